@@ -1,4 +1,4 @@
-/* The ranks, joined by MPI. */
+/* comm.h over MPI. */
 #include "machine/comm.h"
 
 #include <limits.h>
@@ -11,22 +11,22 @@
 #include "core/timer.h"
 #include "launcher.h"
 
-#define NAP_US_MAX 1000 /* the longest that a waiting rank sleeps at a time */
-#define NOTE_S     1    /* a rank that has waited so long tells rank 0 that it is there */
-#define WARN_S     30 /* rank 0 then names the ranks that are not; each further warning comes twice as late */
-#define GRACE_S    5  /* rank 0 reports first, as it knows more */
+#define NAP_US_MAX 1000 /* the longest sleep of a waiting rank between two polls */
+#define NOTE_S     1    /* after this time a waiting rank sends rank 0 a note that it is there */
+#define WARN_S     30   /* after this time rank 0 names the missing ranks; the interval doubles each time */
+#define GRACE_S    5    /* other ranks wait this much longer, because rank 0's report has more detail */
 #define NOTE_TAG   1
 
 static double timeout_s; /* 0: none */
 static int rank, size = 1, local_rank, local_size = 1;
-static bool joined, broken; /* broken: an MPI call failed, and who knows what the others wait for */
+static bool joined, broken; /* broken: an MPI call failed, so collective calls of the ranks may not match */
 static MPI_Comm machine = MPI_COMM_NULL;
 
-/* Collective calls are numbered. On rank 0: the latest number that each rank has noted; NULL elsewhere.
- */
-static uint64_t meeting, *noted;
+/* The number of the latest collective call; on rank 0, the latest number in a note from each rank (else
+ * NULL). */
+static uint64_t collective, *noted;
 
-/* Every rank tells of its own failing call: the others may never hear of it. */
+/* Converts an MPI error. Each rank prints its own failing call, because it may not reach the others. */
 static enum status mpi_status(int error, const char *call)
 {
     char text[MPI_MAX_ERROR_STRING] = "";
@@ -43,7 +43,7 @@ static enum status mpi_status(int error, const char *call)
 
 /* ---- Waiting ---- */
 
-/* On rank 0: receives what waiting ranks have sent. */
+/* On rank 0: receives the notes of waiting ranks. */
 static int take_notes(void)
 {
     int error = MPI_SUCCESS, found = rank == 0 && noted;
@@ -60,35 +60,35 @@ static int take_notes(void)
     return error;
 }
 
-/* "rank 3", "ranks 3, 5 and 6 more": those that have not noted this meeting. */
+/* Writes the ranks that have not sent a note for this collective call: "rank 3", "ranks 3, 5 and 6 more". */
 static void name_missing(char *text, size_t bytes)
 {
     int missing = 0, shown = 0;
     for (int i = 1; i < size; i++)
-        missing += noted[i] != meeting;
+        missing += noted[i] != collective;
     size_t used = (size_t)snprintf(text, bytes, missing == 1 ? "rank" : "ranks");
     for (int i = 1; i < size && shown < 8; i++)
-        if (noted[i] != meeting)
+        if (noted[i] != collective)
             used += (size_t)snprintf(text + used, bytes - used, "%s %d", shown++ ? "," : "", i);
     if (missing > shown)
         snprintf(text + used, bytes - used, " and %d more", missing - shown);
 }
 
-/* One wait for all ranks. */
+/* The state of waiting in one collective call. */
 struct wait {
-    double begin_s, warn_s; /* warn_s: when the next warning is due, from the beginning */
+    double begin_s, warn_s; /* warn_s: seconds from begin_s to the next warning */
     bool noted;
 };
 
-/* Once in a while during a wait: tells rank 0 that this rank is there; on rank 0 names those that are not.
- * After the timeout no rank can go on. */
+/* Called repeatedly during a wait: sends the note to rank 0; on rank 0, warns about missing ranks. After the
+ * timeout, fails and marks the communication as broken. */
 static enum status look_around(struct wait *wait)
 {
     char names[128] = "rank 0";
     double waited_s = timer_now_s() - wait->begin_s;
     if (waited_s >= NOTE_S && rank > 0 && !wait->noted) {
         wait->noted = true;
-        MPI_TRY(MPI_Send(&meeting, 1, MPI_UINT64_T, 0, NOTE_TAG, MPI_COMM_WORLD));
+        MPI_TRY(MPI_Send(&collective, 1, MPI_UINT64_T, 0, NOTE_TAG, MPI_COMM_WORLD));
     }
     bool over = timeout_s > 0 && waited_s >= timeout_s + (rank > 0 ? GRACE_S : 0);
     bool warns = rank == 0 && waited_s >= wait->warn_s;
@@ -107,17 +107,18 @@ static enum status look_around(struct wait *wait)
     if (rank > 0)
         status_warn_own("gave up waiting for rank 0 after %.0f s", waited_s);
     return status_set(STATUS_FAILED,
-                      "gave up waiting for %s after %.0f s; look what keeps it, or wait longer with "
+                      "gave up waiting for %s after %.0f s; find out what delays it, or wait longer with "
                       "--rank-timeout",
                       names, waited_s);
 }
 
-/* Completes a collective call. Asleep, the core is free for ranks that time their runs. */
+/* Waits for a collective call to complete. With `asleep` it sleeps between polls, which leaves the core free
+ * for ranks that time their runs. */
 static enum status wait_for(MPI_Request *request, bool asleep)
 {
     struct wait wait = {.begin_s = timer_now_s(), .warn_s = WARN_S};
     useconds_t nap_us = 1;
-    meeting++;
+    collective++;
     for (;;) {
         int done;
         MPI_TRY(MPI_Test(request, &done, MPI_STATUS_IGNORE));
@@ -147,8 +148,8 @@ static enum status join(void)
     TRY(mpi_status(error, "MPI_Init_thread"));
     joined = true;
     if (thread_level < MPI_THREAD_FUNNELED)
-        return status_set(STATUS_UNAVAILABLE, "this MPI cannot live with threads; use one that was built for "
-                                              "MPI_THREAD_FUNNELED");
+        return status_set(STATUS_UNAVAILABLE, "this MPI does not support threads; use one that was built "
+                                              "with MPI_THREAD_FUNNELED");
     MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
     MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
     MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &size));
@@ -166,7 +167,7 @@ enum status comm_open(void)
     if (!launcher_find(&launcher) || launcher.ranks == 1)
         return STATUS_OK;
     TRY(join());
-    /* A launcher that this MPI cannot talk to starts as many runs of one rank. */
+    /* With a launcher that this MPI does not support, each process is a separate run of one rank. */
     if (launcher.ranks > 1 && launcher.ranks != size)
         return status_set(
             STATUS_UNAVAILABLE,
@@ -222,12 +223,12 @@ int comm_local_size(void)
 
 /* ---- Agreeing ---- */
 
-/* How bad a status is, and the lowest rank that has it, as MPI_2INT. */
+/* The severity of a status, and the lowest rank that has it; the layout of MPI_2INT. */
 struct verdict {
     int severity, rank;
 };
 
-/* Makes the status and message of one rank those of all. */
+/* Broadcasts the status and message of the rank with the worst status. */
 static enum status share_failure(enum status mine, const struct verdict *worst)
 {
     struct {
@@ -247,7 +248,7 @@ static enum status share_failure(enum status mine, const struct verdict *worst)
 
 enum status comm_agree(enum status status)
 {
-    if (size == 1 || broken) /* no call would meet its like on the other ranks: comm_close() ends them */
+    if (size == 1 || broken) /* if broken, collective calls would not match; comm_close() aborts all ranks */
         return broken ? STATUS_FAILED : status;
     struct verdict mine = {status_severity(status), rank}, worst;
     MPI_Request request;
@@ -272,8 +273,8 @@ enum status comm_vote(enum status status, double *values, size_t count)
 
 /* ---- Data ---- */
 
-/* Whether a message of so many values can be sent. MPI counts in int; after a failed call no other would meet
- * its counterpart on the other ranks. */
+/* Checks that a message of `count` values can be sent: MPI counts in int, and after a failed call collective
+ * calls of the ranks no longer match. */
 static enum status check_message(size_t count)
 {
     if (broken)
@@ -334,5 +335,5 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all)
     }
     TRY(check_message(bytes));
     MPI_TRY(MPI_Iallgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, machine, &request));
-    return wait_for(&request, true); /* on a machine of one rank too: all ranks number their calls alike */
+    return wait_for(&request, true); /* also with one rank per machine: all ranks must count the same calls */
 }

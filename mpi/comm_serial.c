@@ -1,4 +1,4 @@
-/* One rank: what the program links without MPI. */
+/* comm.h for one rank, in builds without MPI. */
 #include "machine/comm.h"
 
 #include <string.h>

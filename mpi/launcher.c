@@ -8,16 +8,17 @@
 
 static const struct {
     const char *ranks, *rank;
-    long least; /* fewer ranks are no launch */
+    long least; /* with fewer ranks, the variable does not mean a launch */
 } launchers[] = {
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", 1}, /* Open MPI */
     {"MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", 1},   /* MVAPICH */
     {"PMI_SIZE", "PMI_RANK", 1},                         /* MPICH, Intel MPI, srun --mpi=pmi2 */
-    /* srun, which also starts shells, one a terminal. A batch script has SLURM_NTASKS, but starts one. */
+    /* srun; a single task may be an interactive shell. SLURM_NTASKS is not used: a batch script has it but is
+     * one process. */
     {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", 2},
 };
 
-/* A whole number that is not negative, or -1. */
+/* Returns the non-negative integer in an environment variable, or -1. */
 static long number_in(const char *variable)
 {
     const char *text = getenv(variable);
@@ -37,7 +38,7 @@ bool launcher_find(struct launcher *launcher)
         *launcher = (struct launcher){launchers[i].ranks, ranks, rank < 0 ? 0 : rank};
         return true;
     }
-    /* PMIx tells its processes their rank alone. */
+    /* PMIx tells its processes their rank but not the number of ranks. */
     long rank = number_in("PMIX_RANK");
     *launcher = (struct launcher){rank >= 0 ? "PMIX_RANK" : NULL, 0, rank >= 0 ? rank : 0};
     return rank >= 0;

@@ -1,31 +1,33 @@
-/* What a launcher (mpirun, srun) leaves in the environment of the processes that it starts. Known without
- * MPI, and before it begins. */
+/* Environment variables that a launcher (mpirun, srun) sets for the processes it starts. They can be read
+ * without MPI and before MPI_Init(). */
 #ifndef FDSL_MPI_LAUNCHER_H
 #define FDSL_MPI_LAUNCHER_H
 
 #include <stdbool.h>
 
 struct launcher {
-    const char *variable; /* where the number of ranks, or this one's, was found */
-    long ranks;           /* 0: not told */
+    const char *variable; /* the variable that gave the number of ranks, or this rank; NULL: none */
+    long ranks;           /* 0: unknown */
     long rank;
 };
 
-/* Whether a launcher started this process, as one rank of `launcher->ranks`. */
+/* Returns whether a launcher started this process, and fills `launcher`. */
 bool launcher_find(struct launcher *launcher);
 
-/* The rank that the launcher gave; 0 without one. */
+/* Returns the rank that the launcher assigned; 0 without a launcher. */
 int launcher_rank(void);
 
-/* Starts a thread that watches while this process waits for the other ranks to start. It warns after 30 s,
- * and after `limit_s` (0: 300 s) it ends the process with exit status 1: a rank that has ended early, or that
- * is another program, never starts MPI. Both messages name the first missing rank where all ranks run on this
- * machine. Returns NULL where no thread can be made: then there is no watch. */
+/* Starts a thread that watches over MPI_Init(), which blocks until all ranks start. A rank that has ended
+ * early, or that is another program, never does. The thread warns after 30 s; after `limit_s` (0: 300 s) it
+ * ends the process with exit status 1. If all ranks run on this machine, both messages name the first missing
+ * rank. Returns NULL if no thread can be started. */
 struct launcher_watch *launcher_watch_begin(double limit_s);
+
+/* Stops the thread and frees the watch; NULL is allowed. */
 void launcher_watch_end(struct launcher_watch *watch);
 
-/* To be called before a process ends with a failure. A launcher ends all ranks when the first one fails: the
- * others wait a second, so that rank 0 can say why. */
+/* Sleeps one second on all ranks but 0. Call before a process exits with a failure: a launcher ends all ranks
+ * when the first one fails, and rank 0 must have time to print the reason. */
 void launcher_leave_word_to_rank_0(void);
 
 #endif

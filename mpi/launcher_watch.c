@@ -1,4 +1,4 @@
-/* A thread that looks on while MPI waits for the other ranks to start, which no call of MPI would end. */
+/* A thread that limits how long MPI_Init() waits for the other ranks to start; MPI has no such timeout. */
 #include <dirent.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ struct launcher_watch {
     double limit_s;
 };
 
-/* The value of a variable of another process, from its environment; -1 where there is none. */
+/* Returns the number in an environment variable of another process; -1 if it is not set. */
 static long variable_of(const char *pid, const char *name)
 {
     char path[300], *entry = NULL;
@@ -51,8 +51,8 @@ static long parent_of(const char *pid)
     return parent;
 }
 
-/* Marks the ranks that the launcher, our parent, has running on this machine. Open MPI alone tells whether
- * these are all. */
+/* Marks the ranks that the launcher, our parent, is running on this machine. Returns false unless all ranks
+ * run on this machine, which only Open MPI reports. */
 static bool find_running(long ranks, bool *running)
 {
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
@@ -70,7 +70,7 @@ static bool find_running(long ranks, bool *running)
     return true;
 }
 
-/* "rank 1", the first that is missing, or "another rank" where that is not known. */
+/* Writes the first missing rank, as in "rank 1", or "another rank" if it is unknown. */
 static void name_missing(char *text, size_t bytes)
 {
     struct launcher launcher;
@@ -85,7 +85,7 @@ static void name_missing(char *text, size_t bytes)
     free(running);
 }
 
-/* Returns whether the watch was ended before `wait_s` seconds had gone by. */
+/* Waits at most `wait_s` seconds. Returns whether the watch was ended in that time. */
 static bool ends_within(struct launcher_watch *watch, double wait_s)
 {
     struct timespec until;
@@ -121,7 +121,7 @@ static void *look_on(void *argument)
         "gave up waiting for %s to start MPI after %g s; give all ranks the same program and options, "
         "or wait longer with --rank-timeout",
         name, watch->limit_s);
-    _exit(STATUS_FAILED); /* MPI_Init() itself never returns; nothing else has begun */
+    _exit(STATUS_FAILED); /* MPI_Init() never returns, and no other work has started */
 }
 
 struct launcher_watch *launcher_watch_begin(double limit_s)

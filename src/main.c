@@ -17,7 +17,7 @@
 #define FDSL_VERSION "unknown"
 #endif
 
-/* What needs neither a variant nor other ranks. */
+/* Prints --help, --version, --list or --env, which need neither a variant nor other ranks. */
 static enum status inform(struct settings *settings)
 {
     if (settings->help) {
@@ -42,8 +42,8 @@ static enum status dispatch(struct settings *settings, enum status read, const s
     return settings->prepare ? prepare_run(config, settings_has_option) : runner_run(settings);
 }
 
-/* Says what went wrong, before the ranks part: the launcher ends them all when the first one fails. A rank
- * that could not join lets rank 0 speak first, which may have the same to say. */
+/* Prints the error before comm_close(), because the launcher ends all ranks when the first one fails. A rank
+ * that could not join lets rank 0 print first: rank 0 may have the same error. */
 static enum status conclude(enum status status)
 {
     if (status != STATUS_OK && comm_size() == 1)
@@ -61,7 +61,7 @@ int main(int argc, char *argv[])
 {
     struct settings settings = {0};
     struct config config = {0};
-    signal(SIGXFSZ, SIG_IGN); /* a file-size limit is an error of write(), which is reported */
+    signal(SIGXFSZ, SIG_IGN); /* then write() fails at a file-size limit, and the error is reported */
     file_remove_on_signals();
     struct launcher launcher;
     if (launcher_find(&launcher))

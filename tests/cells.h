@@ -1,4 +1,4 @@
-/* Cells of CSV, for suites that run the program. */
+/* Access to CSV cells, for suites that run the program. */
 #ifndef FDSL_TESTS_CELLS_H
 #define FDSL_TESTS_CELLS_H
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What can be built here, in the order of a run. */
+/* The variants in this build, in the order of a run. */
 #ifdef _OPENMP
 #define VARIANTS      "naive,omp"
 #define VARIANT_COUNT 2
@@ -17,7 +17,7 @@
 #define VARIANT_COUNT 1
 #endif
 
-/* How often the words stand in the text. */
+/* Counts the occurrences of the words in the text. */
 static inline size_t count_of(const char *text, const char *words)
 {
     size_t count = 0;
@@ -26,8 +26,8 @@ static inline size_t count_of(const char *text, const char *words)
     return count;
 }
 
-/* The text of a cell of CSV: `row` 0 is the header. Lines of stderr among the rows are skipped: a busy
- * machine has warnings. Static; the next call overwrites it. */
+/* Returns the text of a CSV cell; `row` 0 is the header. Skips lines of stderr between the rows, because a
+ * busy machine causes warnings. Static; the next call overwrites it. */
 static inline const char *cell(const char *csv, size_t row, size_t column)
 {
     static char text[4096];
@@ -52,7 +52,7 @@ static inline const char *cell(const char *csv, size_t row, size_t column)
     return text;
 }
 
-/* The cell of that row, 1 being the first after the header, in the column of that name. */
+/* Returns a cell by row (1: the first after the header) and column name. */
 static inline const char *value(const char *csv, size_t row, const char *column)
 {
     for (size_t c = 0; c < 200; c++)
@@ -62,7 +62,7 @@ static inline const char *value(const char *csv, size_t row, const char *column)
     return "";
 }
 
-/* The same as a number. */
+/* Returns a cell as a number. */
 static inline double number(const char *csv, size_t row, const char *column)
 {
     char *end;

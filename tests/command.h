@@ -1,4 +1,4 @@
-/* Shell commands from tests: what the latest one said, and how it ended. */
+/* Runs shell commands in tests and keeps the output and exit status of the latest one. */
 #ifndef FDSL_TESTS_COMMAND_H
 #define FDSL_TESTS_COMMAND_H
 
@@ -11,9 +11,9 @@
 #include <sys/wait.h>
 
 static char out[1 << 18]; /* stdout and stderr */
-static int status;        /* 128 + the signal where one ended it */
+static int status;        /* 128 + the signal if a signal ended it */
 
-/* Runs a shell command where the test is. Returns `status`. */
+/* Runs a shell command in the current folder. Returns `status`. */
 static inline int shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static inline int shell(const char *format, ...)
 {
@@ -32,20 +32,20 @@ static inline int shell(const char *format, ...)
     return status;
 }
 
-/* Whether the latest command said so. */
+/* Whether the output of the latest command contains the words. */
 static inline bool says(const char *words)
 {
     return strstr(out, words) != NULL;
 }
 
-/* The latest command ended so, and said so. */
+/* Expects this exit status, and these words in the output, of the latest command. */
 static inline void expect(int wanted, const char *words)
 {
     cr_expect(status == wanted, "exit %d, not %d: %s", status, wanted, out);
     cr_expect(says(words), "'%s' is not in: %s", words, out);
 }
 
-/* And said nothing but the line that holds these words. */
+/* Expects this exit status, and a single line of output that contains these words. */
 static inline void expect_line(int wanted, const char *words)
 {
     expect(wanted, words);

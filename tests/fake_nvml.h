@@ -1,4 +1,4 @@
-/* A library with NVML's interface and one GPU, at 0000:17:00.0, for tests without one. */
+/* A fake NVML library with one GPU, at 0000:17:00.0, for tests without a GPU. */
 #ifndef FDSL_TESTS_FAKE_NVML_H
 #define FDSL_TESTS_FAKE_NVML_H
 
@@ -7,10 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Defined at its build: OLD leaves out what older drivers lack, BROKEN fails to start, BARE has only what the
- * program cannot do without, MUTE refuses every reading, BUSY computes for 2 ms per reading of the
- * utilisation, SLOW waits for 30 ms, and UNSTEADY has another SM clock at every third reading. The GPU draws
- * 250 W. GENERATION is that of its PCIe link (5). */
+/* Macros for its build: OLD omits functions that older drivers lack, BROKEN fails to initialize, BARE has
+ * only the required functions, MUTE refuses all readings, BUSY computes for 2 ms per reading of the
+ * utilisation, SLOW waits for 30 ms, and UNSTEADY has a different SM clock at every third reading. The GPU
+ * draws 250 W. GENERATION is the generation of its PCIe link (5). */
 static const char fake_nvml[] =
     "#include <stdio.h>\n"
     "#include <string.h>\n"
@@ -100,8 +100,8 @@ static const char fake_nvml[] =
     "    *bits = 0x24; return 0; }\n"
     "#endif\n";
 
-/* Compiles the library in that folder and loads it, so that asking for one of its name finds it, even beside
- * a real one. */
+/* Compiles the library in a folder and loads it, so that dlopen() of its name finds it even if a real one is
+ * installed. */
 static inline void load_fake_nvml(const char *folder, const char *flags)
 {
     char path[256], command[512];

@@ -1,4 +1,4 @@
-/* What the suites of ranks share: the program under mpirun, in a folder of the test's own. */
+/* Helpers of the MPI test suites: runs the program under mpirun, each test in its own folder. */
 #ifndef FDSL_TESTS_MPIRUN_H
 #define FDSL_TESTS_MPIRUN_H
 
@@ -22,7 +22,7 @@
 #include "core/timer.h"
 #include "folder.h"
 
-/* Images that take microseconds, and three samples of them whatever they say. */
+/* Options for images that take microseconds, and exactly three samples. */
 #define TINY                                                                                           \
     "--variant " VARIANTS " --res 32 --vertices 20 --orbits 4 --radius 3 --warmups 1 --warmup-time 0 " \
     "--min-samples 3 --min-time 0 --max-time 0 "
@@ -37,7 +37,7 @@ static char out[TEXT_MAX], err[TEXT_MAX];
 
 /* ---- Running ---- */
 
-/* A whole file, or nothing where there is none; `text` has room for TEXT_MAX. */
+/* Reads a whole file, or "" if it does not exist; `text` has TEXT_MAX bytes. */
 static inline void read_text(const char *path, char *text)
 {
     FILE *file = fopen(path, "r");
@@ -47,7 +47,7 @@ static inline void read_text(const char *path, char *text)
         fclose(file);
 }
 
-/* Runs a shell command. "PROGRAM" in it stands for the program, $PROGRAM. */
+/* Runs a shell command, in which "PROGRAM" stands for $PROGRAM, the program under test. */
 static inline void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static inline void shell(const char *format, ...)
 {
@@ -65,7 +65,7 @@ static inline void shell(const char *format, ...)
     read_text("stderr.txt", err);
 }
 
-/* Runs the program on that many ranks, or without mpirun for 0. */
+/* Runs the program on `ranks` ranks; 0: without mpirun. */
 static inline void run(int ranks, const char *arguments)
 {
     char line[8192];
@@ -83,8 +83,8 @@ static inline void run_well(int ranks, const char *arguments)
     cr_assert(status == 0, "%d ranks, %s: exit %d: %s", ranks, arguments, status, err);
 }
 
-/* Every test has a folder of its own, and a launcher of its own. What is set makes mpirun start anywhere: as
- * root, with more ranks than cores, and without looking for networks. */
+/* Each test has its own folder and launcher. The variables let mpirun start everywhere: as root, with more
+ * ranks than cores, and without probing networks. */
 static inline void start(void)
 {
     static const char *const foreign[] = {"OMPI_COMM_WORLD_SIZE",
@@ -115,7 +115,8 @@ static inline void start(void)
     for (size_t i = 0; i < COUNT_OF(own); i++)
         setenv(own[i][0], own[i][1], 1);
     setenv("PROGRAM", program, 1);
-    /* MPI's parts leave memory behind and are gone when that is reported, so it cannot be told by name. */
+    /* MPI's plugins leak memory and are unloaded when leaks are reported, so their names cannot be
+     * suppressed. */
     setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
     enter_folder(folder);
 }
@@ -125,9 +126,9 @@ static inline void stop(void)
     leave_folder(folder);
 }
 
-/* ---- Ranks that go on by themselves ---- */
+/* ---- Ranks in the background ---- */
 
-/* The process ids of the children of a process that run our program; at most 8. */
+/* Finds the process ids of at most 8 children of a process that run our program. */
 static inline int children_of(pid_t parent, pid_t *children)
 {
     int count = 0;
@@ -154,9 +155,9 @@ static inline void nap(void)
     nanosleep(&(struct timespec){0, 20000000}, NULL);
 }
 
-/* A library that is loaded before MPI. Rank HELD_RANK stops at its third vote, which ends its third timed
- * run, until there is a file "go"; the file "held" then holds its process id. A rank that sleeps while it
- * waits in a vote makes the file "slept"; one that sends more than ten messages, "noisy". */
+/* A library that is preloaded before MPI. Rank HELD_RANK stops at its third vote, after its third timed run,
+ * writes its process id to the file "held", and waits for the file "go". A rank that sleeps while waiting in
+ * a vote creates the file "slept"; a rank that sends more than ten messages creates "noisy". */
 static const char vote_holder[] =
     "#include <fcntl.h>\n"
     "#include <mpi.h>\n"
@@ -197,8 +198,8 @@ static const char vote_holder[] =
     "    return nanosleep(&(struct timespec){us / 1000000, us % 1000000 * 1000L}, NULL);\n"
     "}\n";
 
-/* Starts mpirun on its own, its output in files. `held_rank` is held while it is
- * being timed. The shell replaces $PROGRAM. */
+/* Starts mpirun in the background with its output in files. `held_rank` is held while it is being timed. The
+ * shell replaces $PROGRAM. */
 static inline pid_t start_ranks(int held_rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static inline pid_t start_ranks(int held_rank, const char *format, ...)
 {
@@ -225,7 +226,7 @@ static inline pid_t start_ranks(int held_rank, const char *format, ...)
     return pid;
 }
 
-/* Waits until the rank is held; its process id. */
+/* Waits until the rank is held. Returns its process id. */
 static inline pid_t wait_until_held(void)
 {
     static char text[TEXT_MAX];
@@ -244,7 +245,7 @@ static inline void let_go(void)
     cr_assert(system("touch go") == 0);
 }
 
-/* Waits at most so long for a process to end. */
+/* Waits at most `limit_s` seconds for a process to end. Returns whether it did. */
 static inline bool ends_within(pid_t pid, double limit_s, int *ended)
 {
     for (double begin_s = timer_now_s(); timer_now_s() - begin_s < limit_s; nap())

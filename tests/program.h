@@ -1,7 +1,7 @@
-/* Running the program from outside: its exit status, what stdout and stderr hold, a folder for each test.
+/* Runs the program and captures its exit status, stdout and stderr. Each test has its own folder.
  *
- * FDSL_BENCH names the program; the default is ./fdsl-bench. Nothing here needs a GPU, and nothing depends on
- * how fast the machine is. */
+ * FDSL_BENCH names the program; the default is ./fdsl-bench. Nothing here needs a GPU or depends on the speed
+ * of the machine. */
 #ifndef FDSL_TESTS_PROGRAM_H
 #define FDSL_TESTS_PROGRAM_H
 
@@ -27,13 +27,13 @@
 #include "core/workload.h"
 #include "folder.h"
 
-/* Images that take microseconds, and three samples of them whatever they say. */
+/* Options for images that take microseconds, and exactly three samples. */
 #define QUICK       "--res 32 --batch 2 --warmups 1 --warmup-time 0 --min-samples 3 --min-time 0 --max-time 0"
 #define TINY        QUICK " --vertices 20 --orbits 4 --radius 3"
 #define NAIVE       "--variant naive " TINY
 #define NAIVE_MIXED "--variant naive " QUICK
 
-/* The documented order of the columns: scripts depend on it. */
+/* The documented order of the columns, which scripts depend on. */
 static const char header[] =
     "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,scaling,"
     "ranks_per_device,"
@@ -57,15 +57,15 @@ enum { TEXT_MAX = 1 << 20, ARGUMENTS_MAX = 128 };
 
 static char program[PATH_MAX];
 
-/* How the next runs are started. */
+/* Settings for the next runs. */
 static struct {
     bool terminal_out, terminal_err;
-    const char *out_to;     /* a path instead of our pipe; NULL: none */
+    const char *out_to;     /* redirect stdout to this path; NULL: capture it */
     rlim_t file_bytes_max;  /* RLIMIT_FSIZE; 0: none */
     rlim_t stack_bytes_max; /* RLIMIT_STACK; 0: none */
 } how;
 
-/* What the latest run did. `status` is 128 + the signal where one ended it. */
+/* The result of the latest run. `status` is 128 + the signal if a signal ended it. */
 static int status;
 static char out[TEXT_MAX], err[TEXT_MAX];
 
@@ -86,7 +86,7 @@ static inline void open_channel(bool terminal, int *ours, int *theirs)
     cr_assert(*theirs >= 0);
 }
 
-/* Reads both channels to their ends, whichever has something. */
+/* Reads stdout and stderr concurrently until both end. */
 static inline void drain(int out_fd, int err_fd)
 {
     struct pollfd channels[2] = {{out_fd, POLLIN, 0}, {err_fd, POLLIN, 0}};
@@ -98,7 +98,7 @@ static inline void drain(int out_fd, int err_fd)
             if (channels[i].fd < 0 || !channels[i].revents)
                 continue;
             ssize_t got = read(channels[i].fd, texts[i] + used[i], TEXT_MAX - 1 - used[i]);
-            if (got <= 0) { /* a terminal whose other end is closed fails with EIO */
+            if (got <= 0) { /* end of file; EIO from a terminal whose other end is closed */
                 close(channels[i].fd);
                 channels[i].fd = -1;
             } else
@@ -111,7 +111,7 @@ static inline void drain(int out_fd, int err_fd)
 static inline void start_program(char *const argv[], int out_fd, int err_fd)
 {
     int in_fd = open("/dev/null", O_RDONLY);
-    signal(SIGINT, SIG_DFL); /* ignored in what a shell has put into the background */
+    signal(SIGINT, SIG_DFL); /* shells ignore SIGINT in background processes */
     signal(SIGHUP, SIG_DFL);
     if (how.out_to)
         out_fd = open(how.out_to, O_WRONLY);
@@ -147,7 +147,7 @@ static inline void run_vector(char *const argv[])
     status = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
 }
 
-/* Runs the program with these arguments, which blanks part. */
+/* Runs the program with these arguments, separated by blanks. */
 static inline void run(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static inline void run(const char *format, ...)
 {
@@ -182,7 +182,7 @@ static inline void put(const char *path, const char *text)
     cr_assert(fputs(text, file) >= 0 && fclose(file) == 0);
 }
 
-/* A whole file; the caller frees it. */
+/* Reads a whole file. The caller frees it. */
 static inline char *get(const char *path, size_t *bytes)
 {
     char *text = calloc(1, TEXT_MAX);
@@ -213,7 +213,7 @@ static inline int count_files(void)
     return count;
 }
 
-/* Every test has a folder of its own, and no launcher, job or taste in colours from outside. */
+/* Each test has its own folder. Removes variables of launchers, jobs and colours from the environment. */
 static inline void start(void)
 {
     static const char *const variables[] = {
@@ -240,7 +240,7 @@ static inline void stop(void)
     leave_folder(folder);
 }
 
-/* A test that is skipped never gets to stop(). */
+/* For skipped tests, which never call stop(). */
 #define SKIP(reason)          \
     do {                      \
         stop();               \
@@ -249,7 +249,8 @@ static inline void stop(void)
 
 /* ---- Texts ---- */
 
-/* One line on stderr that begins with the program's name and holds these words; nothing on stdout. */
+/* Expects one line on stderr that begins with the program's name and contains `words`, and nothing on stdout.
+ */
 static inline void expect_error(int expected, const char *words, const char *arguments)
 {
     cr_expect(status == expected, "%s: exit %d, not %d: %s", arguments, status, expected, err);
@@ -260,7 +261,7 @@ static inline void expect_error(int expected, const char *words, const char *arg
               err);
 }
 
-/* Runs a Python script with a file as its argument; fails with what it says. */
+/* Runs a Python script with a file as its argument; on failure, shows its output. */
 static inline void check_with_python(const char *script, const char *path)
 {
     char *argv[] = {"python3", "-c", (char *)script, (char *)path, (char *)header, NULL};
@@ -274,7 +275,8 @@ struct refusal {
     const char *arguments, *words;
 };
 
-/* Each of these ends with exit status 2 and one line, and leaves no file behind. */
+/* Expects each of these command lines to end with exit status 2 and a one-line error, and to leave no file.
+ */
 static inline void expect_refusals(const struct refusal *refusals, size_t count, const char *before)
 {
     int files = count_files();

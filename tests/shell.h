@@ -1,4 +1,4 @@
-/* Suites that run the program from outside: a folder of their own, and shell commands in it.
+/* Helpers for test suites that run shell commands, in a folder per test.
  *
  * FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef FDSL_TESTS_SHELL_H
@@ -16,11 +16,11 @@
 #include "core/file.h"
 #include "folder.h"
 
-static char folder[] = "/tmp/fdsl-shell-XXXXXX"; /* the test's own */
-static char root[PATH_MAX];                      /* where the tests were started */
+static char folder[] = "/tmp/fdsl-shell-XXXXXX"; /* of the current test */
+static char root[PATH_MAX];                      /* the folder in which the tests were started */
 static char program[PATH_MAX];
 
-/* Runs a shell command in the test's folder, $P being the program; what it says comes into `out`. Returns the
+/* Runs a shell command in the test's folder; $P is the program. Captures its output in `out`. Returns the
  * exit status. */
 __attribute__((format(printf, 1, 2))) static inline int run(const char *format, ...)
 {
@@ -34,7 +34,7 @@ __attribute__((format(printf, 1, 2))) static inline int run(const char *format, 
 
 #define EXPECT(status, ...) cr_assert_eq(run(__VA_ARGS__), status, "%s", out)
 
-/* Writes a file of that name into the test's folder. */
+/* Writes a file into the test's folder. */
 static inline void put(const char *name, const void *bytes, size_t size)
 {
     char path[PATH_MAX];

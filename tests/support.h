@@ -1,4 +1,4 @@
-/* What several suites need: the input of the workload `synth`, and runs of its variants. */
+/* Shared test helpers: the input of the workload `synth`, and runs of its variants. */
 #ifndef FDSL_TESTS_SUPPORT_H
 #define FDSL_TESTS_SUPPORT_H
 
@@ -12,7 +12,7 @@
 #include "core/workload.h"
 #include "synth/input.h"
 
-/* The workload's input as a command line makes it. */
+/* The workload's input for a command line. */
 struct opened {
     const struct workload *workload;
     struct options options;
@@ -51,8 +51,8 @@ static inline void close_synth(struct opened *opened)
     free(opened->line);
 }
 
-/* The finished images of the last of the runs `numbers` (`count` of them) of a variant, in order,
- * and their labels unless that is NULL; the caller frees them. */
+/* Performs the `count` runs `numbers` of a variant. Returns the images of the last run, stored contiguously,
+ * and their labels unless `labels` is NULL. The caller frees both. */
 static inline uint8_t *images_and_labels_of(const struct opened *opened, const char *name, int threads,
                                             const uint64_t *numbers, int count, int64_t **labels)
 {

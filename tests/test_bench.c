@@ -12,7 +12,7 @@ TestSuite(bench, .timeout = 60);
 
 enum { RUNS_MAX = 100000 };
 
-/* What the fake variant does, and what it and the progress callback saw. */
+/* Controls the fake variant, and records the calls to it and to the progress callback. */
 struct script {
     double (*device_s)(uint64_t sample); /* the device time of run `sample`, counted from 0; NULL: none */
     double sleep_s;
@@ -62,7 +62,7 @@ static struct bench bench;
 
 static void measure(struct bench_limits limits)
 {
-    memset(&bench, 0xff, sizeof bench); /* what was there before must not matter */
+    memset(&bench, 0xff, sizeof bench); /* earlier contents must not matter */
     script.begin_s = timer_now_s();
     cr_assert(bench_measure(&fake, &script, &limits, note, &script, &bench, NULL) == STATUS_OK, "%s",
               status_text());
@@ -81,7 +81,7 @@ static double bimodal(uint64_t sample)
     return sample % 2 ? 2e-3 : 1e-3;
 }
 
-/* Restless at first, then 1 ms. */
+/* Noisy times at first, then 1 ms. */
 static double settling(uint64_t sample)
 {
     return sample < 10 ? 1e-3 * (double)(1 + sample) : 1e-3;
@@ -257,7 +257,7 @@ static enum status busy_run(void *state, uint64_t number, struct run_time *time)
     return STATUS_OK;
 }
 
-/* Of sleeping there is no CPU time; of computing there is as much as the machine gives. The warm-up does not
+/* Sleeping runs use no CPU time; computing runs use as much as the machine gives them. The warm-up does not
  * count. */
 Test(bench, cpu_time_and_span_of_the_timed_runs)
 {
@@ -288,7 +288,7 @@ Test(bench, progress_may_be_left_out)
     bench_free(&bench); /* nothing is left to free twice */
 }
 
-/* Three warm-ups, then samples: run 2 fails among those, run 6 among these. */
+/* Three warm-ups, then samples: run 2 fails in the warm-up, run 6 during sampling. */
 Test(bench, a_run_that_fails_ends_it_and_its_message_is_relayed)
 {
     static const uint64_t failing[] = {1, 2, 4, 6};
@@ -304,10 +304,10 @@ Test(bench, a_run_that_fails_ends_it_and_its_message_is_relayed)
     }
 }
 
-/* ---- Together ---- */
+/* ---- Several ranks ---- */
 
-/* Another rank: it is warm after `warm_at` votes and fails at vote `fail_at`; its samples take what
- * `device_s` says, and its clock stands at `elapsed_s`. Statistics that it has are those of this rank. */
+/* A simulated second rank. It is warm after `warm_at` votes and fails at vote `fail_at`. `device_s` gives its
+ * sample times, and `elapsed_s` its elapsed time. Its statistics are those of this rank. */
 static struct {
     uint64_t votes, warm_at, fail_at, samples;
     double (*device_s)(uint64_t sample);
@@ -356,7 +356,7 @@ Test(bench, warms_up_as_long_as_any_rank_wants)
     free_both();
 }
 
-/* Each rank's own median is known at once; that of the slowest of both is not. */
+/* The median of each rank settles at once; the median of the slowest times does not. */
 static double odd_ones(uint64_t sample)
 {
     return sample < 9 && sample % 2 ? 3e-3 : 1e-3;
@@ -402,7 +402,7 @@ Test(bench, the_time_is_over_when_it_is_on_any_rank)
     free_both();
 }
 
-/* Votes: 4 of the warm-up, one a sample; at the 10th a second one, of the look. */
+/* Votes: 4 in the warm-up, one per sample, and a second one at the 10th sample, for the statistics. */
 Test(bench, another_ranks_failure_ends_it_before_the_next_run)
 {
     static const struct {
@@ -421,7 +421,7 @@ Test(bench, another_ranks_failure_ends_it_before_the_next_run)
     }
 }
 
-/* The others must hear of it: the failure is voted on, once. */
+/* The other ranks must learn of the failure: exactly one vote has it. */
 Test(bench, the_others_are_told_of_a_failure)
 {
     const struct bench_limits limits = {.warmups = 3, .min_samples = 10, .max_median_error = 0.01};

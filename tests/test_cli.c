@@ -121,7 +121,7 @@ Test(cli, a_dry_run_knows_of_ranks)
 Test(cli, strong_scaling_of_one_rank_is_warned_of)
 {
     run_well(NAIVE " --scaling strong");
-    cr_expect(strstr(err, "--scaling strong changes nothing with one rank"), "%s", err);
+    cr_expect(strstr(err, "--scaling strong has no effect with one rank"), "%s", err);
     run_well(NAIVE " --scaling weak");
     cr_expect(!strstr(err, "--scaling"), "%s", err);
 }
@@ -206,8 +206,8 @@ Test(cli, refuses_unknown_names_with_the_nearest_one)
         {"--variant naive,naive", "variant 'naive' is asked for twice"},
         {"--variant naive,", "--variant: 'naive,': a name is missing after the last comma"},
         {"--variant naive, omp", "a name is missing after the last comma"},
-        {"--variant all,naive", "--variant: all stands alone"},
-        {"--variant naive,all", "--variant: all stands alone"},
+        {"--variant all,naive", "--variant: 'all' cannot be combined with names"},
+        {"--variant naive,all", "--variant: 'all' cannot be combined with names"},
         {"--variant=", "unknown variant ''"},
         {"--vari nive", "did you mean 'naive'?"},
         {"--variant", "--variant needs a value"},

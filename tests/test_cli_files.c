@@ -21,8 +21,8 @@ Test(cli, refuses_to_write_where_it_cannot)
         {"--out=", "--out: the value is empty"},
         {"--out", "--out needs a value"},
         {"--out /dev/full", "/dev/full is a device or pipe; name a regular file"},
-        {"--out foreign.csv", "foreign.csv holds other columns (column 2 is 'colour', not 'time_utc')"},
-        {"--samples-out foreign.csv", "foreign.csv holds other columns"},
+        {"--out foreign.csv", "foreign.csv has other columns (column 2 is 'colour', not 'time_utc')"},
+        {"--samples-out foreign.csv", "foreign.csv has other columns"},
         {"--out dangling.csv", "dangling.csv is a link to a file that does not exist"},
         {"--write-classes nowhere/c.csv", "its folder does not exist"},
         {"--write-classes /dev/full", "is not a regular file"},
@@ -140,7 +140,7 @@ Test(cli, a_row_that_does_not_fit_leaves_the_file_as_it_was)
     run(NAIVE " --out rows.csv");
     cr_expect(status == 1, "exit %d: %s", status, err);
     cr_expect(strstr(err, "rows.csv: a row could not be written (File too large)"), "%s", err);
-    cr_expect(strstr(err, "the rows before it are whole"), "%s", err);
+    cr_expect(strstr(err, "the rows before it are complete"), "%s", err);
     expect_file("rows.csv", before);
     how.file_bytes_max = 20;
     run(NAIVE " --out new.csv");
@@ -486,12 +486,12 @@ Test(cli, other_files_are_not_overwritten)
     static const struct {
         const char *option, *name, *words;
     } outputs[] = {
-        {"--npy", "a.npy", "a.npy exists and is no NumPy file; name another, or remove it"},
+        {"--npy", "a.npy", "a.npy exists and is not a NumPy file; name another, or remove it"},
         {"--npy", "b.npy", "b.npy exists without b.labels.npy, so another program wrote it"},
-        {"--npy", "c.npy", "c.labels.npy exists and is no NumPy file"},
-        {"--write-classes", "a.csv", "a.csv exists and is no list of classes"},
+        {"--npy", "c.npy", "c.labels.npy exists and is not a NumPy file"},
+        {"--write-classes", "a.csv", "a.csv exists and is not a list of classes"},
 #ifdef HAVE_PNG
-        {"--sheet", "a.png", "a.png exists and is no PNG picture"},
+        {"--sheet", "a.png", "a.png exists and is not a PNG picture"},
         {"--sheet", "b.png", "b.png exists without index.tsv, so another program wrote it"},
 #endif
     };
@@ -518,7 +518,7 @@ Test(cli, other_files_are_not_overwritten)
     cr_assert(remove("a.npy") == 0);
     run("--variant " VARIANTS " " TINY " --npy a.npy");
     cr_expect(status == 1 || status == 2, "%d", status);
-    cr_expect(strstr(err, "naive/a.npy exists and is no NumPy file"), "%s", err);
+    cr_expect(strstr(err, "naive/a.npy exists and is not a NumPy file"), "%s", err);
     expect_file("naive/a.npy", "mine");
 }
 

@@ -213,10 +213,10 @@ Test(cli, loops_are_as_many_as_asked_and_no_more)
 Test(cli, loops_end_for_no_other_reason)
 {
     static const struct refusal refusals[] = {
-        {"--loops 5 --min-samples 5", "--loops takes exactly that many samples, whatever --min-samples says"},
-        {"--loops 5 --min-time 1", "whatever --min-time says; leave one out"},
-        {"--loops 5 --max-time 1", "whatever --max-time says; leave one out"},
-        {"--loops 5 --max-error 5", "whatever --max-error says; leave one out"},
+        {"--loops 5 --min-samples 5", "--loops sets the exact number of samples and ignores --min-samples"},
+        {"--loops 5 --min-time 1", "ignores --min-time; leave one out"},
+        {"--loops 5 --max-time 1", "ignores --max-time; leave one out"},
+        {"--loops 5 --max-error 5", "ignores --max-error; leave one out"},
         {"--loops 0", "--loops: '0' is out of range"},
     };
     expect_refusals(refusals, COUNT_OF(refusals), LOOPED);
@@ -282,13 +282,13 @@ Test(cli, the_monitor_leaves_machine_formats_alone)
 Test(cli, the_monitor_says_when_it_saw_too_little)
 {
     run_well(NAIVE " --monitor watched.csv");
-    cr_expect(strstr(err, "samples of --monitor fell within its timed runs, and 20 make a figure; give it "
-                          "longer with --min-time 10.5, or a shorter period\n"),
+    cr_expect(strstr(err, "samples during the timed runs, and a figure needs 20; sample longer "
+                          "with --min-time 10.5, or a shorter period\n"),
               "%s", err);
     run_well(LOOPED "--loops 1 --monitor watched.csv:10");
-    const char *remedy = strstr(err, "give it longer with --loops ");
+    const char *remedy = strstr(err, "sample longer with --loops ");
     cr_assert(remedy, "%s", err);
-    cr_expect(strtod(remedy + 28, NULL) > 1 && !strstr(remedy, "shorter"), "%s", err);
+    cr_expect(strtod(remedy + 27, NULL) > 1 && !strstr(remedy, "shorter"), "%s", err);
 }
 
 Test(cli, the_monitors_file_may_hold_colons)
@@ -307,7 +307,7 @@ Test(cli, refuses_a_monitor_that_cannot_be)
         {"--monitor :50", "--monitor: name a file before the colon"},
         {"--monitor gone/x", "gone/x: its folder does not exist"},
         {"--monitor .", ". is a folder"},
-        {"--monitor foreign.csv", "foreign.csv holds other columns (column 2 is 'b', not 'time_utc')"},
+        {"--monitor foreign.csv", "foreign.csv has other columns (column 2 is 'b', not 'time_utc')"},
     };
     put("foreign.csv", "schema,b\n");
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE);

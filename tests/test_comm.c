@@ -1,11 +1,11 @@
-/* comm_serial.c, whichever of the two this build links, and what launchers tell. */
+/* comm_serial.c, even if this build links comm_mpi.c, and the environment variables of launchers. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "launcher.h"
 
-/* Under names of their own: the build may hold comm_mpi.c's. */
+/* Renamed, because the build may contain the functions of comm_mpi.c. */
 #define comm_open         serial_open
 #define comm_close        serial_close
 #define comm_set_timeout  serial_set_timeout
@@ -104,7 +104,7 @@ Test(comm_serial, refuses_several_tasks_of_srun)
 
 Test(comm_serial, runs_inside_a_batch_script)
 {
-    expect_start("SLURM_NTASKS", "8"); /* what the job may start, not what was started */
+    expect_start("SLURM_NTASKS", "8"); /* the number of tasks that the job may start, not a launch */
     expect_start("SLURM_PROCID", "0");
 }
 
@@ -132,7 +132,7 @@ Test(launcher, tells_rank_and_ranks)
     cr_expect_str_eq(found.variable, "OMPI_COMM_WORLD_SIZE");
 }
 
-/* mpirun over several machines of a Slurm job starts its ranks below a step of srun's own. */
+/* mpirun on several machines of a Slurm job starts its ranks inside a step of srun. */
 Test(launcher, the_nearest_one_counts)
 {
     setenv("SLURM_STEP_NUM_TASKS", "2", 1);

@@ -1,5 +1,5 @@
-/* What --compute asks for, and batches that are learnt from: what the CPU variants of load hand over, looked
- * at by a consumer of the test's. */
+/* The option --compute, and batches for training steps: a fake consumer checks what the CPU variants of load
+ * pass to it. */
 #include "load_support.h"
 
 #include <math.h>
@@ -88,7 +88,7 @@ Test(compute, the_network_follows_from_the_pictures)
                     "choose another one with train:MODEL, for example train:logreg");
 }
 
-/* ---- A set that is learnt from ---- */
+/* ---- A data set for training steps ---- */
 
 #define SAMPLES 23
 #define SIDE    8
@@ -108,7 +108,7 @@ static void put_label(int sample, int label)
     put("cls", sample, text, (size_t)snprintf(text, sizeof text, "%d\n", label));
 }
 
-/* All values of a picture are the number of the sample. */
+/* All pixels of an image equal the number of the sample. */
 static void put_array(int sample, const char *type, const char *shape, size_t values)
 {
     uint8_t bytes[NPY_HEADER_MAX + 3 * SIDE * SIDE * sizeof(float)];
@@ -165,7 +165,7 @@ struct looking {
     pthread_mutex_t lock;
     enum dtype type;
     bool interleaved;
-    double scale; /* what a value of sample n is times n */
+    double scale; /* the values of sample n are n * scale */
     int seen[SAMPLES], short_batches;
 };
 
@@ -179,7 +179,7 @@ static double value_in(const struct batch *batch, uint32_t j, size_t i)
     return batch->type == DTYPE_U8 ? *at : batch->type == DTYPE_F16 ? half_to_float(half) : single;
 }
 
-/* The middle of a picture, where no shift of one pixel brings zeros; and its label. */
+/* Checks the label and the centre of an image, where a shift by one pixel brings in no zeros. */
 static enum status look(struct consumer *consumer, const struct batch *batch)
 {
     struct looking *self = (struct looking *)consumer;
@@ -247,7 +247,7 @@ Test(compute, augmented_arrays_are_floats)
                   1.0 / 255);
 }
 
-/* A valid array that is no picture: only the first one was looked at before. */
+/* A valid array that is not an image. When the input is opened, only the first sample is checked. */
 Test(compute, an_array_that_is_no_picture_ends_the_run)
 {
     static const struct {
@@ -281,7 +281,7 @@ Test(compute, pictures_come_pixel_by_pixel)
                   1.0 / 255);
 }
 
-/* Only the first picture is looked at before. */
+/* When the input is opened, only the first image is checked. */
 Test(compute, a_picture_of_another_shape_ends_the_run)
 {
     struct job job;
@@ -302,7 +302,7 @@ Test(compute, a_picture_of_another_shape_ends_the_run)
 
 #endif
 
-/* ---- Images that are made ---- */
+/* ---- Generated images ---- */
 
 struct keeping {
     struct consumer consumer;
@@ -358,8 +358,8 @@ Test(compute, labels_of_images_follow_from_their_numbers)
     free(parameters);
 }
 
-/* Ranks that share a batch out make parts of it, which are what their steps are measured on; rank 0 also
- * makes all of it. */
+/* Ranks that divide a batch generate parts of it, and their steps are measured on these parts. Rank 0 also
+ * generates the whole batch. */
 Test(compute, a_task_knows_the_share_of_a_rank)
 {
     static const struct {
@@ -441,11 +441,11 @@ Test(compute, files_as_they_are_are_no_pictures)
 }
 #endif
 
-/* ---- What scripts make of the rows ---- */
+/* ---- Scripts that read the rows ---- */
 
 #define FIXTURES "tests/data/figures"
 
-/* Rows of today, and a step of the trainer's among them: it is of no length that others have. */
+/* Current rows, including one with a real training step, whose duration no other row has. */
 Test(compute, break_even_takes_steps_of_a_given_length_alone)
 {
     static const char newer[] =

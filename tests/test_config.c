@@ -36,7 +36,7 @@ Test(config, what_is_no_option_is_named)
 {
     static const struct {
         const char *text, *words;
-    } cases[] = {{"batch = 2\nres\n", "--config c.ini: line 2 is no option; write \"name = value\""},
+    } cases[] = {{"batch = 2\nres\n", "--config c.ini: line 2 is not an option; write \"name = value\""},
                  {"batch = 2\nrse = 4\n", "unknown option '--rse'; did you mean '--res'?"},
                  {"res = 4\nres = 5\n", "--res is given twice"},
                  {"res = many\n", "--res: 'many' is not a whole number"}};
@@ -65,5 +65,5 @@ Test(config, an_option_given_twice_is_refused)
 Test(config, former_names_work_with_a_warning)
 {
     EXPECT(0, RUN "--variant naive --res 32 --batch 2 --samples s.csv --dry-run");
-    cr_expect(says("fdsl-bench: warning: --samples is called --samples-out now"), "%s", out);
+    cr_expect(says("fdsl-bench: warning: --samples is now called --samples-out"), "%s", out);
 }

@@ -1,5 +1,5 @@
-/* Batches that are consumed: the wrapper around a variant, with a variant, a workload and a consumer made up.
- * Each writes down what it was asked, so that the order of things can be read. */
+/* --compute: the wrapping variant, with a fake variant, workload and consumer. Each fake logs its calls, so
+ * that tests can check their order. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -14,7 +14,7 @@ TestSuite(consumed, .timeout = 60);
 
 static const struct measure steps_columns[] = {COMPUTE_MEASURES, {NULL, COMBINE_FIRST}};
 
-/* ---- The script ---- */
+/* ---- The log ---- */
 
 static char heard[4096];
 
@@ -56,7 +56,7 @@ static enum status fake_ready(void *state, uint64_t number)
 static enum status fake_run(void *state, uint64_t number, struct run_time *time)
 {
     struct fake_state *self = state;
-    time->device_s = 0.5; /* the batch's own, not the run's */
+    time->device_s = 0.5; /* the time of the batch; the run's time includes the step */
     self->latest = number;
     hear("run %d:%d ", self->name, (int)number);
     return fail_at_run ? status_set(fail_at_run, "the run broke") : STATUS_OK;
@@ -87,7 +87,7 @@ struct fake_consumer {
     struct consumer consumer;
     uint64_t taken;
     int events[8];
-    struct consumer_times times; /* what finish() tells */
+    struct consumer_times times; /* the result of finish() */
 };
 
 static enum status hear_renew(struct consumer *consumer)
@@ -203,7 +203,7 @@ static uint64_t latest_of(void *state)
     return number;
 }
 
-/* ---- One batch a run ---- */
+/* ---- One batch per run ---- */
 
 Test(consumed, batches_on_the_device_alternate_between_two_states)
 {
@@ -216,7 +216,7 @@ Test(consumed, batches_on_the_device_alternate_between_two_states)
     run(state, 0);
     expect_heard("ready 2:1 run 2:1 take 1 ready 1:0 run 1:0 take 0 ");
     cr_expect_eq(latest_of(state), 0, "verification looks at the latest run");
-    run(state, 2); /* over the batch of run 1, once its step has ended */
+    run(state, 2); /* overwrites the batch of run 1 after its step has ended */
     expect_heard("ready 2:2 wait 1 run 2:2 take 2 ");
     cr_expect_eq(latest_of(state), 2);
     run(state, 3);
@@ -305,7 +305,7 @@ Test(consumed, a_run_that_fails_hands_nothing_over)
     cr_expect_eq(states_left, 0);
 }
 
-/* ---- Many batches a run ---- */
+/* ---- Many batches per run ---- */
 
 Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
 {
@@ -337,9 +337,9 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     phase_enter(PHASE_MEASURE);
     heard[0] = '\0';
     cr_expect_eq(consumed_end(state, &measures, &wait_share), STATUS_OK);
-    expect_heard(""); /* runs that verify what was timed are consumed too */
+    expect_heard(""); /* the consumer stays attached while timed runs are verified */
     consumed_detach(state);
-    expect_heard("none "); /* further runs, as those that measure copies, are consumed by nobody */
+    expect_heard("none "); /* later runs, such as those that measure copies, have no consumer */
     cr_expect_str_eq(measures_get(&measures, "steps"), "15");
     cr_expect_str_eq(measures_get(&measures, "wait_share"), "0.222222", "0.05 + 0.3 + 0.05 of 2 - 0.2 s: %s",
                      measures_get(&measures, "wait_share"));
@@ -356,8 +356,7 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     cr_expect_null(told);
 }
 
-/* A reader that has read everything before its first batch is there makes the accelerator
- * wait, run by run. */
+/* A reader that reads everything before it delivers its first batch makes the GPU wait in every run. */
 Test(consumed, a_reader_that_reads_all_in_its_first_wait_does_not_hide)
 {
     struct fake_consumer consumer;

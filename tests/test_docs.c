@@ -1,4 +1,4 @@
-/* What the pages say of the program is there, and what is there is on a page. */
+/* The pages describe the program: everything they name exists, and everything that exists is on a page. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static void start(void)
 TestSuite(docs, .init = start, .timeout = 60);
 
 #define PAGES "README.md docs/*.md"
-/* A copy of the pages and the rows that a test may change. */
+/* Copies the pages and the rows, so that a test can change them. */
 #define COPY                                                                                   \
     "rm -rf $D/docs $D/results && mkdir -p $D/results && cp README.md $D && cp -r docs $D && " \
     "cp results/README.md $D/results && cp -r results/reference $D/results && "
@@ -67,7 +67,7 @@ Test(numbers, those_on_the_pages_are_those_of_the_rows)
     cr_expect_eq(status, 0, "scripts/check_numbers.py --fix writes what the rows say: %s", out);
 }
 
-/* What somebody may change, and what is then said. */
+/* Possible edits of the pages, and the resulting messages. */
 static const struct {
     const char *change, *says;
 } changes[] = {

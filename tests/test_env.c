@@ -73,7 +73,7 @@ Test(env, names_the_slurm_job)
     env_capture(&env);
     cr_expect(eq(str, env.job_id, "127"));
 
-    /* Each task of an array has a job id of its own as well, which nobody has seen. */
+    /* Each task of an array also has its own job id, which users do not know. */
     setenv("SLURM_ARRAY_JOB_ID", "123", 1);
     setenv("SLURM_ARRAY_TASK_ID", "4", 1);
     env_capture(&env);
@@ -168,7 +168,7 @@ Test(cgroup, limits_of_the_groups_above_count)
     put("job/step/memory.max", "500000\n");
     put("job/step/memory.current", "450000\n");
     cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job/step"), 50000));
-    put("memory.max", "30000\n"); /* within a container, the root has a limit too */
+    put("memory.max", "30000\n"); /* in a container the root group has a limit, too */
     put("memory.current", "10000\n");
     cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job/step"), 20000));
     cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/"), 20000));
@@ -182,12 +182,12 @@ Test(cgroup, file_cache_is_free)
     put("job/memory.stat", "anon 90000\nfile 900000\ninactive_anon 90000\nactive_anon 0\n"
                            "inactive_file 700000\nactive_file 200000\n");
     cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job"), 910000));
-    put("job/memory.current", "1500000\n"); /* over, after the limit was lowered */
+    put("job/memory.current", "1500000\n"); /* above the limit, which was lowered later */
     put("job/memory.stat", "inactive_file 0\nactive_file 0\n");
     cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job"), 0));
 }
 
-/* Frequency files of a CPU under the folder; a NULL is left out. */
+/* Writes the cpufreq files of a CPU under the folder; no file for NULL. */
 static void put_frequency(int cpu, const char *driver, const char *khz)
 {
     char path[64], command[128];
@@ -372,7 +372,7 @@ Test(nvml, names_a_driver_too_old)
     cr_expect(strstr(status_text(), "nvmlInit_v2") != NULL, "%s", status_text());
 }
 
-/* With a driver, there is no such GPU; without, no library: whichever it is, it is said. */
+/* With a driver there is no such GPU; without one there is no library. The message tells which. */
 Test(nvml, is_unavailable_for_a_gpu_that_cannot_be)
 {
     struct gpu_state state;

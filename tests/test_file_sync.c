@@ -1,5 +1,5 @@
-/* What is told to last does: the order in which files and folders are synced and renamed. These functions of
- * the system are replaced for this program by ones that take notes. */
+/* Durability: the order in which files and folders are synced and renamed. This program replaces the system's
+ * functions with ones that log their calls. */
 #include <criterion/criterion.h>
 
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 #include "core/file.h"
 #include "run/record.h"
 
-/* "F" for a file that was synced, "D" for the test's folder, "d" for another, "R" for a rename. */
+/* The log: "F" a file was synced, "D" the test's folder was, "d" another folder was, "R" a rename. */
 static char notes[64], folder[] = "/tmp/fdsl-sync-XXXXXX";
 
 static void note(char letter)
@@ -59,7 +59,7 @@ static const char *in_folder(const char *name)
     return path;
 }
 
-/* The bytes, the name, and then the folder that holds the name: after a power cut the file is there whole. */
+/* First the bytes, then the name, then the folder with the name: after a power cut the file is complete. */
 Test(file_sync, a_whole_file_lasts)
 {
     cr_assert_eq(file_write_atomic(in_folder("new"), "one", 3), STATUS_OK, "%s", status_text());
@@ -78,7 +78,7 @@ Test(file_sync, files_that_belong_together_are_complete_before_the_first_is_name
     cr_expect_str_eq(notes, "FFRDRD");
 }
 
-/* A row lasts, and the file of the first one. */
+/* A row is synced, and with the first row also the name of the file. */
 Test(file_sync, a_row_and_its_new_file_last)
 {
     struct row row = {0};

@@ -1,5 +1,5 @@
-/* What fuzzing began with and what it found: every file in tests/fuzz/, whole and cut at every byte of its
- * first kilobytes. make fuzz goes on from there. */
+/* The fuzzing corpus: all files in tests/fuzz/, whole and truncated at each byte of their first kilobytes.
+ * make fuzz continues from there. */
 #include <criterion/criterion.h>
 
 #include <dirent.h>
@@ -10,7 +10,7 @@
 
 enum { CUT_MAX = 4096 };
 
-/* Fed from a block of its own size, so that a sanitizer sees a look beyond it. */
+/* Passes the input in a block of exact size, so that a sanitizer detects reads past its end. */
 static void feed_exactly(void (*feed)(const uint8_t *, size_t), const char *bytes, size_t size)
 {
     uint8_t *exact = malloc(size ? size : 1);

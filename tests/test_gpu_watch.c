@@ -1,4 +1,4 @@
-/* What is seen of a GPU while it is timed, through a library that stands in for NVML. */
+/* Watching a GPU during timed runs, with a fake NVML library. */
 #include <criterion/criterion.h>
 
 #include <math.h>

@@ -1,4 +1,5 @@
-/* The reference line: Bresenham's, by hand, against its closed form, and at its ends. */
+/* The reference line: Bresenham's algorithm compared with examples by hand, with its closed form, and at the
+ * end points. */
 #include <criterion/criterion.h>
 
 #include <string.h>
@@ -24,8 +25,8 @@ static int walk(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_
     return count;
 }
 
-/* The line from (0, 0) to (4, 2) passes half-way between pixels at x = 1 and 3, where it steps early; its
- * mirror images in all octants do the same. The end point is painted under `visualatom` alone. */
+/* The line from (0, 0) to (4, 2) passes half-way between two pixels at x = 1 and 3, where it steps early. So
+ * do its mirror images in all octants. Only `visualatom` draws the end point. */
 Test(line, octants_by_hand)
 {
     static const struct pixel shape[] = {{0, 0}, {1, 1}, {2, 1}, {3, 2}, {4, 2}};
@@ -78,7 +79,7 @@ Test(line, points)
     cr_assert(pixels[0].x == 5 && pixels[0].y == -6);
 }
 
-/* One of thousands of lines: ends in -range .. range. */
+/* Checks a random line with end points in -range .. range. */
 static void random_line(uint32_t number, int32_t range, int32_t ends[4])
 {
     struct philox_block block = philox(philox_key(42), number, 0, 0, 0);
@@ -129,7 +130,8 @@ static bool has_tie(int32_t major, int32_t minor)
     return false;
 }
 
-/* Backwards the same pixels come in reverse, but where a line ties: there each way steps early. */
+/* The reversed line has the same pixels in reverse order, except at ties, where each direction steps
+ * early. */
 Test(line, backwards)
 {
     int ties = 0, plain = 0;
@@ -151,7 +153,7 @@ Test(line, backwards)
     cr_assert(ties > 500 && plain > 500, "%d with a tie, %d without", ties, plain);
 }
 
-/* The farthest ends that the contract allows do not overflow. */
+/* The most distant end points allowed do not cause overflow. */
 Test(line, farthest_ends)
 {
     const int32_t far = 1 << 24;

@@ -1,6 +1,5 @@
-/* Files that another process has locked: the program says whom it waits for, gives up in time, and no row
- * that was measured is lost. A shared lock lets the check before the measurement pass and blocks the writing
- * after it. */
+/* Files locked by another process: the program names that process, gives up in time, and loses no measured
+ * row. A shared lock lets the check before the measurement pass but blocks the write after it. */
 #include "program.h"
 
 #include <sys/file.h>
@@ -9,7 +8,7 @@
 
 TestSuite(lock, .init = start, .fini = stop, .timeout = 60);
 
-/* Makes rows.csv with one row, and locks it until the descriptor that this returns is closed. */
+/* Creates rows.csv with one row and locks it. Returns the descriptor; closing it releases the lock. */
 static int locked_rows(int operation)
 {
     run_well(NAIVE " --out rows.csv");
@@ -26,7 +25,7 @@ static size_t rows_in(const char *path)
     return rows;
 }
 
-/* "process N": the test's own number, as the test holds the lock. */
+/* Returns "process N" with the test's own process id, because the test holds the lock. */
 static const char *own_name(void)
 {
     static char name[32];
@@ -39,7 +38,7 @@ Test(lock, is_tried_before_anything_is_measured)
     int fd = locked_rows(LOCK_EX);
     run("--variant naive --loops 1000000000 --out rows.csv --lock-timeout 0.2");
     close(fd);
-    expect_error(1, "rows.csv is locked by ", "--lock-timeout 0.2");
+    expect_error(1, "rows.csv is still locked by ", "--lock-timeout 0.2");
     cr_expect(strstr(err, own_name()) && strstr(err, "--lock-timeout"), "%s", err);
 }
 
@@ -54,7 +53,7 @@ Test(lock, rows_that_cannot_be_written_are_printed)
     cr_expect(rows_in("rows.csv") == 1);
 }
 
-/* Starts the program with rows.csv locked against writing, and returns once it says that it waits. */
+/* Starts the program with rows.csv locked against writing, and returns when it reports that it is waiting. */
 static pid_t start_waiting(char *const argv[])
 {
     int fd = open("err.txt", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);

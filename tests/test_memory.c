@@ -1,10 +1,10 @@
-/* Every allocation of the program fails once, and the program ends with one line that says so. */
+/* Each allocation of the program fails in turn, and the program must end with a one-line error. */
 #include "shell.h"
 
 #include <string.h>
 
-/* Fails call number FAIL_AT of malloc() and its relatives among those that the program itself makes, and
- * leaves the file FAILED behind. Libraries are not tested. */
+/* Makes allocation number FAIL_AT (malloc(), calloc(), ...) fail and creates the file FAILED. Counts only
+ * calls by the program itself, not by libraries. */
 static const char allocator[] =
     "#define _GNU_SOURCE\n"
     "#include <errno.h>\n"
@@ -82,7 +82,7 @@ static void start(void)
 
 TestSuite(memory, .init = start, .fini = shell_tear_down, .timeout = 300);
 
-/* Runs the program as often as it allocates. Whoever can do without the memory may go on. */
+/* Runs the program once per allocation. Code that can do without the memory may continue. */
 static void expect_refusals(const char *arguments)
 {
     bool failed = true;

@@ -1,4 +1,4 @@
-/* The monitor: when it looks, what it sees, and what it writes. The GPU is a made-up one. */
+/* The monitor: its sample times, values and output. The GPU is a fake. */
 #include "run/monitor.h"
 
 #include <criterion/criterion.h>
@@ -63,7 +63,7 @@ static void end_monitor(void)
     cr_assert(monitor_stop(monitor) == STATUS_OK, "%s", status_text());
 }
 
-/* Waits until the present variant has so many samples of its timed phase. */
+/* Waits until the current variant has this many samples of its timed phase. */
 static void wait_for_samples(size_t samples)
 {
     while (monitor_timed_samples(monitor) < samples)
@@ -89,8 +89,8 @@ static void read_rows(void)
     rows--;
 }
 
-/* The cell of that row, 1 being the first after the header, in the column of that name; no cell here but
- * `device` and `throttled` holds a comma, and these are quoted. */
+/* Returns a cell by row (1: the first after the header) and column name. Only cells of `device` and
+ * `throttled` contain commas, and they are quoted. */
 static const char *value(size_t row, const char *column)
 {
     static char cell[256];
@@ -151,7 +151,7 @@ Test(monitor, a_row_says_who_was_watched)
     cr_expect(number(1, "time_s") >= 0);
 }
 
-/* A sample may come late where the machine is busy, but never early, nor two for one time. */
+/* On a busy machine a sample may be late, but never early, and never two for one time. */
 Test(monitor, looks_at_multiples_of_its_period)
 {
     open_monitor(20, "");
@@ -201,7 +201,7 @@ Test(monitor, knows_the_variant_and_its_phase)
     cr_expect_gt(count_phase("", "idle"), 0);
 }
 
-/* What a killed run leaves: everything up to the end of the last variant that it completed. */
+/* A killed run leaves all samples up to the end of the last variant that it completed. */
 Test(monitor, writes_at_the_end_of_each_variant)
 {
     open_monitor(10, "");
@@ -322,8 +322,7 @@ Test(monitor, without_nvml_it_says_so_and_goes_on)
     cr_redirect_stderr();
     watch_gpu(10, "-DBROKEN", 2);
     monitor_free(monitor);
-    expect_warning(
-        "warning: --monitor: the GPU's columns stay empty: no NVML: nvmlInit_v2: Driver Not Loaded");
+    expect_warning("warning: --monitor: the GPU columns stay empty: no NVML: nvmlInit_v2: Driver Not Loaded");
     read_rows();
     cr_expect_str_empty(value(rows, "power_w"));
 }
@@ -343,7 +342,7 @@ Test(monitor, says_when_it_costs_too_much)
     cr_redirect_stderr();
     watch_gpu(10, "-DBUSY", MONITOR_SAMPLES_MIN + 1);
     monitor_free(monitor);
-    expect_warning("% of a core, which the timed runs may feel; give it a longer period than 10 ms");
+    expect_warning("% of a core, which may slow down the timed runs; use a longer period than 10 ms");
 }
 
 Test(monitor, says_when_it_comes_too_late)
@@ -351,7 +350,7 @@ Test(monitor, says_when_it_comes_too_late)
     cr_redirect_stderr();
     watch_gpu(10, "-DSLOW", MONITOR_SAMPLES_MIN + 1);
     monitor_free(monitor);
-    expect_warning("give it a longer period than 10 ms, or quiet the machine");
+    expect_warning("use a longer period than 10 ms, or reduce background load");
 }
 
 /* ---- Failures ---- */
@@ -375,7 +374,7 @@ Test(monitor, a_file_of_other_rows_is_refused_beforehand)
     FILE *file = fopen(path, "w");
     cr_assert(file && fputs("schema,time_utc,variant\n", file) >= 0 && fclose(file) == 0);
     cr_expect_eq(monitor_check(path), STATUS_USAGE);
-    cr_expect(strstr(status_text(), "holds other columns"), "%s", status_text());
+    cr_expect(strstr(status_text(), "has other columns"), "%s", status_text());
     cr_expect(strstr(status_text(), "not 'host'"), "%s", status_text());
 }
 

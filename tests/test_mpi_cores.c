@@ -1,4 +1,4 @@
-/* Ranks under mpirun on a machine's cores: how these are shared out, and which placements are warned of. */
+/* How the cores of a machine are divided among ranks under mpirun, and warnings about placements. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -53,7 +53,7 @@ Test(mpi_cores, each_has_as_many_threads_as_it_got)
     cr_expect(number(out, 4, "threads") == CPU_COUNT(&allowed));
 }
 
-/* The launcher gives each of two ranks a hardware thread, and there are more. */
+/* The launcher gives each of two ranks one hardware thread and leaves others idle. */
 Test(mpi_cores, cores_that_idle_are_warned_of_where_a_variant_would_use_them)
 {
     static const char line[] = "mpirun --bind-to none -n 1 taskset -c %d $PROGRAM " TINY

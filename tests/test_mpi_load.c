@@ -1,6 +1,6 @@
-/* Ranks that read data sets: other data than rank 0's are refused, and a rank that fails while it is timed
- * ends all. Each rank may run in a folder of its own, so that one command names another data set on each.
- * Skipped where the build has no MPI or mpirun is not there. */
+/* Ranks that read data sets: data that differ from rank 0's are refused, and a rank that fails while it is
+ * timed ends all ranks. Each rank can run in its own folder, so that the same command names different data
+ * sets. Skipped if the build has no MPI or mpirun is missing. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -11,7 +11,7 @@ TestSuite(mpi_load, .init = start, .fini = stop, .timeout = 120);
 
 #define READ "--variant %s --data set --cache any --warmups 0 --warmup-time 0 --min-samples 1 "
 
-/* Makes the data set NAME/set. */
+/* Creates the data set NAME/set. */
 static void prepare(const char *name, const char *options)
 {
     shell("mkdir %s && $PROGRAM --prepare %s/set %s", name, name, options);
@@ -20,7 +20,7 @@ static void prepare(const char *name, const char *options)
     cr_assert(status == 0, "%s", err);
 }
 
-/* Runs two ranks, each in its folder. */
+/* Runs two ranks, each in its own folder. */
 static void run_apart(const char *arguments)
 {
     shell("timeout 50 mpirun --bind-to none -n 1 sh -c 'cd one; exec $PROGRAM %s' : "
@@ -78,7 +78,7 @@ Test(mpi_load, ranks_prepare_one_data_set)
     }
 }
 
-/* A file of rank 1's own data set goes, which rank 0 does not see. */
+/* A file disappears from the data set of rank 1; rank 0 cannot notice. */
 Test(mpi_load, a_rank_that_fails_while_it_is_timed_ends_all)
 {
     static const char line[] = READ "--min-time 1 --out ../rows.csv";

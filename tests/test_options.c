@@ -60,13 +60,13 @@ static struct options options = {.tables = {{common_specs, COUNT_OF(common_specs
                                             {workload_specs, COUNT_OF(workload_specs), &values}},
                                  .table_count = 2};
 
-/* Parses "a b c" as a command line, words parted by one blank each: two blanks make an empty word. */
+/* Parses "a b c" as a command line. Single blanks separate words; two blanks make an empty word. */
 static enum status parse(const char *line)
 {
     static char text[1024];
     static char *argv[64];
     int argc = 0;
-    memset(&common, 0xff, sizeof common); /* every default has to be written */
+    memset(&common, 0xff, sizeof common); /* all defaults must be written */
     memset(&values, 0xff, sizeof values);
     snprintf(text, sizeof text, "fdsl-bench %s", line);
     char *rest = *line ? text : strtok(text, " ");
@@ -274,7 +274,7 @@ Test(options, counts_are_exact_at_the_ends, .fini = stop)
     expect_ok("--seed 18446744073709551615");
     cr_expect_eq(values.seed, UINT64_MAX);
     expect_text("seed", "18446744073709551615");
-    expect_ok("--seed=9007199254740993"); /* 2^53 + 1 is no double */
+    expect_ok("--seed=9007199254740993"); /* 2^53 + 1 is not representable as a double */
     cr_expect_eq(values.seed, UINT64_C(9007199254740993));
     expect_ok("--seed 0");
     cr_expect_eq(values.seed, 0);

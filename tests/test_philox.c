@@ -1,4 +1,4 @@
-/* Philox4x32-10, and the streams of an image that are made of it. */
+/* Philox4x32-10, and the random streams of an image. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -16,7 +16,7 @@ static void expect_block(struct philox_block block, uint32_t w0, uint32_t w1, ui
               "%08x %08x %08x %08x", block.word[0], block.word[1], block.word[2], block.word[3]);
 }
 
-/* Random123's published answers. */
+/* Known answers published with Random123. */
 Test(philox, known_answers)
 {
     expect_block(philox(philox_key(0), 0, 0, 0, 0), 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8);
@@ -33,7 +33,7 @@ Test(philox, below_is_a_floor)
         cr_assert_eq(philox_below(0, counts[i]), 0);
         cr_assert_eq(philox_below(UINT32_MAX, counts[i]), counts[i] - 1, "count %u", counts[i]);
     }
-    /* Where a third of 2^32 ends and the next begins. */
+    /* The boundaries between thirds of 2^32. */
     cr_assert_eq(philox_below(1431655765, 3), 0);
     cr_assert_eq(philox_below(1431655766, 3), 1);
     cr_assert_eq(philox_below(2863311530, 3), 1);
@@ -58,7 +58,7 @@ static struct philox_key some_key(void)
     return atom_image_key(0x0123456789abcdef, 7, 0x100000002);
 }
 
-/* Made by an independent implementation: they never change. */
+/* Computed by an independent implementation; must never change. */
 Test(philox, frozen_streams)
 {
     struct philox_key key = some_key();
@@ -76,8 +76,8 @@ Test(philox, frozen_streams)
     cr_assert(centre.x == 342.5f && centre.y == 330.5f);
 }
 
-/* Orbits 2 and 3 share block 1: x and y of the even orbit, then of the odd one. The places are worked out by
- * the independent implementation. */
+/* Orbits 2 and 3 share block 1: x and y of the even orbit, then of the odd one. The expected positions are
+ * from the independent implementation. */
 Test(philox, noise_takes_its_own_words)
 {
     float gradients[NOISE_TABLE_COUNT];
@@ -108,7 +108,7 @@ Test(philox, grays_and_centres_reach_their_ends)
             cr_assert(gray[formula][i], "formula %d never draws gray %d", formula, i);
         cr_assert(edge[formula][0] && edge[formula][1]);
     }
-    /* `uji` rounds, so the two ends have half the width of the rest. */
+    /* `uji` rounds, so the first and last values have half the probability of the others. */
     cr_assert_eq(atom_centre_coordinate(0x80000000u / 32 - 1, FORMULA_UJI, 32), 0);
     cr_assert_eq(atom_centre_coordinate(0x80000000u / 32, FORMULA_UJI, 32), 1);
     cr_assert_eq(atom_centre_coordinate(UINT32_MAX, FORMULA_UJI, 32), 32);
@@ -120,7 +120,7 @@ static int compare_blocks(const void *a, const void *b)
     return memcmp(a, b, sizeof(struct philox_block));
 }
 
-/* No block of one stream of an image is one of another stream, or of its neighbours. */
+/* No two streams of an image, or of neighbouring images, share a block. */
 Test(philox, streams_share_no_block)
 {
     enum { VERTICES = 200, PAIRS = 100, GRAYS = 50, COUNT = VERTICES * PAIRS + GRAYS + 1 };
@@ -140,7 +140,7 @@ Test(philox, streams_share_no_block)
     free(blocks);
 }
 
-/* The words that the image reads at equal indices in different streams agree in half of their bits. */
+/* Words at the same index in different streams agree in half of their bits. */
 Test(philox, streams_are_uncorrelated)
 {
     enum { COUNT = 20000 };

@@ -1,5 +1,4 @@
-/* What profilers see: the ranges that variants open, and what scripts/profile.sh makes of the output of nsys
- * and ncu, which scripts take the place of.
+/* Profiling: the NVTX ranges that variants open, and scripts/profile.sh with fake nsys and ncu.
  *
  * FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #include <criterion/criterion.h>
@@ -13,7 +12,7 @@ TestSuite(profile, .init = shell_set_up, .fini = shell_tear_down, .timeout = 60)
 
 /* ---- Ranges ---- */
 
-/* Builds the recorder; skips the test where NVTX is not in this build, or its header is not found. */
+/* Builds the recorder; skips the test if this build has no NVTX or its header is missing. */
 static void build_recorder(void)
 {
 #ifndef HAVE_NVTX
@@ -28,8 +27,7 @@ static void build_recorder(void)
         cr_skip_test("no compiler, or no NVTX header");
 }
 
-/* Runs the program with the recorder: what it saw is in `out`, a line "count, range around it, range" each.
- */
+/* Runs the program with the recorder, which writes lines "count, enclosing range, range" to `out`. */
 static void record(const char *options)
 {
     EXPECT(0,
@@ -112,7 +110,7 @@ Test(profile, loading_has_its_ranges)
 }
 #endif
 
-/* Names that the code has are on the page, and the other way round. */
+/* The names of ranges in the code and in docs/profiling.md are the same. */
 Test(profile, the_page_lists_all_ranges)
 {
     EXPECT(0,
@@ -124,7 +122,7 @@ Test(profile, the_page_lists_all_ranges)
 
 /* ---- scripts/profile.sh ---- */
 
-/* A tool of that name that goes first on the PATH, of these commands. It notes its arguments. */
+/* Creates a fake tool with these commands, first on the PATH. It logs its arguments. */
 static void put_tool(const char *name, const char *commands)
 {
     EXPECT(0,
@@ -134,7 +132,7 @@ static void put_tool(const char *name, const char *commands)
            folder, name, commands, name);
 }
 
-/* An ncu that runs the program, and writes what was recorded of one. */
+/* A fake ncu that runs the program and prints recorded output of a real ncu. */
 static void put_ncu(void)
 {
     char commands[2 * PATH_MAX];
@@ -171,7 +169,7 @@ Test(profile, ncu_makes_two_tables)
 {
     put_ncu();
     EXPECT(0, PROFILE "--tool ncu --launches 7 " SYNTH " >said", root);
-    /* The kernel of the warm-up is left out. */
+    /* The kernel of the warm-up is omitted. */
     expect_row("kernel", "calls", "total", "median", "share");
     expect_row("fused_paint_kernel", "2", "9 us", "4.5 us", "90.0 %");
     expect_row("fused_vertices_kernel", "1", "1 us", "1 us", "10.0 %");
@@ -199,7 +197,7 @@ Test(profile, nsys_makes_two_tables)
 Test(profile, ncu_takes_over_where_nsys_makes_no_report)
 {
     put_ncu();
-    put_nsys("true"); /* and no report */
+    put_nsys("true"); /* succeeds but writes no report */
     EXPECT(0, PROFILE SYNTH " >said 2>note", root);
     expect_row("painting", "2", "9 us", "4.5 us", "90.0 %");
     EXPECT(0, "cat note");
@@ -215,7 +213,7 @@ Test(profile, a_failing_program_is_told)
     cr_expect(says("unknown option") && says("ncu ended with status 2"), "%s", out);
 }
 
-/* A PATH that has neither; and none of them is elsewhere on the test's machine. */
+/* A PATH without either tool. Skipped if one is installed elsewhere on this machine. */
 Test(profile, what_to_install_is_said)
 {
     if (run("ls -d /opt/nvidia/nsight-*/*/ncu /opt/nvidia/nsight-*/*/bin/nsys /usr/local/cuda/bin/ncu "

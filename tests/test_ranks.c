@@ -1,5 +1,5 @@
-/* What ranks share and add up, as far as it takes no second rank: shares of a batch and of cores, and the row
- * of them all. */
+/* Functions for several ranks that can be tested with one: shares of a batch and of cores, and the row of all
+ * ranks. */
 #include <criterion/criterion.h>
 
 #include "core/partition.h"
@@ -55,14 +55,14 @@ Test(partition, a_large_batch_does_not_overflow)
 
 /* ---- Shares of cores ---- */
 
-/* The set whose first 64 hardware threads are these bits. */
+/* Returns a set with these bits as its first 64 hardware threads. */
 static struct cores_mask mask(unsigned long bits)
 {
     return (struct cores_mask){{bits}};
 }
 
-/* The plan of each of `count` ranks on a machine of `core_count` cores of two threads, number i having i and
- * i + core_count, as Linux numbers them. */
+/* Plans the cores of `count` ranks on a machine with `core_count` cores of two threads each. As on Linux,
+ * core i has the threads i and i + core_count. */
 static void expect_plan(const unsigned long *ranks, int count, int core_count, enum cores_outcome outcome,
                         const unsigned long *expected)
 {
@@ -89,7 +89,7 @@ Test(cores, ranks_that_may_run_anywhere_get_whole_cores_each)
 Test(cores, only_what_some_rank_may_use_is_shared_out)
 {
     expect_plan((const unsigned long[]){0x66, 0x66}, 2, 4, CORES_SPLIT, (const unsigned long[]){0x22, 0x44});
-    /* half a core is one all the same */
+    /* one thread of a core counts as a core */
     expect_plan((const unsigned long[]){0x03, 0x03}, 2, 4, CORES_SPLIT, (const unsigned long[]){0x01, 0x02});
 }
 

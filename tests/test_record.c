@@ -183,7 +183,7 @@ static void expect_refused(const char *content, const char *message)
 
 Test(record, foreign_header_is_refused)
 {
-    expect_refused("name,batch,wrong\nx,y,1\n", "holds other columns (column 2 is 'batch', not 'note')");
+    expect_refused("name,batch,wrong\nx,y,1\n", "has other columns (column 2 is 'batch', not 'note')");
     expect_refused("name,note\nx,y\n", "has fewer columns than these rows");
     expect_refused("name,note,wrong,more\nx,y,1,2\n", "has more columns than these rows");
     expect_refused("name,note,wrongs\n", "(column 3 is 'wrongs', not 'wrong')");
@@ -200,8 +200,8 @@ Test(record, foreign_header_is_refused)
 Test(record, row_with_other_fields_is_refused)
 {
     expect_refused("name,note,wrong\nx,y,1\nx,yname,z,1,2\nx,y,1\n",
-                   "line 3: 5 fields where the header has 3; repair or delete this row");
-    expect_refused("name,note,wrong\n\"x\n\nx\",y,1\nx\n", "line 5: 1 fields where the header has 3");
+                   "line 3: 5 fields, but the header has 3; repair or delete this row");
+    expect_refused("name,note,wrong\n\"x\n\nx\",y,1\nx\n", "line 5: 1 fields, but the header has 3");
 }
 
 Test(record, torn_row_is_cut_off)
@@ -231,7 +231,7 @@ Test(record, torn_header_is_rewritten)
 
 Test(record, last_row_that_may_be_whole_is_left_alone)
 {
-    const char *message = "this last row has no end and may be torn; end or delete it";
+    const char *message = "this last row has no line end and may be incomplete; complete or delete it";
     expect_refused("name,note,wrong\nx,y,1", message);
     expect_message("line 2:");
     expect_refused("name,note,wrong\nx,y,", message);
@@ -353,7 +353,7 @@ Test(record, full_disk_keeps_rows_whole)
         limit_file_size(strlen(before) + room);
         cr_expect_eq(append_sample("second", "row", "0"), STATUS_FAILED);
         limit_file_size(0);
-        expect_message("a row could not be written (File too large); the rows before it are whole");
+        expect_message("a row could not be written (File too large); the rows before it are complete");
         expect_file(before);
     }
     cr_expect_eq(append_sample("second", "row", "0"), STATUS_OK, "with room again it goes on");
@@ -408,12 +408,12 @@ Test(record, without_locks_rows_are_appended_but_never_cut)
 
     put("name,note,wrong\ntorn");
     cr_expect_eq(append_sample("third", "row", "0"), STATUS_FAILED);
-    expect_message("line 2: this last row is torn; delete it");
+    expect_message("line 2: this last row is incomplete; delete it");
     expect_file("name,note,wrong\ntorn");
     put("name,note,wrong\n");
     fsync_error = EIO;
     cr_expect_eq(append_sample("third", "row", "0"), STATUS_FAILED);
-    expect_message("may be torn; delete its last line");
+    expect_message("may be incomplete; delete its last line");
 }
 
 Test(record, lock_failure_is_reported)

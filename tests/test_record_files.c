@@ -335,7 +335,7 @@ Test(record, a_kept_row_is_completed)
     expect_file("name,note,wrong\na,\"two\nlines\",0\n");
     text[0] = 'N';
     cr_expect_eq(csv_complete(path, &like, text, &added), STATUS_USAGE);
-    expect_message("its columns are not those");
+    expect_message("its columns differ from those");
     free(text);
     row_free(&row);
     row_free(&like);

@@ -1,11 +1,11 @@
-/* What rows and the table say of how well a time is known, of the machine, and of other variants. */
+/* Rows and table: the error of the median, the state of the machine, and comparisons with other variants. */
 #include "program.h"
 
 #include "run/runner_parts.h"
 
 TestSuite(rows, .init = start, .fini = stop, .timeout = 120);
 
-/* Images of microseconds, and so many samples of them. */
+/* Options for images that take microseconds, and this many samples. */
 #define SMALL    "--res 16 --batch 2 --vertices 5 --orbits 3 --radius 3 --warmups 1 --warmup-time 0 "
 #define LOOPS(n) SMALL "--loops " #n " "
 
@@ -134,7 +134,7 @@ Test(rows, the_header_of_the_table_names_the_baseline)
     cr_expect(!strstr(out, "x "), "%s", out);
 }
 
-/* Epochs are compared with the median of the baseline's epochs. */
+/* The speed-up of an epoch compares with the median of the baseline's epochs. */
 Test(rows, of_training_have_speedups_too)
 {
     run_well("--workload train --variant train-omp,train-naive --data digits --train-size 200 --test-size 10 "
@@ -160,7 +160,7 @@ Test(rows, of_training_have_speedups_too)
 
 /* ---- A busy machine ---- */
 
-/* What runner_warn() says of a row whose threads had this share of their cores' time. */
+/* Gets the warning of runner_warn() for a row whose threads got this share of their cores' time. */
 static void warn_of(double share, double preempted_per_s, char text[1024])
 {
     char path[] = "warnings.txt",
@@ -187,7 +187,7 @@ Test(rows, a_busy_machine_is_warned_of)
     char text[1024];
     warn_of(0.45, 120, text);
     cr_expect(strstr(text,
-                     "naive: its threads had 45 % of the CPU time of their cores and were interrupted 120 "
+                     "naive: its threads got 45 % of the CPU time of their cores and were preempted 120 "
                      "times per second"),
               "of the rank that had least: %s", text);
     warn_of(0.45, 3, text);
@@ -198,7 +198,7 @@ Test(rows, a_busy_machine_is_warned_of)
     cr_expect_str_eq(text, "", "nothing is known of who waits for a device");
 }
 
-/* Threads that had half of their core: the same CPU time in twice the time. */
+/* Threads that got half of their core: the same CPU time in twice the wall time. */
 Test(rows, the_cpu_time_is_that_of_all_threads)
 {
     struct variant threaded = {.platform = "cpu", .threaded = true}, device = {.platform = "cuda"};

@@ -1,4 +1,4 @@
-/* The runner with variants that are wrong or fail: what a user sees of them. */
+/* The runner with variants that give wrong results or fail: what the user sees. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
@@ -18,7 +18,7 @@ static const struct variant *naive(void)
     return variant_find("naive")->variant;
 }
 
-/* A variant that spoils one pixel of one image. */
+/* A variant that corrupts one pixel of one image. */
 static enum status spoiled_fetch(void *state, void *result)
 {
     struct synth_fetch *fetch = result;
@@ -28,7 +28,7 @@ static enum status spoiled_fetch(void *state, void *result)
     return status;
 }
 
-/* A variant whose third run fails: while it is timed, after it was verified. */
+/* A variant whose third run fails: after verification, while it is timed. */
 static uint64_t runs;
 
 static enum status failing_run(void *state, uint64_t number, struct run_time *time)
@@ -38,9 +38,9 @@ static enum status failing_run(void *state, uint64_t number, struct run_time *ti
     return naive()->run(state, number, time);
 }
 
-/* Runs `variant` as "fake", and naive after it, verified, on a tiny batch of outputs of this type; rows go to
- * `out`. `names` is what --variant says, `baseline` what --baseline says (NULL: nothing); the baseline runs
- * first. */
+/* Runs `variant` as "fake" and then naive, both verified, on a tiny batch with this output type; rows go to
+ * `out`. `names` is the value of --variant, `baseline` that of --baseline (NULL: not given). The baseline
+ * runs first. */
 static enum status run_with(const struct variant *variant, const char *names, const char *baseline,
                             const char *type, const char *out)
 {
@@ -135,7 +135,7 @@ Test(runner, a_failure_ends_the_runs)
     unlink(out);
 }
 
-/* naive, as if it made canvases only. */
+/* naive, as if it only generated canvases. */
 static struct variant canvas_only(void)
 {
     static struct synth_traits traits;
@@ -146,7 +146,7 @@ static struct variant canvas_only(void)
     return plain;
 }
 
-/* A variant that makes canvases only is refused where it was named, and dropped from all. */
+/* A variant that only generates canvases is refused if named, and dropped from "all". */
 Test(runner, a_variant_that_cannot_make_the_output)
 {
     char out[] = "/tmp/fdsl-runner-XXXXXX";

@@ -129,8 +129,8 @@ Test(stats, spread_around_zero_is_infinite)
 
 Test(stats, coarse_clock_makes_no_outliers)
 {
-    /* The median absolute deviation is 0; the mean one 2.5 / 11, and the cutoff 3.5 * 1.2533
-     * * that = 0.997. */
+    /* The median absolute deviation is 0, the mean absolute deviation 2.5 / 11. The cutoff is
+     * 3.5 * 1.2533 * 2.5 / 11 = 0.997. */
     double ticks[] = {10, 10, 10, 10, 10, 10, 10.5, 10.5, 10.5, 9.5, 9.5};
     cr_expect_eq(compute(ticks, 11).outliers, 0);
     ticks[10] = 100;
@@ -149,15 +149,15 @@ Test(stats, the_samples_stay_as_they_are)
 
 /* ---- The interval of the median ---- */
 
-/* The ranks 1 to n in an order in which neighbours differ as much as they can: 1, n, 2, n - 1, ... */
+/* The ranks 1 to n, ordered so that neighbours differ as much as possible: 1, n, 2, n - 1, ... */
 static void fill_zigzag(double *samples, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         samples[i] = (double)(i % 2 ? n - i / 2 : i / 2 + 1);
 }
 
-/* The chance that the binomial (n, 1/2) lies in low .. high - 1: that of the interval between the order
- * statistics `low` and `high` to hold the median. */
+/* Returns the probability that a binomial (n, 1/2) is in low .. high - 1. This is the probability that the
+ * interval between the order statistics `low` and `high` contains the median. */
 static double coverage(size_t n, size_t low, size_t high)
 {
     double sum = 0;
@@ -182,13 +182,13 @@ Test(stats, median_interval_covers_95_percent)
             cr_assert(low == 1, "n = %zu", n);
         else
             cr_assert(chance >= 0.949, "n = %zu: %g", n, chance);
-        /* One rank narrower would not do. */
+        /* An interval narrower by one rank would not reach 95 %. */
         if (n >= 6)
             cr_assert(coverage(n, low + 1, high - 1) < 0.952, "n = %zu is too wide", n);
     }
 }
 
-/* A standard normal sample (Box and Muller) from a generator with a fixed seed. */
+/* Returns a standard normal sample (Box-Muller) from a generator with a fixed seed. */
 static double normal(uint64_t *state)
 {
     double uniform[2];
@@ -199,7 +199,7 @@ static double normal(uint64_t *state)
     return sqrt(-2 * log(uniform[0])) * cos(2 * M_PI * uniform[1]);
 }
 
-/* Times of which each remembers a share of the last one: 100 in the median, with sd 1. */
+/* Autoregressive times: each keeps a share of the previous one. Median 100, sd 1. */
 static void fill_series(double *samples, size_t n, double memory, uint64_t *state)
 {
     double value = normal(state);
@@ -209,8 +209,8 @@ static void fill_series(double *samples, size_t n, double memory, uint64_t *stat
     }
 }
 
-/* Of `SERIES` series, the share that has an interval, and the share of those whose interval holds the true
- * median. */
+/* Computes the share of `SERIES` series that have an interval, and the share of these intervals that contain
+ * the true median. */
 enum { SERIES = 1000, LONGEST = 1000 };
 struct simulated {
     double known, covered, width;
@@ -252,8 +252,8 @@ Test(stats, the_interval_covers_the_median_of_series_with_memory)
         }
 }
 
-/* Too few samples to tell how much they depend on each other: what claims an interval all the same is wrong
- * in one series of ten at most. */
+/* Too few samples to estimate their autocorrelation: if there is an interval nevertheless, it misses the
+ * median in at most one series of ten. */
 Test(stats, short_series_with_memory_have_no_interval)
 {
     static const size_t counts[] = {10, 20, 50, 100};
@@ -274,7 +274,7 @@ Test(stats, independent_samples_keep_their_interval)
     cr_expect(simulated.known > 0.5, "%g", simulated.known);
 }
 
-/* Samples that fall into two states, each for a while, and a slow drift. */
+/* Samples that alternate slowly between two states, and a slow drift. */
 Test(stats, effective_samples)
 {
     enum { MOST = 100000 };
@@ -288,7 +288,7 @@ Test(stats, effective_samples)
     cr_expect(isinf(compute(samples, 1000).median_error));
     fill_series(samples, MOST, 0, &state);
     cr_expect(compute(samples, MOST).effective > 0.85 * MOST);
-    fill_series(samples, MOST, 0.99, &state); /* its mean is worth (1 - 0.99) / (1 + 0.99) of that */
+    fill_series(samples, MOST, 0.99, &state); /* effective share: (1 - 0.99) / (1 + 0.99) */
     double effective = compute(samples, MOST).effective;
     cr_expect(effective > MOST / 199.0 / 2 && effective < MOST / 199.0 * 2, "%g", effective);
     fill_zigzag(samples, 9);
@@ -342,7 +342,7 @@ Test(stats, ks_ends_on_nan)
 
 Test(stats, ks_critical_value)
 {
-    /* The tables of the statistic: 1.3581 at 5 %, 1.6276 at 1 %, times sqrt((n + m) / nm). */
+    /* Published critical values: 1.3581 at 5 %, 1.6276 at 1 %, times sqrt((n + m) / nm). */
     cr_expect_float_eq(stats_ks_critical(100, 100, 0.05), 1.3581 * sqrt(0.02), 1e-5);
     cr_expect_float_eq(stats_ks_critical(1000, 250, 0.01), 1.6276 * sqrt(0.005), 1e-5);
 }

@@ -10,11 +10,11 @@
 #include "core/status.h"
 #include "core/text.h"
 
-enum { TEXT_MAX = 1023 }; /* 1 KiB with its end */
+enum { TEXT_MAX = 1023 }; /* 1 KiB with the terminating zero */
 
 TestSuite(status, .timeout = 60);
 
-/* A text of that many times the letter; static, so one at a time. */
+/* Returns `count` times the letter. Static; the next call overwrites it. */
 static const char *letters(char letter, size_t count)
 {
     static char text[4096];
@@ -62,7 +62,7 @@ Test(status, prefixes_nest_outwards_and_keep_the_code)
     cr_expect_str_eq(status_text(), "file.csv: line 7: the cause");
 }
 
-/* Names come first and remedies last, so a message that is too long loses its middle. */
+/* Names come first and remedies last, so messages that are too long lose their middle. */
 Test(status, a_long_message_loses_its_middle)
 {
     status_set(STATUS_FAILED, "begin%send", letters('a', 3000));
@@ -85,7 +85,7 @@ Test(status, a_prefix_leaves_the_end_of_a_long_message)
     cr_expect_str_eq(status_text() + strlen(status_text()) - 9, "; do this");
 }
 
-/* A cut goes between characters, wherever it falls. */
+/* Truncation never splits a character. */
 Test(status, a_cut_leaves_characters_whole)
 {
     for (size_t shift = 0; shift < 4; shift++) {
@@ -100,7 +100,7 @@ Test(status, a_cut_leaves_characters_whole)
     }
 }
 
-/* Names of files come from anywhere, and a terminal obeys what it is sent. */
+/* File names are untrusted, and terminals execute control sequences. */
 Test(status, what_a_terminal_would_obey_is_escaped)
 {
     static const char hostile[] = "a\033]0;title\007\n\tb\x9b\xff";
@@ -201,7 +201,7 @@ Test(status, a_rank_alone_has_no_number, .init = cr_redirect_stderr)
     cr_expect_stderr_eq_str("fdsl-bench: warning: only here\n");
 }
 
-/* A failure that ends the run must not pass for wrong results, after which it goes on. */
+/* A failure that ends the run must not be mistaken for wrong results, after which the run continues. */
 Test(status, wrong_results_are_the_least_of_the_failures)
 {
     static const enum status failures[] = {STATUS_FAILED, STATUS_USAGE, STATUS_UNAVAILABLE};

@@ -1,4 +1,4 @@
-/* Text from outside: what a terminal is shown of it, and CSV. */
+/* External text: escaping for terminals, and CSV. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static const struct {
      "\\x9b31m"}, /* and as a single byte */
     {"\xe2\x80\xae"
      "gnp.exe",
-     "\\xe2\\x80\\xaegnp.exe"}, /* turns the text around */
+     "\\xe2\\x80\\xaegnp.exe"}, /* right-to-left override */
     {"\xe2\x81\xa6", "\\xe2\\x81\\xa6"},
     {"\xe2\x80\xa8", "\\xe2\\x80\\xa8"}, /* a line separator */
     {"\xff\xfe", "\\xff\\xfe"},
@@ -30,8 +30,8 @@ static const struct {
     {"\xe0\x82\x80", "\\xe0\\x82\\x80"},
     {"\xf0\x80\x80\x80", "\\xf0\\x80\\x80\\x80"},
     {"\xed\xa0\x80", "\\xed\\xa0\\x80"},          /* a surrogate */
-    {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, /* beyond Unicode */
-    {"\xe2\x82", "\\xe2\\x82"},                   /* ends inside of a character */
+    {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, /* above U+10FFFF */
+    {"\xe2\x82", "\\xe2\\x82"},                   /* truncated character */
     {"x\xe2\x82y", "x\\xe2\\x82y"},
 };
 
@@ -50,7 +50,7 @@ Test(text, what_a_terminal_is_shown)
     }
 }
 
-/* Any two bytes, in a buffer of their own size, so that a sanitizer sees a look beyond the end. */
+/* All pairs of bytes, in a buffer of exact size, so that a sanitizer detects reads past the end. */
 Test(text, no_bytes_reach_a_terminal_raw)
 {
     for (unsigned i = 0x0101; i < 0x10000; i++) {

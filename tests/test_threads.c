@@ -1,10 +1,10 @@
-/* What threads need: stacks that may be small, and no more of them than the machine can use. */
+/* Threads: they work with small stacks, and too many of them cause a warning. */
 #include "program.h"
 
 TestSuite(threads, .init = start, .fini = stop, .timeout = 120);
 
-/* Every CPU variant with stacks of 64 KiB, those of OpenMP's threads included, and then with 32 KiB for
- * these. */
+/* Runs all CPU variants with stacks of 64 KiB, also for OpenMP threads, and then with 32 KiB for OpenMP
+ * threads. */
 static void run_all(void)
 {
     static const char *const lines[] = {
@@ -26,7 +26,7 @@ static void run_all(void)
     cr_expect(status == 0 || status == 4, "infer: exit %d: %s", status, err);
 }
 
-/* Sets are made and read with small stacks, too. */
+/* Data sets are written and read with small stacks, too. */
 static void run_loaders(void)
 {
     run("--prepare set --samples 40 --shards 3 --sample-shape 3,8 --dtype f16");
@@ -36,7 +36,7 @@ static void run_loaders(void)
     cr_expect(status == 0 || status == 4 || strstr(err, "not built"), "shards: exit %d: %s", status, err);
 }
 
-/* The environment is on the stack, and may be larger than it. */
+/* The environment is stored on the stack and may be larger than the limit. */
 static void forget_environment(void)
 {
     char *path = strdup(getenv("PATH"));
@@ -73,8 +73,7 @@ Test(threads, more_than_the_machine_can_use_are_warned_of)
     long hardware = sysconf(_SC_NPROCESSORS_ONLN);
     snprintf(line, sizeof line, "--variant omp " TINY " --threads %ld", 4 * hardware + 4);
     run_well(line);
-    cr_expect(strstr(err, "more threads than that mostly wait for each other; leave --threads out"), "%s",
-              err);
+    cr_expect(strstr(err, "more threads mostly wait for each other; omit --threads"), "%s", err);
     snprintf(line, sizeof line, "--variant naive " TINY " --threads %ld", 4 * hardware + 4);
     run_well(line);
     cr_expect(!strstr(err, "more threads"), "naive has one: %s", err);

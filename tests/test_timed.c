@@ -1,5 +1,5 @@
-/* Variants that work when they are looked at and stop when they are timed: what was timed is verified, so
- * none writes a row. */
+/* Variants that give correct results only while they are not timed. Timed runs are verified, so none writes a
+ * row. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
@@ -30,34 +30,34 @@ TestSuite(timed, .init = start, .fini = stop, .timeout = 120);
 
 /* ---- Faults ---- */
 
-static const struct variant *real; /* the variant that works */
+static const struct variant *real; /* the correct variant */
 static uint64_t calls;
 
-/* Runs 0 and 1 alone. */
+/* Only performs runs 0 and 1. */
 static enum status first_two(void *state, uint64_t number, struct run_time *time)
 {
     return number >= 2 ? STATUS_OK : real->run(state, number, time);
 }
 
-/* Only while nobody measures. */
+/* Only performs untimed runs. */
 static enum status unless_timed(void *state, uint64_t number, struct run_time *time)
 {
     return phase_now() == PHASE_TIMED ? STATUS_OK : real->run(state, number, time);
 }
 
-/* The one before, again. */
+/* Performs the previous run again. */
 static enum status late_by_one(void *state, uint64_t number, struct run_time *time)
 {
     return real->run(state, number >= 2 ? number - 1 : number, time);
 }
 
-/* Every number that is no multiple of 5, which the last one is. */
+/* From run 2 on, only performs runs whose number is a multiple of 5, such as the last one. */
 static enum status every_fifth(void *state, uint64_t number, struct run_time *time)
 {
     return number >= 2 && number % 5 ? STATUS_OK : real->run(state, number, time);
 }
 
-/* Works, and then no more. Epochs all have the same number. */
+/* Works at first and then stops. All epochs have the same number. */
 static enum status once(void *state, uint64_t number, struct run_time *time)
 {
     return calls++ > 0 ? STATUS_OK : real->run(state, number, time);
@@ -112,7 +112,7 @@ static bool available(const char *name)
     return variant_available(variant_find(name), &resources) == STATUS_OK;
 }
 
-/* Without the fault the variant is right, with it wrong; `words` are in the message. */
+/* The variant is correct without the fault and wrong with it; the message contains `words`. */
 static void expect_caught(const char *name, const char *arguments, faulty_run *fault, const char *words)
 {
     if (!available(name))
@@ -124,7 +124,7 @@ static void expect_caught(const char *name, const char *arguments, faulty_run *f
     cr_assert(!file_has_rows("rows.csv"), "%s: a row was written", name);
 }
 
-/* Two warm-ups and 13 timed runs: the last is number 15. */
+/* Two warm-ups and 13 timed runs: the last one is number 15. */
 #define RUNS " --warmups 2 --warmup-time 0 --loops 13 "
 #define TINY RUNS "--res 32 --batch 3 --vertices 7 --orbits 5 "
 
@@ -136,7 +136,7 @@ Test(timed, images)
     cr_redirect_stdout();
     cr_redirect_stderr();
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
-        bool chance = faults[i] == every_fifth; /* is caught where 5 and 10 are not drawn */
+        bool chance = faults[i] == every_fifth; /* caught unless run 5 or 10 is drawn */
         for (int tries = 0; tries < (chance ? 20 : 1); tries++) {
             if (!chance)
                 expect_caught("naive", TINY, faults[i], one_wrong);
@@ -195,12 +195,12 @@ Test(timed, epochs)
     }
 }
 
-/* Five batches of test samples, and one alone, of which all runs make the same logits. */
+/* Five batches of test samples, and a single batch, for which all runs compute the same logits. */
 Test(timed, inference)
 {
     cr_redirect_stdout();
     cr_redirect_stderr();
-    if (!available("files")) /* checkpoints are hashed too */
+    if (!available("files")) /* checkpoints need xxHash, as files does */
         cr_skip_test("a build without checkpoints");
     cr_assert_eq(run_words(TRAINING "--epochs 1 --checkpoint net", "train-naive", NULL), STATUS_OK, "%s",
                  status_text());

@@ -114,7 +114,7 @@ Test(train_cli, resume_restores_a_missing_export_or_row)
 #define ON_AND_ON "$P " SMALL "--epochs 3 --checkpoint k --out r.csv --resume "
     EXPECT(0, ON_AND_ON "--export whole && cp r.csv rows");
     EXPECT(0, "sed -i '$d' r.csv && " ON_AND_ON "--export again --format csv");
-    cr_expect_not_null(strstr(out, "r.csv: the last row before this run was missing and is there now"));
+    cr_expect_not_null(strstr(out, "r.csv: added the missing last row of the resumed run"));
     cr_expect_not_null(strstr(out, "3 of 3 epochs are done: exported to again"), "%s", out);
     EXPECT(0, "cmp whole again && cmp rows r.csv");
     EXPECT(0, ON_AND_ON);
@@ -355,7 +355,7 @@ Test(train_cli, export_overwrites_only_exports)
 {
     EXPECT(0, "echo mine > text && : > empty && head -c 99 /dev/zero > zeros");
     expect_refusal(2, "--export text --dry-run",
-                   "text exists and is no safetensors file of fdsl-bench; name another");
+                   "text exists and is not a safetensors file of fdsl-bench; name another");
     expect_refusal(2, "--export-step text", "text exists");
     expect_refusal(2, "--export-data zeros", "zeros exists");
     EXPECT(0, "[ \"$(cat text)\" = mine ]");
@@ -437,13 +437,13 @@ Test(train_cli, rejects_invalid_options)
     expect_refusal(2, "--verify-steps 5", "--verify-steps needs --verify; add that");
     expect_refusal(2, "--fresh", "--fresh needs --data synth; add that");
     expect_refusal(2, "--keep 2", "--keep needs --checkpoint");
-    expect_refusal(2, "--loops 3", "--loops: train repeats no run");
-    expect_refusal(2, "--warmups 3", "--warmups: train repeats no run");
-    expect_refusal(2, "--max-time 3", "--max-time: train repeats no run");
+    expect_refusal(2, "--loops 3", "--loops: train does not repeat runs");
+    expect_refusal(2, "--warmups 3", "--warmups: train does not repeat runs");
+    expect_refusal(2, "--max-time 3", "--max-time: train does not repeat runs");
     expect_refusal(2, "--shift 28", "--shift 28: these samples are 28x28");
     /* Checked before any data is read: the missing folder is not mentioned. */
     expect_refusal(2, ",train-omp --data nowhere --checkpoint k",
-                   "--checkpoint is for one variant at a time, and --variant names 2");
+                   "--checkpoint is for one variant at a time, but --variant names 2");
     expect_refusal(2, ",train-omp --data nowhere --export x", "--export is for one variant at a time");
     expect_refusal(2, ",train-omp --data nowhere --export-step x", "--export-step is for one variant");
 }

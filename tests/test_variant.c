@@ -158,8 +158,8 @@ Test(variant, an_unknown_name_is_refused_with_the_nearest_one)
     expect_refusal("naive,omq", NULL, "unknown variant 'omq'; did you mean 'omp'?");
     expect_refusal("bat-resue", NULL, "did you mean 'bat-reuse'?");
     expect_refusal("zzzzzzzzzz", NULL, "unknown variant 'zzzzzzzzzz'; --list shows them all");
-    expect_refusal("naive,all", NULL, "all stands alone");
-    expect_refusal("all,naive", NULL, "all stands alone");
+    expect_refusal("naive,all", NULL, "'all' cannot be combined");
+    expect_refusal("all,naive", NULL, "'all' cannot be combined");
 }
 
 Test(variant, empty_names_are_refused)

@@ -1,5 +1,4 @@
-/* A batch as it is handed over, in host memory or on a device: where its samples lie, what their values are,
- * and their labels. */
+/* A batch of samples in host or device memory: the address, layout and type of its values, and its labels. */
 #ifndef FDSL_CORE_BATCH_H
 #define FDSL_CORE_BATCH_H
 
@@ -10,15 +9,15 @@
 #include "core/dtype.h"
 #include "core/portable.h"
 
-/* Who takes it without learning from it looks at `values` and `bytes` alone. */
+/* A consumer that does not train on the batch reads only `values` and `bytes`. */
 struct batch {
     const void *values;
-    size_t bytes;  /* from the first sample to the end of the last one's room */
-    size_t stride; /* from a sample to the next */
+    size_t bytes;  /* of all samples, padding after the last one included */
+    size_t stride; /* bytes from one sample to the next */
     uint32_t count;
     enum dtype type;
-    bool interleaved; /* the channels of a pixel stand together; else a sample is (channel, row, column) */
-    const int32_t *labels; /* in the same memory; NULL: sample j is of class (first + j) mod classes */
+    bool interleaved;      /* true: NHWC; false: NCHW */
+    const int32_t *labels; /* in the memory of `values`; NULL: sample j has class (first + j) mod classes */
     uint64_t first;
 };
 

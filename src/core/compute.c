@@ -16,7 +16,7 @@ enum status compute_read(struct compute *compute)
         const char *model = text[length] ? text + length + 1 : "";
         if (text[length] && (!*model || strlen(model) >= sizeof compute->task.model))
             return status_set(STATUS_USAGE,
-                              "--compute %.40s: name a network behind the colon, as in train:cnn", text);
+                              "--compute %.40s: name a network after the colon, as in train:cnn", text);
         snprintf(compute->task.model, sizeof compute->task.model, "%s", model);
         enum status status = *model ? task_check_name(model) : STATUS_OK;
         return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--compute");

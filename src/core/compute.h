@@ -1,5 +1,5 @@
-/* What --compute asks for: a training step that consumes every batch, of a given length or the trainer's own.
- * The option, its column and its reading are the same in every workload. */
+/* The option --compute: a training step on the GPU consumes every batch. The step is either a kernel of a
+ * given duration or a real training step. All workloads share this option, its parser and its CSV columns. */
 #ifndef FDSL_CORE_COMPUTE_H
 #define FDSL_CORE_COMPUTE_H
 
@@ -9,44 +9,43 @@
 #include "core/options.h"
 #include "core/status.h"
 
-/* Bounds of a step: shorter ones cannot be told apart within 2 %, longer ones need no GPU to be seen. */
+/* Range of the step time. The gap of about 2 us between two steps is 2 % of the shortest step. */
 #define COMPUTE_MIN_MS 0.1
 #define COMPUTE_MAX_MS 1000
 
-/* A member of a workload's parameters. */
+/* A workload embeds this struct in its parameters. */
 struct compute {
-    const char *text; /* the option's value, and the row's; NULL: no step */
-    double step_s;    /* of a step of a given length; 0: the trainer's own */
-    struct task task; /* what that one learns */
+    const char *text; /* the value of the option and of its CSV column; NULL: no step */
+    double step_s;    /* duration of the kernel in seconds; 0: a real training step */
+    struct task task; /* for a real training step: the model and its input */
     char name[32];    /* "train:cnn" */
 };
 
-/* The line of a workload's table of options; `at` is where the struct stands in its parameters. */
+/* The entry for a workload's option table; `at` is the offset of struct compute in its parameters. */
 #define COMPUTE_OPTION(at)                                                                                   \
     {                                                                                                        \
         "compute", "MS|train[:MODEL]", OPTION_TEXT, (at) + offsetof(struct compute, text), NULL, 0, 0, NULL, \
             true,                                                                                            \
-            "consume every batch by a training step on the GPU, beside which the next ones are made: of "    \
-            "so many milliseconds, or the trainer's own, which learns from the batch (MODEL: cnn for "       \
-            "1x28x28, else cnn-fdsl)"                                                                        \
+            "run a training step on the GPU for every batch while the next batches are prepared: a kernel "  \
+            "of MS milliseconds, or a real training step on the batch (MODEL: default cnn for 1x28x28, "     \
+            "else cnn-fdsl)"                                                                                 \
     }
 
-/* Reads the text: step_s, or the model that the task names, which may be "". STATUS_USAGE for anything else
- * than a number of milliseconds within the bounds, train and train:MODEL. */
+/* Parses compute->text into step_s or task.model; the model may be "". STATUS_USAGE unless the text is a
+ * number of milliseconds within the range, "train" or "train:MODEL". */
 enum status compute_read(struct compute *compute);
 
-/* Whether the batches are learnt from; after compute_read(). */
+/* Whether the step is a real training step. Call after compute_read(). */
 static inline bool compute_learns(const struct compute *compute)
 {
     return compute->text && compute->step_s == 0;
 }
 
-/* The workload has filled the task but for the model: chooses one, and has the row name it. STATUS_USAGE
- * where there is nothing to learn, or no network that could. */
+/* Chooses the model of a real training step and sets `text` to "train:MODEL", so that the row names it. The
+ * workload must have filled all other fields of the task. STATUS_USAGE if no model fits the task. */
 enum status compute_teach(struct compute *compute);
 
-/* The columns that every workload with --compute lists in its measures, in this order; the first one's name,
- * and how many they are. */
+/* The columns that every workload with --compute includes in its measures, in this order. */
 #define COMPUTE_MEASURES                                                                       \
     {"compute_ms", COMBINE_MEAN}, {"steps", COMBINE_SUM}, {"wait_share", COMBINE_MAX},         \
         {"first_wait_s", COMBINE_MAX}, {"step_s", COMBINE_MEAN}, {"utilisation", COMBINE_MIN}, \

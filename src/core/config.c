@@ -58,7 +58,7 @@ static int take_line(void *context, const char *section, const char *name, const
     return reading->status == STATUS_OK;
 }
 
-/* The number of the first line that inih would cut, or 0. */
+/* Returns the number of the first line that is too long for inih, or 0. */
 static int long_line(const char *text)
 {
     for (int line = 1; *text; line++) {
@@ -87,14 +87,15 @@ static enum status read_file(const char *path, struct config *config)
     free(text);
     if (reading.status != STATUS_OK || line == 0)
         return reading.status;
-    return status_set(STATUS_USAGE, "--config %s: line %d is no option; write \"name = value\"", path, line);
+    return status_set(STATUS_USAGE, "--config %s: line %d is not an option; write \"name = value\"", path,
+                      line);
 }
 #else
 static enum status read_file(const char *path, struct config *config)
 {
     (void)config;
     return status_set(STATUS_UNAVAILABLE,
-                      "--config %s: not built, as inih was not found; install libinih-dev and build again",
+                      "--config %s: not built, because inih was not found; install libinih-dev and rebuild",
                       path);
 }
 #endif
@@ -102,7 +103,7 @@ static enum status read_file(const char *path, struct config *config)
 enum status config_read(int argc, char *argv[], struct config *config)
 {
     *config = (struct config){0};
-    const char *path = options_peek(NULL, 0, argc, argv, "config"); /* its name in full */
+    const char *path = options_peek(NULL, 0, argc, argv, "config"); /* only the full name --config */
     TRY(add(config, strdup(argv[0])));
     if (path)
         TRY(read_file(path, config));

@@ -1,20 +1,19 @@
-/* --config FILE: options from an INI file, as if they stood on the command line before all others. */
+/* --config FILE reads options from an INI file and puts them before the options of the command line. */
 #ifndef FDSL_CORE_CONFIG_H
 #define FDSL_CORE_CONFIG_H
 
 #include "core/status.h"
 
 struct config {
-    char **argv; /* the program's name, the options of the file, the command line; NULL-terminated */
+    char **argv; /* owned: program name, options of the file, command line; NULL-terminated */
     int argc;
-    int file_options; /* how many of `argv`, from 1 on, come from the file */
+    int file_options; /* argv[1] to argv[file_options] come from the file */
 };
 
-/* Fills `config` with the command line and, where that has --config, with the options of the file. A line
- * "name = value" is the option --name=value; the values true, yes and on stand for a flag, false, no and off
- * for none. Sections group lines and mean nothing. The caller frees `config`, also after a failure; `argv`
- * must outlive it. STATUS_USAGE with the file and the line for a line that is no option; STATUS_UNAVAILABLE
- * in a build without inih. */
+/* Fills `config` with the command line and, if it contains --config, with the options of that file. A line
+ * "name = value" means --name=value; the values true, yes and on set a flag, and false, no and off omit it.
+ * Section headings are ignored. The caller calls config_free(), also after a failure. STATUS_USAGE names the
+ * file and the line that is not an option; STATUS_UNAVAILABLE in a build without inih. */
 enum status config_read(int argc, char *argv[], struct config *config);
 void config_free(struct config *config);
 

@@ -1,9 +1,8 @@
-/* An accelerator at work beside the loading: every batch that a run delivers is consumed by a training step
- * on the GPU, a kernel of known length or the trainer's own. What the accelerator waits for is measured by
- * events around each step.
+/* A consumer runs a training step on the GPU for every batch that a run delivers. The step is a kernel of
+ * known duration or a real training step. Events around each step measure how long the GPU waits for batches.
  *
- * C, no CUDA header: cuda/common/consumer.cu implements it, consumer_none.c where CUDA is not built in. A
- * consumer is a table of functions and its state behind it, so that tests can bring their own. */
+ * C, no CUDA header: cuda/common/consumer.cu implements it, or consumer_none.c in builds without CUDA. A
+ * consumer is a table of functions followed by its state, so tests can supply their own. */
 #ifndef FDSL_CORE_CONSUMER_H
 #define FDSL_CORE_CONSUMER_H
 
@@ -16,28 +15,28 @@
 
 FDSL_C_BEGIN
 
-/* What was measured when it was opened, with no loader beside it. */
+/* What consumer_open() measured while no loader was running. */
 struct consumer_facts {
-    double length_s; /* of a step: as asked for, or of the trainer's own as measured */
-    double alone_s;  /* the median time of a step on a whole batch, with nothing beside it */
+    double length_s; /* time per step: as requested, or as measured for a real training step */
+    double alone_s;  /* median time of a step on a whole batch while nothing else runs */
 
-    /* Steps without a gap beside pinned copies to the device without a gap: the rate of those copies over
-     * what it is alone, and the time of those steps over what it is alone. NaN where the two were never side
-     * by side. */
+    /* Measured with back-to-back steps and back-to-back pinned copies to the device running concurrently.
+     * bus_share: copy rate relative to copies alone. bus_slowdown: step time relative to steps alone. NaN if
+     * the two never overlapped. */
     double bus_share, bus_slowdown;
 };
 
-/* What was measured from consumer_begin() to consumer_finish(). Without a step all is 0, and no loss. A batch
- * is whole where the step on it can be held against alone_s: of a task those of `share` samples, else all.
- */
+/* What was measured from consumer_begin() to consumer_finish(). Without any step all is 0 and `loss` is NaN.
+ * Steps on whole batches are comparable to alone_s. For a task, a whole batch has task.share samples;
+ * without a task every batch is whole. */
 struct consumer_times {
-    uint64_t steps, whole_steps; /* all, and those on whole batches */
-    double first_wait_s;         /* from consumer_begin() until the first step began */
-    double wait_s;               /* the sum of the gaps: from the end of each step until the next one began */
-    double busy_s;               /* the sum of the times of steps, as they ran */
-    double whole_s;              /* the same of those on whole batches */
-    double span_s;               /* from consumer_begin() until the last step ended */
-    double loss;                 /* step_backend_loss() behind the last step; NaN where nobody learns */
+    uint64_t steps, whole_steps; /* all steps, and steps on whole batches */
+    double first_wait_s;         /* from consumer_begin() to the start of the first step */
+    double wait_s;               /* sum of the gaps between the end of a step and the start of the next */
+    double busy_s;               /* sum of the step times */
+    double whole_s;              /* sum of the times of steps on whole batches */
+    double span_s;               /* from consumer_begin() to the end of the last step */
+    double loss;                 /* step_backend_loss() after the last step; NaN without training */
 };
 
 struct consumer;
@@ -59,40 +58,40 @@ struct consumer {
     struct consumer_facts facts;
 };
 
-/* Makes a consumer on CUDA device `device`, whose step is the trainer's on a task that was chosen, or where
- * `task` is NULL takes `step_s` seconds while the device does nothing else: within 2 %, or within 10 % with
- * a warning. It is calibrated and measured here, which takes a second or so, so nothing else should run.
- * STATUS_UNAVAILABLE without a GPU, STATUS_USAGE where what the trainer needs does not fit its memory,
- * STATUS_FAILED where that runs out or the step cannot be calibrated; then nothing is left allocated. The
- * caller closes it. */
+/* Creates a consumer on CUDA device `device`. With a `task` (completed by task_choose()) its step is a real
+ * training step. With NULL it is a kernel calibrated to take `step_s` seconds on an otherwise idle device,
+ * within 2 %, or within 10 % with a warning. Calibrates and measures for about a second; nothing else should
+ * run then. The caller closes it with consumer_close(). STATUS_UNAVAILABLE without a GPU; STATUS_USAGE if
+ * training does not fit in the device's memory; STATUS_FAILED if memory runs out or the step cannot be
+ * calibrated. Nothing is left allocated after a failure. */
 enum status consumer_open(int device, double step_s, const struct task *task, struct consumer **consumer);
 
-/* Another variant's batches come: what was learnt is forgotten. Waits for all steps. */
+/* Resets the training state before another variant delivers batches. Waits for all steps. */
 static inline enum status consumer_renew(struct consumer *consumer)
 {
     return consumer->type->renew(consumer);
 }
 
-/* A span begins, when the steps before it have ended. */
+/* Waits for all earlier steps, then starts a new measurement. */
 static inline enum status consumer_begin(struct consumer *consumer)
 {
     return consumer->type->begin(consumer);
 }
 
-/* Takes a batch in host memory: copies it to the device by way of a small ring of pinned buffers, and runs a
- * step behind the copy. Blocks while the ring is full; when it returns, the batch may be overwritten. Any
- * thread may call it, several at a time. STATUS_FAILED where memory runs out or CUDA fails. */
+/* Consumes a batch in host memory: copies it to the device through a small ring of pinned buffers and runs a
+ * step after the copy. Blocks while the ring is full. When it returns, the batch may be overwritten. Thread
+ * safe. STATUS_FAILED if memory runs out or CUDA fails. */
 static inline enum status consumer_take_host(struct consumer *consumer, const struct batch *batch)
 {
     return consumer->type->take_host(consumer, batch);
 }
 
-/* Takes a batch in device memory, which stays as it is until its step has ended; `*batch` itself need not.
- * The step waits, on the device, for `ready_event` (a cudaEvent_t that has
- * been recorded; NULL: the batch is ready now); `*done_event` (NULL: not wanted) becomes a cudaEvent_t that
- * is recorded behind the step, so after it the batch may be overwritten. The event is the consumer's, and is
- * recorded anew CONSUMER_STEPS_AHEAD steps later. Blocks while so many steps, or fewer of the trainer's, are
- * under way; else it returns at once. Any thread may call it. */
+/* Consumes a batch in device memory. The values must not change until the step has ended; the struct may.
+ * On the device, the step waits for `ready_event`, a recorded cudaEvent_t (NULL: the batch is ready now).
+ * `*done_event` (NULL: not wanted) becomes a cudaEvent_t recorded after the step; after that event the batch
+ * may be overwritten. The consumer owns the event and records it again CONSUMER_STEPS_AHEAD steps later.
+ * Returns at once unless CONSUMER_STEPS_AHEAD steps (fewer for real training steps) are in flight; then it
+ * blocks. Thread safe. */
 #define CONSUMER_STEPS_AHEAD 256
 static inline enum status consumer_take_device(struct consumer *consumer, const struct batch *batch,
                                                void *ready_event, void **done_event)
@@ -100,19 +99,19 @@ static inline enum status consumer_take_device(struct consumer *consumer, const 
     return consumer->type->take_device(consumer, batch, ready_event, done_event);
 }
 
-/* The calling thread waits until the step of a `done_event` has ended. */
+/* Blocks the calling thread until the step that records `done_event` has ended. */
 static inline enum status consumer_wait(struct consumer *consumer, void *done_event)
 {
     return consumer->type->wait(consumer, done_event);
 }
 
-/* Waits for all steps and tells what they took and waited. Ends the span. */
+/* Ends the measurement: waits for all steps and fills `times`. */
 static inline enum status consumer_finish(struct consumer *consumer, struct consumer_times *times)
 {
     return consumer->type->finish(consumer, times);
 }
 
-/* Waits for all steps and frees it; NULL is allowed. */
+/* Waits for all steps and frees the consumer; NULL is allowed. */
 static inline void consumer_close(struct consumer *consumer)
 {
     if (consumer)

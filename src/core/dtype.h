@@ -7,16 +7,16 @@
 
 #include "core/portable.h"
 
-/* The first three are those of images and arrays in files. */
+/* Images and arrays in files have one of the first three types. */
 enum dtype {
     DTYPE_U8,
     DTYPE_F16,
     DTYPE_F32,
     DTYPE_BF16,
-    DTYPE_STORED /* a request: whatever type the file has, byte for byte */
+    DTYPE_STORED /* a request to keep the type of the file, byte for byte */
 };
 
-/* Bytes of one element; `type` is not DTYPE_STORED. */
+/* Returns the bytes per element; `type` must not be DTYPE_STORED. */
 FDSL_HD size_t dtype_bytes(enum dtype type)
 {
     return type == DTYPE_U8 ? 1 : type == DTYPE_F32 ? 4 : 2;
@@ -24,13 +24,14 @@ FDSL_HD size_t dtype_bytes(enum dtype type)
 
 FDSL_C_BEGIN
 
-/* "u8", "f16", "f32", "bf16", in the order of the enum; NULL-terminated, as options list their choices. */
+/* "u8", "f16", "f32", "bf16", indexed by enum dtype; NULL-terminated, for option_spec.choices. */
 extern const char *const dtype_names[];
 
-/* The type in a NumPy header, "<f2". NumPy has no bf16: its bits are stored as "<u2". */
+/* Returns the type string of a NumPy header, such as "<f2". NumPy has no bf16, so its bits are stored as
+ * "<u2". */
 const char *dtype_npy(enum dtype type);
 
-/* Finds the type of images and arrays that NumPy calls so: "|u1", "<f2" or "<f4". False for all others. */
+/* Converts the NumPy type string "|u1", "<f2" or "<f4". Returns false for all others. */
 bool dtype_from_npy(const char *npy, enum dtype *type);
 
 FDSL_C_END

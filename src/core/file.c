@@ -32,7 +32,7 @@ enum status file_check_new(const char *path)
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     if (!*name)
         return status_set(STATUS_USAGE, "'%s' names no file; add a name such as results.csv", path);
-    if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode)) /* else another process has just made it */
+    if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode)) /* else another process has just created it */
         return status_set(STATUS_USAGE, "%s is a link to a file that does not exist; delete it", path);
 
     char buffer[PATH_MAX];
@@ -42,7 +42,7 @@ enum status file_check_new(const char *path)
     if (errno == ENOENT)
         return status_set(STATUS_USAGE, "%s: its folder does not exist; make it with: mkdir -p '%s'", path,
                           folder);
-    /* access() also tells root of a read-only file system. */
+    /* access() also fails for root on a read-only file system. */
     return status_set(STATUS_USAGE, "%s: its folder '%s' cannot be written (%s); choose another", path,
                       folder, strerror(errno));
 }
@@ -59,8 +59,8 @@ bool file_same(const char *a, const char *b)
            strcmp(name_a ? name_a + 1 : a, name_b ? name_b + 1 : b) == 0;
 }
 
-/* The real name of the deepest part of a path that exists: of "a/b/c" where only "a" does, that of "a". From
- * malloc, or NULL. */
+/* Returns the resolved name of the deepest part of a path that exists: for "a/b/c" where only "a" exists,
+ * that of "a". The caller frees it; NULL if memory runs out. */
 static char *real_part(const char *path)
 {
     char part[PATH_MAX], *real = NULL;
@@ -79,7 +79,7 @@ bool file_is_inside(const char *path, const char *folder)
     char *inner = real_part(path), *outer = realpath(folder, NULL);
     size_t length = outer ? strlen(outer) : 0;
     if (length == 1)
-        length = 0; /* "/" holds all */
+        length = 0; /* "/" contains all paths */
     bool inside = inner && outer && strncmp(inner, outer, length) == 0 &&
                   (inner[length] == '/' || inner[length] == '\0');
     free(inner);
@@ -110,7 +110,7 @@ enum status file_check_kind(const char *path, const struct file_kind *kind)
     char bytes[512], first;
     TRY(file_check(path));
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) /* what is not there is not lost; what cannot be read had better stay */
+    if (fd < 0) /* a missing file is fine; an unreadable one is not overwritten */
         return errno == ENOENT ? STATUS_OK
                                : status_set(STATUS_USAGE, "%s cannot be read: %s", path, strerror(errno));
     ssize_t any = pread(fd, &first, 1, 0);
@@ -122,7 +122,7 @@ enum status file_check_kind(const char *path, const struct file_kind *kind)
         return status_set(STATUS_USAGE, "%s cannot be read: %s", path, strerror(cause));
     return any == 0 || ((size_t)count == kind->count && memcmp(bytes, kind->bytes, kind->count) == 0)
                ? STATUS_OK
-               : status_set(STATUS_USAGE, "%s exists and is no %s; name another, or remove it", path,
+               : status_set(STATUS_USAGE, "%s exists and is not a %s; name another, or remove it", path,
                             kind->name);
 }
 
@@ -154,8 +154,8 @@ void file_sync_folder(const char *path)
 
 /* ---- Whole files ---- */
 
-/* The writers whose temporary files are there, so that a signal which ends the program can remove them. Who
- * holds the lock lets no signal in: the handler, on whatever thread, never waits for itself. */
+/* The writers that have a temporary file, so that the signal handler can remove the files. A thread that
+ * holds the lock blocks all signals; so the handler never waits for its own thread. */
 static struct file_writer *open_writers;
 static atomic_flag writers_locked = ATOMIC_FLAG_INIT;
 
@@ -177,8 +177,8 @@ static void unlock_writers(const sigset_t *mask)
 static atomic_bool holding;
 static atomic_int held_signal; /* 0: none has come */
 
-/* Keeps the lock: no thread makes or renames another file before the signal, blocked until this returns, ends
- * the program. */
+/* The signal handler. Never releases the lock, so that no thread creates or renames a file before the signal,
+ * which is blocked until this returns, ends the program. */
 static void remove_and_die(int signal_number)
 {
     if (atomic_load(&holding)) {
@@ -222,7 +222,7 @@ void file_release_signals(void)
         raise(signal_number);
 }
 
-/* Opens a new file next to the target with the usual permissions, and names it. */
+/* Creates the temporary file next to the target, with default permissions, and sets its name. */
 static bool open_temporary(struct file_writer *writer)
 {
     char name[PATH_MAX];
@@ -245,7 +245,7 @@ static bool open_temporary(struct file_writer *writer)
     return writer->name;
 }
 
-/* Gives up what the writer holds, and the file unless it is in place. */
+/* Frees the writer, and removes its temporary file unless it was renamed to the target (`in_place`). */
 static void writer_free(struct file_writer *writer, bool in_place)
 {
     sigset_t mask;
@@ -266,7 +266,7 @@ static void writer_free(struct file_writer *writer, bool in_place)
     *writer = (struct file_writer){.fd = -1};
 }
 
-/* Ends a writer that failed for the reason in errno. */
+/* Frees a writer that failed and reports the reason in errno. */
 static enum status writer_failed(struct file_writer *writer)
 {
     enum status status =
@@ -278,7 +278,7 @@ static enum status writer_failed(struct file_writer *writer)
 enum status file_begin(struct file_writer *writer, const char *path)
 {
     struct stat info;
-    char *target = realpath(path, NULL); /* through links: it is the file that is replaced, not its name */
+    char *target = realpath(path, NULL); /* resolves links: replaces the file, not the link */
     *writer = (struct file_writer){.fd = -1, .target = target ? target : strdup(path)};
     if (!writer->target)
         return status_set(STATUS_FAILED, "%s cannot be written: out of memory", path);
@@ -339,7 +339,7 @@ enum status file_write_atomic(const char *path, const void *bytes, size_t count)
 
 /* ---- Reading ---- */
 
-/* All of the file, which may end sooner than stat() said. */
+/* Reads the whole file, which may be shorter than stat() reported. */
 static enum status read_all(int fd, char *bytes, size_t *size)
 {
     size_t got = 0;
@@ -362,7 +362,7 @@ static enum status read_open(int fd, char **bytes, size_t *size)
     if (fstat(fd, &info) != 0)
         return status_set(STATUS_FAILED, "cannot be read: %s", strerror(errno));
     if (!S_ISREG(info.st_mode))
-        return status_set(STATUS_FAILED, "is no regular file");
+        return status_set(STATUS_FAILED, "is not a regular file");
     *size = (size_t)info.st_size;
     *bytes = malloc(*size + 1);
     if (!*bytes)
@@ -379,7 +379,7 @@ enum status file_read(const char *path, char **bytes, size_t *size)
 {
     *bytes = NULL;
     *size = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe would wait for its writer */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* do not wait for the writer of a pipe */
     if (fd < 0)
         return status_set(STATUS_FAILED, "%s: cannot be read: %s", path, strerror(errno));
     enum status status = read_open(fd, bytes, size);

@@ -1,4 +1,4 @@
-/* Files: read as a whole, written whole or not at all, and checks of names before a file is written. */
+/* Files: reading a whole file, writing one atomically, and checking a path before a file is written. */
 #ifndef FDSL_CORE_FILE_H
 #define FDSL_CORE_FILE_H
 
@@ -8,23 +8,24 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-/* The folder of `path`: ".", or a copy in `folder`, a buffer of PATH_MAX. */
+/* Returns the folder of `path`: ".", or a copy in `folder`, a buffer of PATH_MAX bytes. */
 const char *file_folder(const char *path, char *folder);
 
-/* Checks that a file can be made at `path`, where none is. STATUS_USAGE with the reason and a remedy. */
+/* Checks that a new file can be created at `path`. STATUS_USAGE with the reason and a remedy if not. */
 enum status file_check_new(const char *path);
 
-/* Writes all bytes; false, with errno, where not all could be. */
+/* Writes all `count` bytes, retrying short writes. Returns false with errno set on an error. */
 bool file_write_all(int fd, const char *bytes, size_t count);
 
-/* Makes a new name last. Some file systems cannot sync folders, and the file itself is safe: no error. */
+/* Syncs the folder of `path`, so that a new name survives a crash. Ignores errors: some file systems cannot
+ * sync folders, and the file's contents are already safe. */
 void file_sync_folder(const char *path);
 
-/* Checks that file_write_atomic() could write `path`: the folder can be written, and what exists there is a
- * regular file. Touches nothing. STATUS_USAGE with the reason and a remedy. */
+/* Checks that file_write_atomic() could write `path`: the folder is writable, and `path` is a regular file or
+ * does not exist. Changes nothing. STATUS_USAGE with the reason and a remedy if not. */
 enum status file_check(const char *path);
 
-/* How files of a kind begin: with `count` bytes, `offset` bytes after their first. */
+/* A kind of file and its magic number: `count` bytes at `offset`. */
 struct file_kind {
     const char *name; /* for messages, "NumPy file" */
     size_t offset;
@@ -32,50 +33,51 @@ struct file_kind {
     size_t count;
 };
 
-/* Checks like file_check(), and that nothing is lost that somebody may miss: what exists at `path` must be
- * empty or begin as files of this kind. STATUS_USAGE with the reason and a remedy. */
+/* Checks like file_check(), and refuses to overwrite a file of another kind: an existing file must be empty
+ * or have the magic number of `kind`. STATUS_USAGE with the reason and a remedy if not. */
 enum status file_check_kind(const char *path, const struct file_kind *kind);
 
-/* Whether two paths name the same file, or would once it is made. */
+/* Whether two paths name the same file, existing or not. */
 bool file_same(const char *a, const char *b);
 
-/* Whether `path`, which need not exist, is the folder `folder` or would be in it. Links are followed. */
+/* Whether `path` is `folder` or lies inside it. Follows links; `path` need not exist. */
 bool file_is_inside(const char *path, const char *folder);
 
-/* A file that appears whole or not at all: it grows under a temporary name in its folder. */
+/* Writes a file atomically: under a temporary name in its folder, then renamed. */
 struct file_writer {
     int fd;
-    char *target, *name;      /* owned; the file's name, through links, and the temporary one */
-    struct file_writer *next; /* among those that are open, so the writer must stay where it is */
+    char *target, *name;      /* owned; the final path with links resolved, and the temporary path */
+    struct file_writer *next; /* in the list of open writers, so an open writer must not move in memory */
 };
 
-/* Begins a file, adds to it, and puts it in place, synced. Follows links, and refuses to replace what is not
- * a regular file. After STATUS_FAILED, or file_abandon() instead of an end, nothing is left of it and what
- * was there before stays. Several files that belong together are all completed, which is where a full disk
- * shows at the latest, before the first is ended. Several threads may write files. */
+/* file_begin() opens the temporary file, file_add() appends, file_complete() syncs and closes it, and
+ * file_end() renames it to `path`, completing it first if necessary. Links are followed; only regular files
+ * are replaced. After STATUS_FAILED or file_abandon() the temporary file is gone and an earlier file at
+ * `path` is unchanged. To write several files that belong together, complete all of them before ending the
+ * first: a full disk shows in file_complete() at the latest. Each thread may write its own files. */
 enum status file_begin(struct file_writer *writer, const char *path);
 enum status file_add(struct file_writer *writer, const void *bytes, size_t count);
 enum status file_complete(struct file_writer *writer);
 enum status file_end(struct file_writer *writer);
 void file_abandon(struct file_writer *writer);
 
-/* All of it at once. */
+/* Writes a whole file atomically with the functions above. STATUS_FAILED with the path and the reason. */
 enum status file_write_atomic(const char *path, const void *bytes, size_t count);
 
-/* From here on SIGHUP, SIGINT and SIGTERM, where they are not ignored, remove what is open under temporary
- * names before they end the program as they always do. */
+/* Installs handlers so that SIGHUP, SIGINT and SIGTERM remove all temporary files before they end the
+ * program. Signals that are ignored stay ignored. */
 void file_remove_on_signals(void);
 
-/* After file_hold_signals() these signals are kept until file_release_signals(), which lets the one that came
- * end the program. Between the two, results that exist only in memory reach a file.
- * file_signal_held() tells whether one has come, so that no wait goes on after it. */
+/* file_hold_signals() defers SIGHUP, SIGINT and SIGTERM until file_release_signals(), which raises the
+ * deferred signal. The program calls them around the writing of results that exist only in memory.
+ * file_signal_held() returns whether a signal is deferred; loops that wait must then give up. */
 void file_hold_signals(void);
 bool file_signal_held(void);
 void file_release_signals(void);
 
 FDSL_C_BEGIN
 
-/* Reads a regular file. `*bytes`, which the caller frees, holds `*size` bytes and then one that is zero.
+/* Reads a whole regular file into `*bytes`, which the caller frees: `*size` bytes and a terminating zero.
  * STATUS_FAILED with the path and the reason. */
 enum status file_read(const char *path, char **bytes, size_t *size);
 

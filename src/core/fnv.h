@@ -1,4 +1,4 @@
-/* FNV-1a, 64 bits: hashes that need no library, of small data. */
+/* 64-bit FNV-1a: a hash for small data that needs no library. */
 #ifndef FDSL_CORE_FNV_H
 #define FDSL_CORE_FNV_H
 
@@ -7,7 +7,7 @@
 
 #define FNV_BEGIN UINT64_C(0xcbf29ce484222325)
 
-/* Continues a hash, which begins with FNV_BEGIN, with more bytes. */
+/* Returns `hash` updated with `bytes` bytes of `data`. A new hash starts from FNV_BEGIN. */
 static inline uint64_t fnv_add(uint64_t hash, const void *data, size_t bytes)
 {
     const unsigned char *byte = data;

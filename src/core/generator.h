@@ -1,8 +1,8 @@
-/* A generator: makes samples by their numbers, any numbers in any order, into memory of the caller. So what
- * is learnt from need not be stored anywhere: who trains asks for the samples of a batch as it needs them.
+/* A generator computes samples by number, in any order, into the caller's memory. A training loop can request
+ * each batch when it needs it, so the data set need not be stored.
  *
- * C, no CUDA header. A generator is a table of functions and its state behind it; rooms that know samples
- * make them (data/source.h), on the host or on a device. */
+ * C, no CUDA header. A generator is a table of functions followed by its state. Sample sources create
+ * generators (data/source.h) on the host or on a device. */
 #ifndef FDSL_CORE_GENERATOR_H
 #define FDSL_CORE_GENERATOR_H
 
@@ -31,28 +31,28 @@ struct generator {
 
 /* What a generator is opened for. */
 struct generator_request {
-    bool on_device; /* number resources.device; else on the host, by resources.threads threads */
+    bool on_device; /* true: on CUDA device resources.device; false: on resources.threads CPU threads */
     struct resources resources;
-    uint32_t batch; /* samples at most at a time */
+    uint32_t batch; /* the most samples per call */
 };
 
-/* Makes samples numbers[0] to numbers[count - 1], 1 <= count <= the request's batch, one behind the other.
- * On the host they are there when it returns. On a device `numbers` and `samples` (from an address that 16
- * divides) lie in its memory, and the work is enqueued on `stream` (a cudaStream_t): nothing waits for it,
- * the device must be current, and at most one call's work may be under way at a time. */
+/* Generates samples numbers[0] to numbers[count - 1] contiguously into `samples`; 1 <= count <= the request's
+ * batch. On the host, the samples are complete when it returns; `stream` is NULL. On a device, `numbers`
+ * and `samples` (16-byte aligned) are device memory, the device must be current, and the work is enqueued on
+ * `stream` (a cudaStream_t) without waiting. At most one call per generator may be in flight. */
 static inline enum status generator_make(struct generator *generator, const uint64_t *numbers, uint32_t count,
                                          void *samples, void *stream)
 {
     return generator->type->make(generator, numbers, count, samples, stream);
 }
 
-/* The memory that it holds, of the device where it works on one. */
+/* Returns the memory that the generator has allocated, in bytes: device memory if it works on a device. */
 static inline uint64_t generator_memory_bytes(const struct generator *generator)
 {
     return generator->type->memory_bytes(generator);
 }
 
-/* Frees it, when its work has ended; NULL is allowed. */
+/* Frees the generator; its work must have completed. NULL is allowed. */
 static inline void generator_close(struct generator *generator)
 {
     if (generator)

@@ -1,4 +1,4 @@
-/* Floats of 16 bits, by their bits: one definition for host and device. */
+/* Conversions between float and the bits of fp16 and bfloat16, bit-identical on host and device. */
 #ifndef FDSL_CORE_HALF_H
 #define FDSL_CORE_HALF_H
 
@@ -22,18 +22,19 @@ FDSL_HD float float_from_bits(uint32_t bits)
     return value;
 }
 
-/* The bits of the nearest IEEE half, ties to even; from 65520 on infinity. As __float2half_rn(). */
+/* Returns the bits of the nearest fp16 value, ties to even; 65520 and above becomes infinity. Equals
+ * __float2half_rn(). */
 FDSL_HD uint16_t half_from_float(float value)
 {
     uint32_t bits = float_bits(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
     uint32_t exponent = magnitude >> 23;
-    if (magnitude > 0x7F800000) /* no number */
+    if (magnitude > 0x7F800000) /* NaN */
         return 0x7FFF;
-    if (exponent > 142) /* 2^16 and more */
+    if (exponent > 142) /* at least 2^16 */
         return (uint16_t)(sign | 0x7C00);
-    if (exponent < 102) /* less than half of the smallest, 2^-24 */
+    if (exponent < 102) /* less than half of the smallest subnormal, 2^-24 */
         return (uint16_t)sign;
-    /* Below 2^-14, exponent 113, halves are subnormal and their last bit stays at 2^-24. */
+    /* Below 2^-14 (exponent 113) fp16 is subnormal: its last bit is worth 2^-24. */
     bool normal = exponent > 112;
     uint32_t shift = normal ? 13 : 126 - exponent;
     uint32_t whole = normal ? magnitude - (112u << 23) : (magnitude & 0x7FFFFF) | 0x800000;
@@ -41,16 +42,16 @@ FDSL_HD uint16_t half_from_float(float value)
     return (uint16_t)(sign | rounded);
 }
 
-/* The bits of the nearest bfloat16, ties to even. As __float2bfloat16_rn(). */
+/* Returns the bits of the nearest bfloat16 value, ties to even. Equals __float2bfloat16_rn(). */
 FDSL_HD uint16_t bf16_from_float(float value)
 {
     uint32_t bits = float_bits(value);
-    if ((bits & 0x7FFFFFFF) > 0x7F800000) /* no number */
+    if ((bits & 0x7FFFFFFF) > 0x7F800000) /* NaN */
         return 0x7FFF;
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-/* A half as a float: exact, the payload of what is no number too. */
+/* Converts fp16 to float. The conversion is exact and keeps the payload of NaN. */
 FDSL_HD float half_to_float(uint16_t bits)
 {
     uint32_t exponent = (bits >> 10) & 31u, mantissa = bits & 1023u, sign = (uint32_t)(bits >> 15) << 31;

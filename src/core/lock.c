@@ -12,7 +12,7 @@
 #include "core/timer.h"
 
 #define POLL_NS (20 * 1000 * 1000)
-#define SAY_S   1 /* a lock is usually held for milliseconds */
+#define SAY_S   1 /* name the holder after this time; a lock is usually held for milliseconds */
 
 static double timeout_s = LOCK_TIMEOUT_S;
 
@@ -21,7 +21,7 @@ void lock_set_timeout(double seconds)
     timeout_s = seconds;
 }
 
-/* The process that holds a lock on an open file, or 0. */
+/* Returns the id of the process that holds a lock on an open file, or 0. */
 static long holder_of(int fd)
 {
     struct stat info;
@@ -29,8 +29,8 @@ static long holder_of(int fd)
     long found = 0;
     FILE *locks = fstat(fd, &info) == 0 ? fopen("/proc/locks", "re") : NULL;
     while (locks && !found && fgets(line, sizeof line, locks)) {
-        /* "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF"; a process that waits has "->" after the number.
-         */
+        /* "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF". The line of a waiting process has "->" after the
+         * first number. */
         long pid;
         unsigned major_number, minor_number;
         unsigned long long inode;
@@ -45,7 +45,7 @@ static long holder_of(int fd)
     return found;
 }
 
-/* "process 1234 (fdsl-bench)", or "another process". */
+/* Returns "process 1234 (fdsl-bench)" in `text`, or "another process". */
 static const char *describe_holder(int fd, char *text, size_t bytes)
 {
     char path[64], command[32] = "";
@@ -59,7 +59,7 @@ static const char *describe_holder(int fd, char *text, size_t bytes)
         fclose(file);
     }
     command[strcspn(command, "\n")] = '\0';
-    for (char *c = command; *c; c++) /* a process may give itself any name */
+    for (char *c = command; *c; c++) /* a process can set any name */
         if (*c < ' ' || *c > '~')
             *c = '?';
     snprintf(text, bytes, *command ? "process %ld (%s)" : "process %ld", pid, command);
@@ -85,7 +85,7 @@ enum status lock_take(int fd, const char *path, int operation, bool *locked)
                               path, holder);
         if (waited_s >= timeout_s)
             return status_set(STATUS_FAILED,
-                              "%s is locked by %s, also after %g s; end that process, name another file, or "
+                              "%s is still locked by %s after %g s; end that process, name another file, or "
                               "wait longer with --lock-timeout",
                               path, holder, timeout_s);
         if (!said && waited_s >= SAY_S) {

@@ -1,24 +1,24 @@
-/* The values of a workload's own CSV columns in one row, by name. */
+/* Measures: the values of a workload's own CSV columns in one row, accessed by name. */
 #ifndef FDSL_CORE_MEASURES_H
 #define FDSL_CORE_MEASURES_H
 
 #include "core/portable.h"
 
-#define MEASURES_MAX     64 /* columns of a workload's own */
-#define MEASURE_TEXT_MAX 64 /* bytes of a value's text, with its zero */
+#define MEASURES_MAX     64 /* the most columns per workload */
+#define MEASURE_TEXT_MAX 64 /* bytes per value, including the terminating zero */
 
-/* How the row of all ranks combines a column's values, which also tells whether it holds words, a hash or a
- * number. */
+/* How the row with rank=all combines the values of the ranks. Also tells whether a column holds text, a
+ * number or a hash. */
 enum combine {
-    COMBINE_FIRST,  /* rank 0's words, which are the same on all */
-    COMBINE_SAME,   /* rank 0's number, which is the same on all */
-    COMBINE_COMMON, /* rank 0's words where all ranks have the same, else nothing */
-    COMBINE_NONE,   /* nothing: it is defined for one rank alone */
-    COMBINE_MIN,    /* the smallest number */
+    COMBINE_FIRST,  /* text that all ranks share: rank 0's */
+    COMBINE_SAME,   /* a number that all ranks share: rank 0's */
+    COMBINE_COMMON, /* text: rank 0's if all ranks have the same, else empty */
+    COMBINE_NONE,   /* empty: the column applies to single ranks only */
+    COMBINE_MIN,    /* the minimum */
     COMBINE_MEAN,
-    COMBINE_MAX,    /* the largest number: the slowest rank's */
-    COMBINE_SUM,    /* the sum of whole numbers */
-    COMBINE_HASHES, /* the sum of 16 hexadecimal digits modulo 2^64 */
+    COMBINE_MAX,    /* the maximum, that is, the slowest rank's */
+    COMBINE_SUM,    /* the sum of integers */
+    COMBINE_HASHES, /* the sum of 16-digit hexadecimal hashes modulo 2^64 */
 };
 
 struct measure {
@@ -27,21 +27,21 @@ struct measure {
 };
 
 struct measures {
-    const struct measure *columns; /* the last one's name is NULL */
+    const struct measure *columns; /* ends with an entry whose column is NULL */
     char texts[MEASURES_MAX][MEASURE_TEXT_MAX];
 };
 
 FDSL_C_BEGIN
 
-/* Sets the text of a column, "" at first, as printf() does. The column must exist: a wrong name ends the
+/* Formats the text of a column as printf() does. Columns are "" until set. An unknown column aborts the
  * program. */
 void measures_put(struct measures *measures, const char *column, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Sets a number with that many significant digits; the text stays empty where it is not finite. */
+/* Sets a column to `value` with `digits` significant digits, or to "" if `value` is not finite. */
 void measures_real(struct measures *measures, const char *column, double value, int digits);
 
-/* The text of a column; "" where it was not set. */
+/* Returns the text of a column, "" if it was not set. Owned by `measures`. */
 const char *measures_get(const struct measures *measures, const char *column);
 
 FDSL_C_END

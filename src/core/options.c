@@ -10,10 +10,10 @@
 #include <string.h>
 #include <strings.h>
 
-#define NAME_BYTES  80  /* of "--name"; longer ones are cut, in messages only */
+#define NAME_BYTES  80  /* "--name" is truncated to this length in messages */
 #define WORD_MAX    63  /* letters; longer words get no suggestion */
-#define FIRST_VALUE 256 /* getopt_long's value of spec 0: above every character */
-#define HELP_COLUMN 26  /* where --help explains */
+#define FIRST_VALUE 256 /* getopt_long's value for spec 0: above all characters */
+#define HELP_COLUMN 26  /* column of the descriptions in --help */
 #define HELP_WIDTH  80
 
 /* ---- Words ---- */
@@ -28,8 +28,8 @@ static size_t smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* Damerau and Levenshtein's distance: insertions, deletions, changes and swaps of neighbours, each letter
- * touched once. Case does not count. */
+/* Restricted Damerau-Levenshtein distance: insertions, deletions, substitutions and transpositions of
+ * neighbours, each letter edited at most once. Ignores case. */
 static size_t edit_distance(const char *a, size_t n, const char *b, size_t m)
 {
     size_t rows[3][WORD_MAX + 1];
@@ -64,7 +64,7 @@ const char *nearest_word(const char *word, const char *const *candidates, size_t
         if (other == 0 || other > WORD_MAX)
             continue;
         size_t distance = edit_distance(word, length, candidates[i], other), cost = distance;
-        /* A word cut short costs no more than one typing error, and one with too much behind it two. */
+        /* A prefix of the candidate costs at most one error, the candidate plus extra letters at most two. */
         if (strncasecmp(word, candidates[i], smaller(length, other)) == 0)
             cost = smaller(distance, length < other ? 1 : 2);
         else if (distance > 1 + length / 3)
@@ -92,11 +92,11 @@ void list_words(char *text, size_t size, const char *const *words, size_t count)
 
 /* ---- Values ---- */
 
-/* The shortest text that reads back as the same double. */
+/* Writes the shortest text that parses to the same double. */
 static void real_text(double value, char *text, size_t size)
 {
     char shortest[64] = "";
-    for (int digits = 1; digits <= 17; digits++) { /* not the fewest digits: 100, not 1e+02 */
+    for (int digits = 1; digits <= 17; digits++) { /* fewest characters, not digits: 100 instead of 1e+02 */
         char candidate[64];
         snprintf(candidate, sizeof candidate, "%.*g", digits, value);
         if (strtod(candidate, NULL) == value && (!*shortest || strlen(candidate) < strlen(shortest)))
@@ -105,7 +105,7 @@ static void real_text(double value, char *text, size_t size)
     snprintf(text, size, "%s", shortest);
 }
 
-/* A bound as a count. Doubles end where counts do: 2^64 - 1 as a double is 2^64, and means no limit. */
+/* Converts a bound to a count. 2^64 - 1 as a double is 2^64, which means no limit. */
 static uint64_t count_bound(double bound)
 {
     if (bound >= 0x1p64)
@@ -132,7 +132,7 @@ enum status parse_count(const char *name, const char *text, double minimum, doub
 
 enum status parse_real(const char *name, const char *text, double minimum, double maximum, double *value)
 {
-    /* strtod() alone would also take leading blanks, hexadecimal, "nan" and "inf". */
+    /* strtod() alone would also accept leading blanks, hexadecimal, "nan" and "inf". */
     char *end;
     double number = strtod(text, &end);
     if (!*text || *end || strspn(text, "0123456789.eE+-") != strlen(text))
@@ -149,7 +149,7 @@ enum status parse_real(const char *name, const char *text, double minimum, doubl
     return STATUS_OK;
 }
 
-/* Adds to a text in a buffer of `size`; what does not fit is cut. */
+/* Appends to the text in a buffer of `size` bytes, truncated if it does not fit. */
 static void __attribute__((format(printf, 3, 4))) append(char *text, size_t size, const char *format, ...)
 {
     size_t used = strlen(text);
@@ -193,13 +193,13 @@ static enum status set_value(const struct option_spec *spec, void *values, const
         return parse_choice(name, text, spec->choices, value);
     case OPTION_TEXT:
     case OPTION_OUTPUT:
-        /* Most often an unset variable of the user's script, which had better not pass for a choice. */
+        /* Usually an unset variable in the user's script, so it must be an error. */
         if (!*text)
             return status_set(STATUS_USAGE, "%s: the value is empty; give one or leave %s out", name, name);
         *(const char **)value = text;
         return STATUS_OK;
     }
-    return status_set(STATUS_FAILED, "%s: its table gives it no known kind", name);
+    return status_set(STATUS_FAILED, "%s: its option table has an invalid kind", name);
 }
 
 static enum status set_default(const struct option_spec *spec, void *values)
@@ -258,7 +258,7 @@ void options_text(const struct option_spec *spec, const void *values, char *text
 
 /* ---- The command line ---- */
 
-/* The spec of that number, counted over all tables in order, or NULL past the last. */
+/* Returns the spec with this index, counted over all tables in order, or NULL past the last. */
 static const struct option_spec *spec_at(const struct options *options, size_t index, void **values)
 {
     for (size_t t = 0; t < options->table_count; t++) {
@@ -272,7 +272,7 @@ static const struct option_spec *spec_at(const struct options *options, size_t i
     return NULL;
 }
 
-/* Options that have another name now. The old one works where no option has it and one has the new name. */
+/* Renamed options. The old name works if no option has it now and one has the new name. */
 static const struct renamed {
     const char *was, *now;
 } renamed[] = {{"output", "dtype"},
@@ -291,7 +291,7 @@ static bool has_name(const struct options *options, const char *name, size_t *in
     return false;
 }
 
-/* Whether the old name works here; `*index` becomes the number of the option that it means. */
+/* Whether the old name works with these tables; `*index` becomes the index of the option it stands for. */
 static bool works(const struct options *options, const struct renamed *name, size_t *index)
 {
     return !has_name(options, name->was, index) && has_name(options, name->now, index);
@@ -305,14 +305,14 @@ static size_t spec_count(const struct options *options)
     return count;
 }
 
-/* The letter that stands for the option as well, or 0. */
+/* Returns the short option letter, or 0. */
 static char short_letter(const struct option_spec *spec)
 {
     bool known = strcmp(spec->name, "help") == 0 || strcmp(spec->name, "verbose") == 0;
     return known && spec->kind == OPTION_FLAG ? spec->name[0] : '\0';
 }
 
-/* Splits "--name=value" or "-name" into its name. */
+/* Extracts the name from "--name=value" or "-name". */
 static void option_name(const char *argument, char *name, size_t size)
 {
     const char *first = argument + strspn(argument, "-");
@@ -321,7 +321,7 @@ static void option_name(const char *argument, char *name, size_t size)
 
 static enum status explain_unknown(const struct options *options, const char *argument)
 {
-    char name[WORD_MAX + 2]; /* a name that is cut is too long for any suggestion */
+    char name[WORD_MAX + 2]; /* truncated names are too long for a suggestion anyway */
     option_name(argument, name, sizeof name);
     int shown = (int)smaller(strcspn(argument, "="), NAME_BYTES);
     if (options->explain)
@@ -343,7 +343,7 @@ static enum status explain_unknown(const struct options *options, const char *ar
     return status_set(STATUS_USAGE, "unknown option '%.*s'; --help lists all options", shown, argument);
 }
 
-/* getopt_long() has refused an argument without saying why: it is ambiguous, or unknown. */
+/* Sets the message for an argument that getopt_long() refused: it is either ambiguous or unknown. */
 static enum status explain_refused(const struct options *options, const char *argument)
 {
     char name[WORD_MAX + 2], matches[512] = "";
@@ -369,7 +369,7 @@ static enum status explain_missing(const struct option_spec *spec)
     return status_set(STATUS_USAGE, "--%s needs a value, e.g. --%s %s", spec->name, spec->name, example);
 }
 
-/* The number of the spec behind what getopt_long() returned: its own value, or a letter. */
+/* Returns the index of the spec for a return value of getopt_long(): the value of a spec or a letter. */
 static size_t found_index(const struct options *options, int found)
 {
     if (found >= FIRST_VALUE)
@@ -383,7 +383,7 @@ static size_t found_index(const struct options *options, int found)
 
 enum { GIVEN_IN_FILE = 1, GIVEN_HERE };
 
-/* Takes one option that getopt_long() has recognised. */
+/* Stores the value of one option that getopt_long() has recognised. */
 static enum status take_option(struct options *options, size_t index, const char *previous, bool in_file)
 {
     void *values = NULL;
@@ -391,7 +391,7 @@ static enum status take_option(struct options *options, size_t index, const char
     unsigned char where = in_file ? GIVEN_IN_FILE : GIVEN_HERE;
     if (spec->kind != OPTION_FLAG && options->given[index] == where)
         return status_set(STATUS_USAGE, "--%s is given twice; drop one of them", spec->name);
-    /* In `--out --verify` the value was forgotten; `--out=--verify` means it. */
+    /* In `--out --verify` the value is missing; `--out=--verify` gives it explicitly. */
     if (spec->kind != OPTION_FLAG && optarg == previous && strncmp(optarg, "--", 2) == 0)
         return explain_missing(spec);
     TRY(set_value(spec, values, optarg));
@@ -399,7 +399,7 @@ static enum status take_option(struct options *options, size_t index, const char
     return STATUS_OK;
 }
 
-/* The number of the option that getopt_long() found, with a warning where its name is a former one. */
+/* Returns the index of the option that getopt_long() found. Warns if it was given by its former name. */
 static size_t resolve(const struct options *options, int found)
 {
     size_t index = found_index(options, found), count = spec_count(options);
@@ -407,7 +407,7 @@ static size_t resolve(const struct options *options, int found)
         return index;
     const struct renamed *name = &renamed[index - count];
     (void)works(options, name, &index);
-    status_warn("--%s is called --%s now", name->was, name->now);
+    status_warn("--%s is now called --%s", name->was, name->now);
     return index;
 }
 
@@ -415,7 +415,7 @@ static enum status parse_arguments(struct options *options, const struct option 
                                    int argc, char *const argv[])
 {
     void *values;
-    optind = 0; /* begins anew, also after an earlier parse */
+    optind = 0; /* resets getopt after an earlier parse */
     opterr = 0;
     for (;;) {
         int at = optind ? optind : 1;
@@ -448,7 +448,8 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
         return status_set(STATUS_FAILED, "out of memory for %zu options", count);
     }
 
-    /* '-': an argument that is no option comes back in its place, as 1; ':': a missing value, as ':'. */
+    /* '-' makes getopt return 1 for an argument that is not an option, in its place. ':' makes it return ':'
+     * for a missing value. */
     char letters[8] = "-:";
     enum status status = STATUS_OK;
     for (size_t i = 0; i < count && status == STATUS_OK; i++) {
@@ -479,7 +480,7 @@ void options_free(struct options *options)
     options->given = NULL;
 }
 
-/* With the end of the text. */
+/* Hashes a text and its terminating zero, so that neighbouring texts cannot run together. */
 static uint64_t hash_text(uint64_t hash, const char *text)
 {
     return fnv_add(hash, text, strlen(text) + 1);
@@ -512,7 +513,7 @@ bool options_given(const struct options *options, const char *name)
 
 /* ---- Before the parse ---- */
 
-/* Whether these letters are the option's name, or begin it and no other one's. */
+/* Whether `letters` is the name of the option or a prefix that no other name has. */
 static bool means_option(const struct option_spec *specs, size_t count, const char *letters, size_t length,
                          const char *name)
 {

@@ -7,7 +7,7 @@
 
 struct partition {
     uint64_t rank, ranks; /* ranks >= 1 */
-    bool strong;          /* a batch is shared out among the ranks; else each rank makes one */
+    bool strong;          /* strong scaling: the ranks divide one batch; weak: each rank has a whole one */
 };
 
 /* Items [first, first + count) of `total`. */
@@ -15,8 +15,9 @@ struct share {
     uint64_t first, count, total;
 };
 
-/* The share of a batch of `batch` items: all of it (weak), or an equal part (strong), where lower ranks take
- * one more each if it does not come out even; 0 items for the last ranks where there are more than items. */
+/* Returns the rank's share of a batch. Weak scaling: `batch` items per rank. Strong scaling: batch / ranks
+ * items, and the lowest ranks take one more each if there is a remainder. With more ranks than items, the
+ * last ranks get 0 items. */
 static inline struct share partition_share(const struct partition *partition, uint64_t batch)
 {
     if (!partition->strong)

@@ -1,5 +1,4 @@
-/* Where a variant is in its life, for whoever watches from beside it: the monitor asks, and profilers see
- * each phase as a range. */
+/* The current phase of a variant. The monitor reads it, and profilers show each phase as a range. */
 #ifndef FDSL_CORE_PHASE_H
 #define FDSL_CORE_PHASE_H
 
@@ -10,17 +9,18 @@ FDSL_C_BEGIN
 enum phase {
     PHASE_IDLE, /* between variants */
     PHASE_SETUP,
-    PHASE_VERIFY, /* the runs that are checked or handed to the user, and the checking */
+    PHASE_VERIFY, /* untimed runs whose results are verified or delivered, and the verification */
     PHASE_WARM_UP,
     PHASE_TIMED,
-    PHASE_MEASURE, /* the runs that measure more than time, and the writing of rows */
+    PHASE_MEASURE, /* untimed runs for other measures, and writing rows */
     PHASE_TEARDOWN
 };
 
-/* Ends the present phase and begins this one. By one thread alone, at one depth of ranges. */
+/* Ends the current phase and begins `phase`. Only one thread may call it, always at the same nesting depth of
+ * ranges. */
 void phase_enter(enum phase phase);
 
-/* The present phase; any thread may ask. */
+/* Returns the current phase. Thread safe. */
 enum phase phase_now(void);
 
 /* "idle", "setup", "verify", "warm-up", "timed", "measure", "teardown". */
@@ -30,17 +30,17 @@ FDSL_C_END
 
 /* ---- Ranges ---- */
 
-/* Named ranges for profilers (NVTX 3): the one place that knows of them. A range belongs to the thread that
- * opens it, and ranges nest. Without a profiler a range costs a load and a branch at each end; without NVTX
- * at build time, nothing. docs/profiling.md says what each name below covers: the names are stable. */
+/* Named ranges for profilers. Only this header and phase.c use NVTX 3. A range belongs to the thread that
+ * opens it, and ranges nest. Without a profiler, a range costs one load and one branch at each end; in a
+ * build without NVTX, nothing. docs/profiling.md says what each name covers; the names are stable. */
 
-/* Stages of generating */
+/* Stages of image generation */
 #define RANGE_CLEAR    "clear"
 #define RANGE_NOISE    "noise"
 #define RANGE_VERTICES "vertices"
 #define RANGE_PAINTING "painting"
 #define RANGE_DRAW     "draw"
-/* Threads of loaders */
+/* Loader threads */
 #define RANGE_READ   "read"
 #define RANGE_COPY   "copy"
 #define RANGE_UNPACK "unpack"
@@ -51,7 +51,7 @@ FDSL_C_END
 #define RANGE_BACKWARD "backward"
 #define RANGE_UPDATE   "update"
 #define RANGE_GENERATE "generate"
-/* CUDA graphs: whatever was captured */
+/* Launches of a CUDA graph */
 #define RANGE_GRAPH "graph"
 
 FDSL_C_BEGIN
@@ -71,7 +71,7 @@ static inline void range_pop(void)
 
 FDSL_C_END
 
-/* RANGE(READ); opens the range RANGE_READ until the end of the block, however that is left. */
+/* RANGE(READ); opens the range RANGE_READ. The range ends with the enclosing block, also on return. */
 #ifdef __cplusplus
 struct range_scope {
     explicit range_scope(const char *name)

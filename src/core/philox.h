@@ -1,8 +1,8 @@
-/* Philox4x32-10: a counter-based random stream, the same bits on every host and device.
+/* Philox4x32-10: a counter-based random number generator, bit-identical on every host and device.
  *
  * Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. A block of four 32-bit words is a
- * pure function of a 128-bit counter and a 64-bit key; tests/ holds
- * the published known answers. */
+ * pure function of a 128-bit counter and a 64-bit key. tests/test_philox.c checks the published known
+ * answers. */
 #ifndef FDSL_CORE_PHILOX_H
 #define FDSL_CORE_PHILOX_H
 
@@ -13,8 +13,8 @@
 #define PHILOX_ROUNDS 10
 #define PHILOX_M0     0xD2511F53u
 #define PHILOX_M1     0xCD9E8D57u
-#define PHILOX_W0     0x9E3779B9u /* the golden ratio: the key's first increment */
-#define PHILOX_W1     0xBB67AE85u /* the square root of three, less one: the second */
+#define PHILOX_W0     0x9E3779B9u /* golden ratio: the increment of key word 0 */
+#define PHILOX_W1     0xBB67AE85u /* sqrt(3) - 1: the increment of key word 1 */
 
 struct philox_block {
     uint32_t word[4];
@@ -30,7 +30,8 @@ FDSL_HD struct philox_key philox_key(uint64_t seed)
     return key;
 }
 
-/* Both words of a * b. On a GPU one instruction, which its compiler finds only with some words beside it. */
+/* Computes the high and low words of a * b. On a GPU this is one instruction; inline PTX, because the
+ * compiler does not always generate it. */
 FDSL_HD void philox_multiply(uint32_t a, uint32_t b, uint32_t *high, uint32_t *low)
 {
 #ifdef __CUDA_ARCH__
@@ -44,7 +45,7 @@ FDSL_HD void philox_multiply(uint32_t a, uint32_t b, uint32_t *high, uint32_t *l
 #endif
 }
 
-/* The block of counter (c0, c1, c2, c3) under `key`. */
+/* Returns the block of counter (c0, c1, c2, c3) with `key`. */
 FDSL_HD struct philox_block philox(struct philox_key key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3)
 {
     for (int round = 0; round < PHILOX_ROUNDS; round++) {
@@ -62,19 +63,20 @@ FDSL_HD struct philox_block philox(struct philox_key key, uint32_t c0, uint32_t 
     return block;
 }
 
-/* Word i mod 4 of a block. Selected, not indexed: a GPU keeps the block in registers. */
+/* Returns word i mod 4 of a block. Selects instead of indexing, so that a GPU keeps the block in
+ * registers. */
 FDSL_HD uint32_t philox_word(struct philox_block block, uint32_t i)
 {
     return i & 2 ? (i & 1 ? block.word[3] : block.word[2]) : (i & 1 ? block.word[1] : block.word[0]);
 }
 
-/* A draw from 0 .. count-1, count >= 1, by integer arithmetic: floor(word * count / 2^32). */
+/* Maps a random word to 0 .. count-1, count >= 1, in integer arithmetic: floor(word * count / 2^32). */
 FDSL_HD uint32_t philox_below(uint32_t word, uint32_t count)
 {
     return (uint32_t)(((uint64_t)word * count) >> 32);
 }
 
-/* A draw from [0, 1), a multiple of 2^-24. */
+/* Maps a random word to [0, 1), a multiple of 2^-24. */
 FDSL_HD float philox_unit(uint32_t word)
 {
     return (float)(word >> 8) * 0x1p-24f;

@@ -1,8 +1,7 @@
-/* One definition for host and device: what differs between the compilers, in one place. Only libc.
+/* Macros for code that C, C++ and CUDA compilers share. Uses only libc.
  *
- * FDSL_HD    begins an inline function that C, C++ and CUDA compile alike.
- * FDSL_C_*   bracket declarations with C linkage, so that .cu files
- * can include every header. */
+ * FDSL_HD    starts an inline function for host and device.
+ * FDSL_C_*   bracket declarations with C linkage, so that .cu files can include every header. */
 #ifndef FDSL_CORE_PORTABLE_H
 #define FDSL_CORE_PORTABLE_H
 
@@ -20,9 +19,9 @@
 #define FDSL_C_END
 #endif
 
-/* Before a function: compiled twice, for CPUs with and without a fused multiply-add, and chosen at start. The
- * bits are the same; without the instruction every fmaf is a call. Sanitizers start too
- * late for the choice. */
+/* FDSL_FMA_CLONES before a function compiles it twice, with and without FMA instructions; the loader picks
+ * one at program start. Both give the same bits, but without the instruction every fmaf is a library call.
+ * Off under sanitizers, because the choice is made before they are initialized. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FDSL_SANITIZED 1
 #elif defined(__has_feature)

@@ -4,8 +4,8 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* What must pass the memory's pins: of bytes that are needed once, a cache may still hold some from the run
- * before; of those that are needed round after round, a chip may keep some to itself. */
+/* Returns the least DRAM traffic. Caches may still hold part of `once_bytes` from the previous run, and the
+ * chip may keep part of `round_bytes` between rounds. */
 static double memory_bytes(const struct least_work *work, const struct machine_peaks *peaks)
 {
     return fmax(work->once_bytes - peaks->cache_bytes, 0) +
@@ -57,8 +57,8 @@ const char *roofline_bound_name(enum bound bound)
     return names[bound];
 }
 
-/* FLOPs per cycle of a multiprocessor, by NVIDIA's white papers on each architecture (docs/roofline.md):
- * their dense peak rates over multiprocessors and clock. */
+/* FLOPs per cycle and multiprocessor: the dense peak rates in NVIDIA's white papers (docs/roofline.md),
+ * divided by the number of multiprocessors and the clock. */
 static const struct {
     int major, minor;
     double flops[UNIT_COUNT]; /* fp32, TF32, fp16 and bf16 */
@@ -71,7 +71,7 @@ static const struct {
     {12, 0, {256, 512, 1024}},  /* RTX 50, RTX PRO */
 };
 
-/* Shared memory and first-level cache of a multiprocessor: no more than this on any of them. */
+/* Upper bound of shared memory and L1 cache per multiprocessor, on all architectures in the table. */
 #define LOCAL_BYTES (256.0 * 1024)
 
 struct machine_peaks roofline_gpu_peaks(const struct gpu_facts *gpu)
@@ -89,8 +89,8 @@ struct machine_peaks roofline_gpu_peaks(const struct gpu_facts *gpu)
     return peaks;
 }
 
-/* No x86-64 core starts more than two vectors of multiplications per cycle, each with an addition. The
- * compiler may turn plain loops into the widest vectors that its flags allow. */
+/* No x86-64 core issues more than two vector FMAs per cycle. The compiler may vectorize plain loops with the
+ * widest vectors that its flags allow. */
 double roofline_cpu_flops_per_cycle(const char *instruction_set)
 {
 #if defined(__AVX512F__)

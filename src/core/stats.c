@@ -6,8 +6,8 @@
 #include <string.h>
 
 #define OUTLIER_CUTOFF 3.5      /* in robust standard deviations; Iglewicz and Hoaglin, 1993 */
-#define MEDIAN_TO_SD   1.4826   /* scale a median absolute deviation, */
-#define MEAN_TO_SD     1.253314 /* or a mean one, to the sd of a normal distribution */
+#define MEDIAN_TO_SD   1.4826   /* sd / median absolute deviation of a normal distribution */
+#define MEAN_TO_SD     1.253314 /* sd / mean absolute deviation of a normal distribution */
 
 static int ascending(const void *a, const void *b)
 {
@@ -33,13 +33,13 @@ static double sd_of(const double *values, size_t count, double mean)
     return sqrt(squares / (double)(count - 1));
 }
 
-/* A spread relative to a centre; no spread is 0 even around 0. */
+/* Returns spread / |centre|, and 0 for a spread of 0 even if the centre is 0. */
 static double relative(double spread, double centre)
 {
     return spread == 0 ? 0 : spread / fabs(centre);
 }
 
-/* How many of the sorted values are below this one, or with `equal_too` not above it. */
+/* Returns the number of sorted values below `value`, or with `equal_too` not above it. */
 static size_t count_below(const double *sorted, size_t count, double value, bool equal_too)
 {
     size_t low = 0;
@@ -53,15 +53,15 @@ static size_t count_below(const double *sorted, size_t count, double value, bool
     return low;
 }
 
-/* The sample's rank among the sorted ones, counted from 0; equal samples share the mean of theirs. */
+/* Returns the rank of a sample in the sorted array, from 0; equal samples get their mean rank. */
 static double rank_of(double sample, const double *sorted, size_t count)
 {
     return 0.5 *
            (double)(count_below(sorted, count, sample, false) + count_below(sorted, count, sample, true) - 1);
 }
 
-/* The autocorrelation at this lag of `count` values whose mean is 0, corrected to first order for the bias
- * that comes from not knowing their true mean. */
+/* Returns the autocorrelation at `lag` of `count` values with mean 0. Corrects, to first order, the bias that
+ * comes from using the sample mean instead of the true mean. */
 static double correlation(const double *values, size_t count, double square, size_t lag)
 {
     double sum = 0;
@@ -70,10 +70,10 @@ static double correlation(const double *values, size_t count, double square, siz
     return sum / square + (1 + sum / square) / (double)count;
 }
 
-/* The variance of the values' mean over what it would be if they were independent: at least 1. The
- * correlations of neighbouring lags are added in pairs, which fall and stay above 0, until a pair is not
- * (Geyer's initial monotone sequence). A series of few such times has an estimate that is too small, and the
- * last line makes up for it (docs/notes/median_interval.md). */
+/* Returns the variance of the mean divided by that of independent values, at least 1. Adds the correlations
+ * of neighbouring lags in pairs, made non-increasing, until a pair is not positive (Geyer's initial monotone
+ * sequence). The estimate is too small for series of few correlation times; the last line corrects it
+ * (docs/notes/median_interval.md). */
 static double inflation(const double *values, size_t count)
 {
     double square = 0, sum = 0, before = HUGE_VAL;
@@ -93,10 +93,10 @@ static double inflation(const double *values, size_t count)
     return factor * (1 + 6 * (factor - 1) / (double)count);
 }
 
-#define BLOCKS_MAX 2048 /* so that a long, slowly changing series costs milliseconds */
+#define BLOCKS_MAX 2048 /* limits the time for a long, slowly changing series to milliseconds */
 
-/* How many independent samples the series is worth. Ranks stand for samples, so that no outlier decides.
- * Long series are taken in blocks: the inflation of their means, times that within them. */
+/* Returns the effective sample size. Uses the ranks of the samples, so that it is robust against outliers.
+ * Divides long series into blocks and multiplies the inflation of the block means by that within blocks. */
 static double effective_count(const double *samples, const double *sorted, size_t count, double *blocks)
 {
     size_t length = (count + BLOCKS_MAX - 1) / BLOCKS_MAX, block_count = count / length;
@@ -116,10 +116,10 @@ static double effective_count(const double *samples, const double *sorted, size_
     return fmax(1, (double)count / (within * inflation(blocks, block_count)));
 }
 
-/* The 95 % interval of the median. Of n independent samples the number under the true median is binomial
- * (n, 1/2), close to a normal distribution of mean n/2 and sd sqrt(n)/2. Where n samples are worth m
- * independent ones, that sd is larger by sqrt(n/m). So the interval reaches from rank l to rank n + 1 - l
- * with l = floor(n/2 + 1/2 - 0.98 n/sqrt(m)): 0.98 is 1.96 / 2, and 1/2 corrects for continuity. */
+/* Computes the 95 % confidence interval of the median. Among n independent samples, the number below the true
+ * median is binomial (n, 1/2), close to a normal distribution with mean n/2 and sd sqrt(n)/2. If n samples
+ * have an effective sample size m, the sd is larger by sqrt(n/m). The interval is from rank l to rank n + 1 -
+ * l with l = floor(n/2 + 1/2 - 0.98 n/sqrt(m)): 0.98 is 1.96 / 2, and 1/2 is the continuity correction. */
 static void median_interval(const double *sorted, size_t count, double effective, double *low, double *high)
 {
     double n = (double)count, rank = floor(n / 2 + 0.5 - 0.98 * n / sqrt(effective));
@@ -128,11 +128,11 @@ static void median_interval(const double *sorted, size_t count, double effective
     *high = sorted[count - 1 - below];
 }
 
-/* Counts outliers; turns `sorted` into the sorted distances from the median.
+/* Counts outliers. Overwrites `sorted` with the sorted distances from the median.
  *
- * Where more than half the samples are equal, which a coarse clock makes likely, the median distance is 0
- * and would damn every other sample. The mean distance is 0 only when all are equal, so it stands in: a
- * tick more or less passes where ticks are common, and a lone spike still counts. */
+ * If more than half the samples are equal, which is likely with a coarse clock, the median distance is 0 and
+ * every other sample would be an outlier. Then the mean distance is used, which is 0 only if all samples are
+ * equal. With it, samples that differ by a clock tick pass if they are common, and a single spike counts. */
 static size_t count_outliers(double *sorted, size_t count, double median)
 {
     for (size_t i = 0; i < count; i++)
@@ -192,7 +192,7 @@ double stats_ks(const float *a, size_t n, const float *b, size_t m)
     double distance = 0;
     for (size_t i = 0, j = 0; i < n && j < m;) {
         float x = a[i] < b[j] ? a[i] : b[j];
-        /* "not above" rather than "equal": a NaN from broken device code must not stop the walk. */
+        /* "not above" instead of "equal", so that a NaN from broken device code does not stop the loop. */
         while (i < n && !(a[i] > x))
             i++;
         while (j < m && !(b[j] > x))

@@ -9,11 +9,11 @@
 #include "core/text.h"
 
 #define MESSAGE_BYTES 1024
-#define GAP           " ... " /* instead of the middle of a message that is too long */
+#define GAP           " ... " /* replaces the middle of a message that is too long */
 
 static _Thread_local char message[MESSAGE_BYTES];
 
-/* Set before any thread begins. */
+/* Set before any thread is started. */
 static bool launched, joined;
 static int own_rank, rank_count = 1;
 
@@ -31,14 +31,14 @@ int status_severity(enum status code)
     case STATUS_UNAVAILABLE:
         return 4;
     }
-    return 5; /* no status at all */
+    return 5; /* not a valid status */
 }
 
-/* Fits text into `out`, a buffer of MESSAGE_BYTES, as a terminal may show it. One that is too long loses its
- * middle: names come first in most messages, and what to do last. */
+/* Copies `text`, escaped for terminals, into `out`, a buffer of MESSAGE_BYTES. Cuts the middle out of a text
+ * that is too long, because most messages begin with names and end with the remedy. */
 static void fit(const char *text, char *out)
 {
-    char *whole = malloc(4 * strlen(text) + 1); /* a byte becomes four at most */
+    char *whole = malloc(4 * strlen(text) + 1); /* escaping turns one byte into at most four */
     if (!whole) {
         text_printable(text, out, MESSAGE_BYTES);
         return;
@@ -49,7 +49,7 @@ static void fit(const char *text, char *out)
     if (length >= MESSAGE_BYTES) {
         head = MESSAGE_BYTES / 2;
         tail -= MESSAGE_BYTES - 1 - strlen(GAP) - head;
-        while ((whole[head] & 0xC0) == 0x80) /* not inside of a character */
+        while ((whole[head] & 0xC0) == 0x80) /* do not split a UTF-8 character */
             head--;
         while ((*tail & 0xC0) == 0x80)
             tail++;
@@ -58,7 +58,8 @@ static void fit(const char *text, char *out)
     free(whole);
 }
 
-/* Formats text of any length and fits it into `out`. `end`, where it is not NULL, comes after it. */
+/* Formats text of any length and copies it with fit() into `out`. If `end` is not NULL, appends ": " and
+ * `end`. */
 __attribute__((format(printf, 2, 0))) static void fit_formatted(char *out, const char *format,
                                                                 va_list arguments, const char *end)
 {
@@ -69,7 +70,7 @@ __attribute__((format(printf, 2, 0))) static void fit_formatted(char *out, const
         text = NULL;
     if (begin && (text || !end))
         fit(text ? text : begin, out);
-    else if (!end) /* no memory for more than the words themselves */
+    else if (!end) /* out of memory: show the format string itself */
         fit(format, out);
     free(begin);
     free(text);
@@ -126,7 +127,7 @@ bool status_coloured(int fd)
 static void print_line(const char *colour, const char *kind, const char *text)
 {
     bool terminal = status_shows_progress(), coloured = *colour && status_coloured(STDERR_FILENO);
-    /* On a terminal, over the progress that may stand there. */
+    /* On a terminal, overwrite a line of progress. */
     fprintf(stderr, "%s%sfdsl-bench: %s%s%s\n", terminal ? "\r\033[K" : "", coloured ? colour : "", kind,
             coloured ? "\033[0m" : "", text);
 }

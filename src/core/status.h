@@ -1,9 +1,8 @@
-/* Errors: a code and one line of text, returned and relayed. Nothing but main() exits.
+/* Errors: a code and one line of text, passed up to the caller. Only main() exits.
  *
  * A function that can fail returns `enum status`. Where the failure happens, status_set() records what
- * went wrong and what to do about it; on the way up, status_prefix() adds context. The codes are the exit
- * statuses of the program. Only libc and core/text.h.
- */
+ * went wrong and what to do about it. Callers may add context with status_prefix(). The codes are the exit
+ * statuses of the program. */
 #ifndef FDSL_CORE_STATUS_H
 #define FDSL_CORE_STATUS_H
 
@@ -16,59 +15,60 @@ FDSL_C_BEGIN
 enum status {
     STATUS_OK = 0,
     STATUS_FAILED = 1,     /* a failure while running */
-    STATUS_USAGE = 2,      /* the user asked for something that makes no sense */
-    STATUS_WRONG = 3,      /* a result differs from its oracle */
-    STATUS_UNAVAILABLE = 4 /* asked for something this build or machine lacks */
+    STATUS_USAGE = 2,      /* invalid options or input */
+    STATUS_WRONG = 3,      /* a result differs from the reference */
+    STATUS_UNAVAILABLE = 4 /* this build or machine lacks what was requested */
 };
 
-/* How bad, where one status must stand for several: from 0, STATUS_OK. Wrong results are the least of the
- * failures: those end the run, and wrong results are counted and the next variant comes. */
+/* Returns the severity of a status, 0 for STATUS_OK, to choose one status for several ranks or variants.
+ * STATUS_WRONG is the least severe failure, because the other variants still run; all others end the run. */
 int status_severity(enum status code);
 
 /* Records a one-line message for the calling thread and returns `code`, so that a failing function can end
- * in `return status_set(...)`. A text of more than 1 KiB loses its middle. It may hold names of files and
- * keys of samples as they are: here, in status_prefix() and in what prints, control characters and bytes that
- * are not UTF-8 are escaped (text_printable()). */
+ * in `return status_set(...)`. Messages longer than 1 KiB lose their middle. Callers may insert file names
+ * and sample keys as they are: all functions here escape control characters and invalid UTF-8
+ * (text_printable()). */
 enum status status_set(enum status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Puts context in front of the recorded message ("context: message") and returns `code` unchanged. */
+/* Prepends context to the recorded message ("context: message") and returns `code`. */
 enum status status_prefix(enum status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* The calling thread's latest message; never NULL, owned by the thread, overwritten by the next failure. */
+/* Returns the calling thread's latest message, never NULL. The next failure on this thread overwrites it. */
 const char *status_text(void);
 
-/* Whether text to this file descriptor may have colours: a terminal, no launcher, neither NO_COLOR nor
- * TERM=dumb. */
+/* Whether output to `fd` may use colours: `fd` is a terminal, no launcher started this process, and neither
+ * NO_COLOR nor TERM=dumb is set. */
 bool status_coloured(int fd);
 
-/* Says which of several ranks (0: how many was not told) this process is, where a launcher started it. From
- * then on rank 0 alone prints errors, warnings and notes, and as what ranks print goes through the launcher,
- * terminal or not, there are neither colours nor progress. */
+/* Sets the rank of this process and the number of ranks (0: unknown) that a launcher started. From then on
+ * only rank 0 prints warnings and notes. Colours and progress are off, because the output of all ranks goes
+ * through the launcher. Call before starting threads. */
 void status_launched(int rank, int ranks);
 
-/* Says the same once the ranks have joined, so that they agree on every failure. */
+/* Sets the rank and the number of ranks after comm_open(). From then on all ranks agree on every failure, so
+ * only rank 0 prints errors. */
 void status_joined(int rank, int ranks);
 
-/* Whether progress may be shown on stderr: a terminal, and this process is the one to write there. */
+/* Whether progress may be shown: stderr is a terminal and no launcher started this process. */
 bool status_shows_progress(void);
 
-/* Prints a line to stderr: "fdsl-bench: warning: ...", yellow where it may have colours. Of several ranks
- * only rank 0 does, for all. */
+/* Prints "fdsl-bench: warning: ..." to stderr, on rank 0 only. */
 void status_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* The same for what concerns this rank alone, whichever it is: "fdsl-bench: warning: rank 2: ...". */
+/* Prints "fdsl-bench: warning: rank 2: ..." to stderr, on any rank. For warnings about this rank only. */
 void status_warn_own(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* The same for what is no warning, on a terminal alone: nobody is looking on elsewhere. */
+/* Prints "fdsl-bench: ..." to stderr if progress may be shown (status_shows_progress()). */
 void status_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* The same for anybody, terminal or not: what a log should hold. */
+/* Prints "fdsl-bench: ..." to stderr, on rank 0 only, also if stderr is a log file. */
 void status_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Prints the recorded message as an error line to stderr. Of ranks that have joined rank 0 does, for all;
- * before that each speaks for itself, as rank 0 cannot know of its failure. */
+/* Prints the recorded message as an error to stderr. After status_joined() only rank 0 prints; before it
+ * every rank does, because rank 0 cannot know of their failures. */
 void status_print(void);
 
+/* Returns from the calling function if `call` does not return STATUS_OK. */
 #define TRY(call)                         \
     do {                                  \
         enum status try_status_ = (call); \

@@ -4,8 +4,8 @@
 
 #define ESCAPED_MAX 16 /* bytes that one character can become: four times \xNN */
 
-/* The bytes of the character that `text` begins with, and its code point; 0 where it is not UTF-8. Refuses
- * overlong forms, surrogates and what is beyond Unicode. Reads no byte beyond the end of the string. */
+/* Decodes the first UTF-8 character of `text`. Returns its number of bytes, or 0 if it is invalid: overlong
+ * forms, surrogates and code points above U+10FFFF are. Does not read past the end of the string. */
 static size_t decode(const unsigned char *text, uint32_t *code)
 {
     static const struct {
@@ -17,7 +17,7 @@ static size_t decode(const unsigned char *text, uint32_t *code)
             continue;
         *code = text[0] & (unsigned char)~forms[more].mask;
         for (size_t i = 1; i <= more; i++) {
-            if ((text[i] & 0xC0) != 0x80) /* also at the end */
+            if ((text[i] & 0xC0) != 0x80) /* includes the end of the string */
                 return 0;
             *code = *code << 6 | (text[i] & 0x3Fu);
         }
@@ -27,7 +27,7 @@ static size_t decode(const unsigned char *text, uint32_t *code)
     return 0;
 }
 
-/* Whether a terminal shows this character, and neither obeys it nor turns the text around. */
+/* Whether a terminal prints this character: not a control character, separator or bidirectional mark. */
 static bool is_shown(uint32_t code)
 {
     bool control = code < 0x20 || (code >= 0x7F && code <= 0x9F);
@@ -37,7 +37,8 @@ static bool is_shown(uint32_t code)
     return !control && !separator && !direction;
 }
 
-/* Moves past one character of a text that is not at its end, and writes what it becomes. */
+/* Writes the next character of a non-empty text to `out`, escaped if necessary, and advances `*text`. Returns
+ * the number of bytes written. */
 static size_t next(const unsigned char **text, char out[ESCAPED_MAX + 1])
 {
     uint32_t code = 0;

@@ -1,5 +1,4 @@
-/* Text that comes from outside, such as names of files and keys of samples, on its way to people and into
- * CSV. */
+/* Escaping of external text, such as file names and sample keys, for terminals and CSV. */
 #ifndef FDSL_CORE_TEXT_H
 #define FDSL_CORE_TEXT_H
 
@@ -12,20 +11,20 @@
 
 FDSL_C_BEGIN
 
-/* Copies `text` into `out`, a buffer of `size` bytes, so that a terminal shows it and does nothing else.
- * Control characters, marks that change the direction of writing and bytes that are not UTF-8 become \n, \r,
- * \t or \xNN; all else stays. So printable text stays as it is, and escaping twice is the same as once. What
- * does not fit is cut between two characters. Returns `out`. */
+/* Copies `text` into `out`, a buffer of `size` bytes, so that it is safe to print on a terminal. Control
+ * characters, bidirectional marks and invalid UTF-8 become \n, \r, \t or \xNN. Other characters stay the
+ * same, so escaping twice equals escaping once. Truncates between characters if `out` is too small. Returns
+ * `out`. */
 const char *text_printable(const char *text, char *out, size_t size);
 
-/* Prints `text` to a stream for people, as text_printable() makes it, however long it is. */
+/* Prints `text` of any length, escaped like text_printable(). */
 void text_print(FILE *stream, const char *text);
 
-/* Writes one field of CSV as in RFC 4180: in quotes where it holds a comma, a quote or a line end. */
+/* Writes one CSV field as in RFC 4180: in quotes if it contains a comma, a quote or a line end. */
 void text_csv_field(FILE *stream, const char *text);
 
-/* Counts the records of a CSV text of `size` bytes; a line end in quotes ends none. `*whole`: the last one
- * has its line end. */
+/* Returns the number of complete records in a CSV text of `size` bytes. A line end inside quotes does not end
+ * a record. `*whole` becomes false if the text ends in the middle of a record. */
 uint64_t text_csv_records(const char *text, size_t size, bool *whole);
 
 FDSL_C_END

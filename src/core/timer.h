@@ -1,10 +1,10 @@
-/* Wall time. Only libc. */
+/* Wall-clock time. */
 #ifndef FDSL_CORE_TIMER_H
 #define FDSL_CORE_TIMER_H
 
 #include <time.h>
 
-/* Seconds since an arbitrary fixed point; never goes back. */
+/* Returns seconds since an arbitrary fixed point. Monotonic. */
 static inline double timer_now_s(void)
 {
     struct timespec now;

@@ -127,7 +127,8 @@ static enum status choose(const char *name, const char **workload, const struct 
 {
     const struct variant_entry *entry = variant_find(name);
     if (strcmp(name, "all") == 0)
-        return status_set(STATUS_USAGE, "--variant: all stands alone; drop it, or the names beside it");
+        return status_set(STATUS_USAGE,
+                          "--variant: 'all' cannot be combined with names; drop 'all' or the names");
     if (!entry)
         return variant_unknown("", name);
     if (!*workload)

@@ -1,7 +1,6 @@
-/* A variant: one way to do a workload's job, and the table of all of them.
+/* A variant is one implementation of a workload. This header also declares the table of all variants.
  *
- * A new variant is one file that defines a `const struct variant`, and
- * one line of variants.def. */
+ * To add a variant, write a file that defines a `const struct variant`, and add one line to variants.def. */
 #ifndef FDSL_CORE_VARIANT_H
 #define FDSL_CORE_VARIANT_H
 
@@ -14,57 +13,57 @@
 
 FDSL_C_BEGIN
 
-/* What a variant may use of the machine. */
+/* The resources that a variant may use. */
 struct resources {
     int threads; /* CPU threads, at least 1 */
     int device;  /* CUDA device number */
 };
 
-/* The time of one run. A variant that works on a device also times the work there, on its own stream. */
+/* The device time of one run. The runner measures wall time itself. */
 struct run_time {
-    double device_s; /* negative where nothing but the wall clock applies */
+    double device_s; /* measured by events on the variant's stream; negative if only wall time applies */
 };
 
 struct variant {
-    /* "cpu" or "cuda": which device the rows name, and whose peaks the roofline takes. */
+    /* "cpu" or "cuda": selects the device named in the rows and the peaks for the roofline. */
     const char *platform;
 
-    bool threaded; /* uses resources.threads CPU threads, not one */
+    bool threaded; /* uses resources.threads CPU threads instead of one */
 
-    /* Slower where the driver compiles its kernels from PTX for an older architecture than the device's. */
+    /* The variant is slower if the driver compiles its kernels from PTX of an older architecture. */
     bool wants_own_architecture;
 
-    /* The vector instructions that the arithmetic of later set-ups uses on this machine: "scalar" (plain
-     * loops), "avx2" or "avx512". NULL where the variant does no arithmetic on the CPU: on devices, and in
-     * loaders. */
+    /* Returns the vector instructions that the variant uses on this machine: "scalar" (plain loops), "avx2"
+     * or "avx512". NULL for variants without arithmetic on the CPU, such as GPU variants and loaders. */
     const char *(*instruction_set)(void);
 
-    /* What the workload's oracle must know of this variant; the workload defines the type (or NULL). */
+    /* Properties of this variant for the workload's reference; the workload defines the type. May be NULL. */
     const void *traits;
 
-    /* STATUS_OK where this machine can run the variant, or STATUS_UNAVAILABLE and the reason. May be NULL:
-     * always available. */
+    /* Returns STATUS_OK if this machine can run the variant, else STATUS_UNAVAILABLE with the reason. May be
+     * NULL: always available. */
     enum status (*probe)(const struct resources *resources);
 
-    /* Makes `*state` from the workload's input, which outlives it. Nothing here is timed. On failure
-     * nothing is left allocated. */
+    /* Creates `*state` from the workload's input, which must outlive it. Not timed. Leaves nothing allocated
+     * on failure. */
     enum status (*setup)(const struct resources *resources, const void *input, void **state);
 
-    /* Before each run, untimed: what the run must find, such as an empty page cache. May be NULL. */
+    /* Called before each run, not timed: prepares the machine, for example empties the page cache. May be
+     * NULL. */
     enum status (*ready)(void *state, uint64_t number);
 
-    /* The only timed part; blocks until the results are complete. Run number n works on inputs that are a
-     * pure function of n, so stale results of an earlier run can never pass for fresh ones. */
+    /* The only timed part. Blocks until the results are complete. The inputs of run `number` are a pure
+     * function of `number`, so results of an earlier run cannot pass verification. */
     enum status (*run)(void *state, uint64_t number, struct run_time *time);
 
-    /* Copies the results of the latest run out, in the form that the workload defines. Untimed. */
+    /* Copies the results of the latest run into `result`, whose type the workload defines. Not timed. */
     enum status (*fetch)(void *state, void *result);
 
     /* Frees the state. */
     void (*teardown)(void *state);
 };
 
-/* A run that nobody times. */
+/* Prepares and performs one untimed run. */
 static inline enum status variant_run(const struct variant *variant, void *state, uint64_t number,
                                       struct run_time *time)
 {
@@ -73,7 +72,7 @@ static inline enum status variant_run(const struct variant *variant, void *state
     return variant->run(state, number, time);
 }
 
-/* A line of the table. `variant` is NULL where this build leaves it out; `needs` says for what. */
+/* One line of the table. `variant` is NULL if this build lacks the feature named by `needs`. */
 struct variant_entry {
     const char *name, *workload, *needs, *summary;
     const struct variant *variant;
@@ -82,23 +81,24 @@ struct variant_entry {
 extern const struct variant_entry variant_table[];
 extern const size_t variant_count;
 
-/* Checks the table: unique names, known workloads, every callback there. STATUS_FAILED names the culprit. */
+/* Checks that names are unique, workloads exist and no callback is missing. STATUS_FAILED names the entry. */
 enum status variant_table_check(void);
 
-/* The entry of that name, or NULL. */
+/* Returns the entry with this name, or NULL. */
 const struct variant_entry *variant_find(const char *name);
 
-/* STATUS_USAGE for a name that no entry has, with the nearest one suggested. The message begins with
- * `option`. */
+/* Sets the error message for an unknown variant and suggests the nearest name. The message begins with
+ * `option`. Always returns STATUS_USAGE. */
 enum status variant_unknown(const char *option, const char *name);
 
-/* Whether the entry can run here: STATUS_OK, or STATUS_UNAVAILABLE with the reason ("not built: ..." where
- * the build leaves it out). */
+/* Returns STATUS_OK if the variant can run here, else STATUS_UNAVAILABLE with the reason ("not built: ..." if
+ * the build lacks it). */
 enum status variant_available(const struct variant_entry *entry, const struct resources *resources);
 
-/* Turns "a,b,c" or "all" into entries of one workload, in the order asked. `workload` may be NULL: then the
- * first name decides (and "all" means synth). `*chosen` (the caller frees it) gets `*count` entries.
- * STATUS_USAGE for an unknown name, with the nearest one suggested, a missing one, and "all" among others. */
+/* Parses "a,b,c" or "all" into entries of one workload, in the given order. If `workload` is NULL, the first
+ * name selects it, and "all" means synth. `*chosen` becomes an array of `*count` entries, which the caller
+ * frees. STATUS_USAGE for an unknown name (suggests the nearest one), an empty or repeated name, a name of
+ * another workload, or "all" in a list. */
 enum status variant_select(const char *list, const char *workload, const struct variant_entry ***chosen,
                            size_t *count);
 

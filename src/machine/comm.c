@@ -1,8 +1,7 @@
-/* What ranks do together, whatever joins them. */
+/* Communication built on the functions of comm_mpi.c or comm_serial.c. */
 #include "machine/comm.h"
 
-/* Ranks with different options would deadlock; the results of ranks with different data would not fit
- * together. */
+/* Ranks with different options would deadlock; results of ranks with different data cannot be combined. */
 enum status comm_check_same(uint64_t mine, const char *what, const char *remedy)
 {
     uint64_t first = mine;

@@ -42,7 +42,8 @@ static int count_of(const struct cores_mask *mask)
 
 /* ---- The plan ---- */
 
-/* The whole cores that fall to a rank, of those in `usable`; one of them where ranks outnumber them. */
+/* Returns a rank's share of the cores in `usable`: whole cores, or one shared core if there are more ranks
+ * than cores. */
 static struct cores_mask share_of(const struct cores_mask *usable, int count, int rank,
                                   const struct cores_mask *cores, int core_count, bool *crowded)
 {
@@ -79,7 +80,7 @@ struct cores_plan cores_share_out(const struct cores_mask *ranks, int count, int
         usable = united(usable, &ranks[i]);
         claims += count_of(&ranks[i]);
     }
-    if (claims == count_of(&usable)) { /* each has its own */
+    if (claims == count_of(&usable)) { /* no two ranks share a hardware thread */
         if (count_of(&usable) < count_of(allowed))
             plan.outcome = CORES_IDLE;
         return plan;
@@ -103,7 +104,8 @@ static bool set_mask(const struct cores_mask *mask)
     return sched_setaffinity(0, sizeof *mask, (const cpu_set_t *)mask->words) == 0;
 }
 
-/* What the system would let this process have: the kernel cuts a request for everything down to that. */
+/* Returns all hardware threads that this process may use: the kernel reduces a request for everything to
+ * them. */
 static struct cores_mask allowed_now(const struct cores_mask *current)
 {
     struct cores_mask allowed;
@@ -114,7 +116,7 @@ static struct cores_mask allowed_now(const struct cores_mask *current)
     return allowed;
 }
 
-/* Every hardware thread a core of its own: where nobody tells which belong together. */
+/* Treats each hardware thread as a core, if the topology is unknown. */
 static int singles(const struct cores_mask *allowed, struct cores_mask *cores)
 {
     int count = 0;
@@ -125,11 +127,11 @@ static int singles(const struct cores_mask *allowed, struct cores_mask *cores)
 }
 
 #ifdef HAVE_HWLOC
-/* The cores in hwloc's logical order: by socket and shared cache. None where hwloc knows of none. */
+/* Fills the cores in hwloc's logical order, by socket and shared cache. Returns 0 if hwloc finds none. */
 static int find_cores(struct cores_mask *cores, int room)
 {
     hwloc_topology_t topology;
-    (void)setenv("HWLOC_HIDE_ERRORS", "2", 0); /* as env.c: no word of missing /sys on stderr */
+    (void)setenv("HWLOC_HIDE_ERRORS", "2", 0); /* no messages on stderr about a missing /sys */
     if (hwloc_topology_init(&topology) != 0)
         return 0;
     int count = 0;

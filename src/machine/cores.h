@@ -1,4 +1,4 @@
-/* Which cores the ranks of one machine have: none that another rank has too, as far as there are enough. */
+/* Divides the cores of a machine among its ranks, so that no two ranks share a core if there are enough. */
 #ifndef FDSL_MACHINE_CORES_H
 #define FDSL_MACHINE_CORES_H
 
@@ -6,41 +6,43 @@
 
 #include "core/status.h"
 
-#define CORES_MAX       8192 /* the most hardware threads that Linux can be configured for on x86-64 */
+#define CORES_MAX       8192 /* the most hardware threads that Linux supports on x86-64 */
 #define CORES_WORD_BITS (8 * sizeof(unsigned long))
 
-/* A set of hardware threads, laid out as the kernel's affinity masks. */
+/* A set of hardware threads, in the layout of the kernel's affinity masks. */
 struct cores_mask {
     unsigned long words[CORES_MAX / 8 / sizeof(unsigned long)];
 };
 
-/* What was found, and done; the larger, the more there is to say of it. */
+/* What was found and done, in increasing order of importance for a warning. */
 enum cores_outcome {
-    CORES_KEPT,   /* the launcher gave each rank its own, and none is left over; or there is one rank */
-    CORES_SPLIT,  /* ranks had cores in common: these were shared out evenly */
-    CORES_IDLE,   /* the launcher gave each rank its own, and left some to nobody */
-    CORES_CROWDED /* there are more ranks than cores: some share one */
+    CORES_KEPT,   /* the launcher gave each rank its own cores and used all; or there is one rank */
+    CORES_SPLIT,  /* ranks had cores in common; the cores were divided evenly */
+    CORES_IDLE,   /* the launcher gave each rank its own cores but left some unused */
+    CORES_CROWDED /* there are more ranks than cores, so some ranks share a core */
 };
 
 /* How the ranks of a machine share its cores. */
 struct cores_plan {
     enum cores_outcome outcome;
-    struct cores_mask mine; /* what this rank is to run on */
+    struct cores_mask mine; /* the hardware threads for this rank */
 };
 
-/* The plan of rank `rank` of `count`, given what each may run on now, all that the machine allows, and the
- * hardware threads of each core: `cores`, `core_count` >= 1 of them, in an order that keeps neighbours
- * together. Only cores that some rank may run on are shared out. Pure. */
+/* Plans the cores of rank `rank` of `count`. `ranks` has the current mask of each rank, `allowed` all
+ * hardware threads that this job may use, and `cores` the hardware threads of each of the `core_count` >=
+ * 1 cores, ordered so that neighbours share caches. Only divides cores that at least one rank may run on.
+ * Pure. */
 struct cores_plan cores_share_out(const struct cores_mask *ranks, int count, int rank,
                                   const struct cores_mask *allowed, const struct cores_mask *cores,
                                   int core_count);
 
-/* Whether the environment had OpenMP bind threads (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY): the first
- * one is bound before main() begins, and what a launcher gave this process can no longer be told. */
+/* Whether the environment makes OpenMP bind threads (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY). OpenMP
+ * binds the first thread before main(), so the mask that the launcher set can no longer be found out. */
 bool cores_bound_by_openmp(void);
 
-/* Finds out the above of this process and its neighbours, and moves the calling thread, and all that it will
- * start, to its cores: for a process that has no other threads at work yet. All ranks call it. */
+/* Collective: plans the cores of all ranks of this machine and binds the calling thread, and all threads that
+ * it starts later, to its share. Call before other threads are started. STATUS_FAILED if affinity masks
+ * cannot be read or set. */
 enum status cores_take(enum cores_outcome *outcome);
 
 #endif

@@ -1,5 +1,5 @@
-/* The CUDA device, as the host program sees it. C, no CUDA header: device.cu implements it where CUDA is
- * built in, device_none.c where it is not. */
+/* Queries of CUDA devices for the host program. C, no CUDA header: device.cu implements it, or device_none.c
+ * in builds without CUDA. */
 #ifndef FDSL_MACHINE_DEVICE_H
 #define FDSL_MACHINE_DEVICE_H
 
@@ -15,31 +15,31 @@ FDSL_C_BEGIN
 struct device_info {
     char name[256];
     char pci_bus_id[32];   /* "0000:01:00.0" */
-    char runtime[16];      /* the CUDA runtime built in: "13.0" */
-    char driver_cuda[16];  /* the newest CUDA that the driver supports */
+    char runtime[16];      /* version of the linked CUDA runtime: "13.0" */
+    char driver_cuda[16];  /* newest CUDA version that the driver supports */
     char architecture[16]; /* "sm_90" */
-    int code_architecture; /* the one that this build's code for the device was compiled for: 90 for sm_90 */
-    bool compiled_at_load; /* from PTX, by the driver, when kernels are loaded */
+    int code_architecture; /* architecture that this build's device code was compiled for: 90 for sm_90 */
+    bool compiled_at_load; /* the driver compiles kernels from PTX when they are loaded */
     int multiprocessors;
     uint64_t memory_bytes, memory_free_bytes;
-    struct machine_peaks peaks; /* at the highest clocks that the driver tells */
+    struct machine_peaks peaks; /* at the maximum clocks that the driver reports */
 };
 
-/* The devices that this process sees (CUDA_VISIBLE_DEVICES); 0 where there is none, or no CUDA. */
+/* Returns the number of devices visible to this process (CUDA_VISIBLE_DEVICES); 0 without CUDA. */
 int device_count(void);
 
-/* Where device number `device` is on the bus ("0000:01:00.0"), without taking memory on it.
- * STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
+/* Writes the PCI bus id of CUDA device `device` ("0000:01:00.0") without creating a context, which would take
+ * device memory. STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
 enum status device_pci_bus_id(int device, char *text, int size);
 
-/* STATUS_OK where device number `device` can be used, else STATUS_UNAVAILABLE and the reason. */
+/* Returns STATUS_OK if CUDA device `device` can be used, else STATUS_UNAVAILABLE with the reason. */
 enum status device_probe(int device);
 
-/* The architecture that this build's code for device number `device` was compiled for, 90 for sm_90, and
+/* Gets the architecture that this build's code for CUDA device `device` was compiled for (90 for sm_90), and
  * whether the driver compiles that code from PTX. STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
 enum status device_code(int device, int *architecture, bool *at_load);
 
-/* Fills `info`. STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
+/* Describes CUDA device `device`. STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
 enum status device_describe(int device, struct device_info *info);
 
 FDSL_C_END

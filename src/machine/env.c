@@ -26,8 +26,9 @@
 #define COMPILER "gcc " __VERSION__
 #endif
 
-/* The rest of the first line of `path` that begins with `key`, without the blanks and colon between them:
- * the common shape of files under /proc and of control files. Empty, and false, where there is none. */
+/* Finds the first line of `path` that begins with `key` and copies what follows the key and any blanks or
+ * colons. Files under /proc and cgroup control files have this format. If there is no such line, `value`
+ * becomes empty and the result is false. */
 static bool read_field(const char *path, const char *key, char *value, size_t size)
 {
     char line[PATH_MAX + 64];
@@ -47,7 +48,7 @@ static bool read_field(const char *path, const char *key, char *value, size_t si
     return true;
 }
 
-/* The same as a number, and false where the text is no number ("max" in a control group). */
+/* Reads a field as a number. Returns false if it is missing or not a number ("max" in a control group). */
 static bool read_number(const char *path, const char *key, uint64_t *number)
 {
     char text[64], *end;
@@ -70,8 +71,9 @@ static bool read_group(const char *directory, const char *file, const char *key,
     return length < (int)sizeof path && read_number(path, key, number);
 }
 
-/* Head-room under one group's own limit. The file cache counts as used, but the kernel drops it before it
- * refuses memory, and a program that has just read a large dataset fills its group with it. */
+/* Returns the headroom under one group's own limit. memory.current includes the file cache, which the kernel
+ * drops before it refuses memory. A program that has just read a large data set fills its group with cache.
+ */
 static uint64_t group_headroom_bytes(const char *directory)
 {
     uint64_t limit, used = 0, active = 0, inactive = 0;
@@ -151,12 +153,11 @@ static int count_allowed_cores(hwloc_topology_t topology, hwloc_const_bitmap_t a
 static void capture_processors(struct env *env)
 {
     hwloc_topology_t topology;
-    /* Where there is no /sys, as in some containers, hwloc would say so on stderr; cores are counted all the
-     * same. */
+    /* Some containers have no /sys; hwloc still counts cores then, but prints an error on stderr. */
     (void)setenv("HWLOC_HIDE_ERRORS", "2", 0);
     if (hwloc_topology_init(&topology) != 0)
         return;
-    /* Without this flag the counts would be those of the job's control group, not of the machine. */
+    /* Without this flag, hwloc counts the cores of the job's control group instead of the machine's. */
     hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
     hwloc_bitmap_t allowed = hwloc_bitmap_alloc();
     if (allowed && hwloc_topology_load(topology) == 0) {
@@ -174,7 +175,7 @@ static void capture_processors(struct env *env)
 
 #else
 
-enum { CPUS_MAX = 8192 }; /* the most that Linux can be configured for on x86-64 */
+enum { CPUS_MAX = 8192 }; /* the most hardware threads that Linux supports on x86-64 */
 
 static void write_cpu_list(const cpu_set_t *set, size_t set_bytes, char *text, size_t size)
 {
@@ -192,7 +193,7 @@ static void write_cpu_list(const cpu_set_t *set, size_t set_bytes, char *text, s
     }
 }
 
-/* The first hardware thread of the core that has this one; -1 where unknown. */
+/* Returns the first hardware thread of the core that `cpu` belongs to; -1 if unknown. */
 static int first_sibling_of(int cpu)
 {
     char path[96];
@@ -201,7 +202,7 @@ static int first_sibling_of(int cpu)
     return read_number(path, "", &first_sibling) && first_sibling < CPUS_MAX ? (int)first_sibling : -1;
 }
 
-/* A core is counted at the first of its hardware threads. */
+/* Counts each core at its first hardware thread. */
 static int count_cores(void)
 {
     int cores = 0;
@@ -241,7 +242,7 @@ static void capture_processors(struct env *env)
 
 #endif
 
-/* A list that filled its buffer was cut, perhaps within a number: ends it at a comma, with dots. */
+/* A list that fills its buffer is truncated, perhaps inside a number: replaces its last entry with "...". */
 static void mark_cut_list(char *list, size_t size)
 {
     if (strlen(list) + 1 < size)
@@ -262,7 +263,7 @@ static const char *widest_simd(void)
 #endif
 }
 
-/* The first of the comma-separated numbers in `text`; 0 if one of them is not a number of threads. */
+/* Returns the first of the comma-separated numbers in `text`; 0 if any is not a valid number of threads. */
 static uint64_t first_of_list(const char *text)
 {
     uint64_t first = 0;
@@ -286,7 +287,7 @@ uint64_t env_openmp_threads(void)
         return 0;
     uint64_t threads = first_of_list(text);
     if (threads == 0)
-        status_warn("OMP_NUM_THREADS='%s' is ignored: it is not a number from 1 to %d; correct it, or say "
+        status_warn("OMP_NUM_THREADS='%s' is ignored: it is not a number from 1 to %d; correct it, or use "
                     "--threads N",
                     text, ENV_THREADS_MAX);
     return threads;

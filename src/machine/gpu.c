@@ -22,7 +22,7 @@ static enum status free_memory(int device, int64_t *free_bytes)
     TRY(nvml_gpu_state(pci_bus_id, &state));
     *free_bytes = state.memory_free_bytes;
     if (*free_bytes < 0)
-        return status_set(STATUS_UNAVAILABLE, "NVML does not tell the free memory of the GPU at %s",
+        return status_set(STATUS_UNAVAILABLE, "NVML does not report the free memory of the GPU at %s",
                           pci_bus_id);
     return STATUS_OK;
 }
@@ -32,11 +32,11 @@ enum status gpu_best(uint64_t *device)
     int64_t free_bytes[DEVICES_MAX];
     int count = device_count();
     if (count == 0)
-        return status_prefix(device_probe(0), "--best-gpu"); /* which knows the reason */
+        return status_prefix(device_probe(0), "--best-gpu"); /* device_probe() sets the reason */
     count = count < DEVICES_MAX ? count : DEVICES_MAX;
     for (int i = 0; i < count; i++)
         if (free_memory(i, &free_bytes[i]) != STATUS_OK)
-            return status_prefix(STATUS_UNAVAILABLE, "--best-gpu: choose with --device N, as");
+            return status_prefix(STATUS_UNAVAILABLE, "--best-gpu cannot choose; use --device N");
     *device = gpu_most_free(free_bytes, (size_t)count);
     status_note("--best-gpu takes device %d of %d, with %.1f GB free", (int)*device, count,
                 1e-9 * (double)free_bytes[*device]);

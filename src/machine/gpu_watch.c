@@ -12,10 +12,10 @@
 #include "machine/nvml.h"
 
 #define PERIOD_S      0.05
-#define CLOCKS_MAX    8192 /* MHz; a higher one counts as this */
-#define ENERGY_SPAN_S 0.8  /* shorter than this, the energy of 100 ms more or less would be over an eighth */
+#define CLOCKS_MAX    8192 /* MHz; higher clocks count as this one */
+#define ENERGY_SPAN_S 0.8  /* in a shorter span, the counter's step of 100 ms is an error of over 1/8 */
 
-/* How often each clock was seen, so that the median needs no list. */
+/* A histogram of clocks in MHz, so that the median needs no list of samples. */
 struct clocks {
     uint32_t seen[CLOCKS_MAX + 1];
     uint32_t total;
@@ -25,13 +25,13 @@ struct gpu_watch {
     char pci_bus_id[32];
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t wake; /* when it is time to stop */
+    pthread_cond_t wake; /* signalled to stop the thread */
     bool stopping;
 
-    /* The thread's, and after it has ended gpu_watch_end()'s */
+    /* Used by the thread, and by gpu_watch_end() after the thread has ended */
     struct clocks sm, mem;
     uint64_t throttle_reasons;
-    double begin_s, begin_j; /* the first reading of the energy, and its time; NaN before */
+    double begin_s, begin_j; /* time and energy at the first energy reading; NaN before */
 };
 
 static void note_clock(struct clocks *clocks, int mhz)
@@ -42,7 +42,7 @@ static void note_clock(struct clocks *clocks, int mhz)
     clocks->total++;
 }
 
-/* The lower of the middle two of an even number; -1 where none was seen. */
+/* Returns the median, the lower one of the middle two for an even count; -1 if no clock was seen. */
 static int median_clock(const struct clocks *clocks)
 {
     uint32_t passed = 0;
@@ -62,7 +62,7 @@ static void look(struct gpu_watch *watch)
     note_clock(&watch->sm, clocks.sm_clock_mhz);
     note_clock(&watch->mem, clocks.memory_clock_mhz);
     watch->throttle_reasons |= clocks.throttle_reasons;
-    if (isnan(watch->begin_s)) { /* once: it takes 4 ms on an H200 */
+    if (isnan(watch->begin_s)) { /* only once: the query takes 4 ms on an H200 */
         watch->begin_j = nvml_gpu_energy_j(watch->pci_bus_id);
         watch->begin_s = timer_now_s();
     }
@@ -120,7 +120,7 @@ enum status gpu_watch_begin(const char *pci_bus_id, struct gpu_watch **watch)
     return STATUS_OK;
 }
 
-/* The mean power from the first look until now. */
+/* Returns the mean power from the first energy reading until now. */
 static double mean_power_w(const struct gpu_watch *watch)
 {
     double span_s = timer_now_s() - watch->begin_s;
@@ -140,7 +140,7 @@ void gpu_watch_end(struct gpu_watch *watch, struct gpu_watched *watched)
     pthread_mutex_unlock(&watch->lock);
     pthread_join(watch->thread, NULL);
     watched->power_w = mean_power_w(watch);
-    look(watch); /* the runs may have been shorter than a period: clocks do not fall so soon */
+    look(watch); /* the runs may have been shorter than one period; clocks do not drop that fast */
     watched->sm_clock_mhz = median_clock(&watch->sm);
     watched->mem_clock_mhz = median_clock(&watch->mem);
     watched->throttle_reasons = watch->throttle_reasons;

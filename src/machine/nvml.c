@@ -1,6 +1,5 @@
-/* The few NVML calls that a benchmark needs, by dlopen: the program must start where there is no driver, and
- * build where there is no nvml.h. The numbers below are NVML's binary interface,
- * which NVIDIA keeps stable. */
+/* NVML through dlopen: the program must start without a driver and build without nvml.h. The constants and
+ * structs below are NVML's binary interface, which NVIDIA keeps stable. */
 #include "machine/nvml.h"
 
 #include <dlfcn.h>
@@ -67,13 +66,13 @@ static const struct {
     {"nvmlDeviceGetTotalEnergyConsumption", NULL, &nvml.energy_mj, false},
 };
 
-/* Why NVML cannot be used; empty once it can. Written under open_once alone. */
+/* Why NVML cannot be used; empty if it can. Written only by open_nvml(), under open_once. */
 static char obstacle[256];
 static pthread_once_t open_once = PTHREAD_ONCE_INIT;
 
 static void open_nvml(void)
 {
-    /* Never closed: NVML stays in use until the program ends. */
+    /* Never closed: NVML is used until the program ends. */
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         snprintf(obstacle, sizeof obstacle, "%s; it comes with the NVIDIA driver", dlerror());
@@ -102,7 +101,8 @@ static enum status require_nvml(void)
     return obstacle[0] ? status_set(STATUS_UNAVAILABLE, "no NVML: %s", obstacle) : STATUS_OK;
 }
 
-/* NVML's handle of the device. Each thread keeps its latest, as finding one costs more than a reading. */
+/* Returns NVML's handle of a device. Each thread caches its latest handle, because the lookup takes longer
+ * than a reading. */
 static enum status find_device(const char *pci_bus_id, nvml_device *device)
 {
     static _Thread_local struct {
@@ -122,7 +122,7 @@ static enum status find_device(const char *pci_bus_id, nvml_device *device)
     return STATUS_OK;
 }
 
-/* A reading, or -1 where this driver or device does not give it. */
+/* Returns a clock in MHz, or -1 if this driver or device does not report it. */
 static int read_clock_mhz(int (*query)(nvml_device, int, unsigned *), nvml_device device, int clock)
 {
     unsigned mhz;
@@ -201,8 +201,8 @@ enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic
 
 double nvml_pcie_peak_bytes_per_s(const char *pci_bus_id)
 {
-    /* A lane's transfers per second times the share of bits that carry data, over 8 bits; by PCI-SIG's
-     * generations 1 to 6 (8b/10b, then 128b/130b, then flits of 256 bytes with 242 of data). */
+    /* Per PCIe generation: transfers per second and lane, times the share of payload bits, divided by 8 bits.
+     * Generations 1 and 2 use 8b/10b, 3 to 5 128b/130b, 6 flits of 256 bytes with 242 bytes of data. */
     static const double lane_bytes_per_s[] = {0,
                                               2.5e9 * 8 / 10 / 8,
                                               5e9 * 8 / 10 / 8,
@@ -227,7 +227,7 @@ void nvml_driver_version(char *text, size_t size)
 
 const char *nvml_throttle_words(uint64_t bits, char *text, size_t size)
 {
-    /* Left out: idle (0x1), clocks set by the user (0x2) and clocks held for a display (0x100). */
+    /* Not throttling: idle (0x1), clocks set by the user (0x2) and display clocks (0x100). */
     static const struct {
         uint64_t bits;
         const char *word;

@@ -6,7 +6,7 @@
 #include "core/phase.h"
 #include "core/timer.h"
 
-/* One run, with its wall time and, where the variant gives it, its device time. */
+/* Performs one run and measures its wall time and, if the variant supports it, its device time. */
 static enum status timed_run(const struct variant *variant, void *state, uint64_t number,
                              struct sample *sample)
 {
@@ -20,7 +20,7 @@ static enum status timed_run(const struct variant *variant, void *state, uint64_
     return STATUS_OK;
 }
 
-/* What this rank found becomes what all did, where there are others. */
+/* With several ranks, replaces the status and the values by those of all ranks. */
 static enum status keep_step(struct bench_together *together, enum status status, double *values,
                              size_t count)
 {
@@ -83,9 +83,9 @@ static enum status summarise(struct bench *bench, double max_median_error)
     return status;
 }
 
-/* Whether there are enough samples: the same on all ranks, as the series and the time are. The statistics
- * cost a sort, so they are only renewed each time the number of samples has grown by a sixteenth: their cost
- * stays small beside even the shortest runs. */
+/* Decides whether there are enough samples. All ranks decide the same, because they have the same samples and
+ * elapsed time. The statistics need a sort, so they are updated only when the number of samples has grown by
+ * 1/16; this keeps their cost small compared with even the shortest runs. */
 static enum status decide(struct bench *bench, const struct bench_limits *limits, double elapsed_s,
                           struct bench_together *together, bool *enough)
 {
@@ -98,7 +98,7 @@ static enum status decide(struct bench *bench, const struct bench_limits *limits
         return STATUS_OK;
     enum status status = summarise(bench, limits->max_median_error);
     double more = !(bench->settled || out_of_time);
-    TRY(keep_step(together, status, &more, 1)); /* statistics may fail on one rank alone */
+    TRY(keep_step(together, status, &more, 1)); /* summarise() may fail on a single rank */
     *enough = more == 0;
     return STATUS_OK;
 }
@@ -113,7 +113,7 @@ static enum status take_sample(const struct variant *variant, void *state, uint6
     return status;
 }
 
-/* The clock and what the kernel has counted for this process so far. */
+/* The time and the kernel's resource counters of this process. */
 struct usage {
     double clock_s, cpu_s;
     uint64_t preempted;
@@ -122,7 +122,7 @@ struct usage {
 static struct usage usage_now(void)
 {
     struct rusage usage = {0};
-    getrusage(RUSAGE_SELF, &usage); /* cannot fail: the arguments are right */
+    getrusage(RUSAGE_SELF, &usage); /* cannot fail with these arguments */
     const struct timeval *user = &usage.ru_utime, *kernel = &usage.ru_stime;
     double cpu_s = (double)(user->tv_sec + kernel->tv_sec) + 1e-6 * (double)(user->tv_usec + kernel->tv_usec);
     return (struct usage){timer_now_s(), cpu_s, (uint64_t)usage.ru_nivcsw};
@@ -150,7 +150,7 @@ static enum status take_samples(const struct variant *variant, void *state, cons
         double elapsed_s = timer_now_s() - begin.clock_s;
         if (status == STATUS_OK && progress)
             progress(context, bench->count + 1, elapsed_s, limits->max_time_s);
-        /* A device time that does not apply is negative on all ranks. */
+        /* If device time does not apply, it is negative on all ranks. */
         double slowest[] = {sample.wall_s, sample.device_s, elapsed_s};
         TRY(keep_step(together, status, slowest, COUNT_OF(slowest)));
         bench->samples[bench->count++] = sample;

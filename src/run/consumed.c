@@ -13,10 +13,11 @@ struct consumed {
     struct consumed_job job;
     int state_count, latest;
     void *states[STATES_MAX];
-    void *done[STATES_MAX];    /* the event behind the step on each state's batch; NULL: none to wait for */
-    bool timed;                /* a timed run has begun */
-    struct consumer_times sum; /* over spans, one a run or one over all runs: first_wait_s is that of the
-                                * first, those of later ones are in wait_s; loss is that of the last */
+    void *done[STATES_MAX]; /* per state, the event after the step on its batch; NULL: nothing to wait for */
+    bool timed;             /* the latest run was a timed one */
+    /* The sum over measurements: one per run, or one for all runs. first_wait_s is from the first
+     * measurement; later first waits are added to wait_s. loss is from the latest one. */
+    struct consumer_times sum;
 };
 
 void *consumed_latest(void *state)
@@ -25,7 +26,7 @@ void *consumed_latest(void *state)
     return self->states[self->latest];
 }
 
-/* Whether the variant hands its batches over itself. */
+/* Whether the inner variant passes its batches to the consumer itself. */
 static bool delivers_many(const struct consumed *self)
 {
     return self->job.workload->batches.set_consumer;
@@ -41,7 +42,7 @@ static void consumed_teardown(void *state)
 {
     struct consumed *self = state;
     struct consumer_times unused;
-    /* Nothing depends on an error of steps that nobody will ask for. */
+    /* Errors of these steps do not matter any more. */
     (void)consumer_finish(self->job.consumer, &unused);
     set_consumer(self, NULL);
     for (int i = 0; i < self->state_count; i++)
@@ -62,7 +63,7 @@ static enum status consumed_setup(const struct resources *resources, const void 
     enum status status = consumer_renew(job->consumer);
     if (status == STATUS_OK)
         status = consumer_begin(job->consumer);
-    set_consumer(self, job->consumer); /* before: more room may be wanted beside one */
+    set_consumer(self, job->consumer); /* before setup(), which may allocate more buffers with a consumer */
     for (int i = 0; status == STATUS_OK && i < self->state_count; i++)
         status = job->variant->setup(resources, job->input, &self->states[i]);
     if (status != STATUS_OK) {
@@ -81,8 +82,8 @@ static enum status consumed_ready(void *state, uint64_t number)
                           : STATUS_OK;
 }
 
-/* Ends a span, and adds it to those before. A training loop begins once: only the first step of all stands
- * apart, and whoever makes the accelerator wait at the begin of each epoch has made it wait. */
+/* Ends a measurement and adds it to the sum. Only the wait for the very first step is kept apart: a training
+ * loop starts once, so waits at the start of later epochs count as waits. */
 static enum status add_span(struct consumed *self)
 {
     struct consumer_times times, *sum = &self->sum;
@@ -98,7 +99,7 @@ static enum status add_span(struct consumed *self)
     return STATUS_OK;
 }
 
-/* One batch, while the step on the last one runs. */
+/* Produces one batch while the step on the previous one runs. */
 static enum status run_one(struct consumed *self, uint64_t number)
 {
     const struct consumed_job *job = &self->job;
@@ -113,7 +114,7 @@ static enum status run_one(struct consumed *self, uint64_t number)
                                             job->consumer, &self->done[turn]);
 }
 
-/* Many batches, and all their steps. */
+/* Runs an inner variant that delivers many batches, and waits for all their steps. */
 static enum status run_many(struct consumed *self, uint64_t number, bool timed)
 {
     struct run_time unused;
@@ -130,7 +131,7 @@ static enum status consumed_run(void *state, uint64_t number, struct run_time *t
     time->device_s = -1;
     if (delivers_many(self))
         return run_many(self, number, timed);
-    if (timed && !self->timed) /* one span over all timed runs: the steps before it do not count */
+    if (timed && !self->timed) /* one measurement for all timed runs, without earlier steps */
         TRY(consumer_begin(self->job.consumer));
     self->timed = timed;
     return run_one(self, number);

@@ -16,12 +16,12 @@
 #include "machine/nvml.h"
 #include "run/record.h"
 
-#define COST_MAX          0.01  /* of a core */
-#define MISSED_MAX        0.1   /* of the samples */
-#define TRAFFIC_PERIOD_MS 50    /* NVML counts for 20 ms each way: a shorter period has no room for both */
-#define WRITE_ROWS        16384 /* a row is some 2 KiB while it is written, and a long run has many */
+#define COST_MAX          0.01  /* warn above this share of a core */
+#define MISSED_MAX        0.1   /* warn above this share of missed samples */
+#define TRAFFIC_PERIOD_MS 50    /* NVML measures 20 ms per direction: no PCIe columns at shorter periods */
+#define WRITE_ROWS        16384 /* limits memory: a row takes about 2 KiB while it is written */
 
-/* The column that is no number stands before this value. */
+/* The text column "throttled" comes before this value. */
 #define THROTTLED_BEFORE MONITOR_CPU_CORES
 
 static const char *const columns[MONITOR_VALUES] = {
@@ -39,10 +39,10 @@ static const char *const columns[MONITOR_VALUES] = {
 
 struct monitor_sample {
     double time_s;
-    size_t variant; /* which summary it belongs to, counted from 1; 0: none */
+    size_t variant; /* the number of its summary, from 1; 0: none */
     enum phase phase;
     uint64_t throttle_reasons;
-    double values[MONITOR_VALUES]; /* negative where not known */
+    double values[MONITOR_VALUES]; /* negative if unknown */
 };
 
 struct monitor {
@@ -50,28 +50,28 @@ struct monitor {
     double period_s;
     struct monitor_subject subject;
     pthread_t thread;
-    double begin_s; /* by timer_now_s() */
-    int statm;      /* /proc/self/statm, open; -1 where there is none */
-    bool traffic;   /* asked for at this period */
+    double begin_s; /* start time by timer_now_s() */
+    int statm;      /* file descriptor of /proc/self/statm; -1 if it cannot be opened */
+    bool traffic;   /* the period is long enough to measure PCIe traffic */
 
-    /* The thread's own */
-    double looked_s,
-        process_s; /* when the process was last looked at, and its CPU time then; below 0: never */
+    /* Used only by the thread: the time of the latest sample of the process and its CPU time then; process_s
+     * is negative before the first sample */
+    double looked_s, process_s;
 
-    /* Shared, under the lock */
+    /* Shared, protected by the lock */
     pthread_mutex_t lock;
-    pthread_cond_t wake; /* when it is time to stop */
+    pthread_cond_t wake; /* signalled to stop the thread */
     bool stopping;
-    size_t variant; /* see above */
+    size_t variant; /* the number of the current variant's summary, from 1; 0: none */
     struct monitor_sample *samples;
-    size_t count, capacity;            /* of the samples that are not yet written */
-    size_t taken, missed;              /* since the beginning; missed are also those that found no memory */
-    double cpu_s;                      /* what the thread has used */
-    struct monitor_summary *summaries; /* a variant each */
+    size_t count, capacity; /* of samples that are not yet written */
+    size_t taken, missed;   /* since the start; `missed` includes samples lost to a lack of memory */
+    double cpu_s;           /* CPU time of the thread */
+    struct monitor_summary *summaries; /* one per variant */
     size_t summary_count;
 };
 
-/* ---- What is seen ---- */
+/* ---- Taking samples ---- */
 
 static double clock_s(clockid_t clock)
 {
@@ -79,7 +79,7 @@ static double clock_s(clockid_t clock)
     return clock_gettime(clock, &time) == 0 ? (double)time.tv_sec + 1e-9 * (double)time.tv_nsec : -1;
 }
 
-/* The second number of statm is the resident pages. */
+/* The second number in statm is the number of resident pages. */
 static double resident_bytes(const struct monitor *monitor)
 {
     char text[128], *end;
@@ -91,7 +91,7 @@ static double resident_bytes(const struct monitor *monitor)
     return (double)strtoull(end, NULL, 10) * (double)sysconf(_SC_PAGESIZE);
 }
 
-/* The two clocks are read side by side: whatever stands between them is an error of the quotient. */
+/* Reads the two clocks consecutively: any time between the two calls is an error of their quotient. */
 static void look_at_process(struct monitor *monitor, struct monitor_sample *sample)
 {
     double now_s = timer_now_s(), process_s = clock_s(CLOCK_PROCESS_CPUTIME_ID);
@@ -123,7 +123,7 @@ static void look_at_gpu(const struct monitor *monitor, struct monitor_sample *sa
     }
 }
 
-/* ---- Keeping it ---- */
+/* ---- Storing samples ---- */
 
 static void summarise(struct monitor_summary *summary, const struct monitor_sample *sample)
 {
@@ -137,7 +137,7 @@ static void summarise(struct monitor_summary *summary, const struct monitor_samp
     }
 }
 
-/* Under the lock. */
+/* The caller holds the lock. */
 static void keep(struct monitor *monitor, const struct monitor_sample *sample)
 {
     if (monitor->count == monitor->capacity) {
@@ -156,7 +156,7 @@ static void keep(struct monitor *monitor, const struct monitor_sample *sample)
         summarise(&monitor->summaries[sample->variant - 1], sample);
 }
 
-/* The lock is free while NVML is asked, so that the main thread never waits for it. */
+/* Does not hold the lock during NVML queries, so that the main thread never waits for them. */
 static void take_sample(struct monitor *monitor)
 {
     struct monitor_sample sample = {.time_s = timer_now_s() - monitor->begin_s, .phase = phase_now()};
@@ -173,7 +173,7 @@ static void take_sample(struct monitor *monitor)
     pthread_mutex_unlock(&monitor->lock);
 }
 
-/* Sleeps to the next multiple of the period that is still to come. False when it is time to stop. */
+/* Sleeps until the next multiple of the period. Returns false if the thread must stop. */
 static bool wait_for_next(struct monitor *monitor, double *tick)
 {
     double next = fmax(*tick + 1, floor((timer_now_s() - monitor->begin_s) / monitor->period_s) + 1);
@@ -203,7 +203,7 @@ static void *watch(void *argument)
 
 /* ---- Rows ---- */
 
-/* Bytes are whole numbers, and longer than row_real() keeps. */
+/* Writes integers with row_count(): byte counts have more digits than row_real() keeps. */
 static void value_field(struct row *row, enum monitor_value value, double number)
 {
     if (number >= 0 && number == floor(number))
@@ -255,7 +255,7 @@ static enum status write_rows(const struct monitor *monitor, const struct monito
     return status;
 }
 
-/* Writes what there is. The thread goes on meanwhile, with an empty list. */
+/* Writes all samples so far. Meanwhile the thread continues with an empty list. */
 static enum status flush(struct monitor *monitor)
 {
     pthread_mutex_lock(&monitor->lock);
@@ -285,9 +285,9 @@ enum status monitor_check(const char *path)
     return status;
 }
 
-/* ---- Its life ---- */
+/* ---- Starting and stopping ---- */
 
-/* Signals are for the main thread: none of them interrupts a reading. */
+/* Blocks all signals in the new thread, so that only the main thread handles them. */
 static int start_thread(struct monitor *monitor)
 {
     sigset_t every, before;
@@ -298,7 +298,7 @@ static int start_thread(struct monitor *monitor)
     return error;
 }
 
-/* The lock, and a condition that waits by the clock of timer_now_s(). */
+/* Initializes the lock and a condition variable that uses the clock of timer_now_s(). */
 static int make_lock(struct monitor *monitor)
 {
     pthread_condattr_t attributes;
@@ -327,7 +327,7 @@ enum status monitor_open(const char *path, uint64_t period_ms, const struct moni
                             .traffic = period_ms >= TRAFFIC_PERIOD_MS,
                             .process_s = -1};
     if (*subject->pci_bus_id && nvml_gpu_state(subject->pci_bus_id, &unused) != STATUS_OK)
-        status_warn("--monitor: the GPU's columns stay empty: %s", status_text());
+        status_warn("--monitor: the GPU columns stay empty: %s", status_text());
     int error = make_lock(new);
     if (!error)
         error = start_thread(new);
@@ -335,7 +335,7 @@ enum status monitor_open(const char *path, uint64_t period_ms, const struct moni
         if (new->statm >= 0)
             close(new->statm);
         free(new);
-        return status_set(STATUS_FAILED, "--monitor: its thread cannot be started: %s", strerror(error));
+        return status_set(STATUS_FAILED, "--monitor: cannot start its thread: %s", strerror(error));
     }
     *monitor = new;
     return STATUS_OK;
@@ -377,7 +377,8 @@ enum status monitor_end(struct monitor *monitor)
     return flush(monitor);
 }
 
-/* A few samples tell nothing: the first one's cost is that of a beginning. */
+/* Warns if the monitor was too expensive or too slow. Needs enough samples, because the first one costs
+ * more. */
 static void warn_about_itself(const struct monitor *monitor)
 {
     double cost = monitor->cpu_s / (timer_now_s() - monitor->begin_s);
@@ -385,13 +386,13 @@ static void warn_about_itself(const struct monitor *monitor)
     if (due < MONITOR_SAMPLES_MIN)
         return;
     if (cost > COST_MAX)
-        status_warn_own("--monitor took %.1f %% of a core, which the timed runs may feel; give it a longer "
+        status_warn_own("--monitor took %.1f %% of a core, which may slow down the timed runs; use a longer "
                         "period than %.0f ms",
                         100 * cost, 1e3 * monitor->period_s);
     if ((double)monitor->missed > MISSED_MAX * (double)due)
         status_warn_own(
-            "--monitor came too late for %zu of %zu samples; give it a longer period than %.0f ms, "
-            "or quiet the machine",
+            "--monitor missed %zu of %zu samples; use a longer period than %.0f ms, or reduce background "
+            "load",
             monitor->missed, due, 1e3 * monitor->period_s);
 }
 

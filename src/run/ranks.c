@@ -7,7 +7,7 @@
 
 #include "machine/comm.h"
 
-/* ---- Rows as one piece of memory: their texts, each with its end ---- */
+/* ---- Packed rows: zero-terminated texts in one buffer ---- */
 
 static size_t packed_bytes(const struct row *row)
 {
@@ -23,7 +23,7 @@ static void pack(const struct row *row, char *to)
         to = stpcpy(to, row->fields[i].text) + 1;
 }
 
-/* A row with the columns of `like`. */
+/* Unpacks a row with the columns of `like`. */
 static enum status unpack(const char *from, const struct row *like, struct row *row)
 {
     for (size_t i = 0; i < like->count; i++) {
@@ -53,7 +53,7 @@ void ranks_free_rows(struct row *rows)
 
 /* ---- Gathering ---- */
 
-/* Brings `bytes` of each rank to rank 0, into memory that is made there; NULL elsewhere. */
+/* Gathers `bytes` bytes of each rank on rank 0 in newly allocated memory; `*all` is NULL on other ranks. */
 static enum status gather(const void *mine, size_t bytes, void **all)
 {
     bool leads = comm_rank() == 0;
@@ -116,7 +116,7 @@ enum status ranks_gather_samples(const struct bench *bench, struct sample **samp
     return status;
 }
 
-/* ---- Together ---- */
+/* ---- Combining ---- */
 
 struct roofline ranks_roofline(const struct rank_facts *facts, uint64_t count)
 {
@@ -144,7 +144,7 @@ static void combine(const struct row *rows, int count, const char *column, enum 
     double smallest = INFINITY, largest = -INFINITY, mean = 0;
     for (int i = 0; i < count; i++) {
         const char *cell = row_get(&rows[i], column);
-        if (!*cell) /* not known of all */
+        if (!*cell) /* unknown on some rank */
             return;
         sum += strtoull(cell, NULL, how == COMBINE_HASHES ? 16 : 10);
         double value = strtod(cell, NULL);

@@ -15,7 +15,7 @@
 #include "core/text.h"
 
 #define ROW_FIELDS_FIRST 64
-#define CELL_SHOWN       40 /* bytes of a foreign cell in a message */
+#define CELL_SHOWN       40 /* bytes of a cell shown in a message */
 
 /* ---- Rows ---- */
 
@@ -113,7 +113,7 @@ static void write_line(FILE *stream, const struct row *row, bool header)
         if (i > 0)
             fputc(',', stream);
         if (row->count == 1 && !*text)
-            fputs("\"\"", stream); /* a bare empty line would read as no row at all */
+            fputs("\"\"", stream); /* readers ignore empty lines */
         else
             text_csv_field(stream, text);
     }
@@ -130,7 +130,7 @@ void csv_write_row(FILE *stream, const struct row *row)
     write_line(stream, row, false);
 }
 
-/* The header and the rows as they stand in a file. */
+/* The header and the rows as CSV text. */
 struct csv_lines {
     char *text; /* owned */
     size_t header_bytes, bytes;
@@ -157,12 +157,12 @@ static enum status csv_format(const struct row *rows, size_t count, struct csv_l
     return status_set(STATUS_FAILED, "out of memory for a row of results");
 }
 
-/* ---- What a file holds ---- */
+/* ---- Examining a file ---- */
 
-/* A record: one line, or several where quotes hold line ends. */
+/* A record: one line, or several if quoted fields contain line ends. */
 struct csv_record {
     size_t bytes, fields, line_ends;
-    bool whole; /* ends with a line end outside of quotes */
+    bool whole; /* ends with a line end outside quotes */
 };
 
 static struct csv_record record_at(const char *at, const char *end)
@@ -187,7 +187,7 @@ static size_t cell_bytes(const char *at, const char *end)
     return bytes;
 }
 
-/* Names the first column in which a file's first line differs from our header. */
+/* Sets the message that names the first column in which the first line of a file differs from our header. */
 static enum status refuse_header(const char *path, const char *theirs, size_t theirs_bytes, const char *ours,
                                  size_t ours_bytes)
 {
@@ -196,7 +196,7 @@ static enum status refuse_header(const char *path, const char *theirs, size_t th
         size_t t = cell_bytes(theirs, theirs_end), o = cell_bytes(ours, ours_end);
         if (t != o || memcmp(theirs, ours, t) != 0)
             return status_set(STATUS_USAGE,
-                              "%s holds other columns (column %zu is '%.*s', not '%.*s'); name another file",
+                              "%s has other columns (column %zu is '%.*s', not '%.*s'); name another file",
                               path, column, (int)(t < CELL_SHOWN ? t : CELL_SHOWN), theirs,
                               (int)(o < CELL_SHOWN ? o : CELL_SHOWN), ours);
         theirs += t;
@@ -209,14 +209,14 @@ static enum status refuse_header(const char *path, const char *theirs, size_t th
     }
 }
 
-/* How far a file holds whole rows of our schema. */
+/* The part of a file that consists of complete rows. */
 struct csv_extent {
     size_t whole_bytes;
-    size_t torn_line; /* the number of a torn line after them that may be cut off; 0: none */
+    size_t torn_line; /* the number of an incomplete line after them that may be cut off; 0: none */
 };
 
-/* Judges a file's last record, which has no line end. It can be cut off when it cannot be a whole row: when
- * it is the beginning of our header, or one line with fields missing. */
+/* Examines the last record of a file, which has no line end. It may be cut off if it cannot be a complete
+ * row: if it is a prefix of our header, or a single line with fields missing. */
 static enum status judge_tail(const char *path, const struct csv_record *record, const char *at, size_t line,
                               const struct row *row, const struct csv_lines *lines, struct csv_extent *extent)
 {
@@ -228,8 +228,10 @@ static enum status judge_tail(const char *path, const struct csv_record *record,
     }
     if (record->line_ends == 0 && record->fields < row->count)
         return STATUS_OK;
-    return status_set(STATUS_USAGE,
-                      "%s, line %zu: this last row has no end and may be torn; end or delete it", path, line);
+    return status_set(
+        STATUS_USAGE,
+        "%s, line %zu: this last row has no line end and may be incomplete; complete or delete it", path,
+        line);
 }
 
 static enum status csv_examine(const char *path, const char *text, size_t bytes, const struct row *row,
@@ -242,14 +244,14 @@ static enum status csv_examine(const char *path, const char *text, size_t bytes,
         if (!record.whole)
             return judge_tail(path, &record, at, line, row, lines, extent);
 
-        size_t content = record.bytes - 1; /* without its line end, "\n" or "\r\n" */
+        size_t content = record.bytes - 1; /* without the line end, "\n" or "\r\n" */
         content -= content > 0 && at[content - 1] == '\r';
         if (at == text) {
             if (content != lines->header_bytes - 1 || memcmp(at, lines->text, content) != 0)
                 return refuse_header(path, at, record.bytes, lines->text, lines->header_bytes);
         } else if (content > 0 && record.fields != row->count) {
             return status_set(STATUS_USAGE,
-                              "%s, line %zu: %zu fields where the header has %zu; repair or delete this row",
+                              "%s, line %zu: %zu fields, but the header has %zu; repair or delete this row",
                               path, line, record.fields, row->count);
         }
         line += record.line_ends;
@@ -310,7 +312,7 @@ static enum status check_old_file(const char *path, const struct row *row)
     if (fd < 0) {
         status = status_set(STATUS_USAGE, "%s cannot be opened: %s", path, strerror(errno));
     } else {
-        /* Shared lock: a row that another process is writing just now is not a torn one. */
+        /* Shared lock, so that a row which another process is writing does not look incomplete. */
         struct csv_extent extent;
         bool locked;
         status = lock_and_examine(fd, path, LOCK_SH, row, &lines, &extent, &locked);
@@ -320,7 +322,7 @@ static enum status check_old_file(const char *path, const struct row *row)
     return status;
 }
 
-/* Devices and pipes cannot be read back, so what they hold cannot be checked. */
+/* Devices and pipes cannot be read back, so their contents cannot be checked. */
 static enum status refuse_irregular(const char *path, bool folder)
 {
     return status_set(STATUS_USAGE, "%s is %s; name a regular file, or write CSV to stdout with --format csv",
@@ -343,35 +345,38 @@ enum status csv_check(const char *path, const struct row *row)
 
 /* ---- Writing ---- */
 
-/* Cuts off a torn last line. Without a lock it may be another process's row, half-way written. */
+/* Cuts off an incomplete last line. Not without a lock: another process may be writing that row. */
 static enum status cut_torn_line(int fd, const char *path, const struct csv_extent *extent, bool locked)
 {
     if (!locked)
-        return status_set(STATUS_FAILED, "%s, line %zu: this last row is torn; delete it", path,
+        return status_set(STATUS_FAILED, "%s, line %zu: this last row is incomplete; delete it", path,
                           extent->torn_line);
     if (ftruncate(fd, (off_t)extent->whole_bytes) != 0)
-        return status_set(STATUS_FAILED, "%s, line %zu: this last row is torn and cannot be cut off: %s",
-                          path, extent->torn_line, strerror(errno));
-    status_warn("%s, line %zu: cut off a torn line, which a killed run had left", path, extent->torn_line);
+        return status_set(STATUS_FAILED,
+                          "%s, line %zu: this last row is incomplete and cannot be cut off: %s", path,
+                          extent->torn_line, strerror(errno));
+    status_warn("%s, line %zu: cut off an incomplete line that a killed run had left", path,
+                extent->torn_line);
     return STATUS_OK;
 }
 
-/* Takes away what failed: a file that has nothing in it. Its lock tells others that this one is gone. */
+/* Restores the file after a failed write, and removes it if it was empty or new. Other processes that wait
+ * for the lock find out with is_gone(). */
 static enum status take_back(int fd, const char *path, const struct csv_extent *extent, bool locked,
                              int cause)
 {
     if (!locked || ftruncate(fd, (off_t)extent->whole_bytes) != 0)
         return status_set(STATUS_FAILED,
-                          "%s: a row could not be written (%s) and may be torn; delete its last line", path,
-                          strerror(cause));
+                          "%s: a row could not be written (%s) and may be incomplete; delete its last line",
+                          path, strerror(cause));
     struct stat info;
     if (extent->whole_bytes == 0 && lstat(path, &info) == 0 && S_ISREG(info.st_mode))
         (void)unlink(path);
     return status_set(STATUS_FAILED, "%s: a row could not be written (%s)%s", path, strerror(cause),
-                      extent->whole_bytes ? "; the rows before it are whole" : "");
+                      extent->whole_bytes ? "; the rows before it are complete" : "");
 }
 
-/* Whether the file that is open no longer has this name. */
+/* Whether the open file no longer has this name. */
 static bool is_gone(int fd, const char *path)
 {
     struct stat open_one, named;
@@ -379,8 +384,8 @@ static bool is_gone(int fd, const char *path)
            (stat(path, &named) != 0 || open_one.st_ino != named.st_ino || open_one.st_dev != named.st_dev);
 }
 
-/* `*gone` becomes true, and nothing was done, where another process took the file away before this one had
- * its lock. */
+/* Appends to the open file. If another process removed it before this one got the lock, does nothing and sets
+ * `*gone`. */
 static enum status append_lines(int fd, const char *path, const struct row *row,
                                 const struct csv_lines *lines, bool *gone)
 {
@@ -393,13 +398,13 @@ static enum status append_lines(int fd, const char *path, const struct row *row,
         return STATUS_OK;
     if (!locked && !warned) {
         warned = true;
-        status_warn("%s: this file system has no locks; give each process a file of its own", path);
+        status_warn("%s: this file system has no locks; give each process its own file", path);
     }
     if (extent.torn_line)
         TRY(cut_torn_line(fd, path, &extent, locked));
 
     size_t skipped = extent.whole_bytes > 0 ? lines->header_bytes : 0;
-    /* A full disk or quota may show up as late as in fsync(). */
+    /* A full disk or quota may only be reported by fsync(). */
     if (file_write_all(fd, lines->text + skipped, lines->bytes - skipped) && fsync(fd) == 0) {
         if (!skipped)
             file_sync_folder(path);
@@ -423,7 +428,7 @@ static enum status open_and_append(const char *path, const struct row *row, cons
         status = refuse_irregular(path, false);
     else
         status = append_lines(fd, path, row, lines, gone);
-    close(fd); /* also unlocks; fsync() has told of every error */
+    close(fd); /* also unlocks; fsync() has already reported any error */
     return status;
 }
 
@@ -445,7 +450,7 @@ enum status csv_append(const char *path, const struct row *rows, size_t count)
     return status;
 }
 
-/* ---- A row that must be there ---- */
+/* ---- Completing a file ---- */
 
 enum status csv_text(const struct row *row, char **text)
 {
@@ -455,7 +460,7 @@ enum status csv_text(const struct row *row, char **text)
     return STATUS_OK;
 }
 
-/* Whether the file has this text, which begins a line and ends one. */
+/* Finds out whether the file contains `text`, which consists of whole lines. */
 static enum status holds(const char *path, const char *text, bool *found)
 {
     char *bytes;
@@ -480,7 +485,7 @@ enum status csv_complete(const char *path, const struct row *like, const char *t
     bool same = strncmp(lines.text, text, header_bytes) == 0;
     free(lines.text);
     if (!same)
-        return status_set(STATUS_USAGE, "its columns are not those of this program");
+        return status_set(STATUS_USAGE, "its columns differ from those of this program");
     TRY(holds(path, text + header_bytes, &found));
     *added = !found;
     if (found)

@@ -17,16 +17,16 @@
 
 struct report {
     const struct settings *settings;
-    size_t lines;         /* printed so far */
-    const char *baseline; /* the variant that speed-ups are over; NULL: none */
-    bool unsettled;       /* a line has the mark of a median that did not settle */
+    size_t lines;         /* number of lines printed so far */
+    const char *baseline; /* the baseline of speed-ups; NULL: none */
+    bool unsettled;       /* a line is marked because its median did not settle */
     bool coloured;
 #ifdef HAVE_JANSSON
     json_t *rows; /* an array, for JSON */
 #endif
 };
 
-/* What a run found out must not get lost in silence. */
+/* Flushes stdout, so that lost output is reported as an error. */
 static enum status flush_stdout(void)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))
@@ -37,7 +37,7 @@ static enum status flush_stdout(void)
 /* ---- JSON ---- */
 
 #ifdef HAVE_JANSSON
-/* A text as JSON, which holds UTF-8 alone: other bytes, as names of files may have, are escaped. */
+/* Converts a text to JSON. JSON must be UTF-8, so invalid bytes, as in file names, are escaped. */
 static json_t *json_text(const char *text)
 {
     char printable[4096];
@@ -45,7 +45,7 @@ static json_t *json_text(const char *text)
     return string ? string : json_string(text_printable(text, printable, sizeof printable));
 }
 
-/* A field as JSON: null where the value does not apply. */
+/* Converts a field to JSON; null if the value does not apply. */
 static json_t *json_field(const struct field *field)
 {
     if (*field->text == '\0')
@@ -57,9 +57,9 @@ static json_t *json_field(const struct field *field)
     char *end;
     errno = 0;
     long long whole = strtoll(field->text, &end, 10);
-    if (*end == '\0') /* a count beyond 63 bits stays exact as a string */
+    if (*end == '\0') /* integers above 63 bits become strings, to stay exact */
         return errno == 0 ? json_integer(whole) : json_string(field->text);
-    double real = strtod(field->text, &end); /* rank "all" is no number */
+    double real = strtod(field->text, &end); /* not every text is a number: rank may be "all" */
     return *end == '\0' && isfinite(real) ? json_real(real) : json_string(field->text);
 }
 
@@ -69,7 +69,7 @@ static enum status print_json(json_t *document)
     json_decref(document);
     putchar('\n');
     return printed == 0 ? STATUS_OK
-                        : status_set(STATUS_FAILED, "stdout: the JSON document could not be written");
+                        : status_set(STATUS_FAILED, "the JSON document could not be written to stdout");
 }
 
 static json_t *json_row(const struct row *row)
@@ -83,7 +83,7 @@ static json_t *json_row(const struct row *row)
 
 /* ---- The environment ---- */
 
-/* A reading of NVML: empty where it is negative. */
+/* Adds a value that NVML reports; negative values are unknown and become "". */
 static void row_known(struct row *row, const char *column, double value)
 {
     row_real(row, column, value < 0 ? NAN : value);
@@ -172,7 +172,7 @@ enum status report_env(int device, int format)
 #ifdef HAVE_JANSSON
         status = print_json(json_row(&row));
 #else
-        status = status_set(STATUS_UNAVAILABLE, "--format json: not built, as jansson was not found");
+        status = status_set(STATUS_UNAVAILABLE, "--format json: not built, because jansson was not found");
 #endif
     } else if (status == STATUS_OK) {
         for (size_t i = 0; i < row.count; i++)
@@ -188,7 +188,7 @@ enum status report_env(int device, int format)
 
 /* ---- The list of variants ---- */
 
-/* The names of the variants that want code for the device's own architecture. */
+/* Lists the variants that are slower without code for the device's own architecture. */
 static void names_of_own_architecture(char *names, size_t size)
 {
     size_t used = 0;
@@ -214,7 +214,7 @@ void report_compiled_at_load(const struct device_info *device)
         device->architecture + strlen("sm_"));
 }
 
-/* One variant for machines to read. Errors are in `row`. */
+/* Describes one variant in machine-readable form. Errors are recorded in `row`. */
 static void describe_variant(const struct variant_entry *entry, bool available, struct row *row)
 {
     row_text(row, "workload", entry->workload);
@@ -258,7 +258,7 @@ static enum status list_rows(const struct resources *resources, const char *only
     json_decref(all);
 #else
     if (format == FORMAT_JSON)
-        return status_set(STATUS_UNAVAILABLE, "--format json: not built, as jansson was not found");
+        return status_set(STATUS_UNAVAILABLE, "--format json: not built, because jansson was not found");
 #endif
     return status;
 }
@@ -290,7 +290,7 @@ enum status report_list(const struct resources *resources, const char *only, boo
 
 /* ---- The table ---- */
 
-/* A time in the unit that leaves 1 to 999 before the point. */
+/* Formats a time in the unit that leaves 1 to 999 before the decimal point. */
 static const char *time_text(double time_s, char *text, size_t size)
 {
     static const struct {
@@ -305,13 +305,13 @@ static const char *time_text(double time_s, char *text, size_t size)
     return text;
 }
 
-/* Whether lines end with what the accelerator waited; of several ranks the rows tell. */
+/* Whether the table has the column "wait"; with several ranks only the rows have it. */
 static bool shows_wait(const struct settings *settings)
 {
     return comm_size() == 1 && settings_compute(settings);
 }
 
-/* Names every variant that speed-ups could be over: which of them can run depends on the data. */
+/* Prints all candidates for the baseline, because the data decides which of them can run. */
 static void print_missing_baseline(const struct workload *workload)
 {
     printf("; speed-up is unknown without ");
@@ -319,7 +319,7 @@ static void print_missing_baseline(const struct workload *workload)
         printf("%s%s", i ? " or " : "", workload->baselines[i]);
 }
 
-/* The parameters in one line, so that the table can be read without the command. */
+/* Prints the parameters in one line, so that the table can be read without the command, and the header. */
 static void print_caption(const struct report *report, const struct result *result)
 {
     const struct settings *settings = report->settings;
@@ -339,7 +339,7 @@ static void print_caption(const struct report *report, const struct result *resu
     if (result->cache)
         printf(" cache %s", result->cache);
     if (comm_size() > 1)
-        printf(" on %d ranks, %s scaling: %.0f %s a run", comm_size(), settings_scaling(settings),
+        printf(" on %d ranks, %s scaling: %.0f %s per run", comm_size(), settings_scaling(settings),
                result->work.items, workload->item);
     if (report->baseline)
         printf("; speed-up over %s", report->baseline);
@@ -356,7 +356,7 @@ static void print_caption(const struct report *report, const struct result *resu
     putchar('\n');
 }
 
-/* How well the ranks did together. */
+/* Prints imbalance and efficiency. */
 static void print_together(const struct result *result)
 {
     char imbalance[32] = "-", efficiency[32] = "-";
@@ -367,7 +367,7 @@ static void print_together(const struct result *result)
     printf(" %10s %10s", imbalance, efficiency);
 }
 
-/* A column of the workload's own: of all ranks, whose row is the last. */
+/* Prints a column of the workload from the last row, which is that of all ranks. */
 static void print_shown(const char *column, const struct result *result)
 {
     const char *text = result->row_count ? row_get(&result->rows[result->row_count - 1], column) : NULL;
@@ -382,8 +382,8 @@ static void print_wait(const struct result *result)
     printf(" %9s", wait);
 }
 
-/* How well the median is known, with a mark where it did not settle. A run that is not repeated has neither.
- */
+/* Formats the error of the median, with a mark if it did not settle. Runs that are not repeated have no
+ * mark. */
 static void error_text(struct report *report, const struct result *result, char *text, size_t size)
 {
     double error = result->bench.time.median_error;
@@ -396,7 +396,7 @@ static void error_text(struct report *report, const struct result *result, char 
         snprintf(text, size, "-%s", mark);
 }
 
-/* A line without a time for a variant whose results are wrong. */
+/* Prints the line of a result; without a time if its results are wrong. */
 static void print_line(struct report *report, const struct result *result)
 {
     char time[32] = "-", error[32] = "-", rate[32] = "-", speed_up[32] = "-", roofline[32] = "-",
@@ -427,10 +427,10 @@ static void print_line(struct report *report, const struct result *result)
     if (shows_wait(report->settings))
         print_wait(result);
     putchar('\n');
-    fflush(stdout); /* an epoch may take long, and somebody may be looking on */
+    fflush(stdout); /* show each line at once: an epoch can take long */
 }
 
-/* ---- What the monitor saw ---- */
+/* ---- The monitor ---- */
 
 static const struct {
     const char *name;
@@ -444,7 +444,7 @@ static const struct {
     [MONITOR_CPU_CORES] = {"CPU cores", 1, 2},           [MONITOR_RSS_BYTES] = {"RSS GB", 1e9, 3},
 };
 
-/* A line of means, or of maxima; a column that no variant knows is left out. */
+/* Prints a line of means or of maxima. Omits columns without any value. */
 static void print_monitored(const struct monitor_summary *summary, const bool shown[], bool maxima)
 {
     printf("%-18s %8s", maxima ? "" : summary->variant, maxima ? "max" : "mean");
@@ -480,7 +480,7 @@ enum status report_monitor(const struct monitor *monitor)
     for (size_t i = 0; i < MONITOR_VALUES; i++)
         if (shown[i])
             printf(" %9s", monitored[i].name);
-    printf(" %8s\n", "looks");
+    printf(" %8s\n", "samples");
     for (size_t v = 0; v < count; v++)
         for (int maxima = 0; summaries[v].samples && maxima < 2; maxima++)
             print_monitored(&summaries[v], shown, maxima);
@@ -542,7 +542,7 @@ enum status report_end(struct report *report)
 {
     enum status status = STATUS_OK;
     if (report->unsettled)
-        puts("* not settled: the median is not yet known to --max-error");
+        puts("* not settled: the median is less certain than --max-error");
 #ifdef HAVE_JANSSON
     if (report->settings->format == FORMAT_JSON)
         status = end_json(report);

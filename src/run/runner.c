@@ -14,8 +14,8 @@
 
 /* ---- One variant ---- */
 
-/* What the timed runs left, before anything else is made of it: with --compute the columns of the steps, and
- * the workload's own. */
+/* Sets the measures of the timed runs before anything changes: with --compute those of the training steps,
+ * then the workload's own. */
 static enum status observe(const struct runner *runner, void *state, struct result *result,
                            struct measures *measures)
 {
@@ -27,7 +27,7 @@ static enum status observe(const struct runner *runner, void *state, struct resu
                              : STATUS_OK;
 }
 
-/* The rest of the workload's own columns. */
+/* Sets the workload's remaining measures. */
 static enum status measure(const struct runner *runner, void *state, struct measures *measures)
 {
     const struct workload *workload = runner->settings->workload;
@@ -39,8 +39,8 @@ static enum status measure(const struct runner *runner, void *state, struct meas
                              : STATUS_OK;
 }
 
-/* Has the workload keep the run with its row, before that is written: then a kill in between loses neither.
- */
+/* Lets the workload save its state together with the row before the row is written, so that a kill in between
+ * loses neither. */
 static enum status keep(const struct runner *runner, void *state, const struct row *row)
 {
     char *text;
@@ -53,7 +53,7 @@ static enum status keep(const struct runner *runner, void *state, const struct r
     return status;
 }
 
-/* Writes the row that was kept with what the state goes on from, where --out lacks it. */
+/* After a resume: writes the row that was saved with the checkpoint, if --out does not have it. */
 static enum status complete_rows(struct runner *runner, void *state)
 {
     const struct settings *settings = runner->settings;
@@ -70,18 +70,16 @@ static enum status complete_rows(struct runner *runner, void *state)
         status = csv_complete(settings->out, &like, kept, &added);
     row_free(&like);
     if (status == STATUS_USAGE) {
-        status_warn("%s: the last row before this run cannot be looked for: %s", settings->out,
-                    status_text());
+        status_warn("%s: cannot check for the last row of the resumed run: %s", settings->out, status_text());
         return STATUS_OK;
     }
     if (added)
-        status_say("%s: the last row before this run was missing and is there now", settings->out);
+        status_say("%s: added the missing last row of the resumed run", settings->out);
     return status;
 }
 
-/* What the GPU was seen to do during the timed runs, and the instructions that a CPU used. Energy
- * used between runs belongs to no run: where that time is more than a tenth, the energy of a run is unknown.
- */
+/* Fills in what was observed of the GPU during the timed runs, and the CPU's instruction set. The energy per
+ * run is unknown if more than a tenth of the time was between runs, or if ranks share the GPU. */
 static void describe_machine(const struct runner *runner, struct result *result)
 {
     const struct gpu_watched *watched = &runner->watched;
@@ -95,8 +93,8 @@ static void describe_machine(const struct runner *runner, struct result *result)
     result->instruction_set = variant->instruction_set ? variant->instruction_set() : "";
 }
 
-/* After the timing: verifies what was timed, then makes the rows and publishes them. `all`: the run of all
- * ranks, where there are several. */
+/* After timing: verifies the timed runs, then builds and publishes the rows. With several ranks, `all` has
+ * the timing of all ranks combined. */
 static enum status record(struct runner *runner, void *state, const struct bench *all, struct result *result)
 {
     phase_enter(PHASE_MEASURE);
@@ -129,7 +127,7 @@ static enum status record(struct runner *runner, void *state, const struct bench
     return status;
 }
 
-/* Takes samples, while the GPU is watched where there is one at work. */
+/* Takes the samples and watches the GPU, if one is used, in the meantime. */
 static enum status take_samples(struct runner *runner, void *state, const struct bench_limits *limits,
                                 struct bench *bench, struct bench_together *together)
 {
@@ -143,14 +141,14 @@ static enum status take_samples(struct runner *runner, void *state, const struct
     return status;
 }
 
-/* Takes the samples that `limits` say, and makes a row of them. */
+/* Takes samples within `limits` and publishes one row. */
 static enum status time_row(struct runner *runner, void *state, const struct bench_limits *limits,
                             struct result *result)
 {
     struct bench_together together = {.vote = comm_vote};
     bench_free(&result->bench);
     enum status status = comm_agree(take_samples(runner, state, limits, &result->bench, &together));
-    /* Runs may have delivered less than was known before them. */
+    /* The runs may have delivered less than was expected before them. */
     result->work = runner->settings->workload->work(runner->input, runner->entry->variant);
     if (status == STATUS_OK)
         status = record(runner, state, &together.bench, result);
@@ -190,16 +188,16 @@ static enum status set_up(struct runner *runner, void **state)
                                          runner->consumer ? &job : runner->input, state);
 }
 
-/* What rank 0 takes for the work of one rank (weak scaling), or of all (strong), while the others sleep.
- * Memory may be too short for the work of all: then there is a warning, and no efficiency. */
+/* Times rank 0 alone while the other ranks sleep, with the work of one rank (weak scaling) or of all ranks
+ * (strong). If memory does not suffice for the work of all ranks, warns and leaves the efficiency unknown. */
 static enum status measure_alone(struct runner *runner, double *alone_s)
 {
     const struct variant *variant = runner_variant(runner);
     const struct bench_limits *limits = &runner->settings->limits;
     void *state;
     if (set_up(runner, &state) != STATUS_OK) {
-        status_warn("%s: no efficiency, as rank 0 cannot make the batch alone: %s", runner->entry->name,
-                    status_text());
+        status_warn("%s: efficiency unknown, because rank 0 cannot process the batch alone: %s",
+                    runner->entry->name, status_text());
         return STATUS_OK;
     }
     struct bench bench = {0};
@@ -233,7 +231,7 @@ static enum status time_alone(struct runner *runner)
 
 typedef enum status variant_job(struct runner *runner, void *state, struct result *result);
 
-/* Sets the variant up for a job, and has that watched. */
+/* Sets up the variant, calls `job` and tears the variant down, all under the monitor. */
 static enum status with_state(struct runner *runner, variant_job *job, struct result *result)
 {
     void *state;
@@ -249,18 +247,18 @@ static enum status with_state(struct runner *runner, variant_job *job, struct re
     phase_enter(PHASE_IDLE);
     range_pop();
     runner_show_phase(runner, NULL);
-    /* After any other failure the runs end, and monitor_stop() writes the rest. */
+    /* Any other failure ends the run, and monitor_stop() writes the remaining samples. */
     if (status == STATUS_OK || status == STATUS_WRONG)
         TRY(monitor_end(runner->monitor));
     return status;
 }
 
-/* What is wrong on any rank is not worth the time that rank 0 takes alone, for which all ranks give up what
- * they have set up. */
+/* Verifies first: if results are wrong on any rank, rank 0 need not be timed alone. All ranks tear down their
+ * state before rank 0 is timed, to free memory. */
 static enum status run_ranks(struct runner *runner, struct result *result)
 {
     TRY(comm_agree(with_state(runner, runner_check, result)));
-    result->runs_before = 0; /* in the next state there were none */
+    result->runs_before = 0; /* the timed state is a new one */
     TRY(time_alone(runner));
     return with_state(runner, time_variant, result);
 }
@@ -280,9 +278,10 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
     return status;
 }
 
-/* ---- All of them ---- */
+/* ---- All variants ---- */
 
-/* The name of a variant of the same workload that can run here, or NULL; the last on a CPU is the fastest. */
+/* Returns the name of a variant of this workload that can run here, or NULL. Prefers the last CPU variant,
+ * which is the fastest. */
 static const char *alternative(const struct settings *settings)
 {
     const char *name = NULL;
@@ -296,8 +295,8 @@ static const char *alternative(const struct settings *settings)
     return name;
 }
 
-/* Whether the variant can make what the parameters ask for, and run here: what no machine would change is
- * said first. */
+/* Returns whether the variant supports the parameters and can run here. Checks the parameters first, because
+ * no other machine would change that result. */
 static enum status can_run(const struct runner *runner, const struct variant_entry *entry)
 {
     const struct workload *workload = runner->settings->workload;
@@ -306,7 +305,8 @@ static enum status can_run(const struct runner *runner, const struct variant_ent
     return variant_available(entry, &runner->settings->resources);
 }
 
-/* Why a variant that was asked for by name is refused: `status` and the reason are can_run()'s. */
+/* Sets the message for a variant that was given by name but cannot run. `status` and the recorded message are
+ * from can_run(). */
 static enum status refuse(const struct settings *settings, const struct variant_entry *entry,
                           enum status status)
 {
@@ -319,7 +319,8 @@ static enum status refuse(const struct settings *settings, const struct variant_
                       other ? "; '" : "", other ? other : "", other ? "' would" : "");
 }
 
-/* Drops what cannot run from "all", with a note each; anything asked for by name must be able to. */
+/* Drops variants that cannot run from "all", with a note for each. Variants given by name must be able to
+ * run. */
 static enum status keep_runnable(struct runner *runner)
 {
     struct settings *settings = runner->settings;
@@ -327,7 +328,7 @@ static enum status keep_runnable(struct runner *runner)
     size_t kept = 0;
     for (size_t i = 0; i < settings->variant_count; i++) {
         const struct variant_entry *entry = settings->variants[i];
-        enum status status = comm_agree(can_run(runner, entry)); /* one list for all ranks */
+        enum status status = comm_agree(can_run(runner, entry)); /* the same list on all ranks */
         if (status == STATUS_OK)
             settings->variants[kept++] = entry;
         else if (!all)
@@ -339,7 +340,8 @@ static enum status keep_runnable(struct runner *runner)
     return kept ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "no variant can run here; see --list");
 }
 
-/* A variant of the workload that this build has, as the columns of all are the same; NULL: none. */
+/* Returns any variant of the workload in this build, or NULL. All variants of a workload have the same
+ * columns. */
 static const struct variant_entry *built_variant(const struct settings *settings)
 {
     for (size_t i = 0; i < variant_count; i++)
@@ -348,7 +350,7 @@ static const struct variant_entry *built_variant(const struct settings *settings
     return NULL;
 }
 
-/* Finds out before anything is measured whether the rows can be written where the user wants them. */
+/* Checks before any measurement that rows can be written to the output files. */
 static enum status check_outputs(struct runner *runner)
 {
     const struct settings *settings = runner->settings;
@@ -417,7 +419,7 @@ static enum status run_all(struct runner *runner)
     return status == STATUS_OK ? ended : status_set(status, "%s", failure);
 }
 
-/* All of them, with what consumes their batches where that is wanted. */
+/* Runs all variants, with a consumer if --compute is given. */
 static enum status run_consumed(struct runner *runner)
 {
     const struct settings *settings = runner->settings;
@@ -426,8 +428,8 @@ static enum status run_consumed(struct runner *runner)
         return run_all(runner);
     TRY(comm_agree(runner->sharers > 1
                        ? status_set(STATUS_USAGE,
-                                    "--compute: %d ranks share a GPU, so a step would not have it for "
-                                    "itself; start one rank a GPU",
+                                    "--compute: %d ranks share a GPU, but a training step needs it "
+                                    "exclusively; start one rank per GPU",
                                     runner->sharers)
                        : STATUS_OK));
     enum status status =
@@ -440,7 +442,7 @@ static enum status run_consumed(struct runner *runner)
     return status;
 }
 
-/* All of them, watched where asked. */
+/* Runs all variants, with the monitor if --monitor is given. */
 static enum status run_watched(struct runner *runner)
 {
     const struct settings *settings = runner->settings;
@@ -464,7 +466,7 @@ static enum status run_watched(struct runner *runner)
     return written == STATUS_OK ? shown : written;
 }
 
-/* What is found out before anything is measured. */
+/* Checks and preparations before any measurement. */
 static enum status prepare(struct runner *runner)
 {
     env_capture(&runner->env);
@@ -474,12 +476,13 @@ static enum status prepare(struct runner *runner)
     return describe_device(runner);
 }
 
-/* What needs an agreement before the first variant; runner->input is to be closed, also after a failure. */
+/* Collective preparations before the first variant. The caller must close runner->input, also after a
+ * failure. */
 static enum status begin(struct runner *runner)
 {
     struct settings *settings = runner->settings;
     double cores;
-    /* Before the options are compared, as --best-gpu may choose another device on each rank. */
+    /* Before the options are compared, because --best-gpu may choose a different device on each rank. */
     TRY(comm_agree(runner_check_no_device(settings, runner->partition.ranks)));
     TRY(runner_check_alike(settings));
     TRY(comm_agree(runner_take_scaling(runner)));
@@ -490,12 +493,12 @@ static enum status begin(struct runner *runner)
                                             &runner->input)));
     TRY(runner_check_data(runner));
     TRY(comm_agree(prepare(runner)));
-    /* One run has one time, to know its rows by, the monitor's among them. */
+    /* All rows of a run, including the monitor's, have the same time, which identifies the run. */
     TRY(comm_spread(runner->env.time_utc, sizeof runner->env.time_utc));
     runner_warn_about_cores(settings, cores);
     if (runner->partition.ranks == 1 && runner->partition.strong &&
         options_given(&settings->options, "scaling"))
-        status_warn("--scaling strong changes nothing with one rank; start more with: mpirun --bind-to none "
+        status_warn("--scaling strong has no effect with one rank; start more with: mpirun --bind-to none "
                     "-n N");
     return runner_count_sharers(runner);
 }

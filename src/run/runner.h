@@ -1,17 +1,17 @@
-/* Runs what the settings ask for, variant by variant. */
+/* Runs the chosen variants one after the other. */
 #ifndef FDSL_RUN_RUNNER_H
 #define FDSL_RUN_RUNNER_H
 
 #include "core/status.h"
 #include "run/settings.h"
 
-/* Joins the ranks. `read` is what came of reading this rank's command line: its failure ends all ranks, each
- * of which returns it. STATUS_USAGE where some ranks prepare and others run. */
+/* Joins the ranks. `read` is the status of parsing this rank's command line; if it is a failure on any rank,
+ * all ranks return it. STATUS_USAGE if some ranks have --prepare and others do not. */
 enum status runner_join(const struct settings *settings, enum status read);
 
-/* Sets up, verifies, times, records and reports every chosen variant. STATUS_WRONG when a variant differs
- * from its oracle (the others still run); any other failure ends the runs at once, and the rows written so
- * far stay. */
+/* Sets up, verifies, times, records and reports all chosen variants. Collective. STATUS_WRONG if the results
+ * of a variant differ from the reference; the other variants still run. Any other failure ends the run at
+ * once; rows already written stay. */
 enum status runner_run(struct settings *settings);
 
 #endif

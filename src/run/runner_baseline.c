@@ -1,10 +1,11 @@
-/* Speed-ups: over which variant, and how large. */
+/* The baseline and the speed-ups over it. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "run/runner_parts.h"
 
-/* The place of the variant of that name among those of the call, or their number where it is not there. */
+/* Returns the index of the variant with this name among the chosen ones, or their number if it is not
+ * there. */
 static size_t find_chosen(const struct settings *settings, const char *name)
 {
     size_t i = 0;
@@ -65,7 +66,7 @@ enum status runner_compare(struct runner *runner, bool all, struct result *resul
     result->speedup = itself ? 1 : 0;
     if (itself)
         TRY(add_time(times, item_s));
-    else if (times->count > 0) /* epochs are rows: the median of theirs */
+    else if (times->count > 0) /* the median, because the baseline has one row per epoch */
         result->speedup = stats_quantile(times->item_s, times->count, 0.5) / item_s;
     result->baseline = result->speedup > 0 ? baseline->entry->name : "";
     return STATUS_OK;

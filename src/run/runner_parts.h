@@ -1,6 +1,8 @@
-/* What the parts of the runner share: runner.c (the life of a variant), runner_verify.c (whether its results
- * are right), runner_rows.c (what is written of it), runner_publish.c (to whom) and runner_ranks.c (where
- * each rank runs). Nothing else includes this. */
+/* Declarations shared by the files of the runner: runner.c (the sequence of steps per variant),
+ * runner_verify.c (verification), runner_rows.c (CSV rows), runner_publish.c (output), runner_baseline.c
+ * (speed-ups), runner_progress.c and runner_warn.c (messages), and runner_ranks.c (cores and devices of the
+ * ranks). No other file includes this header. Functions marked "Agrees" are collective and end in
+ * comm_agree(). */
 #ifndef FDSL_RUN_RUNNER_PARTS_H
 #define FDSL_RUN_RUNNER_PARTS_H
 
@@ -18,43 +20,42 @@
 #include "run/report.h"
 #include "run/settings.h"
 
-/* The variant that speed-ups are over: NULL where none of the call is, and the times per item of its rows so
- * far in ascending order, of this rank and (on rank 0) of all ranks together. */
+/* The baseline of speed-ups, and the times per item in its rows so far, in ascending order: of this rank, and
+ * on rank 0 of all ranks combined. */
 struct baseline {
-    const struct variant_entry *entry;
+    const struct variant_entry *entry; /* NULL if none of the chosen variants is a baseline */
     struct baseline_times {
         double *item_s; /* owned */
         size_t count;
     } own, all;
 };
 
-/* What the rows of one invocation share, and what is under way. */
+/* The state of the runner: what all rows of an invocation share, and the current variant. */
 struct runner {
     struct settings *settings;
     struct env env;
-    struct device_info device; /* name is empty without one */
+    struct device_info device; /* its name is "" without a device */
     char driver[64];
     void *input;
-    struct report *report;      /* NULL but for rank 0 */
-    struct monitor *monitor;    /* NULL where nobody asked for it */
+    struct report *report;      /* NULL except on rank 0 */
+    struct monitor *monitor;    /* NULL without --monitor */
     struct partition partition; /* of this rank */
-    struct consumer *consumer;  /* of every batch; NULL without --compute */
-    int sharers;                /* ranks on this rank's device, itself among them; 0 without a device */
+    struct consumer *consumer;  /* NULL without --compute */
+    int sharers;                /* ranks on this rank's device, including itself; 0 without a device */
 
-    /* The variant under way */
+    /* The current variant */
     const struct variant_entry *entry;
-    struct gpu_watched watched; /* during the timed runs of the row under way */
+    struct gpu_watched watched; /* during the timed runs of the current row */
     struct baseline baseline;
-    /* Of the row under way. All rows of an invocation share the program's start, so that they are known to
-     * belong together; only where a run is a row of its own (an epoch), those behind the first have their own
-     * begin. */
+    /* The time of the current row. All rows of an invocation share the start time of the program, which
+     * identifies the invocation. Only if each run is a row (epochs), later rows have their own start time. */
     char time_utc[ENV_TIME_MAX];
-    double shown_s;
-    double alone_s; /* the time that rank 0 took alone; 0 where it is not known */
-    bool progress;
+    double shown_s; /* when the progress was last shown */
+    double alone_s; /* the median time of rank 0 alone; 0 if unknown */
+    bool progress;  /* progress is shown */
 };
 
-/* Rank 0 speaks and writes for all. */
+/* Whether this is rank 0, which prints and writes for all ranks. */
 static inline bool runner_leads(const struct runner *runner)
 {
     return runner->partition.rank == 0;
@@ -62,36 +63,38 @@ static inline bool runner_leads(const struct runner *runner)
 
 /* ---- runner_rows.c ---- */
 
-/* Of the variant under way: whether it runs on a GPU, its threads, and the physical cores that they use at
- * most. */
+/* For the current variant: whether it runs on a GPU, its number of CPU threads, and the most physical cores
+ * that these can use. */
 bool runner_on_gpu(const struct runner *runner);
 int runner_threads(const struct runner *runner);
 int runner_cores(const struct runner *runner);
 
-/* For a variant that computes on the CPU all the time: the CPU time of its threads over the CPU time that
- * their hardware threads offered, and how often they were interrupted. NaN for other variants, because a
- * thread that waits for a GPU or a disk leaves its core, and for timed runs of less than a quarter of a
- * second. */
+/* For a variant that keeps the CPU busy: `*share` becomes the CPU time of its threads relative to the CPU
+ * time of the hardware threads available to them, `*preempted_per_s` the involuntary context switches per
+ * second. Both are NaN for other variants, because threads that wait for a GPU or a disk release their core,
+ * and for timed runs of less than 0.25 s in total. */
 void runner_cpu_use(const struct runner *runner, const struct bench *bench, double *share,
                     double *preempted_per_s);
 
-/* The whole row of a result, with the workload's measures (NULL: none), the caller's to free, also after a
- * failure. */
+/* Builds the CSV row of a result, with the workload's measures (NULL: none). The caller calls row_free(),
+ * also after a failure. */
 enum status runner_row(const struct runner *runner, const struct result *result,
                        const struct measures *measures, struct row *row);
 
-/* A row of --samples-out: what identifies the `whole` row, and the sample. The caller's to free likewise. */
+/* Builds a row of --samples-out: the identifying columns of the result's row `whole`, and one sample. The
+ * caller calls row_free(), also after a failure. */
 enum status runner_sample_row(const struct row *whole, const struct sample *sample, size_t number,
                               struct row *row);
 
-/* Appends `count` samples of each of the `rank_count` rows, which follow each other. */
+/* Appends the samples of `rank_count` ranks to the CSV file at `path`. `ranks` has their rows, `samples`
+ * `count` samples per rank in rank order. */
 enum status runner_append_samples(const char *path, const struct row *ranks, size_t rank_count,
                                   const struct sample *samples, size_t count);
 
 /* ---- runner_progress.c ---- */
 
-/* For bench_measure(), with the runner as its context: shows on a terminal how many samples were taken, and
- * in what time. */
+/* The bench_progress of bench_measure(), with the runner as context: shows the number of samples and the
+ * elapsed time on a terminal. */
 void runner_show_progress(void *context, size_t samples, double elapsed_s, double max_time_s);
 
 /* Shows on a terminal what the current variant is doing; NULL clears the line. */
@@ -99,87 +102,92 @@ void runner_show_phase(const struct runner *runner, const char *phase);
 
 /* ---- runner_verify.c ---- */
 
-/* The variant to run, whose state is that of `state` below: the one under way, or with --compute the one that
- * hands its batches to the consumer. And the state of the one under way, with the results of the latest run.
- */
+/* Returns the variant to run: the current one, or with --compute the one that wraps it (consumed_variant).
+ * The parameter `state` of the functions below is the state of this variant. runner_own_state() returns the
+ * state of the current variant itself, with the results of the latest run. */
 const struct variant *runner_variant(const struct runner *runner);
 void *runner_own_state(const struct runner *runner, void *state);
 
-/* Before the timing: makes run 0, verifies it where --verify is given, and hands it to the user. Agrees.
- * STATUS_WRONG, with a line of the report, where it is not right. */
+/* Before timing: performs run 0, verifies it (--verify) and writes the output that the user requested.
+ * Agrees. STATUS_WRONG if results are wrong; then adds a line without a time to the report. */
 enum status runner_check(struct runner *runner, void *state, struct result *result);
 
-/* After the timing, where --verify is given: verifies the last timed run as it is, and another one, drawn at
- * random from the timed ones, which is made once more. Agrees. STATUS_WRONG as above: its times are not
- * recorded. */
+/* After timing, with --verify: verifies the last timed run, then repeats and verifies another timed run,
+ * chosen at random. Agrees. STATUS_WRONG if results are wrong; then adds a line without a time to the
+ * report. */
 enum status runner_verify_timed(struct runner *runner, void *state, struct result *result);
 
 /* ---- runner_baseline.c ---- */
 
-/* Chooses the baseline, --baseline or the workload's, and moves it to the front of the variants, so that its
- * time is known to the rows of the others. STATUS_USAGE where --baseline names none of them. */
+/* Chooses the baseline: --baseline or the workload's default. Moves it to the front of the variants, so that
+ * its time is known when the rows of the others are written. STATUS_USAGE if --baseline is not a chosen
+ * variant. */
 enum status runner_choose_baseline(struct runner *runner);
 void runner_free_baseline(struct runner *runner);
 
-/* Fills result->speedup and result->baseline from the baseline's rows: of this rank, or of all ranks together
- * where `all`. A row of the baseline joins them first. STATUS_FAILED where memory runs out. */
+/* Sets result->speedup and result->baseline from the rows of the baseline: of this rank, or with `all` of all
+ * ranks combined. If the result is from the baseline itself, first adds its time. STATUS_FAILED if memory
+ * runs out. */
 enum status runner_compare(struct runner *runner, bool all, struct result *result);
 
 /* ---- runner_warn.c ---- */
 
-/* Warns of what makes a row worth less: throttled clocks, a median that is not known, a busy machine. `facts`
- * are those of the ranks. */
+/* Warns about conditions that make a result less reliable: throttled clocks, an uncertain median, a busy
+ * machine. `facts` has one entry per rank. */
 void runner_warn(const struct settings *settings, const struct result *result,
                  const struct rank_facts *facts);
 
-/* Warns where --monitor saw too little of `wall_s`, the time of the timed runs. NVML's readings are averages
- * over up to a second, so a short run is hardly in them. */
+/* Warns if --monitor took too few samples during the timed runs; `wall_s` is the median wall time of a run.
+ * NVML averages its readings over up to one second, so short runs are hardly visible in them. */
 void runner_warn_of_few_looks(const struct runner *runner, double wall_s);
 
 /* ---- runner_publish.c ---- */
 
-/* The work of the variant under way over the peaks of its device, or of the cores that it uses. */
+/* Returns the roofline of the current variant on its device or on the cores that it uses. */
 struct roofline runner_roofline(const struct runner *runner, const struct work *work);
 
-/* Shows the rows, of each rank and, where there are several, of all together, which `result` is, and appends
- * them where asked, with the samples of the ranks. What was measured is worth keeping: a full disk does not
- * swallow the table's line, nor a full stdout the file's rows. */
+/* Appends the rows of `result` to --out and the samples to --samples-out, adds the result to the report and
+ * prints warnings. An error in one place does not prevent the others: rows that cannot be appended are
+ * printed to stderr. */
 enum status runner_publish(struct runner *runner, const struct result *result, const struct sample *samples,
                            const struct rank_facts *facts);
 
-/* This rank's own. */
+/* Returns the facts of this rank for ranks_gather(). */
 struct rank_facts runner_facts(const struct runner *runner, const struct result *result);
 
-/* Brings the ranks' rows together on rank 0, which publishes them. `all`: the run of all ranks. */
+/* Gathers the rows of all ranks on rank 0, which publishes them. `all` has the timing of all ranks
+ * combined. */
 enum status runner_publish_ranks(struct runner *runner, const struct row *row, const struct result *result,
                                  const struct bench *all);
 
-/* ---- runner_ranks.c; those that agree are called by all ranks ---- */
+/* ---- runner_ranks.c ---- */
 
-/* Whether any chosen variant runs on a GPU, or what consumes their batches does. */
+/* Whether the run needs a GPU, for a chosen variant or for --compute. */
 bool runner_any_on_gpu(const struct settings *settings);
 
-/* STATUS_USAGE where ranks have been given different options. Agrees. */
+/* STATUS_USAGE if ranks have different options. Agrees. */
 enum status runner_check_alike(const struct settings *settings);
 
-/* STATUS_USAGE where the files that the options name hold other data than those of rank 0. Agrees. */
+/* STATUS_USAGE if the input files of a rank differ from those of rank 0. Agrees. */
 enum status runner_check_data(const struct runner *runner);
 
-/* STATUS_USAGE where several ranks are told which device to take. */
+/* STATUS_USAGE if --device or --best-gpu is given to several ranks. */
 enum status runner_check_no_device(const struct settings *settings, uint64_t ranks);
 
-/* Sets runner->partition.strong by the workload and --scaling. */
+/* Sets runner->partition.strong from the workload and --scaling. STATUS_USAGE if the workload does not
+ * support
+ * --scaling weak. */
 enum status runner_take_scaling(struct runner *runner);
 
-/* Shares out the cores of each machine and sets the threads; `*worst` is the outcome on whichever machine has
- * the most to say of, for runner_warn_about_cores(). Agrees. */
+/* Divides the cores of each machine among its ranks (--bind) and sets the number of threads. `*worst` becomes
+ * the worst enum cores_outcome of all machines, for runner_warn_about_cores(). Agrees. */
 enum status runner_take_cores(struct settings *settings, double *worst);
 void runner_warn_about_cores(const struct settings *settings, double outcome);
 
-/* Gives this rank its GPU. */
+/* Selects the GPU of this rank: rank i of a machine uses GPU i modulo the number of GPUs. */
 void runner_take_device(struct settings *settings);
 
-/* Counts the ranks on this rank's physical device into runner->sharers, and warns where they are several.
+/* Sets runner->sharers to the number of ranks on this rank's physical device. Warns if ranks share a device.
  * Agrees. */
 enum status runner_count_sharers(struct runner *runner);
 

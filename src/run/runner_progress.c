@@ -1,10 +1,10 @@
-/* What a terminal shows while a variant is verified, warmed up and timed. */
+/* Progress on a terminal while a variant is verified, warmed up and timed. */
 #include <stdio.h>
 
 #include "core/timer.h"
 #include "run/runner_parts.h"
 
-#define PROGRESS_S 0.1 /* between two updates */
+#define PROGRESS_S 0.1 /* minimum time between two updates */
 
 void runner_show_progress(void *context, size_t samples, double elapsed_s, double max_time_s)
 {

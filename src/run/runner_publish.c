@@ -1,5 +1,4 @@
-/* From a result to what people see and keep of it: the row of all ranks, the table's line, the files,
- * warnings. */
+/* Publishes results: the row of all ranks, the report on stdout, the CSV files and warnings. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +20,7 @@ struct roofline runner_roofline(const struct runner *runner, const struct work *
     return roofline_of(&work->least, &peaks);
 }
 
-/* Prints rows that could not be appended to a file, so that they can be added to it by hand. */
+/* Prints rows that could not be appended to a file, so that the user can add them by hand. */
 static void show_unwritten(const char *path, const struct result *result)
 {
     status_say("%s: these rows could not be appended:", path);
@@ -36,7 +35,7 @@ enum status runner_publish(struct runner *runner, const struct result *result, c
     const struct settings *settings = runner->settings;
     runner_show_phase(runner, NULL);
     enum status recorded = STATUS_OK;
-    file_hold_signals(); /* until the rows are on the disk, or at least on a screen */
+    file_hold_signals(); /* until the rows are written to the file or printed */
     if (settings->out)
         recorded = csv_append(settings->out, result->rows, result->row_count);
     if (recorded != STATUS_OK)
@@ -65,13 +64,13 @@ struct rank_facts runner_facts(const struct runner *runner, const struct result 
     return facts;
 }
 
-/* What all ranks did together, from what each did: `total` comes with their bench. */
+/* Adds up the facts of all ranks into `total`, whose bench is already that of all ranks. */
 static void add_up(const struct runner *runner, const struct rank_facts *facts, struct result *total)
 {
     double ranks = (double)runner->partition.ranks, slowest_s = 0, mean_s = 0;
     total->work = (struct work){0};
     total->roofline = ranks_roofline(facts, runner->partition.ranks);
-    total->sm_clock_mhz = total->mem_clock_mhz = -1; /* ranks_combine() knows them */
+    total->sm_clock_mhz = total->mem_clock_mhz = -1; /* set by ranks_combine() */
     total->run_j = 0;
     for (uint64_t i = 0; i < runner->partition.ranks; i++) {
         total->work.items += facts[i].items;
@@ -103,7 +102,7 @@ static enum status publish_together(struct runner *runner, const struct row *row
     size_t ranks = (size_t)runner->partition.ranks;
     add_up(runner, facts, total);
     struct row all = {0};
-    struct row *every = calloc(ranks + 1, sizeof *every); /* borrowed rows, side by side */
+    struct row *every = calloc(ranks + 1, sizeof *every); /* shallow copies of the rows, in one array */
     enum status status = runner_compare(runner, true, total);
     if (status == STATUS_OK)
         status = runner_row(runner, total, NULL, &all);

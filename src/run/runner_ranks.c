@@ -1,5 +1,5 @@
-/* Where each rank runs: its cores, its GPU, its share of the work; and that all ranks were asked for the
- * same. */
+/* The cores, the GPU and the scaling of each rank, and checks that all ranks have the same options and
+ * data. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "run/runner.h"
 #include "run/runner_parts.h"
 
-/* Whether a chosen variant uses a device. Where none does, CUDA is not woken up. */
+/* Without GPU variants, CUDA is not initialized. */
 bool runner_any_on_gpu(const struct settings *settings)
 {
     if (settings_compute(settings))
@@ -39,22 +39,20 @@ enum status runner_join(const struct settings *settings, enum status read)
                           : status_set(STATUS_USAGE, "--prepare must be given to all ranks or to none"));
 }
 
-/* Ranks that were told different things would wait for each other for good, or make images that fit together
- * nowhere. */
+/* Ranks with different options would deadlock, or produce results that cannot be combined. */
 enum status runner_check_alike(const struct settings *settings)
 {
     return comm_check_same(options_hash(&settings->options), "options",
-                           "give all ranks the same, but for the names of files to write");
+                           "give all ranks the same options; only the names of output files may differ");
 }
 
 enum status runner_check_data(const struct runner *runner)
 {
     const struct workload *workload = runner->settings->workload;
     return comm_check_same(workload->ranks.identity ? workload->ranks.identity(runner->input) : 0, "data",
-                           "give all ranks the same files, such as those of a shared folder");
+                           "give all ranks the same files, for example in a shared folder");
 }
 
-/* `*worst` is the outcome on whichever machine has the most to say of. */
 enum status runner_take_cores(struct settings *settings, double *worst)
 {
     enum cores_outcome outcome;
@@ -76,37 +74,36 @@ static bool any_threaded(const struct settings *settings)
     return false;
 }
 
-#define CROWD 4 /* threads per hardware thread that some loaders do well with, as they wait for a device */
+#define CROWD 4 /* threads per hardware thread that can be useful for loaders, which wait for storage */
 
 void runner_warn_about_cores(const struct settings *settings, double outcome)
 {
     if (settings->resources.threads > CROWD * settings->allowed_threads && any_threaded(settings))
         status_warn(
-            "--threads %d: this process may use %d hardware thread%s, and more threads than that mostly "
-            "wait for each other; leave --threads out to have as many threads",
+            "--threads %d: this process may use %d hardware thread%s, and more threads mostly wait for each "
+            "other; omit --threads to use one per hardware thread",
             settings->resources.threads, settings->allowed_threads,
             settings->allowed_threads == 1 ? "" : "s");
     if (cores_bound_by_openmp() && (comm_size() > 1 || settings->threads == 0))
-        status_warn("OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY put this process on one core before it "
-                    "began, and only that one counts; unset them%s",
-                    comm_size() > 1 ? ", or ranks share cores" : ", or say --threads N");
+        status_warn("OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY bound this process to one core before it "
+                    "started, so only that core is counted; unset them%s",
+                    comm_size() > 1 ? ", or ranks share cores" : ", or use --threads N");
     else if (outcome == CORES_CROWDED)
-        status_warn("there are more ranks than cores: some share one; start fewer ranks");
+        status_warn("there are more ranks than cores, so some ranks share a core; start fewer ranks");
     else if (outcome == CORES_IDLE && any_threaded(settings))
         status_warn(
-            "mpirun bound the ranks to some of the cores and leaves the rest idle; to share out all of "
-            "them, start with: mpirun --bind-to none");
+            "mpirun bound the ranks to some of the cores and leaves the rest idle; to use all cores, start "
+            "with: mpirun --bind-to none");
 }
 
 enum status runner_check_no_device(const struct settings *settings, uint64_t ranks)
 {
     if (ranks == 1 || !(options_given(&settings->options, "device") || settings->best_gpu))
         return STATUS_OK;
-    return status_set(STATUS_USAGE, "--device and --best-gpu are for one rank: rank i of a machine takes "
+    return status_set(STATUS_USAGE, "--device and --best-gpu are for one rank: rank i of a machine uses "
                                     "GPU i; to choose among GPUs, set CUDA_VISIBLE_DEVICES");
 }
 
-/* Rank i of a machine takes its GPU i, and begins again where there are fewer. */
 void runner_take_device(struct settings *settings)
 {
     int devices = comm_size() > 1 && runner_any_on_gpu(settings) ? device_count() : 0;
@@ -114,7 +111,7 @@ void runner_take_device(struct settings *settings)
         settings->resources.device = comm_local_rank() % devices;
 }
 
-/* Counts the ranks on each physical device, which CUDA numbers do not name. */
+/* Compares PCI bus ids, because the same CUDA number can mean different devices on different ranks. */
 enum status runner_count_sharers(struct runner *runner)
 {
     const size_t bytes = sizeof runner->device.pci_bus_id;
@@ -142,7 +139,7 @@ enum status runner_take_scaling(struct runner *runner)
     struct settings *settings = runner->settings;
     if (settings->workload->ranks.share_items) {
         if (settings->scaling == SCALING_WEAK && options_given(&settings->options, "scaling"))
-            return status_set(STATUS_USAGE, "--scaling weak: ranks of %s share its %s; leave it out",
+            return status_set(STATUS_USAGE, "--scaling weak: ranks of %s divide its %s; leave it out",
                               settings->workload->name, settings->workload->item);
         settings->scaling = SCALING_STRONG;
     }

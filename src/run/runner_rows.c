@@ -1,4 +1,4 @@
-/* What is written of a variant that has run: its row, and those of its samples. */
+/* Builds the CSV rows of a variant and of its samples. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ int runner_threads(const struct runner *runner)
     return runner->entry->variant->threaded ? runner->settings->resources.threads : 1;
 }
 
-#define CPU_SPAN_MIN_S 0.25 /* in less, a few interruptions are all there is */
+#define CPU_SPAN_MIN_S 0.25 /* in a shorter time, there are too few context switches to count */
 
 void runner_cpu_use(const struct runner *runner, const struct bench *bench, double *share,
                     double *preempted_per_s)
@@ -38,7 +38,7 @@ int runner_cores(const struct runner *runner)
     return allowed > 0 && allowed < threads ? allowed : threads;
 }
 
-/* The columns that say what was run, where and on what. */
+/* The columns that identify the run and the machine. */
 static void identity_fields(const struct runner *runner, struct row *row)
 {
     const struct workload *workload = runner->settings->workload;
@@ -80,7 +80,7 @@ static void parameter_fields(const struct runner *runner, struct row *row)
     }
 }
 
-/* A number where it is known. */
+/* Adds a number, or "" if it is not positive, that is, unknown. */
 static void row_positive(struct row *row, const char *column, double value)
 {
     row_real(row, column, value > 0 ? value : NAN);
@@ -96,7 +96,7 @@ static void roofline_fields(const struct roofline *roofline, double time_s, stru
     row_positive(row, "roofline_share", roofline->floor_s / time_s);
 }
 
-/* The samples. Of one there is no spread; and no run that is a row of its own settles. */
+/* The timing columns. With one sample the spread is empty; if each run is a row, `settled` is empty. */
 static void time_fields(const struct runner *runner, const struct result *result, struct row *row)
 {
     const struct bench *bench = &result->bench;
@@ -121,7 +121,7 @@ static void time_fields(const struct runner *runner, const struct result *result
     row_count(row, "outliers", time->outliers);
 }
 
-/* What the samples were taken with and compare with. */
+/* The state of the machine during the timed runs, and the comparisons with other variants and ranks. */
 static void machine_fields(const struct result *result, struct row *row)
 {
     char throttled[128];
@@ -136,7 +136,7 @@ static void machine_fields(const struct result *result, struct row *row)
     row_positive(row, "efficiency", result->efficiency);
 }
 
-/* The whole row. Without a result the values of the timing columns mean nothing: only the header is used. */
+/* Callers that need only the header pass a dummy result. */
 enum status runner_row(const struct runner *runner, const struct result *result,
                        const struct measures *measures, struct row *row)
 {
@@ -159,8 +159,7 @@ enum status runner_row(const struct runner *runner, const struct result *result,
     return row_check(row);
 }
 
-/* The columns of --samples-out: those of the row that say what was run, where and on what, to join them by.
- */
+/* Copies the identifying columns of the row, so that samples and rows can be joined. */
 enum status runner_sample_row(const struct row *whole, const struct sample *sample, size_t number,
                               struct row *row)
 {
@@ -174,7 +173,6 @@ enum status runner_sample_row(const struct row *whole, const struct sample *samp
     return row_check(row);
 }
 
-/* Appends `count` samples of each of the `ranks` rows, which follow each other. */
 enum status runner_append_samples(const char *path, const struct row *ranks, size_t rank_count,
                                   const struct sample *samples, size_t count)
 {

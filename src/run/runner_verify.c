@@ -1,4 +1,4 @@
-/* Whether a variant's results are right: run 0 before the timing, and after it what was timed. */
+/* Verification of a variant's results: run 0 before timing, and two of the timed runs afterwards. */
 #include <stdio.h>
 
 #include "core/chance.h"
@@ -17,14 +17,14 @@ void *runner_own_state(const struct runner *runner, void *state)
     return runner->consumer ? consumed_latest(state) : state;
 }
 
-/* From now on, or no longer, runs check all that they deliver, where the workload can. */
+/* Switches the workload's checks of each delivered item on or off, if it has them. */
 static enum status check_closely(const struct runner *runner, bool closely)
 {
     const struct workload *workload = runner->settings->workload;
     return workload->checks.closely ? workload->checks.closely(runner->input, closely) : STATUS_OK;
 }
 
-/* Makes run `number` and counts what is wrong with it. */
+/* Performs run `number` and counts its wrong items. */
 static enum status run_and_verify(struct runner *runner, void *state, uint64_t number, uint64_t *wrong)
 {
     struct run_time unused;
@@ -37,8 +37,8 @@ static enum status run_and_verify(struct runner *runner, void *state, uint64_t n
     return status == STATUS_OK ? ended : status;
 }
 
-/* The results of the ranks together. What is wrong on any makes a line of the report without a time, and
- * STATUS_WRONG; `which` says of which run ("" for the first). */
+/* Adds up the wrong items of all ranks. If there are any, adds a line without a time to the report and
+ * returns STATUS_WRONG. The message begins with `which`, which names the run ("" for the first). */
 static enum status judge(struct runner *runner, void *state, struct result *result, const char *which)
 {
     const struct workload *workload = runner->settings->workload;
@@ -60,8 +60,8 @@ static enum status judge(struct runner *runner, void *state, struct result *resu
 
 /* ---- Before the timing ---- */
 
-/* Makes run 0, after another one, so that a result which run 0 did not overwrite shows. Where each run is a
- * row, none is made before its time. */
+/* Performs run 0, with --verify after run 1, so that results which run 0 failed to overwrite are detected. If
+ * each run is a row, performs no run. */
 static enum status make_first(struct runner *runner, void *state, struct result *result)
 {
     const struct settings *settings = runner->settings;
@@ -96,7 +96,7 @@ enum status runner_check(struct runner *runner, void *state, struct result *resu
 
 /* ---- After the timing ---- */
 
-/* A timed run other than the last one, of which there must be one; the same on all ranks. */
+/* Chooses a random timed run other than the last one, the same on all ranks. There must be at least two. */
 static enum status draw_run(const struct bench *bench, uint64_t *number)
 {
     *number = bench->warmups + 1 + chance_below(bench->count - 1);

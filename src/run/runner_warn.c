@@ -1,12 +1,12 @@
-/* What users should know of a row that numbers alone do not say. */
+/* Warnings about results that may be unreliable. */
 #include <math.h>
 #include <stdio.h>
 
 #include "machine/nvml.h"
 #include "run/runner_parts.h"
 
-#define CPU_SHARE_MIN   0.9  /* of the CPU time that the threads could have */
-#define PREEMPTED_MAX_S 10.0 /* a second: a quiet machine's own threads come by less often */
+#define CPU_SHARE_MIN   0.9  /* share of the CPU time available to the threads */
+#define PREEMPTED_MAX_S 10.0 /* context switches per second; on an idle machine there are fewer */
 
 static const char *remedy(const struct settings *settings)
 {
@@ -17,25 +17,24 @@ static void warn_of_median(const struct settings *settings, const struct result 
 {
     const struct bench *bench = &result->bench;
     if (bench->count < STATS_INTERVAL_MIN)
-        status_warn("%s: too few samples (%zu) to know the median's error; take at least %d with --%s",
+        status_warn("%s: too few samples (%zu) for the error of the median; take at least %d with --%s",
                     result->variant, bench->count, STATS_INTERVAL_MIN,
                     settings->loops ? "loops" : "min-samples");
     else if (!bench->settled && isinf(bench->time.median_error))
-        status_warn("%s: the median's error is not known: times change slowly, so %zu samples are worth %.0f "
-                    "independent ones; raise --%s or reduce background load",
+        status_warn("%s: the error of the median is unknown: times change slowly, so %zu samples are worth "
+                    "only %.0f independent ones; raise --%s or reduce background load",
                     result->variant, bench->count, bench->time.effective, remedy(settings));
     else if (!bench->settled)
         status_warn(
-            "%s: after %zu samples the median is known to %.1f %% only; raise --%s or reduce background "
-            "load",
-            result->variant, bench->count, 100 * bench->time.median_error, remedy(settings));
+            "%s: median uncertain by +-%.1f %% after %zu samples; raise --%s or reduce background load",
+            result->variant, 100 * bench->time.median_error, bench->count, remedy(settings));
     else if (bench->time.outliers * 10 > bench->count)
         status_warn("%s: %zu of %zu samples are outliers; something else is using this machine",
                     result->variant, bench->time.outliers, bench->count);
 }
 
-/* A median that settled may still be that of a machine which others use all the while. The rank that had
- * least of its cores counts. */
+/* Warns if other processes used the cores: a median can settle even on a busy machine. Uses the rank that got
+ * the smallest share of its cores. */
 static void warn_of_busy_cores(const struct result *result, const struct rank_facts *facts, uint64_t ranks)
 {
     double share = 1, preempted = 0;
@@ -46,8 +45,8 @@ static void warn_of_busy_cores(const struct result *result, const struct rank_fa
         }
     if (share < CPU_SHARE_MIN)
         status_warn(
-            "%s: its threads had %.0f %% of the CPU time of their cores and were interrupted %.0f times "
-            "per second, so times are too long: stop other processes, or lower --threads",
+            "%s: its threads got %.0f %% of the CPU time of their cores and were preempted %.0f times per "
+            "second, so times are too long: stop other processes, or lower --threads",
             result->variant, 100 * share, preempted);
 }
 
@@ -58,7 +57,7 @@ void runner_warn(const struct settings *settings, const struct result *result, c
         status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit or compare "
                     "only with runs like this one",
                     result->variant, words);
-    if (!settings->workload->epochs.more) /* a run that is not repeated has no spread */
+    if (!settings->workload->epochs.more) /* runs that are not repeated have no median error */
         warn_of_median(settings, result);
     warn_of_busy_cores(result, facts, result->row_count > 1 ? result->row_count - 1 : 1);
 }
@@ -75,8 +74,9 @@ void runner_warn_of_few_looks(const struct runner *runner, double wall_s)
         snprintf(remedy, sizeof remedy, "--loops %.0f", ceil(enough_s / wall_s));
     else
         snprintf(remedy, sizeof remedy, "--min-time %g", enough_s);
-    status_warn("%s: only %zu of the samples of --monitor fell within its timed runs, and %d make a figure; "
-                "give it longer with %s%s",
-                runner->entry->name, looks, MONITOR_SAMPLES_MIN, remedy,
-                settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or a shorter period" : "");
+    status_warn(
+        "%s: --monitor took only %zu samples during the timed runs, and a figure needs %d; sample longer "
+        "with %s%s",
+        runner->entry->name, looks, MONITOR_SAMPLES_MIN, remedy,
+        settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or a shorter period" : "");
 }

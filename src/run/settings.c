@@ -184,7 +184,7 @@ static enum status find_workload(struct settings *settings, int argc, char *argv
     return STATUS_OK;
 }
 
-/* An option of workloads other than the chosen one. */
+/* Sets the message for an option that only other workloads have. */
 static enum status explain_elsewhere(void *context, const char *name)
 {
     (void)context;
@@ -218,8 +218,8 @@ bool settings_informational(const struct settings *settings)
     return settings->help || settings->version || settings->list || settings->environment;
 }
 
-/* The number'th file that the options say is to be written, or NULL beyond the last;
- * `*name` is the option's. */
+/* Returns output file number `number` of the options, or NULL past the last; `*name` becomes the name of its
+ * option. */
 static const char *output_at(const struct options *options, size_t number, const char **name)
 {
     for (size_t t = 0; t < options->table_count; t++)
@@ -236,7 +236,7 @@ static const char *output_at(const struct options *options, size_t number, const
     return NULL;
 }
 
-/* No file is written twice: the later output would destroy the earlier one. */
+/* Refuses to write two outputs to one file: the later one would destroy the earlier one. */
 static enum status check_outputs_differ(const struct options *options)
 {
     const char *first, *second, *first_name, *second_name;
@@ -256,7 +256,8 @@ static bool is_choice(const struct option_spec *spec, const char *text)
     return false;
 }
 
-/* A file called as a value of an option whose name begins alike: "--out f16" for "--output f16". */
+/* Catches an output file named like a value of an option with a longer name: "--out f16" may be meant as
+ * "--output f16". */
 static enum status check_no_slip(const struct options *options)
 {
     const char *path, *name;
@@ -298,7 +299,7 @@ const char *settings_scaling(const struct settings *settings)
     return scalings[settings->scaling];
 }
 
-/* Splits --monitor FILE[:MS]: digits after the last colon are the period, any other colon is the file's. */
+/* Splits --monitor FILE[:MS]. Digits after the last colon are the period; other colons belong to the file. */
 static enum status read_monitor(struct settings *settings)
 {
     settings->monitor_period_ms = MONITOR_PERIOD_MS;
@@ -319,20 +320,19 @@ static enum status read_monitor(struct settings *settings)
                               : status_set(STATUS_USAGE, "--monitor: name a file before the colon");
 }
 
-/* --loops says it all: what else could end the sampling makes no sense beside it. */
+/* Refuses --loops together with options that would end the sampling in another way. */
 static enum status check_loops(const struct settings *settings)
 {
     static const char *const others[] = {"min-samples", "min-time", "max-time", "max-error"};
     for (size_t i = 0; settings->loops && i < COUNT_OF(others); i++)
         if (options_given(&settings->options, others[i]))
             return status_set(STATUS_USAGE,
-                              "--loops takes exactly that many samples, whatever --%s says; leave "
-                              "one out",
+                              "--loops sets the exact number of samples and ignores --%s; leave one out",
                               others[i]);
     return STATUS_OK;
 }
 
-/* Where a run is a row of its own, nothing is repeated. */
+/* Refuses options of repeated runs for workloads in which each run is a row. */
 static enum status check_repeats(const struct settings *settings)
 {
     static const char *const repeats[] = {"warmups",  "warmup-time", "min-samples", "min-time",
@@ -340,24 +340,24 @@ static enum status check_repeats(const struct settings *settings)
     for (size_t i = 0; settings->workload->epochs.more && i < COUNT_OF(repeats); i++)
         if (options_given(&settings->options, repeats[i]))
             return status_set(STATUS_USAGE,
-                              "--%s: %s repeats no run, each is a row of its own; leave it out, and see "
-                              "--epochs",
+                              "--%s: %s does not repeat runs, because each run is one row; leave it out, and "
+                              "see --epochs",
                               repeats[i], settings->workload->name);
     return STATUS_OK;
 }
 
-/* What several variants would write, one after the other, only one may. */
+/* Refuses options that only a single variant may be given, because several would write to the same file. */
 static enum status check_single(const struct settings *settings)
 {
     const char *const *single = settings->workload->single;
     for (; single && *single && settings->variant_count > 1; single++)
         if (options_given(&settings->options, *single))
-            return status_set(STATUS_USAGE, "--%s is for one variant at a time, and --variant names %zu",
+            return status_set(STATUS_USAGE, "--%s is for one variant at a time, but --variant names %zu",
                               *single, settings->variant_count);
     return STATUS_OK;
 }
 
-/* Only a launcher can start ranks. */
+/* Refuses --ranks without --dry-run: only a launcher can start ranks. */
 static enum status check_ranks(const struct settings *settings)
 {
     if (settings->ranks && !settings->dry_run)
@@ -393,7 +393,7 @@ static enum status derive(struct settings *settings)
         options_given(&settings->options, "min-time"))
         return status_set(STATUS_USAGE, "--max-time %g is shorter than --min-time %g", settings->max_time_s,
                           settings->min_time_s);
-    if (settings->max_time_s < settings->min_time_s) /* one of the two is only a default: it gives way */
+    if (settings->max_time_s < settings->min_time_s) /* one of the two is a default and is adjusted */
         *(options_given(&settings->options, "max-time") ? &settings->min_time_s : &settings->max_time_s) =
             options_given(&settings->options, "max-time") ? settings->max_time_s : settings->min_time_s;
     settings->limits = (struct bench_limits){.warmups = settings->warmups,
@@ -402,7 +402,7 @@ static enum status derive(struct settings *settings)
                                              .min_time_s = settings->min_time_s,
                                              .max_time_s = settings->max_time_s,
                                              .max_median_error = settings->max_error_percent / 100};
-    if (settings->loops) { /* bench_measure() stops there, as no time is left beyond it */
+    if (settings->loops) { /* with no time limit left, bench_measure() stops after min_samples */
         settings->limits.min_samples = settings->loops;
         settings->limits.max_time_s = 0;
     }
@@ -414,7 +414,7 @@ static enum status derive(struct settings *settings)
 #ifndef HAVE_JANSSON
     if (settings->format == FORMAT_JSON)
         return status_set(STATUS_UNAVAILABLE,
-                          "--format json: not built, as jansson was not found; use --format csv");
+                          "--format json: not built, because jansson was not found; use --format csv");
 #endif
     return STATUS_OK;
 }
@@ -424,8 +424,8 @@ enum status settings_read(struct settings *settings, const struct config *config
     int argc = config->argc;
     char **argv = config->argv;
     *settings = (struct settings){0};
-    settings->prepare = options_peek(NULL, 0, argc, argv, "prepare"); /* its name in full */
-    if (settings->prepare)                                            /* its options are its own */
+    settings->prepare = options_peek(NULL, 0, argc, argv, "prepare"); /* only the full name --prepare */
+    if (settings->prepare)                                            /* data/prepare.c parses its options */
         return STATUS_OK;
     enum status found = find_workload(settings, argc, argv);
     if (!settings->workload)

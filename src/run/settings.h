@@ -1,4 +1,4 @@
-/* What the command line asks for: the options that every workload shares. */
+/* Settings of a run: the options that all workloads share, and what is derived from them. */
 #ifndef FDSL_RUN_SETTINGS_H
 #define FDSL_RUN_SETTINGS_H
 
@@ -19,10 +19,10 @@ enum binding { BINDING_AUTO, BINDING_NONE };
 struct settings {
     /* As given */
     const char *variant_names, *workload_name, *out, *samples, *prepare, *config;
-    const char *baseline; /* the variant that speed-ups are over; NULL: the workload's */
-    const char *monitor;  /* once read, the file alone */
+    const char *baseline; /* the baseline of speed-ups; NULL: the workload's default */
+    const char *monitor;  /* FILE[:MS]; after settings_read() only the file */
     uint64_t threads, device, warmups, min_samples, loops;
-    uint64_t ranks; /* that --dry-run checks for; 0: those that there are */
+    uint64_t ranks; /* the number of ranks for --dry-run; 0: the actual number */
     double warmup_time_s, min_time_s, max_time_s, max_error_percent;
     double lock_timeout_s, rank_timeout_s;
     int format, scaling, binding;
@@ -32,38 +32,40 @@ struct settings {
     const struct workload *workload;
     const struct variant_entry **variants; /* owned */
     size_t variant_count;
-    struct options options; /* the core's table and the workload's */
-    void *parameters;       /* the workload's struct; owned */
+    struct options options; /* the common options and those of the workload */
+    void *parameters;       /* owned; the workload's parameter struct */
     struct resources resources;
     int allowed_threads; /* hardware threads that this process may use */
     struct bench_limits limits;
-    char *monitor_file; /* what `monitor` names; owned */
+    char *monitor_file; /* owned; the text that `monitor` points to */
     uint64_t monitor_period_ms;
 };
 
-/* Reads the command line. STATUS_USAGE or STATUS_UNAVAILABLE with one clear line. Where --help, --version,
- * --list or --env is given nothing else need be; where --prepare is, nothing else is read: data/prepare.h
- * does that. The caller frees, also after a failure. */
+/* Parses and checks the command line. With --help, --version, --list or --env no other option is required.
+ * With --prepare only settings->prepare is set; data/prepare.h parses the rest. `config` must outlive the
+ * settings. The caller calls settings_free(), also after a failure. STATUS_USAGE or STATUS_UNAVAILABLE with
+ * the reason. */
 enum status settings_read(struct settings *settings, const struct config *config);
 void settings_free(struct settings *settings);
 
-/* Takes --threads, or as many threads as this process may run on now, into settings->resources. */
+/* Sets settings->resources.threads to --threads, or to the number of hardware threads that this process may
+ * currently use. */
 void settings_take_threads(struct settings *settings);
 
-/* The training step that consumes every batch (--compute), or NULL. */
+/* Returns the training step that consumes every batch (--compute), or NULL. Owned by the parameters. */
 const struct compute *settings_compute(const struct settings *settings);
 
-/* The name of a scaling: "weak", "strong". */
+/* Returns "weak" or "strong". */
 const char *settings_scaling(const struct settings *settings);
 
-/* Whether only information was asked for, which needs no variant: --help, --version, --list, --env. */
+/* Whether only information is requested, which needs no variant: --help, --version, --list or --env. */
 bool settings_informational(const struct settings *settings);
 
-/* Whether a name is that of an option, of any workload or of none. */
+/* Whether `name` is a common option or an option of any workload. */
 bool settings_has_option(const char *name);
 
-/* Prints the help: of the chosen workload where --workload or --variant was given, else the common one, with
- * --verbose the options of all workloads. */
+/* Prints the help: that of the workload if --workload or --variant is given, else the common one; with
+ * --verbose, the options of all workloads follow. */
 void settings_help(const struct settings *settings, FILE *stream);
 
 #endif
