@@ -67,7 +67,7 @@ static void measure(struct bench_limits limits)
     cr_assert(bench_measure(&fake, &script, &limits, note, &script, &bench, NULL) == STATUS_OK, "%s",
               status_text());
     cr_assert(script.runs == bench.warmups + bench.count);
-    cr_expect(script.shown == bench.count, "progress is told of every sample");
+    cr_expect(script.shown == bench.count, "progress reports every sample");
 }
 
 static double constant(uint64_t sample)

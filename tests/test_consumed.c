@@ -350,7 +350,7 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     cr_expect_str_eq(measures_get(&measures, "utilisation"), "0.75", "of all steps: %s",
                      measures_get(&measures, "utilisation"));
     cr_expect_float_eq(strtod(measures_get(&measures, "slowdown"), NULL), 0.11 / 0.28, 1e-6);
-    cr_expect_str_eq(measures_get(&measures, "loss"), "0.333333", "behind the last run: %s",
+    cr_expect_str_eq(measures_get(&measures, "loss"), "0.333333", "after the last run: %s",
                      measures_get(&measures, "loss"));
     consumed_variant.teardown(state);
     cr_expect_null(told);

@@ -173,9 +173,9 @@ Test(load_others, the_comparison_appends_to_no_other_table, .init = make_folder,
 {
     static const struct {
         const char *table, *words;
-    } cases[] = {{"schema,workload\nload/4,load\n", "of an older schema, load/4"},
-                 {"schema,workload\nsynth/5,synth\n", "no table of the workload load"},
-                 {"a,b\n1,2\n", "no table of the workload load"}};
+    } cases[] = {{"schema,workload\nload/4,load\n", "has an older schema, load/4"},
+                 {"schema,workload\nsynth/5,synth\n", "is not a table of workload load"},
+                 {"a,b\n1,2\n", "is not a table of workload load"}};
     if (system("python3 -c pass 2>/dev/null") != 0)
         cr_skip_test("no python3");
     for (size_t i = 0; i < COUNT_OF(cases); i++) {

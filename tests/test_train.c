@@ -423,7 +423,7 @@ Test(checkpoint, skips_only_damaged_ones)
     cr_assert_eq(unlink(path), 0);
     cr_assert_eq(mkdir(path, 0777), 0); /* unreadable, like a file of another user */
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
-    cr_expect(!found && strstr(status_text(), "no regular file"), "%s", status_text());
+    cr_expect(!found && strstr(status_text(), "not a regular file"), "%s", status_text());
     cr_expect_eq(checkpoint_read_latest("/nowhere", true, &back, &found), STATUS_FAILED);
     cr_expect_eq(checkpoint_exists("/nowhere", &found), STATUS_FAILED);
 }

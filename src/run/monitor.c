@@ -255,7 +255,7 @@ static enum status write_rows(const struct monitor *monitor, const struct monito
     return status;
 }
 
-/* Writes all samples so far. Meanwhile the thread continues with an empty list. */
+/* Writes all samples so far; the thread then continues with an empty list. */
 static enum status flush(struct monitor *monitor)
 {
     pthread_mutex_lock(&monitor->lock);

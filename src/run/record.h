@@ -60,7 +60,7 @@ void csv_write_row(FILE *stream, const struct row *row);
  * nothing. Call before measuring. STATUS_USAGE with the reason, the line and a remedy if not. */
 enum status csv_check(const char *path, const struct row *row);
 
-/* Appends `count` >= 1 rows with the same columns to a file, all or none, and syncs. Holds a lock meanwhile.
+/* Appends `count` >= 1 rows with the same columns to a file, all or none, and syncs, under a lock.
  * Writes a header first if the file is new or empty. If the write fails, for example on a full disk,
  * truncates the file to its former size and returns STATUS_FAILED. A killed process can leave an incomplete
  * last line: if the line end and fields are missing, it is cut off with a warning; if the line may be

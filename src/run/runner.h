@@ -1,4 +1,4 @@
-/* Runs the chosen variants one after the other. */
+/* Runs the chosen variants in order. */
 #ifndef FDSL_RUN_RUNNER_H
 #define FDSL_RUN_RUNNER_H
 
