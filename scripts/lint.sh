@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the linters: include rules, clang-format, cppcheck, python3, shellcheck. Tools that are not installed
+# Runs the linters: include rules, prose, clang-format, cppcheck, python3, shellcheck. Tools that are not installed
 # are skipped with a message. clang-format counts only in the version that the tree is formatted with, because
 # versions differ.
 set -uo pipefail
@@ -15,10 +15,17 @@ list() { git ls-files -co --exclude-standard -- "$@" 2>/dev/null || find . -name
 mapfile -t c_files < <(list '*.c' '*.h')
 mapfile -t cuda_files < <(list '*.cu' '*.cuh')
 mapfile -t python_files < <(list '*.py')
-mapfile -t shell_files < <(list 'scripts/*.sh' '.ci/run' 'tests/*.sh' 'slurm/*')
+mapfile -t shell_files < <(list 'scripts/*.sh' 'scripts/check/*.sh' '.ci/run' 'tests/*.sh' 'slurm/*')
 
 tests/check_includes.sh
 verdict 'include rules' $?
+
+if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+    scripts/check/prose.sh
+    verdict 'prose' $?
+else
+    skip 'prose: not a git checkout'
+fi
 
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
     clang-format --dry-run -Werror "${c_files[@]}" "${cuda_files[@]}"
