@@ -6,8 +6,8 @@
 #   scripts/sweep.sh TABLE --collect     merges finished tasks, runs nothing
 #   scripts/sweep.sh TABLE --dry-run     checks the table and lists its tasks, runs nothing
 #   scripts/sweep.sh TABLE --count       prints the number of tasks
-#   --scale N                            runs every line on 1, 2, 4, ... and N ranks instead of its own ranks; with
-#                                        any of the above
+#   --scale N                            runs every line on 1, 2, 4, ... and N ranks and ignores the ranks column;
+#                                        combines with any mode above
 #   --redo                               repeats finished tasks
 #   --out DIR                            folder for results (default: results/ in the repository)
 #
@@ -24,7 +24,7 @@
 # Exit status: 0 done, 1 a task failed, 2 usage or an error in the table, 4 no task (with --task: this task) can run
 # here, 128 + n after signal n.
 set -uo pipefail
-trap '' XFSZ # a file-size limit is an error of the write, which is reported
+trap '' XFSZ # exceeding the file-size limit then fails the write, which is reported
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || exit
 read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
@@ -42,7 +42,7 @@ part='' messages='' child='' # temporary files and the process to stop when this
 
 say() { # text; clears a progress line first
     clear_progress
-    printf '%s\n' "$1" 2>/dev/null || die 1 'stdout cannot be written; finished tasks stay'
+    printf '%s\n' "$1" 2>/dev/null || die 1 'stdout cannot be written; finished tasks are kept'
 }
 
 clear_progress() { [[ ! -t 2 ]] || printf '\r\033[K' >&2; }
@@ -108,7 +108,7 @@ read_arguments() {
     [[ $table ]] || usage 'name a table, such as configs/sweep_cpu.tsv'
     [[ $mode == run || ! $redo ]] || usage "--$mode and --redo exclude each other"
     [[ $mode == run || $mode == dry-run || ! $only ]] || usage "--$mode and --task exclude each other"
-    [[ -f $table && -r $table ]] || die 2 "$table: not there, not readable or not a file; configs/ holds tables"
+    [[ -f $table && -r $table ]] || die 2 "$table is missing, unreadable or not a regular file; see configs/ for tables"
     bench=${FDSL_BENCH:-$root/fdsl-bench}
     bench=$(command -v -- "$bench") ||
         die 4 "${FDSL_BENCH:-$root/fdsl-bench} is not there; run make first, or name the program in FDSL_BENCH"
@@ -268,12 +268,13 @@ attend() { # command ...
     return "$status"
 }
 
-# Prints why the launcher starts nothing if a setting can allow it, because its own message is a screen long.
+# If a setting would let the launcher start, prints the reason and that setting; the launcher's own message fills a
+# screen.
 forbidden() { # ranks
     case $(<"$messages") in
-    *'not enough slots'*) echo "${launcher[0]} counts fewer cores than $1 ranks; to share them out: export \
+    *'not enough slots'*) echo "${launcher[0]} has fewer slots than $1 ranks; to oversubscribe: export \
 OMPI_MCA_rmaps_base_oversubscribe=1 (Open MPI 5: PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe)" ;;
-    *'run as root'*) echo "${launcher[0]} starts nothing as root; to have it all the same: export \
+    *'run as root'*) echo "${launcher[0]} refuses to run as root; to allow it: export \
 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" ;;
     esac
 }
@@ -347,7 +348,7 @@ run_task() { # task
     elif make_rows "$1"; then
         say "$label: $((SECONDS - began_s)) s: ${command_of[$1]}"
         sed -E "s/^(fdsl-bench: )?/$label: /" "$messages" >&2 # warnings
-    elif (($? == 4)); then # among what a launcher says
+    elif (($? == 4)); then # keep fdsl-bench's line, drop the launcher's
         say "$label: skipped: $(sed -n 's/^fdsl-bench: //p' "$messages" | head -n 1)"
         status=4
     else
@@ -372,7 +373,7 @@ show_progress() { # task, how many ran, how many are left
 stop() { # signal, its number
     trap - INT TERM HUP
     [[ ! $child ]] || { kill -TERM "$child" 2>/dev/null && wait "$child"; }
-    complain "ended by SIG$1; finished tasks stay, the same command${redo:+ without --redo} goes on"
+    complain "ended by SIG$1; finished tasks are kept; the same command${redo:+ without --redo} continues"
     exit $((128 + $2))
 }
 
@@ -424,8 +425,8 @@ merge_rows() {
             first=$header
             printf '%s\n' "$header" || return
         elif [[ $header != "$first" ]]; then
-            complain "$folder/task_$n.csv and task_${have[0]}.csv differ in their columns, as two versions of \
-fdsl-bench made them; run the sweep with --redo"
+            complain "$folder/task_$n.csv and task_${have[0]}.csv have different columns, because two versions of \
+fdsl-bench wrote them; rerun with --redo"
             return 1
         fi
         tail -n +2 "$folder/task_$n.csv" || return

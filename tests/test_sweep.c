@@ -204,7 +204,7 @@ Test(sweep, usage_is_checked)
     shell("scripts/sweep.sh");
     expect(2, "name a table");
     shell("scripts/sweep.sh gone.tsv");
-    expect(2, "gone.tsv: not there");
+    expect(2, "gone.tsv is missing");
     shell("FDSL_BENCH=/gone " SWEEP);
     expect(4, "/gone is not there; run make first");
     shell("scripts/sweep.sh --help");
@@ -276,7 +276,7 @@ Test(sweep, rows_with_other_columns_are_not_merged)
     char *before = strdup(get("r/sweep_t.csv"));
     put("r/sweep/t/task_2.csv", "schema,variant\nsynth/1,naive\n");
     sweep(NULL, "--collect");
-    expect(1, "task_2.csv and task_1.csv differ in their columns");
+    expect(1, "task_2.csv and task_1.csv have different columns");
     cr_expect_str_eq(get("r/sweep_t.csv"), before);
     expect_no_leftovers();
     free(before);
@@ -347,17 +347,15 @@ Test(sweep, what_the_launcher_forbids_is_said_before_anything_runs)
     launch_with("printf '\\n-----\\nThere are not enough slots available in the system to satisfy the 4\\n' "
                 ">&2; exit 1");
     sweep(table, "");
-    expect(
-        0,
-        "tasks of 4 ranks are skipped: ./launcher counts fewer cores than 4 ranks; to share them out: export "
-        "OMPI_MCA_rmaps_base_oversubscribe=1");
+    expect(0,
+           "tasks of 4 ranks are skipped: ./launcher has fewer slots than 4 ranks; to oversubscribe: export "
+           "OMPI_MCA_rmaps_base_oversubscribe=1");
     expect(0, "1 finished, 0 finished before, 1 skipped (2), 0 failed");
     cr_expect(strstr(out, "are skipped") < strstr(out, "task 1 of 2"), "%s", out);
     launch_with("echo 'mpirun has detected an attempt to run as root.' >&2; exit 1");
     sweep(NULL, "");
-    expect(0,
-           "tasks of 4 ranks are skipped: ./launcher starts nothing as root; to have it all the same: export "
-           "OMPI_ALLOW_RUN_AS_ROOT=1");
+    expect(0, "tasks of 4 ranks are skipped: ./launcher refuses to run as root; to allow it: export "
+              "OMPI_ALLOW_RUN_AS_ROOT=1");
 }
 
 Test(sweep, two_tables_of_one_name_do_not_mix)

@@ -118,9 +118,9 @@ Test(train_cli, resume_restores_a_missing_export_or_row)
     cr_expect_not_null(strstr(out, "3 of 3 epochs are done: exported to again"), "%s", out);
     EXPECT(0, "cmp whole again && cmp rows r.csv");
     EXPECT(0, ON_AND_ON);
-    cr_expect_str_eq(out, "fdsl-bench: 3 of 3 epochs are done: nothing is left to do\n");
+    cr_expect_str_eq(out, "fdsl-bench: 3 of 3 epochs are done: nothing to do\n");
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k --resume");
-    cr_expect_str_eq(out, "fdsl-bench: 3 epochs are done, but --epochs asks for 2: nothing is left to do\n");
+    cr_expect_str_eq(out, "fdsl-bench: the checkpoint already has 3 epochs, --epochs is 2: nothing to do\n");
     EXPECT(0, "cmp rows r.csv");
     EXPECT(0, "sed -i '$d' r.csv && $P " SMALL "--epochs 4 --checkpoint k --out r.csv --resume");
     EXPECT(0, "[ $(wc -l < r.csv) = 5 ] && head -n 4 r.csv | cmp - rows");
@@ -143,7 +143,7 @@ Test(train_cli, resumes_from_before_a_truncated_checkpoint)
     cr_expect_not_null(strstr(out, "k/epoch-000003.ckpt: this checkpoint is truncated"));
     EXPECT(0, "cmp whole again");
     EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --format csv"); /* nothing left to do */
-    cr_expect_str_eq(out, "fdsl-bench: 4 of 4 epochs are done: nothing is left to do\n");
+    cr_expect_str_eq(out, "fdsl-bench: 4 of 4 epochs are done: nothing to do\n");
 }
 
 /* A checkpoint that another program may be able to read is not overwritten. */
@@ -168,15 +168,15 @@ Test(train_cli, rejects_checkpoints_of_other_trainings)
     expect_refusal(2, "--model lenet --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
                    "are of another model: logreg");
     expect_refusal(2, "--model logreg --train-size 200 --test-size 50 --batch 17 --checkpoint k --resume",
-                   "other options: batch=16 there, 17 here");
+                   "other options: batch=16 in the checkpoint, 17 now");
     expect_refusal(2,
                    "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume "
                    "--lr-schedule cosine",
-                   "other options: lr-schedule=constant there, cosine here");
+                   "other options: lr-schedule=constant in the checkpoint, cosine now");
     expect_refusal(2,
                    "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume "
                    "--optimizer sgd",
-                   "other options: optimizer=adam there, sgd here");
+                   "other options: optimizer=adam in the checkpoint, sgd now");
     expect_refusal(2, "--model logreg --train-size 201 --test-size 50 --batch 16 --checkpoint k --resume",
                    "other options: train-samples=");
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume", "--resume needs --checkpoint");
@@ -231,7 +231,7 @@ Test(train_cli, fine_tuning_can_be_resumed)
     EXPECT(0, "mv pre moved && " FINE "--epochs 2 --init moved --checkpoint k --resume --export again");
     EXPECT(0, "cmp whole again");
     EXPECT(2, FINE "--epochs 3 --checkpoint k --resume");
-    cr_expect_not_null(strstr(out, "other options: no init here, init="), "%s", out);
+    cr_expect_not_null(strstr(out, "other options: no init now, init="), "%s", out);
     EXPECT(2, FINE "--epochs 3 --init moved/epoch-000001.ckpt --checkpoint k --resume");
     cr_expect_not_null(strstr(out, "other options: init="), "%s", out);
     EXPECT(0, FINE "--epochs 1 --format csv");
@@ -467,14 +467,14 @@ Test(train_cli, rejects_sets_larger_than_memory)
 #ifdef HAVE_CUDA
 Test(train_cli, single_network_engine_rejects_others)
 {
-    expect_refusal(2, "--variant train-graph --model lenet", "it supports only cnn on bytes");
+    expect_refusal(2, "--variant train-graph --model lenet", "supports only cnn on bytes");
     expect_refusal(2, "--variant train-graph --model cnn --classes 33", "at most 32 classes");
     expect_refusal(2, "--variant train-graph --model lenet --data synth --res 28",
-                   "it supports only cnn on bytes");
+                   "supports only cnn on bytes");
     expect_refusal(2, "--variant train-graph --model cnn --data synth --res 28", "use --feed stored");
     EXPECT(0, "$P --workload train --variant all --model logreg --train-size 20 --test-size 5 --batch 5 "
               "--epochs 1");
-    cr_expect_not_null(strstr(out, "skipping train-graph: it supports only cnn"), "%s", out);
+    cr_expect_not_null(strstr(out, "skipping train-graph: supports only cnn"), "%s", out);
 }
 #endif
 

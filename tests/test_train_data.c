@@ -53,7 +53,7 @@ Test(train_data, resume_with_fresh_samples)
     EXPECT(1, "cmp a b");
     EXPECT(0, "$P " LIVE "--epochs 1 --checkpoint c --fresh");
     EXPECT(2, "$P " LIVE "--epochs 2 --checkpoint c --resume");
-    cr_expect_not_null(strstr(out, "other options: no fresh here, fresh=1 there"), "%s", out);
+    cr_expect_not_null(strstr(out, "other options: no fresh now, fresh=1 in the checkpoint"), "%s", out);
     EXPECT(0, "$P " LIVE "--epochs 2 --checkpoint c --resume --fresh --export d");
     EXPECT(0, "cmp b d");
 }

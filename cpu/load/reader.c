@@ -121,7 +121,8 @@ enum status reader_ready(void *state, uint64_t number)
 {
     struct reader *reader = state;
     const struct load *load = reader->load;
-    for (int w = 0; w < reader->threads; w++) /* no sample of this run has arrived: READER_LOST */
+    /* Marks every slot READER_LOST: nothing has arrived yet in this run. */
+    for (int w = 0; w < reader->threads; w++)
         memset(reader->workers[w].held, 0xff, reader->slots * sizeof *reader->workers[w].held);
     if (load->cache == LOAD_COLD)
         forget_set(reader); /* mapped pages cannot be evicted */
@@ -162,7 +163,7 @@ static void warn_imageless(struct reader *reader, uint64_t images)
         return;
     reader->imageless = true;
     status_warn("--%s: no sample holds a supported image (png; npy of |u1, <f2 or <f4 with two or three "
-                "axes, in C order), so nothing was done",
+                "axes, in C order), so it had no effect",
                 reader->load->augment ? "augment" : "decode");
 }
 
@@ -279,7 +280,7 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
     if (load->pictures && worker->image_count != images + 1)
         return at_member(
             load->dataset, sample, members,
-            status_set(STATUS_FAILED, "its array is not an image like those of the other samples"));
+            status_set(STATUS_FAILED, "its array's shape or type differs from that of the other images"));
     return STATUS_OK;
 }
 
@@ -362,7 +363,7 @@ enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
             continue;
         size_t images_bytes = worker->images_bytes;
         enum status status = load->decode ? prepare(worker, number, data) : STATUS_OK;
-        if (status != STATUS_OK) { /* lost before it was counted; deliver none of its images */
+        if (status != STATUS_OK) { /* the sample is lost: discard its partial images */
             worker->images_bytes = images_bytes;
             TRY(worker_lose(worker, number, status));
             continue;
@@ -401,7 +402,7 @@ enum status worker_lose(struct worker *worker, uint32_t sample, enum status stat
 
 /* ---- Copy bandwidth ---- */
 
-/* Bytes of a file in the working set. A shard counts whole pages, or nothing if no sample of it is read. */
+/* Bytes of a file in the working set. For shards: whole pages, or 0 if none of its samples is read. */
 static size_t set_bytes_of(const struct dataset *dataset, uint32_t file)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = dataset->files[file].bytes;
@@ -412,7 +413,7 @@ static size_t set_bytes_of(const struct dataset *dataset, uint32_t file)
 }
 
 /* Maps one file at `memory`, up to its current end: `*mapped` bytes, in whole pages. A truncated file counts
- * with what remains. A missing file counts as empty if samples may be lost. */
+ * only its remaining pages. A missing file counts as empty if samples may be lost. */
 static enum status map_over(const struct load *load, uint32_t file, uint8_t *memory, size_t bytes,
                             size_t *mapped)
 {
@@ -469,8 +470,8 @@ static enum status open_set(struct reader *reader)
     return STATUS_OK;
 }
 
-/* Copies the part of worker `w` piece by piece, each into the next slot of a batch, or over several slots if
- * larger. False if a page no longer exists. */
+/* Copies worker w's part of the working set in pieces, one per batch slot; a larger piece spans several
+ * slots. False if a page no longer exists. */
 static bool copy_part(const struct reader *reader, int w, size_t piece)
 {
     size_t threads = (size_t)reader->threads, slots = piece > reader->stride ? 1 : reader->load->batch;

@@ -42,7 +42,7 @@ static void *take(struct net *net, size_t count, size_t size)
         return NULL;
     }
     if (alignment == PAGE_BYTES)
-        madvise(room, bytes, MADV_HUGEPAGE); /* only advice: without huge pages it works, but slower */
+        madvise(room, bytes, MADV_HUGEPAGE); /* advice only: failure costs speed, not correctness */
     memset(room, 0, bytes);
     net->held[net->held_count++] = room;
     net->bytes += bytes;
@@ -62,7 +62,7 @@ static size_t round_up(size_t count, size_t to)
     return (count + to - 1) / to * to;
 }
 
-/* Distance of rows of `count` floats: an odd number of cache lines, so that elements of one column fall into
+/* Row pitch for `count` floats: an odd number of cache lines, so that elements of one column fall into
  * different cache sets. */
 static size_t row_pitch(size_t count)
 {
@@ -153,7 +153,7 @@ static enum status make_blocks(struct net *net)
             return STATUS_OK;
         const struct layer *layer = &model->layers[i];
         if (layer->spec.kind == LAYER_LINEAR && (int)i < last)
-            return status_set(STATUS_UNAVAILABLE, "omp: it does not support a linear layer before a "
+            return status_set(STATUS_UNAVAILABLE, "omp: does not support a linear layer before a "
                                                   "convolution, a pooling, an addition or a mean");
         block = add_block(net, kinds[layer->spec.kind], &i);
         if (block->kind == BLOCK_ADD)
@@ -259,7 +259,7 @@ static void plan_backward(struct net *net, struct block *block)
     struct conv *conv = &block->conv;
     conv->gradient_count = conv->depth * block->out_pitch;
     if (block == &net->blocks[1])
-        return; /* gradients of samples are not needed */
+        return; /* no gradient with respect to the input is needed */
     const uint32_t *kernel = conv->kernel;
     size_t taps = conv->depth / block->in.channels;
     conv->wide =
@@ -450,18 +450,20 @@ void net_give_arena(const struct net *net, const float *from, float *into)
     copy_arena(net, from, into, true);
 }
 
-/* Index of weight (tap, channel) of output o in the layout `forward`; the next two functions give it in
- * `backward` (and in the sums of gradients), without and with pooling. */
+/* Index of output o's weight (tap, channel) in the `forward` layout and, without pooling, in the sums of
+ * gradients. */
 static size_t forward_at(const struct block *block, size_t o, size_t tap, size_t channel)
 {
     return (tap * block->in.channels + channel) * block->out_pitch + o;
 }
 
+/* Index of that weight in the `backward` layout of a block without pooling. */
 static size_t backward_at(const struct block *block, size_t o, size_t tap, size_t channel)
 {
     return (tap * block->out.channels + o) * block->in_pitch + channel;
 }
 
+/* Index of that weight in the `backward` layout of a block with pooling, and in its sums of gradients. */
 static size_t window_at(const struct net *net, const struct block *block, size_t o, size_t tap,
                         size_t channel)
 {

@@ -26,7 +26,7 @@ static uint64_t align_to(uint64_t bytes, uint64_t alignment)
 
 /* ---- Planning a chunk ---- */
 
-/* Asks the kernel to read ahead the shards of the next segments. */
+/* Starts kernel read-ahead for the shards of the next segments. */
 static void read_ahead(const struct ring_worker *worker, struct ring_share *share)
 {
     const struct load *load = share->queue->delivery->load;
@@ -37,13 +37,13 @@ static void read_ahead(const struct ring_worker *worker, struct ring_share *shar
          share->asked++) {
         int fd = dataset_file_open(load->dataset, order->segments[share->asked].shard, 0);
         if (fd < 0)
-            continue; /* reported when it is read */
+            continue; /* the read reports the error */
         posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
         close(fd);
     }
 }
 
-/* Drops one user; the last one closes the shard. */
+/* Drops one reference; the last closes the shard. */
 static void release(struct ring_worker *worker, struct open_shard *opened)
 {
     if (!opened || __atomic_sub_fetch(&opened->users, 1, __ATOMIC_ACQ_REL) > 0)
@@ -129,7 +129,8 @@ static void take_piece(struct ring_worker *worker, struct ring_share *share, str
     share->within = 0;
 }
 
-/* Plans the next chunk: samples in sequence, until the buffer is full or the span ends. */
+/* Plans the next chunk: samples in sequence, until the buffer is full or the shuffle group (see
+ * delivery_span()) ends. */
 static enum status plan_chunk(struct ring_worker *worker, struct ring_share *share, struct chunk *chunk)
 {
     const struct ring *ring = worker->ring;
@@ -207,7 +208,8 @@ static void begin_epoch(struct ring_share *share)
     share->epochs++;
 }
 
-/* Whether the slots of the next chunk may be written. A chunk never extends past the end of its span. */
+/* Whether the slots of the next chunk may be written. A chunk never extends past the end of its shuffle
+ * group (see delivery_span()). */
 static bool has_room(const struct ring *ring, const struct ring_share *share)
 {
     return queue_make_room(share->queue, (share->arrival / ring->span + 1) * ring->span);
@@ -230,8 +232,8 @@ static enum status claim(struct ring_worker *worker, struct ring_share **claimed
         if (over || (!fits && worker->completed < worker->started))
             return STATUS_OK;
         if (!fits && !(share && queue_handed(share->queue))) {
-            /* This happens only with a consumer, so the lock is held. Without one, a worker is alone on its
-             * share and has room. */
+            /* Reached only with a consumer, so the lock is held; otherwise the share has one worker and
+             * always has room. */
             RANGE(WAIT);
             delivery->changed.wait(guard);
             continue;

@@ -10,7 +10,7 @@
 
 #define BLOCK_THREADS    256
 #define BLOCKS_WANTED    4   /* per multiprocessor; at this register limit only checksum code spills */
-#define GROUP_BYTES      16  /* of the tensor per thread and write, so that a warp writes whole lines */
+#define GROUP_BYTES      16  /* tensor bytes per thread and store; a warp then writes whole cache lines */
 #define GROUPS_MAX       8u  /* per thread: the number of loads in flight */
 #define FLIGHT_BYTES     128 /* maximum bytes of a thread's loads, which are held in registers */
 #define CHECKSUM_SAMPLES (BLOCK_THREADS / XXH3_PARTS) /* checksummed per block */
@@ -29,8 +29,8 @@ static __device__ __noinline__ uint64_t hash_alone(const uint8_t *bytes, uint64_
     return whole ? device_checksum_whole(bytes, size) : device_checksum_edges(bytes, size);
 }
 
-/* Hash of a member, valid at least in lane 0 of its threads. All threads of the warp must call it; `there` is
- * set in threads that have a member. */
+/* Hash of a member, valid at least in lane 0 of its threads. All threads of the warp must call it; `there`
+ * tells whether the thread has a member. */
 static __device__ __forceinline__ uint64_t hash_member(const uint8_t *bytes, uint64_t size, bool whole,
                                                        uint32_t lane, bool there)
 {

@@ -21,7 +21,8 @@
 #define FUSED_LINES  31u         /* lines per unit and orbit: one less than ends */
 #define FUSED_ORBITS 4u          /* orbits per unit: two Philox blocks per vertex */
 
-#define TILE_MOST    136 /* maximum side of a tile's canvas: two blocks fit on a multiprocessor of an H100 */
+/* Maximum side of a tile's canvas, chosen so that two blocks fit on one H100 multiprocessor. */
+#define TILE_MOST 136
 
 /* Packs a corner of a box, or an end of a line, into one word: y * 65536 + x. x and y may be negative, so the
  * 16-bit fields are valid only after adding a bias that makes both non-negative. */
@@ -53,7 +54,8 @@ struct fused_tiling {
     uint32_t width, height, pitch;  /* maximum canvas of a tile; words from one row to the next */
 };
 
-/* A slice of a batch: the images that a lane processes at a time, in the lane's scratch memory. */
+/* A slice of a batch: the images that one stream of the plan (struct fused_lane) processes at a time, in its
+ * scratch memory. */
 struct fused_job {
     struct device_input input;
     struct synth_output output; /* output format that painting writes */
@@ -64,9 +66,9 @@ struct fused_job {
     const uint64_t *listed;     /* numbers of all images, relative to input.first; NULL: the run's images */
     uint64_t begin;             /* first image of the slice */
     uint32_t count;             /* images in the slice */
-    uint32_t *order;            /* slice indexes by decreasing work, `count` entries; NULL: natural order */
-    uint32_t groups;            /* maximum over the classes: groups of 31 lines */
-    size_t units;               /* maximum over the classes: units allocated per image */
+    uint32_t *order;            /* slice indices, most work first, `count` entries; NULL: natural order */
+    uint32_t groups;            /* groups of 31 lines per image (maximum over classes) */
+    size_t units;               /* units allocated per image (maximum over classes) */
     uint2 *boxes;               /* low and high corner per unit; count * units */
     uint4 *values; /* value painted per orbit of a unit: (orbit + 1) << 8 | gray; 0: no such orbit */
     void *ends;    /* FUSED_WARP entries of fused_end per unit */
@@ -92,7 +94,7 @@ static __device__ __forceinline__ fused_number fused_number_at(const fused_job &
     return job.listed ? fused_number{0, job.listed[j]} : fused_number{fused_run(job), j};
 }
 
-/* Returns the slice index of the image with rank `rank` in the order of work. */
+/* Returns the slice index of the image at position `rank` in the order of work. */
 static __device__ __forceinline__ uint32_t fused_place(const fused_job &job, uint32_t rank)
 {
     return job.order ? job.order[rank] : rank;

@@ -63,7 +63,7 @@ template <bool Wide, formula Formula> struct painter {
     uint32_t canvas, mine;              /* addresses: the canvas, the warp's queues */
     uint32_t inside, crossing, strokes; /* entries in the queues */
     uint32_t steep, flat;               /* values of stroke.place */
-    uint32_t warp, lane, lower;         /* `lower`: the lanes below this one */
+    uint32_t warp, lane, lower;         /* `lower`: mask of the lanes below this one */
     uint32_t here; /* added to packed coordinates: makes them relative to the tile and biased */
     uint32_t
         beyond; /* added to biased coordinates: sets a field's top bit if it is right of or below the tile */
@@ -275,7 +275,7 @@ template <bool Wide, formula Formula> struct painter {
         return result;
     }
 
-    /* A line of length 0 is painted only if end points are. */
+    /* Zero-length lines are drawn only in formulas that draw end points. */
     static __device__ constexpr bool paints_points()
     {
         return Formula == FORMULA_VISUALATOM;
@@ -562,8 +562,8 @@ static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
         job.labels[place] = card.class_id;
 }
 
-/* The instantiations of the kernel, one source file each, because each takes seconds to compile. `wide`: for
- * images whose coordinates do not fit packed words. */
+/* The instantiations of the kernel, one source file each, because each takes seconds to compile. The `wide`
+ * kernels handle images whose coordinates do not fit packed words. */
 extern fused_kernel *const fused_paint_visualatom, *const fused_paint_visualatom_wide;
 extern fused_kernel *const fused_paint_uji, *const fused_paint_uji_wide;
 

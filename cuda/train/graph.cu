@@ -87,7 +87,7 @@ static enum status graph_accepts(const struct train *train)
         return STATUS_OK;
     return status_set(
         STATUS_USAGE,
-        "it supports only cnn on bytes of 1x28x28 or 3x32x32 with at most %d classes, but this is %s on "
+        "supports only cnn on bytes of 1x28x28 or 3x32x32 with at most %d classes, but this is %s on "
         "%s of %ux%ux%u with %u classes; %s supports all models and shapes",
         GRAPH_CLASSES, model->name, train->data->type == DTYPE_U8 ? "bytes" : "halves", model->input.channels,
         model->input.height, model->input.width, model->classes, other_variant(train));
@@ -196,7 +196,7 @@ static void open_plan(struct graph_state *graph)
     plan->rows = (train->batch + GRAPH_ROWS - 1) / GRAPH_ROWS * GRAPH_ROWS;
     plan->samples = train->data->sets[DATA_TRAIN].count;
     plan->classes = train->model->classes;
-    /* Independent of the device, so that the sums are the same on every GPU. */
+    /* The number of parts does not depend on the GPU, so all GPUs give bit-identical sums. */
     plan->parts = train->batch < GRAPH_PARTS_MAX ? train->batch : GRAPH_PARTS_MAX;
     plan->augment = train->augment;
     plan->optimizer = train->optimizer;
@@ -300,7 +300,7 @@ static enum status open_all(struct graph_state *graph)
 static void graph_close(void *state)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
-    /* Ignores errors: nothing can be done about them, and nothing depends on them. */
+    /* Teardown errors are ignored: no caller could act on them. */
     (void)cudaSetDevice(graph->device);
     if (graph->stream)
         (void)cudaStreamSynchronize(graph->stream);
@@ -408,8 +408,8 @@ static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint
     return STATUS_OK;
 }
 
-/* The first kernel looks up, shifts and normalises the samples as part of its work, so the time for data is
- * not known. */
+/* The first kernel looks up, shifts and normalises the samples itself, so data time cannot be measured
+ * separately. */
 static enum status graph_totals(void *state, struct train_totals *totals)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);

@@ -17,7 +17,7 @@ enum status {
     STATUS_FAILED = 1,     /* a failure while running */
     STATUS_USAGE = 2,      /* invalid options or input */
     STATUS_WRONG = 3,      /* a result differs from the reference */
-    STATUS_UNAVAILABLE = 4 /* this build or machine lacks what was requested */
+    STATUS_UNAVAILABLE = 4 /* not supported by this build or machine */
 };
 
 /* Returns the severity of a status, 0 for STATUS_OK, to choose one status for several ranks or variants.

@@ -59,7 +59,7 @@ static const struct option_spec specs[] = {
     {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,
      "number of tar files (default: at most 10000 samples or about 1 GiB each)"},
     {"name", "NAME", OPTION_TEXT, AT(name), NULL, 0, 0, NULL, true,
-     "base of file names: NAME-000000.tar, NAME.index (default: the source)"},
+     "prefix of file names: NAME-000000.tar, NAME.index (default: the source)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
      "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, false,

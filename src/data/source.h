@@ -36,7 +36,7 @@ struct source_sample {
 struct source_facts {
     uint64_t samples;      /* number of samples; SOURCE_ENDLESS if unlimited */
     uint64_t sample_bytes; /* approximate; determines the number of shards */
-    uint64_t identity;     /* hash of data that the options name but do not contain, such as files */
+    uint64_t identity;     /* hash of the contents of files that the options name */
 };
 
 /* Arguments for opening a source: its options and, if it has a workload, the options of the workload. */
@@ -72,12 +72,12 @@ struct source {
      * frees each sample, also after a failure. */
     enum status (*make)(void *state, uint64_t first, uint64_t count, struct source_sample *samples);
 
-    /* Creates a generator of sample values as in the member "npy", without label and header. The caller
-     * closes the generator before the state. NULL if the source has none. */
+    /* Creates a generator of samples whose values are those of the "npy" member, without header or label.
+     * The caller closes the generator before the state. NULL if the source has no generator. */
     enum status (*generate)(void *state, const struct generator_request *request,
                             struct generator **generator);
 
-    /* Returns the label of a sample without producing it. Set if generate() is set. */
+    /* Returns the label of a sample without producing it. Must be set if generate() is. */
     uint64_t (*label)(const void *state, uint64_t number);
 
     /* Writes the text of each column for a sample. */

@@ -153,8 +153,8 @@ static enum status write_files(const struct unit_writer *writer, uint64_t number
     return STATUS_OK;
 }
 
-/* Writes files in parallel, because each one waits for the disk. Messages are per thread, so a failed sample
- * is tried again by the calling thread. */
+/* Writes files in parallel, because each one waits for the disk. Error text is per thread, so the calling
+ * thread retries a failed sample to obtain it. */
 static enum status write_all_files(const struct unit_writer *writer, uint64_t first, uint64_t count,
                                    const struct source_sample *samples)
 {
@@ -169,7 +169,7 @@ static enum status write_all_files(const struct unit_writer *writer, uint64_t fi
     return STATUS_OK;
 }
 
-/* ---- Both ---- */
+/* ---- Shards and files ---- */
 
 static enum status add_sample(struct unit_writer *writer, uint64_t number, const struct source_sample *sample)
 {

@@ -35,15 +35,15 @@ static const struct option_spec options[] = {
      "seed of the sample order; each epoch has its own order"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs per run"},
     {"depth", "N", OPTION_COUNT, AT(depth), "32", 1, 4096, NULL, true,
-     "requests in flight of files-uring and shards-uring"},
+     "maximum requests in flight, for files-uring and shards-uring"},
     {"block", "KIB", OPTION_COUNT, AT(block), "256", 4, 1 << 16, NULL, true,
      "read size of shards and shards-uring"},
     {"prefetch", "N", OPTION_COUNT, AT(prefetch), "2", 0, 1 << 20, NULL, true,
-     "shards that shards, shards-mmap, shards-omp and shards-gpu ask the kernel to read ahead, unless "
-     "--cache warm"},
+     "shards to read ahead through the kernel, for shards, shards-mmap, shards-omp and shards-gpu; ignored "
+     "with --cache warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, false,
-     "page cache before each run: all resident, none resident, or unspecified; warm and cold are measured, "
-     "and refused if not reached"},
+     "page cache before each run: all in it, nothing in it, or as it is; the run is refused if the measured "
+     "state is not warm or cold as asked"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,
      "on a broken sample: end the run, or skip and count it"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
@@ -54,7 +54,7 @@ static const struct option_spec options[] = {
     {"mean", "M", OPTION_REAL, AT(mean), "0", -1e6, 1e6, NULL, true,
      "mean that --augment and GPU tensors subtract; bytes count as 0 to 1"},
     {"std", "S", OPTION_REAL, AT(std), "1", 1e-6, 1e6, NULL, true,
-     "standard deviation by which they then divide"},
+     "standard deviation that --augment and GPU tensors divide by"},
     {"tensor", "TYPE", OPTION_CHOICE, AT(tensor), "f16", 0, 0, tensors, true,
      "type of the batch tensor of a GPU variant; raw: as stored"},
     {"ring", "N", OPTION_COUNT, AT(ring), "2", 2, 64, NULL, true,
@@ -240,9 +240,9 @@ static enum status load_open(const struct options *given, void *parameters_,
             status_set(STATUS_USAGE, "--data %s: %u samples are too few for %llu ranks", parameters->data,
                        job->dataset.sample_count, (unsigned long long)partition->ranks);
     if (status == STATUS_OK && parameters->cache == LOAD_COLD && partition->ranks > 1)
-        status =
-            status_set(STATUS_USAGE, "--cache cold needs a single rank, because one rank would read in what "
-                                     "another has evicted; use --cache any, or one rank with more --threads");
+        status = status_set(STATUS_USAGE,
+                            "--cache cold needs a single rank, because one rank would reload pages that "
+                            "another evicted; use --cache any, or one rank with more --threads");
     if (status != STATUS_OK) {
         load_close(job);
         return status;
@@ -301,7 +301,7 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
 static enum status accepts_options(const struct load *load, const struct load_traits *traits)
 {
     if (traits->device && load->decode)
-        return status_set(STATUS_USAGE, "it converts on the device, and cannot decode or augment; drop "
+        return status_set(STATUS_USAGE, "converts on the device and cannot decode or augment; drop "
                                         "--decode and --augment, or use a CPU variant");
     if (!traits->device && load->pictures && !load->decode)
         return status_set(STATUS_USAGE, "--compute train needs images, and this variant delivers files as "
@@ -329,13 +329,13 @@ static enum status load_accepts(const void *input, const struct variant *variant
     if (traits->files && !load->dataset->shards && load->dataset->sample_bytes_max >= INT32_MAX)
         return status_set(
             STATUS_USAGE,
-            "it reads each file in one call, which is limited to 2 GiB, but %s holds one of %llu bytes",
+            "reads each file in one call, which is limited to 2 GiB, but %s holds one of %llu bytes",
             load->dataset->path, (unsigned long long)load->dataset->sample_bytes_max);
     if (load->dataset->shards ? traits->shards : traits->files) {
         TRY(accepts_options(load, traits));
         return traits->accepts ? traits->accepts(load) : STATUS_OK;
     }
-    return status_set(STATUS_USAGE, "it reads %s, but %s holds %s",
+    return status_set(STATUS_USAGE, "reads %s, but %s holds %s",
                       traits->shards ? "shards" : "files of one sample each", load->dataset->path,
                       load->dataset->shards ? "shards" : "files");
 }

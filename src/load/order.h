@@ -1,14 +1,14 @@
-/* The samples of a worker in an epoch, and their order. This is a pure function of the seed, the epoch and
+/* Which samples a worker reads in an epoch, and in which order: a pure function of the seed, the epoch and
  * the worker's number, identical for every variant and independent of earlier epochs.
  *
  * Files: one permutation of all samples, divided into shares.
  * Shards: a permutation of the shards, with their samples in sequence, divided into shares. So every epoch
  * distributes the shards anew over all workers of all ranks. Shares differ by at most one sample, whatever
- * the sizes of the shards: two workers each read a part of a shard that lies across a boundary. Within a
+ * the sizes of the shards: a shard that straddles a boundary is read in part by two workers. Within a
  * share, each group of shuffle_buffer consecutive samples is shuffled, so a stream reader needs room for only
  * that many.
- * Keyed: one permutation of all samples, whatever the layout, sorted by random keys. A device sorts faster
- * than a host shuffles. */
+ * Keyed: one permutation of all samples in either layout, made by sorting random keys, because a GPU sorts
+ * faster than a CPU shuffles. */
 #ifndef FDSL_LOAD_ORDER_H
 #define FDSL_LOAD_ORDER_H
 
@@ -39,7 +39,8 @@ struct order_segment {
 struct order {
     uint32_t count;
     uint32_t *samples; /* sample numbers in the order of delivery */
-    uint32_t *indices; /* shards: order index of the i-th sample read from the segments; otherwise NULL */
+    /* Shards: position in the order of the i-th sample read from the segments; otherwise NULL. */
+    uint32_t *indices;
     struct order_segment *segments;
     uint32_t segment_count;
     uint32_t *deck; /* scratch memory for a permutation */

@@ -35,7 +35,7 @@ static const struct option_spec specs[] = {
      "list every variant (of --workload, where given), and why it cannot run here; --format csv or json for "
      "scripts"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
-     "compare results with the reference, before the timing and after it those of timed runs; a variant that "
+     "compare results with the reference before the timing, and those of timed runs after it; a variant that "
      "fails writes no row"},
     {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
      "the variant that speed-ups compare with; it runs first (default: naive, train-naive, infer-naive, "
@@ -96,7 +96,7 @@ static const struct option_spec specs[] = {
 
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results;\n"
-    "             4 this build or machine lacks what was asked for\n";
+    "             4 not supported by this build or machine\n";
 
 /* The options of one workload and the names of its variants. */
 static void help_with(const struct workload *workload, FILE *stream)
@@ -340,8 +340,7 @@ static enum status check_repeats(const struct settings *settings)
     for (size_t i = 0; settings->workload->epochs.more && i < COUNT_OF(repeats); i++)
         if (options_given(&settings->options, repeats[i]))
             return status_set(STATUS_USAGE,
-                              "--%s: %s does not repeat runs, because each run is one row; leave it out, and "
-                              "see --epochs",
+                              "--%s: %s does not repeat runs; each epoch is one row; use --epochs",
                               repeats[i], settings->workload->name);
     return STATUS_OK;
 }

@@ -78,8 +78,8 @@ FDSL_HD struct output_corner output_crop(struct philox_key key, uint32_t res, ui
 }
 
 /* The canvas pixels first .. last that an output pixel covers along one axis. The unit of length is 1 /
- * out_res of a canvas pixel, so an output pixel is res units long. The first canvas pixel has weight `head`,
- * the last `tail`, those between out_res. If first = last, head = tail = res. */
+ * out_res of a canvas pixel, so an output pixel is res units long. Weights: `head` for the first pixel,
+ * `tail` for the last, out_res for those in between. If first = last, head = tail = res. */
 struct output_span {
     uint32_t first, last, head, tail;
 };

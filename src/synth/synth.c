@@ -443,7 +443,7 @@ static enum status synth_accepts(const void *input, const struct variant *varian
         return STATUS_OK;
     list_supporting_variants(names, sizeof names);
     return status_set(STATUS_USAGE,
-                      "it supports only u8 images of one channel at the full size; use %s for others", names);
+                      "supports only u8 images of one channel at the full size; use %s for others", names);
 }
 
 /* ---- Work, checks, measures ---- */

@@ -54,8 +54,8 @@ static const struct option_spec options[] = {
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), "0", 0, 1, NULL, true,
      "share of the label that is spread over all classes"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), NULL, 0, 0, feeds, true,
-     "training samples: stored in memory before training; live, generated batch by batch during training "
-     "(default for synth); or constant, the first batch in every step: measures speed without data supply"},
+     "training samples: stored: in memory before training; live: generated batch by batch during training "
+     "(default for synth); constant: the first batch in every step (speed without input cost)"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), NULL, 0, 0, NULL, true,
      "with live samples: new samples in every epoch"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "0", 0, 1 << 12, NULL, true,

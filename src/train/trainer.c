@@ -44,8 +44,8 @@ static bool find_other(const char *mine, const char *theirs, char *words, size_t
         size_t length = strcspn(mine, " "), name = strcspn(mine, "= "), other;
         const char *found = word_of(theirs, mine, name, &other);
         if (found && (other != length || strncmp(mine, found, length) != 0)) {
-            snprintf(words, size, "%.*s there, %.*s here", (int)other, found, (int)(length - name - 1),
-                     mine + name + 1);
+            snprintf(words, size, "%.*s in the checkpoint, %.*s now", (int)other, found,
+                     (int)(length - name - 1), mine + name + 1);
             return true;
         }
         mine += length + (mine[length] == ' ');
@@ -83,8 +83,8 @@ static enum status check_same(const struct train_job *job, const struct checkpoi
             checkpoint->input.height, checkpoint->input.width, checkpoint->classes);
     /* A missing option usually follows from another option's value, so report differing values first. */
     if (!find_other(job->identity, checkpoint->identity, words, sizeof words) &&
-        !find_lacking(job->identity, checkpoint->identity, "there", "here", words, sizeof words) &&
-        !find_lacking(checkpoint->identity, job->identity, "here", "there", words, sizeof words))
+        !find_lacking(job->identity, checkpoint->identity, "in the checkpoint", "now", words, sizeof words) &&
+        !find_lacking(checkpoint->identity, job->identity, "now", "in the checkpoint", words, sizeof words))
         return STATUS_OK;
     return status_set(STATUS_USAGE, "--resume: the checkpoints in %s were made with other options: %s",
                       job->checkpoints, words);
@@ -350,12 +350,12 @@ enum status trainer_end(void *state, uint64_t runs)
     if (job->export_path)
         TRY(export_parameters(&job->train, trainer->now.state.parameters, job->identity, job->export_path));
     if (runs == 0 && trainer->now.history.epochs > job->epochs)
-        status_say("%u epochs are done, but --epochs asks for %u%s%s", trainer->now.history.epochs,
-                   job->epochs, job->export_path ? ": exported to " : ": nothing is left to do",
+        status_say("the checkpoint already has %u epochs, --epochs is %u%s%s", trainer->now.history.epochs,
+                   job->epochs, job->export_path ? ": exported to " : ": nothing to do",
                    job->export_path ? job->export_path : "");
     else if (runs == 0)
         status_say("%u of %u epochs are done%s%s", trainer->now.history.epochs, job->epochs,
-                   job->export_path ? ": exported to " : ": nothing is left to do",
+                   job->export_path ? ": exported to " : ": nothing to do",
                    job->export_path ? job->export_path : "");
     return STATUS_OK;
 }
