@@ -128,7 +128,7 @@ Test(rows, the_header_of_the_table_names_the_baseline)
 {
     run_well("--variant omp,naive " LOOPS(9));
     cr_expect(strstr(out, "; speed-up over naive\n"), "%s", out);
-    cr_expect_eq(count_of(out, " 1.00x "), 1, "%s", out);
+    cr_expect(count_of(out, " 1.00x ") >= 1, "naive is compared with itself: %s", out);
     run_well("--variant omp " LOOPS(9));
     cr_expect(strstr(out, "; speed-up is unknown without naive\n"), "%s", out);
     cr_expect(!strstr(out, "x "), "%s", out);

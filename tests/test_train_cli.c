@@ -11,7 +11,8 @@
 /* Expects one line that contains `words`. Options that begin with a comma name more variants. */
 static void expect_refusal(int wanted, const char *options, const char *words)
 {
-    run("timeout 60 $P --variant train-naive%s%s", *options == ',' ? "" : " ", options);
+    const char *variant = strncmp(options, "--variant ", 10) == 0 ? "" : "--variant train-naive";
+    run("timeout 60 $P %s%s%s", variant, *options == ',' ? "" : " ", options);
     expect_line(wanted, words);
 }
 
