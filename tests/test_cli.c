@@ -217,7 +217,7 @@ Test(cli, refuses_unknown_names_with_the_nearest_one)
          "unknown workload 'xyzzy'; there are synth, load, train and infer"},
         {"--variant naive --bach 4", "unknown option '--bach'; did you mean '--batch'?"},
         {"--variant naive --vertexes=4", "did you mean '--vertices'?"},
-        {"--variant naive --frobnicate", "unknown option '--frobnicate'; --help lists all options"},
+        {"--variant naive --frobnicate", "unknown option '--frobnicate'; see --help"},
         {"--variant naive --ver", "'--ver' is ambiguous"},
         {"--variant naive --verify=yes", "--verify takes no value"},
         {"--variant naive --format xml", "--format: 'xml' is not one of table, csv, json"},

@@ -36,10 +36,12 @@ Test(config, what_is_no_option_is_named)
 {
     static const struct {
         const char *text, *words;
-    } cases[] = {{"batch = 2\nres\n", "--config c.ini: line 2 is not an option; write \"name = value\""},
-                 {"batch = 2\nrse = 4\n", "unknown option '--rse'; did you mean '--res'?"},
-                 {"res = 4\nres = 5\n", "--res is given twice"},
-                 {"res = many\n", "--res: 'many' is not a whole number"}};
+    } cases[] = {
+        {"batch = 2\nres\n", "--config c.ini: line 2 is not an option; write \"name = value\""},
+        {"batch = 2\nrse = 4\n", "in the file of --config: unknown option '--rse'; did you mean '--res'?"},
+        {"res = 4\nres = 5\n", "in the file of --config: --res is given twice"},
+        {"config = d.ini\n", "--config: a file cannot name another one"},
+        {"res = many\n", "--res: 'many' is not a whole number"}};
     char line[256];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         config(cases[i].text);

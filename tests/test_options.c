@@ -174,7 +174,7 @@ Test(options, short_letters_need_their_flags)
     struct options few = {.tables = {{workload_specs, COUNT_OF(workload_specs), &only}}, .table_count = 1};
     char *argv[] = {"fdsl-bench", "-h", NULL};
     cr_expect_eq(options_parse(&few, 2, argv), STATUS_USAGE);
-    cr_expect_str_eq(status_text(), "unknown option '-h'; --help lists all options");
+    cr_expect_str_eq(status_text(), "unknown option '-h'; see --help");
     options_free(&few);
 }
 
@@ -194,11 +194,11 @@ Test(options, unknown_option)
     expect_usage("--nosie=3", "unknown option '--nosie'; did you mean '--noise'?");
     expect_usage("--BATCH 3", "unknown option '--BATCH'; did you mean '--batch'?");
     expect_usage("--batches=3", "unknown option '--batches'; did you mean '--batch'?");
-    expect_usage("--xyzzyplugh", "unknown option '--xyzzyplugh'; --help lists all options");
+    expect_usage("--xyzzyplugh", "unknown option '--xyzzyplugh'; see --help");
     expect_usage("-batch 3", "unknown option '-batch'; did you mean '--batch'?");
-    expect_usage("-hq", "unknown option '-hq'; --help lists all options");
-    expect_usage("-5", "unknown option '-5'; --help lists all options");
-    expect_usage("--=5", "unknown option '--'; --help lists all options");
+    expect_usage("-hq", "unknown option '-hq'; see --help");
+    expect_usage("-5", "unknown option '-5'; see --help");
+    expect_usage("--=5", "unknown option '--'; see --help");
 }
 
 Test(options, very_long_unknown_option)
@@ -207,7 +207,7 @@ Test(options, very_long_unknown_option)
     memset(line + 2, 'b', 500);
     cr_expect_eq(parse(line), STATUS_USAGE);
     cr_expect(strlen(status_text()) < 200);
-    cr_expect_not_null(strstr(status_text(), "--help lists all options"));
+    cr_expect_not_null(strstr(status_text(), "see --help"));
     options_free(&options);
 }
 

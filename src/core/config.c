@@ -48,6 +48,11 @@ static int take_line(void *context, const char *section, const char *name, const
     struct reading *reading = context;
     size_t bytes = strlen(name) + strlen(value) + sizeof "--=";
     (void)section;
+    if (strcmp(name, "config") == 0) {
+        reading->status =
+            status_set(STATUS_USAGE, "--config: a file cannot name another one; copy its lines");
+        return 0;
+    }
     if (is_one_of(value, off))
         return 1;
     char *argument = malloc(bytes);

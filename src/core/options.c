@@ -275,11 +275,7 @@ static const struct option_spec *spec_at(const struct options *options, size_t i
 /* Renamed options. The old name works if no option has it now and one has the new name. */
 static const struct renamed {
     const char *was, *now;
-} renamed[] = {{"output", "dtype"},
-               {"tensor", "dtype"},
-               {"depth", "iodepth"},
-               {"layout", "store"},
-               {"samples", "samples-out"}};
+} renamed[] = {{"samples", "samples-out"}};
 
 static bool has_name(const struct options *options, const char *name, size_t *index)
 {
@@ -340,7 +336,7 @@ static enum status explain_unknown(const struct options *options, const char *ar
     if (nearest)
         return status_set(STATUS_USAGE, "unknown option '%.*s'; did you mean '--%s'?", shown, argument,
                           nearest);
-    return status_set(STATUS_USAGE, "unknown option '%.*s'; --help lists all options", shown, argument);
+    return status_set(STATUS_USAGE, "unknown option '%.*s'; see --help", shown, argument);
 }
 
 /* Sets the message for an argument that getopt_long() refused: it is either ambiguous or unknown. */
@@ -411,10 +407,25 @@ static size_t resolve(const struct options *options, int found)
     return index;
 }
 
+/* Takes what getopt_long() found for the argument at `at`. */
+static enum status take_found(struct options *options, int found, int at, char *const argv[])
+{
+    void *values = NULL;
+    if (found == 1)
+        return status_set(STATUS_USAGE, "unexpected argument '%.80s'; options begin with --", optarg);
+    if (found == ':')
+        return explain_missing(spec_at(options, resolve(options, optopt), &values));
+    if (found == '?' && optopt >= FIRST_VALUE)
+        return status_set(STATUS_USAGE, "--%s takes no value",
+                          spec_at(options, resolve(options, optopt), &values)->name);
+    if (found == '?')
+        return explain_refused(options, argv[at]);
+    return take_option(options, resolve(options, found), argv[optind - 1], at <= options->file_options);
+}
+
 static enum status parse_arguments(struct options *options, const struct option *list, const char *letters,
                                    int argc, char *const argv[])
 {
-    void *values;
     optind = 0; /* resets getopt after an earlier parse */
     opterr = 0;
     for (;;) {
@@ -422,16 +433,9 @@ static enum status parse_arguments(struct options *options, const struct option 
         int found = getopt_long(argc, argv, letters, list, NULL);
         if (found == -1)
             break;
-        if (found == 1)
-            return status_set(STATUS_USAGE, "unexpected argument '%.80s'; options begin with --", optarg);
-        if (found == ':')
-            return explain_missing(spec_at(options, resolve(options, optopt), &values));
-        if (found == '?' && optopt >= FIRST_VALUE)
-            return status_set(STATUS_USAGE, "--%s takes no value",
-                              spec_at(options, resolve(options, optopt), &values)->name);
-        if (found == '?')
-            return explain_refused(options, argv[at]);
-        TRY(take_option(options, resolve(options, found), argv[optind - 1], at <= options->file_options));
+        enum status status = take_found(options, found, at, argv);
+        if (status != STATUS_OK)
+            return at <= options->file_options ? status_prefix(status, "in the file of --config") : status;
     }
     if (optind < argc) /* after "--" */
         return status_set(STATUS_USAGE, "unexpected argument '%.80s'; options begin with --", argv[optind]);

@@ -45,7 +45,8 @@ static const struct option_spec options[] = {
      "page cache before each run: all in it, nothing in it, or as it is; the run is refused if the measured "
      "state is not warm or cold as asked"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,
-     "on a broken sample: end the run, or skip and count it"},
+     "on a sample that cannot be read: end the run, or skip and count it; skip also compares all data with "
+     "the index when the set is opened"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
      "decode images: png with libpng, npy by its header"},
     {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,
