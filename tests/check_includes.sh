@@ -8,7 +8,7 @@ broken=0
 forbid() {
     local what=$1 pattern=$3 files
     # shellcheck disable=SC2086  # a list of globs on purpose
-    files=$(ls $2 2>/dev/null) || return 0
+    files=$(ls -d $2 2>/dev/null) || return 0
     # shellcheck disable=SC2086
     if grep -nE "^[[:space:]]*#[[:space:]]*include[[:space:]]+[<\"]($pattern)" $files /dev/null; then
         echo "  ^ $what"
@@ -40,17 +40,17 @@ floor machine core
 floor core core
 
 forbid 'src/ is host C: CUDA is reached through variant.h and machine/device.h' 'src/*.[ch] src/*/*.[ch]' "$cuda|.*\.cuh"
-forbid 'only mpi/comm_mpi.c knows MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda/*/* mpi/launcher* mpi/comm_serial.c' "$mpi"
+forbid 'only mpi/comm_mpi.c knows MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda/*/*.* cuda/*/*/* mpi/launcher* mpi/comm_serial.c' "$mpi"
 only 'status, text, portable, timer and philox depend on libc alone' \
     'src/core/status.h src/core/status.c src/core/text.h src/core/text.c src/core/portable.h src/core/timer.h src/core/philox.h' \
     "$libc|core/(status|portable|text)\.h"
-forbid 'cpu/ and cuda/ take no part in options, workloads, runs or ranks' 'cpu/*/* cuda/*/*' \
+forbid 'cpu/ and cuda/ take no part in options, workloads, runs or ranks' 'cpu/*/* cuda/*/*.* cuda/*/*/*' \
     'core/(options|workload)\.h|run/.*|machine/comm\.h'
-forbid 'includes go by their room, never by way of a parent folder' 'src/*.[ch] src/*/* cpu/*/* cuda/*/* mpi/*' '\.\./'
+forbid 'includes go by their room, never by way of a parent folder' 'src/*.[ch] src/*/* cpu/*/* cuda/*/*.* cuda/*/*/* mpi/*' '\.\./'
 forbid 'cpu/ does not include cuda/' 'cpu/*/*' "common/.*|.*\.cuh|$cuda"
-forbid 'cuda/ does not include cpu/' 'cuda/*/*' 'omp.*|cpu/.*'
+forbid 'cuda/ does not include cpu/' 'cuda/*/*.* cuda/*/*/*' 'omp.*|cpu/.*'
 for room in synth load train; do
     others=$(printf '%s|' synth load train | sed "s/$room|//; s/|\$//")
-    forbid "the room $room does not include other workloads" "src/$room/* cpu/$room/* cuda/$room/*" "($others)/.*"
+    forbid "the room $room does not include other workloads" "src/$room/* cpu/$room/* cuda/$room/*.* cuda/$room/*/*" "($others)/.*"
 done
 exit $broken

@@ -13,7 +13,7 @@
 
 #include "core/philox.h"
 #include "machine/device.h"
-#include "train/graph_engine.cuh"
+#include "train/graph/engine.cuh"
 
 /* bound for a tensor's gradient, as a relative norm, if pooling is exact; faults exceed it */
 #define EXACT_MAX    0.01

@@ -4,7 +4,7 @@
  * writes 2 bytes and one byte for the argmax. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
-#include "train/graph.cuh"
+#include "train/graph/kernels.cuh"
 
 #define WARPS   6
 #define THREADS (32 * WARPS)

@@ -1,6 +1,6 @@
 /* The variants `train-graph` and `infer-graph`. */
 #include "machine/device.h"
-#include "train/graph_engine.cuh"
+#include "train/graph/engine.cuh"
 #include "train/inferrer.h"
 #include "train/trainer.h"
 

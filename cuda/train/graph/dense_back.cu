@@ -3,7 +3,7 @@
  * The block then applies the optimizer to these weights, which are 98 % of all parameters. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
-#include "train/graph.cuh"
+#include "train/graph/kernels.cuh"
 
 #define ROWS        128 /* samples per stage; the next stage is loaded concurrently */
 #define WARPS       16

@@ -2,7 +2,7 @@
  * parameters. Also the work between steps: the order of an epoch, and bf16 copies of parameters that were set
  * from outside. */
 #include "common/check.cuh"
-#include "train/graph.cuh"
+#include "train/graph/kernels.cuh"
 
 #define VALUES  64 /* parameters per block; each is summed in GROUPS parts */
 #define GROUPS  4

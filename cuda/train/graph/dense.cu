@@ -2,7 +2,7 @@
  * per sample: sum of the slices, ReLU, dropout, fc2, the loss, and the gradients back to fc1's output. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
-#include "train/graph.cuh"
+#include "train/graph/kernels.cuh"
 
 /* ---- fc1: a block computes 64 samples over one slice of the inputs ---- */
 

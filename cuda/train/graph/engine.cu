@@ -1,7 +1,7 @@
 /* `train-graph`, `infer-graph`: only `cnn`, in bf16 on tensor cores, six kernels per step, replayed as a CUDA
  * graph over many steps. The position in the training is stored on the device, so one graph serves all
  * epochs. */
-#include "train/graph_engine.cuh"
+#include "train/graph/engine.cuh"
 
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "common/check.cuh"
 #include "core/phase.h"
 #include "machine/device.h"
-#include "train/graph.cuh"
+#include "train/graph/kernels.cuh"
 #include "train/network.cuh"
 #include "train/progress.cuh"
 

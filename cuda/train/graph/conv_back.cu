@@ -3,11 +3,11 @@
  * argmax pixels, and multiplies both in shared memory. Half of the warps compute the gradient of conv2's
  * weights and keep the sums in registers over all samples. The other half compute the gradient of conv2's
  * input and, from it, that of conv1's weights. Each block writes its sums to memory at the end;
- * graph_update.cu adds them in a fixed order. */
+ * update.cu adds them in a fixed order. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
-#include "train/graph.cuh"
-#include "train/graph_head_back.cuh"
+#include "train/graph/kernels.cuh"
+#include "train/graph/head_back.cuh"
 
 #define WARPS   16
 #define HALF    (WARPS / 2)

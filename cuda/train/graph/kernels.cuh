@@ -3,8 +3,8 @@
  *
  * A step is six kernels (docs/train_graph.md). Matrices are bf16; sums, parameters and the optimizer's state
  * are fp32. All shapes are compile-time constants, so index arithmetic is constant. */
-#ifndef FDSL_CUDA_TRAIN_GRAPH_CUH
-#define FDSL_CUDA_TRAIN_GRAPH_CUH
+#ifndef FDSL_CUDA_TRAIN_GRAPH_KERNELS_CUH
+#define FDSL_CUDA_TRAIN_GRAPH_KERNELS_CUH
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

@@ -4,7 +4,7 @@
 #ifndef FDSL_CUDA_TRAIN_GRAPH_HEAD_BACK_CUH
 #define FDSL_CUDA_TRAIN_GRAPH_HEAD_BACK_CUH
 
-#include "train/graph.cuh"
+#include "train/graph/kernels.cuh"
 
 #define HEAD_BLOCKS  4 /* an H200 has 132 multiprocessors, and at most GRAPH_PARTS_MAX blocks take samples */
 
