@@ -59,12 +59,12 @@ NVCC      ?= $(firstword $(call program,nvcc) $(wildcard $(CUDA_HOME)/bin/nvcc))
 MPICC     ?= mpicc
 
 ifneq ($(filter-out $(APART),$(or $(MAKECMDGOALS),all)),)
-# scripts/probe.sh writes found.mk. It is valid while FOUND_FOR is unchanged and no file or folder in FOUND_IN
+# scripts/setup/probe.sh writes found.mk. It is valid while FOUND_FOR is unchanged and no file or folder in FOUND_IN
 # is newer; installing a package changes at least one of them.
 FOUND     := $(BUILD)/found.mk
 FOUND_FOR := $(strip $(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(foreach tool,$(CC) $(MPICC) $(NVCC),$(call program,$(tool))) \
                $(CPATH) $(C_INCLUDE_PATH) $(LIBRARY_PATH) $(file </proc/sys/kernel/hostname) $(wildcard /proc/driver/nvidia/gpus/*))
-FOUND_IN  := scripts/probe.sh $(foreach tool,$(CC) $(MPICC) $(NVCC),$(call program,$(tool))) \
+FOUND_IN  := scripts/setup/probe.sh $(foreach tool,$(CC) $(MPICC) $(NVCC),$(call program,$(tool))) \
              $(wildcard /usr/include /usr/include/*-linux-gnu /usr/local/include /usr/local/lib \
                $(call folders,$(CPATH) $(C_INCLUDE_PATH) $(LIBRARY_PATH)) \
                /var/lib/dpkg/status /var/lib/rpm/rpmdb.sqlite /usr/lib/sysimage/rpm/rpmdb.sqlite)
@@ -74,7 +74,7 @@ endif
 # Probe only once per call: if files have timestamps in the future, make would otherwise probe endlessly.
 $(FOUND): $(if $(MAKE_RESTARTS),,$(FOUND_IN))
 	@mkdir -p $(@D)
-	@scripts/probe.sh > $@.new
+	@scripts/setup/probe.sh > $@.new
 	@mv $@.new $@
 	@printf '%s\n' "$$FOUND_FOR" > $@.for
 $(FOUND): export CC := $(CC)
@@ -255,22 +255,22 @@ $(GPU_TESTS): $(BUILD)/tests/%: tests/%.cu $(BUILD)/objects.a $(BUILD)/flags
 inner = --no-print-directory --output-sync=target
 
 bench:
-	@MAKE_GOAL=bench scripts/setup.sh build
+	@MAKE_GOAL=bench scripts/setup/packages.sh build
 	@$(MAKE) $(inner) all
-	@scripts/bench.sh
+	@scripts/sweep/bench.sh
 
 check:
-	@scripts/setup.sh check
+	@scripts/setup/packages.sh check
 	@$(MAKE) $(inner) all tests
-	@FDSL_BENCH=$(abspath $(PROGRAM)) scripts/check.sh $(BUILD) $(SAN)
+	@FDSL_BENCH=$(abspath $(PROGRAM)) scripts/check/run.sh $(BUILD) $(SAN)
 
 check-gpu: all $(GPU_TESTS)
-	@scripts/check_gpu.sh
-	@scripts/check_profile_gpu.sh
-	@for engine in cuda tf32 bf16 amp; do scripts/check_train_gpu.sh --engine $$engine || exit; done
+	@scripts/check/gpu.sh
+	@scripts/check/profile_gpu.sh
+	@for engine in cuda tf32 bf16 amp; do scripts/check/train_gpu.sh --engine $$engine || exit; done
 
 check-slurm:
-	@scripts/setup.sh check-slurm
+	@scripts/setup/packages.sh check-slurm
 	@$(MAKE) $(inner) all
 	@FDSL_BENCH=$(abspath $(PROGRAM)) tests/slurm_local.sh
 
@@ -288,27 +288,27 @@ fuzz:
 	$(say) LD $(BUILD)/fuzz-targets
 	$(Q)$(FUZZ_CC) -std=gnu11 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(ALL_CPPFLAGS) -Itests/fuzz \
 	  -o $(BUILD)/fuzz-targets $(FUZZ_SOURCES) $(ALL_LDLIBS)
-	@scripts/fuzz.sh $(BUILD)/fuzz-targets $(FUZZ_TARGETS)
+	@scripts/check/fuzz.sh $(BUILD)/fuzz-targets $(FUZZ_TARGETS)
 
 lint:
-	@scripts/lint.sh
+	@scripts/check/lint.sh
 
 format:
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 
 plots:
-	@scripts/setup.sh plots
-	@scripts/figures.py
+	@scripts/setup/packages.sh plots
+	@scripts/figures/draw.py
 
 report:
-	@scripts/setup.sh plots
-	@scripts/report.py
+	@scripts/setup/packages.sh plots
+	@scripts/figures/report.py
 
 install: all
 	install -D -m 755 $(PROGRAM) "$(DESTDIR)$(PREFIX)/bin/fdsl-bench"
-	scripts/man.sh ./$(PROGRAM) $(VERSION) > $(BUILD)/fdsl-bench.1
+	scripts/packaging/man.sh ./$(PROGRAM) $(VERSION) > $(BUILD)/fdsl-bench.1
 	install -D -m 644 $(BUILD)/fdsl-bench.1 "$(DESTDIR)$(PREFIX)/share/man/man1/fdsl-bench.1"
-	install -D -m 644 scripts/completion.bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/fdsl-bench"
+	install -D -m 644 scripts/packaging/completion.bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/fdsl-bench"
 
 # Archives the files of make install in one folder, from a separate build.
 DIST := fdsl-bench-$(VERSION)-$(shell uname -m)

@@ -1,5 +1,5 @@
 # Common to all figures: terminal, fonts, line styles, and positions of title, legend and caption. The script
-# of a figure loads this first. scripts/figures.py runs it and defines
+# of a figure loads this first. scripts/figures/draw.py runs it and defines
 #
 #   format, output            'png', 'svg' or 'pdf', and the file to write
 #   data                      the data file: blocks of tab-separated columns, separated by two blank lines
@@ -14,7 +14,7 @@
 #
 #   ring_block                the block of data with the unsettled points (x, y), or 0
 #
-# and the variables that the figure's script lists. To draw a figure manually: scripts/figures.py --commands NAME.
+# and the variables that the figure's script lists. To draw a figure manually: scripts/figures/draw.py --commands NAME.
 
 if (format eq 'png') {
     set terminal pngcairo size 2 * width, 2 * height font 'DejaVu Sans,12' fontscale 1.5 linewidth 2 pointscale 2 dashlength 1.8 noenhanced

@@ -21,15 +21,15 @@ if (($# == 0)); then
     exit 2
 fi
 if ! command -v sbatch >/dev/null; then
-    echo "submit.sh: no sbatch here; without Slurm, scripts/sweep.sh $1 does the same" >&2
+    echo "submit.sh: no sbatch here; without Slurm, scripts/sweep/run.sh $1 does the same" >&2
     exit 4
 fi
 table=$(realpath -- "$1")
 shift
 cd "$(dirname "$0")/.."
 
-scripts/sweep.sh "$table" --dry-run >/dev/null
-count=$(scripts/sweep.sh "$table" --count)
+scripts/sweep/run.sh "$table" --dry-run >/dev/null
+count=$(scripts/sweep/run.sh "$table" --count)
 name=${table##*/} name=${name%.tsv} name=${name#sweep_}
 log=results/sweep/$name/log
 mkdir -p "$log"
@@ -42,7 +42,7 @@ submit() { # arguments of sbatch
     ((status)) || { sed -E '/^[0-9]+(;.*)?$/d' <<<"$said" >&2 && return; } # warnings
     case $said in
     *'configuration source'* | *'ontact slurm controller'*)
-        echo "submit.sh: sbatch finds no cluster from here; without one, scripts/sweep.sh $table does the same" >&2 ;;
+        echo "submit.sh: sbatch finds no cluster from here; without one, scripts/sweep/run.sh $table does the same" >&2 ;;
     *) echo "submit.sh: $(sed -nE '1s/^sbatch: (error: )?/sbatch refused: /p' <<<"$said")" >&2 ;;
     esac
     exit "$status"
@@ -51,4 +51,4 @@ submit() { # arguments of sbatch
 submit --array="1-$count" --output="$log/task_%a.log" "$@" slurm/sweep.sbatch "$table" "${redo[@]}"
 echo "tasks:  job $job, $count of them; logs in $log/"
 submit --dependency="afterok:$job" --kill-on-invalid-dep=yes --output="$log/collect.log" slurm/collect.sbatch "$table"
-echo "rows:   job $job, results/sweep_$name.csv; should a task fail, scripts/sweep.sh $table --collect"
+echo "rows:   job $job, results/sweep_$name.csv; should a task fail, scripts/sweep/run.sh $table --collect"

@@ -1,4 +1,5 @@
-/* Shared by the suites of figures: runs scripts/figures.py and scripts/report.py on a folder of results.
+/* Shared by the suites of figures: runs scripts/figures/draw.py and scripts/figures/report.py on a folder of
+ * results.
  *
  * The rows in tests/data/figures are invented for these tests; they are not measurements. */
 #ifndef FDSL_TESTS_FIGURES_H
@@ -14,10 +15,10 @@
 #define FIXTURES  "tests/data/figures"
 #define REFERENCE "results/reference"
 
-#define FIGURES   "scripts/figures.py --work $D/work --out $D/out --results $D/results "
+#define FIGURES   "scripts/figures/draw.py --work $D/work --out $D/out --results $D/results "
 /* Writes the data only, and prints the gnuplot commands. */
 #define SELECT FIGURES "--commands "
-#define REPORT "scripts/report.py --work $D/work --out $D/report.html --results $D/results "
+#define REPORT "scripts/figures/report.py --work $D/work --out $D/report.html --results $D/results "
 
 /* Rows of omp by ranks and threads per rank, derived from the fixture: 1000 images per second for any number
  * of ranks. */

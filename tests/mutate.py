@@ -88,8 +88,8 @@ def gpu_checks():
               '$tests/gpu_train --engine tf32 cnn conv', '$tests/gpu_live', '$tests/gpu_graph $(seq $($tests/gpu_graph --count))',
               f'$bench --variant train-graph --model cnn {digits} --checkpoint $own.graph && $bench --variant infer-graph,infer-cuda --verify --data digits '
               f'--test-size 300 --checkpoint $own.graph --batch 257 {QUICK}']
-    steps = ['scripts/check_learning.py 0 $bench --variant shards-gpu --data $data/middle-shards --cache any --batch 32 --loops 20 --compute 1',
-             f'scripts/check_learning.py 0 $bench --variant fused --batch 64 --res 64 --compute train:logreg --classes 4 --output f16 --min-samples 20']
+    steps = ['scripts/check/learning.py 0 $bench --variant shards-gpu --data $data/middle-shards --cache any --batch 32 --loops 20 --compute 1',
+             f'scripts/check/learning.py 0 $bench --variant fused --batch 64 --res 64 --compute train:logreg --classes 4 --output f16 --min-samples 20']
     common = ['$tests/gpu_batch', '$tests/gpu_batch --product', *steps, synth[0], synth[1], load[0], load[-2],
               *(check for check in load if '--compute' in check), *(check for check in synth if '--compute' in check),
               f'{fused} --classes 4 --batch 64 --res 64 --output f16 --compute train', train[0]]

@@ -22,7 +22,7 @@ die() {
 }
 
 for program in munged slurmctld slurmd sbatch; do
-    command -v "$program" >/dev/null || die 4 "no $program; scripts/setup.sh check-slurm installs Slurm"
+    command -v "$program" >/dev/null || die 4 "no $program; scripts/setup/packages.sh check-slurm installs Slurm"
 done
 ((EUID == 0)) || die 4 'slurmd starts jobs as root only'
 bench=$(realpath "${FDSL_BENCH:-./fdsl-bench}")
@@ -195,7 +195,7 @@ check_array() {
     check 'each row is there once, none torn' holds $rows "$wanted"
     check 'rows name the job that made them' test "$(cells $rows job_id | uniq | grep -c "$tasks")" = 10
     check 'nothing else is left' no_leftovers
-    if command -v gnuplot >/dev/null && [[ -f scripts/figures.py ]]; then
+    if command -v gnuplot >/dev/null && [[ -f scripts/figures/draw.py ]]; then
         check 'figures are drawn' test -s "$(find results/plots -name '*.png' | head -n 1)"
     fi
     before=$(sha256sum <$rows)
@@ -245,7 +245,7 @@ hurry() { # job, its log: whether it has begun again
 kill_all() {
     local process
     for process in /proc/[0-9]*; do
-        [[ $(readlink "$process/cwd") == "$PWD" && $(cat "$process/comm") =~ ^(sweep.sh|fdsl-bench)$ ]] &&
+        [[ $(readlink "$process/cwd") == "$PWD" && $(cat "$process/comm") =~ ^(run.sh|fdsl-bench)$ ]] &&
             kill -KILL "${process#/proc/}"
     done
 } 2>/dev/null

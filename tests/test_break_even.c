@@ -1,4 +1,4 @@
-/* Tests scripts/break_even.sh with a tiny table and without a GPU: its measurements, its output, and
+/* Tests scripts/compare/break_even.sh with a tiny table and without a GPU: its measurements, its output, and
  * continuation.
  *
  * FDSL_BENCH names the program; the default is ./fdsl-bench. */
@@ -39,7 +39,7 @@ TestSuite(break_even, .init = open_folder, .fini = remove_folder, .timeout = 120
 
 #define HEADER     "variant\\tbatch\\tres\\tclasses\\tcompute\\twarmup-time\\tmax-time\\n"
 #define QUICK      "\\t0\\t0.01\\n"
-#define BREAK_EVEN "scripts/break_even.sh $D/data $D/rows $D/t.tsv"
+#define BREAK_EVEN "scripts/compare/break_even.sh $D/data $D/rows $D/t.tsv"
 
 static void put_table(const char *lines)
 {
@@ -81,10 +81,10 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
     cr_expect(strstr(out, "reading: 0 finished, "), "%s", out);
 
     /* For a deleted set, the size of its samples: 24 x 24 bytes, the .npy header and a label. */
-    shell("scripts/break_even.py $D/rows_synth.csv $D/rows_load.csv; rm -r $D/data/files; "
+    shell("scripts/figures/break_even.py $D/rows_synth.csv $D/rows_load.csv; rm -r $D/data/files; "
           "${FDSL_BENCH:-./fdsl-bench} "
           "--prepare $D/data/files --layout files --from synth --samples 7 --res 64 >&2; "
-          "scripts/break_even.py $D/rows_synth.csv $D/rows_load.csv");
+          "scripts/figures/break_even.py $D/rows_synth.csv $D/rows_load.csv");
     cr_expect(says("; 0.705 GB per million (size of the samples: "), "%s", out);
 }
 #endif
@@ -105,9 +105,9 @@ Test(break_even, faults_are_told_before_anything_is_made)
     expect(2, "SAMPLES=many: give a whole number");
     shell("TIME=soon " BREAK_EVEN);
     expect(2, "TIME=soon: give seconds");
-    shell("scripts/break_even.sh $D/data");
-    expect(2, "usage: scripts/break_even.sh DIR FILE");
-    shell("scripts/break_even.sh $D/data $D/nowhere/rows");
+    shell("scripts/compare/break_even.sh $D/data");
+    expect(2, "usage: scripts/compare/break_even.sh DIR FILE");
+    shell("scripts/compare/break_even.sh $D/data $D/nowhere/rows");
     expect(2, "nowhere: no such folder");
     shell("ls -A $D/data");
     cr_expect_str_eq(out, "");

@@ -1,5 +1,5 @@
-/* Tests scripts/checks.sh, and error messages of check scripts for invalid options and variables. Needs no
- * GPU.
+/* Tests scripts/check/parallel.sh, the help of all scripts, and error messages of check scripts for invalid
+ * options and variables. Needs no GPU.
  *
  * FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef _GNU_SOURCE
@@ -8,6 +8,8 @@
 
 #include <criterion/criterion.h>
 
+#include <glob.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,7 +20,8 @@ TestSuite(checks, .timeout = 60);
 
 /* A script with two checks, one of which fails. */
 #define SCRIPT                                                                                              \
-    "timeout 20 bash -euo pipefail -c 'source scripts/checks.sh; check \"a good one\" true; check \"a bad " \
+    "timeout 20 bash -euo pipefail -c 'source scripts/check/parallel.sh; check \"a good one\" true; check " \
+    "\"a bad "                                                                                              \
     "one\" "                                                                                                \
     "false; conclude' two.sh"
 
@@ -33,7 +36,8 @@ Test(checks, all_or_those_of_a_name_are_made)
 /* The output of a check must not count as a verdict. */
 Test(checks, what_a_check_prints_is_not_counted)
 {
-    shell("timeout 20 bash -euo pipefail -c 'source scripts/checks.sh; check \"a bad one\" bash -c \"echo ok "
+    shell("timeout 20 bash -euo pipefail -c 'source scripts/check/parallel.sh; check \"a bad one\" bash -c "
+          "\"echo ok "
           "it; "
           "echo FAILED it; false\"; conclude' one.sh");
     expect(1, "0 passed, 1 failed");
@@ -43,7 +47,8 @@ Test(checks, what_a_check_prints_is_not_counted)
 Test(checks, what_hangs_has_failed)
 {
     shell(
-        "LIMIT=1 timeout 20 bash -euo pipefail -c 'source scripts/checks.sh; hang() { echo began; (sleep "
+        "LIMIT=1 timeout 20 bash -euo pipefail -c 'source scripts/check/parallel.sh; hang() { echo began; "
+        "(sleep "
         "109.%d; "
         "true) & sleep 108.%d; }; check \"a good one\" sleep 0.1; check \"a bad one\" hang; conclude' two.sh",
         getpid(), getpid());
@@ -59,7 +64,8 @@ Test(checks, what_hangs_has_failed)
 /* An interrupt must end the checks, too, although background processes ignore it. */
 Test(checks, an_interrupt_ends_what_runs)
 {
-    shell("bash -euo pipefail -c 'source scripts/checks.sh; check \"a long one\" sleep 31.%d; conclude' "
+    shell("bash -euo pipefail -c 'source scripts/check/parallel.sh; check \"a long one\" sleep 31.%d; "
+          "conclude' "
           "two.sh & "
           "sleep 0.5; kill -TERM $!; wait $!; echo ended $?",
           getpid());
@@ -73,7 +79,8 @@ Test(checks, an_interrupt_ends_what_runs)
 /* Processes that a command leaves running must not block the script. */
 Test(checks, what_is_left_behind_is_not_waited_for, .timeout = 10)
 {
-    shell("LIMIT=30 timeout 9 bash -euo pipefail -c 'source scripts/checks.sh; check \"a good one\" bash -c "
+    shell("LIMIT=30 timeout 9 bash -euo pipefail -c 'source scripts/check/parallel.sh; check \"a good one\" "
+          "bash -c "
           "\"(sleep "
           "11 &)\"; conclude' two.sh");
     expect(0, "1 passed, 0 failed");
@@ -99,25 +106,34 @@ Test(checks, a_name_that_none_has_is_refused)
     expect(2, "two.sh: ONLY=( is not a regular expression\n");
 }
 
+/* The head of a script is its help. It names the script by its path, so it cannot keep an old one. */
+Test(checks, help_names_the_script_by_its_path)
+{
+    glob_t scripts;
+    size_t run = 0;
+    cr_assert_eq(glob("scripts/*/*.sh", 0, NULL, &scripts), 0);
+    for (size_t i = 0; i < scripts.gl_pathc; i++) {
+        const char *path = scripts.gl_pathv[i];
+        if (access(path, X_OK) != 0)
+            continue; /* a file to be sourced */
+        char usage[256];
+        snprintf(usage, sizeof usage, "\n  %s", path);
+        shell("%s --help < /dev/null", path);
+        expect(0, usage);
+        cr_expect_null(strstr(out, "\nset -"), "%s", out);
+        run++;
+    }
+    cr_expect_gt(run, 20);
+    globfree(&scripts);
+}
+
 Test(checks, options_are_looked_at_first)
 {
-    static const char *const scripts[] = {"check_gpu", "check_load_gpu", "check_train_gpu", "check_prepare",
-                                          "check_profile_gpu"};
-    for (size_t i = 0; i < sizeof scripts / sizeof *scripts; i++) {
-        shell("scripts/%s.sh --help", scripts[i]);
-        expect(0, "\n  scripts/check_");
-        expect(0, "xit status");
-        cr_expect_null(strstr(out, "set -euo"), "%s", out);
-    }
-    shell("scripts/bench.sh --help");
-    expect(0, "results/env.json (or .csv)");
-    shell("scripts/bench.sh foo");
+    shell("scripts/sweep/bench.sh foo");
     expect(2, "bench.sh: unexpected argument 'foo'; see --help\n");
-    shell("scripts/reference.sh --help");
-    expect(0, "\n  scripts/reference.sh OUT ");
-    shell("scripts/check_train_gpu.sh --engine foo");
+    shell("scripts/check/train_gpu.sh --engine foo");
     expect(2, "--engine 'foo': the engines are cuda, tf32, bf16 and amp\n");
-    shell("scripts/check_train_gpu.sh --engine");
+    shell("scripts/check/train_gpu.sh --engine");
     expect(2, "the engines are cuda");
 }
 
@@ -141,7 +157,7 @@ Test(checks, rows_that_learnt_nothing_are_told)
                  {"0", "8,0.1,0.5,,,,", false},
                  {"0", "8,0.1,0.5,0.1,,,", false}};
     static const char line[] =
-        "scripts/check_learning.py %s sh -c 'echo variant,compute,samples,time_mean_s,steps,"
+        "scripts/check/learning.py %s sh -c 'echo variant,compute,samples,time_mean_s,steps,"
         "step_s,utilisation,slowdown,loss,bus_share,bus_slowdown; echo files,train:cnn,2,0.8,%s'";
     if (system("python3 -c pass 2>/dev/null") != 0)
         cr_skip_test("no python3");
@@ -160,7 +176,7 @@ Test(checks, steps_and_waits_fill_the_time_of_the_reference_rows)
     if (system("python3 -c pass 2>/dev/null") != 0)
         cr_skip_test("no python3");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        cr_expect_eq(shell("scripts/check_learning.py 0 sh -c 'cat results/reference/h200_break_even_%s.csv'",
+        cr_expect_eq(shell("scripts/check/learning.py 0 sh -c 'cat results/reference/h200_break_even_%s.csv'",
                            names[i]),
                      0, "%s: %s", names[i], out);
 }

@@ -466,12 +466,12 @@ Test(compute, break_even_takes_steps_of_a_given_length_alone)
         cr_assert_eq(system(command), 0, "%s", command);
         snprintf(command, sizeof command, newer, "gpu-resident", cases[i].step, "load", folder, "load");
         cr_assert_eq(system(command), 0, "%s", command);
-        snprintf(
-            command, sizeof command,
-            "scripts/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES
-            "/break_even_load.csv > %s/old && scripts/break_even.py %s/synth.csv %s/load.csv > %s/new && "
-            "cmp -s %s/old %s/new",
-            folder, folder, folder, folder, folder, folder);
+        snprintf(command, sizeof command,
+                 "scripts/figures/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES
+                 "/break_even_load.csv > %s/old && scripts/figures/break_even.py %s/synth.csv %s/load.csv > "
+                 "%s/new && "
+                 "cmp -s %s/old %s/new",
+                 folder, folder, folder, folder, folder, folder);
         cr_expect_eq(system(command) == 0, cases[i].same, "%s", cases[i].step);
     }
     remove_folder();

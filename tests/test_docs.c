@@ -20,7 +20,7 @@ TestSuite(docs, .init = start, .timeout = 60);
 #define COPY                                                                                   \
     "rm -rf $D/docs $D/results && mkdir -p $D/results && cp README.md $D && cp -r docs $D && " \
     "cp results/README.md $D/results && cp -r results/reference $D/results && "
-#define NUMBERS "scripts/check_numbers.py --root $D "
+#define NUMBERS "scripts/check/docs_numbers.py --root $D "
 #define OPTIONS                                                                \
     "{ $P --help --verbose; $P --prepare DIR --help; } | sed -n 's/^  \\(-., " \
     "\\)\\?\\(--[a-z0-9-]*\\).*/\\2/p' | "                                     \
@@ -63,8 +63,8 @@ TestSuite(numbers, .init = need_python, .fini = remove_copy, .timeout = 300);
 
 Test(numbers, those_on_the_pages_are_those_of_the_rows)
 {
-    shell("scripts/check_numbers.py");
-    cr_expect_eq(status, 0, "scripts/check_numbers.py --fix writes what the rows say: %s", out);
+    shell("scripts/check/docs_numbers.py");
+    cr_expect_eq(status, 0, "scripts/check/docs_numbers.py --fix writes what the rows say: %s", out);
 }
 
 /* Possible edits of the pages, and the resulting messages. */

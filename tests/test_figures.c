@@ -1,4 +1,4 @@
-/* Tests scripts/figures.py: the rows that figures of generating select, errors, and output files. */
+/* Tests scripts/figures/draw.py: the rows that figures of generating select, errors, and output files. */
 #include "figures.h"
 
 #include "core/portable.h"
@@ -64,24 +64,25 @@ Test(figures, missing_data_names_the_command_and_is_no_failure)
 {
     shell(FIGURES "--reference $D/reference");
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("skipped scaling: no data; to measure it: scripts/sweep.sh configs/sweep_scaling.tsv"),
+    cr_assert(says("skipped scaling: no data; to measure it: scripts/sweep/run.sh configs/sweep_scaling.tsv"),
               "%s", out);
     cr_assert(says("skipped ladder: no data; to measure it: ./fdsl-bench --variant gbase,mem,rng,bat,fused"));
     cr_assert(says("skipped stages:") && says("skipped monitor:") && says("skipped roofline:"), "%s", out);
-    cr_assert(
-        says("skipped break_even: no data; to measure it: scripts/break_even.sh DIR results/break_even"));
-    cr_assert(says("skipped monitor_loading: no data; to measure it: scripts/break_even.sh DIR "));
+    cr_assert(says(
+        "skipped break_even: no data; to measure it: scripts/compare/break_even.sh DIR results/break_even"));
+    cr_assert(says("skipped monitor_loading: no data; to measure it: scripts/compare/break_even.sh DIR "));
     for (size_t i = OF_IMAGES; i < OF_LEARNING; i++) {
         char line[160];
         snprintf(line, sizeof line, "skipped %s: no data; to measure it: %s", names[i],
                  i < OF_LOADING
-                     ? "scripts/reference_load.sh DIR results/load.csv"
+                     ? "scripts/sweep/reference_load.sh DIR results/load.csv"
                      : "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv");
         cr_assert(says(line), "%s: %s", names[i], out);
     }
-    cr_assert(says("skipped fine_tuning: no data; to measure it: scripts/fine_tuning.sh DIR"));
-    cr_assert(says("reference rows only; to measure your own: scripts/sweep.sh configs/sweep_vertices.tsv"),
-              "%s", out);
+    cr_assert(says("skipped fine_tuning: no data; to measure it: scripts/compare/fine_tuning.sh DIR"));
+    cr_assert(
+        says("reference rows only; to measure your own: scripts/sweep/run.sh configs/sweep_vertices.tsv"),
+        "%s", out);
 }
 
 Test(figures, long_names_and_single_points)
@@ -287,7 +288,7 @@ Test(figures, rows_on_no_line_are_counted)
         "%s", out);
     cr_assert(
         says("batch.{png,svg,pdf} (your 4 rows of synth are not drawn; no point has: vertices 300, 500, "
-             "700; to measure the figure's rows: scripts/sweep.sh configs/sweep_batch.tsv)"),
+             "700; to measure the figure's rows: scripts/sweep/run.sh configs/sweep_batch.tsv)"),
         "%s", out);
     shell(FIGURES "ladder stages");
     cr_assert(says("ladder.{png,svg,pdf} (your 4 rows of synth are not drawn; no point has: ") &&
@@ -446,7 +447,7 @@ Test(figures, without_gnuplot)
     cr_expect_neq(status, 0);
     shell("PATH=$D/bin $D/bin/python3 " FIGURES);
     cr_expect_eq(status, 4);
-    cr_expect(says("install it with: scripts/setup.sh plots"), "%s", out);
+    cr_expect(says("install it with: scripts/setup/packages.sh plots"), "%s", out);
 }
 
 Test(figures, folders_that_cannot_be_written)

@@ -137,7 +137,7 @@ Test(figures_load, break_even_has_a_line_a_source_under_what_a_step_lets_through
 
 Test(figures_load, sources_of_break_even_have_symbols_of_their_own)
 {
-    shell("cd scripts && python3 -B -c 'import break_even, collections\n"
+    shell("cd scripts/figures && python3 -B -c 'import break_even, collections\n"
           "slots = {name.split()[0]: slot for name, slot in break_even.SLOTS.items()}\n"
           "print([slot for slot, n in collections.Counter(slots.values()).items() if n > 1])'");
     cr_assert_str_eq(out, "[]\n", "%s", out);
@@ -145,7 +145,7 @@ Test(figures_load, sources_of_break_even_have_symbols_of_their_own)
 
 Test(figures_load, break_even_says_which_wins)
 {
-    shell("scripts/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES "/break_even_load.csv");
+    shell("scripts/figures/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES "/break_even_load.csv");
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("  no step  gpu-resident (warm)\n"), "%s", out);
     cr_assert(says("   0.5 ms  gpu-resident (warm), shards-gpu (warm), fused\n"), "%s", out);
@@ -157,7 +157,7 @@ Test(figures_load, break_even_says_which_wins)
         "%s", out);
     cr_assert(says("gpu-resident, warm           equal at every step"), "%s", out);
     shell("grep -v ,fused, " FIXTURES
-          "/break_even_synth.csv | grep -v ,bat, > $D/a.csv; scripts/break_even.py $D/a.csv " FIXTURES
+          "/break_even_synth.csv | grep -v ,bat, > $D/a.csv; scripts/figures/break_even.py $D/a.csv " FIXTURES
           "/break_even_load.csv");
     cr_assert(says("generating with omp") &&
                   says("shards-omp, warm             reading wins for steps below"),
@@ -173,25 +173,26 @@ Test(figures_load, break_even_takes_whole_batches_alone_and_tells_what_idles)
           "$at[\"cache\"] == \"warm\" && $at[\"variant\"] == \"files-omp\" { $at[\"steps\"] = 6400 } "
           "$at[\"compute_ms\"] == 5 && $at[\"variant\"] == \"gpu-resident\" { $at[\"utilisation\"] = 0.7; "
           "$at[\"items_per_s\"] = 60000 } "
-          "1' " FIXTURES "/break_even_load.csv > $D/a.csv; scripts/break_even.py " FIXTURES
+          "1' " FIXTURES "/break_even_load.csv > $D/a.csv; scripts/figures/break_even.py " FIXTURES
           "/break_even_synth.csv $D/a.csv");
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("files-omp with a step of 0.5 ms is skipped: its steps had 156 images, not 256"), "%s",
               out);
     cr_assert(says("(1.7 times as fast at 1 ms, "), "%s", out);
     cr_assert(says("35,542  0.4 % (30)"), "%s", out);
-    shell("cp $D/a.csv $D/a_loaders.csv; scripts/break_even.py " FIXTURES
+    shell("cp $D/a.csv $D/a_loaders.csv; scripts/figures/break_even.py " FIXTURES
           "/break_even_synth.csv $D/a_loaders.csv");
     cr_assert(status == 2 && says("no rows of both generating and reading"), "%s", out);
 }
 
 Test(figures_load, break_even_needs_both_halves)
 {
-    shell("scripts/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES "/break_even_synth.csv");
+    shell("scripts/figures/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES
+          "/break_even_synth.csv");
     cr_assert(status == 2 && says("no rows of both generating and reading"), "%s", out);
-    shell("scripts/break_even.py " FIXTURES "/monitor.csv " FIXTURES "/break_even_load.csv");
+    shell("scripts/figures/break_even.py " FIXTURES "/monitor.csv " FIXTURES "/break_even_load.csv");
     cr_assert(status == 2 && says("no rows of a run"), "%s", out);
-    shell("scripts/break_even.py nowhere.csv");
+    shell("scripts/figures/break_even.py nowhere.csv");
     cr_assert_eq(status, 2, "%s", out);
 }
 

@@ -91,10 +91,11 @@ Test(figures_train, training_live_against_loaded)
     shell("sed -i '/,live,/d' $D/results/live_training.csv && " SELECT
           "--reference $D/reference training_time");
     cr_expect(says("skipped training_time: none of your 10 rows of train has suitable parameters; to measure "
-                   "it: scripts/live_"),
+                   "it: scripts/compare/live_"),
               "%s", out);
     shell("rm $D/results/*; " SELECT "--reference $D/reference training_time");
-    cr_expect(says("skipped training_time: no data; to measure it: scripts/live_training.sh DIR"), "%s", out);
+    cr_expect(says("skipped training_time: no data; to measure it: scripts/compare/live_training.sh DIR"),
+              "%s", out);
 }
 
 /* A figure of reference rows only says so. A note explains why the user's rows do not suffice for a

@@ -98,12 +98,12 @@ Test(load_others, hidden_pages_are_not_guessed, .init = make_folder, .fini = rem
 
 /* ---- The comparison with other loaders ---- */
 
-/* Runs compare_loading.py on the folder. True if it refuses the folder with this message. */
+/* Runs compare/loading.py on the folder. True if it refuses the folder with this message. */
 static bool comparison_refuses(const char *words)
 {
     char command[2 * PATH_MAX];
     snprintf(command, sizeof command,
-             "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts python3 -c 'import sys, compare_loading as c\n"
+             "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c 'import sys, loading as c\n"
              "d = sys.argv[1]\nc.check_count(d, c.expected(\"shards\", d)[0])' %s 2>&1 | grep -qF '%s'",
              folder, words);
     return system(command) == 0;
@@ -146,7 +146,7 @@ Test(load_others, the_comparison_has_the_columns_of_our_rows, .init = make_folde
     snprintf(
         command, sizeof command,
         "%s --variant shards-mmap --data '%s' --cache any --min-time 0 --format csv 2>/dev/null | "
-        "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts python3 -c 'import sys, csv, compare_loading as c\n"
+        "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c 'import sys, csv, loading as c\n"
         "rows = list(csv.reader(sys.stdin))\n"
         "assert rows[0] == c.COLUMNS, set(rows[0]) ^ set(c.COLUMNS)\n"
         "assert rows[1][0] == c.columns_of(None)[1], rows[1][0]'",
@@ -160,7 +160,7 @@ Test(load_others, comparison_distinguishes_worker_counts)
     if (system("python3 -c pass 2>/dev/null") != 0)
         cr_skip_test("no python3");
     cr_assert_eq(
-        system("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts python3 -c 'import compare_loading as c\n"
+        system("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c 'import loading as c\n"
                "names = [c.name_of(n, w) for n in (\"torch-files\", \"dali\") for w in (0, 1)]\n"
                "assert names == [\"torch-files-inline\", \"torch-files\", \"dali\", \"dali\"]\n"
                "assert c.hash_samples([b\"a\", b\"bc\"]) == c.hash_samples([b\"bc\", b\"a\"])\n"
@@ -184,7 +184,7 @@ Test(load_others, the_comparison_appends_to_no_other_table, .init = make_folder,
         fputs(cases[i].table, stream);
         fclose(stream);
         snprintf(command, sizeof command,
-                 "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts python3 -c 'import sys, compare_loading as c\n"
+                 "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c 'import sys, loading as c\n"
                  "c.columns_of(sys.argv[1])' '%s/rows.csv' 2>&1 | grep -qF '%s'",
                  folder, cases[i].words);
         cr_expect_eq(system(command), 0, "%s", cases[i].words);
@@ -204,7 +204,7 @@ Test(load_others, comparison_uses_matching_variant, .init = make_folder, .fini =
     cr_assert_eq(chmod(in_folder("bench"), 0755), 0);
     snprintf(
         command, sizeof command,
-        "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts python3 -c 'import sys, argparse, compare_loading as "
+        "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c 'import sys, argparse, loading as "
         "c\n"
         "def said(gpu): return [row[\"said\"] for row in c.run_ours(argparse.Namespace(gpu=gpu, files=\"F\", "
         "shards=\"S\", workers=16, batch=4, time=1, bench=sys.argv[1]))]\n"

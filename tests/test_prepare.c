@@ -195,11 +195,11 @@ Test(prepare, parquet)
         cr_skip_test("no python3 here");
     EXPECT(0, "$P --prepare a " SMALL);
     if (run("python3 -c 'import pyarrow'") != 0) {
-        EXPECT(4, "python3 %s/scripts/metadata_parquet.py a", root);
+        EXPECT(4, "python3 %s/scripts/packaging/metadata_parquet.py a", root);
         cr_assert_not_null(strstr(out, "pyarrow is missing"), "%s", out);
         return;
     }
-    EXPECT(0, "python3 %s/scripts/metadata_parquet.py a && test -s a/metadata.parquet", root);
+    EXPECT(0, "python3 %s/scripts/packaging/metadata_parquet.py a && test -s a/metadata.parquet", root);
     cr_assert_not_null(strstr(out, "25 samples, 4 columns"), "%s", out);
 }
 

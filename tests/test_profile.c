@@ -1,4 +1,4 @@
-/* Profiling: the NVTX ranges that variants open, and scripts/profile.sh with fake nsys and ncu.
+/* Profiling: the NVTX ranges that variants open, and scripts/sweep/profile.sh with fake nsys and ncu.
  *
  * FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #include <criterion/criterion.h>
@@ -120,7 +120,7 @@ Test(profile, the_page_lists_all_ranges)
            root, folder, folder, folder);
 }
 
-/* ---- scripts/profile.sh ---- */
+/* ---- scripts/sweep/profile.sh ---- */
 
 /* Creates a fake tool with these commands, first on the PATH. It logs its arguments. */
 static void put_tool(const char *name, const char *commands)
@@ -155,7 +155,7 @@ static void put_nsys(const char *report)
     put_tool("nsys", commands);
 }
 
-#define PROFILE "rm -f arguments; PATH=$PWD/bin:$PATH FDSL_BENCH=$P %s/scripts/profile.sh "
+#define PROFILE "rm -f arguments; PATH=$PWD/bin:$PATH FDSL_BENCH=$P %s/scripts/sweep/profile.sh "
 #define SYNTH   "naive --res 16 --batch 1 --vertices 5 --orbits 2"
 
 static void expect_row(const char *name, const char *calls, const char *total, const char *median,

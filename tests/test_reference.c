@@ -1,5 +1,5 @@
-/* Tests scripts/reference.sh and scripts/compare_published.sh with stubs for fdsl-bench, the published code
- * and nvcc. */
+/* Tests scripts/sweep/reference.sh and scripts/compare/published.sh with stubs for fdsl-bench, the published
+ * code and nvcc. */
 #include "figures.h"
 
 static void open_reference(void)
@@ -12,8 +12,8 @@ TestSuite(reference, .init = open_reference, .fini = remove_folder, .timeout = 1
 
 /* ---- The published code ---- */
 
-#define PUBLISHED                                                                \
-    "scripts/published.py tests/data/published $D/results/published.csv --nvcc " \
+#define PUBLISHED                                                                        \
+    "scripts/compare/published.py tests/data/published $D/results/published.csv --nvcc " \
     "tests/data/published/nvcc.sh --images 4 "
 /* Prints variant, resolution, vertices, batch, microseconds per batch, device and verified of each row. */
 #define SHOW                                                                                               \
@@ -38,7 +38,7 @@ Test(reference, published_code_is_timed_over_the_sizes_of_the_figures)
         out, " 16 published-bat; 7 published-gbase; 7 published-numpy; 7 published-python; 1 variant;", "%s",
         out);
     shell(SELECT "vertices resolution batch > /dev/null; grep -h '^array legend_text' $D/work/*.vars; " REPORT
-                 "> /dev/null; grep -c '<pre>scripts/compare_published.sh CLONE' $D/report.html");
+                 "> /dev/null; grep -c '<pre>scripts/compare/published.sh CLONE' $D/report.html");
     cr_expect(says("'published-python, batch 1', 'published-numpy, batch 1'") &&
                   says("'published-gbase, batch 1', 'published-bat, batch 256'") && says("'published-bat'"),
               "%s", out);
@@ -49,23 +49,23 @@ Test(reference, published_code_in_part_or_not_at_all)
 {
     shell("cp -r tests/data/published $D/clone; sed -i '1a import noise.nowhere as noise' "
           "$D/clone/cpu/datagen.py; "
-          "scripts/published.py $D/clone $D/p.csv --nvcc tests/data/published/nvcc.sh && cut -d, -f7 "
+          "scripts/compare/published.py $D/clone $D/p.csv --nvcc tests/data/published/nvcc.sh && cut -d, -f7 "
           "$D/p.csv | sort -u");
     cr_expect(status == 0 && says("the published Python code is skipped: ") &&
                   says("install noise (it needs pillow, noise, numpy)"),
               "%s", out);
     cr_expect(says("published-bat\npublished-gbase\n") && !says("published-numpy"), "%s", out);
-    shell("scripts/published.py $D/clone $D/q.csv --nvcc nowhere");
+    shell("scripts/compare/published.py $D/clone $D/q.csv --nvcc nowhere");
     cr_expect(status == 4 && says("nowhere not found") && says("nothing of the published code can run here"),
               "%s", out);
     shell("STUB_FAILS=gbase " PUBLISHED "| tail -1");
     cr_expect(status == 0 && says("the published CUDA code is skipped: gbase cannot run here"), "%s", out);
-    shell("scripts/published.py $D $D/q.csv");
+    shell("scripts/compare/published.py $D $D/q.csv");
     cr_expect(status == 2 && says("has no cpu/datagen.py; give a clone of"), "%s", out);
     shell("sed -i 's/int res =/int side =/' $D/clone/cuda/baseline/profile.cu; "
-          "scripts/published.py $D/clone $D/q.csv --nvcc tests/data/published/nvcc.sh");
+          "scripts/compare/published.py $D/clone $D/q.csv --nvcc tests/data/published/nvcc.sh");
     cr_expect(status == 2 && says("cuda/baseline/profile.cu has 0 constants res, not one"), "%s", out);
-    shell("STUB_FAILS=gbase scripts/compare_published.sh tests/data/published $D/results/r.csv && head -2 "
+    shell("STUB_FAILS=gbase scripts/compare/published.sh tests/data/published $D/results/r.csv && head -2 "
           "$D/results/r.csv");
     cr_expect(status == 0 && says("published-python"), "without a GPU the clone's Python is all: %s", out);
 }
@@ -74,17 +74,19 @@ Test(reference, published_code_in_part_or_not_at_all)
 
 Test(reference, default_sections_fit_nine_minutes)
 {
-    shell("scripts/reference.sh $D/out --list | awk '$3 == \"yes\" { s += $2 } END { print s <= 540 }'");
+    shell(
+        "scripts/sweep/reference.sh $D/out --list | awk '$3 == \"yes\" { s += $2 } END { print s <= 540 }'");
     cr_expect_str_eq(out, "1\n", "%s", out);
-    shell("scripts/reference.sh $D/out --mnist $D --dry-run");
-    cr_expect(status == 0 && says("ladder: some ") && says("train-graph") && !says("compare_pytorch"), "%s",
+    shell("scripts/sweep/reference.sh $D/out --mnist $D --dry-run");
+    cr_expect(status == 0 && says("ladder: some ") && says("train-graph") && !says("compare/pytorch"), "%s",
               out);
-    shell("scripts/reference.sh $D/out --mnist $D --dry-run --section "
-          "$(scripts/reference.sh $D/out --list | awk '{ print $1 }' | paste -sd,)");
-    cr_expect(status == 0 && says("compare_pytorch.py"), "%s", out);
+    shell("scripts/sweep/reference.sh $D/out --mnist $D --dry-run --section "
+          "$(scripts/sweep/reference.sh $D/out --list | awk '{ print $1 }' | paste -sd,)");
+    cr_expect(status == 0 && says("compare/pytorch.py"), "%s", out);
     /* Every file that reference.sh writes exists in results/reference. */
-    shell("for name in $(scripts/reference.sh $D/out --list | awk '{ $1 = $2 = $3 = \"\"; print }'); do "
-          "ls results/reference/h200_$name.csv; done");
+    shell(
+        "for name in $(scripts/sweep/reference.sh $D/out --list | awk '{ $1 = $2 = $3 = \"\"; print }'); do "
+        "ls results/reference/h200_$name.csv; done");
     cr_expect_eq(status, 0, "%s", out);
 }
 
@@ -102,21 +104,22 @@ Test(reference, faults_are_told_first)
         {"$D/out $D/other", 2, "one folder at a time"},
     };
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
-        shell("scripts/reference.sh %s", faults[i].arguments);
+        shell("scripts/sweep/reference.sh %s", faults[i].arguments);
         cr_expect(status == faults[i].status && says(faults[i].says), "%s: %d, %s", faults[i].arguments,
                   status, out);
     }
-    shell("STUB_REVISION=unknown scripts/reference.sh $D/out --section ladder");
+    shell("STUB_REVISION=unknown scripts/sweep/reference.sh $D/out --section ladder");
     cr_expect(status == 4 && says("build it with make REVISION=NAME"), "%s", out);
 }
 
 Test(reference, a_section_replaces_its_files)
 {
-    shell("mkdir $D/out; echo old > $D/out/h200_synth.csv; scripts/reference.sh $D/out --section ladder && "
+    shell("mkdir $D/out; echo old > $D/out/h200_synth.csv; scripts/sweep/reference.sh $D/out --section "
+          "ladder && "
           "tar -tzf $D/out/reference.tar.gz && cut -d, -f7 $D/out/h200_synth.csv | sort | uniq -c");
     cr_assert_eq(status, 0, "%s", out);
     cr_expect(says("h200_synth.csv\n") && says("5 omp\n") && says("1 naive\n") && !says("old"), "%s", out);
-    shell("STUB_FAILS=naive scripts/reference.sh $D/out --section ladder,monitor; cut -d, -f7 "
+    shell("STUB_FAILS=naive scripts/sweep/reference.sh $D/out --section ladder,monitor; cut -d, -f7 "
           "$D/out/h200_synth.csv | uniq");
     cr_expect(says("ladder: failed with exit status 4") && says("failed: ladder monitor") && says("omp\n"),
               "what comes after a failure is measured all the same: %s", out);

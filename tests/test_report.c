@@ -1,4 +1,4 @@
-/* Tests scripts/report.py: the contents of the page, and that its commands repeat their rows. */
+/* Tests scripts/figures/report.py: the contents of the page, and that its commands repeat their rows. */
 #include "figures.h"
 
 TestSuite(report, .init = open_folder, .fini = remove_folder, .timeout = 120);
@@ -8,7 +8,7 @@ Test(report, stands_alone)
     shell("cp " FIXTURES "/* $D/results && sed -i 's/X1/<X\\&1>/' $D/results/*.csv && " REPORT
           "&& tests/check_page.py $D/report.html");
     cr_assert_eq(status, 0, "%s", out);
-    shell("test $(grep -c '<svg' $D/report.html) = $(scripts/figures.py --list | wc -l)");
+    shell("test $(grep -c '<svg' $D/report.html) = $(scripts/figures/draw.py --list | wc -l)");
     cr_assert_eq(status, 0, "a figure is not there");
     shell("grep -o '<pre>mpirun [^<]* 4 [^<]*\\|<dd>128.0 GiB' $D/report.html");
     cr_assert(
@@ -38,7 +38,7 @@ Test(report, yours_first_and_every_workload)
                   says("<pre>./fdsl-bench --variant train-naive --train-size 3000 --test-size 1000 --model "
                        "lenet --epochs 2\n"),
               "%s", out);
-    cr_assert(says("<pre>scripts/compare_pytorch.py --device cpu --modes resident --train-size 3000"), "%s",
+    cr_assert(says("<pre>scripts/compare/pytorch.py --device cpu --modes resident --train-size 3000"), "%s",
               out);
     cr_assert(says("<h3>inference, cnn, batch 4096, mnist") &&
                   says("infer-cuda --checkpoint run --data mnist --batch 4096"),
@@ -78,7 +78,7 @@ Test(report, of_loading)
                    "data/2048-shards --shuffle 0 --threads 1 --verify\n"),
               "%s", out);
     cr_assert(says("--variant files,files-uring --data data/2048-files --cache cold --verify\n"), "%s", out);
-    cr_assert(says("<pre>scripts/compare_loading.py --files data/16384-files --batch 32 --workers 2\n"), "%s",
+    cr_assert(says("<pre>scripts/compare/loading.py --files data/16384-files --batch 32 --workers 2\n"), "%s",
               out);
     cr_assert(says("1000 samples of 192.1 KiB, 10 shards, samples shuffled, cache warm, batch 32\n"), "%s",
               out);

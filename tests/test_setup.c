@@ -1,8 +1,8 @@
-/* Tests scripts/setup.sh with a package manager that only logs its calls. */
+/* Tests scripts/setup/packages.sh with a package manager that only logs its calls. */
 #include "shell.h"
 
 /* PATH has the tools that the script needs, but not those that some packages provide. */
-#define SETUP "env -i $E PATH=bin MAKE_GOAL=bench bash scripts/setup.sh build"
+#define SETUP "env -i $E PATH=bin MAKE_GOAL=bench bash scripts/setup/packages.sh build"
 
 static void set_up(void)
 {
@@ -42,7 +42,7 @@ Test(setup, asks_a_compiler_that_is_started_by_another_program)
     EXPECT(0, "chmod +x bin/ccache");
     run("E='SETUP=0 CC=ccache'; " SETUP);
     expect(4, "cannot build without libc6-dev");
-    run("env -i SETUP=0 'CC=ccache cc' PATH=bin bash scripts/setup.sh build");
+    run("env -i SETUP=0 'CC=ccache cc' PATH=bin bash scripts/setup/packages.sh build");
     expect(0, "missing: git (revision in results)");
     cr_expect_not(says("libc6-dev"), "%s", out);
 }

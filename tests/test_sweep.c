@@ -1,5 +1,5 @@
-/* Tests scripts/sweep.sh and slurm/: valid and invalid tables, the files of tasks that succeed, fail or are
- * killed, and the calls of Slurm. make check-slurm uses a real Slurm.
+/* Tests scripts/sweep/run.sh and slurm/: valid and invalid tables, the files of tasks that succeed, fail or
+ * are killed, and the calls of Slurm. make check-slurm uses a real Slurm.
  *
  * FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef _GNU_SOURCE
@@ -61,7 +61,7 @@ static bool exists(const char *path)
 }
 
 /* Runs the sweep of t.tsv with results in ./r. */
-#define SWEEP "scripts/sweep.sh t.tsv --out r"
+#define SWEEP "scripts/sweep/run.sh t.tsv --out r"
 static void sweep(const char *table, const char *options)
 {
     if (table)
@@ -159,7 +159,8 @@ Test(sweep, a_table_with_a_fault_runs_nothing)
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
         sweep(faults[i].table, "");
         expect(2, faults[i].words);
-        cr_expect(count_of(out, "\n") == 1 && strncmp(out, "sweep.sh: ", 10) == 0, "not one line: %s", out);
+        cr_expect(count_of(out, "\n") == 1 && strncmp(out, "sweep/run.sh: ", 14) == 0, "not one line: %s",
+                  out);
         cr_expect(!exists("r"));
     }
 }
@@ -169,7 +170,7 @@ Test(sweep, shipped_tables_have_no_fault)
     glob_t tables;
     cr_assert(glob("configs/sweep_*.tsv", 0, NULL, &tables) == 0);
     for (size_t i = 0; i < tables.gl_pathc; i++) {
-        shell("scripts/sweep.sh %s --dry-run", tables.gl_pathv[i]);
+        shell("scripts/sweep/run.sh %s --dry-run", tables.gl_pathv[i]);
         expect(0, "task 1, line ");
     }
     globfree(&tables);
@@ -201,13 +202,13 @@ Test(sweep, usage_is_checked)
         sweep(NULL, faults[i].options);
         expect(2, faults[i].words);
     }
-    shell("scripts/sweep.sh");
+    shell("scripts/sweep/run.sh");
     expect(2, "name a table");
-    shell("scripts/sweep.sh gone.tsv");
+    shell("scripts/sweep/run.sh gone.tsv");
     expect(2, "gone.tsv is missing");
     shell("FDSL_BENCH=/gone " SWEEP);
     expect(4, "/gone is not there; run make first");
-    shell("scripts/sweep.sh --help");
+    shell("scripts/sweep/run.sh --help");
     expect(0, "Runs the lines of a table through fdsl-bench");
     expect(0, "Exit status: ");
 }
@@ -363,11 +364,11 @@ Test(sweep, two_tables_of_one_name_do_not_mix)
     sweep(HEADER TASK("8"), "");
     cr_assert(mkdir("b", 0755) == 0);
     put("b/sweep_t.tsv", HEADER TASK("9"));
-    shell("scripts/sweep.sh b/sweep_t.tsv --out r");
+    shell("scripts/sweep/run.sh b/sweep_t.tsv --out r");
     expect(2, "r/sweep/t holds the tasks of ");
     expect_rows("8");
     cr_assert(rename("t.tsv", "b/t.tsv") == 0);
-    shell("scripts/sweep.sh b/t.tsv --out r");
+    shell("scripts/sweep/run.sh b/t.tsv --out r");
     expect(0, "0 finished, 1 finished before");
 }
 
@@ -407,7 +408,7 @@ Test(sweep, results_that_cannot_be_written_are_an_error)
     cr_assert(status == 0 && unlink("r/sweep_t.csv") == 0 && mkdir("r/sweep_t.csv", 0755) == 0);
     put("r/sweep_t.csv/file", "");
     shell(SWEEP " >/dev/full");
-    expect(1, "sweep.sh: stdout cannot be written");
+    expect(1, "sweep/run.sh: stdout cannot be written");
     cr_expect(count_of(out, "\n") == 1, "%s", out);
     shell("ulimit -f 0; " SWEEP " --collect");
     expect(1, "r/sweep_t.csv could not be written");
@@ -441,7 +442,7 @@ static pid_t start_long(void)
                 signal(number, SIG_DFL);
         int fd = open("/dev/null", O_RDWR);
         if (dup2(fd, 1) == 1 && dup2(fd, 2) == 2)
-            execl("scripts/sweep.sh", "scripts/sweep.sh", "t.tsv", "--out", "r", (char *)NULL);
+            execl("scripts/sweep/run.sh", "scripts/sweep/run.sh", "t.tsv", "--out", "r", (char *)NULL);
         _exit(127);
     }
     while (!strstr(get("r/sweep/t/task_1.command"), "naive") && waitpid(pid, NULL, WNOHANG) == 0)
@@ -579,7 +580,7 @@ Test(sweep, without_a_cluster_one_line_says_so)
         "#!/bin/sh\necho 'sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host' >&2\n"
         "echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1\n");
     shell("slurm/submit.sh configs/sweep_cpu.tsv");
-    expect(1, "submit.sh: sbatch finds no cluster from here; without one, scripts/sweep.sh ");
+    expect(1, "submit.sh: sbatch finds no cluster from here; without one, scripts/sweep/run.sh ");
     cr_expect(count_of(out, "\n") == 1, "%s", out);
     put("sbatch", "#!/bin/sh\necho 'sbatch: error: invalid partition specified: x' >&2\nexit 1\n");
     shell("slurm/submit.sh configs/sweep_cpu.tsv");

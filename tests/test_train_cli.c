@@ -425,7 +425,7 @@ Test(train_cli, rejects_invalid_options)
     expect_refusal(2, "--res 32", "--res needs --data synth");
     expect_refusal(2, "--data nowhere", "no such folder; digits, clips and synth need none\n");
     expect_refusal(2, "--data digit", "; did you mean 'digits'?\n");
-    expect_refusal(2, "--data mnist", "; scripts/fetch_mnist.sh mnist downloads it\n");
+    expect_refusal(2, "--data mnist", "; scripts/setup/fetch_mnist.sh mnist downloads it\n");
     expect_refusal(2, "--data digits --classes 5", "--classes 5: digits has 10; give at least that many");
     expect_refusal(2, "--data clips --model cnn3d --classes 7", "--classes 7: clips has 8; give at least");
     expect_refusal(2, "--data clips --model cnn", "these samples have a depth of 8; use cnn3d");
@@ -502,9 +502,9 @@ Test(train_cli, rejects_impossible_comparisons)
         "class cuda:\n"
         "    is_available = staticmethod(lambda: False)\n"
         "END\n");
-#define COMPARE "PYTHONPATH=s %s/scripts/compare_pytorch.py --bench $P "
+#define COMPARE "PYTHONPATH=s %s/scripts/compare/pytorch.py --bench $P "
     EXPECT(4, COMPARE "--device cuda", root);
-    cr_expect_not_null(strstr(out, "compare_pytorch.py: --device cuda: PyTorch 0 sees no GPU"), "%s", out);
+    cr_expect_not_null(strstr(out, "compare/pytorch.py: --device cuda: PyTorch 0 sees no GPU"), "%s", out);
     static const struct {
         const char *options, *words;
     } refused[] = {
@@ -528,11 +528,11 @@ Test(train_cli, rejects_impossible_comparisons)
         run(COMPARE "%s", root, refused[i].options);
         expect_line(2, refused[i].words);
     }
-    run("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=s:%s/scripts python3 -c 'import compare_pytorch as c, sys; "
+    run("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=s:%s/scripts/compare python3 -c 'import pytorch as c, sys; "
         "c.main = lambda: print(1); "
         "sys.exit(c.program())' > /dev/full",
         root);
-    expect_line(1, "compare_pytorch.py: what is written has no room: No space left on device");
+    expect_line(1, "compare/pytorch.py: what is written has no room: No space left on device");
     EXPECT(2, COMPARE "--model lenett", root);
     cr_expect_str_eq(
         out, "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl; did you mean "
@@ -544,13 +544,13 @@ Test(train_cli, rejects_impossible_comparisons)
 /* Scripts generate nothing if the variant cannot run. */
 Test(train_cli, scripts_check_the_variant_first)
 {
-    EXPECT(2, "%s/scripts/fine_tuning.sh", root);
-    cr_expect_str_eq(out, "usage: scripts/fine_tuning.sh DIR FILE\n");
-    EXPECT(2, "%s/scripts/live_training.sh d", root);
+    EXPECT(2, "%s/scripts/compare/fine_tuning.sh", root);
+    cr_expect_str_eq(out, "usage: scripts/compare/fine_tuning.sh DIR FILE\n");
+    EXPECT(2, "%s/scripts/compare/live_training.sh d", root);
 #ifndef HAVE_CUDA
-    EXPECT(4, "FDSL_BENCH=$P %s/scripts/live_training.sh d r.csv", root);
+    EXPECT(4, "FDSL_BENCH=$P %s/scripts/compare/live_training.sh d r.csv", root);
     cr_expect_not_null(strstr(out, "VARIANT=train-omp\n"), "%s", out);
-    EXPECT(4, "FDSL_BENCH=$P %s/scripts/fine_tuning.sh digits r.csv", root);
+    EXPECT(4, "FDSL_BENCH=$P %s/scripts/compare/fine_tuning.sh digits r.csv", root);
     cr_expect_not_null(strstr(out, "VARIANT=train-omp\n"), "%s", out);
     EXPECT(2, "ls d r.csv");
 #endif

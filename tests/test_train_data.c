@@ -87,10 +87,10 @@ Test(train_data, rejects_files_of_a_bad_mirror)
         return; /* the script downloads with curl */
     EXPECT(0, "mkdir bad && for part in train t10k; do for kind in images-idx3 labels-idx1; do "
               "echo no > bad/$part-$kind-ubyte.gz; done; done");
-    EXPECT(1, "MIRROR=file://$PWD/bad %s/scripts/fetch_mnist.sh m", root);
+    EXPECT(1, "MIRROR=file://$PWD/bad %s/scripts/setup/fetch_mnist.sh m", root);
     cr_expect_not_null(strstr(out, "is not train-images-idx3-ubyte.gz"), "%s", out);
     EXPECT(0, "! ls m/*.gz");
-    EXPECT(2, "%s/scripts/fetch_mnist.sh", root);
+    EXPECT(2, "%s/scripts/setup/fetch_mnist.sh", root);
 }
 
 /* Writes IDX files with `images` images of 6 x 6 and `labels` labels up to `highest`. */

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Finds phrases in code, docs and scripts that have to be read twice. Called by scripts/lint.sh.
+# Finds phrases in code, docs and scripts that have to be read twice. Called by scripts/check/lint.sh.
 #
 #   scripts/check/prose.sh [FILE...]     all text that git tracks by default
 #
 # Prints FILE:LINE:PHRASE and a better way to say it. Exit status 1 if there is any. There is no list of exceptions.
 set -uo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.." || exit
 
 units="(^|[^a-zA-Z'])([µmn]?s|us|seconds?|bytes?|[KMG]i?B|J)"

@@ -285,7 +285,7 @@ static enum status unknown(const char *name)
     bool mnist = strcmp(name, "mnist") == 0;
     return status_set(STATUS_USAGE, "--data %s: no such folder; digits, clips and synth need none%s%s%s%s",
                       name, nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "",
-                      mnist ? "; scripts/fetch_mnist.sh mnist downloads it" : "");
+                      mnist ? "; scripts/setup/fetch_mnist.sh mnist downloads it" : "");
 }
 
 /* Generated data have a fixed number of classes; --classes may only be larger. */

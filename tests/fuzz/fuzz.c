@@ -1,4 +1,4 @@
-/* One target for libFuzzer: the one that the environment's FUZZ_TARGET names. scripts/fuzz.sh runs it. */
+/* A target for libFuzzer, which FUZZ_TARGET in the environment names. Run by scripts/check/fuzz.sh. */
 #include "targets.h"
 
 #include <stdio.h>

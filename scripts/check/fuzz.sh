@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Fuzzes the file parsers with libFuzzer and ASan. Called by make fuzz.
+#
+#   scripts/check/fuzz.sh PROGRAM [TARGET...]     all targets by default
+#   FUZZ_TIME=60                                  seconds per target
+#
+# Seeds are in tests/fuzz/TARGET/. Crashing inputs are stored there as crash-..., so that the tests use them from then
+# on. Other inputs that libFuzzer finds stay in build/fuzz/. Exit status 1 if a target crashed.
+set -uo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
+cd "$(dirname "$0")/../.." || exit
+
+program=$1
+shift
+targets=("$@")
+((${#targets[@]})) || mapfile -t targets < <(find tests/fuzz -mindepth 1 -type d -printf '%f\n' | sort)
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+failed=0
+for target in "${targets[@]}"; do
+    found=build/fuzz/$target
+    mkdir -p "$found"
+    if FUZZ_TARGET=$target "$program" -max_total_time="${FUZZ_TIME:-60}" -timeout=10 -max_len=16384 -rss_limit_mb=4096 \
+        -print_final_stats=1 -artifact_prefix="tests/fuzz/$target/" "$found" "tests/fuzz/$target" >"$log" 2>&1; then
+        printf '  ok      %-6s %s inputs, %s kept\n' "$target" \
+            "$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")" "$(find "$found" -type f | wc -l)"
+    else
+        printf '  FAILED  %s\n' "$target"
+        tail -n 40 "$log"
+        failed=1
+    fi
+done
+exit $failed

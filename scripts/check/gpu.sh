@@ -1,0 +1,192 @@
+#!/usr/bin/env bash
+# Verifies every variant over a grid of sizes on a machine with a GPU; with --sanitize, under
+# compute-sanitizer. Each variant runs with each value of each parameter, but not with all combinations of the
+# largest values, because the oracle runs on the CPU.
+#
+#   scripts/check/gpu.sh [--sanitize] [--variant NAMES]
+#
+# Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed. ONLY=REGEX: run only the
+# checks whose names match. JOBS=N: parallel checks (default: half of the processors, at most 8). LIMIT=N: time limit
+# per check in seconds (default 600).
+set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
+cd "$(dirname "$0")/../.."
+
+bench=${FDSL_BENCH:-./fdsl-bench}
+list=$("$bench" --list)
+if ! grep -q 'bat  *available' <<<"$list"; then
+    echo "check/gpu.sh: no CUDA variant runs here:$(grep '  bat ' <<<"$list")" >&2
+    exit 4
+fi
+# All available variants; naive is added for sizes that take it less than a second.
+variants=$(awk '/^[a-z]/ { synth = /^synth:/ } synth && $2 == "available" && $1 != "naive" { print $1 }' <<<"$list" | paste -sd,)
+sanitize=0
+while (($#)); do
+    case $1 in
+    --sanitize) sanitize=1 ;;
+    --variant)
+        [[ -n ${2:-} ]] || { echo 'check/gpu.sh: --variant: give names, as in bat,fused' >&2 && exit 2; }
+        variants=$2 && shift
+        ;;
+    *) echo "check/gpu.sh: unknown option '$1'; see --help" >&2 && exit 2 ;;
+    esac
+    shift
+done
+
+exact=naive,$(tr , '\n' <<<"$variants" | { grep -E '^(omp|fused)' || true; } | paste -sd,)
+
+# vertices orbits res batch extra options
+grid='3 1 224 1
+3 200 1024 256
+3 1500 224 256
+64 1 1024 1024
+64 200 512 256
+64 1500 512 7
+1000 1 512 1024
+1000 200 224 256
+1000 200 512 1
+1000 200 512 7
+1000 200 512 256
+1000 200 512 1024
+1000 200 1024 7
+1000 200 1023 3
+1000 200 1024 1024
+1000 1500 512 7
+1500 1 224 7
+1500 200 512 256
+1500 1500 1024 1
+1500 1500 512 256
+4096 1 512 256
+4096 200 1024 7
+4096 200 1024 256
+4096 1500 1024 7
+1 1 1 1
+1 5 3 2
+2 3 31 5
+257 33 225 129
+997 201 512 31
+1000 200 512 7 --formula visualatom
+1500 200 225 33 --formula visualatom
+3 1500 1024 7 --formula visualatom
+4096 20 224 7 --formula visualatom
+- - 512 256 --classes 256
+- - 512 100 --classes 37 --formula visualatom --instance 1000003 --seed 18446744073709551615
+- - 224 64 --classes 64 --preset lowercompute
+997 201 136 5
+997 201 137 5
+31 4 97 64
+32 5 97 64
+62 7 512 33 --noise 0
+1000 30 512 7 --noise 300 --line-width 3
+200 2000 4096 2
+300 77 16384 1
+- - 512 1500 --classes 3'
+
+# Output formats to check, at --res 512 unless a line gives another; for variants that support them.
+outputs='--output f16 --channels 3
+--output bf16 --channels 3 --layout nhwc --mean 0.5,0.4,0.3 --std 0.2,0.3,0.4
+--output f32 --out-res 224
+--output u8 --out-res 224
+--output u8 --channels 3 --layout nhwc --res 137
+--output f16 --channels 3 --layout nhwc --out-res 224 --fit crop
+--output f16 --out-res 223 --fit crop --classes 17
+--output u8 --out-res 511
+--output f32 --out-res 1 --channels 3
+--output f32 --res 4500 --out-res 1 --orbits 40
+--output u8 --out-res 3 --classes 5 --formula visualatom
+--output f16 --res 100 --out-res 333
+--output u8 --res 4500 --out-res 301 --orbits 40
+--output bf16 --res 1000 --out-res 7 --channels 3'
+
+# shellcheck source=scripts/check/parallel.sh
+source scripts/check/parallel.sh
+alone() { # command: runs without other checks, because a step is calibrated
+    wait
+    "$@"
+    wait
+}
+
+quick=(--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0)
+if ((sanitize)); then
+    # Small sizes, because the tools slow kernels down a hundredfold. No CPU variants: only kernels matter
+    # here.
+    variants=$(tr , '\n' <<<"$variants" | grep -v '^omp$' | paste -sd,)
+    # Only memcheck supports kernels that launch kernels; bat uses rng's kernels and gbase-device those of
+    # gbase. racecheck checks shared memory, which only fused uses.
+    for tool in memcheck racecheck initcheck synccheck; do
+        [[ $tool == memcheck ]] || variants=$(tr , '\n' <<<"$variants" | grep -Ev '^(bat|gbase-device)' | paste -sd,)
+        sizes=('3 5 31 2' '257 33 225 7' '64 3 64 40') # vertices orbits res batch
+        [[ $tool == memcheck ]] && sizes+=('1500 3 64 2' '3 1100 64 2' '3 2 16 1100')
+        for size in "${sizes[@]}"; do
+            read -r q k res batch <<<"$size"
+            check "$tool: $q vertices, $k orbits, $res^2, batch $batch" \
+                compute-sanitizer --tool "$tool" --error-exitcode 9 \
+                "$bench" --variant "$variants" --verify "${quick[@]}" --vertices "$q" --orbits "$k" --res "$res" --batch "$batch"
+        done
+        # Steps are long, because sanitizers slow down launches more than products. All tools except memcheck
+        # slow down products too much to calibrate a step.
+        consumed=(--vertices 64 --orbits 3 --compute 50)
+        [[ $tool == memcheck ]] || consumed=(--classes 5 --compute train:logreg)
+        alone check "$tool: consumed" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant "$variants" --verify "${quick[@]}" --res 64 --batch 5 "${consumed[@]}"
+        check "$tool: outputs" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant fused,fused-graph --verify "${quick[@]}" --classes 5 --batch 60 --res 150 --out-res 64 --output f16 --channels 3
+    done
+else
+    while read -r q k res batch extra; do
+        options=(--res "$res" --batch "$batch")
+        [[ $q == - ]] || options+=(--vertices "$q" --orbits "$k")
+        names=$variants
+        [[ $q == - ]] || ((q * k * batch > 10000000)) || names=naive,$variants
+        # shellcheck disable=SC2086  # several words on purpose
+        check "${options[*]} $extra" "$bench" --variant "$names" --verify "${quick[@]}" "${options[@]}" $extra
+    done <<<"$grid"
+    while read -r options; do
+        # shellcheck disable=SC2086
+        check "$options" "$bench" --variant "$exact" --verify "${quick[@]}" --batch 9 $options
+    done <<<"$outputs"
+    # Vertices that leave the image and return, and positions with accumulated rounding.
+    classes=$(mktemp)
+    trap 'rm -f "$classes"' EXIT
+    cat >"$classes" <<'END'
+class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width
+1,300,200,1,1,5,8,0.5,400,-4
+2,300,201,1.2,1.8,5,8,-2,300,0
+3,128,400,1,2,3,4,3,40,-3
+4,333,150,2,1,1,2,10,20,-10
+5,77,150,1,1,0,0,-8,25,8
+6,500,97,1,1,0,7,0,90,-2
+7,5,66000,1,1,0,0,-0.01,60,0.01
+8,16,16165,1.2,1.8,1,1,0,0,0.0053791
+9,40000,3,1,1,3,5,2,9,0
+END
+    for res in 1 61 128 200; do
+        for formula in uji visualatom; do
+            check "vertices that come back, $res^2, $formula" "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" \
+                --class "$classes" --batch 45 --res $res --formula $formula
+        done
+    done
+    check 'rounding adds up' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --vertices 16 --orbits 16165 \
+        --noise 0 --line-width 0.0053791 --radius 0 --freq1 1 --freq2 1 --res 128 --instance 5200 --batch 256
+    check 'closed forms' build/tests/gpu_exact
+    check 'batches that are learnt from' build/tests/gpu_batch
+    shards=$(mktemp -d)
+    trap 'rm -rf "$classes" "$shards"' EXIT
+    "$bench" --prepare "$shards/set" --layout shards --shards 3 --samples 300 --sample-shape 3,8,8 --dtype u8 >/dev/null 2>&1 || true
+    check 'variants that stop when they are timed' build/tests/gpu_timed "$shards/set" # a build without xxHash reads nothing
+    for step_ms in 0.1 0.5 5 100; do
+        alone check "consumed by a step of $step_ms ms" "$bench" --variant "$variants" --verify "${quick[@]}" --batch 9 --res 96 --compute $step_ms
+    done
+    for output in '--output u8' '--output f16 --channels 3' '--output f32 --channels 3 --layout nhwc' '--output bf16'; do
+        # shellcheck disable=SC2086
+        check "$output: the loss falls" scripts/check/learning.py 4 "$bench" --variant fused,omp --classes 4 --res 64 --batch 64 --loops 300 \
+            --warmups 0 --warmup-time 0 $output --compute train
+    done
+    refuses() { # a batch that fits no device: exit status 2, and a message with its size
+        local output status=0
+        output=$("$bench" --variant bat --batch 1000000 --res 2048 2>&1) || status=$?
+        ((status == 2)) && grep -q 'needs .* GB of device memory and .* GB are free' <<<"$output"
+    }
+    check 'a batch that does not fit is refused' refuses
+fi
+conclude

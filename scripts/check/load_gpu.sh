@@ -1,0 +1,210 @@
+#!/usr/bin/env bash
+# Verifies the GPU variants of load over odd sizes, on a machine with a GPU: every byte on the device, every
+# tensor value, every label, and that each sample is delivered once; also while a training step consumes the
+# batches. With --sanitize, under compute-sanitizer; this needs build/tests/gpu_batch from `make tests`.
+#
+#   scripts/check/load_gpu.sh [--sanitize] [--variant NAMES] [DIR]
+#
+# DIR: folder for small data sets, about 300 MB (default: a temporary folder). Prints one line per check, then "N
+# passed, N failed". Exit status 1 if a check failed, 4 if no GPU variant is available. ONLY=REGEX: run only the
+# checks whose names match. JOBS=N: parallel checks (default: half of the processors, at most 8). LIMIT=N: time limit
+# per check in seconds (default 600).
+set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
+cd "$(dirname "$0")/../.."
+
+bench=${FDSL_BENCH:-./fdsl-bench}
+batches=${FDSL_GPU_BATCH:-build/tests/gpu_batch}
+sanitize=0 dir=
+list=$("$bench" --list)
+variants=$(awk '$1 ~ /^(shards-gpu|gds|gpu-resident|files-gpu)$/ && $2 == "available" { print $1 }' <<<"$list")
+while (($#)); do
+    case $1 in
+    --sanitize) sanitize=1 ;;
+    --variant)
+        [[ -n ${2:-} ]] || { echo 'check/load_gpu.sh: --variant: give names, as in shards-gpu,files-gpu' >&2 && exit 2; }
+        variants=$(tr , '\n' <<<"$2") && shift
+        ;;
+    -*) echo "check/load_gpu.sh: unknown option '$1'; see --help" >&2 && exit 2 ;;
+    *) dir=$1 ;;
+    esac
+    shift
+done
+[[ -n $variants ]] || { echo 'check/load_gpu.sh: no GPU variant of load runs here; see fdsl-bench --list' >&2 && exit 4; }
+if [[ -z $dir ]]; then
+    dir=$(mktemp -d)
+    trap 'rm -rf "$dir"' EXIT
+fi
+
+# shellcheck source=scripts/check/parallel.sh
+source scripts/check/parallel.sh # in parallel, because CUDA initialisation dominates each check
+breaks() { # variant, state of the page cache, command that breaks a shard, options ...
+    local set shard
+    set=$(mktemp -d "$dir/gone-XXXXXX") && cp "$dir"/odd-shards/* "$set"
+    shard=$(find "$set" -name '*.tar' | sort | sed -n 2p)
+    (sleep "${delay_s:-3}" && $3 "$shard") &
+    fails_with 1 "$set/" "${runner[@]}" "$bench" --variant "$1" --data "$set" --cache "$2" --threads 4 --epochs 100 \
+        --min-time 60 --max-time 90 "${@:4}"
+}
+alone() { # command: runs without other checks, because a step is calibrated
+    wait
+    "$@"
+    wait
+}
+make_set() { # layout, name, shards, options of --prepare ...
+    local shards=(--shards "$3")
+    [[ $1 == shards ]] || shards=()
+    [[ -e $dir/$2-$1 ]] || "$bench" --prepare "$dir/$2-$1" --layout "$1" "${shards[@]}" "${@:4}" >/dev/null
+}
+layouts_of() { # variant
+    case $1 in files-gpu) echo files ;; gpu-resident) echo files shards ;; *) echo shards ;; esac
+}
+quick=(--loops 2 --warmups 0 --warmup-time 0 --cache any --verify)
+runner=()
+
+verify() { # variant, set, options ...
+    local layout
+    for layout in $(layouts_of "$1"); do
+        check "${tool:+$tool: }$1 $2-$layout ${*:3}" "${runner[@]}" "$bench" --variant "$1" --data "$dir/$2-$layout" \
+            "${quick[@]}" "${@:3}"
+    done
+}
+
+make_sets() {
+    local layout
+    for layout in files shards; do
+        make_set $layout one 1 --samples 1 --sample-shape 7 --dtype u8
+        make_set $layout three 2 --samples 3 --sample-shape 3,5,7 --dtype f16
+        make_set $layout odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8
+        make_set $layout half 1 --samples 101 --sample-shape 1,1001 --dtype f16
+        make_set $layout float 7 --samples 97 --sample-shape 129 --dtype f32
+        # From 64 KiB on, copies from pageable memory return before they end
+        make_set $layout middle 3 --samples 500 --sample-shape 65408 --dtype u8
+        make_set $layout large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8
+        make_set $layout several 200 --samples 200 --sample-shape 40 --dtype u8
+    done
+    make_set shards many 10000 --samples 10000 --sample-shape 40 --dtype u8
+    # More than two launches of gpu-resident as f32, so that slots are reused
+    [[ $variants != *gpu-resident* ]] || make_set shards wide 3 --samples 2200 --sample-shape 65408 --dtype u8
+    # Images with classes, for training
+    for layout in files shards; do
+        make_set $layout taught 8 --from synth --classes 4 --res 64 --samples 2048 --encode npy
+        make_set $layout digits 8 --from synth --classes 4 --res 28 --samples 2048 --encode npy
+        make_set $layout few 2 --from synth --classes 4 --res 16 --samples 100 --encode npy
+    done
+    make_set shards pictures 8 --from synth --classes 4 --res 64 --samples 2048 --encode png
+}
+learn() { # variant, set, options ...: 320 training steps
+    local layout
+    for layout in $(layouts_of "$1"); do
+        alone check "$1 $2-$layout ${*:3}: the loss falls" scripts/check/learning.py 4 "$bench" --variant "$1" --data "$dir/$2-$layout" \
+            --cache any --batch 64 --epochs 5 --loops 1 --warmups 1 --warmup-time 0 --threads 4 --compute train "${@:3}"
+    done
+}
+sets=(one three odd half float middle large)
+make_sets
+# cuFile supports only some file systems.
+if [[ $variants == *gds* ]] && ! "$bench" --variant gds --data "$dir/one-shards" --cache any --dry-run; then
+    echo "check/load_gpu.sh: gds is skipped: give a DIR on a file system that cuFile supports" >&2
+    variants=$(grep -v '^gds$' <<<"$variants")
+fi
+
+if ((sanitize)); then
+    # racecheck checks shared memory, initcheck uninitialised memory, synccheck barriers. All tools except
+    # memcheck slow down the product of --compute MS too much to calibrate a step, so it is checked
+    # separately.
+    for tool in memcheck racecheck initcheck synccheck; do
+        runner=(compute-sanitizer --tool "$tool" --error-exitcode 9)
+        [[ $tool != memcheck ]] || runner+=(--leak-check full)
+        for variant in $variants; do
+            [[ $variant != gds ]] || continue # skip kernels and copies of the library
+            for set in one odd half large several; do
+                verify "$variant" "$set" --batch 32 --threads 2 --chunk 64 --ring 2 --tensor f16
+            done
+            verify "$variant" float --batch 7 --threads 3 --tensor raw --epochs 2
+            [[ $tool != memcheck ]] || alone verify "$variant" odd --batch 31 --threads 3 --epochs 2 --compute 20
+            alone verify "$variant" few --batch 31 --threads 3 --tensor bf16 --compute train:logreg
+        done
+        check "$tool: a step of a given length" "${runner[@]}" "$batches" --product
+    done
+    # State after a failure
+    runner=(compute-sanitizer --tool memcheck --leak-check full --error-exitcode 9)
+    if grep -qx shards-gpu <<<"$variants"; then
+        delay_s=10 alone check 'memcheck: shards-gpu: a shard shrinks during a step' breaks shards-gpu any \
+            'truncate -s 5000' --compute 20
+    fi
+else
+    for variant in $variants; do
+        for set in "${sets[@]}"; do
+            for tensor in raw f32 f16 bf16; do
+                verify "$variant" "$set" --tensor $tensor --threads 1
+            done
+            verify "$variant" "$set" --batch 1 --threads 2
+            verify "$variant" "$set" --batch 1000 --threads 1 --epochs 3
+        done
+        for shuffle in 0 1 2 7 100 1000; do
+            for threads in 1 3 16; do
+                verify "$variant" odd --shuffle $shuffle --threads $threads --batch 31 --seed 9
+            done
+        done
+        verify "$variant" odd --mean 0.5 --std 0.25 --tensor bf16
+        verify "$variant" float --mean -3 --std 7 --tensor f32
+        # Batches are verified after a step has consumed them.
+        for threads in 1 3 16; do
+            alone verify "$variant" odd --compute 1 --threads $threads --epochs 3 --batch 31
+        done
+        # Small shuffle buffers: batch buffers are reused within and across epochs, and readers help each
+        # other.
+        alone verify "$variant" odd --compute 1 --threads 3 --epochs 3 --batch 31 --shuffle 7 --chunk 8
+        # More batch buffers than the consumer has events.
+        alone verify "$variant" odd --compute 0.5 --threads 16 --epochs 3 --batch 1
+        layout=$(layouts_of "$variant" | tail -1)
+        alone check "$variant: steps and waits fill the time" scripts/check/learning.py 0 "$bench" --variant "$variant" \
+            --data "$dir/middle-$layout" --cache any --batch 32 --threads 4 --loops 20 --compute 1
+        # The training step learns from the batches and does not modify them.
+        for tensor in raw bf16; do
+            learn "$variant" taught --tensor $tensor
+        done
+        learn "$variant" digits # with cnn, for samples of 1x28x28
+        alone verify "$variant" few --batch 31 --threads 3 --epochs 2 --compute train:logreg
+        if [[ $variant != files-gpu ]]; then
+            for threads in 1 16; do
+                check "$variant many-shards, $threads threads" "$bench" --variant "$variant" --data "$dir/many-shards" \
+                    "${quick[@]}" --threads $threads --batch 129
+            done
+        fi
+        if [[ $variant == gpu-resident ]]; then
+            check "$variant wide-shards" "$bench" --variant "$variant" --data "$dir/wide-shards" "${quick[@]}" --tensor f32
+        fi
+        [[ $variant == gpu-resident || $variant == files-gpu ]] && continue
+        for chunk in 4 64 1024; do
+            verify "$variant" odd --chunk $chunk --ring 2 --threads 2 --shuffle 7
+            verify "$variant" large --chunk $chunk --ring 3 --threads 2
+        done
+    done
+    if grep -qx gpu-resident <<<"$variants"; then
+        learn gpu-resident taught --tensor f16 --mean 0.5 --std 0.25
+        learn gpu-resident taught --tensor f32
+    fi
+    # Host loaders; no GPU variant is needed
+    learn shards-omp taught --decode
+    learn shards-omp pictures --decode
+    learn shards-omp pictures --augment
+    # Faults
+    check 'what has no classes teaches nothing' fails_with 2 'does not have exactly one label' "$bench" --variant shards-omp --decode \
+        --data "$dir/odd-shards" --compute train
+    for variant in $variants; do
+        [[ $variant == files-gpu ]] && continue
+        check "$variant: batches that do not fit" fails_with 2 'GB of device memory and' "$bench" --variant "$variant" \
+            --data "$dir/large-shards" --batch 1000000 --tensor f32 --cache any
+        [[ $variant == gpu-resident ]] && continue
+        # A shard that disappears, and one that shrinks, during a run
+        check "$variant: a shard goes" breaks "$variant" any rm
+        for cache in any warm; do
+            check "$variant: a shard shrinks, $cache" breaks "$variant" $cache 'truncate -s 5000'
+        done
+        alone check "$variant: a shard disappears during a step" breaks "$variant" any rm --compute 1
+        alone check "$variant: a shard shrinks during a step" breaks "$variant" any 'truncate -s 5000' --compute 1
+    done
+fi
+conclude

@@ -1,0 +1,72 @@
+# shellcheck shell=bash
+# Runs checks in parallel, for scripts that verify variants (to be sourced). Prints one
+# line per check, the output of failed checks, and last "N passed, N failed". JOBS: parallel checks (default:
+# half of the processors, at most 8). ONLY=REGEX: run only the checks whose names match. LIMIT: time limit per
+# check in seconds (default 600); a check that hangs fails, and the others continue.
+
+refuse() { # reason
+    echo "${0##*scripts/}: $1" >&2
+    exit 2
+}
+
+[[ ${JOBS:-1} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "JOBS=$JOBS: give a whole number from 1 to 9999, of checks at a time"
+[[ ${LIMIT:-1} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "LIMIT=$LIMIT: give a whole number from 1 to 9999, of seconds a check"
+matches=0 # status of =~; 2: not a regular expression
+[[ x =~ ${ONLY:-} ]] 2>/dev/null || matches=$?
+((matches < 2)) || refuse "ONLY=$ONLY is not a regular expression"
+checks_at_once=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 8))}
+check_limit_s=${LIMIT:-600}
+checks_log=$(mktemp)
+
+kill_tree() { # kills a process, then its descendants; a separate process group would outlive an interrupted script
+    local children=() child
+    read -rd '' -a children < <(cat "/proc/$1/task/"*/children 2>/dev/null) || true # ends without a NUL
+    kill -KILL "$1" 2>/dev/null || true                                             # it may have ended
+    for child in "${children[@]}"; do kill_tree "$child"; done
+}
+
+# Checks ignore interrupts, like all background processes of a script.
+trap 'exec 2>/dev/null; for pid in $(jobs -rp); do kill_tree "$pid"; done; exit 130' INT TERM
+
+limited() { # command ...
+    local pid status=0
+    "$@" &
+    pid=$!
+    timeout "$check_limit_s" tail -s 0.05 -f /dev/null --pid="$pid" ||
+        { kill_tree "$pid" && echo "did not end within $check_limit_s s"; }
+    wait "$pid" || status=$?
+    return "$status"
+}
+
+check() { # name, command ...
+    [[ $1 =~ ${ONLY:-} ]] || return 0
+    while (($(jobs -rp | wc -l) >= checks_at_once)); do wait -n || true; done
+    (
+        name=$1 begin=$SECONDS verdict=ok output='' said=$(mktemp) # no pipe: processes left by a command might keep it open
+        shift
+        limited "$@" >"$said" 2>&1 || verdict=FAILED
+        [[ $verdict == ok ]] || output=$(<"$said")
+        rm -f "$said"
+        printf '%-7s %3d s  %s\n%s' $verdict $((SECONDS - begin)) "$name" "${output:+$output$'\n'}" | tee -a "$checks_log"
+    ) &
+}
+
+fails_with() { # exit status, words of the message, command ...
+    local wanted=$1 words=$2 output status=0
+    shift 2
+    output=$(timeout 120 "$@" 2>&1) || status=$?
+    ((status == wanted)) && grep -q "$words" <<<"$output" && return
+    printf 'exit status %d where %d is right:\n%s\n' "$status" "$wanted" "$output"
+    return 1
+}
+
+conclude() { # status 1 if a check failed or there are none, 2 if ONLY matches none
+    local passed failed
+    wait
+    passed=$(grep -cE '^ok +[0-9]+ s  ' "$checks_log") || true
+    failed=$(grep -cE '^FAILED +[0-9]+ s  ' "$checks_log") || true
+    rm -f "$checks_log"
+    ((passed + failed > 0)) || [[ -z ${ONLY:-} ]] || refuse "ONLY=$ONLY matches the name of no check"
+    echo "$passed passed, $failed failed"
+    ((failed == 0 && passed > 0))
+}

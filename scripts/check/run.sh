@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Runs the test suites in BUILD/tests and the linters. Called by make check.
+#
+#   scripts/check/run.sh BUILD SAN      SAN=1: a build with ASan and UBSan
+#
+#   JOBS=N        suites at a time; default: one per core
+#   ONLY=REGEX    only the suites whose names match (lint: the linters)
+#
+# Prints one line per suite, the output of those that failed, and last "N passed, N failed" over all tests. Exit status 1
+# if anything failed.
+set -uo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
+cd "$(dirname "$0")/../.." || exit
+
+build=$1 san=${2:-0}
+JOBS=${JOBS:-$(env -u OMP_NUM_THREADS nproc)}
+# shellcheck source=scripts/check/parallel.sh
+source scripts/check/parallel.sh
+counts=$(mktemp) # one line per suite: tests that passed, tests that failed
+lints=$(mktemp)
+trap 'rm -f "$counts" "$counts.checks" "$lints"' EXIT
+
+# Memory that libraries keep for the lifetime of the process is not a leak.
+export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0"
+export UBSAN_OPTIONS=print_stacktrace=1
+
+# The longest suites run first, so that the last ones to end are short.
+longest_first=(test_figures test_train_cli test_train_omp test_mpi test_prepare test_break_even test_train_net test_sweep
+    test_figures_load test_load test_live test_report test_docs)
+
+run_suite() # program
+{
+    local log status=0 passed failed
+    log=$(mktemp)
+    "$1" >"$log" 2>&1 || status=$?
+    # [====] Synthesis: Tested: 12 | Passing: 12 | Failing: 0 | Crashing: 0
+    read -r passed failed < <(sed -n 's/.*Tested: \([0-9]*\) | Passing: \([0-9]*\) .*/\1 \2/p' "$log" |
+        awk 'END { print $2, $1 - $2 }')
+    # Criterion passes a test whose process leaks, so look for reports of the sanitizers.
+    if ((san)) && grep -q 'ERROR: .*Sanitizer\|runtime error:' "$log"; then status=1 failed=$((${failed:-0} + 1)); fi
+    ((status == 0)) || { ((${failed:-0} > 0)) || failed=1; }
+    echo "${passed:-0} ${failed:-0}" >>"$counts"
+    cat "$log" && rm -f "$log"
+    return "$status"
+}
+
+run_linters()
+{
+    scripts/check/lint.sh >"$lints" 2>&1 && echo '1 0' >>"$counts" && return
+    echo '0 1' >>"$counts"
+    cat "$lints"
+    return 1
+}
+
+list_suites() # prints each suite once, the longest first
+{
+    printf '%s\n' "${longest_first[@]}"
+    (cd "$build/tests" && printf '%s\n' test_* | grep -v '[.]' | grep -vxF "$(printf '%s\n' "${longest_first[@]}")")
+}
+
+((san)) || check lint run_linters
+for suite in $(list_suites); do
+    [[ ! -x $build/tests/$suite ]] || check "$suite" run_suite "$build/tests/$suite"
+done
+conclude >"$counts.checks" || true
+grep '^  skipped' "$lints"
+# A suite that did not end has no counts: it is one failure.
+awk 'FILENAME ~ /checks$/ { unended = $3; next }
+    { passed += $1; failed += $2; unended -= $2 > 0 }
+    END { failed += unended; printf "%d passed, %d failed\n", passed, failed; exit failed || !passed }' \
+    "$counts.checks" "$counts"

@@ -1,0 +1,219 @@
+#!/usr/bin/env bash
+# Verifies the trainers on a machine with a GPU: every kernel and every network against the oracle over odd
+# sizes, losses of 50 steps, bit-identical results of repeated and resumed runs, live samples, and checkpoints
+# across variants. With --sanitize, runs every kernel under compute-sanitizer. With --engine, checks
+# train-tf32, train-bf16 or train-amp, including their products bit for bit; live samples, cuDNN and graphs
+# are checked with train-cuda only.
+#
+#   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp] [--sanitize]
+#
+# Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed. ONLY=REGEX: run only the
+# checks whose names match. JOBS=N: parallel checks (default: half of the processors, at most 8). LIMIT=N: time limit
+# per check in seconds (default 600).
+set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
+cd "$(dirname "$0")/../.."
+
+bench=${FDSL_BENCH:-./fdsl-bench}
+kernels=${FDSL_GPU_TRAIN:-build/tests/gpu_train}
+products=${FDSL_GPU_TENSOR:-build/tests/gpu_tensor}
+engine=cuda
+live=${FDSL_GPU_LIVE:-build/tests/gpu_live}
+graph_kernels=${FDSL_GPU_GRAPH:-build/tests/gpu_graph}
+sanitize=0
+while (($#)); do
+    case $1 in
+    --engine)
+        engine=${2:-}
+        [[ $engine =~ ^(cuda|tf32|bf16|amp)$ ]] ||
+            { echo "check/train_gpu.sh: --engine '$engine': the engines are cuda, tf32, bf16 and amp" >&2 && exit 2; }
+        shift
+        ;;
+    --sanitize) sanitize=1 ;;
+    *) echo "check/train_gpu.sh: unknown option '$1'; see --help" >&2 && exit 2 ;;
+    esac
+    shift
+done
+list=$("$bench" --list)
+if ! grep -q "train-$engine  *available" <<<"$list"; then
+    echo "check/train_gpu.sh: train-$engine does not run here:$(grep " train-$engine " <<<"$list")" >&2
+    exit 4
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# shellcheck source=scripts/check/parallel.sh
+source scripts/check/parallel.sh # side by side, as most of each check is the start of CUDA or the oracle, which has one thread
+
+if ((sanitize)); then
+    for tool in memcheck racecheck initcheck synccheck; do
+        for net in relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool; do
+            check "$tool: $net" compute-sanitizer --tool "$tool" --error-exitcode 9 "$kernels" --engine "$engine" --short $net
+        done
+        if [[ $engine == cuda ]]; then
+            check "$tool: live samples" compute-sanitizer --tool "$tool" --error-exitcode 9 "$live" --short
+        else
+            check "$tool: products" compute-sanitizer --tool "$tool" --error-exitcode 9 "$products" --short
+        fi
+        check "$tool: an epoch, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant "train-$engine" --data digits --train-size 20 --test-size 9 --batch 7 --epochs 1 \
+            --shift 2 --flip --checkpoint "$work/$tool"
+        [[ $engine == cuda ]] || continue
+        check "$tool: train-graph's kernels" compute-sanitizer --tool "$tool" --error-exitcode 9 "$graph_kernels" --short 2 9
+        check "$tool: train-graph: a long graph, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant train-graph --model cnn --data digits --train-size 75 --test-size 9 --batch 2 --epochs 1 \
+            --shift 2 --flip --checkpoint "$work/$tool-graph"
+        # Above 128, blocks process a second sample and a second stage of rows; then a batch of 6.
+        check "$tool: train-graph: a batch of 129, and a short one" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant train-graph --model cnn --data digits --train-size 135 --test-size 9 --batch 129 --epochs 1
+    done
+    wait # for the checkpoints
+    for tool in memcheck racecheck initcheck synccheck; do
+        check "$tool: inference" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant infer-cuda --data digits --train-size 20 --test-size 9 --batch 4 \
+            --checkpoint "$work/$tool" --min-samples 1 --min-time 0 --max-time 0
+        [[ $engine == cuda ]] || continue
+        check "$tool: infer-graph" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$bench" --variant infer-graph --data digits --train-size 75 --test-size 9 --batch 4 \
+            --checkpoint "$work/$tool-graph" --min-samples 1 --min-time 0 --max-time 0
+    done
+    conclude
+    exit
+fi
+
+nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
+for net in $nets; do
+    check "against the oracle: $net" "$kernels" --engine "$engine" "$net"
+done
+
+[[ $engine != cuda ]] || check 'live samples: their bits, their order on two streams, the same training' "$live"
+
+# model data batch train-size extra options; 50 steps, over several epochs if they are short. The network must
+# not memorise the samples: the remaining loss would be rounding error.
+grid='logreg digits 1 60
+logreg digits 257 700 --optimizer sgd --lr 0.01
+lenet digits 1 60 --optimizer sgd --lr 0.001
+lenet digits 7 20 --optimizer adamw --weight-decay 0.01 --lr-schedule cosine --lr-warmup 0.5
+lenet digits 257 600 --shift 2 --flip
+lenet synth 33 400 --res 40 --classes 7 --shift 2 --flip
+lenet synth 7 20 --res 33 --feed constant
+cnn digits 1 60 --optimizer sgd --lr 0.001
+cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --shift 2
+cnn digits 16 800
+cnn digits 7 20 --label-smoothing 0.1 --optimizer sgd --lr 0.01
+cnn3d clips 1 60
+cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5'
+while read -r model data batch size extra; do
+    # shellcheck disable=SC2086  # several words on purpose
+    check "50 steps of $model, $data, batch $batch of $size $extra" "$bench" --variant "train-$engine" --verify \
+        --verify-steps 50 --model "$model" --data "$data" --batch "$batch" --train-size "$size" \
+        --test-size "$batch" --epochs 1 $extra
+done <<<"$grid"
+[[ $engine == cuda ]] || check 'products of tensor cores, bit for bit' "$products"
+
+cudnn() {
+    if ! grep -q 'train-cudnn  *available' <<<"$list"; then
+        echo "skipped train-cudnn:$(grep ' train-cudnn ' <<<"$list")"
+        return
+    fi
+    # Odd kernel and image sizes, a partial last batch, volumes; then bit-identical results of two runs.
+    while read -r model data batch size extra; do
+        # shellcheck disable=SC2086  # several words on purpose
+        check "cuDNN: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
+            --model "$model" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 --epochs 1 $extra
+    done <<<$'lenet digits 1 60\nlenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20\nlenet synth 33 400 --feed live'
+    same_by_cudnn() {
+        "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/four" &&
+            "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/five" &&
+            cmp "$work/four" "$work/five"
+    }
+    check 'cuDNN: the same seed gives the same weights' same_by_cudnn
+}
+[[ $engine != cuda ]] || cudnn
+
+train=("$bench" --variant "train-$engine" --data digits --train-size 1000 --test-size 300 --batch 64 --shift 2 --epochs)
+same_weights() { # two runs of three epochs, and one that stops after the first and continues
+    "${train[@]}" 3 --export "$work/one" && "${train[@]}" 3 --export "$work/two" &&
+        "${train[@]}" 1 --checkpoint "$work/part" &&
+        "${train[@]}" 3 --checkpoint "$work/part" --resume --export "$work/three" &&
+        cmp "$work/one" "$work/two" && cmp "$work/one" "$work/three"
+}
+check 'the same seed gives the same weights, resumed or not' same_weights
+latest() { # prints the latest checkpoint in a folder, or a fixed word if there is none
+    local all=("$1"/*.ckpt)
+    echo "${all[-1]}"
+}
+killed_at_any_moment() { # variant, model, epochs, kills: each up to 0.2 s after the first checkpoint since the last kill
+    local run=("$bench" --variant "$1" --model "$2" --data digits --train-size 2000 --test-size 100 --batch 64 --shift 2
+        --epochs "$3") folder=$work/killed-$1 kills=$4 before pid status
+    "${run[@]}" --export "$folder-whole" || return
+    while ((kills-- > 0)); do
+        before=$(latest "$folder")
+        "${run[@]}" --checkpoint "$folder" --resume &
+        pid=$! status=0
+        while kill -0 $pid 2>/dev/null && [[ $(latest "$folder") == "$before" ]]; do sleep 0.005; done
+        sleep "0.$(printf %03d $((RANDOM % 200)))"
+        kill -KILL $pid && wait $pid || status=$?
+        ((status == 137)) || { echo "ended with status $status, but should have been killed" && return 1; }
+        echo "killed after $(latest "$folder")"
+    done
+    "${run[@]}" --checkpoint "$folder" --resume --export "$folder-parts" && cmp "$folder-whole" "$folder-parts"
+}
+check "train-$engine, killed five times while it trains, comes to the same weights" \
+    killed_at_any_moment "train-$engine" lenet 300 5
+synth=("$bench" --variant "train-$engine" --model lenet --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
+same_images() { # live, stored, and stored continued live
+    "${synth[@]}" 2 --export "$work/live" && "${synth[@]}" 2 --feed stored --export "$work/stored" &&
+        "${synth[@]}" 1 --feed stored --checkpoint "$work/mixed" &&
+        "${synth[@]}" 2 --checkpoint "$work/mixed" --resume --export "$work/resumed" &&
+        cmp "$work/live" "$work/stored" && cmp "$work/live" "$work/resumed"
+}
+check 'live and stored samples give the same weights' same_images
+wait # for that checkpoint
+check "infer-cuda from train-$engine's checkpoint" "$bench" --variant infer-cuda --verify --data digits \
+    --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
+goes_on() { # from the checkpoint of another variant
+    "$bench" --variant train-naive --model lenet --data digits --train-size 100 --epochs 1 --checkpoint "$work/naive" &&
+        "$bench" --variant "train-$engine" --model lenet --data digits --train-size 100 --epochs 2 --resume --checkpoint "$work/naive" &&
+        "$bench" --variant infer-naive,infer-cuda --verify --data digits --test-size 70 --checkpoint "$work/naive" \
+            --batch 7 --min-samples 1 --min-time 0 --max-time 0
+}
+check "train-$engine goes on from train-naive's checkpoint" goes_on
+check 'a NaN loss stops training, with its step and layer' fails_with 1 \
+    'epoch 1, step [0-9]* of 4: the loss is not finite; [a-z 0-9]* is the first' \
+    "$bench" --variant "train-$engine" --model lenet --data digits --train-size 256 --optimizer sgd --lr 100000
+# More values in a layer than kernels can number
+check 'a batch that is too large is refused' fails_with 2 'lower --batch to 58254' \
+    "$bench" --variant "train-$engine" --model cnn --data digits --train-size 59000 --batch 59000
+if [[ $engine != cuda ]]; then
+    conclude
+    exit
+fi
+
+# ---- train-graph, infer-graph ----
+graph_cases() { # side by side, as the oracle is slow
+    seq "$("$graph_kernels" --count)" | xargs -P "$(nproc)" -n 1 "$graph_kernels"
+}
+check 'train-graph against the oracle, and planted faults' graph_cases
+graph=("$bench" --variant train-graph --model cnn --data digits --train-size 3000 --test-size 300 --batch 64 --shift 2 --epochs)
+check '10 steps of train-graph' "$bench" --variant train-graph --verify --model cnn --data digits --batch 65 \
+    --train-size 200 --test-size 65 --epochs 1
+same_graph_weights() { # two runs of three epochs, and one that stops after the first and continues
+    "${graph[@]}" 3 --export "$work/seven" && "${graph[@]}" 3 --export "$work/eight" &&
+        "${graph[@]}" 1 --checkpoint "$work/graph" &&
+        "${graph[@]}" 3 --checkpoint "$work/graph" --resume --export "$work/nine" &&
+        cmp "$work/seven" "$work/eight" && cmp "$work/seven" "$work/nine"
+}
+check 'train-graph: the same seed gives the same weights, resumed or not' same_graph_weights
+check 'train-graph, killed five times while it trains, comes to the same weights' \
+    killed_at_any_moment train-graph cnn 150 5
+wait # for that checkpoint
+check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --variant infer-graph,infer-cuda --verify \
+    --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0
+check 'train-graph refuses another network' fails_with 2 'train-cuda supports all models' \
+    "$bench" --variant train-graph --model lenet --data digits --train-size 256
+check 'infer-graph refuses another network' fails_with 2 'infer-cuda supports all models' \
+    "$bench" --variant infer-graph --data digits --test-size 70 --checkpoint "$work/naive"
+check 'train-graph: a NaN loss stops training' fails_with 1 'epoch 1, step [0-9]* of 4: the loss is not finite' \
+    "$bench" --variant train-graph --model cnn --data digits --train-size 256 --optimizer sgd --lr 100000
+conclude

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# Compares cold reads with fio, the standard storage benchmark: the same shards on one device, O_DIRECT,
+# io_uring, registered buffers, the same block size and depth, in order. fio and `fdsl-bench --variant
+# shards-uring --cache cold` alternate. Each round has one run that does not count (a hypervisor may cache
+# reads of its guests), then the median of three; the page cache is dropped before each run. Each program
+# measures its own bandwidth over the same bytes, including tar headers. Both use huge pages for buffers if
+# available (fio through glibc 2.35 or newer): with small pages, requests of 1 MiB reach the device in pieces,
+# and fio is slower.
+#
+#   scripts/compare/fio.sh DIR [ROUNDS]     DIR: shards from --prepare; ROUNDS: default 5. Needs root.
+#
+# Environment: BLOCK (1024), KiB per read; DEPTH (32), reads in flight; CPU (0), the core for both programs; SHARE
+# (0.90), minimum share of fio's bandwidth. In every run, the kernel's counters must show that the bytes were read
+# from the device: for the process and, if the file system has its own block device, for that device.
+#
+# Exit status: 0 if the median reaches SHARE, 1 if not or if bytes were not read from the device, 2 usage, 4 without
+# root or fio.
+set -euo pipefail
+
+fail() { # status, message
+    echo "compare/fio.sh: $2" >&2
+    exit "$1"
+}
+
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
+dir=${1:-}
+rounds=${2:-5}
+[[ $dir && $rounds =~ ^[1-9][0-9]*$ ]] || fail 2 'usage: scripts/compare/fio.sh DIR [ROUNDS]'
+shopt -s nullglob inherit_errexit
+shards=("$dir"/*.tar)
+((${#shards[@]})) || fail 2 "$dir holds no shards; fdsl-bench --prepare $dir --layout shards makes some"
+[[ $dir != *:* ]] || fail 2 "fio parts names at colons; give another path than $dir"
+command -v fio >/dev/null || fail 4 'no fio (apt install fio)'
+((EUID == 0)) || fail 4 'dropping the page cache takes root'
+
+bench=${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}
+block=${BLOCK:-1024} depth=${DEPTH:-32} cpu=${CPU:-0} share=${SHARE:-0.90}
+device=/sys/dev/block/$(stat -c %d "$dir" | awk '{ printf "%d:%d", int($1 / 256) % 4096, $1 % 256 + int($1 / 1048576) * 256 }')/stat
+bytes=$(stat -c %s "${shards[@]}" | awk '{ sum += $1 } END { printf "%.0f", sum }')
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+drop() {
+    sync
+    echo 3 >/proc/sys/vm/drop_caches
+}
+device_bytes() { # prints the bytes read by the device so far; nothing if unknown
+    [[ ! -r $device ]] || awk '{ printf "%.0f", 512 * $3 }' "$device"
+}
+
+# Both functions print "bytes per second, bytes read by the process, bytes read from the device" of a run.
+fio_once() {
+    local before files
+    files=$(IFS=: && echo "${shards[*]}")
+    drop
+    before=$(device_bytes)
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c "$cpu" python3 - "$work/fio.json" fio --name=cold --filename="$files" --file_service_type=sequential \
+        --rw=read --bs="${block}k" --iodepth="$depth" --ioengine=io_uring --fixedbufs=1 --direct=1 --output-format=json \
+        >"$work/fio.io" <<'END'
+import resource, subprocess, sys
+with open(sys.argv[1], "w") as out:
+    subprocess.run(sys.argv[2:], stdout=out, check=True)
+print(512 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock)
+END
+    python3 -c 'import json, sys
+read = json.load(open(sys.argv[1]))["jobs"][0]["read"]
+if not int(sys.argv[2]) <= read["io_bytes"] <= int(sys.argv[3]): # fio skips a partial last block
+    sys.exit("compare/fio.sh: fio read %d of %s bytes" % (read["io_bytes"], sys.argv[3]))
+print(read["bw_bytes"], end=" ")' "$work/fio.json" $((bytes - ${#shards[@]} * 1024 * block)) "$bytes"
+    echo "$(<"$work/fio.io") $(($(device_bytes) - ${before:-0}))"
+}
+run_fio() {
+    fio_once >/dev/null
+    for _ in 1 2 3; do fio_once; done | sort -n | sed -n 2p
+}
+run_ours() {
+    local before
+    drop
+    before=$(device_bytes)
+    taskset -c "$cpu" "$bench" --variant shards-uring --data "$dir" --cache cold --shuffle 0 --block "$block" \
+        --depth "$depth" --loops 3 --warmups 0 --warmup-time 0 --format csv >"$work/ours.csv" 2>"$work/ours.err" ||
+        fail 1 "$(tail -n 1 "$work/ours.err")"
+    python3 -c 'import csv, sys
+row = next(csv.DictReader(open(sys.argv[1])))
+read = int(row["device_bytes"])
+print("%.0f %d" % (read / float(row["time_median_s"]), read), end=" ")' "$work/ours.csv"
+    echo "$(($(device_bytes) - ${before:-0}))"
+}
+
+for ((round = 0; round < rounds; round++)); do
+    first=fio second=ours
+    ((round % 2 == 0)) || first=ours second=fio
+    for who in $first $second; do
+        turn=$("run_$who")
+        echo "$round $who $turn" >>"$work/turns"
+    done
+done
+
+[[ -r $device ]] && known=1 || known=0
+python3 - "$work/turns" "$bytes" "$known" "$share" <<END
+import collections, statistics, sys
+turns, total, known, least = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+blocks = ${#shards[@]} * 1024 * $block  # fio leaves out those that are not full
+rounds, missing = collections.defaultdict(dict), []
+for line in open(turns):
+    number, who, rate, process, device = line.split()
+    rounds[int(number)][who] = float(rate)
+    # The zero blocks at the end of a shard belong to no sample, so fdsl-bench reads slightly less.
+    if min([int(process)] + [int(device)] * known) < total - blocks:
+        missing.append("round %s: %s had %s bytes from devices, the device read %s, and the shards hold %d"
+                       % (number, who, process, device, total))
+print("%d bytes in ${#shards[@]} shards of $dir, blocks of $block KiB, depth $depth, one core\n" % total)
+print("%-8s %12s %20s %8s" % ("round", "fio GB/s", "shards-uring GB/s", "share"))
+def show(name, fio, ours, share):
+    print("%-8s %12.3f %20.3f %8.3f" % (name, 1e-9 * fio, 1e-9 * ours, share))
+for number, rates in sorted(rounds.items()):
+    show(number + 1, rates["fio"], rates["ours"], rates["ours"] / rates["fio"])
+share = statistics.median(rates["ours"] / rates["fio"] for rates in rounds.values())
+show("median", *(statistics.median(rates[who] for rates in rounds.values()) for who in ("fio", "ours")), share)
+for line in missing:
+    print("not from the device: " + line)
+sys.exit(bool(missing) or share < least)
+END

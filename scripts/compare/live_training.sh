@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Compares training on images that are generated live with training on the same images loaded from shards or
+# from files, and with training on one constant batch, which needs no data feed. Corresponds to the paper's
+# fourth figure; make plots draws it as training_time.
+#
+#   scripts/compare/live_training.sh DIR FILE.csv     DIR: a folder on the disk to measure, for the images
+#
+# Environment: VARIANT (train-cuda, or train-omp without a GPU), MODEL (cnn), BATCH (64), SAMPLES (20480) per epoch,
+# RES (224), CLASSES (1000), EPOCHS (3), TEST (512) images; FDSL_BENCH (./fdsl-bench), the program. All feeds have the
+# same samples in the same order, so losses are equal. Prepared images stay in DIR and are reused.
+#
+# The trainer reads a data set into memory once, in opening_s of the rows; the time of epochs does not include this.
+#
+# Exit status: 0 done, 1 something failed, 2 usage, 4 the variant cannot run here.
+set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+bench=${FDSL_BENCH:-$root/fdsl-bench}
+(($# == 2)) || { echo 'usage: scripts/compare/live_training.sh DIR FILE.csv' >&2 && exit 2; }
+dir=$1 out=$2
+samples=${SAMPLES:-20480} test=${TEST:-512} res=${RES:-224} classes=${CLASSES:-1000} variant=${VARIANT:-train-cuda}
+first_test=2147483648 # where the trainer's test images begin
+
+prepare() { # layout, part, first image, images
+    "$bench" --prepare "$dir/$1/$2" --from synth --layout "$1" --encode npy --res "$res" \
+        --classes "$classes" --instance "$3" --samples "$4" >&2
+}
+train() { # options ...
+    "$bench" --variant "$variant" --model "${MODEL:-cnn}" --batch "${BATCH:-64}" --epochs "${EPOCHS:-3}" --raw \
+        --out "$out" "$@"
+}
+
+# Check the variant first, because generating images takes long.
+"$bench" --variant "$variant" --train-size 1 --test-size 1 --batch 1 --dry-run || {
+    status=$?
+    ((status != 4)) || echo 'live_training.sh: choose another variant, for example VARIANT=train-omp' >&2
+    exit $status
+}
+mkdir -p "$dir/shards" "$dir/files"
+for layout in shards files; do
+    prepare $layout train 0 "$samples"
+    prepare $layout test $first_test "$test"
+done
+for feed in live constant; do
+    train --data synth --feed $feed --classes "$classes" --res "$res" --train-size "$samples" --test-size "$test"
+done
+for layout in shards files; do
+    train --data "$dir/$layout"
+done

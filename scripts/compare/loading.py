@@ -1,0 +1,474 @@
+#!/usr/bin/env python3
+"""Times other loaders on the same samples: PyTorch's DataLoader and, if installed, webdataset and NVIDIA DALI.
+
+    scripts/compare/loading.py --files DIR --shards DIR [--gpu] [--out FILE] [--workers N] [--batch N] [--time S]
+                               [--bench PROGRAM]
+
+A run is one epoch, and every sample is delivered in a batch of bytes, as by fdsl-bench. Only the data of a sample (npy, bin,
+png, jpg) are read. Labels (.cls and the like) are skipped, but fdsl-bench delivers them, so compare on samples without
+labels, such as those from the counter of --prepare. Loaders:
+
+    torch-files         DataLoader over a Dataset that opens, reads and closes one file per sample, shuffled
+    torch-shards        DataLoader over an IterableDataset that streams the tars with tarfile, shards shuffled
+    webdataset          DataLoader over webdataset.WebDataset of the same tars, if the module is installed
+    dali                NVIDIA DALI's webdataset reader on the CPU with the .idx files of --prepare, in order, if installed
+
+Workers are processes that persist over all epochs (threads for DALI); the column `threads` counts them. With --workers 0 the
+main process reads in one thread; those variants are called torch-files-inline and so on. Before the timing, the hashes of the
+samples of one epoch are summed and must match the files, or the tars as read by tarfile. Samples and bytes are counted in
+every epoch. Rows have the columns of fdsl-bench's workload `load` (empty if not applicable), so both fit into one table.
+
+--bench PROGRAM also measures the fdsl-bench variants on the same data with as many threads as workers (one for
+--workers 0), and prints the time per sample and its ratio to the fastest. With --gpu these are files-gpu and shards-gpu,
+which deliver the same bytes on the GPU (--tensor raw).
+
+With --gpu, batches are delivered on the GPU, and the loaders are torch-files-gpu and torch-shards-gpu, set up as PyTorch
+recommends: 16 workers, batches stacked in shared memory, copied to pinned memory by a thread (pin_memory) and from there with
+non_blocking=True. An epoch ends after the last copy. The bytes are not processed on the GPU; the GPU variants of fdsl-bench
+do process them.
+"""
+import argparse
+import contextlib
+import csv
+import datetime
+import hashlib
+import importlib
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tarfile
+import time
+
+COLUMNS = (
+    "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,scaling,ranks_per_device,"
+    "data,batch,shuffle,seed,epochs,depth,block,prefetch,on_error,decode,augment,shift,mean,std,tensor,ring,chunk,compute,"
+    "warmups,samples,settled,median_error,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_s,wall_s,"
+    "items,items_per_s,bytes_per_s,flops,bytes,peak_flops,peak_bytes_per_s,bound,roofline_share,"
+    "time_cv,outliers,throttled,sm_clock_mhz,mem_clock_mhz,energy_j_per_item,instruction_set,speedup,baseline,"
+    "imbalance,efficiency,"
+    "timed,layout,shards,sample_bytes,skipped,displacement,shards_a_batch,resident_before,resident_after,device_bytes,"
+    "copy_bytes_per_s,copy_share,gds,open_p50_s,open_p99_s,open_p999_s,read_p50_s,read_p99_s,read_p999_s,"
+    "close_p50_s,close_p99_s,close_p999_s,decode_s,augment_s,tally,"
+    "compute_ms,steps,wait_share,first_wait_s,step_s,utilisation,slowdown,bus_share,bus_slowdown,loss,"
+    "cache,verified,wrong").split(",")
+METADATA = ("samples.csv", "metadata.parquet")
+DATA_EXTENSIONS = ("npy", "bin", "png", "jpg", "jpeg")
+
+
+def data_files(folder):
+    """Returns the data files of a folder, one per sample, without labels."""
+    found = []
+    for root, _, names in os.walk(folder):
+        found += [os.path.join(root, name) for name in names
+                  if name not in METADATA and name.rsplit(".", 1)[-1].lower() in DATA_EXTENSIONS]
+    return sorted(found)
+
+
+def data_shards(folder):
+    return sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".tar"))
+
+
+def is_data(name):
+    return name.rsplit(".", 1)[-1].lower() in DATA_EXTENSIONS
+
+
+class TorchLoader:
+    """A DataLoader that persists over all epochs, so that none of them includes the start of workers."""
+
+    def __init__(self, torch, dataset, options, **more):
+        def collate(samples):  # one tensor a batch, whatever the sizes: workers pay for each that they hand over
+            sizes = [len(sample) for sample in samples]
+            return torch.stack(samples) if min(sizes) == max(sizes) else (torch.cat(samples), sizes)
+        self.loader = torch.utils.data.DataLoader(dataset, batch_size=options.batch, num_workers=options.workers,
+                                                  persistent_workers=options.workers > 0, collate_fn=collate,
+                                                  pin_memory=options.gpu, **more)
+
+    def epoch(self):
+        """Yields the batches of an epoch: a tensor (samples, bytes), or if sizes differ, one of all bytes and the sizes."""
+        return iter(self.loader)
+
+    @staticmethod
+    def count(batch):
+        """Counts samples and bytes without inspecting each sample."""
+        return (batch.shape[0], batch.numel()) if hasattr(batch, "numel") else (len(batch[1]), batch[0].numel())
+
+    @staticmethod
+    def samples(batch):
+        return (sample.cpu().numpy().tobytes()
+                for sample in (batch if hasattr(batch, "numel") else batch[0].split(batch[1])))
+
+
+class GpuLoader(TorchLoader):
+    """A loader whose batches are delivered on the GPU."""
+
+    def __init__(self, torch, *arguments, **more):
+        super().__init__(torch, *arguments, **more)
+        self.torch = torch
+
+    def epoch(self):
+        for batch in self.loader:
+            if hasattr(batch, "numel"):
+                yield batch.to("cuda", non_blocking=True)
+            else:
+                yield batch[0].to("cuda", non_blocking=True), batch[1]
+        self.torch.cuda.synchronize()
+
+
+class DaliLoader:
+    """DALI's reader of tars, on the CPU. It pads the last batch of an epoch with copies of its last sample, which are not
+    counted."""
+
+    def __init__(self, dali, shards, extension, options):
+        indexes = [shard[:-len("tar")] + "idx" for shard in shards]
+        self.pipeline = dali.Pipeline(batch_size=options.batch, num_threads=max(options.workers, 1), device_id=None)
+        with self.pipeline:
+            self.pipeline.set_outputs(dali.fn.readers.webdataset(
+                paths=shards, index_paths=indexes, ext=[extension], name="reader", pad_last_batch=True))
+        self.pipeline.build()
+        self.size = self.pipeline.reader_meta("reader")["epoch_size"]
+        self.batch = options.batch
+
+    def epoch(self):
+        for first in range(0, self.size, self.batch):
+            yield self.pipeline.run()[0], min(self.batch, self.size - first)
+
+    @staticmethod
+    def count(batch):
+        tensors, samples = batch
+        return samples, sum(shape[0] for shape in tensors.shape()[:samples])
+
+    @staticmethod
+    def samples(batch):
+        tensors, samples = batch
+        return (bytes(tensors.at(i)) for i in range(samples))
+
+
+def as_tensor(torch, data):
+    """Converts bytes to a tensor, as the default collation needs; a bytearray is not copied."""
+    return torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=torch.uint8)
+
+
+def read_whole(path):
+    """Reads a file without an extra copy."""
+    with open(path, "rb", buffering=0) as stream:
+        data = bytearray(os.fstat(stream.fileno()).st_size)
+        if stream.readinto(data) != len(data):
+            raise OSError("%s: a short read" % path)
+    return data
+
+
+def make_datasets(torch):
+    """The two basic data sets for a DataLoader: files and shards."""
+    class Files(torch.utils.data.Dataset):
+        def __init__(self, paths):
+            self.paths = paths
+
+        def __len__(self):
+            return len(self.paths)
+
+        def __getitem__(self, index):
+            return as_tensor(torch, read_whole(self.paths[index]))
+
+    class Shards(torch.utils.data.IterableDataset):
+        """Each worker has a copy and counts epochs itself, so all shuffle alike."""
+
+        def __init__(self, paths):
+            self.paths = list(paths)
+            self.epoch = 0
+
+        def __iter__(self):
+            paths = list(self.paths)
+            random.Random(self.epoch).shuffle(paths)
+            self.epoch += 1
+            worker = torch.utils.data.get_worker_info()
+            for path in paths[worker.id::worker.num_workers] if worker else paths:
+                with tarfile.open(path, "r|") as shard:
+                    for member in shard:
+                        if member.isfile() and is_data(member.name):
+                            yield as_tensor(torch, shard.extractfile(member).read())
+    return Files, Shards
+
+
+def find_module(name):
+    """Imports a module; returns None, with a message, if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        print("compare/loading.py: %s is skipped: %s" % (name, error), file=sys.stderr)
+        return None
+
+
+def make_loaders(torch, options):
+    """Yields (name, layout, folder, shards, a function that makes the loader)."""
+    Files, Shards = make_datasets(torch)
+    torch_loader, suffix = (GpuLoader, "-gpu") if options.gpu else (TorchLoader, "")
+    if options.files:
+        yield "torch-files" + suffix, "files", options.files, "", lambda: torch_loader(
+            torch, Files(data_files(options.files)), options, shuffle=True)
+    if not options.shards:
+        return
+    shards = data_shards(options.shards)
+    yield "torch-shards" + suffix, "shards", options.shards, len(shards), lambda: torch_loader(
+        torch, Shards(shards), options)
+    if options.gpu:
+        return
+    webdataset = find_module("webdataset")
+    if webdataset:
+        def tensor_of(sample):
+            return as_tensor(torch, next(value for key, value in sample.items() if is_data("." + key)))
+        yield "webdataset", "shards", options.shards, len(shards), lambda: TorchLoader(
+            torch, webdataset.WebDataset(shards, shardshuffle=len(shards), empty_check=False).map(tensor_of), options)
+    dali = find_module("nvidia.dali")
+    if dali:
+        with tarfile.open(shards[0]) as shard:
+            extension = next(member.name for member in shard if is_data(member.name)).split(".", 1)[1]
+        yield "dali", "shards", options.shards, len(shards), lambda: DaliLoader(dali, shards, extension, options)
+
+
+def count_epoch(loader):
+    """Returns the samples and bytes of an epoch."""
+    samples = total = 0
+    for batch in loader.epoch():
+        found = loader.count(batch)
+        samples += found[0]
+        total += found[1]
+    return samples, total
+
+
+def hash_of(data):
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def hash_samples(samples):
+    """Returns (samples, bytes, sum of hashes modulo 2^64), independent of the order."""
+    count = total = hashes = 0
+    for sample in samples:
+        count += 1
+        total += len(sample)
+        hashes = (hashes + hash_of(sample)) % 2**64
+    return count, total, hashes
+
+
+def hash_epoch(loader):
+    return hash_samples(sample for batch in loader.epoch() for sample in loader.samples(batch))
+
+
+def check_end(path, offset):
+    """Checks that tarfile stopped at a block of zeros: it also stops silently at a broken header or at the end of a truncated
+    shard."""
+    with open(path, "rb") as stream:
+        stream.seek(offset)
+        block = stream.read(tarfile.BLOCKSIZE)
+        if len(block) < tarfile.BLOCKSIZE:
+            sys.exit("compare/loading.py: %s: offset %d: the shard was cut: it ends without a block of zeros"
+                     % (path, os.path.getsize(path)))
+        if block.strip(b"\0"):
+            sys.exit("compare/loading.py: %s: offset %d: a broken header; the data after it would not be read"
+                     % (path, offset))
+        while block := stream.read(1 << 20):
+            if block.strip(b"\0"):
+                sys.exit("compare/loading.py: %s: offset %d: data after the end of the shard would not be read"
+                         % (path, offset))
+
+
+def check_count(folder, found):
+    """Checks the number of samples if the folder has a samples.csv."""
+    path = os.path.join(folder, "samples.csv")
+    if not os.path.exists(path):
+        return
+    with open(path, newline="") as stream:
+        told = sum(1 for _ in csv.DictReader(stream))
+    if found < told:
+        sys.exit("compare/loading.py: %s holds %d samples and its samples.csv tells of %d" % (folder, found, told))
+
+
+def shard_samples(folder):
+    for path in data_shards(folder):
+        with tarfile.open(path) as shard:
+            for member in shard:
+                if member.isfile() and is_data(member.name):
+                    yield shard.extractfile(member).read()
+            check_end(path, shard.offset)
+
+
+def file_samples(folder):
+    for path in data_files(folder):
+        with open(path, "rb") as stream:
+            yield stream.read()
+
+
+def expected(layout, folder):
+    """Computes samples, bytes and hash without a loader, as the reference."""
+    return hash_samples(file_samples(folder) if layout == "files" else shard_samples(folder))
+
+
+def quantile(ordered, p):
+    position = p * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+
+
+def check(name, what, found, wanted):
+    if found != wanted:
+        sys.exit("compare/loading.py: %s: %s delivered %s where %s is right (samples, bytes, hash)"
+                 % (name, what, found, wanted))
+
+
+def measure(name, loader, wanted, options):
+    """Returns the seconds of each epoch after a warm-up epoch, which is hashed. Every epoch must deliver all samples."""
+    times = []
+    check(name, "the first epoch", hash_epoch(loader), wanted)
+    while len(times) < options.min_samples or sum(times) < options.time:
+        begin = time.perf_counter()
+        found = count_epoch(loader)
+        times.append(time.perf_counter() - begin)
+        check(name, "epoch %d" % len(times), found, wanted[:2])
+    return times
+
+
+def name_of(loader, workers):
+    """Returns the name of a variant. `threads` is 1 both with one worker and with none, so the name distinguishes them. DALI
+    always has its own thread."""
+    return loader if workers or loader == "dali" else loader + "-inline"
+
+
+def row_of(name, layout, folder, shards, wanted, times, options):
+    ordered = sorted(times)
+    median = statistics.median(ordered)
+    deviation = statistics.stdev(ordered) if len(ordered) > 1 else None  # one epoch has none
+    row = dict.fromkeys(COLUMNS, "")
+    row.update({
+        "time_utc": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "host": socket.gethostname(), "job_id": os.environ.get("SLURM_JOB_ID", ""), "workload": "load",
+        "variant": name, "ranks": 1, "rank": 0, "threads": max(options.workers, 1), "data": folder,
+        "batch": options.batch, "warmups": 1, "samples": len(times), "time_min_s": "%.9g" % ordered[0],
+        "time_median_s": "%.9g" % median, "time_mean_s": "%.9g" % statistics.mean(ordered),
+        "time_p95_s": "%.9g" % quantile(ordered, 0.95), "time_p99_s": "%.9g" % quantile(ordered, 0.99),
+        "time_sd_s": "" if deviation is None else "%.9g" % deviation, "wall_s": "%.9g" % median, "items": wanted[0],
+        "items_per_s": "%.9g" % (wanted[0] / median), "bytes_per_s": "%.9g" % (wanted[1] / median),
+        "time_cv": "" if deviation is None else "%.9g" % (deviation / median),
+        "timed": "order+read+collate" + "+pin+copy" * options.gpu,
+        "layout": layout, "shards": shards,
+        "sample_bytes": "%.9g" % (wanted[1] / wanted[0]), "skipped": 0, "cache": "any", "verified": "yes", "wrong": 0,
+    })
+    if options.gpu:
+        import torch
+        row.update({"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "ranks_per_device": 1})
+    return row
+
+
+def columns_of(path):
+    """Returns the columns and schema of an existing file, or else the defaults."""
+    if not path or not os.path.exists(path) or os.path.getsize(path) == 0:
+        return COLUMNS, "load/6"
+    with open(path, newline="") as stream:
+        reader = csv.DictReader(stream)
+        first = next(reader, {})
+        header = list(reader.fieldnames)
+    lacking, schema = set(COLUMNS) - set(header), first.get("schema")
+    if schema and schema.startswith("load/") and lacking:
+        sys.exit("compare/loading.py: %s has an older schema, %s; choose another file" % (path, schema))
+    if lacking or not (schema or "load/").startswith("load/"):
+        sys.exit("compare/loading.py: %s is not a table of workload load; choose another file" % path)
+    return header, schema or "load/6"
+
+
+def append(path, rows):
+    """Appends to a table or creates it; writes to stdout without a path."""
+    columns, schema = columns_of(path)
+    for row in rows:
+        row["schema"] = schema
+    with open(path, "a", newline="") if path else contextlib.nullcontext(sys.stdout) as stream:
+        writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
+        if not path or stream.tell() == 0:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def run_ours(options):
+    """Returns rows of fdsl-bench for the same data and number of threads."""
+    several = options.workers > 1
+    of_files, of_shards, more = (
+        ("files-gpu", "shards-gpu", ["--tensor", "raw"]) if options.gpu else
+        ("files-omp", "shards-omp", []) if several else ("files,files-uring", "shards,shards-mmap,shards-uring", []))
+    runs = [(of_files, options.files, more)] if options.files else []
+    if options.shards:
+        runs += [(of_shards, options.shards, more + ["--shuffle", shuffle]) for shuffle in ("1000", "0")]
+    rows = []
+    for names, folder, added in runs:
+        command = [options.bench, "--variant", names, "--data", folder, "--threads", str(max(options.workers, 1)),
+                   "--batch", str(options.batch), "--min-time", str(options.time), "--verify",
+                   "--format", "csv", *added]
+        try:
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            sys.exit("compare/loading.py: %s" % error)
+        rows += csv.DictReader(done.stdout.splitlines())
+    return rows
+
+
+def print_ratios(rows):
+    """Prints the time per sample of each loader, and its ratio to the fastest."""
+    def micros(row):
+        return 1e6 * float(row["time_median_s"]) / float(row["items"])
+    fastest = min(map(micros, rows))
+    print("%-22s %-8s %7s %12s %9s" % ("", "shuffle", "threads", "us/sample", "times"))
+    for row in sorted(rows, key=micros):
+        print("%-22s %-8s %7s %12.3f %9.1f"
+              % (row["variant"], row["shuffle"] if row["layout"] == "shards" else "all", row["threads"], micros(row),
+                 micros(row) / fastest))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", metavar="DIR", help="samples as files")
+    parser.add_argument("--shards", metavar="DIR", help="the same samples as tar shards")
+    parser.add_argument("--out", metavar="FILE", help="append rows to this CSV file")
+    parser.add_argument("--gpu", action="store_true", help="deliver batches on the GPU")
+    parser.add_argument("--workers", type=int, metavar="N",
+                        help="worker processes; 0: read in the main process (default 1; with --gpu 16)")
+    parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples per batch (default 32)")
+    parser.add_argument("--time", type=float, default=1, metavar="S", help="minimum total time in seconds (default 1)")
+    parser.add_argument("--min-samples", type=int, default=5, metavar="N", help="minimum number of epochs (default 5)")
+    parser.add_argument("--bench", metavar="PROGRAM", help="also measure this fdsl-bench and print a table; needs --out")
+    options = parser.parse_args()
+    if not options.files and not options.shards:
+        parser.error("name --files DIR, --shards DIR or both")
+    if options.bench and not options.out:
+        parser.error("--bench prints a table; name --out FILE for the rows")
+    if options.workers is None:
+        options.workers = 16 if options.gpu else 1
+    if options.batch < 1 or options.min_samples < 1 or options.workers < 0:
+        parser.error("--batch and --min-samples are at least 1, and --workers is at least 0")
+    try:
+        import torch
+        import torch.utils.data
+    except ImportError:
+        print("compare/loading.py: PyTorch is not installed (Debian: python3-torch)", file=sys.stderr)
+        return 4
+    if options.gpu and not torch.cuda.is_available():
+        print("compare/loading.py: --gpu: PyTorch sees no GPU", file=sys.stderr)
+        return 4
+    columns_of(options.out)
+    torch.set_num_threads(1)  # as in the workers; more of them do not copy a batch faster
+    rows = []
+    for name, layout, folder, shards, make in make_loaders(torch, options):
+        wanted = expected(layout, folder)
+        if not wanted[0]:
+            sys.exit("compare/loading.py: %s holds no samples" % folder)
+        check_count(folder, wanted[0])
+        name = name_of(name, options.workers)
+        rows.append(row_of(name, layout, folder, shards, wanted, measure(name, make(), wanted, options), options))
+    ours = run_ours(options) if options.bench else []
+    append(options.out, rows + ours)
+    if options.bench:
+        print_ratios(rows + ours)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,358 @@
+#!/usr/bin/env python3
+"""Repeats an fdsl-bench training in PyTorch, with the same network, initial weights, data, batch, optimizer and epochs.
+
+  scripts/compare/pytorch.py --variant train-naive,train-omp --data ../mnist --model cnn --epochs 2 --out results/train.csv
+  scripts/compare/pytorch.py --variant train-cuda --device cuda --modes loader,resident,graph,best --data ../mnist \\
+      --batch 256 --epochs 10
+  scripts/compare/pytorch.py --gradients --variant train-naive       # one step of each model and optimizer
+
+All other options are passed to fdsl-bench. The first two forms run the variants one after another, then PyTorch in each mode
+(see torch_training.py), and print one table. PyTorch's rows (torch-cpu and torch-cuda for mode resident, else torch- and
+the mode) have the columns of fdsl-bench and go to the same --out. Set-up is not part of the epochs' time: for PyTorch, it starts
+with the samples in host memory; for fdsl-bench, it is everything except the epochs, including program start, reading of the
+samples, and tests.
+
+The third form compares loss, gradients and updated parameters after one step: the loss within a relative error of 1e-5, each
+gradient tensor within 1e-5 of its norm, and the update of each parameter tensor within 1e-3 of the update's norm (Adam makes a
+full step even for the smallest gradient, and so amplifies rounding). A NaN counts as a difference. Exit status: 0 done, 1 a
+failure or a difference, 2 usage, 4 no PyTorch, no CUDA in PyTorch, or an unavailable variant; if fdsl-bench fails, its status.
+"""
+
+import argparse
+import csv
+import errno
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+try:
+    import numpy
+    import torch
+    from torch.nn import functional
+    from torch_training import EFFORTS, MODES, PRECISIONS, Net, optimizer_of, training_of
+except ImportError as error:
+    print(f"compare/pytorch.py: {error}; install PyTorch and NumPy (python3-torch, python3-numpy)", file=sys.stderr)
+    sys.exit(4)
+
+PROGRAM = str(pathlib.Path(__file__).resolve().parents[2] / "fdsl-bench")
+TOLERANCE = 1e-5  # relative to the loss and to the norm of a gradient tensor
+STEP_TOLERANCE = 1e-3  # of the way that a tensor went
+TYPES = {"F32": numpy.float32, "F64": numpy.float64, "F16": numpy.float16, "I64": numpy.int64, "I32": numpy.int32,
+         "U8": numpy.uint8}
+
+
+def fail(message, status=1):
+    print(f"compare/pytorch.py: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def read_safetensors(path):
+    """Returns the tensors of a file by name."""
+    raw = pathlib.Path(path).read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    tensors = {}
+    for name, of in json.loads(raw[8:8 + length]).items():
+        if name != "__metadata__":
+            begin, end = of["data_offsets"]
+            values = numpy.frombuffer(raw[8 + length + begin:8 + length + end], TYPES[of["dtype"]])
+            tensors[name] = torch.from_numpy(values.reshape(of["shape"]).copy())
+    return tensors
+
+
+def options_of(path):
+    """Returns the options that created a file, from its metadata."""
+    raw = pathlib.Path(path).read_bytes()
+    about = json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])["__metadata__"]["fdsl-bench"]
+    return dict(word.split("=", 1) for word in about.split())
+
+
+def part(tensors, prefix):
+    return {name[len(prefix):]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def run(arguments, **more):
+    try:
+        done = subprocess.run([PROGRAM] + arguments, stdout=subprocess.PIPE, text=True, check=False, **more)
+    except OSError as error:
+        fail(f"{PROGRAM}: {error.strerror}; build it, or name it with --bench", 2)
+    if done.returncode < 0:
+        fail(f"{PROGRAM} was ended by signal {-done.returncode}")
+    if done.returncode:  # it has said why
+        sys.exit(done.returncode)
+    return done.stdout
+
+
+def rows_of(text):
+    return list(csv.DictReader(text.splitlines()))
+
+
+# ---- One step ----
+
+def worst(mine, theirs):
+    """Returns the largest relative distance between tensors of both programs, and the tensor's name."""
+    distances = []
+    for name, tensor in theirs.items():
+        norm = tensor.double().norm().item()
+        off = (mine[name].double() - tensor.double()).norm().item()
+        distances.append((off / norm if norm else off, name))
+    return max(distances, key=lambda distance: (math.isnan(distance[0]), distance[0]))
+
+
+def check_step(variant, model, arguments, device):
+    """Compares one step; returns whether all is within bounds."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/step.safetensors"
+        row = rows_of(run(["--variant", variant, "--model", model, "--epochs", "1", "--format", "csv",
+                           "--export-step", path] + arguments))[0]
+        step = {name: tensor.to(device) for name, tensor in read_safetensors(path).items()}
+    before, after, gradients = (part(step, prefix) for prefix in ("before.", "after.", "gradient."))
+    net = Net(model, before).to(device)
+    optimizer = optimizer_of(net, row)
+    loss = functional.cross_entropy(net(step["inputs"], part(step, "factor.")), step["labels"],
+                                    label_smoothing=float(row["label_smoothing"]))
+    loss.backward()
+    off, tensor = worst({name: parameter.grad for name, parameter in net.named().items()}, gradients)
+    optimizer.step()
+    # Relative to the update: Adam's update has the size of the learning rate for any gradient.
+    step_off, step_tensor = worst({name: parameter.detach() - before[name] for name, parameter in net.named().items()},
+                                  {name: after[name] - before[name] for name in before})
+    loss_off = abs(loss.item() - step["loss"].item()) / max(step["loss"].item(), 1e-30)
+    fine = loss_off <= TOLERANCE and off <= TOLERANCE and step_off <= STEP_TOLERANCE
+    print(f"{variant:12} {model:7} {row['optimizer']:6} loss {loss_off:8.1e}  gradients {off:8.1e} ({tensor})  "
+          f"step {step_off:8.1e} ({step_tensor})  {'ok' if fine else 'DIFFERS'}")
+    return fine
+
+
+def check_gradients(variants, arguments, device):
+    fine = True
+    cases = [("logreg", []), ("lenet", ["--label-smoothing", "0.1"]), ("cnn", ["--shift", "2"]),
+             ("cnn3d", ["--data", "clips"]),
+             # Small networks: among millions of values, some are within rounding of zero, and their ReLU
+             # gradient is undefined.
+             ("cnn-fdsl", ["--data", "synth", "--res", "16", "--shift", "2", "--batch", "7", "--train-size", "7"])]
+    optimizers = [["--optimizer", "sgd", "--weight-decay", "0.01"], ["--optimizer", "adam", "--weight-decay", "0.01"],
+                  ["--optimizer", "adamw", "--weight-decay", "0.01"]]
+    for variant in variants.split(","):
+        for model, more in cases:
+            for optimizer in optimizers:
+                # One batch per epoch suffices for one step.
+                fine &= check_step(variant, model, ["--batch", "33", "--train-size", "33", "--test-size", "10"]
+                                   + more + optimizer + arguments, device)
+    return 0 if fine else 1
+
+
+# ---- Epochs ----
+
+# Columns that do not apply to PyTorch, in any schema.
+OURS_ALONE = ("flops", "bytes", "peak_flops", "peak_bytes_per_s", "bound", "roofline_share",
+              "sm_clock_mhz", "mem_clock_mhz", "energy_j_per_item", "instruction_set", "speedup", "baseline",
+              "data_share", "throttled", "wrong", "skipped_steps", "loss_scale", "generate_share", "generated_per_s",
+              "opening_s")
+
+
+def name_of(mode, device):
+    return f"torch-{device.type}" if mode == "resident" else f"torch-{mode}"
+
+
+def torch_row(training, name, ours, number, threads):
+    """Returns a row of PyTorch, based on the row of fdsl-bench for the same epoch."""
+    elapsed, loss, accuracy = training.epoch()
+    test_loss, test_accuracy = training.test()
+    row, device, items = dict(ours), training.device, float(ours["items"])
+    cuda = device.type == "cuda"
+    row.update({
+        "variant": name, "revision": f"torch {torch.__version__}" + (f" {training.precision}" if training.precision else ""),
+        "warmups": "0", "samples": "1", "device": torch.cuda.get_device_name(device) if cuda else ours["device"],
+        "cuda": (torch.version.cuda or "") if cuda else "", "threads": str(threads),
+        "timed": "gather+forward+backward+update",
+        "items_per_s": f"{items / elapsed:.9g}", "bytes_per_s": f"{float(ours['bytes_per_s']) * float(ours['wall_s']) / elapsed:.9g}",
+        "epoch": str(number), "loss": f"{loss:.9g}", "train_acc": f"{accuracy:.6g}",
+        "test_loss": f"{test_loss:.9g}", "test_acc": f"{test_accuracy:.6g}", "trained_s": f"{training.trained_s:.9g}",
+        "verified": "no",
+        "memory_bytes": str(torch.cuda.max_memory_allocated(device)) if cuda else "",
+        "to_98_s": f"{training.reached[98]:.9g}" if 98 in training.reached else "",
+        "to_99_s": f"{training.reached[99]:.9g}" if 99 in training.reached else "",
+    })
+    row.update({column: "" for column in OURS_ALONE if column in row})
+    for column in ("time_min_s", "time_median_s", "time_mean_s", "time_p95_s", "time_p99_s", "wall_s"):
+        row[column] = f"{elapsed:.9g}"
+    return row
+
+
+def append(path, rows):
+    """Appends rows to the file that fdsl-bench has just written."""
+    with open(path, "a", newline="", encoding="utf-8") as file:
+        csv.DictWriter(file, rows[0].keys(), lineterminator="\n").writerows(rows)
+
+
+def print_table(results):
+    """Prints one line per training, given as (set-up in seconds, rows of its epochs). Ratios are to the fastest PyTorch mode."""
+    speeds = [statistics.median(float(row["items_per_s"]) for row in rows) for _, rows in results]
+    fastest = max((speed for speed, (_, rows) in zip(speeds, results) if rows[0]["variant"].startswith("torch-")),
+                  default=math.nan)
+    print(f"{'variant':14} {'threads':>7} {'set-up s':>8} {'epochs':>6} {'epoch s':>9} {'samples/s':>12} {'ratio':>6} "
+          f"{'loss':>8} {'acc 1':>7} {'acc end':>7} {'to 98% s':>8} {'to 99% s':>8}")
+    for speed, (setup_s, rows) in zip(speeds, results):
+        last = rows[-1]
+        print(f"{last['variant']:14} {last['threads']:>7} {setup_s:8.2f} {len(rows):6} "
+              f"{statistics.median(float(row['time_median_s']) for row in rows):9.4f} {speed:12.1f} {speed / fastest:6.2f} "
+              f"{float(last['loss'] or 'nan'):8.4f} {float(rows[0]['test_acc']):7.4f} {float(last['test_acc']):7.4f} "
+              f"{last['to_98_s'][:8] or '-':>8} {last['to_99_s'][:8] or '-':>8}")
+
+
+def run_ours(variant, arguments):
+    """Runs a variant in its own process; returns its set-up time and its rows."""
+    begin = time.perf_counter()
+    rows = rows_of(run(["--variant", variant, "--format", "csv"] + arguments))
+    return time.perf_counter() - begin - sum(float(row["wall_s"]) for row in rows), rows
+
+
+def run_torch(mode, options, data, ours, device, threads):
+    """Runs a mode of PyTorch for as many epochs as fdsl-bench has rows."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    print(f"compare/pytorch.py: {mode} ...", file=sys.stderr)
+    training = training_of(mode, ours[0], data, part(data, "initial."), device, options.precision, options.workers)
+    return training.setup_s, [torch_row(training, name_of(mode, device), row, number + 1, threads)
+                              for number, row in enumerate(ours)]
+
+
+def compare(options, arguments):
+    device = options.device
+    threads = options.threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    variants = options.variant.split(",")
+    with tempfile.TemporaryDirectory() as folder:
+        more = ["--threads", str(threads)] + arguments
+        run(["--variant", variants[0], "--dry-run", "--export-data", f"{folder}/data"] + more)
+        given = options_of(f"{folder}/data")
+        if given["lr-schedule"] != "constant" or any(float(given.get(name) or 0) for name in ("lr-warmup", "shift", "flip")):
+            fail("PyTorch is compared at a constant rate, without --shift and --flip", 2)
+        data = read_safetensors(f"{folder}/data")
+    data["train.labels"], data["test.labels"] = data["train.labels"].long(), data["test.labels"].long()
+    out = ["--out", options.out] if options.out else []
+    results = [run_ours(variant, out + more) for variant in variants]
+    failed = 0
+    for mode in options.modes:
+        try:
+            results.append(run_torch(mode, options, data, results[0][1], device, threads))
+        except Exception:  # of PyTorch, whatever it is: the other modes are worth having all the same
+            traceback.print_exc()
+            print(f"compare/pytorch.py: {mode} failed; see above", file=sys.stderr)
+            failed = 1
+            continue
+        if options.out:
+            append(options.out, results[-1][1])
+    print_table(results)
+    return failed
+
+
+def modes_of(text):
+    modes = text.split(",")
+    for mode in modes:
+        if mode not in MODES:
+            raise argparse.ArgumentTypeError(f"no mode '{mode}'; choose from {', '.join(MODES)}")
+    return modes
+
+
+def device_of(name):
+    """Returns PyTorch's device, if PyTorch supports it and it exists."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:  # whose message lists dozens
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        fail(f"--device {name}: give cpu, cuda, or a GPU as cuda:1", 2)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        fail(f"--device {name}: PyTorch {torch.__version__} sees no GPU, or was built without CUDA; take --device cpu", 4)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        fail(f"--device {name}: PyTorch sees {torch.cuda.device_count()} GPUs, from cuda:0 on", 4)
+    return device
+
+
+def can_compile():
+    try:
+        import torch._inductor.config  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def passes_on(arguments, name, shortest):
+    """Returns whether an option is among those for fdsl-bench, which also accepts prefixes of a minimum length."""
+    words = [word.split("=")[0][2:] for word in arguments if word.startswith("--")]
+    return any(name.startswith(word) and len(word) >= shortest for word in words)
+
+
+def refuse_what_cannot_work(options, arguments):
+    """Checks the options before long runs."""
+    variants = options.variant.split(",")
+    of_cuda = "graph" in (options.modes or []) or options.precision not in (None, "fp32")
+    compiled = [mode for mode in options.modes or [] if mode in EFFORTS]
+    faults = {
+        f"--variant {options.variant}: name variants of training, as in train-omp":
+            not all(name.startswith("train-") for name in variants),
+        "--checkpoint is for one variant at a time": len(variants) > 1 and passes_on(arguments, "checkpoint", 2),
+        "--format is set here; --out takes the rows": passes_on(arguments, "format", 2),
+        "--gradients compares one step, without --out, --modes and --precision":
+            options.gradients and (options.out or options.modes or options.precision),
+        f"--workers {options.workers}: give at least 1; resident has none": options.workers < 1,
+        f"--threads {options.threads}: give at least 1, or leave it out for all":
+            options.threads is not None and options.threads < 1,
+        "graph and lower precisions need --device cuda": options.device.type == "cpu" and of_cuda,
+        f"--modes {','.join(compiled)}: PyTorch {torch.__version__} has no Inductor here, which compiles":
+            compiled and not can_compile(),
+    }
+    for words, is_so in faults.items():
+        if is_so:
+            fail(words, 2)
+
+
+def main():
+    global PROGRAM
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variant", default="train-naive", help="variants of fdsl-bench; the first must have one row per epoch")
+    parser.add_argument("--bench", default=PROGRAM, help="path of fdsl-bench")
+    parser.add_argument("--gradients", action="store_true", help="compare one step instead")
+    parser.add_argument("--device", default="cpu", help="device of PyTorch: cpu or cuda")
+    parser.add_argument("--modes", type=modes_of, help=f"modes of PyTorch: {', '.join(MODES)} (default: resident)")
+    parser.add_argument("--precision", choices=PRECISIONS, help="precision of PyTorch; default: fp32 with TF32 in convolutions, "
+                                                                "as it comes, and bf16 of graph, best and autotuned")
+    parser.add_argument("--workers", type=int, default=4, help="worker processes of mode loader (default 4)")
+    parser.add_argument("--threads", type=int, help="CPU threads of both programs (default: all that this process may use)")
+    parser.add_argument("--out", help="CSV file to append all rows to")
+    options, arguments = parser.parse_known_args()
+    PROGRAM = options.bench
+    options.device = device_of(options.device)
+    refuse_what_cannot_work(options, arguments)
+    options.modes = options.modes or ["resident"]
+    return (check_gradients(options.variant, arguments, options.device) if options.gradients else
+            compare(options, arguments))
+
+
+def program():
+    """Runs main(); reports a full disk for stdout or the file of rows in one line."""
+    try:
+        try:
+            status = main()
+        except SystemExit as leaving:
+            status = leaving.code
+        sys.stdout.flush()
+        return status
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
+            raise
+        print(f"compare/pytorch.py: what is written has no room: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at exit
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(program())

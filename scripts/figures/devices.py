@@ -1,0 +1,183 @@
+"""The devices of a figure: their colours, dashes, names and captions, and notes on the user's rows."""
+
+import collections
+
+from plot import HEIGHT, short_device, wrap
+
+# Slots of plots/common.gp: the colour and point of a variant. Loaders and generators are in different figures
+# and may share slots. A loader with all threads looks like the one with a single thread; third-party loaders
+# are gray or have slot 4. In training figures, GPU variants also use slots that are otherwise for CPU
+# variants (1, 2, and 0, which is 2 with an open point). All feeds of eager PyTorch look the same; autotuned
+# PyTorch has the slot of cuDNN's TF32.
+SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused": 7,
+         "files": 1, "files-omp": 1, "files-uring": 2, "shards": 6, "shards-mmap": 5, "shards-omp": 5,
+         "shards-uring": 7, "torch-files": 8,
+         "train-naive": 1, "train-omp": 2, "train-omp-blas": 5, "train-cuda": 3, "train-tf32": 4, "train-bf16": 5, "train-amp": 6,
+         "train-graph": 7, "train-cudnn": 2, "train-cudnn-tf32": 0,
+         "torch-cpu": 8, "torch-cuda": 8, "torch-loader": 8, "torch-graph": 9, "torch-best": 1, "torch-autotuned": 0,
+         "torch-shards": 8, "webdataset": 4,
+         "published-python": 1, "published-numpy": 8, "published-gbase": 3, "published-bat": 6}
+PUBLISHED = ("published-python", "published-numpy", "published-gbase", "published-bat")  # of scripts/compare/published.py
+PUBLISHED_GROUP_HERE = 8  # open points and thin lines
+DEVICES_MAX = 4  # per kind in one figure: the number of dash patterns in plots/common.gp
+NO_SLOT = 8  # gray: variants that are not in the table
+
+
+class Missing(Exception):
+    """A figure has no data; the text is the command that measures it. `known`: all rows of the workload."""
+
+    def __init__(self, command, known=()):
+        super().__init__(command)
+        yours = yours_of(known)
+        self.why = f"none of your {counted(yours)} has suitable parameters" if yours else "no data"
+
+
+def yours_of(rows):
+    return [row for row in rows if row.source == "yours"]
+
+
+def counted(rows):
+    """Returns '1 row of synth', '12 rows of synth, load and train'."""
+    *first, last = dict.fromkeys(row["schema"].split("/")[0] for row in rows)
+    names = f"{', '.join(first)} and {last}" if first else last
+    return f"{len(rows)} row{'s' if rows[1:] else ''} of {names}"
+
+
+COLUMNS_NAMED, VALUES_NAMED = 3, 4  # maximum, in notes on rows that are not drawn
+
+
+def differences(rows, drawn):
+    """Returns the parameters of rows that no drawn row has, such as 'res 224; batch 8, 16'."""
+    values = collections.defaultdict(list)
+    for column in ("variant", "ranks") + rows[0].parameters:
+        known = {row.texts.get(column, "") for row in drawn}
+        values[column] = [row.texts.get(column, "") for row in rows if row.texts.get(column, "") not in known]
+    named = sorted((column for column in values if values[column]), key=lambda column: -len(values[column]))
+    def words(column):
+        found = sorted(dict.fromkeys(text or "none" for text in values[column]), key=lambda text: (len(text), text))
+        return f"{column} {', '.join(found[:VALUES_NAMED])}{' …' if found[VALUES_NAMED:] else ''}"
+    return "; ".join(map(words, named[:COLUMNS_NAMED])) or "no other point has the same remaining parameters"
+
+
+def about_yours(known, candidates, drawn, columns, command):
+    """Returns notes on the user's rows of a workload (`known`): there are none, none is drawn and why, or which `candidates`
+    are not drawn, described by the `columns` in which they differ from their line."""
+    shown = yours_of(drawn)
+    left = [row for row in yours_of(candidates) if not any(row is other for other in shown)]
+    if not shown and yours_of(known):
+        yours = yours_of(known)
+        return [f"your {counted(yours)} {'are' if yours[1:] else 'is'} not drawn; no point has: "
+                f"{differences(yours, drawn)}; to measure the figure's rows: {command}"]
+    if not shown:
+        return [f"reference rows only; to measure your own: {command}"]
+    if not left:
+        return []
+    texts = []
+    for variant in dict.fromkeys(row["variant"] for row in left):
+        mine = [row for row in left if row["variant"] == variant]
+        beside = [row for row in shown if row["variant"] == variant]
+        others = {column: {row.texts[column] for row in mine} - {row.texts[column] for row in beside} - {""}
+                  for column in columns}
+        texts.append(variant + "".join(f", {column} {', '.join(sorted(values, key=lambda text: (len(text), text)))}"
+                                       for column, values in others.items() if values))
+    return [f"{len(left)} of your rows {'are' if left[1:] else 'is'} on no line, because other parameters differ: "
+            f"{'; '.join(texts)}"]
+
+
+def device_of(row):
+    return row.source, row["host"], row["device"], row.on_gpu
+
+
+class Devices:
+    """The devices of a figure, each with its own group of line styles: the user's first, then the reference's, with separate
+    groups for GPUs and CPUs. Of more than `most` devices of a kind, drops the oldest, but always keeps one of the reference.
+    Prefers reference devices that the user has rows of, too, because they can be compared."""
+
+    def __init__(self, rows, most=DEVICES_MAX, item="images"):
+        self.item = item
+        self.rows = collections.defaultdict(list)
+        for row in rows:
+            self.rows[device_of(row)].append(row)
+        names = {device[2] for device in self.rows if device[0] == "yours"}
+        def order(device):
+            newest = max(row["time_utc"] for row in self.rows[device])
+            return device[0] == "yours", device[2] in names, newest
+        ranked = sorted(self.rows, key=order, reverse=True)
+        self.groups, self.dropped = {}, 0
+        for on_gpu in (True, False):
+            of_kind = [device for device in ranked if device[3] == on_gpu]
+            kept, rest = of_kind[:most], of_kind[most:]
+            shipped = [device for device in rest if device[0] == "reference"]
+            if shipped and kept[-1][0] == "yours":
+                kept[-1] = shipped[0]
+            self.dropped += len(rest)
+            self.groups.update({device: 1 + i for i, device in enumerate(kept)})
+
+    def order(self, row):
+        """Returns the position of a row's line among those of its device: in the order of SLOTS; unknown variants are last."""
+        return (list(SLOTS) + [row["variant"]]).index(row["variant"])
+
+    def style(self, row):
+        if row["variant"] in PUBLISHED:
+            return 10 * PUBLISHED_GROUP_HERE + SLOTS[row["variant"]]
+        return 10 * self.groups[device_of(row)] + SLOTS.get(row["variant"], NO_SLOT)
+
+    def names(self):
+        """Yields (device, heading lines, "yours" or "reference"), with the host if two devices have the same name."""
+        count = collections.Counter(device[2] for device in self.groups)
+        for device in self.groups:
+            source, host, name, _ = device
+            whose = "yours" if source == "yours" else "reference"
+            yield device, wrap(short_device(name), 190, 11), whose + (f", {host}" if count[name] > 1 else "")
+
+    def caption(self):
+        """Returns sentences with full device names, revisions and caveats."""
+        texts = [self.about(device) for device in self.groups]
+        shown = [row for device in self.groups for row in self.rows[device]]
+        if not texts:
+            return []
+        more = f" Not shown: {self.dropped} more device{'s' if self.dropped > 1 else ''}." if self.dropped else ""
+        return ["; ".join(texts) + "." + more
+                + (f" All {self.item} verified." if all(row["verified"] == "yes" for row in shown) else "")]
+
+    def about(self, device):
+        """Describes a device: threads, source of the rows, and variants that are not verified, not settled or throttled."""
+        source, host, name, on_gpu = device
+        rows = self.rows[device]
+        threads = sorted({int(threads_per_rank(row)) for row in rows if not on_gpu})
+        revisions = sorted({row["revision"] for row in rows} - {""})
+        unverified = sorted({row["variant"] for row in rows if row["verified"] != "yes"})
+        throttled = sorted({row["variant"] for row in rows if row.get("throttled")})
+        unsettled = sorted({row["variant"] for row in rows if row.unsettled})
+        return (f"{name}{', ' + threads_words(threads) if threads else ''} "
+                f"({'your rows' if source == 'yours' else 'reference rows'}, host {host}, "
+                f"revision {', '.join(revisions[:3]) or 'unknown'}{' …' if revisions[3:] else ''}"
+                + (f", not verified: {', '.join(unverified)}" if unverified else "")
+                + (f", not settled: {', '.join(unsettled)}" if unsettled else "")
+                + (f", throttled: {', '.join(throttled)}" if throttled else "") + ")")
+
+
+def threads_per_rank(row):
+    """Returns the mean threads per rank of a CPU's row; a row with rank=all has the sum over ranks."""
+    return row["threads"] / (row["ranks"] if row["rank"] == "all" else 1)
+
+
+def threads_words(threads):
+    return " and ".join(map(str, threads)) + (" thread" if threads == [1] else " threads")
+
+
+def add_bar_devices(plot, devices, bars):
+    """Adds the last blocks, one per line of text: the device of each run of adjacent bars, below their names. Returns the
+    number of blocks."""
+    bar_px = (plot.width - 84 - 190) / (len(bars) + 0.2)
+    labels, lines_max = [], 1
+    for device, name, whose in devices.names():
+        at = [1 + b for b, (other, _) in enumerate(bars) if other == device]
+        if at:
+            lines = wrap(f"{short_device(device[2])} ({whose})", bar_px * len(at) - 8, 10)
+            lines_max = max(lines_max, len(lines))
+            labels += [(i, ((at[0] + at[-1]) / 2, line)) for i, line in enumerate(lines)]
+    plot.axis_px = 62 + 16 * lines_max
+    plot.height = HEIGHT + 16 * lines_max
+    plot.blocks += [[label for i, label in labels if i == line] for line in range(lines_max)]
+    return lines_max

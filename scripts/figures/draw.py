@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Draws figures with gnuplot from the rows in CSV files.
+
+  scripts/figures/draw.py [NAME ...]    draw the named figures (default: all)
+
+  --results DIR     your rows: DIR/*.csv (default: results)
+  --reference DIR   reference rows and published points (default: results/reference)
+  --out DIR         write NAME.png, NAME.svg and NAME.pdf to DIR (default: plots under --results)
+  --work DIR        write the plotted data, NAME.dat and NAME.vars, to DIR (default: build/plots)
+  --commands        print the gnuplot commands instead of running them
+  --list            list the figures
+
+If a figure has no data, the program skips it and prints the command that measures the data. Exit status: 0 done,
+1 gnuplot failed or a file could not be written, 2 usage or invalid input file, 4 gnuplot is missing.
+"""
+
+import argparse
+import difflib
+import pathlib
+import sys
+
+sys.dont_write_bytecode = True
+import break_even  # noqa: E402  (in this folder)
+import feeding  # noqa: E402
+import fine_tuning  # noqa: E402
+import generating  # noqa: E402
+import learning  # noqa: E402
+import loading  # noqa: E402
+import monitoring  # noqa: E402
+import roofline  # noqa: E402
+import scaling  # noqa: E402
+from devices import Missing  # noqa: E402
+from plot import FORMATS, ROOT, Failed, draw, exit_status, need_gnuplot, shown_path  # noqa: E402
+from rows import Measured  # noqa: E402
+
+# A figure is a function that takes all rows (Measured, in rows.py) and returns a Plot (plot.py). Without
+# suitable rows it raises Missing (devices.py) with the command that measures them.
+FIGURES = {
+    "vertices": (generating.vertices, "time per image vs. vertices, with published points"),
+    "resolution": (generating.resolution, "time per image vs. resolution, with published points"),
+    "batch": (generating.batch, "time per image vs. batch size, with published points"),
+    "training": (feeding.training, "published training throughput vs. number of GPUs"),
+    "training_time": (feeding.training_time, "training time vs. images: generated live or loaded"),
+    "ladder": (generating.ladder, "time per image of the paper's variants, with speed-ups"),
+    "stages": (generating.stages, "time per image by stage: noise, vertices, painting"),
+    "scaling": (scaling.figure, "images per second vs. ranks, with ideal scaling and efficiency"),
+    "monitor": (monitoring.over_time, "utilisation, power, clocks, memory and CPU load during a run"),
+    "monitor_loading": (monitoring.while_loading, "GPU utilisation, CPU cores and throughput of loaders: files vs. shards"),
+    "roofline": (roofline.figure, "share of the roofline by variant"),
+    "loading": (loading.sizes, "time per sample vs. sample size: files, shards and memcpy"),
+    "loading_threads": (loading.threads, "loading throughput vs. threads: files, shards and memcpy"),
+    "loading_cold": (loading.cold, "time per sample with a cold and a warm page cache"),
+    "loading_latency": (loading.latency, "latency quantiles of open, read and close"),
+    "loading_loops": (loading.loops, "500 epochs over 1000 video samples, by variant"),
+    "break_even": (break_even.figure, "images per second during a training step: generated or read"),
+    "learning_loss": (learning.loss, "training loss vs. epoch, by variant"),
+    "learning_accuracy": (learning.accuracy, "test error vs. epoch, by variant"),
+    "learning_time": (learning.to_accuracy, "test error vs. training time, by variant"),
+    "fine_tuning": (fine_tuning.figure, "test error vs. samples seen: pre-trained or from scratch"),
+}
+
+
+def read_arguments(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     usage=argparse.SUPPRESS, add_help=False)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "results")
+    parser.add_argument("--reference", type=pathlib.Path, default=ROOT / "results/reference")
+    parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/plots")
+    parser.add_argument("--commands", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("-h", "--help", action="store_true")
+    given = parser.parse_args(arguments)
+    given.out = (given.out or given.results / "plots").resolve()
+    given.work = given.work.resolve()
+    for name in given.names:
+        if name not in FIGURES:
+            near = difflib.get_close_matches(name, FIGURES, 1)
+            raise Failed(f"no figure '{name}'" + (f"; did you mean {near[0]}?" if near else
+                         f"; choose from {', '.join(FIGURES)}"), 2)
+    return given
+
+
+def draw_all(given):
+    need_gnuplot()
+    measured = Measured(given.results, given.reference)
+    for note in measured.notes:
+        print(f"figures: {note}", file=sys.stderr)
+    for name in given.names or FIGURES:
+        try:
+            plot = FIGURES[name][0](measured)
+        except Missing as missing:
+            print(f"  skipped {name}: {missing.why}; to measure it: {missing}")
+            continue
+        draw(name, plot, given.out, given.work, commands=given.commands)
+        if not given.commands:
+            note = f" ({'; '.join(plot.notes)})" if plot.notes else ""
+            print(f"  drawn   {shown_path(given.out / name)}.{{{','.join(FORMATS)}}}{note}")
+
+
+def program(arguments):
+    given = read_arguments(arguments)
+    if given.help:
+        print(__doc__.strip())
+    elif given.list:
+        print("\n".join(f"{name:<16} {text}" for name, (_, text) in FIGURES.items()))
+    else:
+        draw_all(given)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status("figures", lambda: program(sys.argv[1:])))

@@ -1,0 +1,276 @@
+"""Figures of image generation, from rows of the workload synth: time vs. a parameter with published points, the paper's
+variants, the stages of an image. scripts/figures/draw.py documents the return values."""
+
+import collections
+
+from devices import PUBLISHED, SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of
+from plot import (WIDTH, Plot, linear_ticks, log_range, log_ticks, micros_tick, micros_words, ticks_125, x_axis)
+from rows import DEFAULTS, newest, sweep_of
+
+PUBLISHED_SLOTS = {"Python-CPU": 1, "CUDA-Baseline": 3, "CUDA-Batched": 6}
+LADDER = ("gbase", "mem", "rng", "bat", "fused")
+IN_FIGURES = ("naive", "omp", "gbase", "bat", "fused") + PUBLISHED
+PUBLISHED_GROUP, PUBLISHED_CODE_GROUP = 5, 6
+PAPER = "published: PDP 2026"
+
+# The paper's job: one class, unscaled gray images. Figures vary the columns in VARIED; those in APPLIES_NOT
+# are empty if they do not apply.
+VARIED = ("batch", "res", "vertices", "out_res", "seed", "instance")
+APPLIES_NOT = ("preset", "preset_file", "fit", "mean", "std")
+ERROR_BARS = "Median run time divided by the number of images; whiskers: minimum to 95th percentile."
+
+
+# ---- Selection -------------------------------------------------------------------------------------------------
+
+
+def is_paper_job(row):
+    """Returns whether a row has the paper's class and unscaled gray images: these figures and the roofline show such rows."""
+    return row.texts["out_res"] == row.texts["res"] and all(
+        row.texts[column] == default or (column in APPLIES_NOT and not row.texts[column])
+        for column, default in DEFAULTS.items() if column not in VARIED)
+
+
+def paper_rows(measured, variants, rows=None, **fixed):
+    """Returns rows of one rank with the paper's job, these variants and these values of numeric columns, chosen from `rows`
+    (default: the newest of each)."""
+    return [row for row in (measured.rows if rows is None else rows)
+            if row["ranks"] == 1 and row["variant"] in variants and is_paper_job(row)
+            and all(row[column] == value for column, value in fixed.items())]
+
+
+def preferred(row):
+    """Key for max() over rows that differ in the batch only: batch 256, or the largest below, or the smallest above; then
+    most threads, then the newest."""
+    batch = row["batch"]
+    return (batch <= 256, batch if batch <= 256 else -batch, row["threads"], row["time_utc"])
+
+
+def series_over(rows, x, free):
+    """Returns lists of rows by rising x, one per device and variant. Of several combinations of a sweep and the `free`
+    columns, takes the one with most points, then the preferred one."""
+    groups = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for row in rows:
+        combination = sweep_of(row) + tuple(row[column] for column in free)
+        points = groups[device_of(row), row["variant"]][combination]
+        if row[x] not in points or points[row[x]]["time_utc"] <= row["time_utc"]:
+            points[row[x]] = row
+    series = []
+    for combinations in groups.values():
+        best = max(combinations.values(), key=lambda points: (len(points), max(map(preferred, points.values()))))
+        series.append([best[value] for value in sorted(best)])
+    return series
+
+
+def best_rows(rows):
+    """Returns {(device, variant): row} at the preferred batch."""
+    groups = collections.defaultdict(list)
+    for row in rows:
+        groups[device_of(row), row["variant"]].append(row)
+    return {key: max(group, key=preferred) for key, group in groups.items()}
+
+
+# ---- Time over a parameter -------------------------------------------------------------------------------------
+
+
+def lines_plot(measured, title, figure, x, fixed, free, command, caption):
+    """Time per image vs. column x: rows by device, published points, and for batches the published code."""
+    plot = Plot(title)
+    candidates = paper_rows(measured, IN_FIGURES, measured.sweeps, **fixed)
+    ours = series_over(candidates, x, free)
+    devices = Devices([row for points in ours for row in points])
+    add_ours(plot, devices, ours, x)
+    add_published(measured, plot, figure)
+    if figure == "batchsize":
+        add_published_code(measured, plot)
+    if not plot.blocks:
+        raise Missing(command, measured.rows)
+    low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, **log_ticks(low, high, micros_tick),
+                      **axis_of([at for points in plot.blocks for at, *_ in points], x)}
+    plot.caption = [f"{caption} {ERROR_BARS}"] + devices.caption()
+    if not ours:
+        plot.caption.append("Published points only; there are no rows.")
+    shown = [row for points in ours for row in points if device_of(row) in devices.groups]
+    plot.notes += about_yours(measured.rows, newest(candidates), shown, free, command)
+    plot.add_rings()
+    return plot
+
+
+def add_ours(plot, devices, ours, x):
+    """Adds series and legend, device by device."""
+    for device, name, whose in devices.names():
+        plot.legend += [(0, line) for line in name] + [(0.5, whose)]
+        for points in sorted((points for points in ours if device_of(points[0]) == device),
+                             key=lambda points: SLOTS[points[0]["variant"]]):
+            label = points[0]["variant"] + (f", batch {points[0]['batch']:.0f}" if x != "batch" else "")
+            plot.add_series(devices.style(points[0]), label,
+                            [(row[x], *map(row.micros, ("time_median_s", "time_min_s", "time_p95_s")))
+                             for row in points])
+            plot.rings += [(row[x], row.micros("time_median_s")) for row in points if row.unsettled]
+
+
+def add_published(measured, plot, figure):
+    plot.legend.append((0, PAPER))
+    for name, points in measured.published_series(figure).items():
+        plot.add_series(10 * PUBLISHED_GROUP + PUBLISHED_SLOTS.get(name, 8), name,
+                        [(at, *[1e3 * ms] * 3) for at, ms in points])
+
+
+def axis_of(xs, x):
+    """Returns the x axis of a parameter: log, with ticks at the measured resolutions or at powers of two. For vertices,
+    linear with round steps unless they span more than a factor of 20."""
+    low, high = min(xs) / 1.3, max(xs) * 1.3
+    if x == "res":
+        return x_axis(low, high, sorted(set(xs)))
+    if x == "batch":
+        return x_axis(low, high, [2.0**e for e in range(64) if low <= 2.0**e <= high])
+    if max(xs) > 20 * min(xs):
+        return x_axis(low, high, ticks_125(low, high))
+    room = 0.05 * (max(xs) - min(xs)) or 0.5 * max(xs)
+    low, high = max(0, min(xs) - room), max(xs) + room
+    return x_axis(low, high, linear_ticks(low, high), log=False)
+
+
+def add_published_code(measured, plot):
+    points = [(point["batch"], *[1e6 * point["published_s_per_image"]] * 3) for point in measured.published_code
+              if point["variant"] == "bat"]
+    if points:
+        plot.legend += [(0, "published code"), (0.5, "on an NVIDIA H200")]
+        plot.add_series(10 * PUBLISHED_CODE_GROUP + SLOTS["bat"], "CUDA-Batched", sorted(points))
+
+
+def vertices(measured):
+    return lines_plot(measured, "Time per image vs. vertices", "nvertex", "vertices", {"res": 512},
+                      ("batch", "threads", "seed", "instance"), "scripts/sweep/run.sh configs/sweep_vertices.tsv",
+                      "512 × 512 pixels, 200 orbits.")
+
+
+def resolution(measured):
+    return lines_plot(measured, "Time per image vs. resolution", "res", "res", {"vertices": 1000},
+                      ("batch", "threads", "seed", "instance"), "scripts/sweep/run.sh configs/sweep_resolution.tsv",
+                      "1000 vertices, 200 orbits.")
+
+
+def batch(measured):
+    return lines_plot(measured, "Time per image vs. batch size", "batchsize", "batch",
+                      {"res": 512, "vertices": 1000}, ("threads", "seed", "instance"),
+                      "scripts/sweep/run.sh configs/sweep_batch.tsv", "512 × 512 pixels, 1000 vertices, 200 orbits.")
+
+
+# ---- The ladder and its stages ---------------------------------------------------------------------------------
+
+
+LADDER_COMMAND = ("./fdsl-bench --variant gbase,mem,rng,bat,fused --batch 256 --verify --out results/synth.csv "
+                  "(needs an NVIDIA GPU)")
+STAGES_COMMAND = ("./fdsl-bench --variant gbase,mem,rng,bat,fused,omp --verify --out results/synth.csv "
+                  "(without an NVIDIA GPU: --variant omp)")
+
+
+def ladder(measured):
+    chosen = best_rows(paper_rows(measured, LADDER, res=512, vertices=1000))
+    if not chosen:
+        raise Missing(LADDER_COMMAND, measured.rows)
+    plot = Plot("Time per image of the paper's variants")
+    devices = Devices(list(chosen.values()), 3)
+    names = list(devices.names())
+    box = 0.74 / len(names)
+    published = [(1.46 + i, 1e6 * min(point["published_s_per_image"] for point in measured.published_code
+                                   if point["variant"] == step))
+                 for i, step in enumerate(LADDER) if any(p["variant"] == step for p in measured.published_code)]
+    dot_slots = [6, 2, 5]
+    for d, (device, name, whose) in enumerate(names):
+        plot.legend += [(10 + dot_slots[d] + 0.1, line) if i == 0 else (0.75, line) for i, line in enumerate(name + [whose])]
+        plot.blocks.append(ladder_dots(chosen, device, (d - (len(names) - 1) / 2) * box))
+        plot.rings += [dot[:2] for dot, step in plot.blocks[-1] if chosen[device, step].unsettled]
+        plot.blocks[-1] = [dot for dot, _ in plot.blocks[-1]]
+    plot.blocks += [[(1 + i, step, batches_words(chosen, step)) for i, step in enumerate(LADDER)], published]
+    plot.legend += [(61.1, "published code"), (0.75, "on an NVIDIA H200")]
+    values = [value for dots in plot.blocks[:-2] for dot in dots for value in dot[1:4]]
+    values += [us for _, us in published]
+    low, high = log_range(values, 1.6)
+    plot.width = max(WIDTH, 240 + len(LADDER) * (68 * len(names) + 24))
+    plot.variables = {"groups": len(LADDER), "dots": len(names),
+                      **log_ticks(low, log_range([high * 1.3], 1)[1], micros_tick),
+                      "dot_slot": dot_slots[:len(names)]}
+    plot.add_rings()
+    plot.caption = ["512 × 512 pixels, 1000 vertices, 200 orbits. Bold: speed relative to gbase on the same device. "
+                    + ERROR_BARS] + devices.caption()
+    plot.notes += about_yours(measured.rows, [], list(chosen.values()), (), LADDER_COMMAND)
+    return plot
+
+
+def ladder_dots(chosen, device, shift):
+    """Returns ((x, median, low, high, time, speed-up), variant) for each variant of a device."""
+    base = chosen.get((device, "gbase"))
+    dots = []
+    for i, step in enumerate(LADDER):
+        row = chosen.get((device, step))
+        if row:
+            median, p95 = row.micros("time_median_s"), row.micros("time_p95_s")
+            speed_up = base.micros("time_median_s") / median if base else None
+            dots.append(((1 + i + shift, median, row.micros("time_min_s"), p95, micros_words(median),
+                          f"× {speed_up:.3g}" if speed_up else ""), step))
+    return dots
+
+
+def batches_words(chosen, variant):
+    batches = sorted({int(row["batch"]) for (_, name), row in chosen.items() if name == variant})
+    return "batch " + ", ".join(map(str, batches)) if batches else "no row"
+
+
+def stages(measured):
+    names = ("noise_s", "vertices_s", "painting_s")
+    candidates = paper_rows(measured, LADDER + ("omp",), res=512, vertices=1000)
+    rows = [row for row in candidates if any(row[name] for name in names)]
+    if not rows:
+        raise Missing(STAGES_COMMAND, measured.rows)
+    plot = Plot("Time per image by stage")
+    chosen = best_rows(rows)
+    devices = Devices(list(chosen.values()), 3)
+    order = list(SLOTS)
+    bars = [(device, row) for device in devices.groups
+            for (at, _), row in sorted(chosen.items(), key=lambda item: order.index(item[0][1])) if at == device]
+    parts = [stage_parts(row, names) for _, row in bars]
+    plot.blocks = [[(1 + b, *part[s]) for b, part in enumerate(parts) if part[s][1] > part[s][0]] for s in range(3)]
+    plot.blocks += [[(1 + b, at, words) for b, (_, row) in enumerate(bars) for at, words in thin_parts(row, names)]]
+    plot.blocks += [[(1 + b, micros_words(sum(row.micros(name) or 0 for name in names)))
+                     for b, (_, row) in enumerate(bars)],
+                    [(1 + b, row["variant"], f"batch {row['batch']:.0f}") for b, (_, row) in enumerate(bars)]]
+    plot.width = max(WIDTH, 250 + 110 * len(bars))
+    device_lines = add_bar_devices(plot, devices, bars)
+    plot.legend = [(-9, "painting"), (-2, "vertices"), (-6, "noise")]
+    plot.variables = {"bars": len(bars), "stages": 3, "stage_slot": [6, 2, 9], "device_lines": device_lines}
+    joined = [name for name in dict.fromkeys(row["variant"] for _, row in bars)
+              if not any(row["noise_s"] and row["vertices_s"] for _, row in bars if row["variant"] == name)]
+    without = [name for name in LADDER if name not in {row["variant"] for _, row in bars}]
+    plot.caption = ["512 × 512 pixels, 1000 vertices, 200 orbits. Stages are timed separately, in an extra run; the number "
+                    "above a bar is their sum per image."
+                    + (f" Noise and vertices are one stage in {' and '.join(joined)}." if joined else "")
+                    + (f" No stages measured for {' and '.join(without)}." if without else "")] + devices.caption()
+    plot.notes += about_yours(measured.rows, [], [row for _, row in bars], (), STAGES_COMMAND)
+    return plot
+
+
+THIN = 6  # percent of a bar: below this, the number does not fit inside
+
+
+def stage_parts(row, names):
+    """Returns (from %, to %, text) per stage; the text is empty if it does not fit."""
+    times = [row.micros(name) or 0 for name in names]
+    parts, at = [], 0
+    for us in times:
+        share = 100 * us / sum(times)
+        parts.append((at, at + share, micros_words(us) if share >= THIN else ""))
+        at += share
+    return parts
+
+
+def thin_parts(row, names):
+    """Returns (height %, text) of parts that are too thin for text inside; the texts are next to the bar and do not overlap."""
+    beside = []
+    for (low, high, _), name in zip(stage_parts(row, names), names):
+        if 0 < high - low < THIN:
+            beside.append([(low + high) / 2, micros_words(row.micros(name))])
+    for lower, upper in zip(beside, beside[1:]):
+        upper[0] = max(upper[0], lower[0] + 5)
+    return beside

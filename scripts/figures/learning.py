@@ -1,0 +1,93 @@
+"""Figures of training, from rows of the workload train. scripts/figures/draw.py documents the return values."""
+
+import collections
+
+from devices import Devices, Missing, about_yours, device_of
+from plot import Plot, linear_ticks, log_range, log_ticks, number_words, ticks_125, x_axis
+from rows import TRAIN_PARAMETERS
+
+COMMAND = "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv"
+JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "data"))  # the path of the data may differ
+
+
+def job_of(row):
+    return tuple(row[column] for column in JOB) + (row["train_samples"], row["test_samples"])
+
+
+def line_of(row):
+    return device_of(row), row["variant"], row["threads"]
+
+
+def curves(rows):
+    """Returns lists of rows by epoch, one per device, variant and number of threads, for the best job: prefers the user's
+    rows, then most lines, then most epochs, then the newest. Skips jobs that were also started from a checkpoint (they are
+    in figure fine_tuning) and runs on one constant batch, whose loss is meaningless."""
+    fine_tuned = {job_of(row) for row in rows if row["init"]}
+    rows = [row for row in rows if job_of(row) not in fine_tuned and row["feed"] != "constant"]
+    jobs = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for row in sorted(rows, key=lambda row: row["time_utc"]):
+        jobs[job_of(row)][line_of(row)][row["epoch"]] = row
+    def worth(lines):
+        measured = [row for line in lines.values() for row in line.values()]
+        return (any(row.source == "yours" for row in measured), len(lines), len(measured),
+                max(row["time_utc"] for row in measured))
+    best = max(jobs.values(), key=worth, default={})
+    return [[line[epoch] for epoch in sorted(line)] for line in best.values()]
+
+
+def about_job(row):
+    decay = f", weight decay {row['weight_decay']}" if row["weight_decay"] != "0" else ""
+    return (f"{row['model']} with {number_words(row['parameters'])} parameters, {row['data'].rstrip('/').split('/')[-1]}: "
+            f"{number_words(row['train_samples'])} training samples, {number_words(row['test_samples'])} test samples; batch "
+            f"{row['batch']:.0f}, {row['optimizer']} at {row['lr']}{decay}.")
+
+
+def curves_plot(measured, title, y_name, value, x, about):
+    """Plots value(row) vs. x(row), one line per variant."""
+    plot = Plot(title)
+    lines = [line for line in curves(measured.trains) if any(value(row) is not None for row in line)]
+    devices = Devices([row for line in lines for row in line], item="first steps")
+    lines = [line for line in lines if device_of(line[0]) in devices.groups]
+    if not lines:
+        raise Missing(COMMAND, measured.trains)
+    for device, name, whose in devices.names():
+        plot.legend += [(0, text) for text in name] + [(0.5, whose)]
+        for line in sorted((line for line in lines if device_of(line[0]) == device), key=lambda line: devices.order(line[0])):
+            plot.add_series(devices.style(line[0]), line[0]["variant"],
+                            [(x(row), *[value(row)] * 3) for row in line if value(row) is not None])
+    low, high = log_range([point[1] for points in plot.blocks for point in points])
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_name": y_name,
+                      **log_ticks(low, high, number_words)}
+    shown = [row for line in lines for row in line]
+    plot.caption = [f"{about_job(shown[0])} {about}"] + devices.caption()
+    plot.notes += about_yours(measured.trains, measured.trains, shown, JOB, COMMAND)
+    return plot
+
+
+def epochs_axis(plot):
+    last = max(point[0] for points in plot.blocks for point in points)
+    plot.variables.update(x_axis(0, last + 0.5, linear_ticks(0, last + 0.5), log=False), x_name="epoch")
+    return plot
+
+
+def error_percent(row):
+    """Returns the test error in percent; counts half a sample if none is wrong, because the axis is logarithmic."""
+    return 100 * max(1 - row["test_acc"], 0.5 / row["test_samples"])
+
+
+def loss(measured):
+    return epochs_axis(curves_plot(measured, "Training loss vs. epoch", "training loss (mean over the epoch)", lambda row: row["loss"] or None,
+                                   lambda row: row["epoch"], "Loss of the training samples, before each step."))
+
+
+def accuracy(measured):
+    return epochs_axis(curves_plot(measured, "Test error vs. epoch", "test error (%)", error_percent,
+                                   lambda row: row["epoch"], "Tested after every epoch."))
+
+
+def to_accuracy(measured):
+    plot = curves_plot(measured, "Test error vs. training time", "test error (%)", error_percent,
+                       lambda row: row["trained_s"], "Time of the training steps only, without tests and checkpoints.")
+    xs = [point[0] for points in plot.blocks for point in points]
+    plot.variables.update(x_axis(min(xs) / 1.3, max(xs) * 1.3, ticks_125(min(xs) / 1.3, max(xs) * 1.3)), x_name="training time (s)")
+    return plot

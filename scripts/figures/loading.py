@@ -1,0 +1,340 @@
+"""Figures of loading, from rows of the workload load. scripts/figures/draw.py documents the return values."""
+
+import collections
+import math
+import statistics
+
+from devices import SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of
+from plot import (WIDTH, Plot, count_words, log_range, log_ticks, micros_tick, micros_words, x_axis)
+from rows import LOAD_DEFAULTS, newest, sweep_of
+
+COMMAND = "scripts/sweep/reference_load.sh DIR results/load.csv"
+ONE_THREAD = ("files", "files-uring", "shards", "shards-mmap", "shards-uring")
+ALL_THREADS = ("files-omp", "shards-omp")
+OTHERS = ("torch-files", "torch-shards", "webdataset")  # from scripts/compare/loading.py
+OTHERS_TO_GPU = ("torch-files-gpu", "torch-shards-gpu")  # from scripts/compare/loading.py --gpu
+NOT_OURS = OTHERS + tuple(f"{name}-inline" for name in OTHERS) + ("dali",) + OTHERS_TO_GPU
+IN_ORDER, SHUFFLED = "in order", "shuffled"
+COPIES = 90  # plus the group of a device: the line style of its copies
+NEAREST_BYTES = 1 << 14  # figures of one sample size prefer the nearest to this
+DEVICES = 2  # per figure: the other dashes show the order or the page cache
+# Constant along a line. Options that do not apply to a loader have their default.
+FREE = ("batch", "seed", "epochs", "depth", "block", "prefetch", "shuffle", "shards")
+ERROR_BARS = "Median epoch time divided by the number of samples; whiskers: minimum to 95th percentile."
+
+
+# ---- Selection -------------------------------------------------------------------------------------------------
+
+
+def plain_rows(measured, variants, cache, threads=None):
+    """Returns rows of one rank that only load, and load whole sets. Other loaders do not set up the page cache but read all
+    data once before the timing, so they count as warm. Rows are the newest of their kind within a file and revision;
+    figures of single rows take the newest of all."""
+    return [row for row in measured.load_sweeps
+            if row["variant"] in variants and row["ranks"] == 1 and threads in (None, row["threads"])
+            and (row["cache"] == cache or (cache == "warm" and row["variant"] in OTHERS))
+            and not row["skipped"] and row["decode"] != "1" and row["augment"] != "1" and not row["compute_ms"]]
+
+
+def order_of(row):
+    """Files are always shuffled globally. Shards are shuffled; their samples only with --shuffle."""
+    return IN_ORDER if row["layout"] == "shards" and row["shuffle"] in ("", "0") else SHUFFLED
+
+
+def kept_fixed(row):
+    return sweep_of(row) + tuple(row[column] for column in FREE if column != "shuffle" or row["layout"] == "shards")
+
+
+def preferred(row):
+    """Key for max(): the row with most default options, then the newest."""
+    return sum(row.texts[column] in ("", default) for column, default in LOAD_DEFAULTS.items()), row["time_utc"]
+
+
+def series_over(rows, x):
+    """Returns lists of rows by rising x, one per device, variant and order. Of several combinations of fixed columns, takes
+    the one with most points, then the preferred one."""
+    groups = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for row in rows:
+        points = groups[device_of(row), row["variant"], order_of(row)][kept_fixed(row)]
+        if row[x] not in points or points[row[x]]["time_utc"] <= row["time_utc"]:
+            points[row[x]] = row
+    best = [max(lines.values(), key=lambda points: (len(points), max(map(preferred, points.values()))))
+            for lines in groups.values()]
+    return [[points[at] for at in sorted(points)] for points in best]
+
+
+def of_one_size(rows):
+    """Returns the rows of one sample size for all devices. Prefers a size that the user's rows have, then the size with most
+    devices, then with most rows, then the nearest to 16 KiB."""
+    found = collections.defaultdict(set)
+    for row in rows:
+        found[row["sample_bytes"]].add((device_of(row), row["variant"], order_of(row), row["threads"], row["cache"]))
+    def worth(size):
+        devices = {device for device, *_ in found[size]}
+        return (any(device[0] == "yours" for device in devices), len(devices), len(found[size]),
+                -abs(math.log(size / NEAREST_BYTES)))
+    best = max(found, key=worth, default=None)
+    return [row for row in rows if row["sample_bytes"] == best]
+
+
+def need(measured, rows):
+    if not rows:
+        raise Missing(COMMAND, measured.loads)
+    return Devices(rows, DEVICES, "samples")
+
+
+def shown_by(devices, rows):
+    return [row for row in rows if device_of(row) in devices.groups]
+
+
+# ---- Words -----------------------------------------------------------------------------------------------------
+
+
+def size_words(size):
+    return f"{size / 1024:.4g} KiB" if size >= 1024 else f"{size:.0f} bytes"
+
+
+def range_words(values, words=lambda value: f"{value:.0f}"):
+    """Returns '32', or '32 to 64' if values differ."""
+    return " to ".join(dict.fromkeys(map(words, (min(values), max(values)))))
+
+
+def about_sets(rows):
+    """Returns a sentence on the data set, batches and shuffling."""
+    total = range_words([row["items"] / float(row["epochs"] or 1) * row["sample_bytes"] / 1e6 for row in rows],
+                        lambda mb: f"{mb:.3g}")
+    shards = [row["shards"] for row in rows if row["shards"]]
+    windows = [float(row["shuffle"]) for row in rows if row["layout"] == "shards" and order_of(row) == SHUFFLED]
+    return (f"Sets of {total} MB" + (f", {range_words(shards)} shards" if shards else "")
+            + f"; batch size {range_words([row['batch'] for row in rows])}. Files are shuffled globally"
+            + (f", shards with a buffer of {range_words(windows)} samples." if windows else "."))
+
+
+def about_others(rows):
+    names = [name for name in OTHERS if any(row["variant"] == name for row in rows)]
+    return (f" {', '.join(names)}: PyTorch's DataLoader after a warm-up epoch; its threads are processes."
+            if names else "")
+
+
+# ---- Lines -----------------------------------------------------------------------------------------------------
+
+
+def style_of(devices, row):
+    """Filled points: in order; open points: shuffled; dashes by device."""
+    return 10 * (devices.groups[device_of(row)] + 4 * (order_of(row) == SHUFFLED)) + SLOTS[row["variant"]]
+
+
+def add_lines(plot, devices, lines, x, point, copied, note):
+    """Adds series and legend, device by device: copies, then in order, then shuffled. `point` returns (median, low, high) of
+    a row, `copied` the same measure for its copies, and `note` a suffix for the line below the device's name."""
+    both = len({device[0] for device in devices.groups}) > 1
+    for device, name, whose in devices.names():
+        crossed = int(both and device[0] == "yours")  # distinguishes points without lines
+        before = len(plot.blocks)
+        mine = [points for points in lines if device_of(points[0]) == device]
+        plot.legend += [(0, line) for line in name] + [(0.5, whose + note(mine[0][0]))] + [(0.5, "points with a cross")] * crossed
+        copies = collections.defaultdict(list)
+        for row in (row for points in mine for row in points if row["copy_bytes_per_s"]):
+            copies[x(row)].append(copied(row))
+        if copies:
+            plot.add_series(COPIES + devices.groups[device], "memcpy alone",
+                            [(at, *[statistics.median(copies[at])] * 3) for at in sorted(copies)])
+        for order in (IN_ORDER, SHUFFLED):
+            of_order = sorted((points for points in mine if order_of(points[0]) == order),
+                              key=lambda points: list(SLOTS).index(points[0]["variant"]))
+            plot.legend += [(0.5, f"samples {order}")] * bool(of_order)
+            for points in of_order:
+                plot.add_series(style_of(devices, points[0]), points[0]["variant"],
+                                [(x(row), *point(row)) for row in points])
+                plot.rings += [(x(row), point(row)[0]) for row in points if row.unsettled]
+        plot.crossed += [crossed] * (len(plot.blocks) - before)
+
+
+def lines_plot(measured, plot, devices, lines, candidates, words, axis):
+    """Fills in the common parts of line figures. `words` formats the y ticks; `axis` returns the x axis for all x."""
+    shown = [row for points in lines for row in points]
+    low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
+                      **({"series_crossed": plot.crossed} if plot.crossed else {}),
+                      **log_ticks(low, high, words), **axis(sorted({at for points in plot.blocks for at, *_ in points}))}
+    plot.caption += devices.caption()
+    plot.notes += about_yours(measured.loads, newest(candidates), shown, ("data", "sample_bytes", "threads") + FREE, COMMAND)
+    plot.add_rings()
+    return plot
+
+
+def powers_axis(xs):
+    """Returns an axis with ticks at powers of two, at least two of them."""
+    def ticks(margin):
+        low, high = min(xs) / margin, max(xs) * margin
+        return low, high, [2.0**e for e in range(-10, 64) if low <= 2.0**e <= high]
+    low, high, at = ticks(1.3)
+    return x_axis(low, high, at) if at[1:] else x_axis(*ticks(2.2))
+
+
+def threads_axis(xs):
+    """Returns an axis with ticks at the measured values; a single value gets a second tick at its double."""
+    at = xs if xs[1:] else [xs[0], 2 * xs[0]]
+    return x_axis(min(at) / 1.3, max(at) * 1.3, at)
+
+
+def sizes(measured):
+    rows = plain_rows(measured, ONE_THREAD + OTHERS, "warm", 1)
+    lines = series_over(rows, "sample_bytes")
+    devices = need(measured, [row for points in lines for row in points])
+    lines = [points for points in lines if device_of(points[0]) in devices.groups]
+    plot = Plot("Loading: time per sample vs. sample size")
+    add_lines(plot, devices, lines, lambda row: row["sample_bytes"] / 1024,
+              lambda row: tuple(map(row.micros, ("time_median_s", "time_min_s", "time_p95_s"))),
+              lambda row: 1e6 * row["sample_bytes"] / row["copy_bytes_per_s"], lambda row: "")
+    shown = [row for points in lines for row in points]
+    plot.caption = [f"Warm page cache, one thread. {about_sets(shown)}{about_others(shown)} {ERROR_BARS} memcpy: a copy of the "
+                    "same bytes, measured alternately with the runs; median over variants."]
+    return lines_plot(measured, plot, devices, lines, rows, micros_tick, powers_axis)
+
+
+def threads(measured):
+    rows = plain_rows(measured, ALL_THREADS + OTHERS, "warm")
+    rows_of_ours = [row for row in rows if row["variant"] in ALL_THREADS]
+    chosen = {(device_of(row), row["sample_bytes"]) for row in of_one_size(rows_of_ours)}
+    lines = series_over([row for row in rows if (device_of(row), row["sample_bytes"]) in chosen], "threads")
+    devices = need(measured, [row for points in lines for row in points])
+    lines = [points for points in lines if device_of(points[0]) in devices.groups]
+    plot = Plot("Loading: throughput vs. threads")
+    add_lines(plot, devices, lines, lambda row: row["threads"], rates, lambda row: row["copy_bytes_per_s"],
+              lambda row: f", {size_words(row['sample_bytes'])} per sample")
+    shown = [row for points in lines for row in points]
+    plot.caption = [f"Warm page cache. {about_sets(shown)}{about_others(shown)} Median of epochs; whiskers: rates at the "
+                    "95th percentile and the minimum of the times. memcpy: a copy of the same bytes with the same number "
+                    "of threads, measured alternately with the runs; median over variants."]
+    return lines_plot(measured, plot, devices, lines, rows, count_words, threads_axis)
+
+
+def rates(row):
+    """Returns bytes per second at the median, the 95th percentile and the minimum time."""
+    return tuple(row["items"] * row["sample_bytes"] / row[column]
+                 for column in ("time_median_s", "time_p95_s", "time_min_s"))
+
+
+CALLS = {"open": 6, "read": 2, "close": 5}  # with their slots
+QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
+
+
+def latency(measured):
+    rows = [row for cache in ("warm", "cold") for row in plain_rows(measured, ("files",), cache, 1)
+            if row["open_p50_s"]]
+    chosen = {}
+    for row in sorted(of_one_size(rows), key=preferred):
+        chosen[device_of(row), row["cache"]] = row
+    devices = need(measured, list(chosen.values()))
+    plot = Plot("Loading: latency of file system calls")
+    for device, name, whose in devices.names():
+        size = next(row["sample_bytes"] for (other, _), row in chosen.items() if other == device)
+        plot.legend += [(0, line) for line in name] + [(0.5, f"{whose}, {size_words(size)} per sample")]
+        for cache in ("warm", "cold"):
+            row = chosen.get((device, cache))
+            plot.legend += [(0.5, f"page cache {cache}")] * bool(row)
+            for call, slot in CALLS.items() if row else ():
+                points = [(1 / (1 - at), *[1e6 * row[f"{call}_{name}_s"]] * 3) for name, at in QUANTILES.items()
+                          if row[f"{call}_{name}_s"]]
+                plot.add_series(10 * (devices.groups[device] + 4 * (cache == "cold")) + slot, call, points)
+    shown = shown_by(devices, chosen.values())
+    plot.caption = [f"Latency quantiles over all calls of an epoch of files, one thread. {about_sets(shown)}"]
+    lines_plot(measured, plot, devices, [shown], rows, micros_tick,
+               lambda _: x_axis(1.6, 1250, [1 / (1 - at) for at in QUANTILES.values()]))
+    plot.variables["x_tick_text"] = ["p50", "p99", "p99.9"]
+    return plot
+
+
+# ---- Dots ------------------------------------------------------------------------------------------------------
+
+
+def dots_plot(plot, devices, groups, slots):
+    """Fills in the figures of dots. `groups` has pairs (device, rows): one row per dot of a group, or None. The text above a
+    dot is its speed relative to files in the same state on the same device."""
+    box = 0.8 / len(slots)
+    plot.width = max(WIDTH, 240 + len(groups) * max(108, 56 * len(slots) + 12))
+    names = [next(row for row in rows if row) for _, rows in groups]
+    for b in range(len(slots)):
+        plot.blocks.append([])
+        for g, (device, rows) in enumerate(groups):
+            if rows[b]:
+                files = next((other[b] for at, other in groups if at == device and other[b]
+                              and other[b]["variant"] == "files"), None)
+                plot.blocks[b].append(dot(1 + g + (b - (len(slots) - 1) / 2) * box, rows[b], files))
+                plot.rings += [plot.blocks[b][-1][:2]] * rows[b].unsettled
+    low, high = log_range([value for dots in plot.blocks for _, *values, _, _ in dots for value in values], 1.6)
+    plot.blocks += [[(1 + g, row["variant"], order_of(row)) for g, row in enumerate(names)]]
+    device_lines = add_bar_devices(plot, devices, [(device, rows) for device, rows in groups])
+    plot.variables = {"groups": len(groups), "dots": len(slots), "dot_slot": slots,
+                      "device_lines": device_lines,
+                      **log_ticks(low, log_range([high * 1.3], 1)[1], micros_tick)}
+    plot.add_rings()
+    return plot
+
+
+def dot(x, row, files):
+    median = row.micros("time_median_s")
+    return (x, median, row.micros("time_min_s"), row.micros("time_p95_s"), micros_words(median),
+            f"× {files.micros('time_median_s') / median:.3g}" if files else "")
+
+
+def by_variant(devices, chosen):
+    """Returns the keys (device, variant, order) of rows in the order of the groups: by device, files first."""
+    places = list(devices.groups)
+    return sorted((key for key in chosen if key[0] in places),
+                  key=lambda key: (places.index(key[0]), list(SLOTS).index(key[1]), key[2]))
+
+
+def best_rows(rows):
+    return {(device_of(row), row["variant"], order_of(row)): row for row in sorted(rows, key=preferred)}
+
+
+TIMES_FILES = "Bold: speed relative to files on the same device"
+
+
+def cold(measured):
+    cold_rows = plain_rows(measured, ONE_THREAD, "cold", 1)
+    warm_rows = plain_rows(measured, ONE_THREAD, "warm", 1)
+    chosen = best_rows(of_one_size(cold_rows))
+    devices = need(measured, list(chosen.values()))
+    size = next(row["sample_bytes"] for row in chosen.values())
+    beside = best_rows(row for row in warm_rows if row["sample_bytes"] == size)
+    plot = Plot("Loading: time per sample with a cold and a warm page cache")
+    keys = by_variant(devices, chosen)
+    shown = [chosen[key] for key in keys]
+    warm = [beside[key] for key in keys if key in beside]
+    slots = {6: "cold page cache", 2: "warm page cache"} if warm else {6: "cold page cache"}
+    plot.legend = [(10 + slot + 0.1, state) for slot, state in slots.items()]
+    dots_plot(plot, devices, [(key[0], (chosen[key], beside.get(key))[:len(slots)]) for key in keys], list(slots))
+    blocks = [f"{range_words(read)} KiB {state}" for state, rows in (("cold", shown), ("warm", warm))
+              if (read := [float(row["block"]) for row in rows if row["variant"] in ("shards", "shards-uring")])]
+    plot.caption = [f"Samples of {size_words(size)}, one thread. "
+                    f"{about_sets(shown + warm)}"
+                    + (f" Reads of shards and shards-uring: {', '.join(blocks)}." if blocks else "")
+                    + f" {TIMES_FILES} in the same cache state. {ERROR_BARS}"] + devices.caption()
+    plot.notes += about_yours(measured.loads, newest(cold_rows), shown, ("data", "sample_bytes") + FREE, COMMAND)
+    return plot
+
+
+VIDEO_BYTES = 3 * 8 * 64 * 64 * 2  # of a float16 sample
+NPY_HEADER_BYTES = 128
+
+
+def is_video_job(row):
+    return (row["sample_bytes"] in (VIDEO_BYTES, VIDEO_BYTES + NPY_HEADER_BYTES)
+            and row["items"] / float(row["epochs"] or 1) == 1000 and row["shards"] in (None, 10))
+
+
+def loops(measured):
+    rows = list(filter(is_video_job, plain_rows(measured, ONE_THREAD, "warm", 1)))
+    chosen = best_rows(rows)
+    devices = need(measured, list(chosen.values()))
+    plot = Plot("Loading: many epochs over 1000 samples of video")
+    keys = by_variant(devices, chosen)
+    dots_plot(plot, devices, [(key[0], (chosen[key],)) for key in keys], [6])
+    shown = [chosen[key] for key in keys]
+    plot.caption = [f"1000 samples of float16 (3, 8, 64, 64), {range_words([row['samples'] for row in shown])} loops, "
+                    f"all in the page cache, one thread. {about_sets(shown)} {TIMES_FILES}. {ERROR_BARS}"] + devices.caption()
+    plot.notes += about_yours(measured.loads, newest(rows), shown, ("data",) + FREE, COMMAND)
+    return plot

@@ -1,0 +1,107 @@
+"""The report's tables of training and inference: one line per training, and the command that repeats it."""
+
+import collections
+import shlex
+import statistics
+
+from plot import micros_words, number_words
+from rows import TRAIN_PARAMETERS
+
+# Defaults of the options in TRAIN_PARAMETERS; other options are empty in a row unless given.
+DEFAULTS = {"data": "digits", "model": "cnn", "batch": "64", "epochs": "5", "optimizer": "adam", "lr": "0.001",
+            "momentum": "0.9", "beta1": "0.9", "beta2": "0.999", "epsilon": "1e-08", "weight_decay": "0",
+            "lr_schedule": "constant", "lr_warmup": "0", "lr_step": "10", "lr_gamma": "0.1", "label_smoothing": "0",
+            "fresh": "0", "shift": "0", "flip": "0", "raw": "0", "seed": "0"}
+FLAGS = ("fresh", "flip", "raw")
+
+
+def is_pytorch(row):
+    """Returns whether a row is from scripts/compare/pytorch.py, which names variants after modes."""
+    return row["variant"].startswith("torch-")
+
+
+def trainings(rows):
+    """Returns the last epoch of each training, with the newest row of each epoch in `line`."""
+    lines = collections.defaultdict(dict)
+    for row in sorted(rows, key=lambda row: row["time_utc"]):
+        key = (row.source, row.file, row["host"], row["device"], row["variant"], row["revision"], row["threads"],
+               row["ranks"], row["init"], *(row[column] for column in TRAIN_PARAMETERS))
+        lines[key][row["epoch"]] = row
+    last = []
+    for line in lines.values():
+        row = line[max(line)]
+        row.line = [line[epoch] for epoch in sorted(line)]
+        last.append(row)
+    return last
+
+
+def parameters(row):
+    """Returns the options that differ from their defaults, as (option, value). For --init a row has only a hash."""
+    if row.is_infer:
+        options = {"checkpoint": row.texts["checkpoint"], "data": row.texts["data"], "batch": f"{row['batch']:.0f}"}
+        return [("--" + name, value) for name, value in options.items() if value]
+    feed = "live" if row["data"] == "synth" else "stored"
+    found = [(column, row.texts.get(column, "")) for column in TRAIN_PARAMETERS]
+    options = [("--" + column.replace("_", "-"), value) for column, value in found
+               if value not in ("", feed if column == "feed" else DEFAULTS.get(column, ""))]
+    return options + [("--init", "CHECKPOINT")] * bool(row.texts.get("init"))
+
+
+def command(rows):
+    """Returns the command line for rows of one training or of inference."""
+    first = rows[0]
+    variants = ",".join(dict.fromkeys(row["variant"] for row in rows))
+    if is_pytorch(first):
+        words = ["scripts/compare/pytorch.py", "--device", "cuda" if first.on_gpu else "cpu"]
+        words += ["--modes", variants.replace("torch-cuda", "resident").replace("torch-cpu", "resident").replace("torch-", "")]
+    else:
+        words = (["mpirun", "--bind-to", "none", "-n", f"{first['ranks']:.0f}"] if first["ranks"] > 1 else [])
+        words += ["./fdsl-bench", "--variant", variants]
+    for name, value in parameters(first):
+        words += [name] if name[2:] in FLAGS else [name, value]
+    threads = {row["threads"] for row in rows if not row.on_gpu and not row["variant"].endswith("-naive")}
+    words += ["--threads", f"{max(threads):.0f}"] if len(threads) == 1 else []
+    return shlex.join(words + ["--verify"] * (first["verified"] == "yes"))
+
+
+def heading(row):
+    if row.is_infer:
+        return f"inference, {row.texts.get('model') or 'a network'}, batch {row['batch']:.0f}, {row['data'] or 'data as in training'}"
+    words = [f"training, {row['model']} on {number_words(row['train_samples'])} samples of {row['data']}",
+             f"batch {row['batch']:.0f}", f"{row['optimizer']} at {row['lr']}"]
+    named = ("--data", "--model", "--batch", "--optimizer", "--lr", "--train-size", "--test-size")
+    words += [name[2:] if name[2:] in FLAGS else f"{name[2:]} {value}" for name, value in parameters(row) if name not in named]
+    return ", ".join(words + ([f"{row['ranks']:.0f} ranks"] if row["ranks"] > 1 else []))
+
+
+def seconds(value):
+    return "" if value is None else f"{value:.3g} s"
+
+
+def share(value):
+    return "" if value is None else f"{100 * value:.2f} %"
+
+
+def train_cells(row):
+    """Returns (heading, text) for the numbers of a training."""
+    line = getattr(row, "line", [row])
+    return [("epochs", f"{row['epoch']:.0f}"),
+            ("per epoch", seconds(statistics.median(epoch["time_median_s"] for epoch in line))),
+            ("samples/s", number_words(round(statistics.median(epoch["items_per_s"] for epoch in line)))),
+            ("loss", "" if row["loss"] is None else f"{row['loss']:.3g}"), ("test accuracy", share(row["test_acc"])), ("98 % after", seconds(row["to_98_s"])), ("99 % after", seconds(row["to_99_s"])),
+            ("roofline", roofline_words(row))]
+
+
+def infer_cells(row):
+    return [("per batch", micros_words(1e6 * row["time_median_s"])), ("99th perc.", micros_words(1e6 * row["time_p99_s"])),
+            ("samples/s", number_words(round(row["items_per_s"]))), ("test accuracy", share(row["test_acc"])),
+            ("roofline", roofline_words(row))]
+
+
+def roofline_words(row):
+    """Returns the share of the roofline and its bound; "" without a bound."""
+    return "" if row["roofline_share"] is None else f"{100 * row['roofline_share']:.3g} % {row['bound']}"
+
+
+def cells(row):
+    return infer_cells(row) if row.is_infer else train_cells(row)

@@ -1,0 +1,384 @@
+"""Reads rows of fdsl-bench from CSV files, for scripts/figures/draw.py and scripts/figures/report.py.
+
+An invalid file is an error, and none of its rows are used. Error messages give the file, the line and a remedy.
+"""
+
+import collections
+import csv
+import fcntl
+import io
+import json
+import pathlib
+
+ROW_SCHEMAS = ("synth/2", "synth/3", "synth/4", "synth/5", "synth/6", "load/3", "load/4", "load/5", "load/6",
+               "train/1", "train/2", "train/3", "infer/1", "infer/2")
+MONITOR_SCHEMA = "monitor/1"
+
+# The parameters of workload synth in column order, with the defaults of their options. out_res defaults to
+# res. Columns that do not apply to a run are empty.
+DEFAULTS = {
+    "batch": "32", "res": "512", "vertices": "1000", "orbits": "200", "formula": "uji", "seed": "0",
+    "instance": "0", "classes": "0", "preset": "", "preset_file": "", "class": "", "noise": "2",
+    "line_width": "0.002", "radius": "25", "oval_x": "1.2", "oval_y": "1.8", "freq1": "5", "freq2": "8",
+    "output": "u8", "channels": "1", "layout": "nchw", "out_res": "", "fit": "resize", "mean": "0", "std": "1",
+    "compute": "",
+}
+
+# The parameters of workload load in column order, with defaults. --data has no default; --shift, --mean and
+# --std apply with --augment only.
+LOAD_DEFAULTS = {
+    "data": "", "batch": "32", "shuffle": "1000", "seed": "0", "epochs": "1", "depth": "32", "block": "256",
+    "prefetch": "2", "cache": "warm", "on_error": "fail", "decode": "0", "augment": "0", "shift": "4", "mean": "0",
+    "std": "1", "tensor": "f16", "ring": "2", "chunk": "2048", "compute": "",
+}
+LOAD_LATER = ("tensor", "ring", "chunk")  # missing in rows older than the GPU variants
+LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
+
+# The parameters of workload train in column order. A row is one epoch. Rows of infer appear in the roofline
+# figure and in the report.
+TRAIN_PARAMETERS = ("data", "train_size", "test_size", "classes", "res", "model", "batch", "epochs", "optimizer", "lr",
+                    "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
+                    "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed")
+# Columns that older rows of train lack, with their values for such rows: all samples were stored.
+TRAIN_LATER = {"feed": "stored", "fresh": "", "generate_share": "", "generated_per_s": "", "opening_s": "", "init": ""}
+TRAIN_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "steps", "parameters",
+                 "train_samples", "test_samples", "loss", "train_acc", "test_loss", "test_acc", "trained_s", "to_98_s",
+                 "to_99_s", "data_share", "memory_bytes", "generate_share", "generated_per_s", "opening_s", "wrong")
+TRAIN_NEEDED = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "train_samples",
+                "test_samples", "trained_s")
+INFER_PARAMETERS = ("data", "checkpoint")
+INFER_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s", "test_acc", "wrong")
+INFER_NEEDED = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s")
+
+IDENTITY = ("schema", "time_utc", "host", "revision", "variant", "device", "cuda")
+NUMBERS = ("ranks", "threads", "batch", "res", "vertices", "orbits", "time_min_s", "time_median_s", "time_p95_s",
+           "items", "items_per_s", "bytes_per_s", "roofline_share", "noise_s", "vertices_s", "painting_s",
+           "imbalance", "efficiency", "ranks_per_device", "samples", "wrong")
+NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "bytes_per_s",
+          "batch", "res")
+LOAD_NUMBERS = ("ranks", "threads", "batch", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s",
+                "bytes_per_s", "roofline_share", "imbalance", "efficiency", "ranks_per_device", "samples", "shards",
+                "sample_bytes", "skipped", "displacement", "shards_a_batch", "device_bytes", "copy_bytes_per_s",
+                "copy_share", "wrong") + LATENCIES
+LOAD_NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "bytes_per_s",
+               "batch", "sample_bytes")
+SINCE_3 = ("scaling", "ranks_per_device", "imbalance", "efficiency")
+STEPS = ("steps", "wait_share", "first_wait_s", "step_s", "utilisation", "slowdown")  # numeric columns of --compute
+SINCE_4 = ("compute_ms",) + STEPS
+SINCE_5 = ("compute", "bus_share", "bus_slowdown", "loss")
+SINCE_6 = ("settled", "median_error")  # empty in older rows: unknown
+# Columns of the roofline. In rows without `bound`, `roofline_share` has a different meaning and is ignored.
+ROOFLINE = ("flops", "bytes", "peak_flops", "peak_bytes_per_s", "roofline_share")
+
+MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "device", "variant", "phase",
+                 "throttled")
+MONITOR_NUMBERS = ("time_s", "gpu_utilisation_percent", "gpu_memory_bytes", "temperature_c", "power_w",
+                   "sm_clock_mhz", "memory_clock_mhz", "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "cpu_cores",
+                   "rss_bytes")
+
+
+class BadInput(Exception):
+    """An invalid file: a message of one line with the file, the place and a remedy."""
+
+
+class Row(dict):
+    """A row by column name: numbers for NUMBERS (None if empty), text for other columns. `texts` has the unparsed fields."""
+
+    source = ""  # "yours" or "reference"
+    file = ""
+    texts = {}
+
+    @property
+    def is_load(self):
+        return self["schema"].startswith("load/")
+
+    @property
+    def is_train(self):
+        return self["schema"].startswith("train/")
+
+    @property
+    def is_infer(self):
+        return self["schema"].startswith("infer/")
+
+    @property
+    def unsettled(self):
+        """Whether the time limit ended sampling before the median reached the wanted precision."""
+        return self.texts["settled"] == "no"
+
+    @property
+    def parameters(self):
+        """The columns of the run's options."""
+        return TRAIN_PARAMETERS if self.is_train else INFER_PARAMETERS + ("batch",) if self.is_infer else tuple(self.defaults)
+
+    @property
+    def defaults(self):
+        return LOAD_DEFAULTS if self.is_load else DEFAULTS
+
+    @property
+    def on_gpu(self):
+        return bool(self["cuda"])
+
+    def micros(self, column):
+        """Converts a column of seconds per run to microseconds per item; None if it is empty."""
+        return None if self[column] is None else 1e6 * self[column] / self["items"]
+
+
+def read_text(path):
+    """Reads a file under a shared lock, because fdsl-bench may be appending to it."""
+    try:
+        with open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH)
+            except OSError:  # a file system without locks
+                pass
+            raw = file.read()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}; repair or move it") from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise BadInput(f"{path}, line {line}: not UTF-8 text; repair or move this file") from None
+
+
+def read_csv(path):
+    """Returns the header and a list of (line number, fields) of an RFC 4180 file; (None, []) for an empty file."""
+    text = read_text(path)
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise BadInput(f"{path}, line {line}: a NUL byte; repair or delete this row")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    header, records, line = None, [], 1
+    try:
+        for fields in reader:
+            if header is None:
+                header = fields
+            elif fields[:1] == ["schema"]:
+                raise BadInput(f"{path}, line {line}: a second header; "
+                               + ("delete this line" if fields == header else
+                                  "its columns differ, so split the file in two"))
+            elif fields and len(fields) != len(header):
+                raise BadInput(f"{path}, line {line}: {len(fields)} fields where the header has {len(header)}; "
+                               "repair or delete this row")
+            elif fields:
+                records.append((line, fields))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise BadInput(f"{path}, line {line}: {error}; repair or delete this row") from None
+    if text and not text.endswith("\n"):
+        last = records[-1][0] if records else 1
+        raise BadInput(f"{path}, line {last}: the last row has no newline and may be incomplete; complete or delete it")
+    return header, records
+
+
+def number(path, line, column, text, needed=False):
+    """Parses a finite number; returns None for an empty field unless it is needed."""
+    try:
+        if not text and not needed:
+            return None
+        value = float(text)
+        if value - value == 0:
+            return value
+    except ValueError:
+        pass
+    raise BadInput(f"{path}, line {line}: {column} is '{text}', not a number; repair or delete this row")
+
+
+def need_columns(path, header, columns, schema):
+    missing = [column for column in columns if column not in header]
+    if missing:
+        raise BadInput(f"{path}, line 1: rows of {schema} have a column '{missing[0]}', but this file does not; "
+                       "delete it and measure again")
+
+
+def numbered(path, line, fields, columns, needed):
+    values = dict(fields)
+    for column in columns:
+        values[column] = number(path, line, column, fields.get(column, ""), column in needed)
+    return values
+
+
+def measured_row(path, line, fields, numbers, needed):
+    if "bound" not in fields:
+        fields = {**fields, "bound": "", "roofline_share": ""}
+    fields = {**dict.fromkeys(SINCE_3 + SINCE_4 + SINCE_5 + SINCE_6 + LOAD_LATER + ROOFLINE, ""), **fields}
+    fields["compute"] = fields["compute"] or fields["compute_ms"]  # older rows have only steps in ms
+    row = Row(numbered(path, line, fields, numbers + STEPS + ROOFLINE + ("median_error",), needed))
+    row.texts = fields
+    for column in needed:
+        if row[column] <= 0:
+            raise BadInput(f"{path}, line {line}: {column} is {fields[column]}; repair or delete this row")
+    return row
+
+
+def needed_columns(schema):
+    """Returns the required columns of a schema."""
+    workload, version = schema.split("/")
+    columns = IDENTITY + ("rank", "verified") + SINCE_3 + SINCE_4 + SINCE_5 + (
+        ("layout",) + LOAD_NUMBERS + tuple(LOAD_DEFAULTS) if workload == "load" else NEEDED + tuple(DEFAULTS))
+    later = LOAD_LATER + {"2": SINCE_3 + SINCE_4 + SINCE_5, "3": SINCE_4 + SINCE_5, "4": SINCE_5}.get(version, ())
+    return [column for column in columns if column not in later]
+
+
+def read_file(path):
+    """Returns (kind, rows) of a CSV file: kind is "rows", "monitor", or "other" for files without measurements."""
+    header, records = read_csv(path)
+    if not header or header[0] != "schema" or "sample" in header:  # env.csv, classes, samples
+        return "other", []
+    kind, rows = "rows", []
+    for line, fields in records:
+        fields = dict(zip(header, fields))
+        schema = fields["schema"]
+        if schema == MONITOR_SCHEMA:
+            kind = "monitor"
+            need_columns(path, header, MONITOR_TEXTS + MONITOR_NUMBERS, schema)
+            rows.append(numbered(path, line, fields, MONITOR_NUMBERS, ("time_s",)))
+        elif schema in ROW_SCHEMAS and schema.startswith(("train/", "infer/")):
+            numbers, needed, parameters = ((INFER_NUMBERS, INFER_NEEDED, INFER_PARAMETERS) if schema.startswith("infer/") else
+                                           (TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS))
+            need_columns(path, header, [column for column in IDENTITY + ("rank", "verified") + numbers + parameters
+                                        if column not in TRAIN_LATER], schema)
+            fields = {**TRAIN_LATER, **fields}
+            rows.append(measured_row(path, line, fields, numbers, needed))
+        elif schema in ROW_SCHEMAS:
+            load = schema.startswith("load/")
+            numbers, needed = (LOAD_NUMBERS, LOAD_NEEDED) if load else (NUMBERS, NEEDED)
+            need_columns(path, header, needed_columns(schema), schema)
+            rows.append(measured_row(path, line, fields, numbers, needed))
+        else:
+            raise BadInput(f"{path}, line {line}: unknown schema '{schema[:40]}' (known: "
+                           f"{', '.join(ROW_SCHEMAS + (MONITOR_SCHEMA,))}); move this file away, or use the "
+                           "revision of the project that wrote it")
+        if schema != records[0][1][0]:
+            raise BadInput(f"{path}, line {line}: schema '{schema}' after rows of '{records[0][1][0]}'; "
+                           "split the file in two")
+    return kind, rows
+
+
+def read_published(path, columns):
+    """Reads a file of published points as dicts. `columns` is {name: whether it is a number}."""
+    header, records = read_csv(path)
+    need_columns(path, header or [], columns, "published points")
+    points = []
+    for line, fields in records:
+        point = dict(zip(header, fields))
+        for column, is_number in columns.items():
+            if is_number:
+                point[column] = number(path, line, column, point[column], True)
+        points.append(point)
+    return points
+
+
+def stands_for_run(row):
+    """Returns whether a row stands for a complete run: of a single rank, or the sum over all ranks."""
+    return row["rank"] == "all" or (row["rank"] == "0" and row["ranks"] == 1)
+
+
+def identity(row):
+    """Returns what two rows must share for the newer to replace the older. For loading this includes the size of the data,
+    because a different data set may have the same path later."""
+    columns = ("host", "device", "variant", "ranks", "threads", "scaling", "ranks_per_device") + tuple(row.defaults)
+    columns += ("items", "sample_bytes") if row.is_load else ()
+    return (row.source, row.is_load) + tuple(row[column] for column in columns)
+
+
+def name_devices(loads):
+    """Fills in the device of third-party loaders, whose rows have none: that of the newest row of the same file, or else of
+    the same host. The file comes first because different machines may share a host name."""
+    devices = {}
+    for row in sorted(loads, key=lambda row: row["time_utc"]):
+        if row["device"]:
+            devices[row.source, row.file] = devices[row.source, row["host"]] = row["device"]
+    for row in loads:
+        row["device"] = (row["device"] or devices.get((row.source, row.file))
+                         or devices.get((row.source, row["host"]), ""))
+
+
+def sweep_of(row):
+    """Returns what points of one line must share beyond their parameters: they must be of the same sweep."""
+    return row.file, row["revision"]
+
+
+def newest(rows, key_of=identity):
+    """Returns the newest row of each measurement; of equally old ones, the last."""
+    kept = {}
+    for row in rows:
+        key = key_of(row)
+        if key not in kept or row["time_utc"] >= kept[key]["time_utc"]:
+            kept.pop(key, None)
+            kept[key] = row
+    return list(kept.values())
+
+
+class Measured:
+    """All measurements: `rows` and `loads` (complete runs of synth and of load, the newest of each), `sweeps` and
+    `load_sweeps` (the newest of each within its file and revision, for lines), `trains` (every epoch), `infers`,
+    `monitors` (lists of samples, the user's first and each source's newest first), `published` and `published_code`
+    (points), `machines` (env.json)."""
+
+    def __init__(self, results, reference):
+        self.rows, self.loads, self.trains, self.infers = [], [], [], []
+        self.monitors, self.machines, self.notes = [], [], []
+        for source, folder in (("yours", pathlib.Path(results)), ("reference", pathlib.Path(reference))):
+            if not folder.is_dir():
+                raise BadInput(f"{folder}: no such folder; {'--results' if source == 'yours' else '--reference'} "
+                               "must name a folder of CSV files")
+            self.read_folder(source, folder)
+        name_devices(self.loads)
+        self.sweeps, self.load_sweeps = (newest(rows, lambda row: identity(row) + sweep_of(row))
+                                         for rows in (self.rows, self.loads))
+        self.rows, self.loads = newest(self.rows), newest(self.loads)
+        reference = pathlib.Path(reference)
+        self.published = read_published(
+            reference / "published_figures.csv",
+            {"figure": False, "series": False, "x_name": False, "x": True, "y_name": False, "y": True})
+        self.published_code = read_published(
+            reference / "published_h200.csv", {"variant": False, "batch": True, "published_s_per_image": True})
+
+    def published_series(self, figure):
+        """Returns the published points of a figure: {series: [(x, y)] by rising x}."""
+        series = collections.defaultdict(list)
+        for point in self.published:
+            if point["figure"] == figure:
+                series[point["series"]].append((point["x"], point["y"]))
+        return {name: sorted(points) for name, points in series.items()}
+
+    def read_folder(self, source, folder):
+        monitors = []
+        for path in sorted(folder.glob("*.csv")):
+            if path.name.startswith("published_"):
+                continue
+            kind, rows = read_file(path)
+            if kind == "other":
+                if path.name != "env.csv":
+                    self.notes.append(f"{path}: no rows of a run; skipped")
+            elif not rows:
+                self.notes.append(f"{path}: no rows after the header")
+            elif kind == "monitor":
+                monitors.append({"source": source, "file": path, "samples": rows})
+            else:
+                self.add_rows(source, path, rows)
+        self.monitors += sorted(monitors, key=lambda monitor: monitor["samples"][0]["time_utc"], reverse=True)
+        for path in sorted(folder.glob("*env.json")):
+            self.read_machine(source, path)
+
+    def add_rows(self, source, path, rows):
+        for row in rows:
+            row.source, row.file = source, str(path)
+            if row["wrong"]:
+                items = "images" if row["schema"].startswith("synth/") else "samples" if row.is_load else "steps"
+                self.notes.append(f"{path}: a row of {row['variant']} with wrong {items} is skipped")
+            elif stands_for_run(row):
+                (self.loads if row.is_load else self.trains if row.is_train else self.infers if row.is_infer else
+                 self.rows).append(row)
+
+    def read_machine(self, source, path):
+        try:
+            machine = json.loads(read_text(path))
+        except ValueError as error:
+            raise BadInput(f"{path}: {error}; delete it, or write it again with: "
+                           f"./fdsl-bench --env --format json > {path}") from None
+        if not isinstance(machine, dict):
+            raise BadInput(f"{path}: not a JSON object; write it again with: "
+                           f"./fdsl-bench --env --format json > {path}")
+        self.machines.append({"source": source, "file": path, "values": machine})

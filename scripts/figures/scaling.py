@@ -1,0 +1,151 @@
+"""The figure of scaling: images per second vs. ranks, from rows of the workload synth. scripts/figures/draw.py documents the
+return value."""
+
+import collections
+
+from devices import SLOTS, Devices, Missing, about_yours, device_of, threads_per_rank
+from plot import HEIGHT, INNER_PX, WIDTH, Plot, count_words, log_ticks, wrap, x_axis
+from rows import DEFAULTS, newest, sweep_of
+
+KINDS = {"weak": "weak scaling: one batch per rank", "strong": "strong scaling: ranks share a batch"}
+
+
+def line_key(row, kind):
+    """Returns what the points of one line share: the sweep, the kind of scaling (weak, strong), and the batch per rank (weak)
+    or of all ranks (strong); last, on a CPU, the threads per rank."""
+    batch_size = row["batch"] / (row["ranks"] if kind == "weak" else 1)
+    return (*device_of(row), row["variant"], kind, batch_size, *sweep_of(row),
+            *(row.texts[column] for column in DEFAULTS if column != "batch"),
+            None if row.on_gpu else threads_per_rank(row))
+
+
+def figure(measured):
+    command = "scripts/sweep/run.sh configs/sweep_scaling.tsv"
+    lines = collections.defaultdict(dict)
+    candidates = [row for row in measured.sweeps if row["rank"] == "all" and row["efficiency"]
+                  and row["variant"] in SLOTS and row["scaling"] in KINDS]
+    for row in candidates:
+        lines[line_key(row, row["scaling"])].setdefault(row["ranks"], row)
+    if not lines:
+        raise Missing(command, measured.rows)
+    add_one_rank(measured, lines)
+    lines = best_lines(lines)
+    devices = Devices([row for points in lines for row in points])
+    lines = [points for points in lines if device_of(points[0]) in devices.groups]
+    plot = Plot("Throughput vs. ranks")
+    add_legend(plot, devices, lines)
+    kinds = [kind for kind in KINDS if any(points[-1]["scaling"] == kind for points in lines)]
+    places = list(devices.groups)
+    lines.sort(key=lambda points: (kinds.index(points[-1]["scaling"]), places.index(device_of(points[0])),
+                                   SLOTS[points[0]["variant"]]))
+    plot.blocks = [[point_of(row) for row in points] for points in lines] + list(map(ideal, lines))
+    plot.variables = {"series": len(lines), "series_style": [devices.style(points[-1]) for points in lines],
+                      "joined": [int(same_threads(points)) for points in lines],
+                      **panel_variables(plot, lines, kinds)}
+    plot.caption = ["Gray: ideal scaling. Percentages: measured efficiency relative to one rank alone. Whiskers: rates at the "
+                    "95th percentile and the minimum of the slowest rank's times." + shared_devices(lines)]
+    plot.caption += devices.caption()
+    plot.notes += about_yours(measured.rows, newest(candidates), [row for points in lines for row in points],
+                              ("ranks", "scaling", "batch", "threads"), command)
+    return plot
+
+
+def add_one_rank(measured, lines):
+    """Adds the rows of one rank to the lines of their sweep with the same batch and threads per rank."""
+    for row in measured.sweeps:
+        if row["ranks"] == 1:
+            for kind in KINDS:
+                points = lines.get(line_key(row, kind))
+                if points:
+                    points.setdefault(1, row)
+
+
+def best_lines(lines):
+    """Returns one line per device, variant and kind of scaling: the one with most points, then the newest. If ranks on a CPU
+    share its cores, no two points have the same threads per rank; then takes all points of that job, without a line."""
+    groups = collections.defaultdict(list)
+    for key, points in lines.items():
+        groups[key[:6]].append((len(points), max(row["time_utc"] for row in points.values()), key))
+    chosen = []
+    for group in groups.values():
+        most, _, best = max(group, key=lambda entry: entry[:2])
+        points = dict(lines[best])
+        if most == 1:
+            for _, _, key in sorted(group, key=lambda entry: entry[1], reverse=True):
+                if key[:-1] == best[:-1]:
+                    points = {**lines[key], **points}
+        chosen.append([points[n] for n in sorted(points)])
+    return chosen
+
+
+def same_threads(points):
+    return points[0].on_gpu or len(set(map(threads_per_rank, points))) == 1
+
+
+def add_legend(plot, devices, lines):
+    """Adds the variants of each device to the legend, with the constants of each line."""
+    for device, name, whose in devices.names():
+        plot.legend += [(0, line) for line in name] + [(0.5, whose)]
+        for variant in SLOTS:
+            mine = [points for points in lines if device_of(points[0]) == device
+                    and points[-1]["variant"] == variant]
+            notes = [f"weak: batch {points[-1]['batch'] / points[-1]['ranks']:.0f} per rank"
+                     if points[-1]["scaling"] == "weak" else f"strong: batch {points[-1]['batch']:.0f} in total"
+                     for points in mine]
+            notes += dict.fromkeys(rank_threads(points) for points in mine if not device[3])
+            if mine:
+                joined = any(same_threads(points) and len(points) > 1 for points in mine)
+                plot.legend += [(devices.style(mine[0][0]) + (0 if joined else 0.1), variant)]
+                plot.legend += [(0.75, line) for note in notes for line in wrap(note, 200, 11)]
+
+
+def rank_threads(points):
+    """Returns '8 threads per rank', or '8 threads per rank at 2, 4 at 4' if they differ."""
+    threads = [f"{threads_per_rank(row):.3g}" for row in points]
+    first = f"{threads[0]} thread{'' if threads[0] == '1' else 's'} per rank"
+    return first if same_threads(points) else f"{first} at {points[0]['ranks']:.0f}, " + ", ".join(
+        f"{number} at {row['ranks']:.0f}" for number, row in zip(threads[1:], points[1:]))
+
+
+def point_of(row):
+    rate = row["items_per_s"]
+    return row["ranks"], rate, row["items"] / row["time_p95_s"], row["items"] / row["time_min_s"]
+
+
+def ideal(points):
+    """Returns the rates of ideal scaling as segments (x, y, dx, dy): a line if all points have the same threads per rank, else
+    a dash at each point. The ideal rate of a row is its rate divided by its efficiency."""
+    at = [(row["ranks"], row["items_per_s"] / row["efficiency"]) for row in points if row["efficiency"]]
+    if not same_threads(points):
+        return [(n / 1.12, rate, n * 1.12 - n / 1.12, 0) for n, rate in at]
+    at = [(1, at[0][1] / at[0][0])] + at + [(at[-1][0] * 1.15, at[-1][1] * 1.15)]
+    return [(x, y, to_x - x, to_y - y) for (x, y), (to_x, to_y) in zip(at, at[1:])]
+
+
+def panel_variables(plot, lines, kinds):
+    """Returns the variables of the panels, one per kind of scaling, and of the table below each: one row per line, one column
+    per number of ranks."""
+    of_kind = [[i for i, points in enumerate(lines) if points[-1]["scaling"] == kind] for kind in kinds]
+    ranks = sorted({row["ranks"] for points in lines for row in points} | {1})
+    rates = [value for block in plot.blocks[:len(lines)] for _, *values in block for value in values]
+    rates += [y for block in plot.blocks[len(lines):] for _, y, _, _ in block]
+    gap = 70
+    plot.width += max(0, len(kinds) * 58 * len(ranks) + gap * (len(kinds) - 1) - INNER_PX)
+    panel_px = (INNER_PX + plot.width - WIDTH - gap * (len(kinds) - 1)) / len(kinds)
+    cells = [(1 + p, 1 + row, point["ranks"], f"{100 * point['efficiency']:.1f} %") for p, members in enumerate(of_kind)
+             for row, i in enumerate(members) for point in lines[i] if point["efficiency"]]
+    most = max(map(len, of_kind))
+    plot.axis_px, plot.height, plot.top = 84 + 17 * most, HEIGHT + 17 * most, 72
+    return {**log_ticks(min(rates) / 1.4, max(rates) * 1.4, count_words),
+            **x_axis(1 / 1.35, max(ranks) * 1.35, ranks, panel_px),
+            "panels": len(kinds), "gap": gap, "panel_title": [KINDS[kind] for kind in kinds],
+            "panel_first": [1 + members[0] for members in of_kind],
+            "panel_last": [1 + members[-1] for members in of_kind],
+            "cells": len(cells), "cell_panel": [p for p, *_ in cells],
+            "cell_row": [row for _, row, *_ in cells],
+            "cell_x": [x for _, _, x, _ in cells], "cell_text": [words for *_, words in cells]}
+
+
+def shared_devices(lines):
+    shared = any((row["ranks_per_device"] or 0) > 1 for points in lines for row in points)
+    return " Some ranks shared a GPU." if shared else ""

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Writes the man page to stdout. It is generated from --help, so that the two agree.
+#
+#   scripts/packaging/man.sh ./fdsl-bench VERSION
+set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
+program=$1 version=$2
+
+cat <<HEAD
+.TH FDSL-BENCH 1 "" "fdsl-bench $version" "User Commands"
+.SH NAME
+fdsl-bench \- benchmarks generating, loading and training on formula-driven images
+.SH SYNOPSIS
+.B fdsl-bench
+.B \-\-variant
+.IR NAME [, NAME ...]
+.RI [ options ]
+.SH DESCRIPTION
+Runs the same job through many implementations (variants), verifies each against a reference, times it, and writes CSV.
+A workload is a kind of job: generating images, loading samples, training or inference.
+The options of each workload come after those that all workloads share.
+.SH EXAMPLES
+HEAD
+"$program" --help | awk '/^examples:/ { on = 1; print ".nf"; next } on && /^$/ { print ".fi"; exit } on { gsub(/-/, "\\-"); print }'
+{
+    "$program" --help --verbose | sed '/^exit status/,$d'
+    echo 'options of --prepare:'
+    "$program" --prepare DIR --help | sed -n '/^options:/d; /^options of\|^  -\|^    /p'
+    "$program" --help | sed -n '/^exit status/,$p'
+} | awk '
+    function escape(text) { gsub(/\\/, "\\e", text); gsub(/-/, "\\-", text); sub(/^\./, "\\\\\\&.", text); return text }
+    /^options/      { sub(/:$/, ""); print ".SH " toupper($0); next }
+    /^exit status:/ { print ".SH EXIT STATUS"; sub(/^exit status: /, ""); print escape($0); last = 1; next }
+    last            { sub(/^ +/, ""); print escape($0); next }
+    /^  -/          { option = $0; sub(/^  /, "", option)
+                      at = match(option, /  +/); text = ""
+                      if (at) { text = substr(option, at + RLENGTH); option = substr(option, 1, at - 1) }
+                      print ".TP\n.B " escape(option)
+                      if (text != "") print escape(text); inside = 1; next }
+    inside && /^ +/ { sub(/^ +/, ""); print escape($0); next }
+'
+cat <<'TAIL'
+.SH FILES
+.TP
+.I results/*.csv
+where
+.B make bench
+appends its rows; one file holds one workload.
+.SH ENVIRONMENT
+.TP
+.B OMP_NUM_THREADS
+the number of CPU threads where
+.B --threads
+is not given; of a list, the first number.
+.TP
+.B NO_COLOR
+no colours, when set to anything but the empty string.
+.TP
+.B TERM
+no colours, when it is
+.BR dumb .
+TAIL

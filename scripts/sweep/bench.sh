@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Verifies and times every available variant at small sizes. Prints one table per image size, two for loading,
+# one for training and one for inference. Appends rows to results/synth.csv, load.csv, train.csv and
+# infer.csv, and writes a description of the machine to results/env.json (or .csv). Called by make bench.
+#
+#   scripts/sweep/bench.sh
+#
+# Environment: SIZES="224 512", the image sides; BATCH=16, the images per batch.
+set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
+cd "$(dirname "$0")/../.."
+
+(($# == 0)) || { echo "bench.sh: unexpected argument '$1'; see --help" >&2 && exit 2; }
+
+# Sizes from the paper's figures, with a batch that a laptop generates in seconds. Formula and class are the
+# defaults: the paper's benchmark class (1000 vertices, 200 orbits).
+sizes=${SIZES:-224 512}
+batch=${BATCH:-16}
+bench=./fdsl-bench
+
+every() # arguments: verifies and times all variants; unavailable ones are in the list above
+{
+    echo
+    $bench --variant all --verify "$@" 2> >(grep -v ': skipping ' >&2)
+}
+
+mkdir -p results
+machine=results/env.json
+samples=results/.bench_samples
+trap 'rm -rf "$samples"' EXIT
+if ! $bench --env --format json >"$machine.tmp" 2>/dev/null; then # a build without jansson
+    machine=results/env.csv
+    $bench --env --format csv >"$machine.tmp"
+fi
+mv "$machine.tmp" "$machine"
+$bench --list
+for size in $sizes; do
+    every --batch "$batch" --res "$size" --max-time 5 --out results/synth.csv
+done
+
+# The same samples as files and as shards, from the page cache: 33 MB.
+rm -rf "$samples" && mkdir "$samples"
+if $bench --list | grep -q '^  files  *available'; then
+    shape=(--samples 2000 --sample-shape '3,74,74' --dtype u8)
+    $bench --prepare "$samples/files" --layout files "${shape[@]}" >/dev/null
+    $bench --prepare "$samples/shards" --layout shards --shards 10 "${shape[@]}" >/dev/null
+    for layout in files shards; do
+        every --workload load --data "$samples/$layout" --max-time 5 --out results/load.csv
+    done
+fi
+
+# Three epochs over generated digits are enough for curves. Then a network for inference; its speed does not
+# depend on the weights.
+digits=(--model lenet --lr 0.002 --test-size 1000)
+every --workload train "${digits[@]}" --train-size 3000 --epochs 3 --out results/train.csv
+$bench --variant train-naive "${digits[@]}" --train-size 640 --epochs 1 --checkpoint "$samples/network" >/dev/null
+every --workload infer --checkpoint "$samples/network" --max-time 5 --out results/infer.csv
+echo
+echo "rows: results/*.csv   machine: $machine   more: ./fdsl-bench --help, make help"
