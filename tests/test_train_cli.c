@@ -179,7 +179,8 @@ Test(train_cli, rejects_checkpoints_of_other_trainings)
                    "--optimizer sgd",
                    "other options: optimizer=adam in the checkpoint, sgd now");
     expect_refusal(2, "--model logreg --train-size 201 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "other options: train-samples=");
+                   "are of other samples: of --data");
+    cr_expect_not_null(strstr(out, "--train-size 200 --test-size 50"), "%s", out);
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume", "--resume needs --checkpoint");
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --checkpoint /proc/no",
                    "cannot be created");

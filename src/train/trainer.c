@@ -68,6 +68,19 @@ static bool find_lacking(const char *mine, const char *theirs, const char *there
     return false;
 }
 
+static enum status refuse_samples(const struct train_job *job, const struct checkpoint *checkpoint)
+{
+    const struct train_samples *samples = &checkpoint->samples;
+    char sizes[128] = "";
+    if (samples->train_size || samples->test_size)
+        snprintf(sizes, sizeof sizes, " with --train-size %" PRIu64 " --test-size %" PRIu64 " (0: all)",
+                 samples->train_size, samples->test_size);
+    return status_set(STATUS_USAGE,
+                      "--resume: the checkpoints in %s are of other samples: of --data %s%s; give the same "
+                      "samples, or name another folder with --checkpoint",
+                      job->checkpoints, checkpoint->data, sizes);
+}
+
 /* Checks that a checkpoint belongs to this training. */
 static enum status check_same(const struct train_job *job, const struct checkpoint *checkpoint)
 {
@@ -86,6 +99,8 @@ static enum status check_same(const struct train_job *job, const struct checkpoi
         !find_lacking(job->identity, checkpoint->identity, "in the checkpoint", "now", words, sizeof words) &&
         !find_lacking(checkpoint->identity, job->identity, "now", "in the checkpoint", words, sizeof words))
         return STATUS_OK;
+    if (strncmp(words, "train-samples=", 14) == 0 || strncmp(words, "test-samples=", 13) == 0)
+        return refuse_samples(job, checkpoint);
     return status_set(STATUS_USAGE, "--resume: the checkpoints in %s were made with other options: %s",
                       job->checkpoints, words);
 }
