@@ -421,8 +421,11 @@ def run(arguments):
     bench = Bench(arguments)
     if arguments.gpu:
         bench.prepare()
+    only = arguments.only.split(',') if arguments.only else []
+    if only and all(name.isdigit() for name in only):  # no spare is asked for, so the others need not be compiled
+        faults, spares = [fault for fault in faults if fault.id in only], {}
     verdicts = compiled(bench, faults, spares)
-    chosen = [fault for fault in verdicts if not arguments.only or fault.id in arguments.only.split(',')]
+    chosen = [fault for fault in verdicts if not only or fault.id in only]
 
     def judge(fault):
         result = verdicts[fault] or bench.test(fault)
