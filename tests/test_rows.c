@@ -160,9 +160,12 @@ Test(rows, of_training_have_speedups_too)
 
 /* ---- A busy machine ---- */
 
-/* Gets the warning of runner_warn() for a row whose threads got this share of their cores' time. */
-static void warn_of(double share, double preempted_per_s, char text[1024])
+/* Gets the warning of runner_warn() for a row of a variant whose threads got this share of their cores'
+ * time. */
+static void warn_of(int threads, double share, double preempted_per_s, char text[1024])
 {
+    const struct variant variant = {.platform = "cpu", .threaded = threads > 1};
+    const struct variant_entry entry = {.variant = &variant};
     char path[] = "warnings.txt",
          *argv[] = {(char *)"fdsl-bench", (char *)"--variant", (char *)"naive", NULL};
     const struct rank_facts facts[2] = {{.cpu_share = 1, .preempted_per_s = 1},
@@ -174,7 +177,8 @@ static void warn_of(double share, double preempted_per_s, char text[1024])
     struct settings settings;
     cr_assert_eq(settings_read(&settings, &(struct config){.argc = 3, .argv = argv}), STATUS_OK);
     cr_assert(freopen(path, "w", stderr));
-    runner_warn(&settings, &result, facts);
+    settings.resources.threads = threads;
+    runner_warn(&(struct runner){.settings = &settings, .entry = &entry}, &result, facts);
     fflush(stderr);
     settings_free(&settings);
     char *whole = get(path, NULL);
@@ -185,16 +189,21 @@ static void warn_of(double share, double preempted_per_s, char text[1024])
 Test(rows, a_busy_machine_is_warned_of)
 {
     char text[1024];
-    warn_of(0.45, 120, text);
+    warn_of(4, 0.45, 120, text);
     cr_expect(strstr(text,
                      "naive: its threads got 45 % of the CPU time of their cores and were preempted 120 "
-                     "times per second"),
+                     "times per second, so times are too long: stop other processes, or lower --threads\n"),
               "of the rank that had least: %s", text);
-    warn_of(0.45, 3, text);
+    warn_of(1, 0.45, 120, text);
+    cr_expect(strstr(text,
+                     "naive: its thread got 45 % of the CPU time of its core and was preempted 120 times "
+                     "per second, so times are too long: stop other processes\n"),
+              "one thread cannot become fewer: %s", text);
+    warn_of(4, 0.45, 3, text);
     cr_expect_str_eq(text, "", "threads that wait for each other are not interrupted");
-    warn_of(0.97, 500, text);
+    warn_of(4, 0.97, 500, text);
     cr_expect_str_eq(text, "");
-    warn_of(NAN, NAN, text);
+    warn_of(4, NAN, NAN, text);
     cr_expect_str_eq(text, "", "nothing is known of who waits for a device");
 }
 

@@ -134,8 +134,7 @@ enum status runner_compare(struct runner *runner, bool all, struct result *resul
 
 /* Warns about conditions that make a result less reliable: throttled clocks, an uncertain median, a busy
  * machine. `facts` has one entry per rank. */
-void runner_warn(const struct settings *settings, const struct result *result,
-                 const struct rank_facts *facts);
+void runner_warn(const struct runner *runner, const struct result *result, const struct rank_facts *facts);
 
 /* Warns if --monitor took too few samples during the timed runs; `wall_s` is the median wall time of a run.
  * NVML averages its readings over up to one second, so short runs are hardly visible in them. */

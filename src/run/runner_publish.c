@@ -47,7 +47,7 @@ enum status runner_publish(struct runner *runner, const struct result *result, c
     snprintf(reason, sizeof reason, "%s", status_text());
     enum status shown = report_add(runner->report, result);
     file_release_signals();
-    runner_warn(settings, result, facts);
+    runner_warn(runner, result, facts);
     return recorded == STATUS_OK ? shown : status_set(recorded, "%s", reason);
 }
 

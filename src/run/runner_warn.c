@@ -35,8 +35,10 @@ static void warn_of_median(const struct settings *settings, const struct result 
 
 /* Warns if other processes used the cores: a median can settle even on a busy machine. Uses the rank that got
  * the smallest share of its cores. */
-static void warn_of_busy_cores(const struct result *result, const struct rank_facts *facts, uint64_t ranks)
+static void warn_of_busy_cores(const struct runner *runner, const struct result *result,
+                               const struct rank_facts *facts, uint64_t ranks)
 {
+    bool one = runner_threads(runner) == 1;
     double share = 1, preempted = 0;
     for (uint64_t i = 0; i < ranks; i++)
         if (facts[i].cpu_share < share && facts[i].preempted_per_s > PREEMPTED_MAX_S) {
@@ -45,13 +47,15 @@ static void warn_of_busy_cores(const struct result *result, const struct rank_fa
         }
     if (share < CPU_SHARE_MIN)
         status_warn(
-            "%s: its threads got %.0f %% of the CPU time of their cores and were preempted %.0f times per "
-            "second, so times are too long: stop other processes, or lower --threads",
-            result->variant, 100 * share, preempted);
+            "%s: its thread%s got %.0f %% of the CPU time of %s and %s preempted %.0f times per second, so "
+            "times are too long: stop other processes%s",
+            result->variant, one ? "" : "s", 100 * share, one ? "its core" : "their cores",
+            one ? "was" : "were", preempted, one ? "" : ", or lower --threads");
 }
 
-void runner_warn(const struct settings *settings, const struct result *result, const struct rank_facts *facts)
+void runner_warn(const struct runner *runner, const struct result *result, const struct rank_facts *facts)
 {
+    const struct settings *settings = runner->settings;
     char words[128];
     if (*nvml_throttle_words(result->throttle_reasons, words, sizeof words))
         status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit or compare "
@@ -59,7 +63,7 @@ void runner_warn(const struct settings *settings, const struct result *result, c
                     result->variant, words);
     if (!settings->workload->epochs.more) /* runs that are not repeated have no median error */
         warn_of_median(settings, result);
-    warn_of_busy_cores(result, facts, result->row_count > 1 ? result->row_count - 1 : 1);
+    warn_of_busy_cores(runner, result, facts, result->row_count > 1 ? result->row_count - 1 : 1);
 }
 
 void runner_warn_of_few_looks(const struct runner *runner, double wall_s)
