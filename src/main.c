@@ -21,7 +21,7 @@
 static enum status inform(struct settings *settings)
 {
     if (settings->help) {
-        settings_help(settings, stdout);
+        settings->prepare ? prepare_help(stdout) : settings_help(settings, stdout);
         return STATUS_OK;
     }
     if (settings->version) {
@@ -30,7 +30,7 @@ static enum status inform(struct settings *settings)
     }
     struct resources resources = {.threads = 1, .device = (int)settings->device};
     if (settings->list)
-        return report_list(&resources, settings->workload_name, settings->verbose, settings->format);
+        return report_list(&resources, settings);
     return report_env((int)settings->device, settings->format);
 }
 

@@ -44,18 +44,18 @@ struct golden_output {
 };
 
 static const struct golden_output golden_outputs[] = {
-    {"--output u8", 0x3a41da0c504b055f},
+    {"--dtype u8", 0x3a41da0c504b055f},
     {"--channels 3", 0x1dba1226018e9d77},
     {"--channels 3 --layout nhwc", 0x256bb0462ea21a93},
-    {"--output f32", 0x27e031eea4c234f0},
-    {"--output f16 --channels 3 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225", 0x73fce5b56c7a84a9},
-    {"--output bf16 --channels 3 --layout nhwc --mean 0.5 --std 0.5", 0x96e1ee8640563e5b},
+    {"--dtype f32", 0x27e031eea4c234f0},
+    {"--dtype f16 --channels 3 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225", 0x73fce5b56c7a84a9},
+    {"--dtype bf16 --channels 3 --layout nhwc --mean 0.5 --std 0.5", 0x96e1ee8640563e5b},
     {"--out-res 96", 0x6ce10b9c13bbca4b},
     {"--out-res 331", 0x8c903ad0eccd399f},
-    {"--output f32 --out-res 97 --channels 3 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225",
+    {"--dtype f32 --out-res 97 --channels 3 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225",
      0x978523929fd56060},
     {"--out-res 160 --fit crop", 0x9c9d5042a4145e83},
-    {"--output f16 --out-res 160 --fit crop --channels 3 --mean 0.5 --std 0.25", 0x8fb8a3e0b72a3390},
+    {"--dtype f16 --out-res 160 --fit crop --channels 3 --mean 0.5 --std 0.25", 0x8fb8a3e0b72a3390},
 };
 
 #endif

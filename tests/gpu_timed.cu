@@ -105,7 +105,7 @@ int main(int argc, char *argv[])
     for (const char *name : synth)
         if (variant_find(name))
             expect_caught(name, "--res 64 --batch 5 --vertices 100 --orbits 20 " RUNS, first_two);
-    expect_caught("fused", "--res 64 --batch 5 --classes 5 --output f16 " RUNS, unless_timed);
+    expect_caught("fused", "--res 64 --batch 5 --classes 5 --dtype f16 " RUNS, unless_timed);
     expect_caught("fused", "--res 64 --batch 5 --vertices 100 --orbits 20 --compute 0.5 " RUNS, first_two);
     char load[512];
     snprintf(load, sizeof load, "--data %s --batch 8 --threads 2 " RUNS, argv[1]);

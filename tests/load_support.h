@@ -205,7 +205,7 @@ static inline void prepare(const char *layout)
     char command[3 * PATH_MAX];
     const char *program = getenv("FDSL_BENCH");
     snprintf(command, sizeof command,
-             "%s --prepare '%s' --layout %s --samples 40 --sample-shape 3,8 --dtype f16 "
+             "%s --prepare '%s' --store %s --samples 40 --sample-shape 3,8 --dtype f16 "
              ">/dev/null 2>&1",
              program ? program : "./fdsl-bench", folder,
              strcmp(layout, "shards") == 0 ? "shards --shards 3" : layout);

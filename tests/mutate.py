@@ -62,19 +62,19 @@ def gpu_checks():
              f'{fused} --classes 37 --batch 40 --res 512 --formula visualatom --instance 1000003 --seed 18446744073709551615',
              f'{fused} --vertices 31 --orbits 4 --res 97 --batch 64', f'{fused} --vertices 62 --orbits 7 --res 512 --noise 0 --batch 5',
              f'{fused} --vertices 1000 --orbits 30 --res 512 --noise 300 --line-width 3 --batch 5', f'{fused} --vertices 300 --orbits 77 --res 16384 --batch 1',
-             f'{fused} --batch 9 --output f16 --channels 3', f'{fused} --batch 9 --output f32 --out-res 224',
-             f'{fused} --batch 3 --output f32 --res 4500 --out-res 1 --orbits 40',
-             f'{fused} --batch 9 --output u8 --channels 3 --layout nhwc --res 137', f'{fused} --batch 9 --output f16 --out-res 223 --fit crop --classes 17',
-             f'{fused} --batch 9 --output bf16 --res 1000 --out-res 7 --channels 3', f'{ladder} --classes 37 --batch 40 --res 300 --formula visualatom',
+             f'{fused} --batch 9 --dtype f16 --channels 3', f'{fused} --batch 9 --dtype f32 --out-res 224',
+             f'{fused} --batch 3 --dtype f32 --res 4500 --out-res 1 --orbits 40',
+             f'{fused} --batch 9 --dtype u8 --channels 3 --layout nhwc --res 137', f'{fused} --batch 9 --dtype f16 --out-res 223 --fit crop --classes 17',
+             f'{fused} --batch 9 --dtype bf16 --res 1000 --out-res 7 --channels 3', f'{ladder} --classes 37 --batch 40 --res 300 --formula visualatom',
              f'{ladder} --vertices 1 --orbits 5 --res 3 --batch 2', '$tests/gpu_exact', f'{fused} --batch 9 --res 96 --compute 5', '$tests/gpu_live']
     load = []
     twice = '--cache any --loops 2 --warmups 0 --warmup-time 0 --verify'
-    for data, options in (('odd', '--batch 31 --tensor f16 --threads 3'), ('large', '--batch 2 --tensor raw --threads 2 --epochs 2'),
-                          ('float', '--batch 1 --tensor f32 --threads 1 --mean -3 --std 7'), ('half', '--batch 7 --tensor f32 --threads 2'),
-                          ('middle', '--batch 1000 --tensor bf16 --threads 16 --epochs 3 --seed 9'), ('odd', '--batch 32 --tensor bf16 --shuffle 7'),
-                          ('taught', '--batch 64 --tensor f16 --compute train'), ('odd', '--batch 31 --tensor f16 --compute 5')):
+    for data, options in (('odd', '--batch 31 --dtype f16 --threads 3'), ('large', '--batch 2 --dtype raw --threads 2 --epochs 2'),
+                          ('float', '--batch 1 --dtype f32 --threads 1 --mean -3 --std 7'), ('half', '--batch 7 --dtype f32 --threads 2'),
+                          ('middle', '--batch 1000 --dtype bf16 --threads 16 --epochs 3 --seed 9'), ('odd', '--batch 32 --dtype bf16 --shuffle 7'),
+                          ('taught', '--batch 64 --dtype f16 --compute train'), ('odd', '--batch 31 --dtype f16 --compute 5')):
         load += [f'$bench --variant {name} --data $data/{data}-shards {twice} {options}' for name in ('shards-gpu', 'gpu-resident')]
-    load += [f'$bench --variant {name} --data $data/odd-files {twice} --batch 31 --tensor f32' for name in ('files-gpu', 'gpu-resident')]
+    load += [f'$bench --variant {name} --data $data/odd-files {twice} --batch 31 --dtype f32' for name in ('files-gpu', 'gpu-resident')]
     load += [f'$bench --variant shards-gpu --data $data/{data}-shards {twice} --chunk 4 --ring 2 --threads 2 --batch 8' for data in ('odd', 'large')]
     load += [f'$bench --variant gds --data $data/{data}-shards {twice} --batch 31 --threads 2' for data in ('odd', 'large', 'float')]
     load += ['rm -rf $own && cp -r $data/odd-shards $own && truncate -s 5000 $own/*-000002.tar && '
@@ -89,10 +89,10 @@ def gpu_checks():
               f'$bench --variant train-graph --model cnn {digits} --checkpoint $own.graph && $bench --variant infer-graph,infer-cuda --verify --data digits '
               f'--test-size 300 --checkpoint $own.graph --batch 257 {QUICK}']
     steps = ['scripts/check/learning.py 0 $bench --variant shards-gpu --data $data/middle-shards --cache any --batch 32 --loops 20 --compute 1',
-             f'scripts/check/learning.py 0 $bench --variant fused --batch 64 --res 64 --compute train:logreg --classes 4 --output f16 --min-samples 20']
+             f'scripts/check/learning.py 0 $bench --variant fused --batch 64 --res 64 --compute train:logreg --classes 4 --dtype f16 --min-samples 20']
     common = ['$tests/gpu_batch', '$tests/gpu_batch --product', *steps, synth[0], synth[1], load[0], load[-2],
               *(check for check in load if '--compute' in check), *(check for check in synth if '--compute' in check),
-              f'{fused} --classes 4 --batch 64 --res 64 --output f16 --compute train', train[0]]
+              f'{fused} --classes 4 --batch 64 --res 64 --dtype f16 --compute train', train[0]]
     return {'cuda/synth/': synth, 'cuda/load/': load, 'cuda/train/': train, 'cuda/common/': common}
 
 
@@ -231,10 +231,8 @@ class Bench:
     def prepare(self):
         os.makedirs(self.data, exist_ok=True)
         program = os.path.join(self.build.base, PROGRAM)
-        told = subprocess.run([program, '--prepare', 'x', '--help'], text=True, stdout=subprocess.PIPE, check=True).stdout
         for name, options in GPU_SETS.items():
-            layout = f'--{"store" if "--store" in told else "layout"} {name.split("-")[1]}'
-            subprocess.run([program, '--prepare', os.path.join(self.data, name), *layout.split(), *options.split()],
+            subprocess.run([program, '--prepare', os.path.join(self.data, name), '--store', name.split('-')[1], *options.split()],
                            check=True, stdout=subprocess.DEVNULL)
 
     # ---- With a fault ----

@@ -83,7 +83,7 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
     /* For a deleted set, the size of its samples: 24 x 24 bytes, the .npy header and a label. */
     shell("scripts/figures/break_even.py $D/rows_synth.csv $D/rows_load.csv; rm -r $D/data/files; "
           "${FDSL_BENCH:-./fdsl-bench} "
-          "--prepare $D/data/files --layout files --from synth --samples 7 --res 64 >&2; "
+          "--prepare $D/data/files --store files --from synth --samples 7 --res 64 >&2; "
           "scripts/figures/break_even.py $D/rows_synth.csv $D/rows_load.csv");
     cr_expect(says("; 0.705 GB per million (size of the samples: "), "%s", out);
 }

@@ -155,6 +155,18 @@ Test(cli, list_names_every_variant_with_a_reason)
     run_well("--list --workload train");
     cr_expect(strstr(list_line("train-omp"), "available"));
     cr_expect_not(strstr(out, "\n  naive ") || strstr(out, "synth: "), "%s", out);
+    run_well("--list --variant omp,naive");
+    cr_expect(strstr(out, "synth: ") == out && strstr(list_line("naive"), " available") &&
+                  strstr(list_line("omp"), "available"),
+              "%s", out);
+    cr_expect_not(strstr(out, "\n  bat ") || strstr(out, "train: "), "%s", out);
+    run_well("--list --variant all --workload infer --format csv");
+    cr_expect(strstr(out, ",infer-naive,") && !strstr(out, ",naive,"), "%s", out);
+    run_well("--list --variant all");
+    cr_expect(strstr(list_line("naive"), " available") && !strstr(out, "train: "), "all means synth: %s",
+              out);
+    run("--list --variant nave");
+    expect_error(2, "did you mean 'naive'", "a misspelt variant");
     run_well("--list -v");
     for (size_t i = 0; i < variant_count; i++)
         cr_expect(strstr(out, variant_table[i].summary), "%s", variant_table[i].name);
@@ -300,7 +312,7 @@ Test(cli, refuses_options_that_contradict_each_other)
 Test(cli, refuses_outputs_that_cannot_be)
 {
     static const struct refusal refusals[] = {
-        {"--output f64", "--output: 'f64' is not one of u8, f16, f32, bf16"},
+        {"--dtype f64", "--dtype: 'f64' is not one of u8, f16, f32, bf16"},
         {"--channels 2", "--channels: '2' is neither 1 nor 3"},
         {"--channels 0", "--channels: '0' is neither 1 nor 3"},
         {"--channels 4", "--channels: '4' is neither 1 nor 3"},
@@ -310,27 +322,25 @@ Test(cli, refuses_outputs_that_cannot_be)
         {"--fit pad", "--fit: 'pad' is not one of resize, crop"},
         {"--fit crop --out-res 33", "--fit crop: --out-res 33 is larger than --res 32"},
         {"--mean 0.5", "--mean scales floats, but u8 stores grays unscaled"},
-        {"--output u8 --std 0.5", "--std scales floats, but u8 stores grays unscaled"},
-        {"--output f32 --mean x", "--mean: 'x' is not a number"},
-        {"--output f32 --mean nan", "--mean: 'nan' is not a number"},
-        {"--output f32 --mean=", "--mean: the value is empty"},
-        {"--output f32 --mean 0,0,0", "--mean: '0,0,0' has 3 values for 1 channel"},
-        {"--output f32 --channels 3 --mean 0,0", "--mean: '0,0' has 2 values for 3 channels"},
-        {"--output f32 --channels 3 --std 1,,1", "--std: '' is not a number"},
-        {"--output f32 --channels 3 --std 1,1,1,",
-         "--std: '1,1,1,': a value is missing after the last comma"},
-        {"--out f16", "--out f16: did you mean --output f16? If not, name the file ./f16"},
-        {"--out u8", "did you mean --output u8?"},
-        {"--output f32 --std 0", "--std: '0' is out of range"},
-        {"--output f32 --std -1", "--std: '-1' is out of range"},
+        {"--dtype u8 --std 0.5", "--std scales floats, but u8 stores grays unscaled"},
+        {"--dtype f32 --mean x", "--mean: 'x' is not a number"},
+        {"--dtype f32 --mean nan", "--mean: 'nan' is not a number"},
+        {"--dtype f32 --mean=", "--mean: the value is empty"},
+        {"--dtype f32 --mean 0,0,0", "--mean: '0,0,0' has 3 values for 1 channel"},
+        {"--dtype f32 --channels 3 --mean 0,0", "--mean: '0,0' has 2 values for 3 channels"},
+        {"--dtype f32 --channels 3 --std 1,,1", "--std: '' is not a number"},
+        {"--dtype f32 --channels 3 --std 1,1,1,", "--std: '1,1,1,': a value is missing after the last comma"},
+        {"--out f16", "--out f16: did you mean --dtype f16? If not, name the file ./f16"},
+        {"--out u8", "did you mean --dtype u8?"},
+        {"--dtype f32 --std 0", "--std: '0' is out of range"},
+        {"--dtype f32 --std -1", "--std: '-1' is out of range"},
         {"--npy nowhere/a.npy", "its folder does not exist"},
         {"--npy /dev/full", "/dev/full is not a regular file"},
         {"--npy rows.csv", "--out and --npy name the same file"},
         {"--npy a.npy --samples-out a.labels.npy", "--npy and --samples-out would both write a.labels.npy"},
         {"--npy a.npy --write-classes ./a.labels.npy", "--npy and --write-classes would both write"},
 #ifdef HAVE_PNG
-        {"--output f16 --png folder",
-         "--png writes u8 images of one channel only; use --npy FILE for others"},
+        {"--dtype f16 --png folder", "--png writes u8 images of one channel only; use --npy FILE for others"},
         {"--channels 3 --sheet a.png", "--sheet writes u8 images of one channel only"},
 #endif
     };
@@ -346,9 +356,9 @@ Test(cli, outputs_fill_their_columns)
         {"--fit crop --layout nhwc", {"u8", "1", "nhwc", "32", "", "", ""}},
         {"--out-res 32 --channels 3", {"u8", "3", "nchw", "32", "", "", ""}},
         {"--out-res 48", {"u8", "1", "nchw", "48", "resize", "", ""}},
-        {"--output f16 --out-res 7 --fit crop", {"f16", "1", "nchw", "7", "crop", "0", "1"}},
-        {"--output bf16 --mean 0.5", {"bf16", "1", "nchw", "32", "", "0.5", "1"}},
-        {"--output f32 --channels 3 --std 1,2,3", {"f32", "3", "nchw", "32", "", "0", "1,2,3"}},
+        {"--dtype f16 --out-res 7 --fit crop", {"f16", "1", "nchw", "7", "crop", "0", "1"}},
+        {"--dtype bf16 --mean 0.5", {"bf16", "1", "nchw", "32", "", "0.5", "1"}},
+        {"--dtype f32 --channels 3 --std 1,2,3", {"f32", "3", "nchw", "32", "", "0", "1,2,3"}},
     };
     static const char *const columns[] = {"output", "channels", "layout", "out_res", "fit", "mean", "std"};
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
@@ -370,13 +380,13 @@ Test(cli, scales_that_are_hardly_meant_are_warned_of)
     static const struct {
         const char *arguments, *words; /* NULL: no warning */
     } scales[] = {
-        {"--output f16 --mean 0.485 --std 0.229", NULL},
-        {"--output f32 --mean -1 --std 1", NULL},
-        {"--output f32 --mean 123.675 --std 0.5", "warning: --mean 123.675: grays are 0 to 1; divide"},
-        {"--output f16 --std 58.4", "warning: --std 58.4: grays are 0 to 1; divide"},
-        {"--output f16 --mean 0.25 --std 0.00001", "warning: --output f16 is limited to 65504"},
-        {"--output f16 --std 0.000016", NULL}, /* 62500 */
-        {"--output bf16 --mean 0.25 --std 0.00001", NULL},
+        {"--dtype f16 --mean 0.485 --std 0.229", NULL},
+        {"--dtype f32 --mean -1 --std 1", NULL},
+        {"--dtype f32 --mean 123.675 --std 0.5", "warning: --mean 123.675: grays are 0 to 1; divide"},
+        {"--dtype f16 --std 58.4", "warning: --std 58.4: grays are 0 to 1; divide"},
+        {"--dtype f16 --mean 0.25 --std 0.00001", "warning: --dtype f16 is limited to 65504"},
+        {"--dtype f16 --std 0.000016", NULL}, /* 62500 */
+        {"--dtype bf16 --mean 0.25 --std 0.00001", NULL},
     };
     for (size_t i = 0; i < COUNT_OF(scales); i++) {
         run(NAIVE " --min-samples 6 --max-error 100 %s", scales[i].arguments);
@@ -392,21 +402,21 @@ Test(cli, what_a_variant_makes_is_said_before_what_the_machine_lacks)
 {
     if (!variant_find("bat")->variant)
         SKIP("this build has no variant that makes canvases alone: no CUDA");
-    run("--variant bat --output f16 " TINY);
-    expect_error(2, "variant 'bat' cannot do this: supports only u8 images of one channel", "--output f16");
+    run("--variant bat --dtype f16 " TINY);
+    expect_error(2, "variant 'bat' cannot do this: supports only u8 images of one channel", "--dtype f16");
 }
 
 Test(cli, a_file_may_be_called_as_a_type_where_it_is_no_slip)
 {
     run_well(NAIVE " --out ./f16");
-    run_well(NAIVE " --output f32 --out f32");
+    run_well(NAIVE " --dtype f32 --out f32");
     free(get("f16", NULL));
     free(get("f32", NULL));
 }
 
 Test(cli, bytes_are_those_of_the_output)
 {
-    run_well(NAIVE " --output f16 --channels 3 --out-res 10 --format csv");
+    run_well(NAIVE " --dtype f16 --channels 3 --out-res 10 --format csv");
     double bytes = number(out, 1, "bytes_per_s") * number(out, 1, "time_median_s");
     cr_expect(fabs(bytes / (2 * (10 * 10 * 3 * 2 + 8)) - 1) < 1e-6, "%g", bytes);
 }

@@ -364,11 +364,11 @@ Test(cli, npy_holds_the_batch_and_its_labels)
     } outputs[] = {
         {"--channels 3", "('|u1', (3, 3, 32, 32), lambda gray, f: gray, [0] * 3, [1] * 3)"},
         {"--channels 3 --layout nhwc", "('|u1', (3, 32, 32, 3), lambda gray, f: gray, [0] * 3, [1] * 3)"},
-        {"--output f32 --channels 3 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225",
+        {"--dtype f32 --channels 3 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225",
          "('<f4', (3, 3, 32, 32), lambda gray, f: f, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])"},
-        {"--output f16 --channels 3 --layout nhwc --mean 0.5 --std 0.25",
+        {"--dtype f16 --channels 3 --layout nhwc --mean 0.5 --std 0.25",
          "('<f2', (3, 32, 32, 3), lambda gray, f: rounded('e', f), [0.5] * 3, [0.25] * 3)"},
-        {"--output bf16 --channels 3 --mean 0.1",
+        {"--dtype bf16 --channels 3 --mean 0.1",
          "('<u2', (3, 3, 32, 32), lambda gray, f: bf16(f), [0.1] * 3, [1] * 3)"},
     };
     put_two_classes();
@@ -388,7 +388,7 @@ Test(cli, npy_holds_the_batch_and_its_labels)
 Test(cli, npy_is_what_numpy_reads)
 {
     put_two_classes();
-    run_well(NAIVE_MIXED " --class two.csv --batch 3 --output f16 --channels 3 --out-res 9 --npy out.npy");
+    run_well(NAIVE_MIXED " --class two.csv --batch 3 --dtype f16 --channels 3 --out-res 9 --npy out.npy");
     char *argv[] = {"python3", "-c", "import numpy", NULL};
     run_vector(argv);
     if (status != 0)
@@ -406,7 +406,7 @@ Test(cli, several_variants_write_a_numpy_file_each)
     if (VARIANT_COUNT < 2)
         SKIP("two variants are wanted, and this build has one: no OpenMP");
     size_t bytes, other_bytes;
-    run_well("--variant " VARIANTS " " TINY " --output f32 --out-res 9 --npy out.npy");
+    run_well("--variant " VARIANTS " " TINY " --dtype f32 --out-res 9 --npy out.npy");
     char *image = get("naive/out.npy", &bytes), *other = get("omp/out.npy", &other_bytes);
     cr_expect(bytes == 128 + 2 * 9 * 9 * 4 && bytes == other_bytes && memcmp(image, other, bytes) == 0);
     free(image);
@@ -461,9 +461,9 @@ static bool any_temporary(void)
 Test(cli, a_signal_leaves_nothing_half_written)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
-    char *argv[] = {program,    "--variant",  "naive",     "--batch", "4096",     "--res", "32",
-                    "--orbits", "1",          "--out-res", "64",      "--output", "f32",   "--channels",
-                    "3",        "--vertices", "1",         "--npy",   "out.npy",  NULL};
+    char *argv[] = {program,    "--variant",  "naive",     "--batch", "4096",    "--res", "32",
+                    "--orbits", "1",          "--out-res", "64",      "--dtype", "f32",   "--channels",
+                    "3",        "--vertices", "1",         "--npy",   "out.npy", NULL};
     put_old();
     for (size_t i = 0; i < COUNT_OF(signals); i++) {
         int wait_status;

@@ -142,10 +142,10 @@ Test(cli, progress_shows_on_a_terminal_alone)
 Test(cli, a_terminal_is_told_of_a_numpy_file)
 {
     static const char note[] = "fdsl-bench: wrote out.npy (2, 3, 9, 9) float16 and out.labels.npy (2)";
-    run_well(NAIVE " --output f16 --channels 3 --out-res 9 --npy out.npy");
+    run_well(NAIVE " --dtype f16 --channels 3 --out-res 9 --npy out.npy");
     cr_expect(!strstr(err, "wrote"), "%s", err);
     how.terminal_err = true;
-    run_well(NAIVE " --output f16 --channels 3 --out-res 9 --npy out.npy");
+    run_well(NAIVE " --dtype f16 --channels 3 --out-res 9 --npy out.npy");
     cr_expect(strstr(err, note), "%s", err);
 }
 

@@ -326,7 +326,7 @@ Test(compute, labels_of_images_follow_from_their_numbers)
     void *parameters = calloc(1, workload->parameters_bytes), *input, *state, *done = NULL;
     char *argv[] = {"test", "--classes",  "3",   "--batch",    "5",    "--res",
                     "16",   "--instance", "7",   "--channels", "3",    "--layout",
-                    "nhwc", "--output",   "f16", "--compute",  "train"};
+                    "nhwc", "--dtype",    "f16", "--compute",  "train"};
     options.tables[0] = (struct option_table){workload->options, workload->option_count, parameters};
     cr_assert_eq(options_parse(&options, COUNT_OF(argv), argv), STATUS_OK, "%s", status_text());
     enum status status = workload->open(&options, parameters, &(const struct partition){.ranks = 1}, &input);

@@ -38,10 +38,16 @@ Test(config, what_is_no_option_is_named)
         const char *text, *words;
     } cases[] = {
         {"batch = 2\nres\n", "--config c.ini: line 2 is not an option; write \"name = value\""},
-        {"batch = 2\nrse = 4\n", "in the file of --config: unknown option '--rse'; did you mean '--res'?"},
-        {"res = 4\nres = 5\n", "in the file of --config: --res is given twice"},
-        {"config = d.ini\n", "--config: a file cannot name another one"},
-        {"res = many\n", "--res: 'many' is not a whole number"}};
+        {"batch = 2\nrse = 4\n", "--config c.ini: line 2: unknown option '--rse'; did you mean '--res'?"},
+        {"res = 4\n\n; size\nres = 5\n", "--config c.ini: line 4: --res is given twice"},
+        {"config = d.ini\n", "--config c.ini: line 1: a file cannot name another one"},
+        {"[images]\nres = many\n", "--config c.ini: line 2: --res: 'many' is not a whole number"},
+        {"res = no\n", "--config c.ini: line 1: --res: 'no' is not a whole number"},
+        {"output = f16\ndtype = f32\n",
+         "--config c.ini: line 2: --output and --dtype are the same option; give only --dtype"},
+        {"batch = 2\nverify = maybe\n",
+         "--config c.ini: line 2: --verify: 'maybe' is not one of true, yes, on, false, no, off"},
+        {"verify =\n", "--config c.ini: line 1: --verify: '' is not one of true, yes, on, false, no, off"}};
     char line[256];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         config(cases[i].text);
@@ -64,8 +70,142 @@ Test(config, an_option_given_twice_is_refused)
     EXPECT(0, "$P --list -v -v >list");
 }
 
-Test(config, former_names_work_with_a_warning)
+#define DRY  "--dry-run --res 32 --batch 2 "
+#define LOAD "$P --dry-run --data set --cache any "
+
+static void need_samples(void)
 {
-    EXPECT(0, RUN "--variant naive --res 32 --batch 2 --samples s.csv --dry-run");
-    cr_expect(says("fdsl-bench: warning: --samples is now called --samples-out"), "%s", out);
+    EXPECT(0, "$P --prepare set --samples 4 --sample-shape 3,2,2 --dtype u8 --shards 2");
+}
+
+static const struct {
+    const char *command, *warning;
+} former_names[] = {
+    {"$P --variant naive " DRY "--samples s.csv", "--samples is now called --samples-out"},
+    {"$P --variant naive " DRY "--output f16", "--output f16 is now called --dtype f16"},
+    {"$P --variant naive " DRY "--output=bf16 --layout nhwc", "--output bf16 is now called --dtype bf16"},
+    {"$P --prepare f --samples 3 --layout files", "--layout files is now called --store files"},
+#ifdef HAVE_PNG
+    {"$P --prepare g --from synth --samples 3 --res 32 --layout=files",
+     "--layout files is now called --store files"},
+#endif
+#ifdef HAVE_XXHASH
+    {LOAD "--variant shards --depth 3", "--depth is now called --iodepth"},
+    {LOAD "--variant shards --tensor raw", "--tensor raw is now called --dtype raw"},
+#endif
+};
+
+Test(config, former_names_work_with_one_warning)
+{
+    need_samples();
+    for (size_t i = 0; i < sizeof former_names / sizeof *former_names; i++) {
+        EXPECT(0, "%s 2>err && cat err", former_names[i].command);
+        char line[256];
+        snprintf(line, sizeof line, "fdsl-bench: warning: %s\n", former_names[i].warning);
+        const char *once = strstr(out, line);
+        cr_expect(once && !strstr(once + strlen(line), "warning"), "%s: %s", former_names[i].command, out);
+    }
+    EXPECT(0, "ls f/000/000002.npy");
+#ifdef HAVE_INIH
+    config("output = f16\n");
+    EXPECT(0, "$P --variant naive --config c.ini " DRY);
+    cr_expect(says("warning: --output f16 is now called --dtype f16\n"), "%s", out);
+    EXPECT(0, "$P --variant naive --config c.ini --dtype f32 " DRY);
+#endif
+}
+
+Test(config, former_names_have_the_effect_of_the_present_ones)
+{
+    EXPECT(0, RUN "--variant naive --res 16 --batch 2 --output f16 >was 2>err && " RUN
+                  "--variant naive --res 16 --batch 2 --dtype f16 >now");
+    EXPECT(0, "python3 -c 'import csv; was, now = (next(csv.DictReader(open(name))) for name in (\"was\", "
+              "\"now\")); assert was[\"digest\"] == now[\"digest\"] != \"\" and was[\"output\"] == \"f16\"'");
+#ifdef HAVE_XXHASH
+    need_samples();
+    EXPECT(0, RUN "--variant shards-uring --data set --cache any --depth 3 >row 2>err || grep -q uring err");
+    EXPECT(0,
+           "! test -s row || python3 -c 'import csv; assert next(csv.DictReader(open(\"row\")))[\"depth\"] "
+           "== \"3\"'");
+#endif
+}
+
+Test(config, a_former_name_with_the_present_one_is_refused)
+{
+    static const struct {
+        const char *options, *words;
+    } cases[] = {
+        {"--variant naive --samples s.csv --samples-out t.csv",
+         "--samples and --samples-out are the same option"},
+        {"--variant naive --output f16 --dtype f16",
+         "--output and --dtype are the same option; give only --dtype"},
+        {"--variant naive --dtype=f16 --output=f16", "--dtype and --output are the same option"},
+        {"--variant naive --output f16 --output f16", "--output is given twice"},
+        {"--variant shards --tensor raw --dtype raw", "--tensor and --dtype are the same option"},
+        {"--variant shards --iodepth 4 --depth 4",
+         "--iodepth and --depth are the same option; give only --iodepth"},
+        {"--prepare x --layout files --store files", "--layout and --store are the same option"},
+        {"--prepare x --from synth --store files --layout shards",
+         "--store and --layout are the same option"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        EXPECT(2, "$P %s", cases[i].options);
+        cr_expect(says(cases[i].words) && !says("warning"), "%s: %s", cases[i].options, out);
+    }
+}
+
+Test(config, a_former_name_does_not_take_what_it_means_now)
+{
+    static const struct {
+        const char *options, *words;
+    } cases[] = {
+        {"--variant naive --samples 10", "--samples 10: --loops N takes exactly N samples, --min-samples N "
+                                         "at least N; --samples-out FILE names a "
+                                         "file"},
+        {"--prepare x --samples 2 --layout nhwc", "--layout is an option of --from synth"},
+        {"--variant naive --layout files", "--layout: 'files' is not one of nchw, nhwc"},
+        {"--variant shards --layout files", "--layout is an option of synth"},
+        {"--variant naive --output f64", "--dtype: 'f64' is not one of u8, f16, f32, bf16"},
+        {"--variant naive --depth 3",
+         "--depth is now called --iodepth: --iodepth is an option of load; --list shows their variants"},
+        {"--variant shards --depth", "--depth is now called --iodepth and needs a value, e.g. --iodepth 32"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        EXPECT(2, "$P %s", cases[i].options);
+        cr_expect(says(cases[i].words) && !says("warning"), "%s: %s", cases[i].options, out);
+    }
+    EXPECT(0, "! test -e 10 && ! test -e x");
+    EXPECT(0, "$P --variant naive " DRY "--samples-out 10");
+    cr_expect(!says("warning"), "%s", out);
+}
+
+Test(config, former_names_are_hidden)
+{
+    EXPECT(0, "$P --workload synth --help");
+    cr_expect(says("\n  --dtype TYPE            element type of the output") && says("\n  --layout ORDER") &&
+                  !says("--output"),
+              "%s", out);
+    EXPECT(0, "$P --workload load --help");
+    cr_expect(says("\n  --dtype TYPE            element type of the batches") &&
+                  says("\n  --iodepth N             maximum requests in flight") && !says("--tensor") &&
+                  !says("--depth"),
+              "%s", out);
+    EXPECT(0, "$P --prepare --help");
+    cr_expect(says("\n  --store HOW ") && says("files, shards (default shards)") && !says("--layout"), "%s",
+              out);
+    EXPECT(2, "$P --variant naive --ou rows.csv " DRY);
+    cr_expect(says("ambiguous: it could be --out or --out-res"), "%s", out);
+    EXPECT(0, "$P --variant naive --t 1 " DRY); /* --threads: --tensor is no option now */
+}
+
+Test(config, prepare_help_needs_no_folder)
+{
+    static const char *const lines[] = {"--prepare --help", "--help --prepare", "--prepare -h",
+                                        "--prepare --from synth --help"};
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        EXPECT(0, "$P --prepare x --help >with && $P %s >without && cmp with without", lines[i]);
+        cr_expect_str_eq(out, "");
+    }
+    EXPECT(2, "$P --prepare");
+    cr_expect(says("--prepare needs a value, e.g. --prepare DIR"), "%s", out);
+    EXPECT(0, "$P --help --prepare x >with && cmp with without");
 }

@@ -67,7 +67,7 @@ Test(hostile, extensions_that_would_inject_records)
         put(name, "data", 4);
         expect_refusal(1, "s/x.tar: '", "$P --prepare o --from dataset --source s");
         expect_refusal(1, "which an index cannot store; rename the file",
-                       "$P --prepare o --from dataset --source f --layout files");
+                       "$P --prepare o --from dataset --source f --store files");
         EXPECT(0, "! test -e o"); /* checked before anything is written */
     }
 }
@@ -166,11 +166,11 @@ Test(hostile, deep_folders_are_read)
 Test(hostile, samples_csv_is_quoted)
 {
     EXPECT(0, "mkdir s && printf 1 > 's/say \"a\", b\nc.txt' && printf 2 > s/x.png && printf 3 > s/x.txt");
-    EXPECT(0, "$P --prepare o --from dataset --source s --layout files && cat o/samples.csv");
+    EXPECT(0, "$P --prepare o --from dataset --source s --store files && cat o/samples.csv");
     cr_expect_str_eq(strstr(out, "key,"), "key,source_key,file_txt,file_png\n"
                                           "000000,\"say \"\"a\"\", b\nc\",000/000000.txt,\n"
                                           "000001,x,000/000001.txt,000/000001.png\n");
-    EXPECT(0, "$P --prepare o --from dataset --source s --layout files");
+    EXPECT(0, "$P --prepare o --from dataset --source s --store files");
     cr_expect_not_null(strstr(out, "already complete"), "a line end in quotes ends no record: %s", out);
     if (run("python3 -c 'import csv' 2>/dev/null") != 0)
         return;

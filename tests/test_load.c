@@ -218,9 +218,9 @@ Test(load, augmenting_halves_equals_augmenting_floats)
 Test(load, every_variant_delivers_every_sample_once, .init = make_folder, .fini = remove_folder)
 {
     static const char *const lines[] = {"--cache any", "--cache any --shuffle 0 --batch 1",
-                                        "--cache any --shuffle 10 --batch 7 --block 4 --depth 3",
+                                        "--cache any --shuffle 10 --batch 7 --block 4 --iodepth 3",
                                         "--cache warm --shuffle 1000 --batch 200 --epochs 2",
-                                        "--cache any --depth 1 --block 4 --prefetch 0 --seed 9"};
+                                        "--cache any --iodepth 1 --block 4 --prefetch 0 --seed 9"};
     make_shards(101);
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
         for (size_t l = 0; l < COUNT_OF(lines); l++)
@@ -301,7 +301,7 @@ Test(load, consumer_receives_training_batches, .init = make_folder, .fini = remo
     char command[2 * PATH_MAX];
     const char *program = getenv("FDSL_BENCH");
     snprintf(command, sizeof command,
-             "%s --prepare '%s' --layout files --samples 40 --sample-shape 3,4,4 --dtype u8 >/dev/null 2>&1",
+             "%s --prepare '%s' --store files --samples 40 --sample-shape 3,4,4 --dtype u8 >/dev/null 2>&1",
              program ? program : "./fdsl-bench", folder);
     cr_assert_eq(system(command), 0);
     struct counting decoded = {0}, augmented = {0}, same = {0};
@@ -390,7 +390,7 @@ Test(load, shards_uring_works_with_little_locked_memory, .init = make_folder, .f
     bool root = geteuid() == 0;
     if (root) /* root has no limit on locked memory */
         cr_assert(chmod(folder, 0755) == 0 && seteuid(65534) == 0);
-    expect_exactly_once("shards-uring", "--cache any --depth 8 --block 1024");
+    expect_exactly_once("shards-uring", "--cache any --iodepth 8 --block 1024");
     if (root)
         cr_assert_eq(seteuid(0), 0);
 }

@@ -211,7 +211,7 @@ static void expect_loss_of_a_shard(const char *name, const char *cache, bool pip
         struct measures measures;
         char line[128];
         make_shards(101);
-        snprintf(line, sizeof line, "--cache %s --block 4 --depth 3%s", cache,
+        snprintf(line, sizeof line, "--cache %s --block 4 --iodepth 3%s", cache,
                  skip ? " --on-error skip" : "");
         cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
         const struct variant *variant = start(&job, name, &state);
@@ -284,8 +284,8 @@ Test(load_faults, pipe_instead_of_file_does_not_hang, .init = make_folder, .fini
                     void *state;
                     struct run_time unused;
                     struct load_result result;
-                    cr_assert_eq(open_job(&job, skip ? "--cache any --on-error skip --depth 2"
-                                                     : "--cache any --depth 2"),
+                    cr_assert_eq(open_job(&job, skip ? "--cache any --on-error skip --iodepth 2"
+                                                     : "--cache any --iodepth 2"),
                                  STATUS_OK, "%s", status_text());
                     const struct variant *variant = start(&job, file_variants[v], &state);
                     if (variant) {
@@ -331,7 +331,7 @@ Test(load_faults, block_of_empty_last_member_is_read, .init = make_folder, .fini
         struct job job;
         void *state;
         struct run_time unused;
-        cr_assert_eq(open_job(&job, "--cache any --block 4 --depth 3 --shuffle 0"), STATUS_OK, "%s",
+        cr_assert_eq(open_job(&job, "--cache any --block 4 --iodepth 3 --shuffle 0"), STATUS_OK, "%s",
                      status_text());
         const struct variant *variant = start(&job, shard_variants[v], &state);
         for (uint64_t number = 0; variant && number < 4; number++)

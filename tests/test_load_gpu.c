@@ -300,7 +300,7 @@ Test(load_gpu, options_require_matching_variants, .init = make_folder, .fini = r
     expect_accepts("--mean 0.5", false, false, "require --augment");
     expect_accepts("--mean 0.5 --augment", false, true, "");
     expect_accepts("--decode", true, false, "cannot decode or augment");
-    expect_accepts("--tensor raw", false, true, "");
+    expect_accepts("--dtype raw", false, true, "");
 }
 
 Test(load_gpu, columns_are_empty_where_an_option_does_not_apply, .init = make_folder, .fini = remove_folder)
@@ -308,7 +308,7 @@ Test(load_gpu, columns_are_empty_where_an_option_does_not_apply, .init = make_fo
     static const struct {
         const char *option;
         bool cpu, device, ring;
-    } cases[] = {{"tensor", false, true, true},  {"ring", false, false, true},
+    } cases[] = {{"dtype", false, true, true},   {"ring", false, false, true},
                  {"chunk", false, false, true},  {"block", true, false, false},
                  {"batch", true, true, true},    {"mean", false, true, true},
                  {"shift", false, false, false}, {"augment", true, false, false}};
@@ -358,10 +358,9 @@ Test(load_gpu, work_counts_bus_or_memory_bytes)
 
 Test(load_gpu, contradictory_options_are_refused, .init = make_folder, .fini = remove_folder)
 {
-    static const char *const lines[][2] = {
-        {"--tensor raw --mean 1", "--tensor raw keeps the values as stored"},
-        {"--chunk 7", "use a multiple of 4"},
-        {"--shift 3", "--shift requires --augment"}};
+    static const char *const lines[][2] = {{"--dtype raw --mean 1", "--dtype raw keeps the values as stored"},
+                                           {"--chunk 7", "use a multiple of 4"},
+                                           {"--shift 3", "--shift requires --augment"}};
     put_array("a.npy", "|u1", "3, 5", 15, 0);
     for (size_t i = 0; i < COUNT_OF(lines); i++) {
         struct options options;

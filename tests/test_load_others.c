@@ -211,7 +211,7 @@ Test(load_others, comparison_uses_matching_variant, .init = make_folder, .fini =
         "cpu, gpu = said(False), said(True)\n"
         "assert [line.split()[1] for line in cpu] == [\"files-omp\", \"shards-omp\", \"shards-omp\"], cpu\n"
         "assert [line.split()[1] for line in gpu] == [\"files-gpu\", \"shards-gpu\", \"shards-gpu\"], gpu\n"
-        "assert all(\"--threads 16\" in line and \"--tensor raw\" in line for line in gpu), gpu\n"
+        "assert all(\"--threads 16\" in line and \"--dtype raw\" in line for line in gpu), gpu\n"
         "assert \"--shuffle 1000\" in gpu[1] and \"--shuffle 0\" in gpu[2], gpu' '%s/bench'",
         folder);
     cr_assert_eq(system(command), 0);

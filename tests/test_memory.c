@@ -111,7 +111,7 @@ Test(memory, data_sets)
     expect_refusals("--prepare made --samples 7 --shards 2 --sample-shape 5 --dtype u8");
     expect_refusals("--prepare made --from synth --classes 2 --samples 4 --res 32 --encode png");
     EXPECT(0, "$P --prepare shards --samples 9 --shards 2 --sample-shape 5 --dtype u8");
-    EXPECT(0, "$P --prepare files --layout files --samples 9 --sample-shape 5 --dtype u8");
+    EXPECT(0, "$P --prepare files --store files --samples 9 --sample-shape 5 --dtype u8");
     expect_refusals("--workload load --variant all --data shards --cache any --verify" ONE);
     expect_refusals("--workload load --variant all --data files --cache any --verify --shuffle 3" ONE);
 }

@@ -61,11 +61,11 @@ Test(mpi, so_do_mixed_batches)
 {
     char reference[64];
     snprintf(reference, sizeof reference, "%s",
-             digest_of(0, MIXED "--classes 5 --batch 12 --output f32 --out-res 17 --format csv"));
-    cr_expect_str_eq(digest_of(3, MIXED "--classes 5 --batch 4 --output f32 --out-res 17 --format csv"),
+             digest_of(0, MIXED "--classes 5 --batch 12 --dtype f32 --out-res 17 --format csv"));
+    cr_expect_str_eq(digest_of(3, MIXED "--classes 5 --batch 4 --dtype f32 --out-res 17 --format csv"),
                      reference);
     cr_expect_str_eq(
-        digest_of(4, MIXED "--classes 5 --batch 12 --output f32 --out-res 17 --scaling strong --format csv"),
+        digest_of(4, MIXED "--classes 5 --batch 12 --dtype f32 --out-res 17 --scaling strong --format csv"),
         reference);
 }
 #endif

@@ -84,7 +84,7 @@ Test(mpi_load, a_rank_that_fails_while_it_is_timed_ends_all)
     static const char line[] = READ "--min-time 1 --out ../rows.csv";
     char arguments[512];
     int ended;
-    prepare("one", "--layout files --samples 40 --sample-shape 50 --dtype u8");
+    prepare("one", "--store files --samples 40 --sample-shape 50 --dtype u8");
     shell("cp -r one two");
     snprintf(arguments, sizeof arguments, line, "files");
     pid_t pid =

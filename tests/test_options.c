@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/options.h"
+#include "core/words.h"
 
 TestSuite(options, .timeout = 60);
 

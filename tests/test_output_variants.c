@@ -23,15 +23,15 @@ static const uint64_t run_0[] = {0};
 /* ---- Variants ---- */
 
 static const char *const output_lines[] = {
-    "--output u8 --channels 3",
-    "--output u8 --layout nhwc",
-    "--output f32 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --channels 3",
-    "--output f16 --out-res 31",
-    "--output bf16 --out-res 31 --channels 3 --layout nhwc --mean 0.5 --std 0.5",
-    "--output u8 --out-res 200",
-    "--output f32 --out-res 31 --fit crop",
-    "--output u8 --out-res 64 --fit crop --channels 3 --layout nhwc",
-    "--output f16 --channels 3 --fit crop",
+    "--dtype u8 --channels 3",
+    "--dtype u8 --layout nhwc",
+    "--dtype f32 --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --channels 3",
+    "--dtype f16 --out-res 31",
+    "--dtype bf16 --out-res 31 --channels 3 --layout nhwc --mean 0.5 --std 0.5",
+    "--dtype u8 --out-res 200",
+    "--dtype f32 --out-res 31 --fit crop",
+    "--dtype u8 --out-res 64 --fit crop --channels 3 --layout nhwc",
+    "--dtype f16 --channels 3 --fit crop",
 };
 
 /* Returns the images of run 0, executed after another run, and their labels; the caller frees both. */
@@ -97,7 +97,7 @@ Test(output_variants, labels_are_class_numbers)
         {.id = 7, .vertices = 20, .orbits = 4, .oval_x = 1, .oval_y = 1, .radius = 3},
         {.id = 12, .vertices = 20, .orbits = 4, .oval_x = 1, .oval_y = 1, .radius = 3}};
     static const char *const ends[] = {"--batch 7", "--batch 2 --instance 4",
-                                       "--batch 7 --output f16 --out-res 9",
+                                       "--batch 7 --dtype f16 --out-res 9",
                                        "--batch 2 --instance 1 --channels 3"};
     char path[] = "/tmp/fdsl-output-XXXXXX", line[256];
     int fd = mkstemp(path);
@@ -220,7 +220,7 @@ Test(output_variants, variants_of_canvases_are_refused_for_others)
         char line[256];
         snprintf(line, sizeof line, "--res 97 --batch 3 %s", output_lines[i]);
         open_synth(&opened, line);
-        bool canvas = strcmp(output_lines[i], "--output u8 --layout nhwc") == 0;
+        bool canvas = strcmp(output_lines[i], "--dtype u8 --layout nhwc") == 0;
         cr_expect_eq(opened.workload->accepts(opened.input, &plain), STATUS_OK);
         plain.traits = &traits;
         cr_expect_eq(opened.workload->accepts(opened.input, &plain), canvas ? STATUS_OK : STATUS_USAGE, "%s",

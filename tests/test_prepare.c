@@ -92,7 +92,7 @@ Test(prepare, shards_hold_what_the_index_says)
 Test(prepare, files_and_shards_hold_the_same)
 {
     struct index files, shards;
-    EXPECT(0, "$P --prepare f --samples 1001 --sample-shape 3 --layout files");
+    EXPECT(0, "$P --prepare f --samples 1001 --sample-shape 3 --store files");
     EXPECT(0, "$P --prepare s --samples 1001 --sample-shape 3 --shards 2");
     read_index("f/counter.index", &files);
     read_index("s/counter.index", &shards);
@@ -244,18 +244,20 @@ Test(prepare, synth_bytes_do_not_depend_on_variant)
 
 Test(prepare, synth_refusals)
 {
-    expect_refusal(2, "a " SYNTH " --output f16", "--encode png holds u8 images");
+    expect_refusal(2, "a " SYNTH " --dtype f16", "--encode png holds u8 images");
     expect_refusal(2, "a " SYNTH " --png x", "--png writes images of a timed run");
+    expect_refusal(
+        2, "a " SYNTH " --layout nhwc",
+        "--layout nhwc: prepared samples are PNG files or arrays of the shape (channels, height, width)");
+    expect_refusal(2, "a " SYNTH " --layout hwc", "--layout: 'hwc' is not one of nchw, nhwc");
     expect_refusal(2, "a " SYNTH " --variant fuse", "not a variant of synth");
     expect_refusal(2, "a --from synth", "set the number of samples");
-    expect_refusal(2, "a --classes 3",
-                   "--classes is an option of --from synth; --prepare DIR --help lists them");
+    expect_refusal(2, "a --classes 3", "--classes is an option of --from synth; --prepare --help lists them");
     expect_refusal(2, "a --encode npy", "--encode is an option of --from synth, idx, cifar and digits; ");
-    expect_refusal(2, "a --verify",
-                   "--verify does not apply to --prepare; --prepare DIR --help lists what does");
+    expect_refusal(2, "a --verify", "--verify does not apply to --prepare; --prepare --help lists what does");
     expect_refusal(2, "a --frobnicate", "unknown option '--frobnicate'");
     EXPECT(0, "! test -e a");
-    EXPECT(0, "$P --prepare a " SYNTH " --output f16 --channels 3 --encode npy --out-res 16");
+    EXPECT(0, "$P --prepare a " SYNTH " --dtype f16 --channels 3 --encode npy --out-res 16 --layout nchw");
 }
 #endif
 
@@ -285,15 +287,14 @@ Test(prepare, idx)
 {
     write_file("x-images-idx3-ubyte", "\0\0\x08\3\0\0\0\3\0\0\0\2\0\0\0\2abcdefghijkl", 28);
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\3\5\6\7", 11);
-    EXPECT(0,
-           "$P --prepare a --from idx --source x-images-idx3-ubyte --layout files && cat a/000/000002.cls");
+    EXPECT(0, "$P --prepare a --from idx --source x-images-idx3-ubyte --store files && cat a/000/000002.cls");
     cr_assert_not_null(strstr(out, "3 samples in 1 folder,"), "%s", out);
     cr_assert_eq(out[strlen(out) - 1], '7');
     expect_picture("a/000/000001.png", "efgh", 4);
 
     /* A file with the same name but other content is another dataset. */
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\3\5\6\x08", 11);
-    expect_refusal(2, "a --from idx --source x-images-idx3-ubyte --layout files", "other options (inputs=");
+    expect_refusal(2, "a --from idx --source x-images-idx3-ubyte --store files", "other options (inputs=");
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\2\5\6", 10);
     expect_refusal(1, "b --from idx --source x-images-idx3-ubyte", "does not hold one label for each");
     expect_refusal(1, "b --from idx --source x-labels-idx1-ubyte --labels x-labels-idx1-ubyte",
@@ -316,7 +317,7 @@ Test(prepare, cifar)
         for (size_t c = 0; c < 3; c++)
             pixels[3 * i + c] = records[CIFAR_RECORD_BYTES + 1 + 1024 * c + i];
     write_file("one", records, sizeof records);
-    EXPECT(0, "$P --prepare a --from cifar --source one,one --layout files && cat a/000/000003.cls");
+    EXPECT(0, "$P --prepare a --from cifar --source one,one --store files && cat a/000/000003.cls");
     cr_assert_eq(out[strlen(out) - 1], '9');
     expect_picture("a/000/000001.png", pixels, sizeof pixels);
     EXPECT(0, "cmp a/000/000001.png a/000/000003.png");
@@ -372,7 +373,7 @@ Test(prepare, killed_shards_resume)
 
 Test(prepare, killed_files_resume)
 {
-    kill_and_resume("", "--samples 3500 --sample-shape 10 --layout files", "000/000000.npy", 4, 2);
+    kill_and_resume("", "--samples 3500 --sample-shape 10 --store files", "000/000000.npy", 4, 2);
 }
 
 #if defined(HAVE_PNG) && defined(HAVE_INIH)
@@ -442,8 +443,8 @@ Test(prepare, lost_files_are_repaired)
         EXPECT(0, "diff -r whole a");
     }
     EXPECT(0,
-           "$P --prepare f --samples 30 --sample-shape 2 --layout files && cp -r f g && rm g/000/000007.npy");
-    EXPECT(0, "$P --prepare g --samples 30 --sample-shape 2 --layout files && diff -r f g");
+           "$P --prepare f --samples 30 --sample-shape 2 --store files && cp -r f g && rm g/000/000007.npy");
+    EXPECT(0, "$P --prepare g --samples 30 --sample-shape 2 --store files && diff -r f g");
 }
 
 /* ---- Faults ---- */
@@ -454,7 +455,7 @@ Test(prepare, archives_read_as_files_are_warned_about)
            "$P --prepare a/shards " SMALL " && mkdir b && gzip < a/shards/counter-000000.tar > b/X.TAR.gz && "
            "$P --variant files --data b --cache any --warmup-time 0 --min-time 0");
     cr_assert_not_null(strstr(out, "b/X.TAR.gz looks like a shard but is read as a file"), "%s", out);
-    EXPECT(0, "$P --prepare files --layout files --samples 3 && "
+    EXPECT(0, "$P --prepare files --store files --samples 3 && "
               "$P --variant files --data files --cache any --warmup-time 0 --min-time 0");
     cr_assert_null(strstr(out, "looks like"), "%s", out);
 }
@@ -463,7 +464,7 @@ Test(prepare, refusals)
 {
     expect_refusal(2, "a", "set the number of samples with --samples N");
     expect_refusal(2, "a --samples 2 --shards 3", "more than samples (2)");
-    expect_refusal(2, "a --samples 2 --shards 1 --layout files", "--shards needs --layout shards");
+    expect_refusal(2, "a --samples 2 --shards 1 --store files", "--shards needs --store shards");
     expect_refusal(2, "a --samples 2 --name ../x", "--name '../x'");
     expect_refusal(2, "a --samples 2 --from sinth", "did you mean 'synth'?");
     expect_refusal(2, "a --samples 2 --sample-shape 3,,4", "--sample-shape");

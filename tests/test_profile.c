@@ -86,8 +86,8 @@ Test(profile, training_has_its_ranges)
 Test(profile, loading_has_its_ranges)
 {
     build_recorder();
-    EXPECT(0, "$P --prepare shards --layout shards --shards 2 --samples 20 --sample-shape 5000 --dtype u8");
-    EXPECT(0, "$P --prepare files --layout files --samples 20 --sample-shape 5000 --dtype u8");
+    EXPECT(0, "$P --prepare shards --store shards --shards 2 --samples 20 --sample-shape 5000 --dtype u8");
+    EXPECT(0, "$P --prepare files --store files --samples 20 --sample-shape 5000 --dtype u8");
     static const char *const variants[][3] = {
         {"files --data files", "read"},        {"shards --data shards", "read", "copy"},
         {"shards-mmap --data shards", "copy"},

@@ -104,7 +104,7 @@ Test(report, commands_repeat_their_rows)
 {
     static const char *const jobs[] = {
         ODD, " --res 24 --batch 4 --classes 3 --preset visualatom",
-        ODD " --output f16 --channels 3 --layout nhwc --out-res 20 --fit crop --mean 0.5"};
+        ODD " --dtype f16 --channels 3 --layout nhwc --out-res 20 --fit crop --mean 0.5"};
     const char *program = getenv("FDSL_BENCH");
     setenv("B", program ? program : "./fdsl-bench", 1);
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
@@ -137,7 +137,7 @@ Test(report, commands_repeat_their_rows_of_loading)
                                        "shards-omp --threads 2 --on-error skip"};
     const char *program = getenv("FDSL_BENCH");
     setenv("B", program ? program : "./fdsl-bench", 1);
-    shell("\"$B\" --prepare $D/set --layout shards --shards 2 --samples 20 --sample-shape 3,4,4 --dtype "
+    shell("\"$B\" --prepare $D/set --store shards --shards 2 --samples 20 --sample-shape 3,4,4 --dtype "
           "u8");
     if (status == 4) /* a build that cannot */
         cr_skip_test("%s", out);

@@ -44,9 +44,9 @@ static enum status failing_run(void *state, uint64_t number, struct run_time *ti
 static enum status run_with(const struct variant *variant, const char *names, const char *baseline,
                             const char *type, const char *out)
 {
-    char file[64], output[8];
+    char file[64], dtype[8];
     snprintf(file, sizeof file, "%s", out);
-    snprintf(output, sizeof output, "%s", type);
+    snprintf(dtype, sizeof dtype, "%s", type);
     char *argv[] = {"fdsl-bench",
                     "--variant",
                     "naive",
@@ -69,8 +69,8 @@ static enum status run_with(const struct variant *variant, const char *names, co
                     "0",
                     "--min-samples",
                     "2",
-                    "--output",
-                    output,
+                    "--dtype",
+                    dtype,
                     "--out",
                     file,
                     NULL};

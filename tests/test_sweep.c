@@ -127,6 +127,8 @@ Test(sweep, a_table_with_a_fault_runs_nothing)
         const char *table, *words;
     } faults[] = {
         {"variant\tbacth\nnaive\t1\n", "t.tsv:1: unknown column 'bacth'; did you mean 'batch'?"},
+        {"variant\toutput\nnaive\tf16\n", "t.tsv:1: column 'output' is now called 'dtype'"},
+        {"variant\tdepth\nshards\t3\n", "t.tsv:1: column 'depth' is now called 'iodepth'"},
         {"variant\t--batch\nnaive\t1\n", "t.tsv:1: unknown column '--batch'; leave out its dashes"},
         {"variant batch\nnaive 1\n",
          "t.tsv:1: unknown column 'variant batch'; a tab parts columns, no space"},

@@ -8,7 +8,7 @@ TestSuite(threads, .init = start, .fini = stop, .timeout = 120);
 static void run_all(void)
 {
     static const char *const lines[] = {
-        "--variant naive,omp --res 512 --classes 3 --batch 3 --out-res 224 --output f32 --verify",
+        "--variant naive,omp --res 512 --classes 3 --batch 3 --out-res 224 --dtype f32 --verify",
         "--variant naive,omp --res 64 --batch 2 --npy x.npy --out rows.csv --samples-out samples.csv",
         "--variant train-naive,train-omp --model lenet",
         "--variant train-naive,train-omp --model cnn --shift 2 --flip",

@@ -146,7 +146,7 @@ Test(timed, images)
         }
     }
     expect_caught("omp", TINY "--threads 2 ", first_two, one_wrong);
-    expect_caught("omp", RUNS "--classes 5 --batch 5 --res 40 --out-res 24 --output f16 ", first_two,
+    expect_caught("omp", RUNS "--classes 5 --batch 5 --res 40 --out-res 24 --dtype f16 ", first_two,
                   one_wrong);
 }
 
@@ -160,7 +160,7 @@ Test(timed, samples)
     char command[PATH_MAX + 256];
     snprintf(
         command, sizeof command,
-        "for layout in files shards; do '%s' --prepare $layout --layout $layout --samples 60 --sample-shape "
+        "for layout in files shards; do '%s' --prepare $layout --store $layout --samples 60 --sample-shape "
         "3,8,8 --dtype u8 >/dev/null 2>&1 || exit; done",
         program);
     if (!available("files"))

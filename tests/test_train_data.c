@@ -179,7 +179,7 @@ Test(train_data, datasets_and_their_faults)
     EXPECT(0, "$P --variant train-naive " ON "--format csv");
     double held_out = number(out, 1, "test_samples");
     cr_expect(held_out > 10 && held_out < 60 && number(out, 1, "train_samples") == 300 - held_out);
-    EXPECT(0, "mkdir two && $P --prepare two/train --from dataset --source m --layout files");
+    EXPECT(0, "mkdir two && $P --prepare two/train --from dataset --source m --store files");
     EXPECT(0, "$P --prepare two/test --from digits --samples 30");
     EXPECT(0, "$P --variant train-naive --model lenet --epochs 1 --data two --format csv");
     cr_expect(number(out, 1, "train_samples") == 300 && number(out, 1, "test_samples") == 30);

@@ -1,6 +1,6 @@
-/* `files-uring`: one thread keeps --depth files in flight. Each file is a chain of open, read and close that
- * the kernel executes alone. The open file gets no descriptor of this process, only an entry in the ring's
- * file table.
+/* `files-uring`: one thread keeps --iodepth files in flight. Each file is a chain of open, read and close
+ * that the kernel executes alone. The open file gets no descriptor of this process, only an entry in the
+ * ring's file table.
  *
  * A file may have been replaced by a pipe. Even if opened without blocking, reading it would not end while
  * some process holds it open for writing, because io_uring polls it. So an fadvise sits between open and
@@ -25,7 +25,7 @@ struct files_uring {
     struct reader reader; /* must be first: variants share its functions */
     struct io_uring ring;
     bool has_ring;
-    struct chain *chains; /* `depth` chains */
+    struct chain *chains; /* `iodepth` chains */
     uint32_t *idle;       /* stack of free chains */
     uint32_t idle_count;
     uint16_t *pending;           /* per slot: members not read yet */
@@ -165,7 +165,7 @@ static enum status read_all(struct worker *worker, struct files_uring *uring)
 static enum status files_uring_epoch(struct worker *worker)
 {
     struct files_uring *uring = (struct files_uring *)worker->reader;
-    uint32_t depth = worker->load->depth;
+    uint32_t iodepth = worker->load->iodepth;
     uring->next_index = uring->member = 0;
     enum status status = read_all(worker, uring);
     if (status == STATUS_OK)
@@ -173,7 +173,8 @@ static enum status files_uring_epoch(struct worker *worker)
     char reason[1024];
     strncpy(reason, status_text(), sizeof reason - 1);
     reason[sizeof reason - 1] = '\0';
-    while (uring->idle_count < depth && uring_wait(&uring->ring) == STATUS_OK) /* wait for chains in flight */
+    while (uring->idle_count < iodepth &&
+           uring_wait(&uring->ring) == STATUS_OK) /* wait for chains in flight */
         while (reap(worker, uring) != STATUS_OK)
             ;
     return status_set(status, "%s", reason);
@@ -203,23 +204,24 @@ static void files_uring_teardown(void *state)
 
 static enum status open_ring(struct files_uring *uring, const struct load *load)
 {
-    uring->chains = calloc(load->depth, sizeof *uring->chains);
-    uring->idle = calloc(load->depth, sizeof *uring->idle);
+    uring->chains = calloc(load->iodepth, sizeof *uring->chains);
+    uring->idle = calloc(load->iodepth, sizeof *uring->idle);
     uring->pending = calloc(uring->slots, sizeof *uring->pending);
     if (!uring->chains || !uring->idle || !uring->pending)
-        return status_set(STATUS_FAILED, "out of memory for %u files in flight; lower --depth", load->depth);
-    for (uint32_t i = 0; i < load->depth; i++)
+        return status_set(STATUS_FAILED, "out of memory for %u files in flight; lower --iodepth",
+                          load->iodepth);
+    for (uint32_t i = 0; i < load->iodepth; i++)
         uring->idle[uring->idle_count++] = i;
-    int failure = io_uring_queue_init(load->depth * CALLS, &uring->ring, 0);
+    int failure = io_uring_queue_init(load->iodepth * CALLS, &uring->ring, 0);
     if (failure < 0)
-        return status_set(STATUS_FAILED, "io_uring: cannot create a ring of depth %u: %s; lower --depth",
-                          load->depth * CALLS, strerror(-failure));
+        return status_set(STATUS_FAILED, "io_uring: cannot create a ring of depth %u: %s; lower --iodepth",
+                          load->iodepth * CALLS, strerror(-failure));
     uring->has_ring = true;
-    failure = io_uring_register_files_sparse(&uring->ring, load->depth);
+    failure = io_uring_register_files_sparse(&uring->ring, load->iodepth);
     if (failure < 0)
         return status_set(STATUS_UNAVAILABLE,
                           "io_uring: cannot create a table of %u files: %s (requires Linux 5.19)",
-                          load->depth, strerror(-failure));
+                          load->iodepth, strerror(-failure));
     return STATUS_OK;
 }
 
@@ -230,8 +232,8 @@ static enum status files_uring_setup(const struct resources *resources, const vo
     struct files_uring *uring = calloc(1, sizeof *uring);
     if (!uring)
         return status_set(STATUS_FAILED, "out of memory");
-    /* Slots for `depth` files in flight, plus one batch that is being delivered. */
-    uring->slots = (load->depth / load->batch + 2) * load->batch;
+    /* Slots for `iodepth` files in flight, plus one batch that is being delivered. */
+    uring->slots = (load->iodepth / load->batch + 2) * load->batch;
     enum status status = reader_open(&uring->reader, load, 1, uring->slots);
     if (status == STATUS_OK)
         status = open_ring(uring, load);

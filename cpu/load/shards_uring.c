@@ -1,7 +1,7 @@
-/* `shards-uring`: one thread keeps --depth reads of --block bytes in flight. The buffers are registered with
- * the kernel if they can be locked. Reads bypass the page cache (O_DIRECT) unless it is to be warm. Ranges
- * are aligned to pages. The blocks of a shard are processed in order, and reads of the next shard start
- * before the current one ends. */
+/* `shards-uring`: one thread keeps --iodepth reads of --block bytes in flight. The buffers are registered
+ * with the kernel if they can be locked. Reads bypass the page cache (O_DIRECT) unless it is to be warm.
+ * Ranges are aligned to pages. The blocks of a shard are processed in order, and reads of the next shard
+ * start before the current one ends. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -31,8 +31,8 @@ struct shards_uring {
     struct io_uring ring;
     bool has_ring;
     bool registered;      /* the buffers are registered with the kernel */
-    uint8_t *buffers;     /* `depth` buffers of block_bytes each */
-    struct block *blocks; /* a ring: block n is blocks[n % depth] */
+    uint8_t *buffers;     /* `iodepth` buffers of block_bytes each */
+    struct block *blocks; /* a ring: block n is blocks[n % iodepth] */
     int *fds;             /* file descriptor per segment of the epoch */
     uint64_t submitted, taken;
 
@@ -78,7 +78,7 @@ static enum status open_segment(struct shards_uring *uring, const struct order *
  * lost. */
 static void submit_failure(struct shards_uring *uring, int failure)
 {
-    uring->blocks[uring->submitted++ % uring->reader.load->depth] =
+    uring->blocks[uring->submitted++ % uring->reader.load->iodepth] =
         (struct block){.offset = uring->offset,
                        .wanted = uring->end - uring->offset,
                        .segment = uring->segment++,
@@ -104,11 +104,11 @@ static void prepare_read(const struct shards_uring *uring, struct io_uring_sqe *
         io_uring_prep_read(sqe, fd, buffer, aligned, uring->offset);
 }
 
-/* Submits reads until `depth` blocks are in flight or waiting. A range shorter than a block is one read. */
+/* Submits reads until `iodepth` blocks are in flight or waiting. A range shorter than a block is one read. */
 static enum status submit(struct shards_uring *uring, const struct order *order)
 {
     const struct load *load = uring->reader.load;
-    while (uring->submitted - uring->taken < load->depth && uring->segment < order->segment_count) {
+    while (uring->submitted - uring->taken < load->iodepth && uring->segment < order->segment_count) {
         int failure = 0;
         if (uring->fds[uring->segment] < 0)
             TRY(open_segment(uring, order, &failure));
@@ -116,10 +116,11 @@ static enum status submit(struct shards_uring *uring, const struct order *order)
             submit_failure(uring, failure);
             continue;
         }
-        uint32_t index = (uint32_t)(uring->submitted % load->depth);
+        uint32_t index = (uint32_t)(uring->submitted % load->iodepth);
         uint64_t left = uring->end - uring->offset;
         uint32_t wanted = left < load->block_bytes ? (uint32_t)left : load->block_bytes;
-        struct io_uring_sqe *sqe = io_uring_get_sqe(&uring->ring); /* the ring has room for `depth` entries */
+        struct io_uring_sqe *sqe =
+            io_uring_get_sqe(&uring->ring); /* the ring has room for `iodepth` entries */
         if (!sqe)
             return status_set(STATUS_FAILED, "io_uring: its queue is full");
         uring->blocks[index] =
@@ -152,11 +153,11 @@ static void reap(struct shards_uring *uring)
 static enum status await(struct shards_uring *uring, const struct order *order, struct block **next)
 {
     const struct load *load = uring->reader.load;
-    uint32_t index = (uint32_t)(uring->taken % load->depth);
+    uint32_t index = (uint32_t)(uring->taken % load->iodepth);
     struct block *block = *next = &uring->blocks[index];
     TRY(submit(uring, order));
     /* Submit in time, so that the device stays busy while this thread copies. */
-    if (io_uring_sq_ready(&uring->ring) > load->depth / 8)
+    if (io_uring_sq_ready(&uring->ring) > load->iodepth / 8)
         TRY(uring_submit(&uring->ring));
     reap(uring);
     while (!block->done) {
@@ -263,7 +264,7 @@ static enum status take_all(struct worker *worker)
 static void drain(struct shards_uring *uring)
 {
     for (; uring->taken < uring->submitted; uring->taken++)
-        while (!uring->blocks[uring->taken % uring->reader.load->depth].done) {
+        while (!uring->blocks[uring->taken % uring->reader.load->iodepth].done) {
             if (uring_wait(&uring->ring) != STATUS_OK)
                 return;
             reap(uring);
@@ -302,7 +303,7 @@ static void uring_teardown(void *state)
     if (uring->has_ring)
         io_uring_queue_exit(&uring->ring);
     if (uring->reader.load)
-        buffer_close(uring->buffers, (size_t)uring->reader.load->depth * uring->reader.load->block_bytes);
+        buffer_close(uring->buffers, (size_t)uring->reader.load->iodepth * uring->reader.load->block_bytes);
     free(uring->blocks);
     free(uring->fds);
     reader_close(&uring->reader);
@@ -317,26 +318,27 @@ static void warn_unregistered(size_t bytes, int failure)
         status_warn(
             "shards-uring: reads use unregistered buffers and are slower: cannot register %zu bytes: %s%s",
             bytes, strerror(-failure),
-            failure == -ENOMEM ? "; raise ulimit -l, or lower --depth or --block" : "");
+            failure == -ENOMEM ? "; raise ulimit -l, or lower --iodepth or --block" : "");
     said = true;
 }
 
 static enum status open_ring(struct shards_uring *uring, const struct load *load)
 {
-    size_t bytes = (size_t)load->depth * load->block_bytes;
+    size_t bytes = (size_t)load->iodepth * load->block_bytes;
     struct iovec whole = {.iov_len = bytes};
     uring->buffers = buffer_open(bytes);
-    uring->blocks = calloc(load->depth, sizeof *uring->blocks);
+    uring->blocks = calloc(load->iodepth, sizeof *uring->blocks);
     uring->fds = malloc(load->dataset->file_count * sizeof *uring->fds);
     if (!uring->buffers || !uring->blocks || !uring->fds)
-        return status_set(STATUS_FAILED, "out of memory for %u blocks of %u bytes; lower --depth or --block",
-                          load->depth, load->block_bytes);
+        return status_set(STATUS_FAILED,
+                          "out of memory for %u blocks of %u bytes; lower --iodepth or --block",
+                          load->iodepth, load->block_bytes);
     for (uint32_t f = 0; f < load->dataset->file_count; f++)
         uring->fds[f] = -1;
     whole.iov_base = uring->buffers;
-    int failure = io_uring_queue_init(load->depth, &uring->ring, 0);
+    int failure = io_uring_queue_init(load->iodepth, &uring->ring, 0);
     if (failure < 0)
-        return status_set(STATUS_FAILED, "io_uring: cannot create a ring of depth %u: %s", load->depth,
+        return status_set(STATUS_FAILED, "io_uring: cannot create a ring of depth %u: %s", load->iodepth,
                           strerror(-failure));
     uring->has_ring = true;
     failure = io_uring_register_buffers(&uring->ring, &whole, 1);

@@ -26,7 +26,7 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
     plan.keyed = keyed;
     TRY(verifier_open(&delivery->verifier, load, &plan));
     TRY(arrays_open(load->dataset, packed, &delivery->arrays));
-    delivery->convert = convert_make(delivery->arrays.type, load->tensor, load->mean, load->std);
+    delivery->convert = convert_make(delivery->arrays.type, load->dtype, load->mean, load->std);
     delivery->slot_bytes = delivery->arrays.values * convert_value_bytes(&delivery->convert);
     delivery->stride = (delivery->slot_bytes + UNPACK_ALIGNMENT - 1) / UNPACK_ALIGNMENT * UNPACK_ALIGNMENT;
     return STATUS_OK;
@@ -85,7 +85,7 @@ enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t mo
         bytes = UINT64_MAX; /* larger than any device */
     TRY(device_check_room(
         delivery->device, bytes, "its buffers and batches need",
-        "lower --batch, --shuffle, --threads, --ring or --chunk, or use a smaller --tensor type"));
+        "lower --batch, --shuffle, --threads, --ring or --chunk, or use a smaller --dtype"));
     delivery->buffers = (uint32_t)buffers;
     delivery->slots = (uint32_t)(buffers * load->batch);
     return open_all(delivery);

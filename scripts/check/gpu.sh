@@ -83,20 +83,20 @@ grid='3 1 224 1
 - - 512 1500 --classes 3'
 
 # Output formats to check, at --res 512 unless a line gives another; for variants that support them.
-outputs='--output f16 --channels 3
---output bf16 --channels 3 --layout nhwc --mean 0.5,0.4,0.3 --std 0.2,0.3,0.4
---output f32 --out-res 224
---output u8 --out-res 224
---output u8 --channels 3 --layout nhwc --res 137
---output f16 --channels 3 --layout nhwc --out-res 224 --fit crop
---output f16 --out-res 223 --fit crop --classes 17
---output u8 --out-res 511
---output f32 --out-res 1 --channels 3
---output f32 --res 4500 --out-res 1 --orbits 40
---output u8 --out-res 3 --classes 5 --formula visualatom
---output f16 --res 100 --out-res 333
---output u8 --res 4500 --out-res 301 --orbits 40
---output bf16 --res 1000 --out-res 7 --channels 3'
+outputs='--dtype f16 --channels 3
+--dtype bf16 --channels 3 --layout nhwc --mean 0.5,0.4,0.3 --std 0.2,0.3,0.4
+--dtype f32 --out-res 224
+--dtype u8 --out-res 224
+--dtype u8 --channels 3 --layout nhwc --res 137
+--dtype f16 --channels 3 --layout nhwc --out-res 224 --fit crop
+--dtype f16 --out-res 223 --fit crop --classes 17
+--dtype u8 --out-res 511
+--dtype f32 --out-res 1 --channels 3
+--dtype f32 --res 4500 --out-res 1 --orbits 40
+--dtype u8 --out-res 3 --classes 5 --formula visualatom
+--dtype f16 --res 100 --out-res 333
+--dtype u8 --res 4500 --out-res 301 --orbits 40
+--dtype bf16 --res 1000 --out-res 7 --channels 3'
 
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh
@@ -130,7 +130,7 @@ if ((sanitize)); then
         alone check "$tool: consumed" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant "$variants" --verify "${quick[@]}" --res 64 --batch 5 "${consumed[@]}"
         check "$tool: outputs" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-            "$bench" --variant fused,fused-graph --verify "${quick[@]}" --classes 5 --batch 60 --res 150 --out-res 64 --output f16 --channels 3
+            "$bench" --variant fused,fused-graph --verify "${quick[@]}" --classes 5 --batch 60 --res 150 --out-res 64 --dtype f16 --channels 3
     done
 else
     while read -r q k res batch extra; do
@@ -172,12 +172,12 @@ END
     check 'batches that are learnt from' build/tests/gpu_batch
     shards=$(mktemp -d)
     trap 'rm -rf "$classes" "$shards"' EXIT
-    "$bench" --prepare "$shards/set" --layout shards --shards 3 --samples 300 --sample-shape 3,8,8 --dtype u8 >/dev/null 2>&1 || true
+    "$bench" --prepare "$shards/set" --store shards --shards 3 --samples 300 --sample-shape 3,8,8 --dtype u8 >/dev/null 2>&1 || true
     check 'variants that stop when they are timed' build/tests/gpu_timed "$shards/set" # a build without xxHash reads nothing
     for step_ms in 0.1 0.5 5 100; do
         alone check "consumed by a step of $step_ms ms" "$bench" --variant "$variants" --verify "${quick[@]}" --batch 9 --res 96 --compute $step_ms
     done
-    for output in '--output u8' '--output f16 --channels 3' '--output f32 --channels 3 --layout nhwc' '--output bf16'; do
+    for output in '--dtype u8' '--dtype f16 --channels 3' '--dtype f32 --channels 3 --layout nhwc' '--dtype bf16'; do
         # shellcheck disable=SC2086
         check "$output: the loss falls" scripts/check/learning.py 4 "$bench" --variant fused,omp --classes 4 --res 64 --batch 64 --loops 300 \
             --warmups 0 --warmup-time 0 $output --compute train

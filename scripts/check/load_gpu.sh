@@ -54,7 +54,7 @@ alone() { # command: runs without other checks, because a step is calibrated
 make_set() { # layout, name, shards, options of --prepare ...
     local shards=(--shards "$3")
     [[ $1 == shards ]] || shards=()
-    [[ -e $dir/$2-$1 ]] || "$bench" --prepare "$dir/$2-$1" --layout "$1" "${shards[@]}" "${@:4}" >/dev/null
+    [[ -e $dir/$2-$1 ]] || "$bench" --prepare "$dir/$2-$1" --store "$1" "${shards[@]}" "${@:4}" >/dev/null
 }
 layouts_of() { # variant
     case $1 in files-gpu) echo files ;; gpu-resident) echo files shards ;; *) echo shards ;; esac
@@ -119,11 +119,11 @@ if ((sanitize)); then
         for variant in $variants; do
             [[ $variant != gds ]] || continue # skip kernels and copies of the library
             for set in one odd half large several; do
-                verify "$variant" "$set" --batch 32 --threads 2 --chunk 64 --ring 2 --tensor f16
+                verify "$variant" "$set" --batch 32 --threads 2 --chunk 64 --ring 2 --dtype f16
             done
-            verify "$variant" float --batch 7 --threads 3 --tensor raw --epochs 2
+            verify "$variant" float --batch 7 --threads 3 --dtype raw --epochs 2
             [[ $tool != memcheck ]] || alone verify "$variant" odd --batch 31 --threads 3 --epochs 2 --compute 20
-            alone verify "$variant" few --batch 31 --threads 3 --tensor bf16 --compute train:logreg
+            alone verify "$variant" few --batch 31 --threads 3 --dtype bf16 --compute train:logreg
         done
         check "$tool: a step of a given length" "${runner[@]}" "$batches" --product
     done
@@ -136,8 +136,8 @@ if ((sanitize)); then
 else
     for variant in $variants; do
         for set in "${sets[@]}"; do
-            for tensor in raw f32 f16 bf16; do
-                verify "$variant" "$set" --tensor $tensor --threads 1
+            for dtype in raw f32 f16 bf16; do
+                verify "$variant" "$set" --dtype $dtype --threads 1
             done
             verify "$variant" "$set" --batch 1 --threads 2
             verify "$variant" "$set" --batch 1000 --threads 1 --epochs 3
@@ -147,8 +147,8 @@ else
                 verify "$variant" odd --shuffle $shuffle --threads $threads --batch 31 --seed 9
             done
         done
-        verify "$variant" odd --mean 0.5 --std 0.25 --tensor bf16
-        verify "$variant" float --mean -3 --std 7 --tensor f32
+        verify "$variant" odd --mean 0.5 --std 0.25 --dtype bf16
+        verify "$variant" float --mean -3 --std 7 --dtype f32
         # Batches are verified after a step has consumed them.
         for threads in 1 3 16; do
             alone verify "$variant" odd --compute 1 --threads $threads --epochs 3 --batch 31
@@ -162,8 +162,8 @@ else
         alone check "$variant: steps and waits fill the time" scripts/check/learning.py 0 "$bench" --variant "$variant" \
             --data "$dir/middle-$layout" --cache any --batch 32 --threads 4 --loops 20 --compute 1
         # The training step learns from the batches and does not modify them.
-        for tensor in raw bf16; do
-            learn "$variant" taught --tensor $tensor
+        for dtype in raw bf16; do
+            learn "$variant" taught --dtype $dtype
         done
         learn "$variant" digits # with cnn, for samples of 1x28x28
         alone verify "$variant" few --batch 31 --threads 3 --epochs 2 --compute train:logreg
@@ -174,7 +174,7 @@ else
             done
         fi
         if [[ $variant == gpu-resident ]]; then
-            check "$variant wide-shards" "$bench" --variant "$variant" --data "$dir/wide-shards" "${quick[@]}" --tensor f32
+            check "$variant wide-shards" "$bench" --variant "$variant" --data "$dir/wide-shards" "${quick[@]}" --dtype f32
         fi
         [[ $variant == gpu-resident || $variant == files-gpu ]] && continue
         for chunk in 4 64 1024; do
@@ -183,8 +183,8 @@ else
         done
     done
     if grep -qx gpu-resident <<<"$variants"; then
-        learn gpu-resident taught --tensor f16 --mean 0.5 --std 0.25
-        learn gpu-resident taught --tensor f32
+        learn gpu-resident taught --dtype f16 --mean 0.5 --std 0.25
+        learn gpu-resident taught --dtype f32
     fi
     # Host loaders; no GPU variant is needed
     learn shards-omp taught --decode
@@ -196,7 +196,7 @@ else
     for variant in $variants; do
         [[ $variant == files-gpu ]] && continue
         check "$variant: batches that do not fit" fails_with 2 'GB of device memory and' "$bench" --variant "$variant" \
-            --data "$dir/large-shards" --batch 1000000 --tensor f32 --cache any
+            --data "$dir/large-shards" --batch 1000000 --dtype f32 --cache any
         [[ $variant == gpu-resident ]] && continue
         # A shard that disappears, and one that shrinks, during a run
         check "$variant: a shard goes" breaks "$variant" any rm

@@ -127,12 +127,12 @@ prepare() { # name, options ...
     "$bench" --prepare "$dir/$1" --from synth --samples "$samples" --res "$res" --classes "$classes" "${@:2}" >&2
 }
 
-prepare files --layout files --encode npy
-prepare shards --layout shards --shards $shards --encode npy
+prepare files --store files --encode npy
+prepare shards --store shards --shards $shards --encode npy
 # Compressed once, decoded in every epoch; needs libpng.
 png=''
 ! keep png "${wanted[@]}" || png=yes
-[[ ! $png ]] || prepare png --layout shards --shards $shards --encode png || { png='' && note 'PNG is skipped'; }
+[[ ! $png ]] || prepare png --store shards --shards $shards --encode png || { png='' && note 'PNG is skipped'; }
 
 caches=()
 ! keep warm "${wanted_caches[@]}" || caches+=(warm)
@@ -166,19 +166,19 @@ generating_table() {
 }
 
 reading_lines() { # variant, set, cache, decode
-    local step tensor=- window=$shuffle runs=$epochs warmups=1
-    [[ $1 != *gpu* ]] || tensor=raw
+    local step dtype=- window=$shuffle runs=$epochs warmups=1
+    [[ $1 != *gpu* ]] || dtype=raw
     [[ $1 != files* && $1 != gpu-resident ]] || window=- # these shuffle globally
     [[ $3 == warm ]] || runs=- warmups=0 # evicted before each run, so no warm-up
     for step in "${steps[@]}"; do
         printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\tyes\t%s\t%s\t%s\n' "$1" "$dir/$2" "$3" "$batch" "$threads" \
-            "$window" "$runs" "$tensor" "$4" "$step" "$warmups" "$min_samples" "$max_time_s"
+            "$window" "$runs" "$dtype" "$4" "$step" "$warmups" "$min_samples" "$max_time_s"
     done
 }
 
 reading_table() {
     local variant cache
-    printf 'variant\tdata\tcache\tbatch\tthreads\tshuffle\tepochs\ttensor\tdecode\tcompute\tverify\twarmups\tmin-samples\tmax-time\n'
+    printf 'variant\tdata\tcache\tbatch\tthreads\tshuffle\tepochs\tdtype\tdecode\tcompute\tverify\twarmups\tmin-samples\tmax-time\n'
     for variant in "${readers[@]}"; do
         for cache in "${caches[@]}"; do
             keep "$variant" "${wanted[@]}" || continue # shards-omp may be needed for PNG only
@@ -207,7 +207,7 @@ watch() {
     rm -f "${out}_monitor.csv" "${out}_loaders.csv"
     for variant in files-gpu shards-gpu; do
         "$bench" --variant $variant --data "$dir/${variant%-gpu}" --batch "$batch" --threads "$threads" \
-            --shuffle "$shuffle" --tensor raw --compute 5 --min-time 11 --verify --monitor "${out}_monitor.csv" \
+            --shuffle "$shuffle" --dtype raw --compute 5 --min-time 11 --verify --monitor "${out}_monitor.csv" \
             --out "${out}_loaders.csv" >&2
     done
 }

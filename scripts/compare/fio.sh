@@ -9,7 +9,7 @@
 #
 #   scripts/compare/fio.sh DIR [ROUNDS]     DIR: shards from --prepare; ROUNDS: default 5. Needs root.
 #
-# Environment: BLOCK (1024), KiB per read; DEPTH (32), reads in flight; CPU (0), the core for both programs; SHARE
+# Environment: BLOCK (1024), KiB per read; IODEPTH (32), reads in flight; CPU (0), the core for both programs; SHARE
 # (0.90), minimum share of fio's bandwidth. In every run, the kernel's counters must show that the bytes were read
 # from the device: for the process and, if the file system has its own block device, for that device.
 #
@@ -28,13 +28,13 @@ rounds=${2:-5}
 [[ $dir && $rounds =~ ^[1-9][0-9]*$ ]] || fail 2 'usage: scripts/compare/fio.sh DIR [ROUNDS]'
 shopt -s nullglob inherit_errexit
 shards=("$dir"/*.tar)
-((${#shards[@]})) || fail 2 "$dir holds no shards; fdsl-bench --prepare $dir --layout shards makes some"
+((${#shards[@]})) || fail 2 "$dir holds no shards; fdsl-bench --prepare $dir --store shards makes some"
 [[ $dir != *:* ]] || fail 2 "fio parts names at colons; give another path than $dir"
 command -v fio >/dev/null || fail 4 'no fio (apt install fio)'
 ((EUID == 0)) || fail 4 'dropping the page cache takes root'
 
 bench=${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}
-block=${BLOCK:-1024} depth=${DEPTH:-32} cpu=${CPU:-0} share=${SHARE:-0.90}
+block=${BLOCK:-1024} iodepth=${IODEPTH:-32} cpu=${CPU:-0} share=${SHARE:-0.90}
 device=/sys/dev/block/$(stat -c %d "$dir" | awk '{ printf "%d:%d", int($1 / 256) % 4096, $1 % 256 + int($1 / 1048576) * 256 }')/stat
 bytes=$(stat -c %s "${shards[@]}" | awk '{ sum += $1 } END { printf "%.0f", sum }')
 work=$(mktemp -d)
@@ -55,7 +55,7 @@ fio_once() {
     drop
     before=$(device_bytes)
     GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c "$cpu" python3 - "$work/fio.json" fio --name=cold --filename="$files" --file_service_type=sequential \
-        --rw=read --bs="${block}k" --iodepth="$depth" --ioengine=io_uring --fixedbufs=1 --direct=1 --output-format=json \
+        --rw=read --bs="${block}k" --iodepth="$iodepth" --ioengine=io_uring --fixedbufs=1 --direct=1 --output-format=json \
         >"$work/fio.io" <<'END'
 import resource, subprocess, sys
 with open(sys.argv[1], "w") as out:
@@ -78,7 +78,7 @@ run_ours() {
     drop
     before=$(device_bytes)
     taskset -c "$cpu" "$bench" --variant shards-uring --data "$dir" --cache cold --shuffle 0 --block "$block" \
-        --depth "$depth" --loops 3 --warmups 0 --warmup-time 0 --format csv >"$work/ours.csv" 2>"$work/ours.err" ||
+        --iodepth "$iodepth" --loops 3 --warmups 0 --warmup-time 0 --format csv >"$work/ours.csv" 2>"$work/ours.err" ||
         fail 1 "$(tail -n 1 "$work/ours.err")"
     python3 -c 'import csv, sys
 row = next(csv.DictReader(open(sys.argv[1])))
@@ -109,7 +109,7 @@ for line in open(turns):
     if min([int(process)] + [int(device)] * known) < total - blocks:
         missing.append("round %s: %s had %s bytes from devices, the device read %s, and the shards hold %d"
                        % (number, who, process, device, total))
-print("%d bytes in ${#shards[@]} shards of $dir, blocks of $block KiB, depth $depth, one core\n" % total)
+print("%d bytes in ${#shards[@]} shards of $dir, blocks of $block KiB, iodepth $iodepth, one core\n" % total)
 print("%-8s %12s %20s %8s" % ("round", "fio GB/s", "shards-uring GB/s", "share"))
 def show(name, fio, ours, share):
     print("%-8s %12.3f %20.3f %8.3f" % (name, 1e-9 * fio, 1e-9 * ours, share))

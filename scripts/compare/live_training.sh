@@ -23,7 +23,7 @@ samples=${SAMPLES:-20480} test=${TEST:-512} res=${RES:-224} classes=${CLASSES:-1
 first_test=2147483648 # where the trainer's test images begin
 
 prepare() { # layout, part, first image, images
-    "$bench" --prepare "$dir/$1/$2" --from synth --layout "$1" --encode npy --res "$res" \
+    "$bench" --prepare "$dir/$1/$2" --from synth --store "$1" --encode npy --res "$res" \
         --classes "$classes" --instance "$3" --samples "$4" >&2
 }
 train() { # options ...

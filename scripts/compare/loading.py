@@ -20,7 +20,7 @@ every epoch. Rows have the columns of fdsl-bench's workload `load` (empty if not
 
 --bench PROGRAM also measures the fdsl-bench variants on the same data with as many threads as workers (one for
 --workers 0), and prints the time per sample and its ratio to the fastest. With --gpu these are files-gpu and shards-gpu,
-which deliver the same bytes on the GPU (--tensor raw).
+which deliver the same bytes on the GPU (--dtype raw).
 
 With --gpu, batches are delivered on the GPU, and the loaders are torch-files-gpu and torch-shards-gpu, set up as PyTorch
 recommends: 16 workers, batches stacked in shared memory, copied to pinned memory by a thread (pin_memory) and from there with
@@ -393,7 +393,7 @@ def run_ours(options):
     """Returns rows of fdsl-bench for the same data and number of threads."""
     several = options.workers > 1
     of_files, of_shards, more = (
-        ("files-gpu", "shards-gpu", ["--tensor", "raw"]) if options.gpu else
+        ("files-gpu", "shards-gpu", ["--dtype", "raw"]) if options.gpu else
         ("files-omp", "shards-omp", []) if several else ("files,files-uring", "shards,shards-mmap,shards-uring", []))
     runs = [(of_files, options.files, more)] if options.files else []
     if options.shards:

@@ -25,7 +25,7 @@ HEAD
 {
     "$program" --help --verbose | sed '/^exit status/,$d'
     echo 'options of --prepare:'
-    "$program" --prepare DIR --help | sed -n '/^options:/d; /^options of\|^  -\|^    /p'
+    "$program" --prepare --help | sed -n '/^options:/d; /^options of\|^  -\|^    /p'
     "$program" --help | sed -n '/^exit status/,$p'
 } | awk '
     function escape(text) { gsub(/\\/, "\\e", text); gsub(/-/, "\\-", text); sub(/^\./, "\\\\\\&.", text); return text }

@@ -42,8 +42,8 @@ done
 rm -rf "$samples" && mkdir "$samples"
 if $bench --list | grep -q '^  files  *available'; then
     shape=(--samples 2000 --sample-shape '3,74,74' --dtype u8)
-    $bench --prepare "$samples/files" --layout files "${shape[@]}" >/dev/null
-    $bench --prepare "$samples/shards" --layout shards --shards 10 "${shape[@]}" >/dev/null
+    $bench --prepare "$samples/files" --store files "${shape[@]}" >/dev/null
+    $bench --prepare "$samples/shards" --store shards --shards 10 "${shape[@]}" >/dev/null
     for layout in files shards; do
         every --workload load --data "$samples/$layout" --max-time 5 --out results/load.csv
     done

@@ -103,10 +103,10 @@ ladder() {
     for res in 224 512 1024; do synth bat,bat-reuse,fused,fused-graph --batch 256 --res $res --max-time 3; done
     for batch in 1 8 64 128 512 1024 4096; do synth bat,fused --batch $batch --max-time 3; done
     synth bat,fused --batch 256 --classes 256 --max-time 3
-    for res in 224 512; do synth fused --batch 256 --res $res --output f16 --max-time 3; done
+    for res in 224 512; do synth fused --batch 256 --res $res --dtype f16 --max-time 3; done
     synth fused --batch 256 --out-res 224 --max-time 3
-    synth fused --batch 256 --out-res 224 --output f16 --channels 3 --max-time 3
-    synth fused --batch 256 --out-res 224 --fit crop --output f16 --channels 3 --layout nhwc --max-time 3
+    synth fused --batch 256 --out-res 224 --dtype f16 --channels 3 --max-time 3
+    synth fused --batch 256 --out-res 224 --fit crop --dtype f16 --channels 3 --layout nhwc --max-time 3
 }
 
 break_even_table() { # steps ...: lines of a table of scripts/sweep/run.sh
@@ -181,10 +181,10 @@ load() {
     local bytes sets=/dev/shm/fdsl-reference
     for bytes in 2048 16384 65536 1048576; do
         attempt rm -rf $sets
-        run --prepare $sets --layout shards --shards 32 --samples $((2000000000 / bytes)) --sample-shape $((bytes - 128)) --dtype u8
+        run --prepare $sets --store shards --shards 32 --samples $((2000000000 / bytes)) --sample-shape $((bytes - 128)) --dtype u8
         run --variant shards-gpu,gpu-resident --data $sets --batch 256 --verify --warmup-time 0.1 --min-time 0.3 --max-time 1 \
             --out "$(file load_gpu_sizes)"
-        ((bytes != 65536)) || run --variant gpu-resident --tensor raw --data $sets --batch 256 --verify --warmup-time 0.1 \
+        ((bytes != 65536)) || run --variant gpu-resident --dtype raw --data $sets --batch 256 --verify --warmup-time 0.1 \
             --min-time 0.3 --max-time 1 --out "$(file load_gpu_sizes)"
     done
     attempt rm -rf $sets

@@ -20,8 +20,8 @@ npy_header=128
 mkdir -p "$dir"
 
 make_set() { # name, samples, options ...
-    "$bench" --prepare "$dir/$1-files" --layout files --samples "$2" "${@:3}"
-    "$bench" --prepare "$dir/$1-shards" --layout shards --shards 10 --samples "$2" "${@:3}"
+    "$bench" --prepare "$dir/$1-files" --store files --samples "$2" "${@:3}"
+    "$bench" --prepare "$dir/$1-shards" --store shards --shards 10 --samples "$2" "${@:3}"
 }
 run() { # cores, variant, set, options ...
     echo "$2 $3 ${*:4}" >&2

@@ -53,8 +53,8 @@ available() { # variant, set
 # The video set of scripts/sweep/reference_load.sh, with the same number of epochs.
 stress() {
     local variant set tensors=(--samples 1000 --sample-shape '3,8,64,64' --dtype f16)
-    "$bench" --prepare "$dir/video-files" --layout files "${tensors[@]}"
-    "$bench" --prepare "$dir/video-shards" --layout shards --shards 10 "${tensors[@]}"
+    "$bench" --prepare "$dir/video-files" --store files "${tensors[@]}"
+    "$bench" --prepare "$dir/video-shards" --store shards --shards 10 "${tensors[@]}"
     for variant in ${VARIANTS:-files-gpu shards-gpu gpu-resident gds}; do
         set=video-shards
         [[ $variant != files* ]] || set=video-files
@@ -77,7 +77,7 @@ ranks() {
     local bytes count gpus variant
     gpus=${GPUS:-$(nvidia-smi -L | grep -c '^GPU')}
     for bytes in ${SIZES:-2048 65536}; do
-        "$bench" --prepare "$dir/shared" --layout shards --shards 32 --samples $((set_bytes / bytes)) \
+        "$bench" --prepare "$dir/shared" --store shards --shards 32 --samples $((set_bytes / bytes)) \
             --sample-shape $((bytes - npy_header)) --dtype u8
         for variant in ${VARIANTS:-shards-gpu gpu-resident}; do
             for count in ${RANKS:-1 2 4}; do
@@ -100,8 +100,8 @@ cores=$(nproc)
 for bytes in ${SIZES:-2048 4096 16384 65536 262144 1048576}; do
     samples=$((set_bytes / bytes))
     shape=$((bytes - npy_header))
-    "$bench" --prepare "$dir/$bytes-shards" --layout shards --shards 32 --samples "$samples" --sample-shape $shape --dtype u8
-    "$bench" --prepare "$dir/$bytes-files" --layout files --samples $((samples / 5)) --sample-shape $shape --dtype u8
+    "$bench" --prepare "$dir/$bytes-shards" --store shards --shards 32 --samples "$samples" --sample-shape $shape --dtype u8
+    "$bench" --prepare "$dir/$bytes-files" --store files --samples $((samples / 5)) --sample-shape $shape --dtype u8
     run files-gpu "$bytes-files" --verify
     run shards-gpu "$bytes-shards" --verify
     run gpu-resident "$bytes-shards" --verify
@@ -112,9 +112,9 @@ for bytes in ${SIZES:-2048 4096 16384 65536 262144 1048576}; do
         for ((threads = 1; threads < cores; threads *= 2)); do
             run shards-gpu "$bytes-shards" --threads $threads
         done
-        for tensor in raw f32; do
-            run shards-gpu "$bytes-shards" --tensor $tensor
-            run gpu-resident "$bytes-shards" --tensor $tensor
+        for dtype in raw f32; do
+            run shards-gpu "$bytes-shards" --dtype $dtype
+            run gpu-resident "$bytes-shards" --dtype $dtype
         done
     fi
     rm -rf "$dir/$bytes-shards" "$dir/$bytes-files"

@@ -143,6 +143,7 @@ check_columns() {
         [[ $column != *[[:blank:]]* ]] || refuse "unknown column '$column'; a tab parts columns, no space"
         [[ $column != -* ]] || refuse "unknown column '$column'; leave out its dashes"
         message=$("$bench" --dry-run "--$column" 2>&1 >/dev/null)
+        [[ ! $message =~ 'is now called --'([a-z-]+) ]] || refuse "column '$column' is now called '${BASH_REMATCH[1]}'"
         message=${message##*;}
         [[ $message != *'did you mean'* ]] || refuse "unknown column '$column';${message/--/}"
         refuse "unknown column '$column'; columns are ranks and the options of fdsl-bench --help -v, in full"

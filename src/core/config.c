@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #ifdef HAVE_INIH
 #include <ini.h>
@@ -29,89 +28,93 @@ static enum status add(struct config *config, char *argument)
 #ifdef HAVE_INIH
 #define LINE_MAX_BYTES 190 /* inih has room for 200 */
 
-/* The file while inih reads it. */
+/* The file while inih reads it. inih reads a line only after it has handled the one before. */
 struct reading {
     struct config *config;
+    const char *rest; /* of the file's text */
+    int line;         /* number of the latest line */
     enum status status;
 };
 
-static bool is_one_of(const char *word, const char *const *words)
+/* Gives inih the next line, as fgets() does. A line that is too long ends the file with an error. */
+static char *next_line(char *line, int size, void *context)
 {
-    while (*words && strcasecmp(word, *words) != 0)
-        words++;
-    return *words;
+    struct reading *reading = context;
+    size_t length = strcspn(reading->rest, "\n");
+    (void)size;
+    if (!*reading->rest || reading->status != STATUS_OK)
+        return NULL;
+    reading->line++;
+    if (length > LINE_MAX_BYTES) {
+        reading->status = status_set(STATUS_USAGE, "--config %s: line %d has more than %d bytes; shorten it",
+                                     reading->config->path, reading->line, LINE_MAX_BYTES);
+        return NULL;
+    }
+    length += reading->rest[length] == '\n';
+    memcpy(line, reading->rest, length);
+    line[length] = '\0';
+    reading->rest += length;
+    return line;
 }
 
 static int take_line(void *context, const char *section, const char *name, const char *value)
 {
-    static const char *const on[] = {"true", "yes", "on", NULL}, *const off[] = {"false", "no", "off", NULL};
     struct reading *reading = context;
+    struct config *config = reading->config;
     size_t bytes = strlen(name) + strlen(value) + sizeof "--=";
     (void)section;
     if (strcmp(name, "config") == 0) {
         reading->status =
-            status_set(STATUS_USAGE, "--config: a file cannot name another one; copy its lines");
+            status_set(STATUS_USAGE, "--config %s: line %d: a file cannot name another one; copy its lines",
+                       config->path, reading->line);
         return 0;
     }
-    if (is_one_of(value, off))
-        return 1;
     char *argument = malloc(bytes);
-    if (argument)
-        snprintf(argument, bytes, is_one_of(value, on) ? "--%s" : "--%s=%s", name, value);
-    reading->status = add(reading->config, argument);
-    reading->config->file_options++;
+    int *lines = realloc(config->lines, ((size_t)config->argc + 1) * sizeof *lines);
+    if (!argument || !lines) {
+        free(argument);
+        argument = NULL;
+    } else {
+        snprintf(argument, bytes, "--%s=%s", name, value);
+        lines[config->argc] = reading->line;
+    }
+    if (lines)
+        config->lines = lines;
+    reading->status = add(config, argument);
+    config->file_options++;
     return reading->status == STATUS_OK;
 }
 
-/* Returns the number of the first line that is too long for inih, or 0. */
-static int long_line(const char *text)
-{
-    for (int line = 1; *text; line++) {
-        size_t length = strcspn(text, "\n");
-        if (length > LINE_MAX_BYTES)
-            return line;
-        text += length + (text[length] == '\n');
-    }
-    return 0;
-}
-
-static enum status read_file(const char *path, struct config *config)
+static enum status read_file(struct config *config)
 {
     struct reading reading = {.config = config};
     char *text;
     size_t size;
-    if (file_read(path, &text, &size) != STATUS_OK)
+    if (file_read(config->path, &text, &size) != STATUS_OK)
         return status_prefix(STATUS_USAGE, "--config");
-    int line = long_line(text);
-    if (line > 0) {
-        free(text);
-        return status_set(STATUS_USAGE, "--config %s: line %d has more than %d bytes; shorten it", path, line,
-                          LINE_MAX_BYTES);
-    }
-    line = ini_parse_string(text, take_line, &reading);
+    reading.rest = text;
+    int line = ini_parse_stream(next_line, &reading, take_line, &reading);
     free(text);
     if (reading.status != STATUS_OK || line == 0)
         return reading.status;
-    return status_set(STATUS_USAGE, "--config %s: line %d is not an option; write \"name = value\"", path,
-                      line);
+    return status_set(STATUS_USAGE, "--config %s: line %d is not an option; write \"name = value\"",
+                      config->path, line);
 }
 #else
-static enum status read_file(const char *path, struct config *config)
+static enum status read_file(struct config *config)
 {
-    (void)config;
     return status_set(STATUS_UNAVAILABLE,
                       "--config %s: not built, because inih was not found; install libinih-dev and rebuild",
-                      path);
+                      config->path);
 }
 #endif
 
 enum status config_read(int argc, char *argv[], struct config *config)
 {
-    *config = (struct config){0};
-    const char *path = options_peek(NULL, 0, argc, argv, "config"); /* only the full name --config */
+    *config = (struct config){.path = options_peek(NULL, 0, argc, argv, "config")}; /* full name only */
     TRY(add(config, strdup(argv[0])));
-    if (path)
-        TRY(read_file(path, config));
+    if (config->path)
+        TRY(read_file(config));
     for (int i = 1; i < argc; i++)
         TRY(add(config, strdup(argv[i])));
     return STATUS_OK;
@@ -122,5 +125,6 @@ void config_free(struct config *config)
     for (int i = 0; i < config->argc; i++)
         free(config->argv[i]);
     free(config->argv);
+    free(config->lines);
     *config = (struct config){0};
 }

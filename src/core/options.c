@@ -1,153 +1,21 @@
-#include "core/fnv.h"
-#include "core/options.h"
+#include "core/options_parts.h"
 
-#include <ctype.h>
-#include <errno.h>
 #include <getopt.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
+#include "core/config.h"
+#include "core/fnv.h"
+#include "core/words.h"
+
 #define NAME_BYTES  80  /* "--name" is truncated to this length in messages */
-#define WORD_MAX    63  /* letters; longer words get no suggestion */
 #define FIRST_VALUE 256 /* getopt_long's value for spec 0: above all characters */
 #define HELP_COLUMN 26  /* column of the descriptions in --help */
 #define HELP_WIDTH  80
 
-/* ---- Words ---- */
-
-static bool same_letter(char a, char b)
-{
-    return tolower((unsigned char)a) == tolower((unsigned char)b);
-}
-
-static size_t smaller(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
-/* Restricted Damerau-Levenshtein distance: insertions, deletions, substitutions and transpositions of
- * neighbours, each letter edited at most once. Ignores case. */
-static size_t edit_distance(const char *a, size_t n, const char *b, size_t m)
-{
-    size_t rows[3][WORD_MAX + 1];
-    size_t *before = rows[0], *last = rows[1], *here = rows[2];
-    for (size_t j = 0; j <= m; j++)
-        last[j] = before[j] = j;
-    for (size_t i = 1; i <= n; i++) {
-        here[0] = i;
-        for (size_t j = 1; j <= m; j++) {
-            size_t cost = last[j - 1] + !same_letter(a[i - 1], b[j - 1]);
-            cost = smaller(cost, smaller(last[j], here[j - 1]) + 1);
-            if (i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) && same_letter(a[i - 2], b[j - 1]))
-                cost = smaller(cost, before[j - 2] + 1);
-            here[j] = cost;
-        }
-        size_t *spare = before;
-        before = last;
-        last = here;
-        here = spare;
-    }
-    return last[m];
-}
-
-const char *nearest_word(const char *word, const char *const *candidates, size_t count)
-{
-    const char *nearest = NULL;
-    size_t length = strlen(word), best = SIZE_MAX;
-    if (length == 0 || length > WORD_MAX)
-        return NULL;
-    for (size_t i = 0; i < count; i++) {
-        size_t other = strlen(candidates[i]);
-        if (other == 0 || other > WORD_MAX)
-            continue;
-        size_t distance = edit_distance(word, length, candidates[i], other), cost = distance;
-        /* A prefix of the candidate costs at most one error, the candidate plus extra letters at most two. */
-        if (strncasecmp(word, candidates[i], smaller(length, other)) == 0)
-            cost = smaller(distance, length < other ? 1 : 2);
-        else if (distance > 1 + length / 3)
-            continue;
-        size_t rank = cost * (WORD_MAX + 1) + distance; /* among equal costs, the distance decides */
-        if (rank < best) {
-            best = rank;
-            nearest = candidates[i];
-        }
-    }
-    return nearest;
-}
-
-void list_words(char *text, size_t size, const char *const *words, size_t count)
-{
-    size_t used = 0;
-    text[0] = '\0';
-    for (size_t i = 0; i < count && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s",
-                                 i == 0           ? ""
-                                 : i + 1 == count ? " and "
-                                                  : ", ",
-                                 words[i]);
-}
-
-/* ---- Values ---- */
-
-/* Writes the shortest text that parses to the same double. */
-static void real_text(double value, char *text, size_t size)
-{
-    char shortest[64] = "";
-    for (int digits = 1; digits <= 17; digits++) { /* fewest characters, not digits: 100 instead of 1e+02 */
-        char candidate[64];
-        snprintf(candidate, sizeof candidate, "%.*g", digits, value);
-        if (strtod(candidate, NULL) == value && (!*shortest || strlen(candidate) < strlen(shortest)))
-            strcpy(shortest, candidate);
-    }
-    snprintf(text, size, "%s", shortest);
-}
-
-/* Converts a bound to a count. 2^64 - 1 as a double is 2^64, which means no limit. */
-static uint64_t count_bound(double bound)
-{
-    if (bound >= 0x1p64)
-        return UINT64_MAX;
-    return bound > 0 ? (uint64_t)bound : 0;
-}
-
-enum status parse_count(const char *name, const char *text, double minimum, double maximum, uint64_t *value)
-{
-    bool negative = text[0] == '-';
-    const char *digits = text + negative;
-    if (!*digits || strspn(digits, "0123456789") != strlen(digits))
-        return status_set(STATUS_USAGE, "%s: '%.80s' is not a whole number", name, text);
-
-    uint64_t least = count_bound(ceil(minimum)), most = count_bound(maximum);
-    errno = 0;
-    unsigned long long number = strtoull(digits, NULL, 10);
-    if (errno == ERANGE || (negative && number > 0) || number < least || number > most)
-        return status_set(STATUS_USAGE, "%s: '%.80s' is out of range; it must be %llu to %llu", name, text,
-                          (unsigned long long)least, (unsigned long long)most);
-    *value = number;
-    return STATUS_OK;
-}
-
-enum status parse_real(const char *name, const char *text, double minimum, double maximum, double *value)
-{
-    /* strtod() alone would also accept leading blanks, hexadecimal, "nan" and "inf". */
-    char *end;
-    double number = strtod(text, &end);
-    if (!*text || *end || strspn(text, "0123456789.eE+-") != strlen(text))
-        return status_set(STATUS_USAGE, "%s: '%.80s' is not a number", name, text);
-
-    if (!isfinite(number) || number < minimum || number > maximum) {
-        char least[32], most[32];
-        real_text(minimum, least, sizeof least);
-        real_text(maximum, most, sizeof most);
-        return status_set(STATUS_USAGE, "%s: '%.80s' is out of range; it must be %s to %s", name, text, least,
-                          most);
-    }
-    *value = number + 0.0; /* turns -0 into 0 */
-    return STATUS_OK;
-}
+/* ---- The command line ---- */
 
 /* Appends to the text in a buffer of `size` bytes, truncated if it does not fit. */
 static void __attribute__((format(printf, 3, 4))) append(char *text, size_t size, const char *format, ...)
@@ -158,105 +26,6 @@ static void __attribute__((format(printf, 3, 4))) append(char *text, size_t size
     vsnprintf(text + used, size - used, format, arguments);
     va_end(arguments);
 }
-
-static enum status parse_choice(const char *name, const char *text, const char *const *choices, int *value)
-{
-    size_t count = 0;
-    for (; choices[count]; count++) {
-        if (strcmp(text, choices[count]) == 0) {
-            *value = (int)count;
-            return STATUS_OK;
-        }
-    }
-    char all[512] = "";
-    for (size_t i = 0; i < count; i++)
-        append(all, sizeof all, "%s%s", i ? ", " : "", choices[i]);
-    const char *nearest = nearest_word(text, choices, count);
-    return status_set(STATUS_USAGE, "%s: '%.80s' is not one of %s%s%s%s", name, text, all,
-                      nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
-}
-
-static enum status set_value(const struct option_spec *spec, void *values, const char *text)
-{
-    void *value = (char *)values + spec->offset;
-    char name[NAME_BYTES];
-    snprintf(name, sizeof name, "--%s", spec->name);
-    switch (spec->kind) {
-    case OPTION_FLAG:
-        *(bool *)value = true;
-        return STATUS_OK;
-    case OPTION_COUNT:
-        return parse_count(name, text, spec->minimum, spec->maximum, value);
-    case OPTION_REAL:
-        return parse_real(name, text, spec->minimum, spec->maximum, value);
-    case OPTION_CHOICE:
-        return parse_choice(name, text, spec->choices, value);
-    case OPTION_TEXT:
-    case OPTION_OUTPUT:
-        /* Usually an unset variable in the user's script, so it must be an error. */
-        if (!*text)
-            return status_set(STATUS_USAGE, "%s: the value is empty; give one or leave %s out", name, name);
-        *(const char **)value = text;
-        return STATUS_OK;
-    }
-    return status_set(STATUS_FAILED, "%s: its option table has an invalid kind", name);
-}
-
-static enum status set_default(const struct option_spec *spec, void *values)
-{
-    void *value = (char *)values + spec->offset;
-    switch (spec->kind) {
-    case OPTION_FLAG:
-        *(bool *)value = false;
-        return STATUS_OK;
-    case OPTION_COUNT:
-        *(uint64_t *)value = 0;
-        break;
-    case OPTION_REAL:
-        *(double *)value = NAN;
-        break;
-    case OPTION_CHOICE:
-        *(int *)value = -1;
-        break;
-    case OPTION_TEXT:
-    case OPTION_OUTPUT:
-        *(const char **)value = NULL;
-        break;
-    }
-    if (spec->fallback && set_value(spec, values, spec->fallback) != STATUS_OK)
-        return status_prefix(STATUS_FAILED, "the default of an option is wrong");
-    return STATUS_OK;
-}
-
-void options_text(const struct option_spec *spec, const void *values, char *text, size_t size)
-{
-    const void *value = (const char *)values + spec->offset;
-    text[0] = '\0';
-    switch (spec->kind) {
-    case OPTION_FLAG:
-        snprintf(text, size, "%d", *(const bool *)value);
-        break;
-    case OPTION_COUNT:
-        if (spec->fallback || *(const uint64_t *)value != 0)
-            snprintf(text, size, "%llu", (unsigned long long)*(const uint64_t *)value);
-        break;
-    case OPTION_REAL:
-        if (!isnan(*(const double *)value))
-            real_text(*(const double *)value, text, size);
-        break;
-    case OPTION_CHOICE:
-        if (*(const int *)value >= 0)
-            snprintf(text, size, "%s", spec->choices[*(const int *)value]);
-        break;
-    case OPTION_TEXT:
-    case OPTION_OUTPUT:
-        if (*(const char *const *)value)
-            snprintf(text, size, "%s", *(const char *const *)value);
-        break;
-    }
-}
-
-/* ---- The command line ---- */
 
 /* Returns the spec with this index, counted over all tables in order, or NULL past the last. */
 static const struct option_spec *spec_at(const struct options *options, size_t index, void **values)
@@ -272,10 +41,15 @@ static const struct option_spec *spec_at(const struct options *options, size_t i
     return NULL;
 }
 
-/* Renamed options. The old name works if no option has it now and one has the new name. */
-static const struct renamed {
+/* Former names of options. A former name works where no option has it now and one has the current name. */
+static const struct former {
     const char *was, *now;
-} renamed[] = {{"samples", "samples-out"}};
+    const char *number; /* what to use if the value is a number, because the former name now means a count */
+} formers[] = {{"samples", "samples-out", "--loops N takes exactly N samples, --min-samples N at least N"},
+               {"output", "dtype", NULL},
+               {"tensor", "dtype", NULL},
+               {"depth", "iodepth", NULL},
+               {"layout", "store", NULL}};
 
 static bool has_name(const struct options *options, const char *name, size_t *index)
 {
@@ -287,10 +61,22 @@ static bool has_name(const struct options *options, const char *name, size_t *in
     return false;
 }
 
-/* Whether the old name works with these tables; `*index` becomes the index of the option it stands for. */
-static bool works(const struct options *options, const struct renamed *name, size_t *index)
+/* Whether the former name works with these tables; `*index` becomes the index of the option it stands for. */
+static bool works(const struct options *options, const struct former *name, size_t *index)
 {
     return !has_name(options, name->was, index) && has_name(options, name->now, index);
+}
+
+/* Whether the arguments contain the former name in full. Other former names must not make prefixes of current
+ * names ambiguous. */
+static bool is_used(const struct former *name, int argc, char *const argv[])
+{
+    size_t length = strlen(name->was);
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strncmp(argv[i], "--", 2) == 0 && strncmp(argv[i] + 2, name->was, length) == 0 &&
+            (argv[i][2 + length] == '\0' || argv[i][2 + length] == '='))
+            return true;
+    return false;
 }
 
 static size_t spec_count(const struct options *options)
@@ -319,9 +105,17 @@ static enum status explain_unknown(const struct options *options, const char *ar
 {
     char name[WORD_MAX + 2]; /* truncated names are too long for a suggestion anyway */
     option_name(argument, name, sizeof name);
-    int shown = (int)smaller(strcspn(argument, "="), NAME_BYTES);
+    size_t length = strcspn(argument, "=");
+    int shown = (int)(length < NAME_BYTES ? length : NAME_BYTES);
     if (options->explain)
         TRY(options->explain(options->explain_context, name));
+    for (size_t i = 0; options->explain && i < COUNT_OF(formers); i++) {
+        if (strcmp(name, formers[i].was) != 0)
+            continue;
+        enum status status = options->explain(options->explain_context, formers[i].now);
+        if (status != STATUS_OK)
+            return status_prefix(status, "--%s is now called --%s", name, formers[i].now);
+    }
 
     size_t count = spec_count(options);
     const char **names = calloc(count + 1, sizeof *names);
@@ -355,13 +149,17 @@ static enum status explain_refused(const struct options *options, const char *ar
     return explain_unknown(options, argument);
 }
 
-static enum status explain_missing(const struct option_spec *spec)
+/* `was`: the former name by which the option was given, or NULL. */
+static enum status explain_missing(const struct option_spec *spec, const char *was)
 {
     const char *example = spec->fallback;
     if (!example && spec->kind == OPTION_CHOICE)
         example = spec->choices[0];
     if (!example)
         example = spec->argument ? spec->argument : "VALUE";
+    if (was)
+        return status_set(STATUS_USAGE, "--%s is now called --%s and needs a value, e.g. --%s %s", was,
+                          spec->name, spec->name, example);
     return status_set(STATUS_USAGE, "--%s needs a value, e.g. --%s %s", spec->name, spec->name, example);
 }
 
@@ -377,50 +175,151 @@ static size_t found_index(const struct options *options, int found)
     return index;
 }
 
-enum { GIVEN_IN_FILE = 1, GIVEN_HERE };
+/* What options->given holds: where, plus GIVEN_FORMER times the number of the former name, counted from 1. */
+enum { GIVEN_IN_FILE = 1, GIVEN_HERE, GIVEN_FORMER = 4 };
 
-/* Stores the value of one option that getopt_long() has recognised. */
-static enum status take_option(struct options *options, size_t index, const char *previous, bool in_file)
+/* One option that getopt_long() has recognised. */
+struct found {
+    const struct option_spec *spec;
+    const struct former *former; /* NULL if it was given by its current name */
+    size_t index;
+    void *values;
+    const char *argument; /* the argument with its name */
+    bool in_file;
+};
+
+/* Returns the option for a return value of getopt_long(). */
+static struct found resolve(const struct options *options, int value, const char *argument, bool in_file)
 {
-    void *values = NULL;
-    const struct option_spec *spec = spec_at(options, index, &values);
-    unsigned char where = in_file ? GIVEN_IN_FILE : GIVEN_HERE;
-    if (spec->kind != OPTION_FLAG && options->given[index] == where)
-        return status_set(STATUS_USAGE, "--%s is given twice; drop one of them", spec->name);
-    /* In `--out --verify` the value is missing; `--out=--verify` gives it explicitly. */
-    if (spec->kind != OPTION_FLAG && optarg == previous && strncmp(optarg, "--", 2) == 0)
-        return explain_missing(spec);
-    TRY(set_value(spec, values, optarg));
-    options->given[index] = where;
+    struct found found = {.index = found_index(options, value), .argument = argument, .in_file = in_file};
+    size_t count = spec_count(options);
+    if (found.index >= count) {
+        found.former = &formers[found.index - count];
+        (void)works(options, found.former, &found.index);
+    }
+    found.spec = spec_at(options, found.index, &found.values);
+    return found;
+}
+
+/* Resolves a name with a new meaning by its value: where --layout is nchw or nhwc, `--layout files` means
+ * --store files. */
+static void resolve_by_value(const struct options *options, struct found *found, const char *value)
+{
+    for (size_t i = 0, index; i < COUNT_OF(formers); i++) {
+        void *values = NULL;
+        if (found->former || strcmp(found->spec->name, formers[i].was) != 0 ||
+            options_is_choice(found->spec, value) || !has_name(options, formers[i].now, &index) ||
+            !options_is_choice(spec_at(options, index, &values), value))
+            continue;
+        found->former = &formers[i];
+        found->index = index;
+        found->spec = spec_at(options, index, &found->values);
+        return;
+    }
+}
+
+/* Refuses a former name whose value belongs to the name's current meaning. */
+static enum status check_former(const struct options *options, const struct found *found, const char *value)
+{
+    const struct former *former = found->former;
+    if (former->number && *value && strspn(value, "0123456789") == strlen(value))
+        return status_set(STATUS_USAGE, "--%s %s: %s; --%s %s names a file", former->was, value,
+                          former->number, former->now, found->spec->argument);
+    if (found->spec->kind == OPTION_CHOICE && !options_is_choice(found->spec, value) && options->explain)
+        return options->explain(options->explain_context, former->was);
     return STATUS_OK;
 }
 
-/* Returns the index of the option that getopt_long() found. Warns if it was given by its former name. */
-static size_t resolve(const struct options *options, int found)
+/* Warns once about each option that was given by a former name. */
+static void warn_of_formers(const struct options *options)
 {
-    size_t index = found_index(options, found), count = spec_count(options);
-    if (index < count)
-        return index;
-    const struct renamed *name = &renamed[index - count];
-    (void)works(options, name, &index);
-    status_warn("--%s is now called --%s", name->was, name->now);
-    return index;
+    const struct option_spec *spec;
+    void *values;
+    for (size_t i = 0; (spec = spec_at(options, i, &values)); i++) {
+        if (options->given[i] < GIVEN_FORMER)
+            continue;
+        const char *was = formers[options->given[i] / GIVEN_FORMER - 1].was;
+        char value[64] = "";
+        if (spec->kind == OPTION_CHOICE) /* the former name may have a new meaning for other values */
+            options_text(spec, values, value, sizeof value);
+        const char *blank = *value ? " " : "";
+        status_warn("--%s%s%s is now called --%s%s%s", was, blank, value, spec->name, blank, value);
+    }
 }
 
-/* Takes what getopt_long() found for the argument at `at`. */
-static enum status take_found(struct options *options, int found, int at, char *const argv[])
+static enum status explain_twice(const struct found *found, unsigned char before)
 {
-    void *values = NULL;
-    if (found == 1)
+    const char *now = found->spec->name, *second = found->former ? found->former->was : now;
+    const char *first = before >= GIVEN_FORMER ? formers[before / GIVEN_FORMER - 1].was : now;
+    if (strcmp(first, second) == 0)
+        return status_set(STATUS_USAGE, "--%s is given twice; drop one of them", first);
+    return status_set(STATUS_USAGE, "--%s and --%s are the same option; give only --%s", first, second, now);
+}
+
+/* Stores the value of an option, which is optarg. `previous` is the argument before the next option. */
+static enum status take_option(struct options *options, struct found *found, const char *previous)
+{
+    bool flag = found->spec->kind == OPTION_FLAG;
+    if (!flag)
+        resolve_by_value(options, found, optarg);
+    unsigned char *given = &options->given[found->index];
+    unsigned char where = found->in_file ? GIVEN_IN_FILE : GIVEN_HERE;
+    if (!flag && *given % GIVEN_FORMER == where)
+        return explain_twice(found, *given);
+    /* In `--out --verify` the value is missing; `--out=--verify` gives it explicitly. */
+    if (!flag && optarg == previous && strncmp(optarg, "--", 2) == 0)
+        return explain_missing(found->spec, found->former ? found->former->was : NULL);
+    if (found->former)
+        TRY(check_former(options, found, optarg));
+    TRY(option_set(found->spec, found->values, optarg));
+    size_t name = found->former ? (size_t)(found->former - formers) + 1 : 0;
+    *given = (unsigned char)(where + GIVEN_FORMER * name);
+    return STATUS_OK;
+}
+
+static bool is_one_of(const char *word, const char *const *words)
+{
+    while (*words && strcasecmp(word, *words) != 0)
+        words++;
+    return *words;
+}
+
+/* Takes a flag with a value, which only a file may give. */
+static enum status take_flag_value(struct options *options, struct found *found)
+{
+    static const char *const on[] = {"true", "yes", "on", NULL}, *const off[] = {"false", "no", "off", NULL};
+    const char *value = strchr(found->argument, '=') + 1;
+    if (!found->in_file)
+        return status_set(STATUS_USAGE, "--%s takes no value", found->spec->name);
+    if (is_one_of(value, on))
+        return take_option(options, found, NULL);
+    return is_one_of(value, off)
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "--%s: '%.80s' is not one of true, yes, on, false, no, off",
+                            found->spec->name, value);
+}
+
+/* Takes what getopt_long() returned for the argument at `at`. */
+static enum status take_found(struct options *options, int value, int at, char *const argv[])
+{
+    bool in_file = options->config && at <= options->config->file_options;
+    if (value == 1)
         return status_set(STATUS_USAGE, "unexpected argument '%.80s'; options begin with --", optarg);
-    if (found == ':')
-        return explain_missing(spec_at(options, resolve(options, optopt), &values));
-    if (found == '?' && optopt >= FIRST_VALUE)
-        return status_set(STATUS_USAGE, "--%s takes no value",
-                          spec_at(options, resolve(options, optopt), &values)->name);
-    if (found == '?')
+    if (value == '?' && optopt < FIRST_VALUE)
         return explain_refused(options, argv[at]);
-    return take_option(options, resolve(options, found), argv[optind - 1], at <= options->file_options);
+    bool refused = value == '?' || value == ':';
+    struct found found = resolve(options, refused ? optopt : value, argv[at], in_file);
+    if (value == ':')
+        return explain_missing(found.spec, found.former ? found.former->was : NULL);
+    return value == '?' ? take_flag_value(options, &found) : take_option(options, &found, argv[optind - 1]);
+}
+
+/* Adds file and line to the message if the argument at `at` comes from a file. `config` may be NULL. */
+static enum status locate(const struct config *config, int at, enum status status)
+{
+    if (!config || at > config->file_options)
+        return status;
+    return status_prefix(status, "--config %s: line %d", config->path, config->lines[at]);
 }
 
 static enum status parse_arguments(struct options *options, const struct option *list, const char *letters,
@@ -435,7 +334,7 @@ static enum status parse_arguments(struct options *options, const struct option 
             break;
         enum status status = take_found(options, found, at, argv);
         if (status != STATUS_OK)
-            return at <= options->file_options ? status_prefix(status, "in the file of --config") : status;
+            return locate(options->config, at, status);
     }
     if (optind < argc) /* after "--" */
         return status_set(STATUS_USAGE, "unexpected argument '%.80s'; options begin with --", argv[optind]);
@@ -445,7 +344,7 @@ static enum status parse_arguments(struct options *options, const struct option 
 enum status options_parse(struct options *options, int argc, char *const argv[])
 {
     size_t count = spec_count(options);
-    struct option *list = calloc(count + COUNT_OF(renamed) + 1, sizeof *list);
+    struct option *list = calloc(count + COUNT_OF(formers) + 1, sizeof *list);
     options->given = calloc(count + 1, sizeof *options->given);
     if (!list || !options->given) {
         free(list);
@@ -464,16 +363,18 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
         list[i].val = FIRST_VALUE + (int)i;
         if (short_letter(spec) && !strchr(letters, short_letter(spec)))
             append(letters, sizeof letters, "%c", short_letter(spec));
-        status = set_default(spec, values);
+        status = option_set_default(spec, values);
     }
     struct option *end = list + count;
-    for (size_t i = 0; i < COUNT_OF(renamed); i++) {
+    for (size_t i = 0; i < COUNT_OF(formers); i++) {
         size_t index;
-        if (works(options, &renamed[i], &index))
-            *end++ = (struct option){renamed[i].was, required_argument, NULL, FIRST_VALUE + (int)(count + i)};
+        if (works(options, &formers[i], &index) && is_used(&formers[i], argc, argv))
+            *end++ = (struct option){formers[i].was, required_argument, NULL, FIRST_VALUE + (int)(count + i)};
     }
     if (status == STATUS_OK)
         status = parse_arguments(options, list, letters, argc, argv);
+    if (status == STATUS_OK)
+        warn_of_formers(options);
     free(list);
     return status;
 }

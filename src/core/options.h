@@ -9,6 +9,8 @@
 
 #include "core/status.h"
 
+struct config;
+
 /* Without a default, an option that is not given is false, 0, NaN, -1 or NULL, by kind. So a count without a
  * default needs a minimum of 1. */
 enum option_kind {
@@ -44,8 +46,10 @@ struct option_table {
 struct options {
     struct option_table tables[OPTION_TABLES_MAX]; /* the common options, then those of the workload */
     size_t table_count;
-    int file_options; /* the first file_options arguments come from a file; later ones may override them */
-    unsigned char *given; /* per spec, tables in order: 0 if not given, else where (owned) */
+    const struct config
+        *config; /* its file's options come first in argv; later ones may override them. NULL: no file */
+    unsigned char
+        *given; /* per spec, tables in order: 0 if not given, else where and by which name (owned) */
     /* Called for a name that no table has: returns STATUS_USAGE with a message that says where the option
      * belongs, or STATUS_OK if it is unknown. May be NULL. */
     enum status (*explain)(void *context, const char *name);
@@ -53,10 +57,12 @@ struct options {
 };
 
 /* Writes all defaults into the structs of options->tables, then the values of the command line. Accepts
- * `--name value`, `--name=value`, unambiguous prefixes of a name, former names (with a warning), and -h and
- * -v for flags named "help" and "verbose". Allocates options->given; call options_free(), also after a
- * failure. STATUS_USAGE for an unknown option (suggests the nearest one), an ambiguous one, one given twice,
- * a missing or unexpected argument, or a value that is not a number or is out of range. */
+ * `--name value`, `--name=value`, unambiguous prefixes of a name, former names in full (with one warning
+ * each), and -h and -v for flags named "help" and "verbose". In a file of --config, a flag has a value: true,
+ * yes, on, false, no or off. Allocates options->given; call options_free(), also after a failure.
+ * STATUS_USAGE for an unknown option (suggests the nearest one), an ambiguous one, one given twice, a missing
+ * or unexpected argument, or a value that is not a number or is out of range; if the option is in a file, the
+ * message names the file and the line. */
 enum status options_parse(struct options *options, int argc, char *const argv[]);
 void options_free(struct options *options);
 
@@ -68,6 +74,9 @@ const char *options_peek(const struct option_spec *specs, size_t count, int argc
 
 /* Whether the option was on the command line or in the configuration file. */
 bool options_given(const struct options *options, const char *name);
+
+/* Whether `text` is one of the choices of an option. */
+bool options_is_choice(const struct option_spec *spec, const char *text);
 
 /* Writes the value as text for a CSV row: "" for an option without a value, 0 or 1 for a flag, the shortest
  * text that parses to the same double for a real number. */
@@ -85,12 +94,5 @@ enum status parse_count(const char *name, const char *text, double minimum, doub
 
 /* Parses a finite real number in [minimum, maximum]. STATUS_USAGE with a message that begins with `name`. */
 enum status parse_real(const char *name, const char *text, double minimum, double maximum, double *value);
-
-/* Returns the candidate with the smallest edit distance to `word`, or NULL if none is close enough to
- * suggest. */
-const char *nearest_word(const char *word, const char *const *candidates, size_t count);
-
-/* Writes "a", "a and b" or "a, b and c" into a buffer of `size` bytes, truncated if it does not fit. */
-void list_words(char *text, size_t size, const char *const *words, size_t count);
 
 #endif

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/options.h"
+#include "core/words.h"
 #include "core/workload.h"
 
 /* The address of a variant that this build holds, or NULL for one that it leaves out. */

@@ -16,6 +16,7 @@
 #include "core/text.h"
 #include "core/timer.h"
 #include "core/workload.h"
+#include "core/words.h"
 #include "data/folder.h"
 #include "data/index.h"
 #include "data/source.h"
@@ -28,7 +29,7 @@
 #define FDSL_VERSION "unknown"
 #endif
 
-#define FOLDER_SAMPLES    1000                /* per folder, in the layout `files` */
+#define FOLDER_SAMPLES    1000                /* per folder, with --store files */
 #define SHARD_SAMPLES     10000               /* default limit per shard, without --shards */
 #define SHARD_BYTES       (UINT64_C(1) << 30) /* approximate limit per shard */
 #define SHARDS_MAX        1000000
@@ -40,11 +41,11 @@
 struct parameters {
     const char *folder, *from, *name, *config;
     uint64_t samples, shards, threads, device;
-    int layout;
+    int store;
     bool help;
 };
 
-static const char *const layouts[] = {"files", "shards", NULL}; /* as enum index_layout */
+static const char *const stores[] = {"files", "shards", NULL}; /* as enum index_layout */
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec specs[] = {
@@ -52,7 +53,7 @@ static const struct option_spec specs[] = {
      "folder to write: new, empty, or left by an interrupted run of the same command"},
     {"from", "SOURCE", OPTION_TEXT, AT(from), "counter", 0, 0, NULL, false,
      "where the samples come from; see below"},
-    {"layout", "LAYOUT", OPTION_CHOICE, AT(layout), "shards", 0, 0, layouts, true,
+    {"store", "HOW", OPTION_CHOICE, AT(store), "shards", 0, 0, stores, true,
      "one file per member in folders of 1000 samples, or tar shards"},
     {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
      "number of samples (default: all, if the source is finite)"},
@@ -91,29 +92,32 @@ struct job {
 
 /* ---- The command line ---- */
 
-static void print_help(void)
+void prepare_help(FILE *stream)
 {
-    puts("fdsl-bench --prepare DIR - writes a data set for reading and training\n"
-         "\n"
-         "usage: fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
-         "\n"
-         "examples:\n"
-         "  fdsl-bench --prepare data --samples 1000 --shards 10    # tensors filled from a counter, f16 (3, "
-         "8, 64, "
-         "64)\n"
-         "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
-         "  fdsl-bench --prepare mnist --from idx --source train-images-idx3-ubyte.gz --layout files\n"
-         "\n"
-         "options:");
-    options_help(stdout, specs, COUNT_OF(specs));
+    fputs(
+        "fdsl-bench --prepare DIR - writes a data set for reading and training\n"
+        "\n"
+        "usage: fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
+        "\n"
+        "examples:\n"
+        "  fdsl-bench --prepare data --samples 1000 --shards 10    # tensors filled from a counter, f16 (3, "
+        "8, 64, "
+        "64)\n"
+        "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
+        "  fdsl-bench --prepare mnist --from idx --source train-images-idx3-ubyte.gz --store files\n"
+        "\n"
+        "options:\n",
+        stream);
+    options_help(stream, specs, COUNT_OF(specs));
     for (size_t i = 0; source_table[i]; i++) {
         const struct source *source = source_table[i];
-        printf("\noptions of the source %s (%s):\n", source->name, source->summary);
-        options_help(stdout, source->options, source->option_count);
+        fprintf(stream, "\noptions of the source %s (%s):\n", source->name, source->summary);
+        options_help(stream, source->options, source->option_count);
         if (source->workload)
-            printf("  and the options of the workload %s that define an image, as in fdsl-bench --workload "
-                   "synth --help\n",
-                   source->workload);
+            fprintf(stream,
+                    "  and the options of the workload %s that define an image, as in fdsl-bench --workload "
+                    "synth --help\n",
+                    source->workload);
     }
 }
 
@@ -130,9 +134,8 @@ static enum status find_source(struct job *job, int argc, char *argv[])
     for (; source_table[count]; count++)
         names[count] = source_table[count]->name;
     const char *nearest = nearest_word(name, names, count);
-    return nearest
-               ? status_set(STATUS_USAGE, "unknown source '%.80s'; did you mean '%s'?", name, nearest)
-               : status_set(STATUS_USAGE, "unknown source '%.80s'; --prepare DIR --help lists them", name);
+    return nearest ? status_set(STATUS_USAGE, "unknown source '%.80s'; did you mean '%s'?", name, nearest)
+                   : status_set(STATUS_USAGE, "unknown source '%.80s'; --prepare --help lists them", name);
 }
 
 static bool has_option(const struct option_spec *options, size_t count, const char *name)
@@ -159,11 +162,11 @@ static enum status explain_elsewhere(void *context, const char *name)
     char known[256];
     list_words(known, sizeof known, owners, count);
     if (count > 0)
-        return status_set(STATUS_USAGE, "--%s is an option of --from %s; --prepare DIR --help lists them",
-                          name, known);
+        return status_set(STATUS_USAGE, "--%s is an option of --from %s; --prepare --help lists them", name,
+                          known);
     return job->is_option(name)
                ? status_set(STATUS_USAGE,
-                            "--%s does not apply to --prepare; --prepare DIR --help lists what does", name)
+                            "--%s does not apply to --prepare; --prepare --help lists what does", name)
                : STATUS_OK;
 }
 
@@ -179,7 +182,7 @@ static enum status read_options(struct job *job, const struct config *config)
         (struct options){.tables = {{specs, COUNT_OF(specs), &job->parameters},
                                     {source->options, source->option_count, job->source_parameters}},
                          .table_count = 2,
-                         .file_options = config->file_options,
+                         .config = config,
                          .explain = explain_elsewhere,
                          .explain_context = job};
     if (job->workload)
@@ -199,7 +202,7 @@ static enum status check_name(const char *name)
 
 static enum status check_counts(struct parameters *parameters, const struct source_facts *facts)
 {
-    bool shards = parameters->layout == INDEX_SHARDS;
+    bool shards = parameters->store == INDEX_SHARDS;
     if (facts->samples == 0)
         return status_set(STATUS_FAILED, "--from %s: its source holds no samples; name another one",
                           parameters->from);
@@ -212,7 +215,7 @@ static enum status check_counts(struct parameters *parameters, const struct sour
         return status_set(STATUS_USAGE, "--samples %" PRIu64 ": there are %" PRIu64, parameters->samples,
                           facts->samples);
     if (!shards && parameters->shards > 0)
-        return status_set(STATUS_USAGE, "--shards needs --layout shards; drop it");
+        return status_set(STATUS_USAGE, "--shards needs --store shards; drop it");
     if (!shards)
         return STATUS_OK;
     if (parameters->shards > parameters->samples)
@@ -302,7 +305,7 @@ static enum status open_job(struct job *job)
     TRY(job->source->open(&request, &job->facts, &job->state));
     TRY(check_counts(parameters, &job->facts));
     TRY(describe_options(job));
-    uint64_t units = parameters->layout == INDEX_SHARDS
+    uint64_t units = parameters->store == INDEX_SHARDS
                          ? parameters->shards
                          : (parameters->samples + FOLDER_SAMPLES - 1) / FOLDER_SAMPLES;
     int digits = digits_of(parameters->samples - 1);
@@ -312,7 +315,7 @@ static enum status open_job(struct job *job)
     job->folder = (struct folder){.path = parameters->folder,
                                   .name = parameters->name,
                                   .provenance = job->provenance,
-                                  .layout = (enum index_layout)parameters->layout,
+                                  .layout = (enum index_layout)parameters->store,
                                   .unit_count = units,
                                   .lock = -1};
     return STATUS_OK;
@@ -463,7 +466,7 @@ static enum status prepare(struct job *job, const struct config *config)
     TRY(comm_check_same(job->parameters.help, "options", "give all ranks the same options"));
     if (job->parameters.help) {
         if (comm_rank() == 0)
-            print_help();
+            prepare_help(stdout);
         return STATUS_OK;
     }
 #ifndef HAVE_XXHASH

@@ -3,6 +3,7 @@
 #define FDSL_DATA_PREPARE_H
 
 #include <stdbool.h>
+#include <stdio.h>
 
 #include "core/config.h"
 #include "core/status.h"
@@ -14,5 +15,8 @@
  * `is_option` returns whether the program has an option of that name outside --prepare. It is used in error
  * messages. */
 enum status prepare_run(const struct config *config, bool (*is_option)(const char *name));
+
+/* Prints the options of --prepare and of every sample source. */
+void prepare_help(FILE *stream);
 
 #endif

@@ -44,13 +44,13 @@ struct load {
     uint64_t seed;
     uint32_t batch, shuffle_buffer, epochs;
     uint32_t rank, ranks;
-    uint32_t depth;       /* requests in flight, for io_uring variants */
+    uint32_t iodepth;     /* requests in flight, for io_uring variants */
     uint32_t block_bytes; /* size of a read from a shard */
     uint32_t prefetch;    /* shards that the kernel is asked to read ahead */
     enum load_cache cache;
     bool skip, decode, augment;
     struct augmentation augmentation;
-    enum dtype tensor; /* tensor, mean, std, ring and chunk_bytes are for variants that deliver on a device */
+    enum dtype dtype; /* dtype, mean, std, ring and chunk_bytes are for variants that deliver on a device */
     double mean, std;
     uint32_t ring;                   /* buffers per thread */
     uint64_t chunk_bytes;            /* size of a buffer, unless a sample is larger */

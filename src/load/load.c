@@ -11,16 +11,16 @@
 
 struct parameters {
     const char *data;
-    uint64_t batch, shuffle, seed, epochs, depth, block, prefetch, shift, ring, chunk;
+    uint64_t batch, shuffle, seed, epochs, iodepth, block, prefetch, shift, ring, chunk;
     double mean, std;
-    int cache, on_error, tensor;
+    int cache, on_error, dtype;
     struct compute compute;
     bool decode, augment;
     bool normalised; /* --mean or --std was given; set by load_open() */
 };
 
-static const char *const tensors[] = {"raw", "f32", "f16", "bf16", NULL};
-static const enum dtype tensor_types[] = {DTYPE_STORED, DTYPE_F32, DTYPE_F16, DTYPE_BF16};
+static const char *const dtypes[] = {"raw", "f32", "f16", "bf16", NULL};
+static const enum dtype dtype_values[] = {DTYPE_STORED, DTYPE_F32, DTYPE_F16, DTYPE_BF16};
 static const char *const caches[] = {"warm", "cold", "any", NULL}; /* as enum load_cache */
 static const char *const on_errors[] = {"fail", "skip", NULL};
 
@@ -34,7 +34,7 @@ static const struct option_spec options[] = {
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of the sample order; each epoch has its own order"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs per run"},
-    {"depth", "N", OPTION_COUNT, AT(depth), "32", 1, 4096, NULL, true,
+    {"iodepth", "N", OPTION_COUNT, AT(iodepth), "32", 1, 4096, NULL, true,
      "maximum requests in flight, for files-uring and shards-uring"},
     {"block", "KIB", OPTION_COUNT, AT(block), "256", 4, 1 << 16, NULL, true,
      "read size of shards and shards-uring"},
@@ -56,8 +56,8 @@ static const struct option_spec options[] = {
      "mean that --augment and GPU tensors subtract; bytes count as 0 to 1"},
     {"std", "S", OPTION_REAL, AT(std), "1", 1e-6, 1e6, NULL, true,
      "standard deviation that --augment and GPU tensors divide by"},
-    {"tensor", "TYPE", OPTION_CHOICE, AT(tensor), "f16", 0, 0, tensors, true,
-     "type of the batch tensor of a GPU variant; raw: as stored"},
+    {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "f16", 0, 0, dtypes, true,
+     "element type of the batches of a GPU variant; raw: as stored"},
     {"ring", "N", OPTION_COUNT, AT(ring), "2", 2, 64, NULL, true,
      "buffers per thread, for shards-gpu and gds"},
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), "2048", 4, 1 << 20, NULL, true,
@@ -147,9 +147,9 @@ static enum status check_combination(const struct options *given, const struct p
         return status_set(STATUS_USAGE,
                           "--chunk: %llu KiB is not a multiple of the page size; use a multiple of 4",
                           (unsigned long long)parameters->chunk);
-    if (parameters->normalised && !parameters->augment && tensor_types[parameters->tensor] == DTYPE_STORED &&
-        options_given(given, "tensor"))
-        return status_set(STATUS_USAGE, "--tensor raw keeps the values as stored; drop --mean and --std");
+    if (parameters->normalised && !parameters->augment && dtype_values[parameters->dtype] == DTYPE_STORED &&
+        options_given(given, "dtype"))
+        return status_set(STATUS_USAGE, "--dtype raw keeps the values as stored; drop --mean and --std");
     if (!parameters->augment && options_given(given, "shift"))
         return status_set(STATUS_USAGE, "--shift requires --augment; add it");
     return STATUS_OK;
@@ -172,7 +172,7 @@ static void fill_load(const struct parameters *parameters, struct load_job *job)
         .batch = (uint32_t)parameters->batch,
         .shuffle_buffer = (uint32_t)parameters->shuffle,
         .epochs = (uint32_t)parameters->epochs,
-        .depth = (uint32_t)parameters->depth,
+        .iodepth = (uint32_t)parameters->iodepth,
         .block_bytes = (uint32_t)parameters->block << 10,
         .prefetch = (uint32_t)parameters->prefetch,
         .cache = (enum load_cache)parameters->cache,
@@ -183,7 +183,7 @@ static void fill_load(const struct parameters *parameters, struct load_job *job)
                          .mean = (float)parameters->mean,
                          .scale = (float)(1 / parameters->std),
                          .seed = parameters->seed},
-        .tensor = tensor_types[parameters->tensor],
+        .dtype = dtype_values[parameters->dtype],
         .mean = parameters->mean,
         .std = parameters->std,
         .ring = (uint32_t)parameters->ring,
@@ -279,15 +279,15 @@ static uint64_t load_identity(const void *input)
 
 static bool load_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
-    static const char *const of_cpu[] = {"depth", "block", "decode", "augment"};
+    static const char *const of_cpu[] = {"iodepth", "block", "decode", "augment"};
     const struct parameters *parameters = parameters_;
     const struct load_traits *traits = variant ? variant->traits : NULL;
     bool device = traits && traits->device;
     if (strcmp(option, "shift") == 0)
         return parameters->augment && !device;
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
-        return device ? tensor_types[parameters->tensor] != DTYPE_STORED : parameters->augment;
-    if (strcmp(option, "tensor") == 0)
+        return device ? dtype_values[parameters->dtype] != DTYPE_STORED : parameters->augment;
+    if (strcmp(option, "dtype") == 0)
         return device;
     if (strcmp(option, "ring") == 0 || strcmp(option, "chunk") == 0)
         return device && traits->ring;

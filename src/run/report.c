@@ -225,10 +225,20 @@ static void describe_variant(const struct variant_entry *entry, bool available, 
     row_text(row, "summary", entry->summary);
 }
 
+static bool is_listed(const struct settings *settings, const struct variant_entry *entry)
+{
+    for (size_t i = 0; i < settings->variant_count; i++)
+        if (settings->variants[i] == entry)
+            return true;
+    return settings->variant_count == 0 &&
+           (!settings->workload_name || strcmp(settings->workload_name, entry->workload) == 0);
+}
+
 /* Lists variants as CSV or JSON: one row per variant. */
-static enum status list_rows(const struct resources *resources, const char *only, int format)
+static enum status list_rows(const struct resources *resources, const struct settings *settings)
 {
     enum status status = STATUS_OK;
+    int format = settings->format;
     bool first = true;
 #ifdef HAVE_JANSSON
     json_t *all = json_array();
@@ -236,7 +246,7 @@ static enum status list_rows(const struct resources *resources, const char *only
     for (size_t i = 0; status == STATUS_OK && i < variant_count; i++) {
         const struct variant_entry *entry = &variant_table[i];
         struct row row = {0};
-        if (only && strcmp(only, entry->workload) != 0)
+        if (!is_listed(settings, entry))
             continue;
         describe_variant(entry, variant_available(entry, resources) == STATUS_OK, &row);
         status = row_check(&row);
@@ -263,14 +273,14 @@ static enum status list_rows(const struct resources *resources, const char *only
     return status;
 }
 
-enum status report_list(const struct resources *resources, const char *only, bool verbose, int format)
+enum status report_list(const struct resources *resources, const struct settings *settings)
 {
     const char *workload = "";
-    if (format != FORMAT_TABLE)
-        return list_rows(resources, only, format);
+    if (settings->format != FORMAT_TABLE)
+        return list_rows(resources, settings);
     for (size_t i = 0; i < variant_count; i++) {
         const struct variant_entry *entry = &variant_table[i];
-        if (only && strcmp(only, entry->workload) != 0)
+        if (!is_listed(settings, entry))
             continue;
         if (strcmp(workload, entry->workload) != 0) {
             workload = entry->workload;
@@ -279,7 +289,7 @@ enum status report_list(const struct resources *resources, const char *only, boo
         bool available = variant_available(entry, resources) == STATUS_OK;
         printf("  %-18s %s%s\n", entry->name,
                available ? "available" : "unavailable: ", available ? "" : status_text());
-        if (verbose)
+        if (settings->verbose)
             printf("  %-18s %s\n", "", entry->summary);
     }
     struct device_info device;

@@ -52,9 +52,9 @@ enum status report_end(struct report *report);
  * stdout cannot be written. */
 enum status report_monitor(const struct monitor *monitor);
 
-/* --list: prints the variants of the workload `only` (NULL: all workloads) and why any of them cannot run
- * here. `verbose` adds the summaries. */
-enum status report_list(const struct resources *resources, const char *only, bool verbose, int format);
+/* --list: prints the variants of --variant, else of --workload, else all, in settings->format, and why any of
+ * them cannot run here. --verbose adds the summaries. */
+enum status report_list(const struct resources *resources, const struct settings *settings);
 
 /* Warns if the driver compiles this build's kernels for the device from PTX. Names the variants that are
  * slower then, and the architecture to build for. */

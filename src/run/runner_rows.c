@@ -59,6 +59,22 @@ static void identity_fields(const struct runner *runner, struct row *row)
     row_real(row, "ranks_per_device", runner_on_gpu(runner) ? runner->sharers : NAN);
 }
 
+/* Columns that keep the former name of their option, so that rows of earlier versions fit. */
+static const struct {
+    const char *workload, *option, *column;
+} kept_columns[] = {{"synth", "dtype", "output"}, {"load", "dtype", "tensor"}, {"load", "iodepth", "depth"}};
+
+static void column_name(const struct workload *workload, const char *option, char *column, size_t size)
+{
+    snprintf(column, size, "%s", option);
+    for (char *c = column; (c = strchr(c, '-'));)
+        *c = '_';
+    for (size_t i = 0; i < COUNT_OF(kept_columns); i++)
+        if (strcmp(workload->name, kept_columns[i].workload) == 0 &&
+            strcmp(option, kept_columns[i].option) == 0)
+            snprintf(column, size, "%s", kept_columns[i].column);
+}
+
 static void parameter_fields(const struct runner *runner, struct row *row)
 {
     const struct workload *workload = runner->settings->workload;
@@ -68,9 +84,7 @@ static void parameter_fields(const struct runner *runner, struct row *row)
         char column[64], text[4096] = "";
         if (!spec->column)
             continue;
-        snprintf(column, sizeof column, "%s", spec->name);
-        for (char *c = column; (c = strchr(c, '-'));)
-            *c = '_';
+        column_name(workload, spec->name, column, sizeof column);
         if (!workload->applies || workload->applies(parameters, runner->entry->variant, spec->name))
             options_text(spec, parameters, text, sizeof text);
         row_add(row, column, text,

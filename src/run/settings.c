@@ -8,6 +8,7 @@
 
 #include "core/file.h"
 #include "core/lock.h"
+#include "core/words.h"
 #include "machine/env.h"
 #include "machine/gpu.h"
 #include "run/monitor.h"
@@ -30,10 +31,10 @@ static const struct option_spec specs[] = {
     {"workload", "NAME", OPTION_TEXT, AT(workload_name), NULL, 0, 0, NULL, false,
      "the workload whose variants 'all' means (default: synth)"},
     {"prepare", "DIR", OPTION_TEXT, AT(prepare), NULL, 0, 0, NULL, false,
-     "write a data set into this folder and measure nothing; --prepare DIR --help lists its options"},
+     "write a data set into this folder and measure nothing; --prepare --help lists its options"},
     {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
-     "list every variant (of --workload, where given), and why it cannot run here; --format csv or json for "
-     "scripts"},
+     "list every variant (those of --workload or --variant, where given), and why it cannot run here; "
+     "--format csv or json for scripts"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
      "compare results with the reference before the timing, and those of timed runs after it; a variant that "
      "fails writes no row"},
@@ -248,16 +249,8 @@ static enum status check_outputs_differ(const struct options *options)
     return STATUS_OK;
 }
 
-static bool is_choice(const struct option_spec *spec, const char *text)
-{
-    for (size_t i = 0; spec->kind == OPTION_CHOICE && spec->choices[i]; i++)
-        if (strcmp(spec->choices[i], text) == 0)
-            return true;
-    return false;
-}
-
-/* Catches an output file named like a value of an option with a longer name: "--out f16" may be meant as
- * "--output f16". */
+/* Catches an output file named like an element type: "--out f16" may be meant as "--dtype f16", formerly
+ * --output. */
 static enum status check_no_slip(const struct options *options)
 {
     const char *path, *name;
@@ -265,7 +258,7 @@ static enum status check_no_slip(const struct options *options)
         for (size_t t = 0; t < options->table_count; t++)
             for (size_t j = 0; j < options->tables[t].count; j++) {
                 const struct option_spec *spec = &options->tables[t].specs[j];
-                if (is_choice(spec, path) && strncmp(spec->name, name, strlen(name)) == 0 &&
+                if (strcmp(spec->name, "dtype") == 0 && options_is_choice(spec, path) &&
                     !options_given(options, spec->name))
                     return status_set(STATUS_USAGE,
                                       "--%s %s: did you mean --%s %s? If not, name the file ./%s", name, path,
@@ -418,11 +411,27 @@ static enum status derive(struct settings *settings)
     return STATUS_OK;
 }
 
+/* Whether the command line is `--prepare --help`, without a folder. */
+static bool asks_about_prepare(int argc, char *argv[])
+{
+    bool help = false, prepare = false;
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        help |= strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
+        prepare |= strcmp(argv[i], "--prepare") == 0 && (i + 1 == argc || argv[i + 1][0] == '-');
+    }
+    return help && prepare;
+}
+
 enum status settings_read(struct settings *settings, const struct config *config)
 {
     int argc = config->argc;
     char **argv = config->argv;
     *settings = (struct settings){0};
+    if (asks_about_prepare(argc, argv)) {
+        settings->prepare = "";
+        settings->help = true;
+        return STATUS_OK;
+    }
     settings->prepare = options_peek(NULL, 0, argc, argv, "prepare"); /* only the full name --prepare */
     if (settings->prepare)                                            /* data/prepare.c parses its options */
         return STATUS_OK;
@@ -436,7 +445,7 @@ enum status settings_read(struct settings *settings, const struct config *config
         .tables = {{specs, COUNT_OF(specs), settings},
                    {settings->workload->options, settings->workload->option_count, settings->parameters}},
         .table_count = 2,
-        .file_options = config->file_options,
+        .config = config,
         .explain = explain_elsewhere};
     if (found != STATUS_OK)
         return found;

@@ -42,9 +42,9 @@ struct settings {
 };
 
 /* Parses and checks the command line. With --help, --version, --list or --env no other option is required.
- * With --prepare only settings->prepare is set; data/prepare.h parses the rest. `config` must outlive the
- * settings. The caller calls settings_free(), also after a failure. STATUS_USAGE or STATUS_UNAVAILABLE with
- * the reason. */
+ * With --prepare only settings->prepare is set; data/prepare.h parses the rest. `--prepare --help` sets
+ * `help` too, and `prepare` to "". `config` must outlive the settings. The caller calls settings_free(), also
+ * after a failure. STATUS_USAGE or STATUS_UNAVAILABLE with the reason. */
 enum status settings_read(struct settings *settings, const struct config *config);
 void settings_free(struct settings *settings);
 

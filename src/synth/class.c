@@ -10,6 +10,7 @@
 #include "core/file.h"
 #include "core/options.h"
 #include "core/philox.h"
+#include "core/words.h"
 
 #ifdef HAVE_INIH
 #include <ini.h>

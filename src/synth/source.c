@@ -195,6 +195,10 @@ static enum status fill_maker(struct maker *maker, const struct source_request *
     const struct partition alone = {.ranks = 1}; /* ranks divide the shards, not the images of a batch */
     TRY(maker->workload->open(request->options, request->workload_parameters, &alone, &maker->input));
     maker->synth = maker->input;
+    if (maker->synth->output.layout == OUTPUT_NHWC)
+        return status_set(STATUS_USAGE,
+                          "--layout nhwc: prepared samples are PNG files or arrays of the shape "
+                          "(channels, height, width), which load and train read; drop it");
     TRY(check_encoding(maker));
     const struct synth_output *output = &maker->synth->output;
     snprintf(maker->shape, sizeof maker->shape, "%u, %u, %u", output->channels, output->res, output->res);

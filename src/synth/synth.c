@@ -20,7 +20,7 @@ struct parameters {
     uint64_t batch, res, vertices, orbits, seed, instance, classes, freq1, freq2, radius;
     double noise, line_width, oval_x, oval_y;
     uint64_t channels, out_res;
-    int formula, output, layout, fit;
+    int formula, dtype, layout, fit;
     const char *preset, *preset_file, *class_file, *mean, *std;
     struct compute compute;
     struct deliver_files files;
@@ -68,7 +68,7 @@ static const struct option_spec options[] = {
      "first frequency of the benchmark class"},
     {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true,
      "second frequency of the benchmark class"},
-    {"output", "TYPE", OPTION_CHOICE, AT(output), "u8", 0, 0, dtype_names, true,
+    {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "u8", 0, 0, dtype_names, true,
      "element type of the output: grays (u8), or floats normalised by --mean and --std"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), "1", 0, UINT32_MAX, NULL, true,
      "channels of the output; all three have the same gray"},
@@ -140,11 +140,11 @@ static enum status check_output(const struct options *given, const struct parame
 {
     static const char *const float_options[] = {"mean", "std"};
     bool shows = parameters->files.png || parameters->files.sheet;
-    for (size_t i = 0; parameters->output == DTYPE_U8 && i < COUNT_OF(float_options); i++)
+    for (size_t i = 0; parameters->dtype == DTYPE_U8 && i < COUNT_OF(float_options); i++)
         if (options_given(given, float_options[i]))
             return status_set(STATUS_USAGE,
                               "--%s scales floats, but u8 stores grays unscaled: drop it, or "
-                              "add --output f32",
+                              "add --dtype f32",
                               float_options[i]);
     if (parameters->channels != 1 && parameters->channels != 3)
         return status_set(STATUS_USAGE, "--channels: '%llu' is neither 1 nor 3",
@@ -154,7 +154,7 @@ static enum status check_output(const struct options *given, const struct parame
                           "--fit crop: --out-res %llu is larger than --res %llu; lower it, or "
                           "enlarge with --fit resize",
                           (unsigned long long)parameters->out_res, (unsigned long long)parameters->res);
-    if (shows && (parameters->output != DTYPE_U8 || parameters->channels != 1))
+    if (shows && (parameters->dtype != DTYPE_U8 || parameters->channels != 1))
         return status_set(STATUS_USAGE,
                           "--%s writes u8 images of one channel only; use --npy FILE for others",
                           parameters->files.png ? "png" : "sheet");
@@ -198,7 +198,7 @@ static void warn_about_scale(const struct synth_output *output, const double *me
         status_warn("--%s %g: grays are 0 to 1; divide means and deviations for 0 to 255 by 255",
                     mean_max > 1 ? "mean" : "std", mean_max > 1 ? mean_max : deviation_max);
     if (output->type == DTYPE_F16 && value_max >= F16_INFINITE)
-        status_warn("--output f16 is limited to 65504, but with this --mean and --std values reach %g and "
+        status_warn("--dtype f16 is limited to 65504, but with this --mean and --std values reach %g and "
                     "become infinite; use bf16 or f32, or a larger --std",
                     value_max);
 }
@@ -211,7 +211,7 @@ static enum status get_output(struct parameters *parameters, struct synth *synth
         parameters->out_res = parameters->res;
     bool whole = parameters->out_res == parameters->res;
     synth->output =
-        (struct synth_output){.type = (enum dtype)parameters->output,
+        (struct synth_output){.type = (enum dtype)parameters->dtype,
                               .layout = (enum output_layout)parameters->layout,
                               .fit = whole ? OUTPUT_WHOLE : (enum output_fit)(parameters->fit + 1),
                               .res = (uint32_t)parameters->out_res,
@@ -412,7 +412,7 @@ static bool synth_applies(const void *parameters_, const struct variant *variant
     const struct parameters *parameters = parameters_;
     (void)variant;
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
-        return parameters->output != DTYPE_U8;
+        return parameters->dtype != DTYPE_U8;
     if (strcmp(option, "fit") == 0)
         return parameters->out_res != parameters->res;
     for (size_t i = 0; mixed(parameters) && i < COUNT_OF(benchmark_options); i++)

@@ -13,6 +13,7 @@
 
 #include "core/options.h"
 #include "core/timer.h"
+#include "core/words.h"
 
 #define CIFAR_BATCHES 5
 #define DIGITS        10 /* number of classes */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/options.h"
+#include "core/words.h"
 #include "train/data.h"
 #include "train/task.h"
 

@@ -1,0 +1,174 @@
+/* Values of options: parsing and printing. */
+#include "core/options_parts.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/words.h"
+
+#define NAME_BYTES 80 /* "--name" is truncated to this length in messages */
+
+/* Writes the shortest text that parses to the same double. */
+static void real_text(double value, char *text, size_t size)
+{
+    char shortest[64] = "";
+    for (int digits = 1; digits <= 17; digits++) { /* fewest characters, not digits: 100 instead of 1e+02 */
+        char candidate[64];
+        snprintf(candidate, sizeof candidate, "%.*g", digits, value);
+        if (strtod(candidate, NULL) == value && (!*shortest || strlen(candidate) < strlen(shortest)))
+            strcpy(shortest, candidate);
+    }
+    snprintf(text, size, "%s", shortest);
+}
+
+/* Converts a bound to a count. 2^64 - 1 as a double is 2^64, which means no limit. */
+static uint64_t count_bound(double bound)
+{
+    if (bound >= 0x1p64)
+        return UINT64_MAX;
+    return bound > 0 ? (uint64_t)bound : 0;
+}
+
+enum status parse_count(const char *name, const char *text, double minimum, double maximum, uint64_t *value)
+{
+    bool negative = text[0] == '-';
+    const char *digits = text + negative;
+    if (!*digits || strspn(digits, "0123456789") != strlen(digits))
+        return status_set(STATUS_USAGE, "%s: '%.80s' is not a whole number", name, text);
+
+    uint64_t least = count_bound(ceil(minimum)), most = count_bound(maximum);
+    errno = 0;
+    unsigned long long number = strtoull(digits, NULL, 10);
+    if (errno == ERANGE || (negative && number > 0) || number < least || number > most)
+        return status_set(STATUS_USAGE, "%s: '%.80s' is out of range; it must be %llu to %llu", name, text,
+                          (unsigned long long)least, (unsigned long long)most);
+    *value = number;
+    return STATUS_OK;
+}
+
+enum status parse_real(const char *name, const char *text, double minimum, double maximum, double *value)
+{
+    /* strtod() alone would also accept leading blanks, hexadecimal, "nan" and "inf". */
+    char *end;
+    double number = strtod(text, &end);
+    if (!*text || *end || strspn(text, "0123456789.eE+-") != strlen(text))
+        return status_set(STATUS_USAGE, "%s: '%.80s' is not a number", name, text);
+
+    if (!isfinite(number) || number < minimum || number > maximum) {
+        char least[32], most[32];
+        real_text(minimum, least, sizeof least);
+        real_text(maximum, most, sizeof most);
+        return status_set(STATUS_USAGE, "%s: '%.80s' is out of range; it must be %s to %s", name, text, least,
+                          most);
+    }
+    *value = number + 0.0; /* turns -0 into 0 */
+    return STATUS_OK;
+}
+
+bool options_is_choice(const struct option_spec *spec, const char *text)
+{
+    for (size_t i = 0; spec->kind == OPTION_CHOICE && spec->choices[i]; i++)
+        if (strcmp(spec->choices[i], text) == 0)
+            return true;
+    return false;
+}
+
+static enum status parse_choice(const char *name, const char *text, const char *const *choices, int *value)
+{
+    size_t count = 0;
+    for (; choices[count]; count++) {
+        if (strcmp(text, choices[count]) == 0) {
+            *value = (int)count;
+            return STATUS_OK;
+        }
+    }
+    char all[512] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < count && used < sizeof all; i++)
+        used += (size_t)snprintf(all + used, sizeof all - used, "%s%s", i ? ", " : "", choices[i]);
+    const char *nearest = nearest_word(text, choices, count);
+    return status_set(STATUS_USAGE, "%s: '%.80s' is not one of %s%s%s%s", name, text, all,
+                      nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
+}
+
+enum status option_set(const struct option_spec *spec, void *values, const char *text)
+{
+    void *value = (char *)values + spec->offset;
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "--%s", spec->name);
+    switch (spec->kind) {
+    case OPTION_FLAG:
+        *(bool *)value = true;
+        return STATUS_OK;
+    case OPTION_COUNT:
+        return parse_count(name, text, spec->minimum, spec->maximum, value);
+    case OPTION_REAL:
+        return parse_real(name, text, spec->minimum, spec->maximum, value);
+    case OPTION_CHOICE:
+        return parse_choice(name, text, spec->choices, value);
+    case OPTION_TEXT:
+    case OPTION_OUTPUT:
+        /* Usually an unset variable in the user's script, so it must be an error. */
+        if (!*text)
+            return status_set(STATUS_USAGE, "%s: the value is empty; give one or leave %s out", name, name);
+        *(const char **)value = text;
+        return STATUS_OK;
+    }
+    return status_set(STATUS_FAILED, "%s: its option table has an invalid kind", name);
+}
+
+enum status option_set_default(const struct option_spec *spec, void *values)
+{
+    void *value = (char *)values + spec->offset;
+    switch (spec->kind) {
+    case OPTION_FLAG:
+        *(bool *)value = false;
+        return STATUS_OK;
+    case OPTION_COUNT:
+        *(uint64_t *)value = 0;
+        break;
+    case OPTION_REAL:
+        *(double *)value = NAN;
+        break;
+    case OPTION_CHOICE:
+        *(int *)value = -1;
+        break;
+    case OPTION_TEXT:
+    case OPTION_OUTPUT:
+        *(const char **)value = NULL;
+        break;
+    }
+    if (spec->fallback && option_set(spec, values, spec->fallback) != STATUS_OK)
+        return status_prefix(STATUS_FAILED, "the default of an option is wrong");
+    return STATUS_OK;
+}
+
+void options_text(const struct option_spec *spec, const void *values, char *text, size_t size)
+{
+    const void *value = (const char *)values + spec->offset;
+    text[0] = '\0';
+    switch (spec->kind) {
+    case OPTION_FLAG:
+        snprintf(text, size, "%d", *(const bool *)value);
+        break;
+    case OPTION_COUNT:
+        if (spec->fallback || *(const uint64_t *)value != 0)
+            snprintf(text, size, "%llu", (unsigned long long)*(const uint64_t *)value);
+        break;
+    case OPTION_REAL:
+        if (!isnan(*(const double *)value))
+            real_text(*(const double *)value, text, size);
+        break;
+    case OPTION_CHOICE:
+        if (*(const int *)value >= 0)
+            snprintf(text, size, "%s", spec->choices[*(const int *)value]);
+        break;
+    case OPTION_TEXT:
+    case OPTION_OUTPUT:
+        if (*(const char *const *)value)
+            snprintf(text, size, "%s", *(const char *const *)value);
+        break;
+    }
+}

@@ -1,0 +1,16 @@
+/* Words in messages: the nearest word to a misspelled one, and lists of words. */
+#ifndef FDSL_CORE_WORDS_H
+#define FDSL_CORE_WORDS_H
+
+#include <stddef.h>
+
+#define WORD_MAX 63 /* letters; longer words get no suggestion */
+
+/* Returns the candidate with the smallest edit distance to `word`, or NULL if none is close enough to
+ * suggest. */
+const char *nearest_word(const char *word, const char *const *candidates, size_t count);
+
+/* Writes "a", "a and b" or "a, b and c" into a buffer of `size` bytes, truncated if it does not fit. */
+void list_words(char *text, size_t size, const char *const *words, size_t count);
+
+#endif
