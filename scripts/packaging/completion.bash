@@ -1,53 +1,70 @@
-# bash completion for fdsl-bench. It takes options and values from the program itself.
-_fdsl_bench()
+# bash completion for fdsl-bench. It takes options and values from the help of the program that is being completed.
+
+# Prints the help of every option that the command line may have: those of --prepare, or the common ones and those of the
+# workload that --workload or --variant names, else of synth.
+_fdsl_bench_help()
 {
-    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} words prepare=() chosen=() i
-    [[ " ${COMP_WORDS[*]} " == *' --prepare '* ]] && prepare=(--prepare x)
-    for ((i = 1; i + 1 < ${#COMP_WORDS[@]}; i++)); do # the workload that the command line means
+    local words=" ${COMP_WORDS[*]} " chosen=(--workload synth) i
+    for ((i = 1; i + 1 < ${#COMP_WORDS[@]}; i++)); do
         [[ ${COMP_WORDS[i]} != --workload && ${COMP_WORDS[i]} != --variant ]] || chosen=("${COMP_WORDS[i]}" "${COMP_WORDS[i + 1]}")
     done
+    if [[ $words == *' --prepare '* ]]; then
+        "$1" --prepare --help
+        [[ $words != *' --from synth '* ]] || "$1" --workload synth --help
+    else
+        "$1" --help
+        "$1" "${chosen[@]}" --help
+    fi 2>/dev/null
+}
+
+# Reads such a help and prints the values of the option $1, which its description lists: "...: nchw, nhwc (default nchw)".
+_fdsl_bench_values()
+{
+    awk -v option="$1" '
+        function done() { sub(/ \(default [^)]*\)$/, "", text)
+                          if (match(text, /: [a-z0-9-]+(, [a-z0-9-]+)+$/)) { text = substr(text, RSTART + 2); gsub(/,/, "", text); print text }
+                          text = "" }
+        /^  (-[a-z], )?--/     { done(); on = $1 == option || $2 == option; if (on) text = $0; next }
+        on && /^          /    { sub(/^ +/, ""); text = text " " $0; next }
+                               { done(); on = 0 }
+        END                    { done() }'
+}
+
+_fdsl_bench()
+{
+    local program=${COMP_WORDS[0]} current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} words='' before=''
+    program=${program/#\~/$HOME}
     case $previous in
-    --variant)
-        # Complete the last element of a comma-separated list.
-        local before=${current%"${current##*,}"}
-        words="all $(fdsl-bench --list 2>/dev/null | awk '/^  / { print $1 }')"
-        mapfile -t COMPREPLY < <(compgen -P "$before" -W "$words" -- "${current##*,}")
+    --variant | --baseline)
+        words=$("$program" --list 2>/dev/null | awk '/^  / { print $1 }')
+        if [[ $previous == --variant ]]; then # complete the last element of a comma-separated list
+            words="all $words" before=${current%"${current##*,}"}
+        fi
         ;;
-    --workload)
-        words=$(fdsl-bench --help 2>/dev/null | awk '/^workloads/ { on = 1; next } on && /^$/ { exit } on { print $1 }')
-        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+    --workload) words=$("$program" --help 2>/dev/null | awk '/^workloads/ { on = 1; next } on && /^$/ { exit } on { print $1 }') ;;
+    --from) words=$("$program" --prepare --help 2>/dev/null | awk '/^options of the source/ { print $5 }') ;;
+    --channels) words='1 3' ;;
+    --preset) words='uji visualatom lowercompute' ;;
+    --compute) words="train $("$program" --workload train --help 2>/dev/null | _fdsl_bench_values --model | sed 's/[^ ]*/train:&/g')" ;;
+    --data)
+        mapfile -t COMPREPLY < <(compgen -W 'digits clips synth' -- "$current"; compgen -d -- "$current")
+        return
         ;;
-    --format) mapfile -t COMPREPLY < <(compgen -W 'table csv json' -- "$current") ;;
-    --scaling) mapfile -t COMPREPLY < <(compgen -W 'weak strong' -- "$current") ;;
-    --bind) mapfile -t COMPREPLY < <(compgen -W 'auto none' -- "$current") ;;
-    --formula) mapfile -t COMPREPLY < <(compgen -W 'uji visualatom' -- "$current") ;;
-    --output) mapfile -t COMPREPLY < <(compgen -W 'u8 f16 bf16 f32' -- "$current") ;;
-    --channels) mapfile -t COMPREPLY < <(compgen -W '1 3' -- "$current") ;;
-    --layout)
-        words='nchw nhwc'
-        ((${#prepare[@]})) && words='files shards'
-        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
-        ;;
-    --from) mapfile -t COMPREPLY < <(compgen -W 'counter synth idx cifar digits clips dataset' -- "$current") ;;
-    --encode) mapfile -t COMPREPLY < <(compgen -W 'png npy' -- "$current") ;;
-    --dtype) mapfile -t COMPREPLY < <(compgen -W 'f16 u8 f32' -- "$current") ;;
-    --model) mapfile -t COMPREPLY < <(compgen -W 'logreg lenet cnn cnn3d cnn-fdsl' -- "$current") ;;
-    --optimizer) mapfile -t COMPREPLY < <(compgen -W 'sgd adam adamw' -- "$current") ;;
-    --lr-schedule) mapfile -t COMPREPLY < <(compgen -W 'constant step cosine' -- "$current") ;;
-    --data) mapfile -t COMPREPLY < <(compgen -W 'digits clips synth' -- "$current"; compgen -d -- "$current") ;;
-    --fit) mapfile -t COMPREPLY < <(compgen -W 'resize crop' -- "$current") ;;
     --out | --samples-out | --config | --monitor | --class | --preset-file | --write-classes | --sheet | --npy | --source | --labels | --init | --checkpoint | \
         --export | --export-step | --export-data)
         mapfile -t COMPREPLY < <(compgen -f -- "$current")
+        return
         ;;
-    --png | --prepare) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
-    *)
-        words=$({
-            fdsl-bench "${prepare[@]}" --help
-            ((${#prepare[@]} || !${#chosen[@]})) || fdsl-bench "${chosen[@]}" --help
-        } 2>/dev/null | grep -oE '^  (-[a-z], )?--[a-z0-9-]+' | grep -oE -- '--.*' | sort -u)
-        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+    --png | --prepare)
+        mapfile -t COMPREPLY < <(compgen -d -- "$current")
+        return
+        ;;
+    --*)
+        words=$(_fdsl_bench_help "$program" | _fdsl_bench_values "$previous")
+        [[ $words ]] || words=$("$program" --help --verbose 2>/dev/null | _fdsl_bench_values "$previous") # of another workload
         ;;
     esac
+    [[ $words ]] || words=$(_fdsl_bench_help "$program" | grep -oE '^  (-[a-z], )?--[a-z0-9-]+' | grep -oE -- '--.*' | sort -u)
+    mapfile -t COMPREPLY < <(compgen -P "$before" -W "$words" -- "${current#"$before"}")
 }
 complete -F _fdsl_bench fdsl-bench

@@ -1,0 +1,65 @@
+/* scripts/packaging/completion.bash: completes options and values from the help of the program. */
+#include "shell.h"
+
+static void set_up(void)
+{
+    shell_set_up();
+    if (shell("bash -c 'type -t complete compgen' && awk 1 </dev/null") != 0)
+        cr_skip_test("bash or awk is missing");
+}
+
+TestSuite(completion, .init = set_up, .fini = shell_tear_down, .timeout = 60);
+
+/* Completes the last of these words of a command line; each suggestion gets a line in `out`. PATH has no
+ * fdsl-bench. */
+static void complete(const char *words)
+{
+    EXPECT(0,
+           "bash -c 'source %s/scripts/packaging/completion.bash; COMP_WORDS=(%s %s); "
+           "COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _fdsl_bench; printf \"%%s\\n\" \"${COMPREPLY[@]}\"'",
+           root, program, words);
+}
+
+Test(completion, values_are_those_of_the_help)
+{
+    static const struct {
+        const char *words, *suggestions;
+    } cases[] = {
+        {"--variant naive --dtype \"\"", "u8\nf16\nf32\nbf16\n"},
+        {"--dtype b", "bf16\n"},
+        {"--variant files --dtype \"\"", "raw\nf32\nf16\nbf16\n"},
+        {"--prepare x --dtype \"\"", "u8\nf16\nf32\n"},
+        {"--prepare x --store \"\"", "files\nshards\n"},
+        {"--prepare x --from synth --layout \"\"", "nchw\nnhwc\n"},
+        {"--layout \"\"", "nchw\nnhwc\n"},
+        {"--workload load --cache \"\"", "warm\ncold\nany\n"},
+        {"--cache c", "cold\n"},
+        {"--workload load --on-error \"\"", "fail\nskip\n"},
+        {"--workload train --feed \"\"", "stored\nlive\nconstant\n"},
+        {"--format \"\"", "table\ncsv\njson\n"},
+        {"--preset l", "lowercompute\n"},
+        {"--baseline train-n", "train-naive\n"},
+        {"--compute train:l", "train:logreg\ntrain:lenet\n"},
+        {"--variant naive,train-n", "naive,train-naive\n"},
+        {"--workload inf", "infer\n"},
+        {"--prepare x --from id", "idx\n"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        complete(cases[i].words);
+        cr_expect_str_eq(out, cases[i].suggestions, "%s", cases[i].words);
+    }
+}
+
+Test(completion, options_are_those_of_the_help)
+{
+    complete("--variant files --iod");
+    cr_expect_str_eq(out, "--iodepth\n");
+    complete("--prepare x --sto");
+    cr_expect_str_eq(out, "--store\n");
+    complete("--res 32 --lay");
+    cr_expect_str_eq(out, "--layout\n", "without a variant, the options of synth");
+    complete("--verify --dt");
+    cr_expect_str_eq(out, "--dtype\n", "a flag has no value");
+    complete("--outp");
+    cr_expect_str_eq(out, "\n", "no former names");
+}
