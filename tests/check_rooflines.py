@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the roofline columns of rows: tests/check_rooflines.py FILE...
 
-A share must not exceed 1 and must be the larger of flops / peak_flops and bytes / peak_bytes_per_s, over the median time; the
+A share must not exceed 1 and must be the larger of flops / peak_flops_per_s and bytes / peak_bytes_per_s, over the median time; the
 column `bound` must name that one. Rows of all ranks hold sums, from which no share follows. Rows without the column
 `bound` are older and are left out. Prints what is wrong, and how many rows were checked; exit status 1 then."""
 
@@ -20,7 +20,7 @@ def quotient(row, amount, peak):
 def fault(row):
     """What is wrong with a row; "" where nothing is."""
     share = number(row["roofline_share"])
-    compute_s, transfer_s = quotient(row, "flops", "peak_flops"), quotient(row, "bytes", "peak_bytes_per_s")
+    compute_s, transfer_s = quotient(row, "flops", "peak_flops_per_s"), quotient(row, "bytes", "peak_bytes_per_s")
     wanted = max(compute_s, transfer_s) / float(row["time_median_s"])
     bounds = ("compute",) if compute_s >= transfer_s else ("memory", "bus")
     if not 0 <= share <= 1:

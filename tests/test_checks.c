@@ -142,7 +142,7 @@ Test(checks, rows_that_learnt_nothing_are_told)
 {
     static const struct {
         const char *classes,
-            *columns; /* steps, step_s, utilisation, slowdown, loss, bus_share, bus_slowdown */
+            *columns; /* steps, step_s, busy_share, slowdown, loss, bus_share, bus_slowdown */
         bool right;
     } cases[] = {{"4", "8,0.1,0.5,1.1,0.5,0.99,1.01", true},
                  {"4", "8,0.1,0.5,1.1,1.3,0.99,1.01", false},
@@ -158,7 +158,7 @@ Test(checks, rows_that_learnt_nothing_are_told)
                  {"0", "8,0.1,0.5,0.1,,,", false}};
     static const char line[] =
         "scripts/check/learning.py %s sh -c 'echo variant,compute,samples,time_mean_s,steps,"
-        "step_s,utilisation,slowdown,loss,bus_share,bus_slowdown; echo files,train:cnn,2,0.8,%s'";
+        "step_s,busy_share,slowdown,loss,bus_share,bus_slowdown; echo files,train:cnn,2,0.8,%s'";
     if (system("python3 -c pass 2>/dev/null") != 0)
         cr_skip_test("no python3");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -360,7 +360,7 @@ Test(cli, outputs_fill_their_columns)
         {"--dtype bf16 --mean 0.5", {"bf16", "1", "nchw", "32", "", "0.5", "1"}},
         {"--dtype f32 --channels 3 --std 1,2,3", {"f32", "3", "nchw", "32", "", "0", "1,2,3"}},
     };
-    static const char *const columns[] = {"output", "channels", "layout", "out_res", "fit", "mean", "std"};
+    static const char *const columns[] = {"dtype", "channels", "layout", "out_res", "fit", "mean", "std"};
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         run("--variant " VARIANTS " " TINY " --verify --format csv %s", rows[i].arguments);
         cr_assert(status == 0, "%s: %s", rows[i].arguments, err);
@@ -370,7 +370,7 @@ Test(cli, outputs_fill_their_columns)
                                  columns[c]);
             cr_expect_str_eq(value(out, v, "wrong"), "0", "%s", rows[i].arguments);
             bool canvas = i < 2;
-            cr_expect_str_eq(value(out, v, "timed"), canvas ? "clear+draw" : "clear+draw+output");
+            cr_expect_str_eq(value(out, v, "timed_stages"), canvas ? "clear+draw" : "clear+draw+output");
         }
     }
 }

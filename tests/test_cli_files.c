@@ -82,7 +82,7 @@ Test(cli, a_row_holds_what_was_run)
              "--min-time 0 --max-time 0");
     static const struct {
         const char *column, *text;
-    } cells[] = {{"schema", "synth/6"}, {"job_id", "123"},  {"workload", "synth"},
+    } cells[] = {{"schema", "synth/7"}, {"job_id", "123"},  {"workload", "synth"},
                  {"variant", "naive"},  {"driver", ""},     {"cuda", ""},
                  {"ranks", "1"},        {"rank", "0"},      {"threads", "1"},
                  {"batch", "3"},        {"res", "24"},      {"vertices", "30"},
@@ -91,8 +91,8 @@ Test(cli, a_row_holds_what_was_run)
                  {"freq1", "5"},        {"freq2", "2"},     {"warmups", "3"},
                  {"samples", "4"},      {"items", "3"},     {"classes", "0"},
                  {"preset", ""},        {"verified", "no"}, {"wrong", ""},
-                 {"throttled", ""},     {"cache", ""},      {"timed", "clear+draw"},
-                 {"output", "u8"},      {"channels", "1"},  {"layout", "nchw"},
+                 {"throttled", ""},     {"cache", ""},      {"timed_stages", "clear+draw"},
+                 {"dtype", "u8"},       {"channels", "1"},  {"layout", "nchw"},
                  {"out_res", "24"},     {"fit", ""},        {"mean", ""}};
     for (size_t i = 0; i < COUNT_OF(cells); i++)
         cr_expect_str_eq(value(out, 1, cells[i].column), cells[i].text, "%s", cells[i].column);

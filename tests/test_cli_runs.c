@@ -41,9 +41,9 @@ Test(cli, compute_is_a_step_and_needs_a_gpu)
     run(NAIVE " --compute 5 --device 1023 --dry-run");
     expect_error(4, "--compute: no", "--compute 5");
     run_well(NAIVE " --format csv");
-    static const char *const empty[] = {"compute",      "compute_ms",   "steps",       "wait_share",
-                                        "first_wait_s", "step_s",       "utilisation", "slowdown",
-                                        "bus_share",    "bus_slowdown", "loss"};
+    static const char *const empty[] = {"compute",       "compute_ms",   "steps",      "stall_share",
+                                        "first_batch_s", "step_s",       "busy_share", "slowdown",
+                                        "bus_share",     "bus_slowdown", "loss"};
     for (size_t i = 0; i < COUNT_OF(empty); i++)
         cr_expect_str_eq(value(out, 1, empty[i]), "", "%s", empty[i]);
 }
@@ -433,7 +433,7 @@ Test(cli, json_of_loads_has_numbers_and_flags)
     check_with_python(
         "import json, sys\n"
         "words = 'schema time_utc host job_id revision workload variant device driver cuda scaling data '\\\n"
-        "    'on_error throttled instruction_set baseline timed layout tally cache'.split()\n"
+        "    'on_error throttled instruction_set baseline timed_stages store checksum cache'.split()\n"
         "flags = 'decode augment verified settled'.split()\n"
         "for row in json.load(open(sys.argv[1]))['rows']:\n"
         "    for name, value in row.items():\n"
@@ -441,7 +441,7 @@ Test(cli, json_of_loads_has_numbers_and_flags)
         "        assert value is None or (isinstance(value, kind) and\n"
         "            (name in flags) == (type(value) is bool)), (name, value)\n"
         "    assert row['decode'] is False and row['verified'] is False and row['wrong'] == 0\n"
-        "    assert row['skipped'] == 0 and row['shards'] == 1 and len(row['tally']) == 16\n",
+        "    assert row['skipped'] == 0 and row['shards'] == 1 and len(row['checksum']) == 16\n",
         "loads.json");
 }
 #endif

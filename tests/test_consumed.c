@@ -245,7 +245,7 @@ Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
 {
     struct fake_consumer consumer;
     struct measures measures = {.columns = steps_columns};
-    double wait_share;
+    double stall_share;
     void *state;
     cr_assert_eq(open_consumed(&one_batch, &on_device, &consumer, &state), STATUS_OK);
     phase_enter(PHASE_WARM_UP);
@@ -264,15 +264,15 @@ Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
                                              .whole_s = 0.7,
                                              .span_s = 1.0,
                                              .loss = 1.5};
-    cr_expect_eq(consumed_end(state, &measures, &wait_share), STATUS_OK);
+    cr_expect_eq(consumed_end(state, &measures, &stall_share), STATUS_OK);
     expect_heard("finish 2 ");
     cr_expect_str_eq(measures_get(&measures, "steps"), "2");
-    cr_expect_str_eq(measures_get(&measures, "wait_share"), "0.125",
-                     "the gap over what follows the first wait: %s", measures_get(&measures, "wait_share"));
-    cr_expect_float_eq(wait_share, 0.125, 1e-12);
-    cr_expect_str_eq(measures_get(&measures, "first_wait_s"), "0.2");
+    cr_expect_str_eq(measures_get(&measures, "stall_share"), "0.125",
+                     "the gap over what follows the first wait: %s", measures_get(&measures, "stall_share"));
+    cr_expect_float_eq(stall_share, 0.125, 1e-12);
+    cr_expect_str_eq(measures_get(&measures, "first_batch_s"), "0.2");
     cr_expect_str_eq(measures_get(&measures, "step_s"), "0.35");
-    cr_expect_str_eq(measures_get(&measures, "utilisation"), "0.7");
+    cr_expect_str_eq(measures_get(&measures, "busy_share"), "0.7");
     cr_expect_str_eq(measures_get(&measures, "slowdown"), "1.25");
     cr_expect_str_eq(measures_get(&measures, "compute_ms"), "250",
                      "the length in milliseconds, as it was asked for");
@@ -311,7 +311,7 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
 {
     struct fake_consumer consumer;
     struct measures measures = {.columns = steps_columns};
-    double wait_share;
+    double stall_share;
     void *state;
     cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
     cr_expect_eq(states_left, 1, "variants have buffers of their own");
@@ -336,19 +336,19 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     }
     phase_enter(PHASE_MEASURE);
     heard[0] = '\0';
-    cr_expect_eq(consumed_end(state, &measures, &wait_share), STATUS_OK);
+    cr_expect_eq(consumed_end(state, &measures, &stall_share), STATUS_OK);
     expect_heard(""); /* the consumer stays attached while timed runs are verified */
     consumed_detach(state);
     expect_heard("none "); /* later runs, such as those that measure copies, have no consumer */
     cr_expect_str_eq(measures_get(&measures, "steps"), "15");
-    cr_expect_str_eq(measures_get(&measures, "wait_share"), "0.222222", "0.05 + 0.3 + 0.05 of 2 - 0.2 s: %s",
-                     measures_get(&measures, "wait_share"));
-    cr_expect_str_eq(measures_get(&measures, "first_wait_s"), "0.2", "of the first run alone: %s",
-                     measures_get(&measures, "first_wait_s"));
+    cr_expect_str_eq(measures_get(&measures, "stall_share"), "0.222222", "0.05 + 0.3 + 0.05 of 2 - 0.2 s: %s",
+                     measures_get(&measures, "stall_share"));
+    cr_expect_str_eq(measures_get(&measures, "first_batch_s"), "0.2", "of the first run alone: %s",
+                     measures_get(&measures, "first_batch_s"));
     cr_expect_str_eq(measures_get(&measures, "step_s"), "0.11", "of whole batches alone: %s",
                      measures_get(&measures, "step_s"));
-    cr_expect_str_eq(measures_get(&measures, "utilisation"), "0.75", "of all steps: %s",
-                     measures_get(&measures, "utilisation"));
+    cr_expect_str_eq(measures_get(&measures, "busy_share"), "0.75", "of all steps: %s",
+                     measures_get(&measures, "busy_share"));
     cr_expect_float_eq(strtod(measures_get(&measures, "slowdown"), NULL), 0.11 / 0.28, 1e-6);
     cr_expect_str_eq(measures_get(&measures, "loss"), "0.333333", "after the last run: %s",
                      measures_get(&measures, "loss"));
@@ -361,7 +361,7 @@ Test(consumed, a_reader_that_reads_all_in_its_first_wait_does_not_hide)
 {
     struct fake_consumer consumer;
     struct measures measures = {.columns = steps_columns};
-    double wait_share;
+    double stall_share;
     void *state;
     cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
     phase_enter(PHASE_TIMED);
@@ -370,11 +370,11 @@ Test(consumed, a_reader_that_reads_all_in_its_first_wait_does_not_hide)
     for (uint64_t number = 1; number <= 10; number++)
         run(state, number);
     phase_enter(PHASE_MEASURE);
-    cr_expect_eq(consumed_end(state, &measures, &wait_share), STATUS_OK);
-    cr_expect_float_eq(wait_share, 9 * 0.9 / (10 - 0.9), 1e-12);
-    cr_expect_str_eq(measures_get(&measures, "first_wait_s"), "0.9");
+    cr_expect_eq(consumed_end(state, &measures, &stall_share), STATUS_OK);
+    cr_expect_float_eq(stall_share, 9 * 0.9 / (10 - 0.9), 1e-12);
+    cr_expect_str_eq(measures_get(&measures, "first_batch_s"), "0.9");
     cr_expect_str_eq(measures_get(&measures, "step_s"), "", "no batch was whole");
-    cr_expect_str_eq(measures_get(&measures, "utilisation"), "0.1");
+    cr_expect_str_eq(measures_get(&measures, "busy_share"), "0.1");
     cr_expect_str_eq(measures_get(&measures, "slowdown"), "",
                      "nor is there a step to hold against the one alone");
     cr_expect_str_eq(measures_get(&measures, "loss"), "", "nobody learnt");
@@ -385,12 +385,12 @@ Test(consumed, runs_without_a_batch_are_an_error)
 {
     struct fake_consumer consumer;
     struct measures measures = {.columns = steps_columns};
-    double wait_share;
+    double stall_share;
     void *state;
     cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
     phase_enter(PHASE_TIMED);
     run(state, 1);
-    cr_expect_eq(consumed_end(state, &measures, &wait_share), STATUS_FAILED);
+    cr_expect_eq(consumed_end(state, &measures, &stall_share), STATUS_FAILED);
     cr_expect(strstr(status_text(), "no step ran"));
     consumed_variant.teardown(state);
 }

@@ -319,11 +319,12 @@ Test(figures, axis_of_vertices_fits_its_range)
               out);
 }
 
-/* Appends the columns of the bound to rows that lack them; fused rows are bound by the bus. */
-#define WITH_BOUNDS                                                                              \
-    "awk -F, -v OFS=, 'NR == 1 { print $0, \"flops,bytes,peak_flops,peak_bytes_per_s,bound\" } " \
-    "$7 == \"fused\" { $53 = ++n == 2 ? 0.75 : 0.5; print $0, \"\", 1, \"\", 6.3e10, \"bus\" } " \
-    "$7 == \"omp\" { print $0, 5, \"\", \"\", \"\", \"\" }' " FIXTURES "/synth.csv > $D/results/synth.csv; "
+/* Adds bounds; fused rows are bound by the bus. Columns: flops, bytes, peak_bytes_per_s, bound,
+ * roofline_share. */
+#define WITH_BOUNDS                                                                                \
+    "awk -F, -v OFS=, 'NR == 1 { print } $7 == \"fused\" { $57 = 1; $59 = 6.3e10; $60 = \"bus\"; " \
+    "$61 = ++n == 2 ? 0.75 : 0.5; print } $7 == \"omp\" { $56 = 5; print }' " FIXTURES             \
+    "/synth.csv > $D/results/synth.csv; "
 
 Test(figures, a_bar_per_variant_nearest_to_its_roofline)
 {
@@ -349,8 +350,8 @@ Test(figures, a_share_that_is_no_bound_is_found)
     static const char *const faults[][2] = {
         {"s/,0.2,/,1.2,/", "roofline_share is 1.2"},
         {"s/,0.2,/,0.1,/", "roofline_share is 0.1, and work over peaks gives 0.2"},
-        {"s/,compute$/,memory/", "bound is 'memory', not one of ('compute',)"},
-        {"s/,compute$/,/", "bound is '' with a roofline_share of 0.25"}};
+        {"s/,compute,/,memory,/", "bound is 'memory', not one of ('compute',)"},
+        {"s/,compute,/,,/", "bound is '' with a roofline_share of 0.25"}};
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
         shell("sed '%s' " FIXTURES "/live_training.csv > $D/a.csv; tests/check_rooflines.py $D/a.csv",
               faults[i][0]);
@@ -358,7 +359,7 @@ Test(figures, a_share_that_is_no_bound_is_found)
     }
 }
 
-/* In rows without a column `bound`, roofline_share has a different meaning. */
+/* Rows without a bound, which older programs wrote, have no bar. */
 Test(figures, a_share_without_its_bound_is_not_drawn)
 {
     shell("cp " FIXTURES "/synth.csv $D/results; " SELECT "--reference $D/reference roofline");
@@ -383,16 +384,22 @@ static const struct {
     const char *make; /* a command that writes its file to stdout, from the fixture "$F" */
     const char *says;
 } refused[] = {
-    {"head -c -20 $F", "bad.csv, line 35: 59 fields where the header has 66"},
+    {"head -c -30 $F", "bad.csv, line 35: 73 fields where the header has 90"},
     {"head -c -1 $F", "the last row has no newline and may be incomplete; complete or delete it"},
     {"head -1 $F | head -c 100", "bad.csv, line 1: the last row has no newline"},
     {"head -3 $F | sed '3s/,[^,]*$//'",
-     "bad.csv, line 3: 65 fields where the header has 66; repair or delete this row"},
-    {"head -3 $F | sed '3s,^synth/3,synth/9,'",
-     "bad.csv, line 3: unknown schema 'synth/9' (known: synth/2, synth/3, synth/4"},
-    {"head -3 $F | sed '3s,^synth/3,synth/2,'", "bad.csv, line 3: schema 'synth/2' after rows of 'synth/3'"},
+     "bad.csv, line 3: 89 fields where the header has 90; repair or delete this row"},
+    {"head -3 $F | sed 's,^synth/7,synth/99,'",
+     "bad.csv, line 2: unknown schema 'synth/99' (known: synth/7, load/7, train/4, infer/3, monitor/1)"},
+    {"head -3 $F | sed '3s,^synth/7,synth/3,'", "bad.csv, line 3: schema 'synth/3' after rows of 'synth/7'"},
+    {"cat tests/data/rows/synth_3.csv",
+     "bad.csv, line 2: rows of the older schema synth/3; convert them with: "
+     "scripts/migrate_rows.py /tmp/"},
+    {"cat tests/data/rows/train_1.csv",
+     "bad.csv, line 2: rows of the older schema train/1; convert them with: "
+     "scripts/migrate_rows.py /tmp/"},
     {"head -3 $F | sed '1s/time_median_s/median/'",
-     "bad.csv, line 1: rows of synth/3 have a column 'time_median_s'"},
+     "bad.csv, line 1: rows of synth/7 have a column 'time_median_s'"},
     {"head -3 $F; head -3 $F", "bad.csv, line 4: a second header; delete this line"},
     {"head -3 $F; head -3 " FIXTURES "/monitor.csv", "bad.csv, line 4: a second header; its columns differ"},
     {"head -3 $F | sed '3s/,0.000576,/,fast,/'", "bad.csv, line 3: time_median_s is 'fast', not a number"},
@@ -402,7 +409,7 @@ static const struct {
     {"head -3 $F | sed '3s/node01/\\xff/'", "bad.csv, line 3: not UTF-8 text"},
     {"head -3 $F | sed '3s/node01/\\x00/'", "bad.csv, line 3: a NUL byte"},
     {"sed '1s/,sample_bytes,/,bytes,/' " FIXTURES "/load.csv",
-     "bad.csv, line 1: rows of load/3 have a column 'sample_bytes'"},
+     "bad.csv, line 1: rows of load/7 have a column 'sample_bytes'"},
     {"sed '2s/,2048,0,/,0,0,/' " FIXTURES "/load.csv", "bad.csv, line 2: sample_bytes is 0; repair"},
     {"sed '2s/,1.9e-06,/,soon,/' " FIXTURES "/load.csv",
      "bad.csv, line 2: open_p50_s is 'soon', not a number"},

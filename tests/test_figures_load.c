@@ -63,8 +63,8 @@ Test(figures_load, one_row_of_yours_leaves_the_reference_its_lines)
 Test(figures_load, other_loading_does_not_count)
 {
     /* Decoded files; shards with skipped or wrong samples. Columns: variant, decode, skipped, wrong. */
-    shell(LOADING("awk -F, -v OFS=, 'NR > 1 && $7 ~ /^files/ { $25 = 1 } $7 == \"shards\" { $52 = 3 } "
-                  "$7 == \"shards-uring\" { $74 = 2 } !/torch/'",
+    shell(LOADING("awk -F, -v OFS=, 'NR > 1 && $7 ~ /^files/ { $25 = 1 } $7 == \"shards\" { $69 = 3 } "
+                  "$7 == \"shards-uring\" { $102 = 2 } !/torch/'",
                   "loading"));
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("a row of shards-uring with wrong samples is skipped"), "%s", out);
@@ -171,7 +171,7 @@ Test(figures_load, break_even_takes_whole_batches_alone_and_tells_what_idles)
 {
     shell("awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } $at[\"compute_ms\"] == 0.5 && "
           "$at[\"cache\"] == \"warm\" && $at[\"variant\"] == \"files-omp\" { $at[\"steps\"] = 6400 } "
-          "$at[\"compute_ms\"] == 5 && $at[\"variant\"] == \"gpu-resident\" { $at[\"utilisation\"] = 0.7; "
+          "$at[\"compute_ms\"] == 5 && $at[\"variant\"] == \"gpu-resident\" { $at[\"busy_share\"] = 0.7; "
           "$at[\"items_per_s\"] = 60000 } "
           "1' " FIXTURES "/break_even_load.csv > $D/a.csv; scripts/figures/break_even.py " FIXTURES
           "/break_even_synth.csv $D/a.csv");

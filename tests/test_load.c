@@ -401,11 +401,11 @@ Test(load, rows_name_layout_and_timed_steps, .init = make_folder, .fini = remove
 {
     char text[64];
     make_shards(101);
-    measured("shards-mmap", "--cache any --batch 8", "shards_a_batch", text);
+    measured("shards-mmap", "--cache any --batch 8", "shards_per_batch", text);
     cr_expect_geq(strtod(text, NULL), 1, "'%s'", text);
-    measured("shards-mmap", "--cache any", "timed", text);
+    measured("shards-mmap", "--cache any", "timed_stages", text);
     cr_expect_str_eq(text, "order+open+map+copy");
-    measured("shards-mmap", "--cache any", "resident_before", text);
+    measured("shards-mmap", "--cache any", "resident_share_before", text);
     cr_expect_neq(*text, '\0');
 }
 
@@ -447,7 +447,7 @@ Test(load, measures_are_plausible, .init = make_folder, .fini = remove_folder)
             STATUS_OK) {
             expect_between(shard_variants[v], "--cache warm", "copy_share", 1e-4, 1.5);
             expect_between(shard_variants[v], "--cache warm", "copy_bytes_per_s", 1e6, 1e13);
-            expect_between(shard_variants[v], "--cache warm", "resident_before", 0.99, 1);
+            expect_between(shard_variants[v], "--cache warm", "resident_share_before", 0.99, 1);
         }
 }
 
@@ -475,8 +475,8 @@ Test(load, a_cold_run_reads_from_the_device, .init = make_folder, .fini = remove
         char text[64], line[] = "--cache cold";
         if (variant_available(entry, &(const struct resources){.threads = 1}) != STATUS_OK)
             continue;
-        expect_between(shard_variants[v], line, "resident_before", 0, 0.01);
-        measured(shard_variants[v], line, "device_bytes", text);
+        expect_between(shard_variants[v], line, "resident_share_before", 0, 0.01);
+        measured(shard_variants[v], line, "storage_read_bytes", text);
         if (*text) /* the kernel reports it */
             cr_expect_geq(strtod(text, NULL), 101 * 4000, "%s read %s bytes", shard_variants[v], text);
     }

@@ -173,7 +173,8 @@ Test(load_others, the_comparison_appends_to_no_other_table, .init = make_folder,
 {
     static const struct {
         const char *table, *words;
-    } cases[] = {{"schema,workload\nload/4,load\n", "has an older schema, load/4"},
+    } cases[] = {{"schema,workload\nload/4,load\n",
+                  "has an older schema, load/4; convert it with: scripts/migrate_rows.py "},
                  {"schema,workload\nsynth/5,synth\n", "is not a table of workload load"},
                  {"a,b\n1,2\n", "is not a table of workload load"}};
     if (system("python3 -c pass 2>/dev/null") != 0)

@@ -35,7 +35,7 @@ static enum status judge(const struct job *job, const char *skipped, uint64_t ch
 {
     struct measures total = {.columns = job->workload->measures};
     measures_put(&total, "skipped", "%s", skipped);
-    measures_put(&total, "tally", "%016" PRIx64, checksum);
+    measures_put(&total, "checksum", "%016" PRIx64, checksum);
     return job->workload->ranks.check_total(job->input, &total);
 }
 

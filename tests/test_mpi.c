@@ -115,7 +115,7 @@ Test(mpi, a_row_a_rank_and_one_of_all)
         cr_expect_str_eq(value(out, row, "ranks"), "3");
         cr_expect_str_eq(value(out, row, "rank"), names[i]);
         cr_expect_str_eq(value(out, row, "scaling"), "strong");
-        cr_expect_str_eq(value(out, row, "timed"), "clear+draw");
+        cr_expect_str_eq(value(out, row, "timed_stages"), "clear+draw");
         cr_expect_str_empty(value(out, row, "ranks_per_device"), "no device here");
         cr_expect(number(out, row, "batch") == batches[i] && number(out, row, "items") == batches[i]);
         cr_expect(number(out, row, "samples") == number(out, 1 + (row - 1) / 4 * 4, "samples"));

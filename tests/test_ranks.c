@@ -138,7 +138,7 @@ Test(ranks, what_adds_up_is_added_up)
         row_count(row, "batch", i ? 5 : 6);
         row_count(row, "wrong", 0);
         row_text(row, "sm_clock_mhz", i < 2 ? (i ? "1500" : "1980") : "");
-        row_text(row, "mem_clock_mhz", i ? "" : "3201");
+        row_text(row, "memory_clock_mhz", i ? "" : "3201");
         row_text(row, "instruction_set", i == 1 ? "avx2" : "avx512");
         row_text(row, "how", i < 2 ? "fast" : "");
         row_real(row, "stage_s", i ? 0.25 : 0.5);
@@ -157,7 +157,7 @@ Test(ranks, what_adds_up_is_added_up)
     cr_expect_str_eq(row_get(&total, "batch"), "11");
     cr_expect_str_eq(row_get(&total, "wrong"), "0");
     cr_expect_str_eq(row_get(&total, "sm_clock_mhz"), "1500", "the slowest GPU's");
-    cr_expect_str_eq(row_get(&total, "mem_clock_mhz"), "", "not known of all");
+    cr_expect_str_eq(row_get(&total, "memory_clock_mhz"), "", "not known of all");
     cr_expect_str_eq(row_get(&total, "instruction_set"), "", "ranks used different ones");
     cr_expect_str_eq(row_get(&total, "how"), "fast");
     cr_expect_str_eq(row_get(&total, "stage_s"), "0.5");

@@ -393,7 +393,7 @@ Test(roofline, of_a_gpu_takes_its_peaks)
 /* Returns the columns of a result with this roofline. */
 static void expect_columns(const struct roofline *roofline, const char *const *wanted)
 {
-    static const char *const columns[] = {"flops", "bytes",         "peak_flops", "peak_bytes_per_s",
+    static const char *const columns[] = {"flops", "bytes",         "peak_flops_per_s", "peak_bytes_per_s",
                                           "bound", "roofline_share"};
     char *argv[] = {"fdsl-bench", "--variant", "naive", NULL};
     struct settings settings;
@@ -430,7 +430,7 @@ static void expect_cell(const struct roofline *roofline, const char *wanted)
                                   .work.items = 1,
                                   .bench.time.median = 4,
                                   .bench.time.median_error = 0.01,
-                                  .wait_share = -1,
+                                  .stall_share = -1,
                                   .roofline = *roofline,
                                   .rows = &row,
                                   .row_count = 1};

@@ -79,7 +79,7 @@ Test(rows, name_the_instructions_that_were_used)
         const char *(*used)(void) = variant_find(value(out, row, "variant"))->variant->instruction_set;
         cr_expect_str_eq(value(out, row, "instruction_set"), used ? used() : "");
         cr_expect_str_eq(value(out, row, "sm_clock_mhz"), "");
-        cr_expect_str_eq(value(out, row, "mem_clock_mhz"), "");
+        cr_expect_str_eq(value(out, row, "memory_clock_mhz"), "");
         cr_expect_str_eq(value(out, row, "energy_j_per_item"), "");
     }
 }

@@ -27,7 +27,7 @@ Test(train_cli, one_row_per_epoch)
     EXPECT(0, "$P " SMALL "--epochs 3 --format csv --verify");
     cr_expect_eq(count_of(out, "\n"), 4, "%s", out);
     for (size_t row = 1; row <= 3; row++) {
-        cr_expect_str_eq(value(out, row, "schema"), "train/3");
+        cr_expect_str_eq(value(out, row, "schema"), "train/4");
         cr_expect_str_eq(value(out, row, "wrong"), "0");
         cr_expect_eq(number(out, row, "epoch"), (double)row);
         cr_expect(number(out, row, "items") == 200 && number(out, row, "steps") == 13);
@@ -35,12 +35,12 @@ Test(train_cli, one_row_per_epoch)
         cr_expect_eq(number(out, row, "parameters"), 7850);
         /* 7840 multiply-adds forward, and as many for the gradient of the weights */
         cr_expect_eq(number(out, row, "flops"), 200 * 2 * 2 * 7840.0);
-        cr_expect(number(out, row, "loss") > 0 && number(out, row, "data_share") < 1);
+        cr_expect(number(out, row, "train_loss") > 0 && number(out, row, "data_share") < 1);
         cr_expect_str_eq(value(out, row, "momentum"), ""); /* sgd only */
         cr_expect_str_eq(value(out, row, "skipped_steps"), "");
         cr_expect_str_eq(value(out, row, "loss_scale"), "");
     }
-    cr_expect(number(out, 3, "loss") < number(out, 1, "loss"));
+    cr_expect(number(out, 3, "train_loss") < number(out, 1, "train_loss"));
     cr_expect(number(out, 3, "trained_s") > number(out, 1, "trained_s"));
 }
 
@@ -268,7 +268,7 @@ Test(train_cli, inference_from_a_checkpoint)
     double accuracy = number(out, 4, "test_acc"), loss = number(out, 4, "test_loss");
 #define INFER "$P --variant infer-naive --train-size 200 --test-size 50 --loops 10 --format csv "
     EXPECT(0, INFER "--batch 10 --checkpoint k --verify");
-    cr_expect_str_eq(value(out, 1, "schema"), "infer/2");
+    cr_expect_str_eq(value(out, 1, "schema"), "infer/3");
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
     cr_expect_float_eq(number(out, 1, "test_loss"), loss, 1e-6);
     cr_expect(number(out, 1, "items") == 10 && number(out, 1, "samples") == 10 &&
@@ -381,8 +381,8 @@ Test(train_cli, json_numbers_are_not_strings)
 {
     EXPECT(0, "$P " SMALL "--epochs 1 --format json");
     cr_expect(strstr(out, "\"epoch\": 1,") && strstr(out, "\"train_samples\": 200,"), "%s", out);
-    cr_expect(strstr(out, "\"timed\": \"gather+forward+backward+update\""), "%s", out);
-    cr_expect(!strstr(out, "\"loss\": \"") && !strstr(out, "\"test_acc\": \""), "%s", out);
+    cr_expect(strstr(out, "\"timed_stages\": \"gather+forward+backward+update\""), "%s", out);
+    cr_expect(!strstr(out, "\"train_loss\": \"") && !strstr(out, "\"test_acc\": \""), "%s", out);
 }
 #endif
 
@@ -394,7 +394,7 @@ Test(train_cli, non_finite_loss_ends_the_run)
                    "epoch 1, step 2 of 4: the loss is not finite; ");
     cr_expect(strstr(out, "conv") || strstr(out, "fc"), "%s", out);
     EXPECT(0, "$P " SMALL "--epochs 2 --optimizer sgd --lr 1e38 --allow-nan --format csv");
-    cr_expect_str_eq(value(out, 2, "loss"), "");
+    cr_expect_str_eq(value(out, 2, "train_loss"), "");
 }
 
 /* If the oracle's own loss is not finite, nothing can be compared; the message says which step. */

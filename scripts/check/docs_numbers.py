@@ -10,7 +10,7 @@
 Lines of docs/numbers.txt:
 
   page README.md                      the following lines are about this page
-  rows h200_synth res=512 output=u8   and about these rows: a file of the reference, and filters for all following values
+  rows h200_synth res=512 dtype=u8   and about these rows: a file of the reference, and filters for all following values
   | `omp` | 16 threads | {} | {} |    part of a line of the page, with {} for each number from a row and {_} for any
       us(omp batch=32); rate(omp batch=32)     other number; below it, indented, the values in the same order. If the
                                       same part appears twice, the second is for the second matching line.

@@ -14,7 +14,7 @@ import math
 import subprocess
 import sys
 
-SHOWN = ("variant", "compute", "steps", "step_s", "utilisation", "slowdown", "loss", "bus_share", "bus_slowdown")
+SHOWN = ("variant", "compute", "steps", "step_s", "busy_share", "slowdown", "loss", "bus_share", "bus_slowdown")
 WELL_BELOW = 0.8  # relative to the loss of guessing
 
 
@@ -24,8 +24,8 @@ def number(text):
 
 
 def accounts_for_time(row):
-    """Returns whether the time of the steps divided by their utilisation equals the time of the runs."""
-    counted_s = number(row["steps"]) * number(row["step_s"]) / number(row["utilisation"])
+    """Returns whether the time of the steps divided by their busy_share equals the time of the runs."""
+    counted_s = number(row["steps"]) * number(row["step_s"]) / number(row["busy_share"])
     timed_s = number(row["samples"]) * number(row["time_mean_s"])
     return abs(counted_s / timed_s - 1) < 0.05 and 0.8 < number(row["slowdown"]) < 5
 

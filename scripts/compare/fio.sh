@@ -82,7 +82,7 @@ run_ours() {
         fail 1 "$(tail -n 1 "$work/ours.err")"
     python3 -c 'import csv, sys
 row = next(csv.DictReader(open(sys.argv[1])))
-read = int(row["device_bytes"])
+read = int(row["storage_read_bytes"])
 print("%.0f %d" % (read / float(row["time_median_s"]), read), end=" ")' "$work/ours.csv"
     echo "$(($(device_bytes) - ${before:-0}))"
 }

@@ -35,6 +35,7 @@ import hashlib
 import importlib
 import os
 import random
+import shlex
 import socket
 import statistics
 import subprocess
@@ -42,18 +43,12 @@ import sys
 import tarfile
 import time
 
-COLUMNS = (
-    "schema,time_utc,host,job_id,revision,workload,variant,device,driver,cuda,ranks,rank,threads,scaling,ranks_per_device,"
-    "data,batch,shuffle,seed,epochs,depth,block,prefetch,on_error,decode,augment,shift,mean,std,tensor,ring,chunk,compute,"
-    "warmups,samples,settled,median_error,time_min_s,time_median_s,time_mean_s,time_p95_s,time_p99_s,time_sd_s,wall_s,"
-    "items,items_per_s,bytes_per_s,flops,bytes,peak_flops,peak_bytes_per_s,bound,roofline_share,"
-    "time_cv,outliers,throttled,sm_clock_mhz,mem_clock_mhz,energy_j_per_item,instruction_set,speedup,baseline,"
-    "imbalance,efficiency,"
-    "timed,layout,shards,sample_bytes,skipped,displacement,shards_a_batch,resident_before,resident_after,device_bytes,"
-    "copy_bytes_per_s,copy_share,gds,open_p50_s,open_p99_s,open_p999_s,read_p50_s,read_p99_s,read_p999_s,"
-    "close_p50_s,close_p99_s,close_p999_s,decode_s,augment_s,tally,"
-    "compute_ms,steps,wait_share,first_wait_s,step_s,utilisation,slowdown,bus_share,bus_slowdown,loss,"
-    "cache,verified,wrong").split(",")
+sys.dont_write_bytecode = True
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
+import migrate_rows  # noqa: E402  (in scripts/)
+
+COLUMNS = migrate_rows.COLUMNS["load"]
+SCHEMA = f"load/{migrate_rows.CURRENT['load']}"
 METADATA = ("samples.csv", "metadata.parquet")
 DATA_EXTENSIONS = ("npy", "bin", "png", "jpg", "jpeg")
 
@@ -351,8 +346,8 @@ def row_of(name, layout, folder, shards, wanted, times, options):
         "time_sd_s": "" if deviation is None else "%.9g" % deviation, "wall_s": "%.9g" % median, "items": wanted[0],
         "items_per_s": "%.9g" % (wanted[0] / median), "bytes_per_s": "%.9g" % (wanted[1] / median),
         "time_cv": "" if deviation is None else "%.9g" % (deviation / median),
-        "timed": "order+read+collate" + "+pin+copy" * options.gpu,
-        "layout": layout, "shards": shards,
+        "timed_stages": "order+read+collate" + "+pin+copy" * options.gpu,
+        "store": layout, "shards": shards,
         "sample_bytes": "%.9g" % (wanted[1] / wanted[0]), "skipped": 0, "cache": "any", "verified": "yes", "wrong": 0,
     })
     if options.gpu:
@@ -364,17 +359,18 @@ def row_of(name, layout, folder, shards, wanted, times, options):
 def columns_of(path):
     """Returns the columns and schema of an existing file, or else the defaults."""
     if not path or not os.path.exists(path) or os.path.getsize(path) == 0:
-        return COLUMNS, "load/6"
+        return COLUMNS, SCHEMA
     with open(path, newline="") as stream:
         reader = csv.DictReader(stream)
         first = next(reader, {})
         header = list(reader.fieldnames)
     lacking, schema = set(COLUMNS) - set(header), first.get("schema")
     if schema and schema.startswith("load/") and lacking:
-        sys.exit("compare/loading.py: %s has an older schema, %s; choose another file" % (path, schema))
+        sys.exit("compare/loading.py: %s has an older schema, %s; convert it with: scripts/migrate_rows.py %s"
+                 % (path, schema, shlex.quote(path)))
     if lacking or not (schema or "load/").startswith("load/"):
         sys.exit("compare/loading.py: %s is not a table of workload load; choose another file" % path)
-    return header, schema or "load/6"
+    return header, schema or SCHEMA
 
 
 def append(path, rows):
@@ -419,7 +415,7 @@ def print_ratios(rows):
     print("%-22s %-8s %7s %12s %9s" % ("", "shuffle", "threads", "us/sample", "times"))
     for row in sorted(rows, key=micros):
         print("%-22s %-8s %7s %12.3f %9.1f"
-              % (row["variant"], row["shuffle"] if row["layout"] == "shards" else "all", row["threads"], micros(row),
+              % (row["variant"], row["shuffle"] if row["store"] == "shards" else "all", row["threads"], micros(row),
                  micros(row) / fastest))
 
 

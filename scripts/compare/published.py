@@ -77,7 +77,7 @@ def row_of(template, variant, revision, seconds, samples, timed):
               "bytes_per_s": batch * float(template["res"])**2 / median}
     return {**dict.fromkeys(columns, ""), **{column: template[column] for column in kept},
             **{column: f"{value:.9g}" for column, value in values.items() if column in columns},
-            "variant": variant, "revision": revision, "warmups": "1", "samples": str(samples), "timed": timed, "verified": "no"}
+            "variant": variant, "revision": revision, "warmups": "1", "samples": str(samples), "timed_stages": timed, "verified": "no"}
 
 
 def append(path, row):
@@ -85,7 +85,7 @@ def append(path, row):
     if not new:
         with open(path, newline="", encoding="utf-8") as file:
             if next(csv.reader(file)) != list(row):
-                fail(f"{path} has the columns of another version; choose a new file", 2)
+                fail(f"{path} has the columns of another version; convert it with scripts/migrate_rows.py {path}, or choose a new file", 2)
     with open(path, "a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, row, lineterminator="\n")
         if new:

@@ -151,8 +151,8 @@ def check_gradients(variants, arguments, device):
 # ---- Epochs ----
 
 # Columns that do not apply to PyTorch, in any schema.
-OURS_ALONE = ("flops", "bytes", "peak_flops", "peak_bytes_per_s", "bound", "roofline_share",
-              "sm_clock_mhz", "mem_clock_mhz", "energy_j_per_item", "instruction_set", "speedup", "baseline",
+OURS_ALONE = ("flops", "bytes", "peak_flops_per_s", "peak_bytes_per_s", "bound", "roofline_share",
+              "sm_clock_mhz", "memory_clock_mhz", "energy_j_per_item", "instruction_set", "speedup", "baseline",
               "data_share", "throttled", "wrong", "skipped_steps", "loss_scale", "generate_share", "generated_per_s",
               "opening_s")
 
@@ -171,9 +171,9 @@ def torch_row(training, name, ours, number, threads):
         "variant": name, "revision": f"torch {torch.__version__}" + (f" {training.precision}" if training.precision else ""),
         "warmups": "0", "samples": "1", "device": torch.cuda.get_device_name(device) if cuda else ours["device"],
         "cuda": (torch.version.cuda or "") if cuda else "", "threads": str(threads),
-        "timed": "gather+forward+backward+update",
+        "timed_stages": "gather+forward+backward+update",
         "items_per_s": f"{items / elapsed:.9g}", "bytes_per_s": f"{float(ours['bytes_per_s']) * float(ours['wall_s']) / elapsed:.9g}",
-        "epoch": str(number), "loss": f"{loss:.9g}", "train_acc": f"{accuracy:.6g}",
+        "epoch": str(number), "train_loss": f"{loss:.9g}", "train_acc": f"{accuracy:.6g}",
         "test_loss": f"{test_loss:.9g}", "test_acc": f"{test_accuracy:.6g}", "trained_s": f"{training.trained_s:.9g}",
         "verified": "no",
         "memory_bytes": str(torch.cuda.max_memory_allocated(device)) if cuda else "",
@@ -203,7 +203,7 @@ def print_table(results):
         last = rows[-1]
         print(f"{last['variant']:14} {last['threads']:>7} {setup_s:8.2f} {len(rows):6} "
               f"{statistics.median(float(row['time_median_s']) for row in rows):9.4f} {speed:12.1f} {speed / fastest:6.2f} "
-              f"{float(last['loss'] or 'nan'):8.4f} {float(rows[0]['test_acc']):7.4f} {float(last['test_acc']):7.4f} "
+              f"{float(last['train_loss'] or 'nan'):8.4f} {float(rows[0]['test_acc']):7.4f} {float(last['test_acc']):7.4f} "
               f"{last['to_98_s'][:8] or '-':>8} {last['to_99_s'][:8] or '-':>8}")
 
 

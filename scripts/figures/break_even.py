@@ -96,9 +96,9 @@ def sources(rows):
 def rate(row):
     """Returns images per second. With a step, the rate over all runs including first waits: the median run may return before
     its step ends, and would give a rate above the limit of the step."""
-    if not row["utilisation"] or not row["step_s"]:
+    if not row["busy_share"] or not row["step_s"]:
         return row["items_per_s"]
-    return row["utilisation"] * images_per_step(row) / row["step_s"]
+    return row["busy_share"] * images_per_step(row) / row["step_s"]
 
 
 def winners(found, step):
@@ -153,7 +153,7 @@ def generator_against(found):
 def cell(row):
     if row is None:
         return "-"
-    wait, used = row["wait_share"], row["utilisation"]
+    wait, used = row["stall_share"], row["busy_share"]
     if wait is None:
         return f"{rate(row):,.0f}"
     idle = 1 - used if used is not None and 1 - used > wait + IDLE else None  # because of the wait for the first batch

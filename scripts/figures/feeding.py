@@ -61,8 +61,8 @@ def images(row):
 
 def same_training(lines):
     """Returns whether live and loaded samples gave exactly the same losses in all common epochs."""
-    live = {row["epoch"]: row["loss"] for row in lines[LIVE]}
-    return all(row["loss"] == live.get(row["epoch"], row["loss"])
+    live = {row["epoch"]: row["train_loss"] for row in lines[LIVE]}
+    return all(row["train_loss"] == live.get(row["epoch"], row["train_loss"])
                for name, line in lines.items() if is_loaded(name) for row in line)
 
 

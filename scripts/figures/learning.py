@@ -76,7 +76,7 @@ def error_percent(row):
 
 
 def loss(measured):
-    return epochs_axis(curves_plot(measured, "Training loss vs. epoch", "training loss (mean over the epoch)", lambda row: row["loss"] or None,
+    return epochs_axis(curves_plot(measured, "Training loss vs. epoch", "training loss (mean over the epoch)", lambda row: row["train_loss"] or None,
                                    lambda row: row["epoch"], "Loss of the training samples, before each step."))
 
 

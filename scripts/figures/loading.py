@@ -19,7 +19,7 @@ COPIES = 90  # plus the group of a device: the line style of its copies
 NEAREST_BYTES = 1 << 14  # figures of one sample size prefer the nearest to this
 DEVICES = 2  # per figure: the other dashes show the order or the page cache
 # Constant along a line. Options that do not apply to a loader have their default.
-FREE = ("batch", "seed", "epochs", "depth", "block", "prefetch", "shuffle", "shards")
+FREE = ("batch", "seed", "epochs", "iodepth", "block", "prefetch", "shuffle", "shards")
 ERROR_BARS = "Median epoch time divided by the number of samples; whiskers: minimum to 95th percentile."
 
 
@@ -38,11 +38,11 @@ def plain_rows(measured, variants, cache, threads=None):
 
 def order_of(row):
     """Files are always shuffled globally. Shards are shuffled; their samples only with --shuffle."""
-    return IN_ORDER if row["layout"] == "shards" and row["shuffle"] in ("", "0") else SHUFFLED
+    return IN_ORDER if row["store"] == "shards" and row["shuffle"] in ("", "0") else SHUFFLED
 
 
 def kept_fixed(row):
-    return sweep_of(row) + tuple(row[column] for column in FREE if column != "shuffle" or row["layout"] == "shards")
+    return sweep_of(row) + tuple(row[column] for column in FREE if column != "shuffle" or row["store"] == "shards")
 
 
 def preferred(row):
@@ -104,7 +104,7 @@ def about_sets(rows):
     total = range_words([row["items"] / float(row["epochs"] or 1) * row["sample_bytes"] / 1e6 for row in rows],
                         lambda mb: f"{mb:.3g}")
     shards = [row["shards"] for row in rows if row["shards"]]
-    windows = [float(row["shuffle"]) for row in rows if row["layout"] == "shards" and order_of(row) == SHUFFLED]
+    windows = [float(row["shuffle"]) for row in rows if row["store"] == "shards" and order_of(row) == SHUFFLED]
     return (f"Sets of {total} MB" + (f", {range_words(shards)} shards" if shards else "")
             + f"; batch size {range_words([row['batch'] for row in rows])}. Files are shuffled globally"
             + (f", shards with a buffer of {range_words(windows)} samples." if windows else "."))

@@ -126,7 +126,7 @@ def timed_loaders(measured):
 
 def row_of_run(measured, sample):
     """Returns the row of the run that a sample belongs to, or None."""
-    return next((row for row in measured.load_sweeps if row["wait_share"] is not None and all(
+    return next((row for row in measured.load_sweeps if row["stall_share"] is not None and all(
         row[column] == sample[column] for column in ("host", "variant", "time_utc"))), None)
 
 
@@ -145,7 +145,7 @@ def while_loading(measured):
              *(None if sample[column] is None else scale * sample[column] for _, scale, column in panels), *rate)
             for sample in samples])
         if row:
-            plot.legend += [(0.75, f"GPU waits {100 * row['wait_share']:.3g} % of the time"),
+            plot.legend += [(0.75, f"GPU waits {100 * row['stall_share']:.3g} % of the time"),
                             (0.75, f"loads {1e-9 * row['bytes_per_s']:.3g} GB/s")]
     titles = [title for title, _, _ in panels] + [RATE_PANEL] * rated
     high = [max(points[1 + p] or 0 for block in plot.blocks for points in block if points[1 + p] != OFF)

@@ -74,9 +74,10 @@ text = html.escape
 # ---- Commands --------------------------------------------------------------------------------------------------
 
 
-def option(column):
-    """Returns the option of a column; only column names contain units."""
-    return "--" + column.removesuffix("_ms").replace("_", "-")
+def option(column, load):
+    """Returns the option of a column. Three columns have the field's name where the option has another one."""
+    named = {"dtype": "tensor" if load else "output", "iodepth": "depth"}.get(column, column)
+    return "--" + named.replace("_", "-")
 
 
 def batch_option(row):
@@ -99,7 +100,7 @@ def parameters(row):
         if column == "batch":
             value = f"{batch_option(row):.0f}"
         if value not in ("", default):
-            found.append((option(column), value))
+            found.append((option(column, row.is_load), value))
     return found
 
 
@@ -142,7 +143,7 @@ def workers(row):
 
 def others_command(row):
     """Returns the command line for rows of third-party loaders; their threads are worker processes."""
-    words = ["scripts/compare/loading.py", f"--{row['layout']}", row["data"], "--batch", row.texts["batch"]]
+    words = ["scripts/compare/loading.py", f"--{row['store']}", row["data"], "--batch", row.texts["batch"]]
     words += ["--gpu"] if row["variant"] in loading.OTHERS_TO_GPU else []
     usual = 16 if row["variant"] in loading.OTHERS_TO_GPU else 1
     return shlex.join(words + (["--workers", f"{workers(row):.0f}"] if workers(row) != usual else []))

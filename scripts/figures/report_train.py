@@ -88,7 +88,7 @@ def train_cells(row):
     return [("epochs", f"{row['epoch']:.0f}"),
             ("per epoch", seconds(statistics.median(epoch["time_median_s"] for epoch in line))),
             ("samples/s", number_words(round(statistics.median(epoch["items_per_s"] for epoch in line)))),
-            ("loss", "" if row["loss"] is None else f"{row['loss']:.3g}"), ("test accuracy", share(row["test_acc"])), ("98 % after", seconds(row["to_98_s"])), ("99 % after", seconds(row["to_99_s"])),
+            ("loss", "" if row["train_loss"] is None else f"{row['train_loss']:.3g}"), ("test accuracy", share(row["test_acc"])), ("98 % after", seconds(row["to_98_s"])), ("99 % after", seconds(row["to_99_s"])),
             ("roofline", roofline_words(row))]
 
 

@@ -55,7 +55,7 @@ def bar(row, y):
     """Returns (share in %, y, text)."""
     unit = BOUNDS[row["bound"]][2]
     share = 100 * row["roofline_share"]
-    peak = row["peak_flops"] if row["bound"] == "compute" else row["peak_bytes_per_s"]
+    peak = row["peak_flops_per_s"] if row["bound"] == "compute" else row["peak_bytes_per_s"]
     least_us = row["roofline_share"] * row.micros("time_median_s")
     settled = ", not settled" if row.unsettled else ""
     return share, y, f"{share:.3g} % of {rate_words(peak)}{unit}, {micros_words(least_us)}{settled}"

@@ -9,9 +9,9 @@ import fcntl
 import io
 import json
 import pathlib
+import shlex
 
-ROW_SCHEMAS = ("synth/2", "synth/3", "synth/4", "synth/5", "synth/6", "load/3", "load/4", "load/5", "load/6",
-               "train/1", "train/2", "train/3", "infer/1", "infer/2")
+ROW_SCHEMAS = ("synth/7", "load/7", "train/4", "infer/3")
 MONITOR_SCHEMA = "monitor/1"
 
 # The parameters of workload synth in column order, with the defaults of their options. out_res defaults to
@@ -20,18 +20,17 @@ DEFAULTS = {
     "batch": "32", "res": "512", "vertices": "1000", "orbits": "200", "formula": "uji", "seed": "0",
     "instance": "0", "classes": "0", "preset": "", "preset_file": "", "class": "", "noise": "2",
     "line_width": "0.002", "radius": "25", "oval_x": "1.2", "oval_y": "1.8", "freq1": "5", "freq2": "8",
-    "output": "u8", "channels": "1", "layout": "nchw", "out_res": "", "fit": "resize", "mean": "0", "std": "1",
+    "dtype": "u8", "channels": "1", "layout": "nchw", "out_res": "", "fit": "resize", "mean": "0", "std": "1",
     "compute": "",
 }
 
 # The parameters of workload load in column order, with defaults. --data has no default; --shift, --mean and
 # --std apply with --augment only.
 LOAD_DEFAULTS = {
-    "data": "", "batch": "32", "shuffle": "1000", "seed": "0", "epochs": "1", "depth": "32", "block": "256",
+    "data": "", "batch": "32", "shuffle": "1000", "seed": "0", "epochs": "1", "iodepth": "32", "block": "256",
     "prefetch": "2", "cache": "warm", "on_error": "fail", "decode": "0", "augment": "0", "shift": "4", "mean": "0",
-    "std": "1", "tensor": "f16", "ring": "2", "chunk": "2048", "compute": "",
+    "std": "1", "dtype": "f16", "ring": "2", "chunk": "2048", "compute": "",
 }
-LOAD_LATER = ("tensor", "ring", "chunk")  # missing in rows older than the GPU variants
 LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
 
 # The parameters of workload train in column order. A row is one epoch. Rows of infer appear in the roofline
@@ -39,10 +38,8 @@ LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") f
 TRAIN_PARAMETERS = ("data", "train_size", "test_size", "classes", "res", "model", "batch", "epochs", "optimizer", "lr",
                     "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
                     "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed")
-# Columns that older rows of train lack, with their values for such rows: all samples were stored.
-TRAIN_LATER = {"feed": "stored", "fresh": "", "generate_share": "", "generated_per_s": "", "opening_s": "", "init": ""}
 TRAIN_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "steps", "parameters",
-                 "train_samples", "test_samples", "loss", "train_acc", "test_loss", "test_acc", "trained_s", "to_98_s",
+                 "train_samples", "test_samples", "train_loss", "train_acc", "test_loss", "test_acc", "trained_s", "to_98_s",
                  "to_99_s", "data_share", "memory_bytes", "generate_share", "generated_per_s", "opening_s", "wrong")
 TRAIN_NEEDED = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "train_samples",
                 "test_samples", "trained_s")
@@ -58,17 +55,14 @@ NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "item
           "batch", "res")
 LOAD_NUMBERS = ("ranks", "threads", "batch", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s",
                 "bytes_per_s", "roofline_share", "imbalance", "efficiency", "ranks_per_device", "samples", "shards",
-                "sample_bytes", "skipped", "displacement", "shards_a_batch", "device_bytes", "copy_bytes_per_s",
+                "sample_bytes", "skipped", "displacement", "shards_per_batch", "storage_read_bytes", "copy_bytes_per_s",
                 "copy_share", "wrong") + LATENCIES
 LOAD_NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "bytes_per_s",
                "batch", "sample_bytes")
-SINCE_3 = ("scaling", "ranks_per_device", "imbalance", "efficiency")
-STEPS = ("steps", "wait_share", "first_wait_s", "step_s", "utilisation", "slowdown")  # numeric columns of --compute
-SINCE_4 = ("compute_ms",) + STEPS
-SINCE_5 = ("compute", "bus_share", "bus_slowdown", "loss")
-SINCE_6 = ("settled", "median_error")  # empty in older rows: unknown
-# Columns of the roofline. In rows without `bound`, `roofline_share` has a different meaning and is ignored.
-ROOFLINE = ("flops", "bytes", "peak_flops", "peak_bytes_per_s", "roofline_share")
+# Numeric columns of all rows, and of --compute.
+COMMON_NUMBERS = ("median_error", "flops", "bytes", "peak_flops_per_s", "peak_bytes_per_s", "roofline_share")
+STEPS = ("steps", "stall_share", "first_batch_s", "step_s", "busy_share", "slowdown")
+NEEDED_TEXTS = ("settled", "bound")
 
 MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "device", "variant", "phase",
                  "throttled")
@@ -199,11 +193,7 @@ def numbered(path, line, fields, columns, needed):
 
 
 def measured_row(path, line, fields, numbers, needed):
-    if "bound" not in fields:
-        fields = {**fields, "bound": "", "roofline_share": ""}
-    fields = {**dict.fromkeys(SINCE_3 + SINCE_4 + SINCE_5 + SINCE_6 + LOAD_LATER + ROOFLINE, ""), **fields}
-    fields["compute"] = fields["compute"] or fields["compute_ms"]  # older rows have only steps in ms
-    row = Row(numbered(path, line, fields, numbers + STEPS + ROOFLINE + ("median_error",), needed))
+    row = Row(numbered(path, line, fields, numbers + COMMON_NUMBERS, needed))
     row.texts = fields
     for column in needed:
         if row[column] <= 0:
@@ -211,13 +201,26 @@ def measured_row(path, line, fields, numbers, needed):
     return row
 
 
-def needed_columns(schema):
-    """Returns the required columns of a schema."""
-    workload, version = schema.split("/")
-    columns = IDENTITY + ("rank", "verified") + SINCE_3 + SINCE_4 + SINCE_5 + (
-        ("layout",) + LOAD_NUMBERS + tuple(LOAD_DEFAULTS) if workload == "load" else NEEDED + tuple(DEFAULTS))
-    later = LOAD_LATER + {"2": SINCE_3 + SINCE_4 + SINCE_5, "3": SINCE_4 + SINCE_5, "4": SINCE_5}.get(version, ())
-    return [column for column in columns if column not in later]
+def columns_of(schema):
+    """Returns the columns of a schema as (numbers, numbers that rows must have, other columns)."""
+    workload = schema.split("/")[0]
+    numbers, needed, others = {
+        "synth": (NUMBERS + STEPS, NEEDED, tuple(DEFAULTS)),
+        "load": (LOAD_NUMBERS + STEPS, LOAD_NEEDED, ("store",) + tuple(LOAD_DEFAULTS)),
+        "train": (TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS + ("init",)),
+        "infer": (INFER_NUMBERS, INFER_NEEDED, INFER_PARAMETERS)}[workload]
+    return numbers, needed, IDENTITY + ("rank", "verified") + NEEDED_TEXTS + others
+
+
+def refuse_schema(path, line, schema):
+    workload, _, version = schema.partition("/")
+    current = dict(known.split("/") for known in ROW_SCHEMAS).get(workload, "0")
+    if version.isdigit() and 0 < int(version) < int(current):
+        raise BadInput(f"{path}, line {line}: rows of the older schema {schema}; convert them with: "
+                       f"scripts/migrate_rows.py {shlex.quote(str(path))}")
+    raise BadInput(f"{path}, line {line}: unknown schema '{schema[:40]}' (known: "
+                   f"{', '.join(ROW_SCHEMAS + (MONITOR_SCHEMA,))}); move this file away, or use the "
+                   "revision of the project that wrote it")
 
 
 def read_file(path):
@@ -229,29 +232,19 @@ def read_file(path):
     for line, fields in records:
         fields = dict(zip(header, fields))
         schema = fields["schema"]
+        if schema != records[0][1][0]:
+            raise BadInput(f"{path}, line {line}: schema '{schema}' after rows of '{records[0][1][0]}'; "
+                           "split the file in two")
         if schema == MONITOR_SCHEMA:
             kind = "monitor"
             need_columns(path, header, MONITOR_TEXTS + MONITOR_NUMBERS, schema)
             rows.append(numbered(path, line, fields, MONITOR_NUMBERS, ("time_s",)))
-        elif schema in ROW_SCHEMAS and schema.startswith(("train/", "infer/")):
-            numbers, needed, parameters = ((INFER_NUMBERS, INFER_NEEDED, INFER_PARAMETERS) if schema.startswith("infer/") else
-                                           (TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS))
-            need_columns(path, header, [column for column in IDENTITY + ("rank", "verified") + numbers + parameters
-                                        if column not in TRAIN_LATER], schema)
-            fields = {**TRAIN_LATER, **fields}
-            rows.append(measured_row(path, line, fields, numbers, needed))
         elif schema in ROW_SCHEMAS:
-            load = schema.startswith("load/")
-            numbers, needed = (LOAD_NUMBERS, LOAD_NEEDED) if load else (NUMBERS, NEEDED)
-            need_columns(path, header, needed_columns(schema), schema)
+            numbers, needed, others = columns_of(schema)
+            need_columns(path, header, others + numbers + COMMON_NUMBERS, schema)
             rows.append(measured_row(path, line, fields, numbers, needed))
         else:
-            raise BadInput(f"{path}, line {line}: unknown schema '{schema[:40]}' (known: "
-                           f"{', '.join(ROW_SCHEMAS + (MONITOR_SCHEMA,))}); move this file away, or use the "
-                           "revision of the project that wrote it")
-        if schema != records[0][1][0]:
-            raise BadInput(f"{path}, line {line}: schema '{schema}' after rows of '{records[0][1][0]}'; "
-                           "split the file in two")
+            refuse_schema(path, line, schema)
     return kind, rows
 
 

@@ -73,7 +73,7 @@ best = collections.defaultdict(dict)
 for row in csv.DictReader(open(sys.argv[1])):
     if row["cache"] == "warm" and row["threads"] == "1" and not row["variant"].endswith("omp"):
         size, name = float(row["sample_bytes"]), row["variant"]
-        if row["layout"] == "shards":
+        if row["store"] == "shards":
             name += " shuffled" if row["shuffle"] != "0" else " in order"
         value = float(row["time_median_s"]) / float(row["items"])
         if value < best[size].get(name, (1e9,))[0]:

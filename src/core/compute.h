@@ -47,8 +47,8 @@ enum status compute_teach(struct compute *compute);
 
 /* The columns that every workload with --compute includes in its measures, in this order. */
 #define COMPUTE_MEASURES                                                                       \
-    {"compute_ms", COMBINE_MEAN}, {"steps", COMBINE_SUM}, {"wait_share", COMBINE_MAX},         \
-        {"first_wait_s", COMBINE_MAX}, {"step_s", COMBINE_MEAN}, {"utilisation", COMBINE_MIN}, \
+    {"compute_ms", COMBINE_MEAN}, {"steps", COMBINE_SUM}, {"stall_share", COMBINE_MAX},        \
+        {"first_batch_s", COMBINE_MAX}, {"step_s", COMBINE_MEAN}, {"busy_share", COMBINE_MIN}, \
         {"slowdown", COMBINE_MAX}, {"bus_share", COMBINE_MIN}, {"bus_slowdown", COMBINE_MAX},  \
     {                                                                                          \
         "loss", COMBINE_MEAN                                                                   \

@@ -23,7 +23,7 @@ struct work {
 
 struct workload {
     const char *name, *summary;
-    const char *schema; /* name and version of the row format: "synth/3" */
+    const char *schema; /* name and version of the row format: "synth/7" */
     const char *item;   /* the unit of work.items, plural: "images" */
 
     /* Options of this workload. Those with `column` set become CSV columns, in this order. */

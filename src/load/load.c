@@ -455,7 +455,7 @@ static const char *const shown[] = {"skipped", NULL};
 
 const struct workload workload_load = {
     .name = "load",
-    .schema = "load/6",
+    .schema = "load/7",
     .summary = "reads samples from files or shards into batches",
     .item = "samples",
     .options = options,

@@ -8,16 +8,16 @@
 #include "core/timer.h"
 
 const struct measure load_measures[] = {
-    {"timed", COMBINE_FIRST},
-    {"layout", COMBINE_FIRST},
+    {"timed_stages", COMBINE_FIRST},
+    {"store", COMBINE_FIRST},
     {"shards", COMBINE_MAX},
     {"sample_bytes", COMBINE_MAX},
     {"skipped", COMBINE_SUM},
     {"displacement", COMBINE_MEAN},
-    {"shards_a_batch", COMBINE_MEAN},
-    {"resident_before", COMBINE_MIN},
-    {"resident_after", COMBINE_MIN},
-    {"device_bytes", COMBINE_SUM},
+    {"shards_per_batch", COMBINE_MEAN},
+    {"resident_share_before", COMBINE_MIN},
+    {"resident_share_after", COMBINE_MIN},
+    {"storage_read_bytes", COMBINE_SUM},
     {"copy_bytes_per_s", COMBINE_NONE},
     {"copy_share", COMBINE_NONE},
     {"gds", COMBINE_FIRST},
@@ -32,7 +32,7 @@ const struct measure load_measures[] = {
     {"close_p999_s", COMBINE_MAX},
     {"decode_s", COMBINE_MAX},
     {"augment_s", COMBINE_MAX},
-    {"tally", COMBINE_HASHES},
+    {"checksum", COMBINE_HASHES},
     COMPUTE_MEASURES,
     {NULL, COMBINE_FIRST},
 };
@@ -58,7 +58,7 @@ static enum status measure_order(const struct load *load, const struct variant *
     TRY(status);
     measures_put(measures, "displacement", "%.4f", displacement);
     if (batches)
-        measures_put(measures, "shards_a_batch", "%.4g", shards);
+        measures_put(measures, "shards_per_batch", "%.4g", shards);
     return STATUS_OK;
 }
 
@@ -169,12 +169,12 @@ enum status load_observe(const void *input, const struct variant *variant, void 
                 measures, "skipped", "%llu",
                 (unsigned long long)((load->rank ? 0 : dataset->skipped) + result->skipped / load->epochs));
         if (!result->before.hidden)
-            measures_put(measures, "resident_before", "%.4f", cache_share(&result->before));
+            measures_put(measures, "resident_share_before", "%.4f", cache_share(&result->before));
         if (!after.hidden)
-            measures_put(measures, "resident_after", "%.4f", cache_share(&after));
+            measures_put(measures, "resident_share_after", "%.4f", cache_share(&after));
         if (result->device_known)
-            measures_put(measures, "device_bytes", "%llu", (unsigned long long)result->device_bytes);
-        measures_put(measures, "tally", "%016llx", (unsigned long long)result->checksum.sum);
+            measures_put(measures, "storage_read_bytes", "%llu", (unsigned long long)result->device_bytes);
+        measures_put(measures, "checksum", "%016llx", (unsigned long long)result->checksum.sum);
         if (result->gds)
             measures_put(measures, "gds", "%s", result->gds);
         if (load->decode)
@@ -193,9 +193,9 @@ enum status load_measure(const void *input, const struct variant *variant, void 
     const struct load_traits *traits = variant->traits;
     const struct dataset *dataset = load->dataset;
     bool kept = load->cache == LOAD_WARM || !traits->timed_unless_warm;
-    measures_put(measures, "timed", "%s%s%s", kept ? traits->timed : traits->timed_unless_warm,
+    measures_put(measures, "timed_stages", "%s%s%s", kept ? traits->timed : traits->timed_unless_warm,
                  load->decode ? "+decode" : "", load->augment ? "+augment" : "");
-    measures_put(measures, "layout", "%s", dataset->shards ? "shards" : "files");
+    measures_put(measures, "store", "%s", dataset->shards ? "shards" : "files");
     if (dataset->shards)
         measures_put(measures, "shards", "%u", dataset->file_count);
     measures_put(measures, "sample_bytes", "%.9g", (double)dataset->bytes / dataset->sample_count);
@@ -208,7 +208,7 @@ enum status load_check_total(const void *input, const struct measures *total)
 {
     const struct load *load = input;
     const struct dataset *dataset = load->dataset;
-    const char *skipped = measures_get(total, "skipped"), *checksum = measures_get(total, "tally");
+    const char *skipped = measures_get(total, "skipped"), *checksum = measures_get(total, "checksum");
     if (dataset->uncounted || strtoull(skipped, NULL, 10) > dataset->skipped)
         return STATUS_OK; /* it is unknown which samples were lost, so there is nothing to compare */
     uint64_t sum = 0;

@@ -31,8 +31,8 @@ extern const struct variant consumed_variant;
 void *consumed_latest(void *state);
 
 /* Call after the timed runs: waits for their last steps and sets the measures COMPUTE_MEASURES and
- * `*wait_share`. STATUS_FAILED if a step fails or none ran. */
-enum status consumed_end(void *state, struct measures *measures, double *wait_share);
+ * `*stall_share`. STATUS_FAILED if a step fails or none ran. */
+enum status consumed_end(void *state, struct measures *measures, double *stall_share);
 
 /* Detaches the consumer from the inner variant, so that its later runs pass no batches to it. */
 void consumed_detach(void *state);

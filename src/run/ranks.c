@@ -169,7 +169,7 @@ void ranks_combine(const struct row *rows, int count, const struct measure *meas
                                             {"batch", COMBINE_SUM},
                                             {"wrong", COMBINE_SUM},
                                             {"sm_clock_mhz", COMBINE_MIN},
-                                            {"mem_clock_mhz", COMBINE_MIN},
+                                            {"memory_clock_mhz", COMBINE_MIN},
                                             {"instruction_set", COMBINE_COMMON},
                                             {NULL, COMBINE_FIRST}};
     row_set(total, "rank", "all");

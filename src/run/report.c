@@ -315,8 +315,8 @@ static const char *time_text(double time_s, char *text, size_t size)
     return text;
 }
 
-/* Whether the table has the column "wait"; with several ranks only the rows have it. */
-static bool shows_wait(const struct settings *settings)
+/* Whether the table has the column "stall"; with several ranks only the rows have it. */
+static bool shows_stall(const struct settings *settings)
 {
     return comm_size() == 1 && settings_compute(settings);
 }
@@ -361,8 +361,8 @@ static void print_caption(const struct report *report, const struct result *resu
         printf(" %10s", workload->shown[i]);
     if (comm_size() > 1)
         printf(" %10s %10s", "imbalance", "efficiency");
-    if (shows_wait(settings))
-        printf(" %9s", "wait");
+    if (shows_stall(settings))
+        printf(" %9s", "stall");
     putchar('\n');
 }
 
@@ -384,12 +384,12 @@ static void print_shown(const char *column, const struct result *result)
     printf(" %10s", text && *text ? text : "-");
 }
 
-static void print_wait(const struct result *result)
+static void print_stall(const struct result *result)
 {
-    char wait[32] = "-";
-    if (result->wait_share >= 0)
-        snprintf(wait, sizeof wait, "%.2f%%", 100 * result->wait_share);
-    printf(" %9s", wait);
+    char stall[32] = "-";
+    if (result->stall_share >= 0)
+        snprintf(stall, sizeof stall, "%.2f%%", 100 * result->stall_share);
+    printf(" %9s", stall);
 }
 
 /* Formats the error of the median, with a mark if it did not settle. Runs that are not repeated have no
@@ -434,8 +434,8 @@ static void print_line(struct report *report, const struct result *result)
         print_shown(workload->shown[i], result);
     if (comm_size() > 1)
         print_together(result);
-    if (shows_wait(report->settings))
-        print_wait(result);
+    if (shows_stall(report->settings))
+        print_stall(result);
     putchar('\n');
     fflush(stdout); /* show each line at once: an epoch can take long */
 }

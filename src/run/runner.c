@@ -21,7 +21,7 @@ static enum status observe(const struct runner *runner, void *state, struct resu
 {
     const struct workload *workload = runner->settings->workload;
     if (runner->consumer)
-        TRY(consumed_end(state, measures, &result->wait_share));
+        TRY(consumed_end(state, measures, &result->stall_share));
     return workload->observe ? workload->observe(runner->input, runner->entry->variant,
                                                  runner_own_state(runner, state), measures)
                              : STATUS_OK;
@@ -270,7 +270,7 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
     const struct workload *workload = runner->settings->workload;
     struct result result = {.variant = entry->name,
                             .cache = workload->cache ? workload->cache(runner->input) : NULL,
-                            .wait_share = -1,
+                            .stall_share = -1,
                             .work = workload->work(runner->input, entry->variant)};
     enum status status = runner->partition.ranks > 1 ? run_ranks(runner, &result)
                                                      : with_state(runner, check_and_time, &result);

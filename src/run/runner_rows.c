@@ -59,20 +59,12 @@ static void identity_fields(const struct runner *runner, struct row *row)
     row_real(row, "ranks_per_device", runner_on_gpu(runner) ? runner->sharers : NAN);
 }
 
-/* Columns that keep the former name of their option, so that rows of earlier versions fit. */
-static const struct {
-    const char *workload, *option, *column;
-} kept_columns[] = {{"synth", "dtype", "output"}, {"load", "dtype", "tensor"}, {"load", "iodepth", "depth"}};
-
-static void column_name(const struct workload *workload, const char *option, char *column, size_t size)
+/* Writes the column of an option: its name with '_' for '-'. */
+static void column_of(const char *option, char *column, size_t size)
 {
     snprintf(column, size, "%s", option);
     for (char *c = column; (c = strchr(c, '-'));)
         *c = '_';
-    for (size_t i = 0; i < COUNT_OF(kept_columns); i++)
-        if (strcmp(workload->name, kept_columns[i].workload) == 0 &&
-            strcmp(option, kept_columns[i].option) == 0)
-            snprintf(column, size, "%s", kept_columns[i].column);
 }
 
 static void parameter_fields(const struct runner *runner, struct row *row)
@@ -84,7 +76,7 @@ static void parameter_fields(const struct runner *runner, struct row *row)
         char column[64], text[4096] = "";
         if (!spec->column)
             continue;
-        column_name(workload, spec->name, column, sizeof column);
+        column_of(spec->name, column, sizeof column);
         if (!workload->applies || workload->applies(parameters, runner->entry->variant, spec->name))
             options_text(spec, parameters, text, sizeof text);
         row_add(row, column, text,
@@ -104,7 +96,7 @@ static void roofline_fields(const struct roofline *roofline, double time_s, stru
 {
     row_positive(row, "flops", roofline->flops);
     row_positive(row, "bytes", roofline->bytes);
-    row_positive(row, "peak_flops", roofline->peak_flops);
+    row_positive(row, "peak_flops_per_s", roofline->peak_flops);
     row_positive(row, "peak_bytes_per_s", roofline->peak_bytes_per_s);
     row_text(row, "bound", roofline_bound_name(roofline->bound));
     row_positive(row, "roofline_share", roofline->floor_s / time_s);
@@ -141,7 +133,7 @@ static void machine_fields(const struct result *result, struct row *row)
     char throttled[128];
     row_text(row, "throttled", nvml_throttle_words(result->throttle_reasons, throttled, sizeof throttled));
     row_positive(row, "sm_clock_mhz", result->sm_clock_mhz);
-    row_positive(row, "mem_clock_mhz", result->mem_clock_mhz);
+    row_positive(row, "memory_clock_mhz", result->mem_clock_mhz);
     row_positive(row, "energy_j_per_item", result->run_j / result->work.items);
     row_text(row, "instruction_set", result->instruction_set);
     row_positive(row, "speedup", result->speedup);

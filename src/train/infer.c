@@ -27,9 +27,9 @@ static const struct option_spec options[] = {
 };
 
 static const struct measure columns[] = {
-    {"timed", COMBINE_FIRST},     {"model", COMBINE_FIRST},       {"epoch", COMBINE_SAME},
-    {"parameters", COMBINE_SAME}, {"test_samples", COMBINE_SAME}, {"test_loss", COMBINE_SAME},
-    {"test_acc", COMBINE_SAME},   {"memory_bytes", COMBINE_SAME}, {NULL, COMBINE_FIRST},
+    {"timed_stages", COMBINE_FIRST}, {"model", COMBINE_FIRST},       {"epoch", COMBINE_SAME},
+    {"parameters", COMBINE_SAME},    {"test_samples", COMBINE_SAME}, {"test_loss", COMBINE_SAME},
+    {"test_acc", COMBINE_SAME},      {"memory_bytes", COMBINE_SAME}, {NULL, COMBINE_FIRST},
 };
 static const char *const shown[] = {"test_acc", NULL};
 static const char *const baselines[] = {"infer-naive", NULL};
@@ -249,7 +249,7 @@ static enum status infer_measure(const void *input, const struct variant *varian
     double loss, accuracy;
     (void)variant;
     TRY(judge(opened, state, &loss, &accuracy));
-    measures_put(measures, "timed", "gather+forward");
+    measures_put(measures, "timed_stages", "gather+forward");
     measures_put(measures, "model", "%s", opened->model.name);
     measures_put(measures, "epoch", "%" PRIu32, opened->checkpoint.history.epochs);
     measures_put(measures, "parameters", "%zu", opened->model.parameters);
@@ -263,7 +263,7 @@ static enum status infer_measure(const void *input, const struct variant *varian
 
 const struct workload workload_infer = {
     .name = "infer",
-    .schema = "infer/2",
+    .schema = "infer/3",
     .summary = "runs a trained network over a test set, batch by batch",
     .item = "samples",
     .options = options,

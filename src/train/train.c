@@ -89,13 +89,13 @@ static const struct option_spec options[] = {
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
 
 static const struct measure columns[] = {
-    {"timed", COMBINE_FIRST},
+    {"timed_stages", COMBINE_FIRST},
     {"epoch", COMBINE_SAME},
     {"steps", COMBINE_SAME},
     {"parameters", COMBINE_SAME},
     {"train_samples", COMBINE_SAME},
     {"test_samples", COMBINE_SAME},
-    {"loss", COMBINE_SAME},
+    {"train_loss", COMBINE_SAME},
     {"train_acc", COMBINE_SAME},
     {"test_loss", COMBINE_SAME},
     {"test_acc", COMBINE_SAME},
@@ -113,7 +113,7 @@ static const struct measure columns[] = {
     {"loss_scale", COMBINE_SAME},
     {NULL, COMBINE_FIRST},
 };
-static const char *const shown[] = {"epoch", "loss", "train_acc", "test_acc", NULL};
+static const char *const shown[] = {"epoch", "train_loss", "train_acc", "test_acc", NULL};
 static const char *const baselines[] = {"train-naive", NULL};
 
 /* The workload's input and what it owns. */
@@ -410,14 +410,14 @@ static enum status train_measure(const void *input, const struct variant *varian
     struct train_epoch epoch;
     (void)variant;
     TRY(trainer_finish(state, &epoch));
-    measures_put(measures, "timed", "%sgather+forward+backward+update",
+    measures_put(measures, "timed_stages", "%sgather+forward+backward+update",
                  opened->data.feed == DATA_LIVE ? "generate+" : "");
     measures_put(measures, "epoch", "%" PRIu32, epoch.history.epochs);
     measures_put(measures, "steps", "%" PRIu32, epoch.steps);
     measures_put(measures, "parameters", "%zu", opened->model.parameters);
     measures_put(measures, "train_samples", "%" PRIu32, opened->data.sets[DATA_TRAIN].count);
     measures_put(measures, "test_samples", "%" PRIu32, opened->data.sets[DATA_TEST].count);
-    measures_real(measures, "loss", epoch.loss, 9);
+    measures_real(measures, "train_loss", epoch.loss, 9);
     measures_real(measures, "train_acc", epoch.train_accuracy, 6);
     measures_real(measures, "test_loss", epoch.test_loss, 9);
     measures_real(measures, "test_acc", epoch.test_accuracy, 6);
@@ -442,7 +442,7 @@ static enum status train_measure(const void *input, const struct variant *varian
 
 const struct workload workload_train = {
     .name = "train",
-    .schema = "train/3",
+    .schema = "train/4",
     .summary = "trains a network to classify, epoch by epoch",
     .item = "samples",
     .options = options,

@@ -1,0 +1,421 @@
+#!/usr/bin/env python3
+"""Converts CSV files that an older fdsl-bench wrote to the columns of the current one, so that it can append to them and
+figures and reports can read them.
+
+  scripts/migrate_rows.py [--check] [--output DIR] FILE...
+
+  --check           change nothing; exit with status 3 if a file must be converted
+  --output DIR      write DIR/NAME and leave FILE as it is; refuses to overwrite
+  --lock-timeout S  wait up to S seconds for a process that is writing to a file (default: 60)
+
+Examples:
+  scripts/migrate_rows.py results/*.csv                  convert in place what is old; leave all other files as they are
+  scripts/migrate_rows.py --check results/*.csv          is anything old?
+  scripts/migrate_rows.py --output converted old/*.csv   keep the old files
+
+Renamed columns get their new names, new columns are empty or have the value that older programs implied, and all other values,
+quotes and line ends stay as they are, in the same order. Rows of --samples-out are converted too. Files of the current schema
+are not touched, and files without rows of fdsl-bench are left out with a note. A file is replaced in one step, under the lock
+that fdsl-bench takes to append, and keeps its mode.
+
+The meaning of a few columns has changed: roofline_share of rows without `bound`, digest of rows without `scaling`, and a spread
+of 0 (time_sd_s, time_cv) of a single sample. Such values are left empty, and the old file is kept beside the new one, as
+rows.csv.load-4 if its rows were load/4. docs/schemas.md has all changes.
+
+Exit status: 0 done, 1 a file could not be converted (the others were), 2 usage, 3 --check found an older file.
+"""
+
+import argparse
+import collections
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+
+IDENTITY = "schema time_utc host job_id revision workload variant device driver cuda ranks rank threads scaling ranks_per_device"
+TIMES = """warmups samples settled median_error time_min_s time_median_s time_mean_s time_p95_s time_p99_s time_sd_s wall_s
+    items items_per_s bytes_per_s flops bytes peak_flops_per_s peak_bytes_per_s bound roofline_share time_cv outliers throttled
+    sm_clock_mhz memory_clock_mhz energy_j_per_item instruction_set speedup baseline imbalance efficiency timed_stages"""
+COMPUTE = "compute_ms steps stall_share first_batch_s step_s busy_share slowdown bus_share bus_slowdown loss"
+END = "cache verified wrong"
+SAMPLE = ["sample", "wall_s", "device_s"]  # of --samples-out, after the parameters
+
+# The columns of each workload: parameters and measures. fdsl-bench writes them in this order.
+PARAMETERS = {
+    "synth": """batch res vertices orbits formula seed instance classes preset preset_file class noise line_width radius oval_x
+        oval_y freq1 freq2 dtype channels layout out_res fit mean std compute""",
+    "load": """data batch shuffle seed epochs iodepth block prefetch on_error decode augment shift mean std dtype ring chunk
+        compute""",
+    "train": """data train_size test_size classes res model batch epochs optimizer lr momentum beta1 beta2 epsilon weight_decay
+        lr_schedule lr_warmup lr_step lr_gamma label_smoothing feed fresh shift flip raw seed""",
+    "infer": "checkpoint data train_size test_size classes res batch",
+}
+MEASURES = {
+    "synth": f"noise_s vertices_s painting_s digest {COMPUTE}",
+    "load": f"""store shards sample_bytes skipped displacement shards_per_batch resident_share_before resident_share_after
+        storage_read_bytes copy_bytes_per_s copy_share gds open_p50_s open_p99_s open_p999_s read_p50_s read_p99_s read_p999_s
+        close_p50_s close_p99_s close_p999_s decode_s augment_s checksum {COMPUTE}""",
+    "train": """epoch steps parameters train_samples test_samples train_loss train_acc test_loss test_acc last_lr trained_s
+        to_98_s to_99_s data_share memory_bytes generate_share generated_per_s opening_s init skipped_steps loss_scale""",
+    "infer": "model epoch parameters test_samples test_loss test_acc memory_bytes",
+}
+COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}".split() for name in PARAMETERS}
+CURRENT = {"synth": 7, "load": 7, "train": 4, "infer": 3, "monitor": 1}
+
+# Former names of columns.
+RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
+RENAMED_COMPUTE = {"wait_share": "stall_share", "first_wait_s": "first_batch_s", "utilisation": "busy_share"}
+RENAMED = {
+    "synth": {**RENAMED_EVERYWHERE, **RENAMED_COMPUTE, "output": "dtype"},
+    "load": {**RENAMED_EVERYWHERE, **RENAMED_COMPUTE, "tensor": "dtype", "depth": "iodepth", "layout": "store",
+             "tally": "checksum", "shards_a_batch": "shards_per_batch", "resident_before": "resident_share_before",
+             "resident_after": "resident_share_after", "device_bytes": "storage_read_bytes"},
+    "train": {**RENAMED_EVERYWHERE, "loss": "train_loss"},
+    "infer": RENAMED_EVERYWHERE,
+}
+
+# The last schema in which columns may be missing.
+ROOFLINE = """settled median_error flops bytes peak_flops_per_s peak_bytes_per_s bound sm_clock_mhz memory_clock_mhz
+    energy_j_per_item instruction_set speedup baseline"""
+STEPS = "compute_ms steps stall_share first_batch_s step_s busy_share slowdown"
+ADDED_AFTER = {
+    "synth": {1: "dtype channels layout out_res fit mean std", 2: "scaling ranks_per_device imbalance efficiency", 3: STEPS,
+              4: "compute bus_share bus_slowdown loss", 5: ROOFLINE},
+    "load": {3: STEPS, 4: "dtype ring chunk gds compute bus_share bus_slowdown loss", 5: ROOFLINE},
+    "train": {2: f"feed fresh generate_share generated_per_s opening_s init skipped_steps loss_scale {ROOFLINE}"},
+    "infer": {1: ROOFLINE},
+}
+
+# Values of missing columns that older programs implied: a constant, or the value of another column.
+IMPLIED = {"synth": {"dtype": "u8", "channels": "1", "layout": "nchw"}, "train": {"feed": "stored"}}
+SAME_AS = {"synth": {"out_res": "res", "compute": "compute_ms"}, "load": {"compute": "compute_ms"}}
+
+# Columns whose meaning changed when another column was added.
+CHANGED_WITH = {"roofline_share": "bound", "digest": "scaling"}
+
+FIELD = re.compile(r'((?:[^",\n]|"[^"]*")*)(,|\n|\Z)')
+POLL_S = 0.02
+
+
+class Refused(Exception):
+    """A file that cannot be converted: one line with the file, the place and a remedy."""
+
+
+class NotRows(Exception):
+    """A file without rows of fdsl-bench."""
+
+
+Table = collections.namedtuple("Table", "header ending records")  # records: (line, raw fields, line end); no fields: empty line
+Examined = collections.namedtuple("Examined", "data table workload version schema")  # a file
+
+
+def plain(field):
+    """Returns the value of a raw field."""
+    return field[1:-1].replace('""', '"') if len(field) > 1 and field[0] == field[-1] == '"' else field
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------
+
+
+def split(path, text):
+    """Splits CSV text into a Table of raw fields, which keep their quotes."""
+    records, fields, line, begin, at = [], [], 1, 1, 0
+    while at < len(text):
+        match = FIELD.match(text, at)
+        if not match or not match[2]:
+            raise Refused(f"{path}, line {begin}: the last row has no line end and may be incomplete; complete or delete it")
+        fields.append(match[1])
+        at, line = match.end(), line + match[0].count("\n")
+        if match[2] == "\n":
+            ending = "\r\n" if fields[-1].endswith("\r") else "\n"
+            fields[-1] = fields[-1][:len(fields[-1]) - len(ending) + 1]
+            records.append((begin, fields if fields != [""] else [], ending))
+            fields, begin = [], line
+    if fields:  # the text ends with a comma
+        raise Refused(f"{path}, line {begin}: the last row has no line end and may be incomplete; complete or delete it")
+    if not records:
+        raise NotRows(f"{path}: empty")
+    return Table([plain(field) for field in records[0][1]], records[0][2], records[1:])
+
+
+def schema_of(path, table):
+    """Returns (workload, version) of all rows, which must be the same."""
+    if table.header[:1] != ["schema"]:
+        raise NotRows(f"{path}: no rows of fdsl-bench")
+    found = None
+    for line, fields, _ in table.records:
+        if not fields:
+            continue
+        schema = plain(fields[0])
+        if schema == "schema":
+            raise Refused(f"{path}, line {line}: a second header; split the file in two there")
+        if len(fields) != len(table.header):
+            raise Refused(f"{path}, line {line}: {len(fields)} fields where the header has {len(table.header)}; "
+                          "repair or delete this row")
+        if found and schema != found:
+            raise Refused(f"{path}, line {line}: schema '{schema}' after rows of '{found}'; split the file in two")
+        found = schema
+    if not found:
+        raise Refused(f"{path}: no rows after the header, so its schema is unknown; delete it")
+    workload, _, version = found.partition("/")
+    if workload not in CURRENT or not re.fullmatch("[1-9][0-9]{0,3}", version):
+        raise Refused(f"{path}, line {table.records[0][0]}: unknown schema '{found[:40]}' (known: "
+                      f"{', '.join(f'{name}/{number}' for name, number in CURRENT.items())} and older); move this file away")
+    if int(version) > CURRENT[workload]:
+        raise Refused(f"{path}: rows of {found}, newer than {workload}/{CURRENT[workload]}, which this script writes; use the "
+                      "script of the revision that wrote them")
+    return workload, int(version)
+
+
+def examine(path, data):
+    """Reads the bytes of a file. Bytes become characters one by one, so that none is changed."""
+    table = split(path, data.decode("latin-1"))
+    workload, version = schema_of(path, table)
+    if workload in COLUMNS and version == CURRENT[workload] and table.header != new_columns(workload, table.header):
+        raise Refused(f"{path}, line 1: the columns are not those of {workload}/{version}; restore the header")
+    return Examined(data, table, workload, version, f"{workload}/{version}")
+
+
+# ---- Converting ------------------------------------------------------------------------------------------------
+
+
+def new_columns(workload, header):
+    """Returns the current columns of a file: those of rows or those of samples."""
+    columns = COLUMNS[workload]
+    return columns[:columns.index("warmups")] + SAMPLE if "sample" in header else columns
+
+
+def names_of(path, workload, version, header):
+    """Returns the current name of each column of an older file. Refuses unknown, repeated and missing columns."""
+    columns, schema = new_columns(workload, header), f"{workload}/{version}"
+    names = [RENAMED[workload].get(name, name) for name in header]
+    if "sample" in header and "compute" not in names:  # the option itself; its measure is not in samples
+        names = ["compute" if name == "compute_ms" else name for name in names]
+    for old, name in zip(header, names):
+        if name not in columns:
+            raise Refused(f"{path}, line 1: unknown column '{old}' in rows of {schema}, and its values would be lost; "
+                          "remove this column first, or convert a copy without it")
+        if names.count(name) > 1:
+            raise Refused(f"{path}, line 1: two columns for '{name}'; remove one of them")
+    may_miss = set(" ".join(added for last, added in ADDED_AFTER[workload].items() if version <= last).split())
+    missing = [name for name in columns if name not in names and name not in may_miss]
+    if missing:
+        raise Refused(f"{path}, line 1: rows of {schema} have a column '{missing[0]}', but this file does not; "
+                      "restore this column, or measure again")
+    return names
+
+
+def outdated(names, cells):
+    """Returns the columns of a row whose values have an older meaning."""
+    found = [name for name, marker in CHANGED_WITH.items() if marker not in names and cells.get(name)]
+    if "settled" not in names and plain(cells.get("samples", "")) == "1":  # a single sample had a spread of 0
+        found += [name for name in ("time_sd_s", "time_cv") if plain(cells[name]) == "0"]
+    return found
+
+
+def converted(path, table, workload, version):
+    """Returns the text of the converted file, and a count of the values left empty by column."""
+    names, columns = names_of(path, workload, version, table.header), new_columns(workload, table.header)
+    constants, copies = IMPLIED.get(workload, {}), SAME_AS.get(workload, {})
+    lines, emptied = [",".join(columns) + table.ending], collections.Counter()
+    for _, fields, ending in table.records:
+        if not fields:
+            lines.append(ending)
+            continue
+        cells = dict(zip(names, fields))
+        old = outdated(names, cells)
+        emptied.update(old)
+        implied = {name: cells.get(copies.get(name), constants.get(name, "")) for name in columns if name not in cells}
+        cells.update({**implied, **dict.fromkeys(old, ""), "schema": f"{workload}/{CURRENT[workload]}"})
+        lines.append(",".join(cells[name] for name in columns) + ending)
+    return "".join(lines), emptied
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------
+
+
+def why(error):
+    return error.strerror or str(error)
+
+
+def lock(file, path, operation, timeout_s):
+    """Takes the lock that fdsl-bench takes to append."""
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(file, operation | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise Refused(f"{path}: another process has had it locked for {timeout_s:g} s; wait until that process ends, or "
+                              "raise --lock-timeout") from None
+            time.sleep(POLL_S)
+        except OSError:  # a file system without locks
+            print(f"migrate_rows: {path}: this file system has no locks; let no process append to it now", file=sys.stderr)
+            return
+
+
+def open_locked(path, change, timeout_s):
+    """Opens and locks a file; opens it again if another process replaced it before this one got the lock."""
+    while True:
+        try:
+            file = open(path, "r+b" if change else "rb")
+        except OSError as error:
+            remedy = "; write the result elsewhere with --output DIR" if change and os.access(path, os.R_OK) else ""
+            raise Refused(f"{path} cannot be opened: {why(error)}{remedy}") from None
+        try:
+            lock(file, path, fcntl.LOCK_EX if change else fcntl.LOCK_SH, timeout_s)
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                return file
+        except BaseException as error:
+            file.close()
+            if isinstance(error, FileNotFoundError):
+                raise Refused(f"{path}: another process has just removed it") from None
+            raise
+        file.close()
+
+
+def sync_folder(folder):
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:  # some file systems cannot
+        pass
+    finally:
+        os.close(handle)
+
+
+def write_whole(path, data, status):
+    """Writes a file with the mode and owner of `status`, or leaves what is there."""
+    folder, name = os.path.split(os.path.abspath(path))
+    part = None
+    try:
+        handle, part = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            try:
+                os.fchown(handle, status.st_uid, status.st_gid)
+            except OSError:  # only root may give files away
+                pass
+            os.fchmod(handle, status.st_mode & 0o7777)
+            file.flush()
+            os.fsync(handle)
+        os.rename(part, path)
+    except OSError as error:
+        if part and os.path.exists(part):
+            os.unlink(part)
+        raise Refused(f"{path} cannot be written: {why(error)}; free space or allow writing to {folder}, or write elsewhere "
+                      "with --output DIR") from None
+    sync_folder(folder)
+
+
+def keep(path, data, schema):
+    """Keeps the old file under another name, which is returned."""
+    kept = f"{path}.{schema.replace('/', '-')}"
+    try:
+        if os.path.lexists(kept):
+            with open(kept, "rb") as file:
+                if file.read() == data:
+                    return kept
+            raise Refused(f"{path}: the old file would be kept as {kept}, which exists; move that file away")
+        try:
+            os.link(path, kept)
+        except OSError:  # a file system without hard links
+            shutil.copy2(path, kept)
+    except OSError as error:
+        raise Refused(f"{path}: the old file cannot be kept as {kept}: {why(error)}; use --output DIR") from None
+    return kept
+
+
+def write_elsewhere(path, folder, data, status):
+    """Writes the result to a folder. Returns where."""
+    place = os.path.join(folder, os.path.basename(path))
+    if os.path.lexists(place):
+        raise Refused(f"{place} exists; choose another folder with --output, or remove this file")
+    write_whole(place, data, status)
+    return place
+
+
+def is_current(file):
+    return file.version == CURRENT[file.workload]
+
+
+def check(path, file):
+    converted(path, file.table, file.workload, file.version)
+    print(f"{path}: has rows of {file.schema}; convert them to {file.workload}/{CURRENT[file.workload]} with: "
+          f"scripts/migrate_rows.py {shlex.quote(path)}")
+
+
+def replace(path, file, status, output):
+    """Writes the converted file, to the folder `output` or in place of the old one, which the caller has locked."""
+    text, emptied = converted(path, file.table, file.workload, file.version)
+    place, notes = path, ""
+    if emptied:
+        notes = "; left empty, because their meaning has changed: " + ", ".join(
+            f"{name} in {count} row{'s' * (count != 1)}" for name, count in emptied.items())
+    if output:
+        place = write_elsewhere(path, output, text.encode("latin-1"), status)
+    else:
+        notes += f"; the old file is {keep(path, file.data, file.schema)}" if emptied else ""
+        write_whole(path, text.encode("latin-1"), status)
+    rows = sum(bool(fields) for _, fields, _ in file.table.records)
+    print(f"{place}: {rows} row{'s' * (rows != 1)} of {file.schema} converted to {file.workload}/{CURRENT[file.workload]}{notes}")
+
+
+def migrate(path, options):
+    """Converts a file. Returns whether it was of an older schema."""
+    path = os.path.realpath(path) if os.path.islink(path) else path
+    if not os.path.isfile(path):
+        raise Refused(f"{path}: {'not a regular file' if os.path.exists(path) else 'no such file'}; name CSV files")
+    with open_locked(path, False, options.lock_timeout) as stream:
+        file = examine(path, stream.read())
+        if options.check and not is_current(file):
+            check(path, file)
+            return True
+    if not is_current(file):  # only now is permission to write needed; another process may have changed the file since
+        with open_locked(path, not options.output, options.lock_timeout) as stream:
+            file = examine(path, stream.read())
+            if not is_current(file):
+                replace(path, file, os.fstat(stream.fileno()), options.output)
+                return True
+    if options.output:
+        write_elsewhere(path, options.output, file.data, os.stat(path))
+    print(f"{path}: has the current schema, {file.schema}")
+    return False
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(prog="scripts/migrate_rows.py", add_help=False)
+    parser.add_argument("files", nargs="*")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--output")
+    parser.add_argument("--lock-timeout", type=float, default=60)
+    parser.add_argument("-h", "--help", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.help:
+        print(__doc__.strip())
+        return 0
+    if not options.files:
+        parser.error("name at least one CSV file; --help has examples")
+    if options.check and options.output:
+        parser.error("--check writes nothing; leave out --output or --check")
+    if options.output and not os.path.isdir(options.output):
+        parser.error(f"--output {options.output}: no such folder; create it first")
+    failed, older = False, False
+    for path in options.files:
+        try:
+            older |= migrate(path, options)
+        except NotRows as note:
+            print(f"migrate_rows: {note}; left as it is", file=sys.stderr)
+        except Refused as error:
+            print(f"migrate_rows: {error}", file=sys.stderr)
+            failed = True
+    return 1 if failed else 3 if options.check and older else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

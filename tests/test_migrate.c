@@ -1,0 +1,309 @@
+/* Tests scripts/migrate_rows.py: rows of every older schema become current rows without loss, and files that
+ * cannot be converted stay as they are. tests/data/rows has the first rows of each older header. */
+#include <criterion/criterion.h>
+
+#include <stdlib.h>
+
+#include "command.h"
+#include "core/portable.h"
+#include "shell.h"
+
+#define MIGRATE "$R/scripts/migrate_rows.py "
+#define OLD     "$R/tests/data/rows/"
+#define NAIVE                                                                                               \
+    "$P --variant naive --res 16 --batch 2 --vertices 5 --orbits 3 --radius 3 --warmups 0 --warmup-time 0 " \
+    "--loops 2 "
+
+static void set_up(void)
+{
+    shell_set_up();
+    setenv("R", root, 1);
+    if (shell("python3 -c ''") != 0)
+        cr_skip_test("no python3");
+}
+
+TestSuite(migrate, .init = set_up, .fini = shell_tear_down, .timeout = 120);
+
+/* ---- What becomes of values ---- */
+
+/* Compares FILE.old with FILE by the csv module, which the script does not use. Prints the columns whose
+ * values are missing in FILE. `names` is independent of the script's table. */
+static const char compare[] =
+    "import csv, sys\n"
+    "old, new = (list(csv.DictReader(open(sys.argv[1] + end))) for end in ('.old', ''))\n"
+    "names = dict(pair.split(':') for pair in ('output:dtype tensor:dtype depth:iodepth tally:checksum '\n"
+    "    'shards_a_batch:shards_per_batch resident_before:resident_share_before '\n"
+    "    'resident_after:resident_share_after device_bytes:storage_read_bytes wait_share:stall_share "
+    "first_wait_s:first_batch_s '\n"
+    "    'utilisation:busy_share peak_flops:peak_flops_per_s mem_clock_mhz:memory_clock_mhz '\n"
+    "    'timed:timed_stages').split())\n"
+    "names.update({'layout': 'store'} if old[0]['workload'] == 'load' else {})\n"
+    "names.update({'loss': 'train_loss'} if old[0]['workload'] == 'train' else {})\n"
+    "assert len(old) == len(new) == 2\n"
+    "lost = {name for a, b in zip(old, new) for name in a if name != 'schema' and\n"
+    "        a[name] != b[names.get(name, name)]}\n"
+    "print(' '.join(sorted(lost)))\n";
+
+Test(migrate, every_older_schema)
+{
+    static const struct {
+        const char *name, *now, *lost;
+    } files[] = {{"synth_1", "synth/7", "digest roofline_share"},
+                 {"synth_2", "synth/7", "digest roofline_share"},
+                 {"synth_3", "synth/7", "roofline_share"},
+                 {"synth_4", "synth/7", "roofline_share"},
+                 {"synth_5", "synth/7", "roofline_share"},
+                 {"load_3", "load/7", ""},
+                 {"load_4", "load/7", ""},
+                 {"load_4_b", "load/7", ""},
+                 {"load_5", "load/7", ""},
+                 {"train_1", "train/4", "time_cv time_sd_s"},
+                 {"train_2", "train/4", "roofline_share time_cv time_sd_s"},
+                 {"train_2_b", "train/4", "roofline_share time_cv time_sd_s"},
+                 {"train_2_c", "train/4", "roofline_share time_cv time_sd_s"},
+                 {"train_3", "train/4", ""},
+                 {"infer_1", "infer/3", "roofline_share"}};
+    put("compare.py", compare, sizeof compare - 1);
+    EXPECT(0, "ls " OLD "*.csv | wc -l");
+    cr_expect_eq(atoi(out), (int)COUNT_OF(files));
+    for (size_t i = 0; i < COUNT_OF(files); i++) {
+        const char *name = files[i].name;
+        EXPECT(0, "cp " OLD "%s.csv a.csv.old && cp a.csv.old a.csv && chmod 640 a.csv && " MIGRATE "a.csv",
+               name);
+        cr_expect(strstr(out, "a.csv: 2 rows of ") == out && strstr(out, files[i].now), "%s", out);
+        EXPECT(0, "python3 compare.py a.csv");
+        cr_expect(strncmp(out, files[i].lost, strlen(files[i].lost)) == 0 &&
+                      out[strlen(files[i].lost)] == '\n',
+                  "%s: lost %s", name, out);
+        EXPECT(0, "test $(stat -c %%a a.csv) = 640 && tail -n +2 a.csv | cut -d, -f1 | sort -u");
+        cr_expect(strncmp(out, files[i].now, strlen(files[i].now)) == 0, "%s", out);
+        /* The old file is kept only if values were left out. */
+        EXPECT(0, "ls a.csv.*-* 2>/dev/null | wc -l");
+        cr_expect_eq(atoi(out), *files[i].lost != '\0', "%s: %s", name, out);
+        EXPECT(0, "for kept in a.csv.*-*; do test ! -e $kept || cmp $kept a.csv.old; done; rm -f a.csv.*-*");
+    }
+}
+
+Test(migrate, implied_values)
+{
+    static const char show[] = "python3 -c 'import csv, sys\n"
+                               "row = next(csv.DictReader(open(\"a.csv\")))\n"
+                               "print(*(row[name] for name in sys.argv[1:]), sep=\",\")' ";
+    EXPECT(0,
+           "cp " OLD "synth_1.csv a.csv && " MIGRATE
+           "a.csv && %s dtype channels layout out_res fit scaling compute",
+           show);
+    cr_expect(strstr(out, "\nu8,1,nchw,224,,,\n"), "%s", out);
+    EXPECT(0,
+           "awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } NR == 2 { $at[\"tensor\"] = "
+           "\"f16\"; "
+           "$at[\"compute_ms\"] = 5 } 1' " OLD "load_4.csv > a.csv && " MIGRATE
+           "a.csv && %s dtype compute compute_ms store iodepth",
+           show);
+    cr_expect(strstr(out, "\nf16,5,5,files,32\n"), "%s", out);
+    EXPECT(0, "cp " OLD "load_3.csv a.csv && " MIGRATE "a.csv && %s dtype store iodepth compute", show);
+    cr_expect(strstr(out, "\n,files,32,\n"), "%s", out);
+    EXPECT(0, "cp " OLD "train_1.csv a.csv && " MIGRATE "a.csv && %s feed fresh init", show);
+    cr_expect(strstr(out, "\nstored,,\n"), "%s", out);
+}
+
+/* Quotes, line ends, line breaks in quotes, empty lines and bytes that are not UTF-8 stay as they are. */
+Test(migrate, values_keep_their_bytes)
+{
+    EXPECT(0, "{ cat " OLD
+              "train_3.csv | sed '2s/,vm,/,\"a \"\"b\"\", c\\nd\",/; 3s/,vm,/,\"v\\xffm\",/; s/$/\\r/'; "
+              "printf '\\n'; } > a.csv; cp a.csv b.csv; " MIGRATE "a.csv && "
+              "sed 's,^train/3,train/4,' b.csv | tail -n +2 > c.csv && tail -n +2 a.csv | cmp - c.csv");
+}
+
+/* Rows of the current program with the former names become those rows again, byte for byte. */
+Test(migrate, former_names_become_current_ones)
+{
+    EXPECT(0, NAIVE "--out a.csv --samples-out s.csv >log 2>&1 || { cat log; exit 1; }");
+    EXPECT(
+        0,
+        "for f in a s; do sed '1s/,dtype,/,output,/; 1s/,timed_stages,/,timed,/; "
+        "1s/,stall_share,first_batch_s,/,wait_share,first_wait_s,/; 1s/,busy_share,/,utilisation,/; "
+        "1s/,peak_flops_per_s,/,peak_flops,/; 1s/,memory_clock_mhz,/,mem_clock_mhz,/; s,^synth/7,synth/6,' "
+        "$f.csv > old_$f.csv; ! cmp -s $f.csv old_$f.csv || exit; done; " MIGRATE "old_?.csv && "
+        "cmp a.csv old_a.csv && cmp s.csv old_s.csv");
+    cr_expect(strstr(out, "old_s.csv: 2 rows of synth/6 converted to synth/7"), "%s", out);
+}
+
+/* ---- The program ---- */
+
+/* The script's table has the columns that the program writes. */
+Test(migrate, columns_are_those_of_the_program)
+{
+    EXPECT(0, NAIVE "--out rows_synth.csv >log 2>&1 || { cat log; exit 1; }");
+    EXPECT(0, "$P --variant train-naive --data digits --train-size 40 --test-size 10 --model logreg --batch "
+              "10 --epochs 1 "
+              "--checkpoint c --out rows_train.csv >log 2>&1 || { cat log; exit 1; }");
+    EXPECT(0, "$P --variant infer-naive --checkpoint c --batch 10 "
+              "--loops 2 --warmups 0 --warmup-time 0 "
+              "--out rows_infer.csv >log 2>&1 || { cat log; exit 1; }");
+#ifdef HAVE_XXHASH
+    EXPECT(0, "$P --prepare set --samples 40 --sample-shape 3,4,4 --dtype u8 >log 2>&1 && $P --variant "
+              "shards --data set "
+              "--loops 2 --warmups 0 --warmup-time 0 --out rows_load.csv >log 2>&1 || { cat log; exit 1; }");
+#endif
+    EXPECT(0, MIGRATE "--check rows_*.csv");
+    cr_expect(strstr(out, "rows_synth.csv: has the current schema, synth/") &&
+                  strstr(out, "rows_train.csv: has the current schema, train/") &&
+                  strstr(out, "rows_infer.csv: has the current schema, infer/"),
+              "%s", out);
+}
+
+/* The refusal names the command that makes appending possible. */
+Test(migrate, the_program_names_the_script)
+{
+    EXPECT(2, "cp " OLD "synth_5.csv a.csv; " NAIVE "--out a.csv");
+    cr_expect(strstr(out, "a.csv has rows of the older schema synth/5, not synth/7; convert it with: "
+                          "scripts/migrate_rows.py a.csv (or name another file)"),
+              "%s", out);
+    EXPECT(0, MIGRATE "a.csv && " NAIVE "--out a.csv >log 2>&1 || { cat log; exit 1; }");
+    EXPECT(0, "grep -c ^synth/7 a.csv");
+    cr_expect_eq(atoi(out), 3, "%s", out);
+    EXPECT(2, "cp " OLD
+              "train_3.csv t.csv; $P --variant train-naive --data digits --train-size 40 --test-size 10 "
+              "--model logreg --batch 10 --epochs 1 --checkpoint c --resume --out t.csv");
+    cr_expect(strstr(out, "scripts/migrate_rows.py t.csv"), "%s", out);
+    /* Newer rows and those of other workloads cannot be converted. */
+    EXPECT(2, "sed 's,^synth/5,synth/8,' " OLD "synth_5.csv > b.csv; " NAIVE "--out b.csv");
+    cr_expect(strstr(out, "has other columns") && !strstr(out, "migrate"), "%s", out);
+    EXPECT(2, NAIVE "--out " OLD "load_5.csv");
+    cr_expect(strstr(out, "has other columns") && !strstr(out, "migrate"), "%s", out);
+}
+
+/* ---- Files that stay as they are ---- */
+
+Test(migrate, current_files_are_not_touched)
+{
+    EXPECT(0, "cp " OLD "load_5.csv a.csv && " MIGRATE
+              "a.csv && touch -d 2001-01-01 a.csv && cp -p a.csv b.csv && " MIGRATE
+              "a.csv && cmp a.csv b.csv && test $(stat -c %%Y a.csv) = $(stat -c %%Y b.csv)");
+    cr_expect(strstr(out, "a.csv: has the current schema, load/7\n"), "%s", out);
+    EXPECT(0, "cp $R/tests/data/figures/monitor.csv m.csv && printf 'a,b\\n1,2\\n' > other.csv && : > "
+              "empty.csv && " MIGRATE "--check *.csv && cmp m.csv $R/tests/data/figures/monitor.csv");
+    cr_expect(strstr(out, "other.csv: no rows of fdsl-bench; left as it is") &&
+                  strstr(out, "empty.csv: empty; left as it is"),
+              "%s", out);
+}
+
+Test(migrate, check_and_output_leave_the_file)
+{
+    EXPECT(3, "cp " OLD "synth_5.csv a.csv && touch -d 2001-01-01 a.csv && " MIGRATE "--check a.csv");
+    cr_expect(
+        strstr(out,
+               "a.csv: has rows of synth/5; convert them to synth/7 with: scripts/migrate_rows.py a.csv"),
+        "%s", out);
+    EXPECT(0, "mkdir d && " MIGRATE "--output d a.csv && cmp a.csv " OLD
+              "synth_5.csv && ls -A d . | grep -c '\\.csv\\.'; "
+              "test $(stat -c %%Y a.csv) = $(date -d 2001-01-01 +%%s) && grep -c ^synth/7 d/a.csv");
+    cr_expect(strstr(out, "\n0\n2\n"), "%s", out);
+    EXPECT(1, MIGRATE "--output d a.csv");
+    cr_expect(strstr(out, "d/a.csv exists; choose another folder"), "%s", out);
+    EXPECT(0, "mkdir e && " MIGRATE "--output e d/a.csv && cmp d/a.csv e/a.csv");
+    EXPECT(2, MIGRATE "--output nowhere a.csv");
+    EXPECT(2, MIGRATE "--output d --check a.csv");
+    EXPECT(2, MIGRATE);
+    EXPECT(0, MIGRATE "--help");
+    cr_expect(strstr(out, "Examples:"), "%s", out);
+}
+
+static const struct {
+    const char *make; /* writes a file to stdout from "$F", two rows of load/5 */
+    const char *says;
+} refused[] = {
+    {"head -c -1 $F", "line 3: the last row has no line end and may be incomplete; complete or delete it"},
+    {"head -c -40 $F", "line 3: the last row has no line end and may be incomplete"},
+    {"sed '3s/,vm,/,\"vm,/' $F", "line 3: the last row has no line end"},
+    {"sed '3s/,[^,]*$//' $F", "line 3: 88 fields where the header has 89; repair or delete this row"},
+    {"cat $F $F", "line 4: a second header; split the file in two there"},
+    {"sed '3s,^load/5,load/4,' $F", "line 3: schema 'load/4' after rows of 'load/5'; split the file in two"},
+    {"sed '1s/,gds,/,speed,/' $F",
+     "line 1: unknown column 'speed' in rows of load/5, and its values would be lost"},
+    {"sed '1s/,gds,/,tally,/' $F", "line 1: two columns for 'checksum'; remove one of them"},
+    {"cut -d, -f-88 $F", "line 1: rows of load/5 have a column 'wrong', but this file does not"},
+    {"sed 's,^load/5,load/8,' $F", "rows of load/8, newer than load/7, which this script writes"},
+    {"sed 's,^load/5,read/5,' $F",
+     "line 2: unknown schema 'read/5' (known: synth/7, load/7, train/4, infer/3, monitor/1"},
+    {"sed 's,^load/5,load/7,' $F", "line 1: the columns are not those of load/7"},
+    {"head -1 $F", "no rows after the header, so its schema is unknown; delete it"},
+};
+
+Test(migrate, bad_files_are_refused)
+{
+    for (size_t i = 0; i < COUNT_OF(refused); i++) {
+        EXPECT(1,
+               "F=" OLD "load_5.csv; { %s; } > bad.csv; cp bad.csv copy.csv; s=0; " MIGRATE
+               "bad.csv || s=$?; cmp bad.csv copy.csv && test $(ls -A | wc -l) = 2 && exit $s",
+               refused[i].make);
+        cr_expect(strstr(out, "migrate_rows: bad.csv") == out && strstr(out, refused[i].says), "%s: %s",
+                  refused[i].make, out);
+        cr_expect(strchr(out, '\n') == strrchr(out, '\n'), "one line: %s", out);
+    }
+    EXPECT(1, "cp " OLD "load_4.csv good.csv; " MIGRATE "bad.csv nosuch.csv good.csv");
+    cr_expect(strstr(out, "nosuch.csv: no such file") && strstr(out, "good.csv: 2 rows of load/4 converted"),
+              "the others are converted: %s", out);
+}
+
+/* ---- The file system ---- */
+
+Test(migrate, links_are_followed)
+{
+    EXPECT(0, "mkdir d && cp " OLD "load_4.csv d/a.csv && ln -s d/a.csv l.csv && " MIGRATE
+              "l.csv && test -L l.csv && "
+              "grep -c ^load/7 d/a.csv");
+}
+
+#define AS_OTHER "%s env PATH=/usr/bin:/bin python3 migrate_rows.py "
+
+/* As another user, because root may write anywhere. */
+Test(migrate, a_folder_without_permission_to_write)
+{
+    const char *as = geteuid() == 0 ? "setpriv --reuid 65534 --regid 65534 --clear-groups" : "";
+    if (*as && shell("%s true", as) != 0)
+        cr_skip_test("no setpriv");
+    if (run("%s env PATH=/usr/bin:/bin python3 -c ''", as) != 0)
+        cr_skip_test("no python3 that another user can run");
+    EXPECT(0, "chmod 755 . && mkdir d && cp " OLD
+              "load_4.csv d/a.csv && cp d/a.csv d/b.csv && chmod 666 d/a.csv && "
+              "chmod 444 d/b.csv && chmod 555 d && cp $R/scripts/migrate_rows.py . && mkdir -m 777 free");
+    EXPECT(1, AS_OTHER "d/a.csv", as);
+    cr_expect(strstr(out, "d/a.csv cannot be written: Permission denied; ") && strstr(out, "--output DIR"),
+              "%s", out);
+    EXPECT(1, AS_OTHER "d/b.csv", as);
+    cr_expect(
+        strstr(out,
+               "d/b.csv cannot be opened: Permission denied; write the result elsewhere with --output DIR"),
+        "%s", out);
+    EXPECT(0,
+           "cmp d/a.csv " OLD "load_4.csv && cmp d/b.csv " OLD "load_4.csv && test $(ls -A d | wc -l) = 2");
+    EXPECT(0, AS_OTHER "--output free d/a.csv d/b.csv && grep -c ^load/7 free/b.csv", as);
+    EXPECT(0, "chmod 755 d");
+}
+
+Test(migrate, a_full_disk_changes_nothing)
+{
+    EXPECT(1, "cp " OLD "load_4.csv a.csv && (ulimit -f 1; trap '' XFSZ; python3 " MIGRATE "a.csv)");
+    cr_expect(strstr(out, "a.csv cannot be written: File too large"), "%s", out);
+    EXPECT(0, "cmp a.csv " OLD "load_4.csv && test $(ls -A | wc -l) = 1");
+}
+
+Test(migrate, waits_for_the_lock)
+{
+    EXPECT(1, "cp " OLD "load_4.csv a.csv && flock a.csv " MIGRATE "--lock-timeout 0.1 a.csv");
+    cr_expect(strstr(out, "a.csv: another process has had it locked for 0.1 s; wait until that process ends"),
+              "%s", out);
+    EXPECT(0, "{ flock a.csv sleep 1 & } && sleep 0.3; " MIGRATE "a.csv; wait; grep -c ^load/7 a.csv");
+}
+
+Test(migrate, a_kept_file_is_not_overwritten)
+{
+    EXPECT(1, "cp " OLD "synth_5.csv a.csv && echo other > a.csv.synth-5 && " MIGRATE "a.csv");
+    cr_expect(strstr(out, "the old file would be kept as a.csv.synth-5, which exists; move that file away"),
+              "%s", out);
+    EXPECT(0, "cmp a.csv " OLD "synth_5.csv && cp a.csv a.csv.synth-5 && " MIGRATE
+              "a.csv && cmp a.csv.synth-5 " OLD "synth_5.csv");
+}
