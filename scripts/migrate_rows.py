@@ -363,7 +363,8 @@ def replace(path, file, status, output):
         notes += f"; the old file is {keep(path, file.data, file.schema)}" if emptied else ""
         write_whole(path, text.encode("latin-1"), status)
     rows = sum(bool(fields) for _, fields, _ in file.table.records)
-    print(f"{place}: {rows} row{'s' * (rows != 1)} of {file.schema} converted to {file.workload}/{CURRENT[file.workload]}{notes}")
+    print(f"{place}: {rows} row{'s' * (rows != 1)} of {file.schema} converted to {file.workload}/{CURRENT[file.workload]}"
+          f"{notes}")
 
 
 def migrate(path, options):

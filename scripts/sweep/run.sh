@@ -427,7 +427,7 @@ merge_rows() {
             printf '%s\n' "$header" || return
         elif [[ $header != "$first" ]]; then
             complain "$folder/task_$n.csv and task_${have[0]}.csv have different columns, because two versions of \
-fdsl-bench wrote them; rerun with --redo"
+fdsl-bench wrote them; convert the older ones with scripts/migrate_rows.py $folder/task_*.csv, or rerun with --redo"
             return 1
         fi
         tail -n +2 "$folder/task_$n.csv" || return

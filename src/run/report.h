@@ -30,7 +30,7 @@ struct result {
     double efficiency;               /* parallel efficiency (ranks_efficiency()); 0 if unknown */
     bool verified;
     uint64_t wrong;
-    double stall_share;      /* time share in which the GPU waited for batches; negative without --compute */
+    double stall_share;     /* time share in which the GPU waited for batches; negative without --compute */
     const struct row *rows; /* one per rank, and one for all if there are several; none if not timed */
     size_t row_count;
 };
