@@ -446,14 +446,13 @@ Test(compute, files_as_they_are_are_no_pictures)
 
 #define FIXTURES "tests/data/figures"
 
-/* Current rows, including one with a real training step, whose duration no other row has. */
+/* Rows that include one with a real training step, whose duration no other row has. */
 Test(compute, break_even_takes_steps_of_a_given_length_alone)
 {
     static const char newer[] =
-        "awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; print $0, \"compute\", "
-        "\"bus_share\", \"bus_slowdown\", \"loss\"; next } { sub(\"/.*\", \"/5\", $1); print $0, "
-        "$at[\"compute_ms\"], 1, 1, \"\" } $at[\"variant\"] == \"%s\" && $at[\"compute_ms\"] == 5 { "
-        "$at[\"compute_ms\"] = 7; $at[\"items_per_s\"] = 1e9; print $0, \"%s\", 1, 1, 0.5 }' " FIXTURES
+        "awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } { print } "
+        "$at[\"variant\"] == \"%s\" && $at[\"compute_ms\"] == 5 { $at[\"compute_ms\"] = 7; "
+        "$at[\"items_per_s\"] = 1e9; $at[\"compute\"] = \"%s\"; $at[\"loss\"] = 0.5; print }' " FIXTURES
         "/break_even_%s.csv > %s/%s.csv";
     static const struct {
         const char *step;
