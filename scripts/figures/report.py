@@ -74,10 +74,8 @@ text = html.escape
 # ---- Commands --------------------------------------------------------------------------------------------------
 
 
-def option(column, load):
-    """Returns the option of a column. Three columns have the field's name where the option has another one."""
-    named = {"dtype": "tensor" if load else "output", "iodepth": "depth"}.get(column, column)
-    return "--" + named.replace("_", "-")
+def option(column):
+    return "--" + column.replace("_", "-")
 
 
 def batch_option(row):
@@ -100,7 +98,7 @@ def parameters(row):
         if column == "batch":
             value = f"{batch_option(row):.0f}"
         if value not in ("", default):
-            found.append((option(column, row.is_load), value))
+            found.append((option(column), value))
     return found
 
 
