@@ -119,12 +119,12 @@ Test(config, former_names_have_the_effect_of_the_present_ones)
     EXPECT(0, RUN "--variant naive --res 16 --batch 2 --output f16 >was 2>err && " RUN
                   "--variant naive --res 16 --batch 2 --dtype f16 >now");
     EXPECT(0, "python3 -c 'import csv; was, now = (next(csv.DictReader(open(name))) for name in (\"was\", "
-              "\"now\")); assert was[\"digest\"] == now[\"digest\"] != \"\" and was[\"output\"] == \"f16\"'");
+              "\"now\")); assert was[\"digest\"] == now[\"digest\"] != \"\" and was[\"dtype\"] == \"f16\"'");
 #ifdef HAVE_XXHASH
     need_samples();
     EXPECT(0, RUN "--variant shards-uring --data set --cache any --depth 3 >row 2>err || grep -q uring err");
     EXPECT(0,
-           "! test -s row || python3 -c 'import csv; assert next(csv.DictReader(open(\"row\")))[\"depth\"] "
+           "! test -s row || python3 -c 'import csv; assert next(csv.DictReader(open(\"row\")))[\"iodepth\"] "
            "== \"3\"'");
 #endif
 }
