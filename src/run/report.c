@@ -1,19 +1,16 @@
 #include "run/report.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#ifdef HAVE_JANSSON
-#include <jansson.h>
-#endif
 
 #include "core/text.h"
 #include "machine/comm.h"
 #include "machine/env.h"
 #include "machine/nvml.h"
+#include "run/formats.h"
 
 struct report {
     const struct settings *settings;
@@ -21,65 +18,8 @@ struct report {
     const char *baseline; /* the baseline of speed-ups; NULL: none */
     bool unsettled;       /* a line is marked because its median did not settle */
     bool coloured;
-#ifdef HAVE_JANSSON
-    json_t *rows; /* an array, for JSON */
-#endif
+    struct row_printer printer; /* for CSV and JSON */
 };
-
-/* Flushes stdout, so that lost output is reported as an error. */
-static enum status flush_stdout(void)
-{
-    if (fflush(stdout) == 0 && !ferror(stdout))
-        return STATUS_OK;
-    return status_set(STATUS_FAILED, "stdout could not be written: %s", strerror(errno));
-}
-
-/* ---- JSON ---- */
-
-#ifdef HAVE_JANSSON
-/* Converts a text to JSON. JSON must be UTF-8, so invalid bytes, as in file names, are escaped. */
-static json_t *json_text(const char *text)
-{
-    char printable[4096];
-    json_t *string = json_string(text);
-    return string ? string : json_string(text_printable(text, printable, sizeof printable));
-}
-
-/* Converts a field to JSON; null if the value does not apply. */
-static json_t *json_field(const struct field *field)
-{
-    if (*field->text == '\0')
-        return json_null();
-    if (field->kind == FIELD_FLAG)
-        return json_boolean(strcmp(field->text, "0") != 0 && strcmp(field->text, "no") != 0);
-    if (field->kind == FIELD_TEXT)
-        return json_text(field->text);
-    char *end;
-    errno = 0;
-    long long whole = strtoll(field->text, &end, 10);
-    if (*end == '\0') /* integers above 63 bits become strings, to stay exact */
-        return errno == 0 ? json_integer(whole) : json_string(field->text);
-    double real = strtod(field->text, &end); /* not every text is a number: rank may be "all" */
-    return *end == '\0' && isfinite(real) ? json_real(real) : json_string(field->text);
-}
-
-static enum status print_json(json_t *document)
-{
-    int printed = json_dumpf(document, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-    json_decref(document);
-    putchar('\n');
-    return printed == 0 ? STATUS_OK
-                        : status_set(STATUS_FAILED, "the JSON document could not be written to stdout");
-}
-
-static json_t *json_row(const struct row *row)
-{
-    json_t *object = json_object();
-    for (size_t i = 0; i < row->count; i++)
-        json_object_set_new(object, row->fields[i].column, json_field(&row->fields[i]));
-    return object;
-}
-#endif
 
 /* ---- The environment ---- */
 
@@ -165,15 +105,8 @@ enum status report_env(int device, int format)
 {
     struct row row = {0};
     enum status status = env_row(device, &row);
-    if (status == STATUS_OK && format == FORMAT_CSV) {
-        csv_write_header(stdout, &row);
-        csv_write_row(stdout, &row);
-    } else if (status == STATUS_OK && format == FORMAT_JSON) {
-#ifdef HAVE_JANSSON
-        status = print_json(json_row(&row));
-#else
-        status = status_set(STATUS_UNAVAILABLE, "--format json: not built, because jansson was not found");
-#endif
+    if (status == STATUS_OK && format != FORMAT_TABLE) {
+        status = format_row(&row, format);
     } else if (status == STATUS_OK) {
         for (size_t i = 0; i < row.count; i++)
             if (*row.fields[i].text) {
@@ -238,11 +171,9 @@ static bool is_listed(const struct settings *settings, const struct variant_entr
 static enum status list_rows(const struct resources *resources, const struct settings *settings)
 {
     enum status status = STATUS_OK;
-    int format = settings->format;
-    bool first = true;
-#ifdef HAVE_JANSSON
-    json_t *all = json_array();
-#endif
+    struct row_printer printer;
+    TRY(format_check(settings->format));
+    rows_begin(&printer, settings->format);
     for (size_t i = 0; status == STATUS_OK && i < variant_count; i++) {
         const struct variant_entry *entry = &variant_table[i];
         struct row row = {0};
@@ -250,27 +181,12 @@ static enum status list_rows(const struct resources *resources, const struct set
             continue;
         describe_variant(entry, variant_available(entry, resources) == STATUS_OK, &row);
         status = row_check(&row);
-        if (status == STATUS_OK && format == FORMAT_CSV) {
-            if (first)
-                csv_write_header(stdout, &row);
-            csv_write_row(stdout, &row);
-        }
-#ifdef HAVE_JANSSON
-        if (status == STATUS_OK && format == FORMAT_JSON)
-            json_array_append_new(all, json_row(&row));
-#endif
-        first = false;
+        if (status == STATUS_OK)
+            rows_add(&printer, &row);
         row_free(&row);
     }
-#ifdef HAVE_JANSSON
-    if (status == STATUS_OK && format == FORMAT_JSON)
-        return print_json(all);
-    json_decref(all);
-#else
-    if (format == FORMAT_JSON)
-        return status_set(STATUS_UNAVAILABLE, "--format json: not built, because jansson was not found");
-#endif
-    return status;
+    enum status printed = rows_end(&printer, NULL, NULL);
+    return status == STATUS_OK ? printed : status;
 }
 
 enum status report_list(const struct resources *resources, const struct settings *settings)
@@ -299,21 +215,6 @@ enum status report_list(const struct resources *resources, const struct settings
 }
 
 /* ---- The table ---- */
-
-/* Formats a time in the unit that leaves 1 to 999 before the decimal point. */
-static const char *time_text(double time_s, char *text, size_t size)
-{
-    static const struct {
-        double scale;
-        const char *unit;
-    } units[] = {{1, "s"}, {1e3, "ms"}, {1e6, "us"}, {1e9, "ns"}};
-    size_t i = 0;
-    while (i + 1 < COUNT_OF(units) && time_s * units[i].scale < 1)
-        i++;
-    double value = time_s * units[i].scale;
-    snprintf(text, size, "%.*f %s", value < 10 ? 3 : value < 100 ? 2 : 1, value, units[i].unit);
-    return text;
-}
 
 /* Whether the table has the column "stall"; with several ranks only the rows have it. */
 static bool shows_stall(const struct settings *settings)
@@ -414,7 +315,7 @@ static void print_line(struct report *report, const struct result *result)
     if (result->row_count) {
         const struct stats *stats = &result->bench.time;
         double item_s = stats->median / result->work.items;
-        time_text(item_s, time, sizeof time);
+        format_time(item_s, time, sizeof time);
         error_text(report, result, error, sizeof error);
         snprintf(rate, sizeof rate, "%.*f", 1 / item_s < 1000 ? 2 : 0, 1 / item_s);
         if (result->speedup > 0)
@@ -494,7 +395,7 @@ enum status report_monitor(const struct monitor *monitor)
     for (size_t v = 0; v < count; v++)
         for (int maxima = 0; summaries[v].samples && maxima < 2; maxima++)
             print_monitored(&summaries[v], shown, maxima);
-    return flush_stdout();
+    return format_flush();
 }
 
 /* ---- The report ---- */
@@ -507,9 +408,7 @@ enum status report_begin(const struct settings *settings, const char *baseline, 
     (*report)->settings = settings;
     (*report)->baseline = baseline;
     (*report)->coloured = status_coloured(STDOUT_FILENO);
-#ifdef HAVE_JANSSON
-    (*report)->rows = json_array();
-#endif
+    rows_begin(&(*report)->printer, settings->format);
     return STATUS_OK;
 }
 
@@ -520,44 +419,28 @@ enum status report_add(struct report *report, const struct result *result)
             print_caption(report, result);
         print_line(report, result);
     }
-    for (size_t i = 0; i < result->row_count && report->settings->format == FORMAT_CSV; i++) {
-        if (report->lines++ == 0)
-            csv_write_header(stdout, &result->rows[i]);
-        csv_write_row(stdout, &result->rows[i]);
-    }
-#ifdef HAVE_JANSSON
-    for (size_t i = 0; i < result->row_count && report->settings->format == FORMAT_JSON; i++)
-        json_array_append_new(report->rows, json_row(&result->rows[i]));
-#endif
-    return flush_stdout();
+    for (size_t i = 0; i < result->row_count && report->settings->format != FORMAT_TABLE; i++)
+        rows_add(&report->printer, &result->rows[i]);
+    return format_flush();
 }
 
-#ifdef HAVE_JANSSON
-static enum status end_json(struct report *report)
+/* Ends the rows; JSON has the environment before them. */
+static enum status end_rows(struct report *report)
 {
     struct row row = {0};
-    enum status status = env_row(report->settings->resources.device, &row);
-    if (status == STATUS_OK) {
-        json_t *document = json_object();
-        json_object_set_new(document, "environment", json_row(&row));
-        json_object_set(document, "rows", report->rows);
-        status = print_json(document);
-    }
+    enum status status = STATUS_OK;
+    if (report->settings->format == FORMAT_JSON)
+        status = env_row(report->settings->resources.device, &row);
+    enum status printed = rows_end(&report->printer, "environment", &row);
     row_free(&row);
-    return status;
+    return status == STATUS_OK ? printed : status;
 }
-#endif
 
 enum status report_end(struct report *report)
 {
-    enum status status = STATUS_OK;
     if (report->unsettled)
         puts("* not settled: the median is less certain than --max-error");
-#ifdef HAVE_JANSSON
-    if (report->settings->format == FORMAT_JSON)
-        status = end_json(report);
-    json_decref(report->rows);
-#endif
+    enum status status = end_rows(report);
     free(report);
-    return status == STATUS_OK ? flush_stdout() : status;
+    return status == STATUS_OK ? format_flush() : status;
 }

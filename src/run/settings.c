@@ -15,7 +15,6 @@
 
 #define RANKS_MAX 1000000 /* more than any machine has cores and GPUs for */
 
-static const char *const formats[] = {"table", "csv", "json", NULL};
 static const char *const scalings[] = {"weak", "strong", NULL}; /* as enum scaling */
 static const char *const bindings[] = {"auto", "none", NULL};   /* as enum binding */
 
@@ -58,7 +57,7 @@ static const struct option_spec specs[] = {
     {"monitor", "FILE[:MS]", OPTION_OUTPUT, AT(monitor), NULL, 0, 0, NULL, false,
      "sample the GPU and this process every MS milliseconds (" MONITOR_PERIODS ") and append the samples to "
      "this CSV file"},
-    {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, formats, false, "format of stdout"},
+    {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, false,
      "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
@@ -403,12 +402,7 @@ static enum status derive(struct settings *settings)
         settings->threads = env_openmp_threads();
     settings_take_threads(settings);
     lock_set_timeout(settings->lock_timeout_s);
-#ifndef HAVE_JANSSON
-    if (settings->format == FORMAT_JSON)
-        return status_set(STATUS_UNAVAILABLE,
-                          "--format json: not built, because jansson was not found; use --format csv");
-#endif
-    return STATUS_OK;
+    return format_check(settings->format);
 }
 
 /* Whether the command line is `--prepare --help`, without a folder. */

@@ -11,8 +11,8 @@
 #include "core/variant.h"
 #include "core/workload.h"
 #include "run/bench.h"
+#include "run/formats.h"
 
-enum format { FORMAT_TABLE, FORMAT_CSV, FORMAT_JSON };
 enum scaling { SCALING_WEAK, SCALING_STRONG };
 enum binding { BINDING_AUTO, BINDING_NONE };
 
