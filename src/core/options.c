@@ -299,12 +299,20 @@ static enum status take_flag_value(struct options *options, struct found *found)
                             found->spec->name, value);
 }
 
+static enum status take_operand(struct options *options, const char *argument)
+{
+    if (options->operand_count == options->operands_max)
+        return status_set(STATUS_USAGE, "unexpected argument '%.80s'; options begin with --", argument);
+    options->operands[options->operand_count++] = argument;
+    return STATUS_OK;
+}
+
 /* Takes what getopt_long() returned for the argument at `at`. */
 static enum status take_found(struct options *options, int value, int at, char *const argv[])
 {
     bool in_file = options->config && at <= options->config->file_options;
     if (value == 1)
-        return status_set(STATUS_USAGE, "unexpected argument '%.80s'; options begin with --", optarg);
+        return take_operand(options, optarg);
     if (value == '?' && optopt < FIRST_VALUE)
         return explain_refused(options, argv[at]);
     bool refused = value == '?' || value == ':';
@@ -336,8 +344,8 @@ static enum status parse_arguments(struct options *options, const struct option 
         if (status != STATUS_OK)
             return locate(options->config, at, status);
     }
-    if (optind < argc) /* after "--" */
-        return status_set(STATUS_USAGE, "unexpected argument '%.80s'; options begin with --", argv[optind]);
+    while (optind < argc) /* after "--" */
+        TRY(take_operand(options, argv[optind++]));
     return STATUS_OK;
 }
 
@@ -346,6 +354,7 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
     size_t count = spec_count(options);
     struct option *list = calloc(count + COUNT_OF(formers) + 1, sizeof *list);
     options->given = calloc(count + 1, sizeof *options->given);
+    options->operand_count = 0;
     if (!list || !options->given) {
         free(list);
         return status_set(STATUS_FAILED, "out of memory for %zu options", count);
@@ -408,12 +417,8 @@ uint64_t options_hash(const struct options *options)
 
 bool options_given(const struct options *options, const char *name)
 {
-    const struct option_spec *spec;
-    void *values;
-    for (size_t i = 0; options->given && (spec = spec_at(options, i, &values)); i++)
-        if (strcmp(spec->name, name) == 0)
-            return options->given[i] != 0;
-    return false;
+    size_t index;
+    return options->given && has_name(options, name, &index) && options->given[index] != 0;
 }
 
 /* ---- Before the parse ---- */

@@ -48,6 +48,9 @@ struct options {
     size_t table_count;
     const struct config
         *config; /* its file's options come first in argv; later ones may override them. NULL: no file */
+    size_t operands_max;   /* how many arguments that are not options are allowed, such as file names */
+    const char **operands; /* room for operands_max of them, which point into argv; may be NULL if 0 */
+    size_t operand_count;
     unsigned char
         *given; /* per spec, tables in order: 0 if not given, else where and by which name (owned) */
     /* Called for a name that no table has: returns STATUS_USAGE with a message that says where the option

@@ -187,6 +187,59 @@ double stats_quantile(const double *sorted, size_t count, double p)
     return sorted[below] + (position - (double)below) * (sorted[below + 1] - sorted[below]);
 }
 
+#define FREEDOM_MAX   1e6 /* with more degrees of freedom, t differs from the normal quantile by under 1e-5 */
+#define FRACTIONS_MAX 300
+#define BISECTIONS    48
+#define STUDENT_T_MAX 1e12
+
+/* Returns the continued fraction of the incomplete beta function, by the modified Lentz method (Numerical
+ * Recipes, 3rd ed., 6.4). Converges fast for x < (a + 1) / (a + b + 2). */
+static double beta_fraction(double a, double b, double x)
+{
+    double c = 1, d = 1 / (1 - (a + b) * x / (a + 1)), product = d;
+    for (int m = 1; m <= FRACTIONS_MAX; m++) {
+        double even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m));
+        double odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1));
+        d = 1 / (1 + even * d);
+        c = 1 + even / c;
+        product *= c * d;
+        d = 1 / (1 + odd * d);
+        c = 1 + odd / c;
+        product *= c * d;
+        if (fabs(c * d - 1) < 1e-14)
+            break;
+    }
+    return product;
+}
+
+/* Returns the regularised incomplete beta function I_x(a, b); `rest` is 1 - x. */
+static double beta_share(double a, double b, double x, double rest)
+{
+    double front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log(rest));
+    if (x < (a + 1) / (a + b + 2))
+        return front * beta_fraction(a, b, x) / a;
+    return 1 - front * beta_fraction(b, a, rest) / b;
+}
+
+/* Returns the probability that |T| > t > 0. */
+static double student_tails(double t, double freedom)
+{
+    if (freedom > FREEDOM_MAX)
+        return erfc(t * M_SQRT1_2);
+    double square = t * t, x = freedom / (freedom + square);
+    return beta_share(freedom / 2, 0.5, x, square / (freedom + square));
+}
+
+double stats_student(double confidence, double freedom)
+{
+    double low = 1e-6, high = STUDENT_T_MAX;
+    for (int i = 0; i < BISECTIONS; i++) {
+        double middle = sqrt(low * high);
+        *(student_tails(middle, freedom) > 1 - confidence ? &low : &high) = middle;
+    }
+    return sqrt(low * high);
+}
+
 double stats_ks(const float *a, size_t n, const float *b, size_t m)
 {
     double distance = 0;
