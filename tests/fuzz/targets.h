@@ -15,6 +15,7 @@
 #include <xxhash.h>
 #endif
 
+#include "core/text.h"
 #include "data/cifar.h"
 #include "data/idx.h"
 #include "data/index.h"
@@ -23,6 +24,7 @@
 #include "data/png_image.h"
 #include "data/tar.h"
 #include "run/record.h"
+#include "run/table.h"
 #include "synth/class.h"
 #include "train/checkpoint.h"
 
@@ -272,12 +274,52 @@ static inline void fuzz_rows(const uint8_t *data, size_t size)
     close(fd);
 }
 
+/* Writes the cells of a table as CSV. The caller frees the text. */
+static inline char *fuzz_table_text(const struct table *table, size_t *bytes)
+{
+    char *text = NULL;
+    FILE *stream = open_memstream(&text, bytes);
+    if (stream)
+        fputs("\xEF\xBB\xBF", stream); /* the reader drops one, and the first cell may begin with another */
+    for (size_t row = 0; stream && table->columns && row <= table->rows; row++)
+        for (size_t i = 0; i < table->columns; i++) {
+            const char *cell = table->cells[row * table->columns + i];
+            if (table->columns == 1 && !*cell)
+                fputs("\"\"", stream);
+            text_csv_field(stream, cell);
+            fputc(i + 1 < table->columns ? ',' : '\n', stream);
+        }
+    return stream && fclose(stream) == 0 ? text : NULL;
+}
+
+/* A table that was read has the same cells when it is written and read again. */
+static inline void fuzz_table(const uint8_t *data, size_t size)
+{
+    struct table table, again = {0};
+    char *text = malloc(size + 1);
+    if (!text)
+        return;
+    memcpy(text, data, size);
+    text[size] = '\0';
+    if (table_parse("table", text, size, &table) == STATUS_OK && (text = fuzz_table_text(&table, &size))) {
+        if (table_parse("table", text, size, &again) != STATUS_OK || again.rows != table.rows ||
+            again.columns != table.columns)
+            abort();
+        for (size_t i = 0; i < table.columns * (table.rows + 1); i++)
+            if (strcmp(table.cells[i], again.cells[i]) != 0)
+                abort();
+    }
+    table_free(&table);
+    table_free(&again);
+}
+
 static const struct {
     const char *name;
     void (*feed)(const uint8_t *data, size_t size);
 } fuzz_targets[] = {{"tar", fuzz_tar},       {"npy", fuzz_npy},   {"idx", fuzz_idx},
                     {"cifar", fuzz_cifar},   {"png", fuzz_png},   {"wids", fuzz_wids},
                     {"index", fuzz_index},   {"gzip", fuzz_gzip}, {"classes", fuzz_classes},
-                    {"ranges", fuzz_ranges}, {"rows", fuzz_rows}, {"checkpoint", fuzz_checkpoint}};
+                    {"ranges", fuzz_ranges}, {"rows", fuzz_rows}, {"checkpoint", fuzz_checkpoint},
+                    {"table", fuzz_table}};
 
 #endif

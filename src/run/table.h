@@ -1,0 +1,37 @@
+/* Reading a CSV file of rows. */
+#ifndef FDSL_RUN_TABLE_H
+#define FDSL_RUN_TABLE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+#define TABLE_NONE SIZE_MAX /* no such column */
+
+/* A CSV file in memory: a header, and rows with as many cells. */
+struct table {
+    const char *path; /* as given; for messages */
+    size_t rows, columns;
+    char *text;         /* owned; the cells, decoded in place */
+    const char **cells; /* owned; (rows + 1) * columns texts, the header first */
+    size_t *lines;      /* owned; the line number of each row */
+};
+
+/* Reads a regular file as in RFC 4180, under a shared lock because a run may be appending to it. Empty lines
+ * are skipped. STATUS_FAILED with the line and a remedy if it cannot be read or is malformed: quotes, the
+ * number of cells, a NUL byte, or a last line without a line end, which may be incomplete. The caller calls
+ * table_free(), also after a failure. `path` must outlive the table. */
+enum status table_read(const char *path, struct table *table);
+void table_free(struct table *table);
+
+/* Parses `text`, `bytes` long and followed by a zero, which the table owns from now on. */
+enum status table_parse(const char *path, char *text, size_t bytes, struct table *table);
+
+/* Returns the number of a column, or TABLE_NONE. */
+size_t table_column(const struct table *table, const char *name);
+
+/* Returns a cell; "" for the column TABLE_NONE. Rows count from 0. */
+const char *table_cell(const struct table *table, size_t row, size_t column);
+
+#endif
