@@ -7,6 +7,7 @@
 #include "core/status.h"
 #include "core/variant.h"
 #include "machine/comm.h"
+#include "run/compare.h"
 #include "run/report.h"
 #include "run/runner.h"
 #include "run/settings.h"
@@ -66,6 +67,8 @@ int main(int argc, char *argv[])
     struct launcher launcher;
     if (launcher_find(&launcher))
         status_launched((int)launcher.rank, (int)launcher.ranks);
+    if (compare_wanted(argc, argv))
+        return launcher_rank() == 0 ? (int)conclude(compare_run(argc - 1, argv + 1)) : 0;
     enum status status = variant_table_check();
     if (status == STATUS_OK)
         status = config_read(argc, argv, &config);

@@ -43,6 +43,7 @@ Test(completion, values_are_those_of_the_help)
         {"--variant naive,train-n", "naive,train-naive\n"},
         {"--workload inf", "infer\n"},
         {"--prepare x --from id", "idx\n"},
+        {"compare a.csv b.csv --format j", "json\n"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         complete(cases[i].words);
@@ -60,6 +61,10 @@ Test(completion, options_are_those_of_the_help)
     cr_expect_str_eq(out, "--layout\n", "without a variant, the options of synth");
     complete("--verify --dt");
     cr_expect_str_eq(out, "--dtype\n", "a flag has no value");
+    complete("compare a.csv --mar");
+    cr_expect_str_eq(out, "--margin\n");
+    complete("comp");
+    cr_expect_str_eq(out, "compare\n");
     complete("--outp");
     cr_expect_str_eq(out, "\n", "no former names");
 }

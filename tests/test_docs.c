@@ -21,9 +21,9 @@ TestSuite(docs, .init = start, .timeout = 60);
     "rm -rf $D/docs $D/results && mkdir -p $D/results && cp README.md $D && cp -r docs $D && " \
     "cp results/README.md $D/results && cp -r results/reference $D/results && "
 #define NUMBERS "scripts/check/docs_numbers.py --root $D "
-#define OPTIONS                                                            \
-    "{ $P --help --verbose; $P --prepare --help; } | sed -n 's/^  \\(-., " \
-    "\\)\\?\\(--[a-z0-9-]*\\).*/\\2/p' | "                                 \
+#define OPTIONS                                                                               \
+    "{ $P --help --verbose; $P --prepare --help; $P compare --help; } | sed -n 's/^  \\(-., " \
+    "\\)\\?\\(--[a-z0-9-]*\\).*/\\2/p' | "                                                    \
     "sort -u"
 
 Test(docs, every_option_is_on_a_page)

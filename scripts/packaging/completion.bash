@@ -1,6 +1,6 @@
 # bash completion for fdsl-bench. It takes options and values from the help of the program that is being completed.
 
-# Prints the help of every option that the command line may have: those of --prepare, or the common ones and those of the
+# Prints the help of every option that the command line may have: those of compare or --prepare, or the common ones and those of the
 # workload that --workload or --variant names, else of synth.
 _fdsl_bench_help()
 {
@@ -8,7 +8,9 @@ _fdsl_bench_help()
     for ((i = 1; i + 1 < ${#COMP_WORDS[@]}; i++)); do
         [[ ${COMP_WORDS[i]} != --workload && ${COMP_WORDS[i]} != --variant ]] || chosen=("${COMP_WORDS[i]}" "${COMP_WORDS[i + 1]}")
     done
-    if [[ $words == *' --prepare '* ]]; then
+    if [[ ${COMP_WORDS[1]} == compare ]] && ((COMP_CWORD > 1)); then
+        "$1" compare --help
+    elif [[ $words == *' --prepare '* ]]; then
         "$1" --prepare --help
         [[ $words != *' --from synth '* ]] || "$1" --workload synth --help
     else
@@ -34,6 +36,10 @@ _fdsl_bench()
 {
     local program=${COMP_WORDS[0]} current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} words='' before=''
     program=${program/#\~/$HOME}
+    if ((COMP_CWORD > 1)) && [[ ${COMP_WORDS[1]} == compare && $current != -* && $previous != --* ]]; then
+        mapfile -t COMPREPLY < <(compgen -f -- "$current")
+        return
+    fi
     case $previous in
     --variant | --baseline)
         words=$("$program" --list 2>/dev/null | awk '/^  / { print $1 }')
@@ -65,6 +71,7 @@ _fdsl_bench()
         ;;
     esac
     [[ $words ]] || words=$(_fdsl_bench_help "$program" | grep -oE '^  (-[a-z], )?--[a-z0-9-]+' | grep -oE -- '--.*' | sort -u)
+    ((COMP_CWORD > 1)) || words+=' compare'
     mapfile -t COMPREPLY < <(compgen -P "$before" -W "$words" -- "${current#"$before"}")
 }
 complete -F _fdsl_bench fdsl-bench

@@ -15,6 +15,14 @@ fdsl-bench \- benchmarks generating, loading and training on formula-driven imag
 .B \-\-variant
 .IR NAME [, NAME ...]
 .RI [ options ]
+.br
+.B fdsl-bench \-\-prepare
+.I DIR
+.RI [ options ]
+.br
+.B fdsl-bench compare
+.I A.csv B.csv
+.RI [ options ]
 .SH DESCRIPTION
 Runs the same job through many implementations (variants), verifies each against a reference, times it, and writes CSV.
 A workload is a kind of job: generating images, loading samples, training or inference.
@@ -26,6 +34,8 @@ HEAD
     "$program" --help --verbose | sed '/^exit status/,$d'
     echo 'options of --prepare:'
     "$program" --prepare --help | sed -n '/^options:/d; /^options of\|^  -\|^    /p'
+    echo 'options of compare:'
+    "$program" compare --help | sed -n '/^options:/,/^$/{/^options:/d; p}'
     "$program" --help | sed -n '/^exit status/,$p'
 } | awk '
     function escape(text) { gsub(/\\/, "\\e", text); gsub(/-/, "\\-", text); sub(/^\./, "\\\\\\&.", text); return text }

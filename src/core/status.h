@@ -16,7 +16,7 @@ enum status {
     STATUS_OK = 0,
     STATUS_FAILED = 1,     /* a failure while running */
     STATUS_USAGE = 2,      /* invalid options or input */
-    STATUS_WRONG = 3,      /* a result differs from the reference */
+    STATUS_WRONG = 3,      /* a result differs from the reference; in compare, a row is slower */
     STATUS_UNAVAILABLE = 4 /* not supported by this build or machine */
 };
 

@@ -95,8 +95,8 @@ static const struct option_spec specs[] = {
 };
 
 static const char exit_statuses[] =
-    "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results;\n"
-    "             4 not supported by this build or machine\n";
+    "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"
+    "             or a slower row in compare; 4 not supported by this build or machine\n";
 
 /* The options of one workload and the names of its variants. */
 static void help_with(const struct workload *workload, FILE *stream)
@@ -121,6 +121,7 @@ static void help_common(FILE *stream, bool all)
           "\n"
           "usage: fdsl-bench --variant NAME[,NAME...] [options]\n"
           "       fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
+          "       fdsl-bench compare A.csv B.csv [options]\n"
           "       fdsl-bench --list [-v] | --env | --version | --help\n"
           "\n"
           "examples:\n"
@@ -135,6 +136,7 @@ static void help_common(FILE *stream, bool all)
           "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume\n"
           "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # latency: median and 99th "
           "percentile\n"
+          "  fdsl-bench compare before.csv after.csv       # what became slower; compare --help\n"
           "\n"
           "workloads, each with more options (fdsl-bench --workload NAME --help):\n",
           stream);

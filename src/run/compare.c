@@ -1,0 +1,236 @@
+#include "run/compare.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/words.h"
+#include "run/compare_parts.h"
+#include "run/formats.h"
+
+#define AT(field) offsetof(struct comparison, field)
+static const struct option_spec specs[] = {
+    {"margin", "PERCENT", OPTION_TEXT, AT(margin_text), "2", 0, 0, NULL, false,
+     "differences up to this size do not matter: a row is slower if the whole interval is beyond it, and the "
+     "same if the whole interval is within it"},
+    {"measure", "COLUMN", OPTION_TEXT, AT(measure_name), "time_per_item", 0, 0, NULL, false,
+     "the column to compare, such as time_p99_s or energy_j_per_item"},
+    {"ignore", "A,B,...", OPTION_TEXT, AT(ignored), NULL, 0, 0, NULL, false,
+     "match rows that differ in these parameters, such as threads or data"},
+    {"confidence", "PERCENT", OPTION_TEXT, AT(confidence_text), "95", 0, 0, NULL, false,
+     "probability that the interval covers the ratio"},
+    {"strict", NULL, OPTION_FLAG, AT(strict), NULL, 0, 0, NULL, false,
+     "exit with 3 also if a row is undecided or has no partner"},
+    {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
+    {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this help"},
+};
+
+static void print_help(void)
+{
+    puts("fdsl-bench compare - which rows of B are slower or faster than the same rows of A?\n"
+         "\n"
+         "usage: fdsl-bench compare A.csv B.csv [options]\n"
+         "\n"
+         "A and B are files that --out wrote: before and after a change, or two machines. Rows match if all\n"
+         "their parameters are equal. Repeated rows are pooled.\n"
+         "\n"
+         "examples:\n"
+         "  fdsl-bench compare before.csv after.csv\n"
+         "  fdsl-bench compare v1.csv v2.csv --margin 5 --strict           # a release check\n"
+         "  fdsl-bench compare a.csv b.csv --measure energy_j_per_item\n"
+         "  fdsl-bench compare laptop.csv server.csv --ignore threads --format csv\n"
+         "\n"
+         "options:");
+    options_help(stdout, specs, COUNT_OF(specs));
+    puts("\nexit status: 0 no row is slower; 1 a file cannot be read, or no row has a partner; 2 usage, or "
+         "rows\n"
+         "             that cannot be compared; 3 a row is slower");
+}
+
+/* Parses "2" or "2%" into a share. */
+static enum status parse_percent(const char *name, const char *text, double minimum, double maximum,
+                                 double *share)
+{
+    char digits[32];
+    size_t length = strlen(text);
+    length -= length > 0 && text[length - 1] == '%';
+    snprintf(digits, sizeof digits, "%.*s", (int)(length < sizeof digits ? length : sizeof digits), text);
+    TRY(parse_real(name, digits, minimum, maximum, share));
+    *share /= 100;
+    return STATUS_OK;
+}
+
+/* ---- The columns that match rows ---- */
+
+/* The parameters that are not options of a workload, and the state of the page cache. */
+static const char *const common_keys[] = {"variant",          "ranks", "threads", "scaling",
+                                          "ranks_per_device", "cache"};
+
+static void list_keys(struct comparison *comparison)
+{
+    const struct workload *workload = comparison->workload;
+    for (size_t i = 0; i < COUNT_OF(common_keys); i++)
+        comparison->keys[comparison->key_count++] = common_keys[i];
+    for (size_t i = 0; i < workload->option_count && comparison->key_count < COMPARE_KEYS_MAX; i++) {
+        char *name = comparison->key_names[comparison->key_count];
+        if (!workload->options[i].column)
+            continue;
+        snprintf(name, sizeof comparison->key_names[0], "%s", workload->options[i].name);
+        for (char *c = name; (c = strchr(c, '-'));)
+            *c = '_';
+        comparison->keys[comparison->key_count++] = name;
+    }
+}
+
+/* Removes one column of --ignore. Options and columns differ in '-' and '_'. */
+static enum status ignore(struct comparison *comparison, char *name)
+{
+    for (char *c = name; (c = strchr(c, '-'));)
+        *c = '_';
+    for (size_t i = 0; i < comparison->key_count; i++)
+        if (strcmp(comparison->keys[i], name) == 0) {
+            comparison->key_count--;
+            memmove(&comparison->keys[i], &comparison->keys[i + 1],
+                    (comparison->key_count - i) * sizeof *comparison->keys);
+            return STATUS_OK;
+        }
+    const char *nearest = nearest_word(name, comparison->keys, comparison->key_count);
+    return status_set(STATUS_USAGE, "--ignore: '%.80s' is not a parameter of %s%s%s%s", name,
+                      comparison->workload->name, nearest ? "; did you mean '" : "", nearest ? nearest : "",
+                      nearest ? "'?" : "");
+}
+
+static enum status choose_keys(struct comparison *comparison)
+{
+    enum status status = STATUS_OK;
+    list_keys(comparison);
+    if (!comparison->ignored)
+        return STATUS_OK;
+    char *names = strdup(comparison->ignored), *rest = names, *name;
+    if (!names)
+        return status_set(STATUS_FAILED, "out of memory");
+    while (status == STATUS_OK && (name = strsep(&rest, ",")))
+        status = ignore(comparison, name);
+    free(names);
+    return status;
+}
+
+/* ---- Files ---- */
+
+/* Returns the workload of rows with this schema; NULL if it is of another version or no workload's. */
+static const struct workload *workload_of(const char *schema)
+{
+    for (size_t i = 0; workload_table[i]; i++)
+        if (strcmp(schema, workload_table[i]->schema) == 0)
+            return workload_table[i];
+    return NULL;
+}
+
+static enum status refuse_schema(const struct table *table, size_t row, const char *schema)
+{
+    char name[32];
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(schema, "/"), schema);
+    const struct workload *workload = workload_find(name);
+    if (!workload)
+        return status_set(
+            STATUS_USAGE,
+            "%s, line %zu: '%.40s' is not the schema of a workload; name a file that --out wrote",
+            table->path, table->lines[row], schema);
+    return status_set(STATUS_USAGE,
+                      "%s, line %zu: rows of schema '%.40s' cannot be compared, only those of '%s'; "
+                      "scripts/migrate_rows.py converts rows of older versions",
+                      table->path, table->lines[row], schema, workload->schema);
+}
+
+/* Checks that all rows of a file have the schema of one workload, and that it is the workload of A. */
+static enum status check_schema(struct comparison *comparison, const struct table *table)
+{
+    size_t column = table_column(table, "schema");
+    if (column == TABLE_NONE)
+        return status_set(STATUS_USAGE, "%s has no column 'schema'; name a file that --out wrote",
+                          table->path);
+    if (table->rows == 0)
+        return status_set(STATUS_FAILED, "%s has no rows", table->path);
+    for (size_t row = 0; row < table->rows; row++) {
+        const char *schema = table_cell(table, row, column);
+        const struct workload *workload = workload_of(schema);
+        if (!workload)
+            return refuse_schema(table, row, schema);
+        if (comparison->workload && workload != comparison->workload)
+            return status_set(STATUS_USAGE, "%s, line %zu: a row of %s cannot be compared with rows of %s",
+                              table->path, table->lines[row], workload->name, comparison->workload->name);
+        comparison->workload = workload;
+    }
+    return STATUS_OK;
+}
+
+static enum status compare_files(struct comparison *comparison, const char *const paths[2])
+{
+    for (size_t side = 0; side < 2; side++) {
+        TRY(table_read(paths[side], &comparison->tables[side]));
+        TRY(check_schema(comparison, &comparison->tables[side]));
+    }
+    TRY(choose_keys(comparison));
+    TRY(compare_choose_measure(comparison));
+    TRY(compare_match(comparison));
+    return compare_report(comparison);
+}
+
+/* Returns STATUS_WRONG with the reason if the comparison is to fail. */
+static enum status conclude(const struct comparison *comparison)
+{
+    size_t alone = comparison->verdicts[VERDICT_ONLY_A] + comparison->verdicts[VERDICT_ONLY_B];
+    size_t worse = comparison->verdicts[VERDICT_WORSE], undecided = comparison->verdicts[VERDICT_UNDECIDED];
+    if (worse > 0)
+        return status_set(STATUS_WRONG, "%zu of %zu rows %s %s by more than %g %%", worse,
+                          comparison->pair_count - alone, worse == 1 ? "is" : "are",
+                          compare_verdict(comparison, VERDICT_WORSE), 100 * comparison->margin);
+    if (comparison->strict && undecided + alone > 0)
+        return status_set(STATUS_WRONG, "--strict: %zu undecided, %zu without a partner", undecided, alone);
+    return STATUS_OK;
+}
+
+static void free_comparison(struct comparison *comparison)
+{
+    table_free(&comparison->tables[0]);
+    table_free(&comparison->tables[1]);
+    free(comparison->pairs);
+}
+
+static const char command[] = "compare";
+
+bool compare_wanted(int argc, char *argv[])
+{
+    const char *const commands[] = {command};
+    return argc > 1 && argv[1][0] != '-' && nearest_word(argv[1], commands, 1);
+}
+
+enum status compare_run(int argc, char *argv[])
+{
+    struct comparison comparison = {0};
+    const char *paths[2] = {NULL};
+    if (strcmp(argv[0], command) != 0)
+        return status_set(STATUS_USAGE, "unknown command '%.80s'; did you mean '%s'?", argv[0], command);
+    struct options options = {.tables = {{specs, COUNT_OF(specs), &comparison}},
+                              .table_count = 1,
+                              .operands_max = 2,
+                              .operands = paths};
+    enum status status = options_parse(&options, argc, argv);
+    options_free(&options);
+    TRY(status);
+    if (comparison.help) {
+        print_help();
+        return STATUS_OK;
+    }
+    if (options.operand_count < 2)
+        return status_set(STATUS_USAGE,
+                          "compare needs two CSV files: fdsl-bench compare A.csv B.csv; see compare --help");
+    TRY(format_check(comparison.format));
+    TRY(parse_percent("--margin", comparison.margin_text, 0, 1000, &comparison.margin));
+    TRY(parse_percent("--confidence", comparison.confidence_text, 50, 99.99, &comparison.confidence));
+    status = compare_files(&comparison, paths);
+    if (status == STATUS_OK)
+        status = conclude(&comparison);
+    free_comparison(&comparison);
+    return status;
+}

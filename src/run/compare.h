@@ -1,0 +1,17 @@
+/* fdsl-bench compare A.csv B.csv: which rows of B are slower or faster than the same rows of A. */
+#ifndef FDSL_RUN_COMPARE_H
+#define FDSL_RUN_COMPARE_H
+
+#include <stdbool.h>
+
+#include "core/status.h"
+
+/* Whether the first argument is the word "compare", or so close to it that compare_run() suggests it. */
+bool compare_wanted(int argc, char *argv[]);
+
+/* Runs the comparison and prints it; argv[0] is the word "compare". STATUS_WRONG if a row is slower;
+ * STATUS_FAILED if a file cannot be read or no row has a partner; STATUS_USAGE for wrong options, or files
+ * whose rows cannot be compared. */
+enum status compare_run(int argc, char *argv[]);
+
+#endif

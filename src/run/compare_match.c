@@ -1,0 +1,368 @@
+/* Matches the rows of two files by their parameters. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/fnv.h"
+#include "core/words.h"
+#include "run/compare_parts.h"
+
+const char *const compare_origins[COMPARE_ORIGINS] = {"host", "device", "driver", "cuda", "revision"};
+
+/* ---- Measures ---- */
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t length = strlen(text), end_length = strlen(end);
+    return length >= end_length && strcmp(text + length - end_length, end) == 0;
+}
+
+static const struct {
+    const char *column;
+    bool higher_is_better;
+} other_measures[] = {{"roofline_share", true}, {"speedup", true},       {"efficiency", true},
+                      {"utilisation", true},    {"train_acc", true},     {"test_acc", true},
+                      {"imbalance", false},     {"slowdown", false},     {"bus_slowdown", false},
+                      {"loss", false},          {"test_loss", false},    {"energy_j_per_item", false},
+                      {"memory_bytes", false},  {"device_bytes", false}, {"time_cv", false}};
+
+/* Fills `measure` if it is known whether lower or higher values of the column are better. */
+static bool find_measure(const char *column, struct measure_choice *measure)
+{
+    bool rate = ends_with(column, "_per_s"), time = !rate && ends_with(column, "_s");
+    *measure = (struct measure_choice){.column = column, .name = column, .higher_is_better = rate};
+    measure->is_time = time;
+    measure->is_speed = rate || time;
+    measure->is_median = strcmp(column, "time_median_s") == 0 || strcmp(column, "items_per_s") == 0 ||
+                         strcmp(column, "bytes_per_s") == 0;
+    for (size_t i = 0; i < COUNT_OF(other_measures); i++)
+        if (strcmp(column, other_measures[i].column) == 0) {
+            measure->higher_is_better = other_measures[i].higher_is_better;
+            return true;
+        }
+    return measure->is_speed;
+}
+
+enum status compare_choose_measure(struct comparison *comparison)
+{
+    const char *name = comparison->measure_name;
+    const struct table *table = &comparison->tables[0];
+    struct measure_choice other;
+    comparison->measure = (struct measure_choice){
+        .name = "time_per_item", .is_time = true, .is_speed = true, .is_median = true};
+    if (strcmp(name, comparison->measure.name) == 0)
+        return STATUS_OK;
+    if (table_column(table, name) != TABLE_NONE && find_measure(name, &comparison->measure))
+        return STATUS_OK;
+    if (table_column(table, name) != TABLE_NONE)
+        return status_set(STATUS_USAGE,
+                          "--measure %s: whether lower or higher is better is not known for this column",
+                          name);
+
+    const char **names = calloc(table->columns + 1, sizeof *names);
+    size_t count = 0;
+    if (!names)
+        return status_set(STATUS_FAILED, "out of memory");
+    names[count++] = "time_per_item";
+    for (size_t i = 0; i < table->columns; i++)
+        if (find_measure(table->cells[i], &other))
+            names[count++] = table->cells[i];
+    const char *nearest = nearest_word(name, names, count);
+    free(names);
+    return status_set(STATUS_USAGE, "--measure: %s has no column '%s'%s%s%s", table->path, name,
+                      nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
+}
+
+/* ---- Columns ---- */
+
+static enum status find_columns(struct comparison *comparison, size_t side)
+{
+    const struct table *table = &comparison->tables[side];
+    struct columns *columns = &comparison->columns[side];
+    const struct measure_choice *measure = &comparison->measure;
+    const struct {
+        const char *name;
+        size_t *column;
+        bool optional;
+    } wanted[] = {{"ranks", &columns->ranks, false},
+                  {"rank", &columns->rank, false},
+                  {measure->column ? measure->column : "time_median_s", &columns->value, false},
+                  {"items", &columns->items, false},
+                  {"median_error", &columns->error, false},
+                  {"settled", &columns->settled, true},
+                  {"throttled", &columns->throttled, true},
+                  {"verified", &columns->verified, true},
+                  {"wrong", &columns->wrong, true}};
+    const char *missing = NULL;
+    for (size_t i = 0; i < COUNT_OF(wanted); i++) {
+        *wanted[i].column = table_column(table, wanted[i].name);
+        if (*wanted[i].column == TABLE_NONE && !wanted[i].optional && !missing)
+            missing = wanted[i].name;
+    }
+    for (size_t i = 0; i < comparison->key_count; i++) {
+        columns->keys[i] = table_column(table, comparison->keys[i]);
+        if (columns->keys[i] == TABLE_NONE && !missing)
+            missing = comparison->keys[i];
+    }
+    for (size_t i = 0; i < COMPARE_ORIGINS; i++)
+        columns->origins[i] = table_column(table, compare_origins[i]);
+    return missing ? status_set(STATUS_USAGE, "%s has no column '%s'; name a file that --out wrote",
+                                table->path, missing)
+                   : STATUS_OK;
+}
+
+const char *compare_key(const struct comparison *comparison, const struct pair *pair, size_t key)
+{
+    size_t side = pair->first[0] == TABLE_NONE;
+    return table_cell(&comparison->tables[side], pair->first[side], comparison->columns[side].keys[key]);
+}
+
+/* ---- Rows ---- */
+
+/* A row that is compared. */
+struct entry {
+    uint64_t hash; /* of its key */
+    size_t side, row;
+    double value, error;
+};
+
+/* Returns the number in a cell; NaN if it is empty or not a finite number. */
+static double number_of(const char *cell)
+{
+    char *end;
+    double number = strtod(cell, &end);
+    return *cell && *end == '\0' && isfinite(number) ? number : NAN;
+}
+
+/* Reads the value of a row. Returns false if it is not positive, because then it has no ratio. */
+static bool take_value(const struct comparison *comparison, struct entry *entry)
+{
+    const struct table *table = &comparison->tables[entry->side];
+    const struct columns *columns = &comparison->columns[entry->side];
+    entry->value = number_of(table_cell(table, entry->row, columns->value));
+    if (!comparison->measure.column)
+        entry->value /= number_of(table_cell(table, entry->row, columns->items));
+    entry->error =
+        comparison->measure.is_median ? number_of(table_cell(table, entry->row, columns->error)) : NAN;
+    return isfinite(entry->value) && entry->value > 0;
+}
+
+static uint64_t hash_of(const struct comparison *comparison, const struct entry *entry)
+{
+    uint64_t hash = FNV_BEGIN;
+    for (size_t i = 0; i < comparison->key_count; i++) {
+        const char *cell = table_cell(&comparison->tables[entry->side], entry->row,
+                                      comparison->columns[entry->side].keys[i]);
+        hash = fnv_add(hash, cell, strlen(cell) + 1);
+    }
+    return hash;
+}
+
+/* Whether a row stands for a whole run: that of a single rank, or that of all ranks. */
+static bool is_whole(const struct table *table, const struct columns *columns, size_t row)
+{
+    return strcmp(table_cell(table, row, columns->rank), "all") == 0 ||
+           strcmp(table_cell(table, row, columns->ranks), "1") == 0;
+}
+
+/* Adds the rows of one file to `entries`. */
+static void add_rows(struct comparison *comparison, size_t side, struct entry *entries, size_t *count)
+{
+    const struct table *table = &comparison->tables[side];
+    size_t without = 0, line = 0;
+    for (size_t row = 0; row < table->rows; row++) {
+        struct entry entry = {.side = side, .row = row};
+        if (!is_whole(table, &comparison->columns[side], row))
+            continue;
+        if (take_value(comparison, &entry)) {
+            entry.hash = hash_of(comparison, &entry);
+            entries[(*count)++] = entry;
+            comparison->used[side]++;
+        } else if (without++ == 0) {
+            line = table->lines[row];
+        }
+    }
+    if (without > 0)
+        status_warn("%s: %zu row%s without a positive %s left out (the first: line %zu)", table->path,
+                    without, without == 1 ? "" : "s", comparison->measure.name, line);
+}
+
+static const struct comparison *sorted_for; /* qsort() passes no context */
+
+static int by_key(const struct entry *a, const struct entry *b)
+{
+    if (a->hash != b->hash)
+        return a->hash < b->hash ? -1 : 1;
+    for (size_t i = 0; i < sorted_for->key_count; i++) {
+        int order =
+            strcmp(table_cell(&sorted_for->tables[a->side], a->row, sorted_for->columns[a->side].keys[i]),
+                   table_cell(&sorted_for->tables[b->side], b->row, sorted_for->columns[b->side].keys[i]));
+        if (order != 0)
+            return order;
+    }
+    return 0;
+}
+
+static int by_key_and_row(const void *x, const void *y)
+{
+    const struct entry *a = x, *b = y;
+    int order = by_key(a, b);
+    return order != 0 ? order : (a->row > b->row) - (a->row < b->row);
+}
+
+static int by_first_row(const void *x, const void *y)
+{
+    const struct pair *a = x, *b = y;
+    if (a->first[0] != b->first[0]) /* TABLE_NONE is the largest number */
+        return a->first[0] < b->first[0] ? -1 : 1;
+    return (a->first[1] > b->first[1]) - (a->first[1] < b->first[1]);
+}
+
+/* ---- Pairs ---- */
+
+static unsigned marks_of(const struct comparison *comparison, const struct entry *entry)
+{
+    const struct table *table = &comparison->tables[entry->side];
+    const struct columns *columns = &comparison->columns[entry->side];
+    const char *wrong = table_cell(table, entry->row, columns->wrong);
+    unsigned marks = 0;
+    if (strcmp(table_cell(table, entry->row, columns->settled), "no") == 0)
+        marks |= MARK_UNSETTLED;
+    if (*table_cell(table, entry->row, columns->throttled))
+        marks |= MARK_THROTTLED;
+    if (!*wrong && strcmp(table_cell(table, entry->row, columns->verified), "yes") != 0)
+        marks |= MARK_UNVERIFIED;
+    if (*wrong && strcmp(wrong, "0") != 0)
+        marks |= MARK_WRONG;
+    return marks;
+}
+
+static void judge(const struct comparison *comparison, struct pair *pair)
+{
+    pair->ratio = (struct ratio){NAN, NAN, NAN};
+    if (!pair->sides[0].count || !pair->sides[1].count) {
+        pair->verdict = pair->sides[0].count ? VERDICT_ONLY_A : VERDICT_ONLY_B;
+        return;
+    }
+    pair->ratio = side_ratio(&pair->sides[0], &pair->sides[1], comparison->confidence);
+    pair->verdict = (pair->marks[0] | pair->marks[1]) & MARK_WRONG
+                        ? VERDICT_UNDECIDED /* the time of wrong results means nothing */
+                        : ratio_judge(&pair->ratio, comparison->margin, comparison->measure.higher_is_better);
+}
+
+/* Notes in which origins a row differs from the first row that it is pooled with. */
+static void note_origins(struct comparison *comparison, const struct entry *entry, size_t first)
+{
+    const struct table *table = &comparison->tables[entry->side];
+    for (size_t i = 0; i < COMPARE_ORIGINS; i++) {
+        size_t column = comparison->columns[entry->side].origins[i];
+        comparison->mixed[entry->side][i] |=
+            strcmp(table_cell(table, entry->row, column), table_cell(table, first, column)) != 0;
+    }
+}
+
+/* Usually a file to which other runs were appended. */
+static void warn_mixed(const struct comparison *comparison, size_t side)
+{
+    const char *names[COMPARE_ORIGINS];
+    char list[128];
+    size_t count = 0;
+    for (size_t i = 0; i < COMPARE_ORIGINS; i++)
+        if (comparison->mixed[side][i])
+            names[count++] = compare_origins[i];
+    list_words(list, sizeof list, names, count);
+    if (count > 0)
+        status_warn("%s: rows that differ in %s are pooled as repeated runs; use one file for each",
+                    comparison->tables[side].path, list);
+}
+
+/* Collects neighbouring entries with the same key. */
+static void collect(struct comparison *comparison, const struct entry *entries, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (i == 0 || by_key(&entries[i - 1], &entries[i]) != 0)
+            comparison->pairs[comparison->pair_count++] = (struct pair){.first = {TABLE_NONE, TABLE_NONE}};
+        struct pair *pair = &comparison->pairs[comparison->pair_count - 1];
+        size_t side = entries[i].side;
+        if (pair->sides[side].count == 0)
+            pair->first[side] = entries[i].row;
+        note_origins(comparison, &entries[i], pair->first[side]);
+        side_add(&pair->sides[side], entries[i].value, entries[i].error);
+        pair->marks[side] |= marks_of(comparison, &entries[i]);
+    }
+}
+
+static void summarise(struct comparison *comparison)
+{
+    double sum = 0;
+    size_t both = 0;
+    for (size_t p = 0; p < comparison->pair_count; p++) {
+        struct pair *pair = &comparison->pairs[p];
+        judge(comparison, pair);
+        comparison->verdicts[pair->verdict]++;
+        if (!isnan(pair->ratio.value)) {
+            sum += log(pair->ratio.value);
+            both++;
+        }
+        for (size_t k = 0; k < comparison->key_count; k++)
+            comparison->varies[k] |= strcmp(compare_key(comparison, pair, k),
+                                            compare_key(comparison, &comparison->pairs[0], k)) != 0;
+    }
+    comparison->mean_ratio = both ? exp(sum / (double)both) : NAN;
+}
+
+/* Sets the message for files without a common row: names what differs between the first row of A and the row
+ * of B that is most similar. */
+static enum status no_pairs(const struct comparison *comparison)
+{
+    const char *differing[COMPARE_KEYS_MAX] = {NULL};
+    size_t fewest = SIZE_MAX;
+    for (size_t p = 0; p < comparison->pair_count; p++) {
+        const char *names[COMPARE_KEYS_MAX];
+        size_t count = 0;
+        for (size_t k = 0; k < comparison->key_count; k++)
+            if (strcmp(compare_key(comparison, &comparison->pairs[p], k),
+                       compare_key(comparison, &comparison->pairs[0], k)) != 0)
+                names[count++] = comparison->keys[k];
+        if (comparison->pairs[p].first[1] != TABLE_NONE && count < fewest) {
+            fewest = count;
+            memcpy(differing, names, count * sizeof *names);
+        }
+    }
+    char list[256] = "";
+    if (fewest < SIZE_MAX)
+        list_words(list, sizeof list, differing, fewest);
+    return status_set(
+        STATUS_FAILED,
+        "no row of %s has a partner in %s with the same parameters; the most similar rows differ in %s; "
+        "--ignore compares them all the same",
+        comparison->tables[0].path, comparison->tables[1].path, list);
+}
+
+enum status compare_match(struct comparison *comparison)
+{
+    size_t count = 0, capacity = comparison->tables[0].rows + comparison->tables[1].rows;
+    TRY(find_columns(comparison, 0));
+    TRY(find_columns(comparison, 1));
+    struct entry *entries = calloc(capacity + 1, sizeof *entries);
+    comparison->pairs = calloc(capacity + 1, sizeof *comparison->pairs);
+    if (!entries || !comparison->pairs) {
+        free(entries);
+        return status_set(STATUS_FAILED, "out of memory for %zu rows", capacity);
+    }
+    add_rows(comparison, 0, entries, &count);
+    add_rows(comparison, 1, entries, &count);
+    sorted_for = comparison;
+    qsort(entries, count, sizeof *entries, by_key_and_row);
+    collect(comparison, entries, count);
+    free(entries);
+    qsort(comparison->pairs, comparison->pair_count, sizeof *comparison->pairs, by_first_row);
+    summarise(comparison);
+    for (size_t side = 0; side < 2; side++) {
+        if (comparison->used[side] == 0)
+            return status_set(STATUS_FAILED, "%s has no row to compare", comparison->tables[side].path);
+        warn_mixed(comparison, side);
+    }
+    size_t alone = comparison->verdicts[VERDICT_ONLY_A] + comparison->verdicts[VERDICT_ONLY_B];
+    return alone == comparison->pair_count ? no_pairs(comparison) : STATUS_OK;
+}

@@ -1,0 +1,125 @@
+/* Shared by the files compare*.c and by their tests. */
+#ifndef FDSL_RUN_COMPARE_PARTS_H
+#define FDSL_RUN_COMPARE_PARTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/options.h"
+#include "core/workload.h"
+#include "run/table.h"
+
+/* ---- The interval of a ratio (compare_ratio.c) ---- */
+
+/* The repeated measurements of one side. Begins as all zeros. */
+struct side {
+    size_t count;
+    double log_mean; /* mean of the logarithms of the values */
+    double squares;  /* sum of squared deviations from it */
+    double errors;   /* sum of the variances of the logarithms by the rows' own intervals; NaN if unknown */
+};
+
+/* Adds a positive value. `error` is half the width of its 95 % confidence interval relative to it; NaN if
+ * unknown. */
+void side_add(struct side *side, double value, double error);
+
+struct ratio {
+    double value;     /* B / A */
+    double low, high; /* its confidence interval; NaN if unknown */
+};
+
+/* Returns the ratio of the geometric means of two sides with values. `confidence` is in (0, 1). */
+struct ratio side_ratio(const struct side *a, const struct side *b, double confidence);
+
+enum verdict {
+    VERDICT_BETTER,
+    VERDICT_WORSE,
+    VERDICT_SAME,
+    VERDICT_UNDECIDED,
+    VERDICT_ONLY_A,
+    VERDICT_ONLY_B,
+    VERDICTS
+};
+
+/* Judges by two one-sided tests: the interval is compared with 1 / (1 + margin) and 1 + margin. */
+enum verdict ratio_judge(const struct ratio *ratio, double margin, bool higher_is_better);
+
+/* ---- Options and rows (compare.c, compare_match.c) ---- */
+
+#define COMPARE_KEYS_MAX 128 /* at least as many as a workload has parameters */
+
+/* The columns that say where rows come from. Rows match whatever they hold, as this may be what is compared.
+ */
+#define COMPARE_ORIGINS 5
+extern const char *const compare_origins[COMPARE_ORIGINS];
+
+enum mark { MARK_UNSETTLED = 1, MARK_THROTTLED = 2, MARK_UNVERIFIED = 4, MARK_WRONG = 8 };
+
+struct measure_choice {
+    const char *column;    /* NULL: time_median_s / items */
+    const char *name;      /* for output */
+    bool higher_is_better; /* such as items_per_s */
+    bool is_time;          /* in seconds */
+    bool is_speed;         /* a time or a rate: verdicts are faster and slower, not better and worse */
+    bool is_median;        /* median_error is its error as well */
+};
+
+/* Columns of a table by purpose; TABLE_NONE where a file lacks an optional one. */
+struct columns {
+    size_t keys[COMPARE_KEYS_MAX], origins[COMPARE_ORIGINS];
+    size_t ranks, rank, value, items, error, settled, throttled, verified, wrong;
+};
+
+/* Rows of both files with the same key; a side is empty if only the other file has the key. */
+struct pair {
+    size_t first[2]; /* the first row of each file; TABLE_NONE if there is none */
+    struct side sides[2];
+    unsigned marks[2];
+    struct ratio ratio;
+    enum verdict verdict;
+};
+
+struct comparison {
+    /* As given */
+    const char *margin_text, *confidence_text, *measure_name, *ignored;
+    int format;
+    bool strict, help;
+
+    /* Derived */
+    double margin, confidence; /* shares, not percent */
+    struct measure_choice measure;
+    const struct workload *workload;
+    struct table tables[2];
+    struct columns columns[2];
+    const char *keys[COMPARE_KEYS_MAX]; /* names of the columns that match rows; "variant" first */
+    char key_names[COMPARE_KEYS_MAX][64];
+    size_t key_count;
+    bool varies[COMPARE_KEYS_MAX];  /* whether the rows differ in this column */
+    size_t used[2];                 /* number of rows that are compared */
+    bool mixed[2][COMPARE_ORIGINS]; /* whether pooled rows of a file differ in this column */
+    struct pair *pairs;             /* owned; in the order of A, then those that only B has */
+    size_t pair_count;
+    size_t verdicts[VERDICTS]; /* how many pairs have each */
+    double mean_ratio;         /* geometric mean of the ratios */
+};
+
+/* Chooses the measure by its column, after both tables are read. STATUS_USAGE if there is no such column, or
+ * it is unknown whether lower or higher values are better. */
+enum status compare_choose_measure(struct comparison *comparison);
+
+/* Finds the columns, matches the rows and judges each pair. Warns about rows that have no value. */
+enum status compare_match(struct comparison *comparison);
+
+/* Returns the value of a key column of a pair, which A and B share. */
+const char *compare_key(const struct comparison *comparison, const struct pair *pair, size_t key);
+
+/* ---- Output (compare_report.c) ---- */
+
+/* Returns "faster", "slower", "same", ... */
+const char *compare_verdict(const struct comparison *comparison, enum verdict verdict);
+
+/* Prints the comparison in comparison->format. */
+enum status compare_report(const struct comparison *comparison);
+
+#endif

@@ -1,0 +1,543 @@
+/* fdsl-bench compare, as a user runs it: which rows match, what is printed, and the exit status. */
+#include "program.h"
+
+TestSuite(compare, .init = start, .fini = stop, .timeout = 120);
+
+/* ---- Files of rows ---- */
+
+/* Columns of every row unless a row says otherwise; other columns are empty. */
+#define DEFAULTS                                                                                          \
+    "time_utc=2026-01-01T00:00:00Z;host=vm;revision=aaa;workload=synth;variant=naive;device=CPU;ranks=1;" \
+    "rank=0;threads=1;batch=32;res=512;samples=100;settled=yes;median_error=0.01;time_median_s=0.032;"    \
+    "items=32;verified=yes;wrong=0"
+
+/* Finds "column=value" in a list that ';' separates; returns the length of the value, or -1. */
+static int find_value(const char *list, const char *column, size_t length, const char **text)
+{
+    while (*list) {
+        if (strncmp(list, column, length) == 0 && list[length] == '=') {
+            *text = list + length + 1;
+            return (int)strcspn(*text, ";");
+        }
+        list += strcspn(list, ";");
+        list += *list == ';';
+    }
+    return -1;
+}
+
+static void write_row(FILE *file, const char *row)
+{
+    for (const char *column = header; *column;) {
+        const char *text = "";
+        size_t length = strcspn(column, ",");
+        int bytes = find_value(row, column, length, &text);
+        if (bytes < 0 && strncmp(column, "schema", length) == 0)
+            bytes = (int)strlen(text = workload_find("synth")->schema);
+        if (bytes < 0)
+            bytes = find_value(DEFAULTS, column, length, &text);
+        column += length;
+        fprintf(file, "%.*s%s", bytes < 0 ? 0 : bytes, text, *column ? "," : "\n");
+        column += *column == ',';
+    }
+}
+
+/* Writes a file of rows, each of which is a list of "column=value;..."; NULL ends them. */
+static void put_rows(const char *path, ...)
+{
+    FILE *file = fopen(path, "w");
+    va_list rows;
+    cr_assert_not_null(file);
+    fprintf(file, "%s\n", header);
+    va_start(rows, path);
+    for (const char *row; (row = va_arg(rows, const char *));)
+        write_row(file, row);
+    va_end(rows);
+    cr_assert(fclose(file) == 0);
+}
+
+/* Runs `compare a.csv b.csv` and expects this exit status. */
+static void compare(int expected, const char *arguments)
+{
+    run("compare a.csv b.csv %s", arguments);
+    cr_expect(status == expected, "%s: exit %d, not %d: %s", arguments, status, expected, err);
+}
+
+static void expect_verdict(size_t row, const char *verdict)
+{
+    cr_expect_str_eq(value(out, row, "verdict"), verdict, "row %zu of\n%s", row, out);
+}
+
+static void expect_number(size_t row, const char *column, double expected)
+{
+    cr_expect(fabs(number(out, row, column) - expected) < 1e-6 * expected, "%s is %g, not %g", column,
+              number(out, row, column), expected);
+}
+
+/* ---- Verdicts ---- */
+
+/* 1.1 as long, and both medians within 1 %: the interval of the logarithm is half as wide as atanh(0.01)
+ * sqrt(2) = 0.0141426. */
+Test(compare, verdicts_and_exit_status)
+{
+    put_rows("a.csv", "variant=slower", "variant=faster", "variant=same;median_error=0.001",
+             "variant=undecided;median_error=0.05", NULL);
+    put_rows("b.csv", "variant=slower;time_median_s=0.0352", "variant=faster;time_median_s=0.016",
+             "variant=same;time_median_s=0.0322;median_error=0.001",
+             "variant=undecided;time_median_s=0.033;median_error=0.05", NULL);
+    compare(3, "--format csv");
+    static const char *const verdicts[] = {"slower", "faster", "same", "undecided"};
+    for (size_t i = 0; i < 4; i++) {
+        cr_expect_str_eq(value(out, i + 1, "variant"), verdicts[i]);
+        expect_verdict(i + 1, verdicts[i]);
+    }
+    expect_number(1, "a", 0.001);
+    expect_number(1, "b", 0.0011);
+    expect_number(1, "ratio", 1.1);
+    expect_number(1, "ratio_low", 1.1 * exp(-0.0141426));
+    expect_number(1, "ratio_high", 1.1 * exp(0.0141426));
+    cr_expect_str_eq(err, "fdsl-bench: 1 of 4 rows is slower by more than 2 %\n");
+    cr_expect_str_eq(value(out, 1, "schema"), "compare/1");
+    cr_expect_str_eq(value(out, 1, "measure"), "time_per_item");
+}
+
+Test(compare, nothing_slower_is_success)
+{
+    put_rows("a.csv", "", "batch=64;median_error=0.1", NULL);
+    put_rows("b.csv", "time_median_s=0.016", "batch=64;median_error=0.1", NULL);
+    compare(0, "");
+    cr_expect_str_eq(err, "");
+    compare(3, "--strict");
+    cr_expect(strstr(err, "--strict: 1 undecided, 0 without a partner"), "%s", err);
+}
+
+Test(compare, margin_and_confidence)
+{
+    put_rows("a.csv", "", NULL);
+    put_rows("b.csv", "time_median_s=0.0336", NULL); /* 1.05, from 1.0353 to 1.0650 */
+    compare(3, "--margin 3.5");
+    compare(0, "--margin 3.6 --format csv");
+    expect_verdict(1, "undecided");
+    compare(0, "--margin=7% --format csv");
+    expect_verdict(1, "same");
+    compare(0, "--margin 3.5 --confidence 99 --format csv");
+    expect_verdict(1, "undecided");
+    compare(3, "--margin 0");
+}
+
+Test(compare, items_of_different_runs_are_comparable)
+{
+    put_rows("a.csv", "items=32", NULL);
+    put_rows("b.csv", "items=64;time_median_s=0.064", NULL);
+    compare(0, "--format csv");
+    expect_number(1, "ratio", 1);
+}
+
+Test(compare, higher_is_better_for_rates)
+{
+    put_rows("a.csv", "items_per_s=100;energy_j_per_item=1;test_acc=0.9", NULL);
+    put_rows("b.csv", "items_per_s=90;energy_j_per_item=0.5", NULL);
+    compare(3, "--measure items_per_s --format csv");
+    expect_verdict(1, "slower");
+    expect_number(1, "ratio", 0.9);
+    compare(0,
+            "--measure energy_j_per_item --format csv"); /* no error: only repeated rows have an interval */
+    expect_verdict(1, "undecided");
+    cr_expect_str_eq(value(out, 1, "ratio_low"), "");
+}
+
+Test(compare, repeated_rows_of_any_measure_have_an_interval)
+{
+    put_rows("a.csv", "energy_j_per_item=1", "energy_j_per_item=1.001", "energy_j_per_item=0.999", NULL);
+    put_rows("b.csv", "energy_j_per_item=1.5", "energy_j_per_item=1.501", "energy_j_per_item=1.502", NULL);
+    compare(3, "--measure energy_j_per_item --format csv");
+    expect_verdict(1, "worse");
+    expect_number(1, "rows_a", 3);
+    expect_number(1, "rows_b", 3);
+    cr_expect(strstr(err, "1 of 1 rows is worse by more than 2 %"), "%s", err);
+}
+
+/* ---- Which rows match ---- */
+
+Test(compare, the_order_of_rows_does_not_matter)
+{
+    static const char *const rows[] = {"batch=1;time_median_s=0.001;items=1",
+                                       "batch=2;time_median_s=0.003;items=2", "variant=omp;threads=4"};
+    put_rows("a.csv", rows[0], rows[1], rows[2], NULL);
+    put_rows("b.csv", rows[2], rows[0], rows[1], rows[0], NULL);
+    compare(0, "--format csv");
+    for (size_t i = 1; i <= 3; i++)
+        expect_number(i, "ratio", 1);
+    cr_expect_str_eq(value(out, 1, "batch"), "1");
+    cr_expect_str_eq(value(out, 2, "batch"), "2");
+    cr_expect_str_eq(value(out, 3, "variant"), "omp");
+    expect_number(1, "rows_b", 2);
+    cr_expect_eq(count_of(out, "\n"), 4);
+}
+
+/* Every parameter, in turn: another value has no partner, and --ignore gives it one. */
+Test(compare, rows_match_by_every_parameter)
+{
+    static const char *const columns[] = {
+        "variant", "ranks_per_device", "threads", "scaling", "batch",   "seed",
+        "noise",   "line_width",       "layout",  "std",     "compute", "cache"};
+    for (size_t i = 0; i < COUNT_OF(columns); i++) {
+        char row[64], ignore[64];
+        snprintf(row, sizeof row, "%s=7", columns[i]);
+        snprintf(ignore, sizeof ignore, "--ignore %s --format csv", columns[i]);
+        put_rows("a.csv", "", NULL);
+        put_rows("b.csv", row, NULL);
+        compare(1, "");
+        cr_expect(strstr(err, "the most similar rows differ in ") && strstr(err, columns[i]), "%s: %s",
+                  columns[i], err);
+        compare(0, ignore);
+        expect_number(1, "ratio", 1);
+    }
+    static const char *const others[] = {"host",     "device",   "driver", "cuda",
+                                         "revision", "time_utc", "job_id"};
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        char row[64];
+        snprintf(row, sizeof row, "%s=7", others[i]);
+        put_rows("b.csv", row, NULL);
+        compare(0, "");
+    }
+}
+
+Test(compare, several_parameters_are_ignored)
+{
+    put_rows("a.csv", "threads=2;line_width=0.1", NULL);
+    put_rows("b.csv", "threads=4;line_width=0.2", NULL);
+    compare(1, "");
+    cr_expect(strstr(err, "differ in threads and line_width"), "%s", err);
+    compare(1, "--ignore threads");
+    compare(0, "--ignore threads,line-width");
+}
+
+Test(compare, rows_without_a_partner_are_not_lost)
+{
+    put_rows("a.csv", "", "batch=1", "batch=2", NULL);
+    put_rows("b.csv", "batch=3", "", NULL);
+    compare(0, "--format csv");
+    cr_expect(strstr(err, "warning: 2 of the rows in a.csv and 1 in b.csv have no partner"), "%s", err);
+    expect_verdict(1, "same");
+    expect_verdict(2, "only in A");
+    expect_verdict(4, "only in B");
+    cr_expect_str_eq(value(out, 4, "batch"), "3");
+    cr_expect_str_eq(value(out, 4, "a"), "");
+    cr_expect_str_eq(value(out, 4, "ratio"), "");
+    compare(3, "--strict");
+    cr_expect(strstr(err, "0 undecided, 3 without a partner"), "%s", err);
+}
+
+/* Such as a file to which each release appends. */
+Test(compare, rows_of_different_origins_are_pooled_with_a_warning)
+{
+    put_rows("a.csv", "revision=aaa", "revision=bbb;host=w", "batch=1;driver=5", NULL);
+    put_rows("b.csv", "revision=ccc", "batch=1;driver=6", NULL);
+    compare(0, "--format csv");
+    expect_number(1, "rows_a", 2);
+    cr_expect_str_eq(
+        err, "fdsl-bench: warning: a.csv: rows that differ in host and revision are pooled as repeated runs; "
+             "use one file for each\n");
+}
+
+/* The row of all ranks stands for a run of several; those of single ranks do not. */
+Test(compare, of_several_ranks_the_row_of_all_counts)
+{
+    put_rows("a.csv", "ranks=2;rank=0", "ranks=2;rank=1", "ranks=2;rank=all", NULL);
+    put_rows("b.csv", "ranks=2;rank=0;time_median_s=9", "ranks=2;rank=1", "ranks=2;rank=all", NULL);
+    compare(0, "--format csv");
+    cr_expect_eq(count_of(out, "\n"), 2);
+    expect_number(1, "ratio", 1);
+    expect_number(1, "rows_a", 1);
+}
+
+Test(compare, rows_without_a_time_are_left_out)
+{
+    static const char *const times[] = {"", "0", "-1", "nan", "inf", "1e999", "1s", "0x"};
+    for (size_t i = 0; i < COUNT_OF(times); i++) {
+        char row[64];
+        snprintf(row, sizeof row, "batch=1;time_median_s=%s", times[i]);
+        put_rows("a.csv", "", row, NULL);
+        put_rows("b.csv", "", NULL);
+        compare(0, "--format csv");
+        cr_expect(strstr(err, "a.csv: 1 row without a positive time_per_item left out (the first: line 3)"),
+                  "'%s': %s", times[i], err);
+        cr_expect_eq(count_of(out, "\n"), 2, "'%s'", times[i]);
+        compare(1, "--measure wall_s");
+        cr_expect(strstr(err, "a.csv has no row to compare"), "%s", err);
+    }
+    put_rows("a.csv", "items=0", NULL);
+    compare(1, "");
+}
+
+Test(compare, values_in_quotes)
+{
+    put_rows("a.csv", "preset_file=\"a, \"\"b\"\"\nc\"", NULL);
+    put_rows("b.csv", "preset_file=\"a, \"\"b\"\"\nc\"", NULL);
+    compare(0, "--format csv");
+    cr_expect(strstr(out, ",\"a, \"\"b\"\"\nc\","), "%s", out);
+    put_rows("b.csv", "preset_file=\"a, \"\"b\"\"\nd\"", NULL);
+    compare(1, "");
+    compare(0, "--ignore preset-file");
+}
+
+/* ---- Output ---- */
+
+Test(compare, the_table_says_what_differs)
+{
+    put_rows("a.csv", "batch=1;items=1;settled=no", "batch=2;items=2;verified=no;wrong=", NULL);
+    put_rows("b.csv", "batch=1;items=1;revision=bbb;device=GPU;throttled=thermal",
+             "batch=2;items=2;revision=ccc;device=GPU", NULL);
+    compare(0, "");
+    static const char *const words[] = {
+        "synth: time_per_item of B / A, margin 2 %, 95 % intervals\n",
+        "  A        a.csv (2 rows)\n",
+        "  host     vm\n",
+        "  device   A: CPU   B: GPU\n",
+        "  revision A: aaa   B: bbb, ccc\n",
+        "  rows with variant naive ranks 1 threads 1 res 512\n",
+        "\nnaive batch=1          32.00 ms *      32.00 ms t ",
+        "\nnaive batch=2          16.00 ms v      16.00 ms    ",
+        " 1.0000   0.9860 .. 1.0142  same\n",
+        "\n2 same; geometric mean of B/A: 1.0000\n",
+        "\nrows 1/1: one run does not show how much runs differ",
+        "\n* not settled: ",
+        "\nt throttled: ",
+        "\nv not verified: ",
+    };
+    for (size_t i = 0; i < COUNT_OF(words); i++)
+        cr_expect(strstr(out, words[i]), "'%s' is not in\n%s", words[i], out);
+    compare(0, "--format csv");
+    cr_expect_str_eq(value(out, 1, "marks_a"), "unsettled");
+    cr_expect_str_eq(value(out, 1, "marks_b"), "throttled");
+    cr_expect_str_eq(value(out, 2, "marks_a"), "unverified");
+    cr_expect_str_eq(value(out, 2, "marks_b"), "");
+}
+
+Test(compare, wrong_results_are_not_judged)
+{
+    put_rows("a.csv", "", NULL);
+    put_rows("b.csv", "time_median_s=9;wrong=3", NULL);
+    compare(0, "");
+    cr_expect(strstr(out, "undecided\n") && strstr(out, "\nw wrong results: not judged\n"), "%s", out);
+}
+
+Test(compare, the_mean_ratio_is_geometric)
+{
+    put_rows("a.csv", "batch=1", "batch=2", "batch=3", NULL);
+    put_rows("b.csv", "batch=1;time_median_s=0.064", "batch=2;time_median_s=0.008", NULL); /* 2 and 1/4 */
+    compare(3, "");
+    cr_expect(strstr(out, "1 faster, 1 slower, 1 only in A; geometric mean of B/A: 0.7071"), "%s", out);
+}
+
+Test(compare, json)
+{
+#ifndef HAVE_JANSSON
+    SKIP("json needs jansson");
+#endif
+    put_rows("a.csv", "", "batch=1", NULL);
+    put_rows("b.csv", "time_median_s=0.064", NULL);
+    compare(3, "--format json");
+    put("out.json", out);
+    check_with_python(
+        "import json, sys\n"
+        "document = json.load(open(sys.argv[1]))\n"
+        "about, rows = document['comparison'], document['rows']\n"
+        "assert (about['a'], about['b'], about['slower'], about['only_in_A']) == ('a.csv', 'b.csv', 1, 1)\n"
+        "assert about['host_a'] == 'vm' and abs(about['mean_ratio'] - 2) < 1e-9 and about['margin'] == 0.02\n"
+        "assert rows[0]['verdict'] == 'slower' and rows[0]['batch'] == 32 and rows[1]['ratio'] is None\n",
+        "out.json");
+}
+
+Test(compare, colours_are_for_terminals)
+{
+    put_rows("a.csv", "", NULL);
+    put_rows("b.csv", "time_median_s=0.064", NULL);
+    setenv("TERM", "xterm", 1);
+    how.terminal_out = true;
+    compare(3, "");
+    cr_expect(strstr(out, "\033[31mslower\033[0m"), "%s", out);
+    setenv("NO_COLOR", "1", 1);
+    compare(3, "");
+    cr_expect(!strstr(out, "\033"), "%s", out);
+}
+
+Test(compare, a_full_stdout_is_a_failure)
+{
+    put_rows("a.csv", "", NULL);
+    put_rows("b.csv", "", NULL);
+    how.out_to = "/dev/full";
+    compare(1, "");
+    compare(1, "--format csv");
+}
+
+/* ---- Refusals ---- */
+
+Test(compare, command_lines_that_mean_nothing)
+{
+    static const struct refusal refusals[] = {
+        {"", "compare needs two CSV files"},
+        {"a.csv", "compare needs two CSV files"},
+        {"a.csv b.csv c.csv", "unexpected argument 'c.csv'"},
+        {"a.csv b.csv -- c.csv", "unexpected argument 'c.csv'"},
+        {"a.csv b.csv --margn 2", "did you mean '--margin'?"},
+        {"a.csv b.csv --margin -1", "--margin: '-1' is out of range; it must be 0 to 1000"},
+        {"a.csv b.csv --margin 2%%", "--margin: '2%' is not a number"},
+        {"a.csv b.csv --margin %", "--margin: '' is not a number"},
+        {"a.csv b.csv --confidence 100", "--confidence: '100' is out of range"},
+        {"a.csv b.csv --format xml", "'xml' is not one of table, csv, json"},
+        {"a.csv b.csv --ignore threds", "'threds' is not a parameter of synth; did you mean 'threads'?"},
+        {"a.csv b.csv --ignore device", "'device' is not a parameter of synth"},
+        {"a.csv b.csv --measure time_media_s",
+         "a.csv has no column 'time_media_s'; did you mean 'time_median_s'?"},
+        {"a.csv b.csv --measure outliers", "whether lower or higher is better is not known"},
+        {"a.csv b.csv --measure host", "whether lower or higher is better is not known"},
+    };
+    put_rows("a.csv", "", NULL);
+    put_rows("b.csv", "", NULL);
+    expect_refusals(refusals, COUNT_OF(refusals), "compare");
+    run("compar a.csv b.csv");
+    expect_error(2, "unknown command 'compar'; did you mean 'compare'?", "compar");
+    run("nonsense");
+    expect_error(2, "unexpected argument 'nonsense'", "nonsense");
+}
+
+Test(compare, file_names_may_begin_with_a_dash)
+{
+    put_rows("-a.csv", "", NULL);
+    put_rows("b.csv", "", NULL);
+    run_well("compare -- -a.csv b.csv");
+}
+
+static void expect_b(int expected, const char *words)
+{
+    run("compare a.csv b.csv");
+    expect_error(expected, words, words);
+}
+
+Test(compare, files_of_other_rows_are_refused)
+{
+    put_rows("a.csv", "", NULL);
+    put_rows("b.csv", "", "schema=synth/1", NULL);
+    expect_b(2, "b.csv, line 3: rows of schema 'synth/1' cannot be compared, only those of 'synth/");
+    expect_b(2, "scripts/migrate_rows.py");
+    put_rows("b.csv", "schema=monitor/1", NULL);
+    expect_b(2, "b.csv, line 2: 'monitor/1' is not the schema of a workload; name a file that --out wrote");
+    char row[64];
+    snprintf(row, sizeof row, "schema=%s", workload_find("load")->schema);
+    put_rows("b.csv", row, NULL);
+    expect_b(2, "b.csv, line 2: a row of load cannot be compared with rows of synth");
+    put("b.csv", "schema,x\nsynth/1,2\n");
+    expect_b(2, "rows of schema 'synth/1'");
+    put("b.csv", "x\n2\n");
+    expect_b(2, "b.csv has no column 'schema'");
+    snprintf(row, sizeof row, "schema,x\n%s,2\n", workload_find("synth")->schema);
+    put("b.csv", row);
+    expect_b(2, "b.csv has no column 'ranks'");
+    put("b.csv", "schema,x\n");
+    expect_b(1, "b.csv has no rows");
+    put("b.csv", "");
+    expect_b(2, "b.csv has no column 'schema'");
+}
+
+Test(compare, files_that_cannot_be_read)
+{
+    put_rows("a.csv", "", NULL);
+    expect_b(1, "b.csv cannot be read: No such file or directory");
+    cr_assert(mkdir("b.csv", 0777) == 0);
+    expect_b(1, "b.csv");
+}
+
+Test(compare, malformed_files)
+{
+    static const struct {
+        const char *text, *words;
+    } files[] = {
+        {"schema,x\na,\"b\nc,d\n", "b.csv, line 2: a quote is not closed"},
+        {"schema,x\na,\"b\"c\n", "b.csv, line 2: neither a comma nor a line end follows a cell"},
+        {"schema,x\na,b\rc\n", "b.csv, line 2: neither a comma nor a line end follows a cell"},
+        {"schema,x\n\na,b\na,b,c\n", "b.csv, line 4: 3 cells, but the header has 2"},
+        {"schema,x\n\"a\nb\",c\nd\n", "b.csv, line 4: 1 cells, but the header has 2"},
+        {"schema,x\na,b", "b.csv, line 2: this last line has no line end and may be incomplete"},
+        {"schema,x\na,\"b\"", "b.csv, line 2: this last line has no line end and may be incomplete"},
+        {"schema,x\na,b\r", "b.csv, line 2: "},
+    };
+    put_rows("a.csv", "", NULL);
+    for (size_t i = 0; i < COUNT_OF(files); i++) {
+        put("b.csv", files[i].text);
+        expect_b(1, files[i].words);
+    }
+    FILE *file = fopen("b.csv", "w");
+    cr_assert(file && fwrite("schema\nx\n\0\n", 1, 11, file) == 11 && fclose(file) == 0);
+    expect_b(1, "b.csv, line 3: a NUL byte");
+}
+
+/* A spreadsheet writes a byte order mark and CRLF. */
+Test(compare, files_from_a_spreadsheet)
+{
+    put_rows("a.csv", "", "batch=2", NULL);
+    put_rows("b.csv", "", "batch=2", NULL);
+    cr_assert(system("sed -i '1s/^/\\xEF\\xBB\\xBF/; s/$/\\r/' b.csv; echo >> b.csv") == 0);
+    compare(0, "--strict");
+    cr_expect_str_eq(err, "");
+}
+
+/* ---- Size ---- */
+
+/* Two files of 50,000 rows, in opposite orders, in a few seconds of CPU time even in a build that checks
+ * memory. */
+Test(compare, a_hundred_thousand_rows)
+{
+    enum { ROWS = 50000 };
+    FILE *a = fopen("a.csv", "w"), *b = fopen("b.csv", "w");
+    cr_assert(a && b);
+    fprintf(a, "%s\n", header);
+    fprintf(b, "%s\n", header);
+    for (int i = 0; i < ROWS; i++) {
+        char row[64];
+        snprintf(row, sizeof row, "batch=%d", i);
+        write_row(a, row);
+        snprintf(row, sizeof row, "batch=%d", ROWS - 1 - i);
+        write_row(b, row);
+    }
+    cr_assert(fclose(a) == 0 && fclose(b) == 0);
+    how.out_to = "/dev/null";
+    compare(0, "--strict");
+    struct rusage used;
+    cr_assert(getrusage(RUSAGE_CHILDREN, &used) == 0);
+    cr_expect(used.ru_utime.tv_sec < 5, "%ld s", (long)used.ru_utime.tv_sec);
+}
+
+/* ---- Real rows ---- */
+
+Test(compare, rows_of_this_program)
+{
+    run_well("--variant naive --batch 1 --res 64 --loops 50 --out a.csv");
+    run_well("--variant naive --batch 1 --res 64 --loops 50 --out b.csv");
+    run("compare a.csv b.csv --format csv");
+    cr_expect(status == 0 || status == 3, "%d: %s", status, err);
+    cr_expect_eq(count_of(out, "\n"), 2);
+    cr_expect(number(out, 1, "ratio") > 0);
+    run_well("compare a.csv a.csv --format csv");
+    expect_number(1, "ratio", 1);
+}
+
+/* A row of training is an epoch: the epochs of a run are its repetitions. */
+Test(compare, epochs_are_pooled)
+{
+    run_well("--variant train-naive --model logreg --train-size 200 --test-size 50 --epochs 4 --out a.csv");
+    run_well("compare a.csv a.csv --format csv");
+    expect_number(1, "rows_a", 4);
+    expect_number(1, "ratio", 1);
+    cr_expect(number(out, 1, "ratio_low") < 1);
+    cr_expect_eq(count_of(out, "\n"), 2);
+}
+
+Test(compare, help_has_examples)
+{
+    run_well("compare --help");
+    cr_expect(strstr(out, "examples:\n") && strstr(out, "--margin PERCENT") && strstr(out, "exit status: 0 "),
+              "%s", out);
+    run_well("--help");
+    cr_expect(strstr(out, "fdsl-bench compare A.csv B.csv"), "%s", out);
+}

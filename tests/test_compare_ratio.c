@@ -1,0 +1,264 @@
+/* The interval of a ratio, and the verdict: known answers, and simulations of how often they are right. */
+#include <criterion/criterion.h>
+
+#include <math.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+#include "core/stats.h"
+#include "run/compare_parts.h"
+
+TestSuite(ratio, .timeout = 120);
+
+#define NORMAL 1.959964
+
+static void expect_near(const char *what, double value, double expected, double tolerance)
+{
+    cr_expect(fabs(value - expected) <= tolerance * fabs(expected), "%s is %.9g, not %.9g", what, value,
+              expected);
+}
+
+/* ---- Known answers ---- */
+
+Test(ratio, student_quantiles_are_those_of_the_tables)
+{
+    static const struct {
+        double confidence, freedom, t;
+    } known[] = {{0.95, 1, 12.7062047},   {0.95, 2, 4.30265273},        {0.95, 3, 3.18244631},
+                 {0.95, 4, 2.77644511},   {0.95, 10, 2.22813885},       {0.95, 30, 2.04227246},
+                 {0.90, 5, 2.01504837},   {0.99, 7, 3.49948330},        {0.95, 1e5, 1.95998771},
+                 {0.95, 1e9, 1.95996398}, {0.95, INFINITY, 1.95996398}, {0.5, 1, 1}};
+    for (size_t i = 0; i < COUNT_OF(known); i++)
+        expect_near("t", stats_student(known[i].confidence, known[i].freedom), known[i].t, 1e-7);
+}
+
+/* Integrates the density, which is proportional to cos^(v - 1) over the angle of tan = t / sqrt(v). */
+static double probability_within(double t, double freedom)
+{
+    enum { STEPS = 100000 };
+    double inside = 0, all = 0;
+    for (size_t i = 0; i < STEPS; i++) {
+        double share = ((double)i + 0.5) / STEPS;
+        inside += pow(cos(share * atan(t / sqrt(freedom))), freedom - 1) * atan(t / sqrt(freedom));
+        all += pow(cos(share * M_PI_2), freedom - 1) * M_PI_2;
+    }
+    return inside / all;
+}
+
+Test(ratio, student_quantiles_of_broken_degrees_of_freedom)
+{
+    static const double freedoms[] = {1.3, 2.5, 3.99, 17.2};
+    for (size_t i = 0; i < COUNT_OF(freedoms); i++)
+        expect_near("probability", probability_within(stats_student(0.95, freedoms[i]), freedoms[i]), 0.95,
+                    1e-5);
+}
+
+static struct side side_of(size_t count, const double *logarithms, double error)
+{
+    struct side side = {0};
+    for (size_t i = 0; i < count; i++)
+        side_add(&side, exp(logarithms[i]), error);
+    return side;
+}
+
+static void expect_ratio(struct ratio ratio, double centre, double half)
+{
+    expect_near("ratio", ratio.value, exp(centre), 1e-6);
+    expect_near("low", ratio.low, exp(centre - half), 1e-6);
+    expect_near("high", ratio.high, exp(centre + half), 1e-6);
+}
+
+Test(ratio, of_single_rows_has_the_root_of_the_squared_errors)
+{
+    struct side a = side_of(1, (double[]){log(2)}, 0.03), b = side_of(1, (double[]){log(3)}, 0.04);
+    expect_ratio(side_ratio(&a, &b, 0.95), log(1.5), sqrt(pow(atanh(0.03), 2) + pow(atanh(0.04), 2)));
+    expect_ratio(side_ratio(&a, &b, 0.99), log(1.5),
+                 2.5758293 / NORMAL * sqrt(pow(atanh(0.03), 2) + pow(atanh(0.04), 2)));
+}
+
+/* The variance of each mean is 0.01^2 / 3, with 2 degrees of freedom: together 4, t = 2.776. */
+Test(ratio, of_repeated_rows_has_the_interval_of_welch)
+{
+    static const double logarithms[] = {0, 0.01, -0.01}, higher[] = {0.05, 0.06, 0.04};
+    struct side a = side_of(3, logarithms, 0.001), b = side_of(3, higher, NAN);
+    expect_ratio(side_ratio(&a, &b, 0.95), 0.05, 2.77644511 * 0.01 * sqrt(2.0 / 3));
+}
+
+/* The variance of A is s^2 = (0.01 / 1.96)^2 and known; that of B has one degree of freedom: with d = 0.02
+ * between its two values it is d^2 / 4. */
+Test(ratio, of_one_row_and_two)
+{
+    double error = tanh(0.01), a2 = pow(0.01 / NORMAL, 2), b2 = 0.02 * 0.02 / 4;
+    struct side a = side_of(1, (double[]){0}, error), b = side_of(2, (double[]){0.01, -0.01}, error);
+    double freedom = (a2 + b2) * (a2 + b2) / (b2 * b2);
+    expect_ratio(side_ratio(&a, &b, 0.95), 0, stats_student(0.95, freedom) * sqrt(a2 + b2));
+}
+
+/* Four rows that agree by chance, each known to 2 %: the mean of four is known to 1 %. */
+Test(ratio, rows_that_agree_by_chance_keep_their_own_error)
+{
+    struct side a = side_of(4, (double[]){0, 0, 0, 0}, tanh(0.02)),
+                b = side_of(4, (double[]){0, 0, 0, 0}, tanh(0.02));
+    expect_ratio(side_ratio(&a, &b, 0.95), 0, 0.01 * sqrt(2));
+}
+
+Test(ratio, of_equal_rows_without_any_error_is_exact)
+{
+    struct side a = side_of(2, (double[]){0, 0}, 0), b = side_of(1, (double[]){0}, 0);
+    expect_ratio(side_ratio(&a, &b, 0.95), 0, 0);
+}
+
+Test(ratio, has_no_interval_if_a_single_row_has_no_error)
+{
+    static const double errors[] = {NAN, INFINITY, 1, -0.1};
+    for (size_t i = 0; i < COUNT_OF(errors); i++) {
+        struct side a = side_of(1, (double[]){0}, errors[i]), b = side_of(3, (double[]){0, 0.1, 0.2}, 0.01);
+        struct ratio ratio = side_ratio(&a, &b, 0.95);
+        cr_expect(isnan(ratio.low) && isnan(ratio.high) && ratio.value > 1, "%g", errors[i]);
+        cr_expect_eq(ratio_judge(&ratio, 0.02, false), VERDICT_UNDECIDED);
+    }
+}
+
+Test(ratio, verdicts)
+{
+    static const struct {
+        double low, high;
+        enum verdict lower_is_better, higher_is_better;
+    } cases[] = {
+        {0.99, 1.01, VERDICT_SAME, VERDICT_SAME},
+        {1.005, 1.015, VERDICT_SAME, VERDICT_SAME}, /* not 1, but within the margin */
+        {1.01, 1.03, VERDICT_UNDECIDED, VERDICT_UNDECIDED},
+        {0.9, 1.1, VERDICT_UNDECIDED, VERDICT_UNDECIDED},
+        {1.021, 1.03, VERDICT_WORSE, VERDICT_BETTER},
+        {0.981, 1.0, VERDICT_SAME, VERDICT_SAME}, /* 1 / 1.02 = 0.98039 */
+        {0.98, 1.0, VERDICT_UNDECIDED, VERDICT_UNDECIDED},
+        {0.9, 0.98, VERDICT_BETTER, VERDICT_WORSE},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        struct ratio ratio = {sqrt(cases[i].low * cases[i].high), cases[i].low, cases[i].high};
+        cr_expect_eq(ratio_judge(&ratio, 0.02, false), cases[i].lower_is_better, "%zu", i);
+        cr_expect_eq(ratio_judge(&ratio, 0.02, true), cases[i].higher_is_better, "%zu", i);
+    }
+}
+
+/* ---- Simulations ---- */
+
+static uint64_t state = 1;
+
+static double uniform(void)
+{
+    state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return ((double)(state >> 11) + 0.5) * 0x1p-53;
+}
+
+static double normal(void)
+{
+    return sqrt(-2 * log(uniform())) * cos(2 * M_PI * uniform());
+}
+
+/* How runs vary: `between` is the standard deviation of the logarithm of a run's median time, `within` that
+ * of a sample around it. */
+struct noise {
+    size_t runs, samples;
+    double between, within;
+};
+
+/* Measures a program whose logarithmic median time is `centre` as the runner does. */
+static struct side measure(const struct noise *noise, double centre)
+{
+    enum { SAMPLES_MAX = 1000 };
+    double samples[SAMPLES_MAX];
+    struct side side = {0};
+    for (size_t r = 0; r < noise->runs; r++) {
+        struct stats stats;
+        double run = centre + noise->between * normal();
+        for (size_t i = 0; i < noise->samples; i++)
+            samples[i] = exp(run + noise->within * normal());
+        cr_assert_eq(stats_compute(samples, noise->samples, &stats), STATUS_OK);
+        side_add(&side, stats.median, stats.median_error);
+    }
+    return side;
+}
+
+/* Shares of the comparisons with an interval. */
+struct shares {
+    double covered, verdicts[VERDICTS];
+};
+
+static struct shares simulate(const struct noise *noise, double centre, double margin, size_t times)
+{
+    struct shares shares = {0};
+    double known = 0;
+    for (size_t i = 0; i < times; i++) {
+        struct side a = measure(noise, 0), b = measure(noise, centre);
+        struct ratio ratio = side_ratio(&a, &b, 0.95);
+        if (isnan(ratio.low))
+            continue;
+        known++;
+        shares.covered += ratio.low <= exp(centre) && exp(centre) <= ratio.high;
+        shares.verdicts[ratio_judge(&ratio, margin, false)]++;
+    }
+    shares.covered /= known;
+    for (size_t i = 0; i < VERDICTS; i++)
+        shares.verdicts[i] /= known;
+    cr_log_info("%zu runs of %4zu, between %.3f, within %.3f, change %.3f: %.1f %% covered; faster %.1f %%, "
+                "slower %.1f %%, same %.1f %%\n",
+                noise->runs, noise->samples, noise->between, noise->within, centre, 100 * shares.covered,
+                100 * shares.verdicts[VERDICT_BETTER], 100 * shares.verdicts[VERDICT_WORSE],
+                100 * shares.verdicts[VERDICT_SAME]);
+    return shares;
+}
+
+static const struct noise single[] = {
+    {1, 10, 0, 0.05}, {1, 30, 0, 0.05}, {1, 100, 0, 0.05}, {1, 1000, 0, 0.2}};
+static const struct noise repeated[] = {{2, 50, 0.02, 0.05},  {3, 50, 0.02, 0.05}, {5, 50, 0.05, 0.01},
+                                        {3, 50, 0.005, 0.05}, {3, 50, 0, 0.05},    {5, 20, 0.01, 0.05},
+                                        {2, 20, 0.05, 0.01}};
+
+static void expect_coverage(const struct noise *noise, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct shares shares = simulate(&noise[i], 0, 0, 2000);
+        cr_expect(shares.covered >= 0.93, "%zu: %g", i, shares.covered);
+        cr_expect(shares.verdicts[VERDICT_WORSE] <= 0.035, "%zu: %g", i, shares.verdicts[VERDICT_WORSE]);
+        cr_expect(shares.verdicts[VERDICT_BETTER] <= 0.035, "%zu: %g", i, shares.verdicts[VERDICT_BETTER]);
+    }
+}
+
+Test(ratio, the_interval_of_single_rows_covers_the_ratio)
+{
+    expect_coverage(single, COUNT_OF(single));
+}
+
+Test(ratio, the_interval_of_repeated_rows_covers_the_ratio)
+{
+    expect_coverage(repeated, COUNT_OF(repeated));
+}
+
+/* At the edge of the margin, each of the two wrong verdicts has a probability of 2.5 % at most. */
+Test(ratio, a_change_as_large_as_the_margin_is_rarely_judged)
+{
+    for (size_t i = 0; i < COUNT_OF(single); i++) {
+        struct shares shares = simulate(&single[i], log(1.02), 0.02, 2000);
+        cr_expect(shares.verdicts[VERDICT_WORSE] <= 0.035, "%zu: %g", i, shares.verdicts[VERDICT_WORSE]);
+        cr_expect(shares.verdicts[VERDICT_SAME] <= 0.035, "%zu: %g", i, shares.verdicts[VERDICT_SAME]);
+    }
+}
+
+/* The default --max-error is 1 %: 100 samples that scatter by 4 % give it. */
+Test(ratio, a_slowdown_of_5_percent_is_found_and_none_is_invented)
+{
+    const struct noise noise = {1, 100, 0, 0.04}, quiet = {1, 100, 0, 0.02};
+    cr_expect(simulate(&noise, log(1.05), 0.02, 2000).verdicts[VERDICT_WORSE] >= 0.9);
+    cr_expect(simulate(&noise, -log(1.05), 0.02, 2000).verdicts[VERDICT_BETTER] >= 0.9);
+    cr_expect(simulate(&noise, 0, 0.02, 2000).verdicts[VERDICT_WORSE] <= 0.001);
+    cr_expect(simulate(&quiet, 0, 0.02, 2000).verdicts[VERDICT_SAME] >= 0.99);
+}
+
+/* What docs/compare.md says about single runs: their intervals do not know how runs scatter. */
+Test(ratio, single_runs_do_not_show_how_runs_scatter)
+{
+    const struct noise once = {1, 100, 0.02, 0.02}, thrice = {3, 100, 0.02, 0.02};
+    cr_expect(simulate(&once, 0, 0.02, 2000).covered < 0.5);
+    cr_expect(simulate(&thrice, 0, 0.02, 2000).covered >= 0.93);
+}
