@@ -409,8 +409,9 @@ struct unpack queue_job(const struct output_queue *queue)
 
 /* ---- Runs ---- */
 
-enum status delivery_ready(struct delivery *delivery, uint64_t number)
+enum status delivery_ready(void *state, uint64_t number)
 {
+    struct delivery *delivery = static_cast<struct delivery *>(state);
     for (uint32_t w = 0; w < delivery->workers; w++) /* no sample of this run has arrived: DELIVERY_LOST */
         memset(delivery->queues[w].held, 0xff, delivery->slots * sizeof *delivery->queues[w].held);
     return verifier_ready(&delivery->verifier, number, &delivery->result.before);
@@ -542,11 +543,12 @@ enum status delivery_run(struct delivery *delivery, uint64_t number,
     return finish_run(delivery, number);
 }
 
-enum status delivery_fetch(struct delivery *delivery, struct load_result *result)
+enum status delivery_fetch(void *state, void *result)
 {
+    struct delivery *delivery = static_cast<struct delivery *>(state);
     delivery->result.device_known =
         verifier_device_bytes(&delivery->verifier, &delivery->result.device_bytes);
     delivery->result.threads = (int)delivery->workers;
-    *result = delivery->result;
+    *static_cast<struct load_result *>(result) = delivery->result;
     return STATUS_OK;
 }

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <new>
 
 #include <cuda_runtime.h>
 
@@ -104,9 +105,29 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
 enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes);
 void delivery_close(struct delivery *delivery);
 
-/* delivery_ready() prepares a run. delivery_run() makes it: each worker calls `read` in its own thread, which
- * reads all epochs. STATUS_WRONG if the delivered samples differ from what the plain reader read. */
-enum status delivery_ready(struct delivery *delivery, uint64_t number);
+/* setup() of the variants: creates a STATE, whose first member is its delivery. TEARDOWN frees a STATE, also
+ * one that OPEN failed to open. */
+template <class STATE,
+          enum status (*OPEN)(STATE *state, const struct resources *resources, const struct load *load),
+          void (*TEARDOWN)(void *state)>
+static enum status delivery_setup(const struct resources *resources, const void *input, void **state)
+{
+    STATE *created = new (std::nothrow) STATE();
+    if (!created)
+        return status_set(STATUS_FAILED, "out of memory");
+    enum status status = OPEN(created, resources, static_cast<const struct load *>(input));
+    if (status != STATUS_OK)
+        TEARDOWN(created);
+    else
+        *state = created;
+    return status;
+}
+
+/* ready() of the variants, whose states begin with their delivery. Prepares a run. */
+enum status delivery_ready(void *state, uint64_t number);
+
+/* Makes a run: each worker calls `read` in its own thread, which reads all epochs. STATUS_WRONG if the
+ * delivered samples differ from what the plain reader read. */
 enum status delivery_run(struct delivery *delivery, uint64_t number,
                          enum status (*read)(struct output_queue *queue));
 
@@ -116,8 +137,8 @@ enum status queue_each_epoch(struct output_queue *queue, enum status (*epoch)(st
 /* Records the end of an epoch in which `lost` samples were lost. */
 void queue_note(struct output_queue *queue, uint64_t lost);
 
-/* fetch() of the variants. */
-enum status delivery_fetch(struct delivery *delivery, struct load_result *result);
+/* fetch() of the variants. `result` is a struct load_result. */
+enum status delivery_fetch(void *state, void *result);
 
 /* Fills the kernel's arguments except for the input samples. */
 struct unpack queue_job(const struct output_queue *queue);
@@ -138,7 +159,7 @@ enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t coun
 
 /* verify_slots() of the variants' traits: checks values and labels in the slots of all workers, or in a few
  * thousand slots per worker if there are more. */
-enum status delivery_verify_slots(struct delivery *delivery, uint64_t *wrong);
+enum status delivery_verify_slots(void *state, uint64_t *wrong);
 
 /* Takes the lock if there is a consumer. Without one, no worker touches another's state. */
 static inline std::unique_lock<std::mutex> delivery_guard(struct delivery *delivery)

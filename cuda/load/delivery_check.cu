@@ -74,8 +74,9 @@ enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t coun
 
 #define LOOKED_AT 4096 /* maximum slots per worker; each takes about 50 us */
 
-enum status delivery_verify_slots(struct delivery *delivery, uint64_t *wrong)
+enum status delivery_verify_slots(void *state, uint64_t *wrong)
 {
+    struct delivery *delivery = static_cast<struct delivery *>(state);
     uint32_t step = (delivery->slots + LOOKED_AT - 1) / LOOKED_AT;
     *wrong = 0;
     CUDA_TRY(cudaSetDevice(delivery->device));

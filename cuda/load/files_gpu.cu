@@ -6,8 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <new>
-
 #include "common/check.cuh"
 #include "core/phase.h"
 #include "machine/device.h"
@@ -99,11 +97,6 @@ static enum status files_gpu_read(struct output_queue *queue)
 
 /* ---- The variant ---- */
 
-static enum status files_gpu_probe(const struct resources *resources)
-{
-    return device_probe(resources->device);
-}
-
 static void files_gpu_teardown(void *state)
 {
     struct files_gpu *files = static_cast<struct files_gpu *>(state);
@@ -129,39 +122,10 @@ static enum status open_files(struct files_gpu *files, const struct resources *r
     return STATUS_OK;
 }
 
-static enum status files_gpu_setup(const struct resources *resources, const void *input, void **state)
-{
-    struct files_gpu *files = new (std::nothrow) struct files_gpu();
-    if (!files)
-        return status_set(STATUS_FAILED, "out of memory");
-    enum status status = open_files(files, resources, static_cast<const struct load *>(input));
-    if (status != STATUS_OK)
-        files_gpu_teardown(files);
-    else
-        *state = files;
-    return status;
-}
-
-static enum status files_gpu_ready(void *state, uint64_t number)
-{
-    return delivery_ready(&static_cast<struct files_gpu *>(state)->delivery, number);
-}
-
 static enum status files_gpu_run(void *state, uint64_t number, struct run_time *time)
 {
     (void)time;
     return delivery_run(&static_cast<struct files_gpu *>(state)->delivery, number, files_gpu_read);
-}
-
-static enum status files_gpu_fetch(void *state, void *result)
-{
-    return delivery_fetch(&static_cast<struct files_gpu *>(state)->delivery,
-                          static_cast<struct load_result *>(result));
-}
-
-static enum status files_gpu_verify_slots(void *state, uint64_t *wrong)
-{
-    return delivery_verify_slots(&static_cast<struct files_gpu *>(state)->delivery, wrong);
 }
 
 static enum status files_gpu_copy(void *state, double *bytes_per_s)
@@ -173,22 +137,16 @@ static enum status files_gpu_copy(void *state, double *bytes_per_s)
 static const struct load_traits traits = {.shards = false,
                                           .files = true,
                                           .device = true,
-                                          .resident = false,
-                                          .ring = false,
-                                          .keyed = false,
-                                          .calls = false,
-                                          .accepts = NULL,
                                           .timed = "order+open+read+close+transfer+unpack",
-                                          .timed_unless_warm = NULL,
                                           .copy = files_gpu_copy,
-                                          .verify_slots = files_gpu_verify_slots};
+                                          .verify_slots = delivery_verify_slots};
 
-extern "C" const struct variant variant_files_gpu = {.platform = "cuda",
-                                                     .threaded = false,
-                                                     .traits = &traits,
-                                                     .probe = files_gpu_probe,
-                                                     .setup = files_gpu_setup,
-                                                     .ready = files_gpu_ready,
-                                                     .run = files_gpu_run,
-                                                     .fetch = files_gpu_fetch,
-                                                     .teardown = files_gpu_teardown};
+extern "C" const struct variant variant_files_gpu = {
+    .platform = "cuda",
+    .traits = &traits,
+    .probe = device_probe_variant,
+    .setup = delivery_setup<struct files_gpu, open_files, files_gpu_teardown>,
+    .ready = delivery_ready,
+    .run = files_gpu_run,
+    .fetch = delivery_fetch,
+    .teardown = files_gpu_teardown};

@@ -10,8 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <new>
-
 #include "common/check.cuh"
 #include "core/phase.h"
 #include "load/cufile.h"
@@ -256,65 +254,20 @@ static enum status open_gds(struct gds *gds, const struct resources *resources, 
     return STATUS_OK;
 }
 
-static enum status gds_setup(const struct resources *resources, const void *input, void **state)
-{
-    struct gds *gds = new (std::nothrow) struct gds();
-    if (!gds)
-        return status_set(STATUS_FAILED, "out of memory");
-    enum status status = open_gds(gds, resources, static_cast<const struct load *>(input));
-    if (status != STATUS_OK)
-        gds_teardown(gds);
-    else
-        *state = gds;
-    return status;
-}
-
-static enum status gds_ready(void *state, uint64_t number)
-{
-    return delivery_ready(&static_cast<struct gds *>(state)->ring.delivery, number);
-}
-
-static enum status gds_run(void *state, uint64_t number, struct run_time *time)
-{
-    (void)time;
-    return ring_run(&static_cast<struct gds *>(state)->ring, number);
-}
-
-static enum status gds_fetch(void *state, void *result)
-{
-    return delivery_fetch(&static_cast<struct gds *>(state)->ring.delivery,
-                          static_cast<struct load_result *>(result));
-}
-
-static enum status gds_copy(void *state, double *bytes_per_s)
-{
-    return ring_copy(&static_cast<struct gds *>(state)->ring, bytes_per_s);
-}
-
-static enum status gds_verify_slots(void *state, uint64_t *wrong)
-{
-    return ring_verify_slots(&static_cast<struct gds *>(state)->ring, wrong);
-}
-
 static const struct load_traits traits = {.shards = true,
-                                          .files = false,
                                           .device = true,
-                                          .resident = false,
                                           .ring = true,
-                                          .keyed = false,
-                                          .calls = false,
                                           .accepts = gds_accepts,
                                           .timed = "order+open+read+unpack",
-                                          .timed_unless_warm = NULL,
-                                          .copy = gds_copy,
-                                          .verify_slots = gds_verify_slots};
+                                          .copy = ring_copy,
+                                          .verify_slots = delivery_verify_slots};
 
 extern "C" const struct variant variant_gds = {.platform = "cuda",
                                                .threaded = true,
                                                .traits = &traits,
                                                .probe = gds_probe,
-                                               .setup = gds_setup,
-                                               .ready = gds_ready,
-                                               .run = gds_run,
-                                               .fetch = gds_fetch,
+                                               .setup = delivery_setup<struct gds, open_gds, gds_teardown>,
+                                               .ready = delivery_ready,
+                                               .run = ring_run,
+                                               .fetch = delivery_fetch,
                                                .teardown = gds_teardown};

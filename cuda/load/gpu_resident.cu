@@ -5,8 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <new>
-
 #include <cub/device/device_radix_sort.cuh>
 
 #include "common/check.cuh"
@@ -227,11 +225,6 @@ static enum status bring_in(struct resident *resident, uint64_t set_bytes)
 
 /* ---- The variant ---- */
 
-static enum status resident_probe(const struct resources *resources)
-{
-    return device_probe(resources->device);
-}
-
 static void resident_teardown(void *state)
 {
     struct resident *resident = static_cast<struct resident *>(state);
@@ -282,24 +275,6 @@ static enum status open_resident(struct resident *resident, const struct resourc
     return open_order(resident);
 }
 
-static enum status resident_setup(const struct resources *resources, const void *input, void **state)
-{
-    struct resident *resident = new (std::nothrow) struct resident();
-    if (!resident)
-        return status_set(STATUS_FAILED, "out of memory");
-    enum status status = open_resident(resident, resources, static_cast<const struct load *>(input));
-    if (status != STATUS_OK)
-        resident_teardown(resident);
-    else
-        *state = resident;
-    return status;
-}
-
-static enum status resident_ready(void *state, uint64_t number)
-{
-    return delivery_ready(&static_cast<struct resident *>(state)->delivery, number);
-}
-
 static enum status resident_run(void *state, uint64_t number, struct run_time *time)
 {
     (void)time;
@@ -308,12 +283,6 @@ static enum status resident_run(void *state, uint64_t number, struct run_time *t
     const struct checksum *checksum = &delivery->result.checksum; /* bytes read plus bytes written */
     delivery->result.moved_bytes = checksum->bytes + checksum->count * delivery->slot_bytes;
     return STATUS_OK;
-}
-
-static enum status resident_fetch(void *state, void *result)
-{
-    return delivery_fetch(&static_cast<struct resident *>(state)->delivery,
-                          static_cast<struct load_result *>(result));
 }
 
 /* The host learns only here which sample is in which slot. The order of the last epoch is still on the
@@ -348,21 +317,17 @@ static const struct load_traits traits = {.shards = true,
                                           .files = true,
                                           .device = true,
                                           .resident = true,
-                                          .ring = false,
                                           .keyed = true,
-                                          .calls = false,
-                                          .accepts = NULL,
                                           .timed = "order+gather",
-                                          .timed_unless_warm = NULL,
                                           .copy = resident_copy,
                                           .verify_slots = resident_verify_slots};
 
-extern "C" const struct variant variant_gpu_resident = {.platform = "cuda",
-                                                        .threaded = false,
-                                                        .traits = &traits,
-                                                        .probe = resident_probe,
-                                                        .setup = resident_setup,
-                                                        .ready = resident_ready,
-                                                        .run = resident_run,
-                                                        .fetch = resident_fetch,
-                                                        .teardown = resident_teardown};
+extern "C" const struct variant variant_gpu_resident = {
+    .platform = "cuda",
+    .traits = &traits,
+    .probe = device_probe_variant,
+    .setup = delivery_setup<struct resident, open_resident, resident_teardown>,
+    .ready = delivery_ready,
+    .run = resident_run,
+    .fetch = delivery_fetch,
+    .teardown = resident_teardown};

@@ -441,8 +441,10 @@ static enum status ring_read(struct output_queue *queue)
     return status_set(status, "%s", reason);
 }
 
-enum status ring_run(struct ring *ring, uint64_t number)
+enum status ring_run(void *state, uint64_t number, struct run_time *time)
 {
+    (void)time;
+    struct ring *ring = static_cast<struct ring *>(state);
     for (uint32_t w = 0; w < ring->delivery.workers; w++)
         ring->shares[w] = {.queue = &ring->delivery.queues[w]};
     enum status status = delivery_run(&ring->delivery, number, ring_read);
@@ -539,11 +541,6 @@ void ring_close(struct ring *ring)
     free(ring->workers);
     free(ring->shares);
     delivery_close(&ring->delivery);
-}
-
-enum status ring_verify_slots(void *state, uint64_t *wrong)
-{
-    return delivery_verify_slots(&static_cast<struct ring *>(state)->delivery, wrong);
 }
 
 /* ---- Copy bandwidth ---- */

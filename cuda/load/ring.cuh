@@ -89,7 +89,7 @@ struct ring_worker {
 };
 
 struct ring {
-    struct delivery delivery; /* must be first: variants share its functions */
+    struct delivery delivery; /* must be first, see delivery_ready() */
     const struct ring_type *type;
     uint32_t buffers;
     uint32_t table_max;    /* maximum samples per chunk */
@@ -106,14 +106,12 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
                       const struct ring_type *type);
 void ring_close(struct ring *ring);
 
-enum status ring_run(struct ring *ring, uint64_t number);
+/* run() of the variants, whose states begin with their ring. */
+enum status ring_run(void *state, uint64_t number, struct run_time *time);
 
-/* Measures the bandwidth of pinned memory: copies as many bytes as the set has, through the same rings, with
- * the same threads. */
+/* copy() of the variants' traits. Measures the bandwidth of pinned memory: copies as many bytes as the set
+ * has, through the same rings, with the same threads. */
 enum status ring_copy(void *state, double *bytes_per_s);
-
-/* verify_slots() of the variants' traits. */
-enum status ring_verify_slots(void *state, uint64_t *wrong);
 
 /* Buffer `index` of a worker. */
 static inline uint8_t *ring_host(const struct ring_worker *worker, uint32_t index)

@@ -8,8 +8,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <new>
-
 #include "core/phase.h"
 #include "load/guard.h"
 #include "machine/device.h"
@@ -149,11 +147,6 @@ static enum status map_all(struct shards_gpu *shards)
 
 /* ---- The variant ---- */
 
-static enum status shards_gpu_probe(const struct resources *resources)
-{
-    return device_probe(resources->device);
-}
-
 static void shards_gpu_teardown(void *state)
 {
     struct shards_gpu *shards = static_cast<struct shards_gpu *>(state);
@@ -177,19 +170,6 @@ static enum status open_shards(struct shards_gpu *shards, const struct resources
     return guard_open(&shards->guard);
 }
 
-static enum status shards_gpu_setup(const struct resources *resources, const void *input, void **state)
-{
-    struct shards_gpu *shards = new (std::nothrow) struct shards_gpu();
-    if (!shards)
-        return status_set(STATUS_FAILED, "out of memory");
-    enum status status = open_shards(shards, resources, static_cast<const struct load *>(input));
-    if (status != STATUS_OK)
-        shards_gpu_teardown(shards);
-    else
-        *state = shards;
-    return status;
-}
-
 static enum status shards_gpu_ready(void *state, uint64_t number)
 {
     struct shards_gpu *shards = static_cast<struct shards_gpu *>(state);
@@ -197,47 +177,21 @@ static enum status shards_gpu_ready(void *state, uint64_t number)
     return shards->ring.delivery.load->cache == LOAD_WARM ? map_all(shards) : STATUS_OK;
 }
 
-static enum status shards_gpu_run(void *state, uint64_t number, struct run_time *time)
-{
-    (void)time;
-    return ring_run(&static_cast<struct shards_gpu *>(state)->ring, number);
-}
-
-static enum status shards_gpu_fetch(void *state, void *result)
-{
-    return delivery_fetch(&static_cast<struct shards_gpu *>(state)->ring.delivery,
-                          static_cast<struct load_result *>(result));
-}
-
-static enum status shards_gpu_copy(void *state, double *bytes_per_s)
-{
-    return ring_copy(&static_cast<struct shards_gpu *>(state)->ring, bytes_per_s);
-}
-
-static enum status shards_gpu_verify_slots(void *state, uint64_t *wrong)
-{
-    return ring_verify_slots(&static_cast<struct shards_gpu *>(state)->ring, wrong);
-}
-
 static const struct load_traits traits = {.shards = true,
-                                          .files = false,
                                           .device = true,
-                                          .resident = false,
                                           .ring = true,
-                                          .keyed = false,
-                                          .calls = false,
-                                          .accepts = NULL,
                                           .timed = "order+copy+transfer+unpack",
                                           .timed_unless_warm = "order+open+read+transfer+unpack",
-                                          .copy = shards_gpu_copy,
-                                          .verify_slots = shards_gpu_verify_slots};
+                                          .copy = ring_copy,
+                                          .verify_slots = delivery_verify_slots};
 
-extern "C" const struct variant variant_shards_gpu = {.platform = "cuda",
-                                                      .threaded = true,
-                                                      .traits = &traits,
-                                                      .probe = shards_gpu_probe,
-                                                      .setup = shards_gpu_setup,
-                                                      .ready = shards_gpu_ready,
-                                                      .run = shards_gpu_run,
-                                                      .fetch = shards_gpu_fetch,
-                                                      .teardown = shards_gpu_teardown};
+extern "C" const struct variant variant_shards_gpu = {
+    .platform = "cuda",
+    .threaded = true,
+    .traits = &traits,
+    .probe = device_probe_variant,
+    .setup = delivery_setup<struct shards_gpu, open_shards, shards_gpu_teardown>,
+    .ready = shards_gpu_ready,
+    .run = ring_run,
+    .fetch = delivery_fetch,
+    .teardown = shards_gpu_teardown};

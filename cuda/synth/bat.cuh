@@ -91,16 +91,11 @@ template <class Step> static __global__ void bat_parent_kernel(struct bat_launch
         bat_follow(bat_work(launch, blockIdx.x), rest, cudaStreamFireAndForget);
 }
 
-template <class Step> struct bat_batch {
-    struct device_batch batch;
+template <class Step> struct bat_batch : staged<bat_batch<Step>> {
+    using staged<bat_batch<Step>>::batch;
     struct bat_scratch scratch;
     uint64_t split; /* images per launch */
     int multiprocessors;
-
-    static const uint8_t *images(const void *state)
-    {
-        return static_cast<const bat_batch *>(state)->batch.input.pixels;
-    }
 
     static void teardown(void *state)
     {
@@ -152,11 +147,6 @@ template <class Step> struct bat_batch {
         return device_launch_open(&scratch.failure);
     }
 
-    static enum status setup(const struct resources *resources, const void *input, void **state)
-    {
-        return device_batch_setup<bat_batch>(resources, input, state);
-    }
-
     /* Enqueues stages of images first .. first + split - 1, up to the end of the batch. */
     enum status launch(uint64_t first, unsigned stages) const
     {
@@ -169,62 +159,17 @@ template <class Step> struct bat_batch {
         return STATUS_OK;
     }
 
-    static enum status run(void *state, uint64_t number, struct run_time *time)
+    uint64_t step() const
     {
-        bat_batch *self = static_cast<bat_batch *>(state);
-        TRY(device_batch_begin(&self->batch, number));
-        for (uint64_t first = 0; first < self->batch.synth->batch; first += self->split)
-            TRY(self->launch(first, STAGES_ALL));
-        TRY(device_batch_end(&self->batch, time));
-        return device_launch_status(self->scratch.failure);
+        return split;
     }
-
-    /* Adds the time of one stage of images first .. first + split - 1. */
-    enum status time_stage(uint64_t first, unsigned stage, double *total_s) const
+    enum status finish() const
     {
-        return device_clock_add(&batch.clock, total_s, [&] { return launch(first, stage); });
-    }
-
-    /* Repeats the latest run: each stage for all images of a launch, then the next stage. */
-    static enum status stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
-    {
-        bat_batch *self = static_cast<bat_batch *>(state);
-        CUDA_TRY(cudaSetDevice(self->batch.device));
-        *noise_s = *vertices_s = *painting_s = 0;
-        for (uint64_t first = 0; first < self->batch.synth->batch; first += self->split) {
-            TRY(self->time_stage(first, STAGE_NOISE, noise_s));
-            TRY(self->time_stage(first, STAGE_VERTICES, vertices_s));
-            TRY(self->time_stage(first, STAGE_PAINTING, painting_s));
-        }
-        return device_launch_status(self->scratch.failure);
-    }
-
-    static enum status fetch(void *state, void *result)
-    {
-        bat_batch *self = static_cast<bat_batch *>(state);
-        return device_batch_fetch(&self->batch, static_cast<struct synth_fetch *>(result));
+        return device_launch_status(scratch.failure);
     }
 };
 
-#define BAT_VARIANT(symbol, step)                                                           \
-    static const struct synth_traits symbol##_traits = {.noise = SYNTH_NOISE_COUNTER,       \
-                                                        .half = true,                       \
-                                                        .racy = true,                       \
-                                                        .outputs = false,                   \
-                                                        .timed = "clear+draw",              \
-                                                        .fetch_noise = nullptr,             \
-                                                        .images = bat_batch<step>::images,  \
-                                                        .stages = bat_batch<step>::stages}; \
-    extern "C" {                                                                            \
-    extern const struct variant symbol;                                                     \
-    const struct variant symbol = {.platform = "cuda",                                      \
-                                   .threaded = false,                                       \
-                                   .traits = &symbol##_traits,                              \
-                                   .probe = device_batch_probe,                             \
-                                   .setup = bat_batch<step>::setup,                         \
-                                   .run = bat_batch<step>::run,                             \
-                                   .fetch = bat_batch<step>::fetch,                         \
-                                   .teardown = bat_batch<step>::teardown};                  \
-    }
+#define BAT_VARIANT(symbol, step) \
+    STAGED_VARIANT(symbol, bat_batch<step>, SYNTH_NOISE_COUNTER, noise_half2::half, nullptr)
 
 #endif

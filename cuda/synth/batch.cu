@@ -8,11 +8,6 @@
 #include "common/stream.cuh"
 #include "core/phase.h"
 
-enum status device_batch_probe(const struct resources *resources)
-{
-    return device_probe(resources->device);
-}
-
 enum status device_free_bytes(int device, size_t *bytes)
 {
     size_t total;

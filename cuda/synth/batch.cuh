@@ -3,7 +3,6 @@
 #define FDSL_CUDA_SYNTH_BATCH_CUH
 
 #include <cuda_runtime.h>
-#include <stdlib.h>
 
 #include "core/status.h"
 #include "core/variant.h"
@@ -116,23 +115,5 @@ enum status device_free_bytes(int device, size_t *bytes);
 
 /* Returns STATUS_USAGE if `bytes` for a batch exceed the free device memory; the message gives both sizes. */
 enum status device_check_memory(int device, const struct synth *synth, size_t bytes);
-
-/* probe() of the CUDA variants. */
-enum status device_batch_probe(const struct resources *resources);
-
-/* setup() of variants with state type `self`: zeroes it, calls its make(), and tears it down on failure. */
-template <class self>
-enum status device_batch_setup(const struct resources *resources, const void *input, void **state)
-{
-    self *made = static_cast<self *>(calloc(1, sizeof *made));
-    if (!made)
-        return status_set(STATUS_FAILED, "out of memory");
-    enum status status = made->make(resources, static_cast<const struct synth *>(input));
-    if (status != STATUS_OK)
-        self::teardown(made);
-    else
-        *state = made;
-    return status;
-}
 
 #endif

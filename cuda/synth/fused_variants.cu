@@ -134,11 +134,8 @@ static const uint8_t *fused_images(const void *state)
 }
 
 static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
-                                           .half = false,
-                                           .racy = false,
                                            .outputs = true,
                                            .timed = "clear+draw",
-                                           .fetch_noise = nullptr,
                                            .images = fused_images,
                                            .generator_open = fused_generator_open,
                                            .stages = fused_stages};
@@ -146,17 +143,15 @@ static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
 extern "C" {
 extern const struct variant variant_fused, variant_fused_graph;
 const struct variant variant_fused = {.platform = "cuda",
-                                      .threaded = false,
                                       .traits = &traits,
-                                      .probe = device_batch_probe,
+                                      .probe = device_probe_variant,
                                       .setup = fused_setup<false>,
                                       .run = fused_run,
                                       .fetch = fused_fetch,
                                       .teardown = fused_teardown};
 const struct variant variant_fused_graph = {.platform = "cuda",
-                                            .threaded = false,
                                             .traits = &traits,
-                                            .probe = device_batch_probe,
+                                            .probe = device_probe_variant,
                                             .setup = fused_setup<true>,
                                             .run = fused_run_graph,
                                             .fetch = fused_fetch,

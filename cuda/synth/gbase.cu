@@ -9,13 +9,4 @@ struct gbase {
     }
 };
 
-static const struct synth_traits traits = {.noise = SYNTH_NOISE_XORWOW,
-                                           .half = false,
-                                           .racy = true,
-                                           .outputs = false,
-                                           .timed = "clear+draw",
-                                           .fetch_noise = ladder<gbase>::fetch_noise,
-                                           .images = ladder<gbase>::images,
-                                           .stages = ladder<gbase>::stages};
-
-LADDER_VARIANT(variant_gbase, ladder<gbase>, traits)
+LADDER_VARIANT(variant_gbase, ladder<gbase>, SYNTH_NOISE_XORWOW)

@@ -52,13 +52,4 @@ struct gbase_parent {
 
 using state = ladder_by<gbase_parent>;
 
-static const struct synth_traits traits = {.noise = SYNTH_NOISE_XORWOW,
-                                           .half = false,
-                                           .racy = true,
-                                           .outputs = false,
-                                           .timed = "clear+draw",
-                                           .fetch_noise = state::fetch_noise,
-                                           .images = state::images,
-                                           .stages = state::stages};
-
-LADDER_VARIANT(variant_gbase_device, state, traits)
+LADDER_VARIANT(variant_gbase_device, state, SYNTH_NOISE_XORWOW)

@@ -6,7 +6,7 @@
  *         using noise = noise_half2;
  *         static void launch(const image_work<noise> &work, cudaStream_t stream);
  *     };
- *     LADDER_VARIANT(variant_name, ladder<step>, traits);
+ *     LADDER_VARIANT(variant_name, ladder<step>, SYNTH_NOISE_COUNTER)
  *
  * ladder_by<Launcher> uses a launcher other than host_launcher (gbase_device.cu).
  */
@@ -59,19 +59,14 @@ template <class Step> struct host_launcher {
     }
 };
 
-template <class Launcher> struct ladder_by {
+template <class Launcher> struct ladder_by : staged<ladder_by<Launcher>> {
     using noise = typename Launcher::noise;
+    using staged<ladder_by<Launcher>>::batch;
 
-    struct device_batch batch;
     Launcher launcher;
     void *noise_memory; /* scratch for one image, because images run in sequence on one stream */
     int2 *points;
     uint8_t *grays;
-
-    static const uint8_t *images(const void *state)
-    {
-        return static_cast<const ladder_by *>(state)->batch.input.pixels;
-    }
 
     static void teardown(void *state)
     {
@@ -95,11 +90,6 @@ template <class Launcher> struct ladder_by {
         return launcher.open();
     }
 
-    static enum status setup(const struct resources *resources, const void *input, void **state)
-    {
-        return device_batch_setup<ladder_by>(resources, input, state);
-    }
-
     image_work<noise> work_of(uint64_t run, uint64_t j) const
     {
         const struct synth *synth = batch.synth;
@@ -112,25 +102,17 @@ template <class Launcher> struct ladder_by {
         return work;
     }
 
+    uint64_t step() const
+    {
+        return 1;
+    }
     enum status launch(uint64_t j, unsigned stages) const
     {
         return launcher.launch(work_of(batch.run, j), stages, batch.clock.stream);
     }
-
-    static enum status run(void *state, uint64_t number, struct run_time *time)
+    enum status finish() const
     {
-        ladder_by *self = static_cast<ladder_by *>(state);
-        TRY(device_batch_begin(&self->batch, number));
-        for (uint64_t j = 0; j < self->batch.synth->batch; j++)
-            TRY(self->launch(j, STAGES_ALL));
-        TRY(device_batch_end(&self->batch, time));
-        return self->launcher.finish();
-    }
-
-    static enum status fetch(void *state, void *result)
-    {
-        ladder_by *self = static_cast<ladder_by *>(state);
-        return device_batch_fetch(&self->batch, static_cast<struct synth_fetch *>(result));
+        return launcher.finish();
     }
 
     /* Regenerates the noise of an image, a pure function of its key, and copies it to the host. */
@@ -157,42 +139,13 @@ template <class Launcher> struct ladder_by {
         TRY(cuda_status(error, "copy of the noise", __FILE__, __LINE__));
         return self->launcher.finish();
     }
-
-    /* Adds the time of one stage of image j. */
-    enum status time_stage(uint64_t j, unsigned stage, double *total_s) const
-    {
-        return device_clock_add(&batch.clock, total_s, [&] { return launch(j, stage); });
-    }
-
-    /* Repeats the latest run, one stage at a time. Does not clear the images first. */
-    static enum status stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
-    {
-        ladder_by *self = static_cast<ladder_by *>(state);
-        CUDA_TRY(cudaSetDevice(self->batch.device));
-        *noise_s = *vertices_s = *painting_s = 0;
-        for (uint64_t j = 0; j < self->batch.synth->batch; j++) {
-            TRY(self->time_stage(j, STAGE_NOISE, noise_s));
-            TRY(self->time_stage(j, STAGE_VERTICES, vertices_s));
-            TRY(self->time_stage(j, STAGE_PAINTING, painting_s));
-        }
-        return self->launcher.finish();
-    }
 };
 
 template <class Step> using ladder = ladder_by<host_launcher<Step>>;
 
 /* Defines a variant with state type `state`, a ladder_by<>. */
-#define LADDER_VARIANT(symbol, state, traits_)                   \
-    extern "C" {                                                 \
-    extern const struct variant symbol;                          \
-    const struct variant symbol = {.platform = "cuda",           \
-                                   .threaded = false,            \
-                                   .traits = &(traits_),         \
-                                   .probe = device_batch_probe,  \
-                                   .setup = state::setup,        \
-                                   .run = state::run,            \
-                                   .fetch = state::fetch,        \
-                                   .teardown = state::teardown}; \
-    }
+#define LADDER_VARIANT(symbol, state, noise_)                 \
+    STAGED_VARIANT(symbol, state, noise_, state::noise::half, \
+                   noise_ == SYNTH_NOISE_XORWOW ? state::fetch_noise : nullptr)
 
 #endif

@@ -16,13 +16,4 @@ struct rng {
     }
 };
 
-static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
-                                           .half = true,
-                                           .racy = true,
-                                           .outputs = false,
-                                           .timed = "clear+draw",
-                                           .fetch_noise = nullptr,
-                                           .images = ladder<rng>::images,
-                                           .stages = ladder<rng>::stages};
-
-LADDER_VARIANT(variant_rng, ladder<rng>, traits)
+LADDER_VARIANT(variant_rng, ladder<rng>, SYNTH_NOISE_COUNTER)

@@ -15,13 +15,4 @@ struct rng_reuse {
     }
 };
 
-static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
-                                           .half = true,
-                                           .racy = true,
-                                           .outputs = false,
-                                           .timed = "clear+draw",
-                                           .fetch_noise = nullptr,
-                                           .images = ladder<rng_reuse>::images,
-                                           .stages = ladder<rng_reuse>::stages};
-
-LADDER_VARIANT(variant_rng_reuse, ladder<rng_reuse>, traits)
+LADDER_VARIANT(variant_rng_reuse, ladder<rng_reuse>, SYNTH_NOISE_COUNTER)

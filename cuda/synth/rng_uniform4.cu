@@ -30,13 +30,4 @@ struct rng_uniform4 {
     }
 };
 
-static const struct synth_traits traits = {.noise = SYNTH_NOISE_UNIFORM4,
-                                           .half = true,
-                                           .racy = true,
-                                           .outputs = false,
-                                           .timed = "clear+draw",
-                                           .fetch_noise = nullptr,
-                                           .images = ladder<rng_uniform4>::images,
-                                           .stages = ladder<rng_uniform4>::stages};
-
-LADDER_VARIANT(variant_rng_uniform4, ladder<rng_uniform4>, traits)
+LADDER_VARIANT(variant_rng_uniform4, ladder<rng_uniform4>, SYNTH_NOISE_UNIFORM4)

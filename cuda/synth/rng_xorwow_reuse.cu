@@ -28,13 +28,4 @@ struct rng_xorwow_reuse {
     }
 };
 
-static const struct synth_traits traits = {.noise = SYNTH_NOISE_XORWOW,
-                                           .half = true,
-                                           .racy = true,
-                                           .outputs = false,
-                                           .timed = "clear+draw",
-                                           .fetch_noise = ladder<rng_xorwow_reuse>::fetch_noise,
-                                           .images = ladder<rng_xorwow_reuse>::images,
-                                           .stages = ladder<rng_xorwow_reuse>::stages};
-
-LADDER_VARIANT(variant_rng_xorwow_reuse, ladder<rng_xorwow_reuse>, traits)
+LADDER_VARIANT(variant_rng_xorwow_reuse, ladder<rng_xorwow_reuse>, SYNTH_NOISE_XORWOW)

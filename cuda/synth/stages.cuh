@@ -9,7 +9,10 @@
 
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <stdlib.h>
 
+#include "common/check.cuh"
+#include "machine/device.h"
 #include "synth/batch.cuh"
 #include "synth/line.h"
 
@@ -26,6 +29,7 @@ enum : unsigned {
 /* x and y in separate arrays. */
 struct noise_apart {
     static constexpr size_t bytes = 2 * sizeof(float);
+    static constexpr bool half = false;
     float *x, *y;
 
     static noise_apart at(void *memory, size_t count)
@@ -47,6 +51,7 @@ struct noise_apart {
 /* x and y interleaved, one 8-byte access. */
 struct noise_float2 {
     static constexpr size_t bytes = sizeof(float2);
+    static constexpr bool half = false;
     float2 *xy;
 
     __host__ __device__ static noise_float2 at(void *memory, size_t)
@@ -66,6 +71,7 @@ struct noise_float2 {
 /* x and y interleaved in half precision, one 4-byte access. */
 struct noise_half2 {
     static constexpr size_t bytes = sizeof(__half2);
+    static constexpr bool half = true;
     __half2 *xy;
 
     __host__ __device__ static noise_half2 at(void *memory, size_t)
@@ -226,5 +232,90 @@ template <class Noise> __device__ __forceinline__ void noise_by_orbit(const imag
         work.noise.put(i, noise.x, noise.y);
     }
 }
+
+/* ---- Variants ---- */
+
+/* Base of the state `self` of a variant, which is zeroed and adds
+ *
+ *     enum status make(const struct resources *resources, const struct synth *synth);
+ *     static void teardown(void *state);
+ *     uint64_t step() const;                                       images per launch
+ *     enum status launch(uint64_t first, unsigned stages) const;   enqueues stages of images first and
+ * following enum status finish() const;                                  status of the launched work, once it
+ * is done
+ */
+template <class self> struct staged {
+    struct device_batch batch;
+
+    static const uint8_t *images(const void *state)
+    {
+        return static_cast<const self *>(state)->batch.input.pixels;
+    }
+
+    /* Calls make(), and teardown() on failure. */
+    static enum status setup(const struct resources *resources, const void *input, void **state)
+    {
+        self *made = static_cast<self *>(calloc(1, sizeof *made));
+        if (!made)
+            return status_set(STATUS_FAILED, "out of memory");
+        enum status status = made->make(resources, static_cast<const struct synth *>(input));
+        if (status != STATUS_OK)
+            self::teardown(made);
+        else
+            *state = made;
+        return status;
+    }
+
+    static enum status run(void *state, uint64_t number, struct run_time *time)
+    {
+        self *made = static_cast<self *>(state);
+        TRY(device_batch_begin(&made->batch, number));
+        for (uint64_t first = 0; first < made->batch.synth->batch; first += made->step())
+            TRY(made->launch(first, STAGES_ALL));
+        TRY(device_batch_end(&made->batch, time));
+        return made->finish();
+    }
+
+    /* Repeats the latest run: each stage for all images of a launch, then the next stage. Does not clear the
+     * images first. */
+    static enum status stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
+    {
+        self *made = static_cast<self *>(state);
+        double *const stage_s[] = {noise_s, vertices_s, painting_s};
+        CUDA_TRY(cudaSetDevice(made->batch.device));
+        *noise_s = *vertices_s = *painting_s = 0;
+        for (uint64_t first = 0; first < made->batch.synth->batch; first += made->step())
+            for (unsigned i = 0; i < COUNT_OF(stage_s); i++)
+                TRY(device_clock_add(&made->batch.clock, stage_s[i],
+                                     [&] { return made->launch(first, STAGE_NOISE << i); }));
+        return made->finish();
+    }
+
+    static enum status fetch(void *state, void *result)
+    {
+        return device_batch_fetch(&static_cast<self *>(state)->batch,
+                                  static_cast<struct synth_fetch *>(result));
+    }
+};
+
+/* Defines a variant with a state type derived from staged<>. `fetch_noise_`: see struct synth_traits. */
+#define STAGED_VARIANT(symbol, state, noise_, half_, fetch_noise_)                     \
+    static const struct synth_traits symbol##_traits = {.noise = (noise_),             \
+                                                        .half = (half_),               \
+                                                        .racy = true,                  \
+                                                        .timed = "clear+draw",         \
+                                                        .fetch_noise = (fetch_noise_), \
+                                                        .images = state::images,       \
+                                                        .stages = state::stages};      \
+    extern "C" {                                                                       \
+    extern const struct variant symbol;                                                \
+    const struct variant symbol = {.platform = "cuda",                                 \
+                                   .traits = &symbol##_traits,                         \
+                                   .probe = device_probe_variant,                      \
+                                   .setup = state::setup,                              \
+                                   .run = state::run,                                  \
+                                   .fetch = state::fetch,                              \
+                                   .teardown = state::teardown};                       \
+    }
 
 #endif

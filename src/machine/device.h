@@ -35,6 +35,12 @@ enum status device_pci_bus_id(int device, char *text, int size);
 /* Returns STATUS_OK if CUDA device `device` can be used, else STATUS_UNAVAILABLE with the reason. */
 enum status device_probe(int device);
 
+/* probe() of variants that need nothing else. */
+static inline enum status device_probe_variant(const struct resources *resources)
+{
+    return device_probe(resources->device);
+}
+
 /* Gets the architecture that this build's code for CUDA device `device` was compiled for (90 for sm_90), and
  * whether the driver compiles that code from PTX. STATUS_UNAVAILABLE or STATUS_FAILED with the reason. */
 enum status device_code(int device, int *architecture, bool *at_load);
