@@ -93,15 +93,9 @@ static enum status files_epoch(struct worker *worker)
 
 static enum status open_with(const void *input, int threads, void **state)
 {
-    struct reader *reader = calloc(1, sizeof *reader);
-    if (!reader)
-        return status_set(STATUS_FAILED, "out of memory");
-    enum status status = reader_open(reader, input, threads, ((const struct load *)input)->batch);
-    if (status != STATUS_OK)
-        free(reader);
-    else
-        *state = reader;
-    return status;
+    struct reader *reader = *state = calloc(1, sizeof *reader);
+    return reader ? reader_open(reader, input, threads, ((const struct load *)input)->batch)
+                  : status_set(STATUS_FAILED, "out of memory");
 }
 
 static enum status files_setup(const struct resources *resources, const void *input, void **state)

@@ -229,19 +229,13 @@ static enum status files_uring_setup(const struct resources *resources, const vo
 {
     (void)resources;
     const struct load *load = input;
-    struct files_uring *uring = calloc(1, sizeof *uring);
+    struct files_uring *uring = *state = calloc(1, sizeof *uring);
     if (!uring)
         return status_set(STATUS_FAILED, "out of memory");
     /* Slots for `iodepth` files in flight, plus one batch that is being delivered. */
     uring->slots = (load->iodepth / load->batch + 2) * load->batch;
-    enum status status = reader_open(&uring->reader, load, 1, uring->slots);
-    if (status == STATUS_OK)
-        status = open_ring(uring, load);
-    if (status != STATUS_OK)
-        files_uring_teardown(uring);
-    else
-        *state = uring;
-    return status;
+    TRY(reader_open(&uring->reader, load, 1, uring->slots));
+    return open_ring(uring, load);
 }
 
 static enum status files_uring_run(void *state, uint64_t number, struct run_time *time)

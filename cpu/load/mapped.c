@@ -213,26 +213,16 @@ static void mapped_teardown(void *state)
     free(mapped);
 }
 
-static enum status open_mapped(const struct load *load, int threads, struct mapped *mapped)
+static enum status setup_with(const struct load *load, int threads, void **state)
 {
+    struct mapped *mapped = *state = calloc(1, sizeof *mapped);
+    if (!mapped)
+        return status_set(STATUS_FAILED, "out of memory");
     TRY(reader_open(&mapped->reader, load, threads, load->batch));
     mapped->shards = calloc(load->dataset->file_count, sizeof *mapped->shards);
     if (!mapped->shards)
         return status_set(STATUS_FAILED, "out of memory for %u shards", load->dataset->file_count);
     return guard_open(&mapped->guard);
-}
-
-static enum status setup_with(const void *input, int threads, void **state)
-{
-    struct mapped *mapped = calloc(1, sizeof *mapped);
-    if (!mapped)
-        return status_set(STATUS_FAILED, "out of memory");
-    enum status status = open_mapped(input, threads, mapped);
-    if (status != STATUS_OK)
-        mapped_teardown(mapped);
-    else
-        *state = mapped;
-    return status;
 }
 
 static enum status mmap_setup(const struct resources *resources, const void *input, void **state)

@@ -96,16 +96,14 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
     TRY(env_check_memory((uint64_t)threads * reader->slots * reader->stride, "the buffers",
                          "lower --batch, --shuffle or --threads"));
     struct order_plan plan = load_plan(load, threads);
-    enum status status = verifier_open(&reader->verifier, load, &plan);
+    TRY(verifier_open(&reader->verifier, load, &plan));
     reader->result.number = UINT64_MAX;
     reader->workers = calloc((size_t)threads, sizeof *reader->workers);
-    if (status == STATUS_OK && !reader->workers)
-        status = status_set(STATUS_FAILED, "out of memory");
-    for (int w = 0; status == STATUS_OK && w < threads; w++)
-        status = open_worker(reader, &reader->workers[w]);
-    if (status != STATUS_OK)
-        reader_close(reader);
-    return status;
+    if (!reader->workers)
+        return status_set(STATUS_FAILED, "out of memory");
+    for (int w = 0; w < threads; w++)
+        TRY(open_worker(reader, &reader->workers[w]));
+    return STATUS_OK;
 }
 
 uint32_t reader_stream_slots(const struct load *load)

@@ -54,8 +54,8 @@ struct reader {
     struct load_result result;
 };
 
-/* Sets up `threads` workers with at least `slots` slots each, in whole batches. On STATUS_FAILED nothing
- * stays allocated. */
+/* Sets up `threads` workers with at least `slots` slots each, in whole batches. `reader` is zeroed; the
+ * caller closes it, also after a failure. */
 enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots);
 void reader_close(struct reader *reader);
 

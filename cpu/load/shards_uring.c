@@ -352,17 +352,11 @@ static enum status uring_setup(const struct resources *resources, const void *in
 {
     (void)resources;
     const struct load *load = input;
-    struct shards_uring *uring = calloc(1, sizeof *uring);
+    struct shards_uring *uring = *state = calloc(1, sizeof *uring);
     if (!uring)
         return status_set(STATUS_FAILED, "out of memory");
-    enum status status = reader_open(&uring->reader, load, 1, reader_stream_slots(load));
-    if (status == STATUS_OK)
-        status = open_ring(uring, load);
-    if (status != STATUS_OK)
-        uring_teardown(uring);
-    else
-        *state = uring;
-    return status;
+    TRY(reader_open(&uring->reader, load, 1, reader_stream_slots(load)));
+    return open_ring(uring, load);
 }
 
 static enum status uring_run(void *state, uint64_t number, struct run_time *time)

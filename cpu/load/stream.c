@@ -238,21 +238,17 @@ static enum status stream_setup(const struct resources *resources, const void *i
 {
     (void)resources;
     const struct load *load = input;
-    struct stream *stream = calloc(1, sizeof *stream);
+    struct stream *stream = *state = calloc(1, sizeof *stream);
     if (!stream)
         return status_set(STATUS_FAILED, "out of memory");
     stream->fd = -1;
     stream->buffer_bytes = load->block_bytes;
     stream->buffer = buffer_open(stream->buffer_bytes);
-    enum status status = reader_open(&stream->reader, load, 1, reader_stream_slots(load));
-    if (status == STATUS_OK && !stream->buffer)
-        status = status_set(STATUS_FAILED, "out of memory for a buffer of %zu bytes; lower --block",
+    TRY(reader_open(&stream->reader, load, 1, reader_stream_slots(load)));
+    return stream->buffer
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "out of memory for a buffer of %zu bytes; lower --block",
                             stream->buffer_bytes);
-    if (status != STATUS_OK)
-        stream_teardown(stream);
-    else
-        *state = stream;
-    return status;
 }
 
 static enum status stream_run(void *state, uint64_t number, struct run_time *time)

@@ -31,7 +31,7 @@ static enum status naive_setup(const struct resources *resources, const void *in
     (void)resources;
     const struct synth *synth = input;
     TRY(synth_check_batch_memory(synth));
-    struct naive *naive = calloc(1, sizeof *naive);
+    struct naive *naive = *state = calloc(1, sizeof *naive);
     if (!naive)
         return status_set(STATUS_FAILED, "naive: out of memory");
     naive->synth = synth;
@@ -40,12 +40,9 @@ static enum status naive_setup(const struct resources *resources, const void *in
     naive->labels = malloc(synth->batch * sizeof *naive->labels);
     naive->canvas = converted ? malloc(synth_image_bytes(synth)) : NULL;
     naive->points = malloc(synth->vertices_max * sizeof *naive->points);
-    if (!naive->images || !naive->labels || (converted && !naive->canvas) || !naive->points) {
-        naive_teardown(naive);
+    if (!naive->images || !naive->labels || (converted && !naive->canvas) || !naive->points)
         return status_set(STATUS_FAILED, "naive: out of memory for a batch of %llu images; lower --batch",
                           (unsigned long long)synth->batch);
-    }
-    *state = naive;
     return STATUS_OK;
 }
 

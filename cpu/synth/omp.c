@@ -287,7 +287,7 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
 {
     const struct synth *synth = input;
     TRY(synth_check_batch_memory(synth));
-    struct omp *omp = aligned_alloc(ALIGNMENT, sizeof *omp); /* sizeof is a multiple of it */
+    struct omp *omp = *state = aligned_alloc(ALIGNMENT, sizeof *omp); /* sizeof is a multiple of it */
     if (!omp)
         return status_set(STATUS_FAILED, "omp: out of memory");
     *omp = (struct omp){0};
@@ -296,13 +296,10 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
     omp->threads = resources->threads;
     omp->parts = choose_parts(synth, resources->threads);
     omp->pitch = choose_pitch(synth->res, omp->parts > 1 ? sizeof(uint16_t) : 1);
-    if (!fill_state(omp)) {
-        omp_teardown(omp);
-        return status_set(STATUS_FAILED, "omp: out of memory for a batch of %llu images; lower --batch",
-                          (unsigned long long)synth->batch);
-    }
-    *state = omp;
-    return STATUS_OK;
+    return fill_state(omp)
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "omp: out of memory for a batch of %llu images; lower --batch",
+                            (unsigned long long)synth->batch);
 }
 
 /* ---- Drawing ---- */

@@ -323,7 +323,7 @@ static void omp_close(void *state)
 enum status omp_net_open(const struct train *train, const struct resources *resources,
                          struct gemm_kernels gemm, void **state)
 {
-    struct net *net = calloc(1, sizeof *net);
+    struct net *net = *state = calloc(1, sizeof *net);
     if (!net)
         return status_set(STATUS_FAILED, "omp: out of memory");
     net->train = train;
@@ -338,15 +338,8 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     net->chunks = net->chunks < NET_CHUNKS_MAX ? net->chunks : NET_CHUNKS_MAX;
     net->totals.bad_step = TRAIN_FINE;
     barrier_init(&net->barrier);
-    enum status status = net_plan(net);
-    if (status == STATUS_OK)
-        status = feed_open(train, resources, &net->feed);
-    if (status != STATUS_OK) {
-        omp_close(net);
-        return status;
-    }
-    *state = net;
-    return STATUS_OK;
+    TRY(net_plan(net));
+    return feed_open(train, resources, &net->feed);
 }
 
 static enum status omp_open(const struct train *train, const struct resources *resources, void **state)

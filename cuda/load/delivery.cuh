@@ -105,22 +105,15 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
 enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes);
 void delivery_close(struct delivery *delivery);
 
-/* setup() of the variants: creates a STATE, whose first member is its delivery. TEARDOWN frees a STATE, also
- * one that OPEN failed to open. */
+/* setup() of the variants: creates a STATE, whose first member is its delivery, and opens it. */
 template <class STATE,
-          enum status (*OPEN)(STATE *state, const struct resources *resources, const struct load *load),
-          void (*TEARDOWN)(void *state)>
+          enum status (*OPEN)(STATE *state, const struct resources *resources, const struct load *load)>
 static enum status delivery_setup(const struct resources *resources, const void *input, void **state)
 {
     STATE *created = new (std::nothrow) STATE();
-    if (!created)
-        return status_set(STATUS_FAILED, "out of memory");
-    enum status status = OPEN(created, resources, static_cast<const struct load *>(input));
-    if (status != STATUS_OK)
-        TEARDOWN(created);
-    else
-        *state = created;
-    return status;
+    *state = created;
+    return created ? OPEN(created, resources, static_cast<const struct load *>(input))
+                   : status_set(STATUS_FAILED, "out of memory");
 }
 
 /* ready() of the variants, whose states begin with their delivery. Prepares a run. */

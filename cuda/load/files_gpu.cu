@@ -141,12 +141,11 @@ static const struct load_traits traits = {.shards = false,
                                           .copy = files_gpu_copy,
                                           .verify_slots = delivery_verify_slots};
 
-extern "C" const struct variant variant_files_gpu = {
-    .platform = "cuda",
-    .traits = &traits,
-    .probe = device_probe_variant,
-    .setup = delivery_setup<struct files_gpu, open_files, files_gpu_teardown>,
-    .ready = delivery_ready,
-    .run = files_gpu_run,
-    .fetch = delivery_fetch,
-    .teardown = files_gpu_teardown};
+extern "C" const struct variant variant_files_gpu = {.platform = "cuda",
+                                                     .traits = &traits,
+                                                     .probe = device_probe_variant,
+                                                     .setup = delivery_setup<struct files_gpu, open_files>,
+                                                     .ready = delivery_ready,
+                                                     .run = files_gpu_run,
+                                                     .fetch = delivery_fetch,
+                                                     .teardown = files_gpu_teardown};

@@ -322,12 +322,12 @@ static const struct load_traits traits = {.shards = true,
                                           .copy = resident_copy,
                                           .verify_slots = resident_verify_slots};
 
-extern "C" const struct variant variant_gpu_resident = {
-    .platform = "cuda",
-    .traits = &traits,
-    .probe = device_probe_variant,
-    .setup = delivery_setup<struct resident, open_resident, resident_teardown>,
-    .ready = delivery_ready,
-    .run = resident_run,
-    .fetch = delivery_fetch,
-    .teardown = resident_teardown};
+extern "C" const struct variant variant_gpu_resident = {.platform = "cuda",
+                                                        .traits = &traits,
+                                                        .probe = device_probe_variant,
+                                                        .setup =
+                                                            delivery_setup<struct resident, open_resident>,
+                                                        .ready = delivery_ready,
+                                                        .run = resident_run,
+                                                        .fetch = delivery_fetch,
+                                                        .teardown = resident_teardown};

@@ -185,13 +185,12 @@ static const struct load_traits traits = {.shards = true,
                                           .copy = ring_copy,
                                           .verify_slots = delivery_verify_slots};
 
-extern "C" const struct variant variant_shards_gpu = {
-    .platform = "cuda",
-    .threaded = true,
-    .traits = &traits,
-    .probe = device_probe_variant,
-    .setup = delivery_setup<struct shards_gpu, open_shards, shards_gpu_teardown>,
-    .ready = shards_gpu_ready,
-    .run = ring_run,
-    .fetch = delivery_fetch,
-    .teardown = shards_gpu_teardown};
+extern "C" const struct variant variant_shards_gpu = {.platform = "cuda",
+                                                      .threaded = true,
+                                                      .traits = &traits,
+                                                      .probe = device_probe_variant,
+                                                      .setup = delivery_setup<struct shards_gpu, open_shards>,
+                                                      .ready = shards_gpu_ready,
+                                                      .run = ring_run,
+                                                      .fetch = delivery_fetch,
+                                                      .teardown = shards_gpu_teardown};

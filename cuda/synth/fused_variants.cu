@@ -74,16 +74,12 @@ template <bool Graph>
 static enum status fused_setup(const struct resources *resources, const void *input, void **state)
 {
     struct fused_batch *self = static_cast<struct fused_batch *>(calloc(1, sizeof *self));
+    *state = self;
     if (!self)
         return status_set(STATUS_FAILED, "out of memory");
     self->synth = static_cast<const struct synth *>(input);
     self->device = resources->device;
-    enum status status = make_batch(self, Graph);
-    if (status != STATUS_OK)
-        fused_teardown(self);
-    else
-        *state = self;
-    return status;
+    return make_batch(self, Graph);
 }
 
 static enum status fused_run(void *state, uint64_t number, struct run_time *time)

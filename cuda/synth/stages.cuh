@@ -252,18 +252,12 @@ template <class self> struct staged {
         return static_cast<const self *>(state)->batch.input.pixels;
     }
 
-    /* Calls make(), and teardown() on failure. */
     static enum status setup(const struct resources *resources, const void *input, void **state)
     {
         self *made = static_cast<self *>(calloc(1, sizeof *made));
-        if (!made)
-            return status_set(STATUS_FAILED, "out of memory");
-        enum status status = made->make(resources, static_cast<const struct synth *>(input));
-        if (status != STATUS_OK)
-            self::teardown(made);
-        else
-            *state = made;
-        return status;
+        *state = made;
+        return made ? made->make(resources, static_cast<const struct synth *>(input))
+                    : status_set(STATUS_FAILED, "out of memory");
     }
 
     static enum status run(void *state, uint64_t number, struct run_time *time)

@@ -263,31 +263,20 @@ static void cuda_close(void *state)
     free(network);
 }
 
-/* Opens a network with convolutions by `conv` and the given GEMM precision. */
-static enum status open_with(const struct layer_passes *conv, enum precision precision,
-                             const struct train *train, const struct resources *resources, void **state)
-{
-    struct network *network = static_cast<struct network *>(calloc(1, sizeof *network));
-    if (!network)
-        return status_set(STATUS_FAILED, "cuda: out of memory");
-    network->train = train;
-    network->precision = precision;
-    network->device = resources->device;
-    memcpy(network->passes, own_passes, sizeof network->passes);
-    network->passes[LAYER_CONV] = *conv;
-    enum status status = open_all(network);
-    if (status != STATUS_OK) {
-        cuda_close(network);
-        return status;
-    }
-    *state = network;
-    return STATUS_OK;
-}
-
+/* Opens a network with convolutions by CONV and the given GEMM precision. */
 template <const struct layer_passes *CONV, enum precision PRECISION>
 static enum status cuda_open(const struct train *train, const struct resources *resources, void **state)
 {
-    return open_with(CONV, PRECISION, train, resources, state);
+    struct network *network = static_cast<struct network *>(calloc(1, sizeof *network));
+    *state = network;
+    if (!network)
+        return status_set(STATUS_FAILED, "cuda: out of memory");
+    network->train = train;
+    network->precision = PRECISION;
+    network->device = resources->device;
+    memcpy(network->passes, own_passes, sizeof network->passes);
+    network->passes[LAYER_CONV] = *CONV;
+    return open_all(network);
 }
 
 /* ---- Copying the state ---- */

@@ -44,8 +44,8 @@ struct variant {
      * NULL: always available. */
     enum status (*probe)(const struct resources *resources);
 
-    /* Creates `*state` from the workload's input, which must outlive it. Not timed. Leaves nothing allocated
-     * on failure. */
+    /* Creates `*state`, which is NULL before, from the workload's input, which must outlive it. Not timed.
+     * The caller tears the state down unless it is NULL, also after a failure. */
     enum status (*setup)(const struct resources *resources, const void *input, void **state);
 
     /* Called before each run, not timed: prepares the machine, for example empties the page cache. May be
@@ -59,7 +59,7 @@ struct variant {
     /* Copies the results of the latest run into `result`, whose type the workload defines. Not timed. */
     enum status (*fetch)(void *state, void *result);
 
-    /* Frees the state. */
+    /* Frees the state, also one that setup() failed to complete. */
     void (*teardown)(void *state);
 };
 

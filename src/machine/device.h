@@ -9,6 +9,7 @@
 #include "core/portable.h"
 #include "core/roofline.h"
 #include "core/status.h"
+#include "core/variant.h"
 
 FDSL_C_BEGIN
 

@@ -54,23 +54,17 @@ static void consumed_teardown(void *state)
 static enum status consumed_setup(const struct resources *resources, const void *input, void **state)
 {
     const struct consumed_job *job = input;
-    struct consumed *self = calloc(1, sizeof *self);
+    struct consumed *self = *state = calloc(1, sizeof *self);
     if (!self)
         return status_set(STATUS_FAILED, "out of memory");
     self->job = *job;
     bool on_device = strcmp(job->variant->platform, "cuda") == 0;
     self->state_count = on_device && !delivers_many(self) ? STATES_MAX : 1;
-    enum status status = consumer_renew(job->consumer);
-    if (status == STATUS_OK)
-        status = consumer_begin(job->consumer);
+    TRY(consumer_renew(job->consumer));
+    TRY(consumer_begin(job->consumer));
     set_consumer(self, job->consumer); /* before setup(), which may allocate more buffers with a consumer */
-    for (int i = 0; status == STATUS_OK && i < self->state_count; i++)
-        status = job->variant->setup(resources, job->input, &self->states[i]);
-    if (status != STATUS_OK) {
-        consumed_teardown(self);
-        return status;
-    }
-    *state = self;
+    for (int i = 0; i < self->state_count; i++)
+        TRY(job->variant->setup(resources, job->input, &self->states[i]));
     return STATUS_OK;
 }
 

@@ -194,18 +194,21 @@ static enum status measure_alone(struct runner *runner, double *alone_s)
 {
     const struct variant *variant = runner_variant(runner);
     const struct bench_limits *limits = &runner->settings->limits;
-    void *state;
-    if (set_up(runner, &state) != STATUS_OK) {
+    void *state = NULL;
+    enum status status = set_up(runner, &state);
+    if (status == STATUS_OK) {
+        struct bench bench = {0};
+        status = bench_measure(variant, state, limits, runner_show_progress, runner, &bench, NULL);
+        *alone_s = bench.time.median;
+        bench_free(&bench);
+    } else {
         status_warn("%s: efficiency unknown, because rank 0 cannot process the batch alone: %s",
                     runner->entry->name, status_text());
-        return STATUS_OK;
+        status = STATUS_OK;
     }
-    struct bench bench = {0};
-    enum status status = bench_measure(variant, state, limits, runner_show_progress, runner, &bench, NULL);
-    *alone_s = bench.time.median;
-    bench_free(&bench);
     phase_enter(PHASE_TEARDOWN);
-    variant->teardown(state);
+    if (state)
+        variant->teardown(state);
     return status;
 }
 
@@ -234,13 +237,15 @@ typedef enum status variant_job(struct runner *runner, void *state, struct resul
 /* Sets up the variant, calls `job` and tears the variant down, all under the monitor. */
 static enum status with_state(struct runner *runner, variant_job *job, struct result *result)
 {
-    void *state;
+    void *state = NULL;
     range_push(result->variant);
-    enum status watched = monitor_begin(runner->monitor, result->variant);
-    enum status own = watched == STATUS_OK ? set_up(runner, &state) : watched, status = comm_agree(own);
+    enum status status = monitor_begin(runner->monitor, result->variant);
+    if (status == STATUS_OK)
+        status = set_up(runner, &state);
+    status = comm_agree(status);
     if (status == STATUS_OK)
         status = job(runner, state, result);
-    if (own == STATUS_OK) {
+    if (state) {
         phase_enter(PHASE_TEARDOWN);
         runner_variant(runner)->teardown(state);
     }

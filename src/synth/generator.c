@@ -58,7 +58,6 @@ static enum status host_open(const struct synth *synth, const struct generator_r
     self->variant = omp ? omp : variant_find("naive")->variant;
     enum status status = self->variant->setup(&request->resources, &self->synth, &self->state);
     if (status != STATUS_OK) {
-        self->state = NULL;
         host_close(&self->generator);
         return status;
     }

@@ -144,7 +144,8 @@ struct engine {
      * that calls the engine "it". NULL: always. */
     enum status (*accepts)(const struct train *train);
 
-    /* Creates `*state`. Parameters are undefined until set(). After a failure nothing stays allocated. */
+    /* Creates `*state`, which is NULL before. Parameters are undefined until set(). The caller closes the
+     * state unless it is NULL, also after a failure. */
     enum status (*open)(const struct train *train, const struct resources *resources, void **state);
     void (*close)(void *state);
 

@@ -16,7 +16,7 @@ void inferrer_close(void *state)
 enum status inferrer_open(const struct engine *engine, const struct resources *resources, const void *job,
                           void **state)
 {
-    struct inferrer *inferrer = calloc(1, sizeof *inferrer);
+    struct inferrer *inferrer = *state = calloc(1, sizeof *inferrer);
     if (!inferrer)
         return status_set(STATUS_FAILED, "out of memory");
     inferrer->job = job;
@@ -26,18 +26,10 @@ enum status inferrer_open(const struct engine *engine, const struct resources *r
     const struct train_state from = {
         .parameters = (float *)(uintptr_t)inferrer->job->parameters}; /* cast away const: it is only read */
     inferrer->logits = malloc((size_t)train->batch * train->model->classes * sizeof *inferrer->logits);
-    enum status status =
-        inferrer->logits ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for a batch");
-    if (status == STATUS_OK)
-        status = engine->open(train, resources, &inferrer->state);
-    if (status == STATUS_OK)
-        status = engine->set(inferrer->state, &from);
-    if (status != STATUS_OK) {
-        inferrer_close(inferrer);
-        return status;
-    }
-    *state = inferrer;
-    return STATUS_OK;
+    if (!inferrer->logits)
+        return status_set(STATUS_FAILED, "out of memory for a batch");
+    TRY(engine->open(train, resources, &inferrer->state));
+    return engine->set(inferrer->state, &from);
 }
 
 enum status inferrer_run(void *state, uint64_t number, struct run_time *time)

@@ -192,7 +192,7 @@ static bool allocate(struct naive *naive)
 
 static enum status naive_open(const struct train *train, const struct resources *resources, void **state)
 {
-    struct naive *naive = calloc(1, sizeof *naive);
+    struct naive *naive = *state = calloc(1, sizeof *naive);
     if (!naive)
         return status_set(STATUS_FAILED, "naive: out of memory");
     naive->train = train;
@@ -200,18 +200,10 @@ static enum status naive_open(const struct train *train, const struct resources 
     naive->totals.bad_step = TRAIN_FINE;
     /* The operating system overcommits memory, so compare the total with what is free. */
     bool allocated = allocate(naive);
-    enum status status = env_check_memory(naive->bytes, "naive: the network and its batch", "lower --batch");
-    if (status == STATUS_OK && !allocated)
-        status = status_set(STATUS_FAILED, "naive: out of memory for %.1f GB; lower --batch",
-                            1e-9 * (double)naive->bytes);
-    if (status == STATUS_OK)
-        status = feed_open(train, resources, &naive->feed);
-    if (status != STATUS_OK) {
-        naive_close(naive);
-        return status;
-    }
-    *state = naive;
-    return STATUS_OK;
+    TRY(env_check_memory(naive->bytes, "naive: the network and its batch", "lower --batch"));
+    return allocated ? feed_open(train, resources, &naive->feed)
+                     : status_set(STATUS_FAILED, "naive: out of memory for %.1f GB; lower --batch",
+                                  1e-9 * (double)naive->bytes);
 }
 
 static void copy_in(real *to, const float *from, size_t count)
@@ -405,10 +397,15 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
 {
     const struct resources one = {.threads = 1};
     struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
-    void *state;
-    TRY(naive_open(train, &one, &state));
+    void *state = NULL;
+    enum status status = naive_open(train, &one, &state);
     struct naive *naive = state;
-    enum status status = naive_set(naive, from);
+    if (status != STATUS_OK) {
+        if (naive)
+            naive_close(naive);
+        return status;
+    }
+    status = naive_set(naive, from);
     uint32_t count = train_batch(train, &order, step, naive->numbers);
     if (status == STATUS_OK)
         status = feed_step(&naive->feed, epoch, naive->numbers, count);

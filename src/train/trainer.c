@@ -174,27 +174,21 @@ static enum status begin(struct trainer *trainer)
 enum status trainer_open(const struct engine *engine, const struct resources *resources, const void *job,
                          void **state)
 {
-    struct trainer *trainer = calloc(1, sizeof *trainer);
+    struct trainer *trainer = *state = calloc(1, sizeof *trainer);
     if (!trainer)
         return status_set(STATUS_FAILED, "out of memory");
     trainer->job = job;
     trainer->engine = engine;
     trainer->lock = -1;
-    enum status status = engine->open(&trainer->job->train, resources, &trainer->state);
-    if (status == STATUS_OK)
-        status = begin(trainer);
-    if (status == STATUS_OK && trainer->job->step_path)
-        status = trainer->now.history.epochs == 0
-                     ? export_step(&trainer->job->train, engine, trainer->state, &trainer->now.state,
-                                   trainer->job->identity, trainer->job->step_path)
-                     : status_set(STATUS_USAGE,
-                                  "--export-step writes the first step, but --resume continues after it");
-    if (status != STATUS_OK) {
-        trainer_close(trainer);
-        return status;
-    }
+    TRY(engine->open(&trainer->job->train, resources, &trainer->state));
+    TRY(begin(trainer));
+    if (trainer->job->step_path && trainer->now.history.epochs > 0)
+        return status_set(STATUS_USAGE,
+                          "--export-step writes the first step, but --resume continues after it");
+    if (trainer->job->step_path)
+        TRY(export_step(&trainer->job->train, engine, trainer->state, &trainer->now.state,
+                        trainer->job->identity, trainer->job->step_path));
     trainer->display = display_open(engine, trainer->state, &trainer->job->train, trainer->job->epochs);
-    *state = trainer;
     return STATUS_OK;
 }
 

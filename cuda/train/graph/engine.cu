@@ -319,17 +319,12 @@ static void graph_close(void *state)
 static enum status graph_open(const struct train *train, const struct resources *resources, void **state)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(calloc(1, sizeof *graph));
+    *state = graph;
     if (!graph)
         return status_set(STATUS_FAILED, "graph: out of memory");
     graph->train = train;
     graph->device = resources->device;
-    enum status status = open_all(graph);
-    if (status != STATUS_OK) {
-        graph_close(graph);
-        return status;
-    }
-    *state = graph;
-    return STATUS_OK;
+    return open_all(graph);
 }
 
 /* ---- Copying the state ---- */
