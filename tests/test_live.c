@@ -40,7 +40,7 @@ static void open_data(int feed, bool fresh, uint64_t batch, uint64_t res, struct
 static void make_alone(struct source_reader *naive, uint64_t number, uint8_t *into, uint64_t *label)
 {
     struct source_sample sample = {0};
-    must(naive->source->make(naive->state, number, 1, &sample));
+    must(source_make(naive->source, naive->state, number, 1, &sample));
     const struct source_member *array = source_member(&sample, "npy"),
                                *class_ = source_member(&sample, "cls");
     memcpy(into, (const char *)array->bytes + array->size - RES * RES, RES * RES);
@@ -57,9 +57,9 @@ static const uint64_t numbers[] = {
 /* Any sample numbers, also repeated, in any batches, with any number of threads. */
 Test(live, generators_make_any_sample)
 {
-    static const char *const by_naive[] = {"--variant", "naive", "--encode", "npy", "--classes", "7",
-                                           "--res",     "24",    "--batch",  "1",   NULL};
-    static const char *const words[] = {"--encode", "npy", "--classes", "7", "--res", "24", NULL};
+    static const char *const by_naive[] = {"variant", "naive", "encode",  "npy", "classes", "7",
+                                           "res",     "24",    "--batch", "1",   NULL};
+    static const char *const words[] = {"encode", "npy", "classes", "7", "res", "24", NULL};
     const struct resources one = {.threads = 1};
     struct source_reader naive, reader;
     uint8_t right[NUMBERS][RES * RES];
@@ -91,7 +91,7 @@ Test(live, generators_make_any_sample)
 
 Test(live, missing_device_is_reported)
 {
-    static const char *const words[] = {"--classes", "7", "--res", "24", NULL};
+    static const char *const words[] = {"classes", "7", "res", "24", NULL};
     const struct generator_request request = {
         .on_device = true, .resources = {.threads = 1, .device = 4096}, .batch = 4};
     struct source_reader reader;

@@ -10,7 +10,7 @@ TestSuite(source, .timeout = 60);
 /* --prepare computes the number of shards and the size of chunks from these sizes. */
 Test(source, sample_bytes_is_the_size_of_a_tensor_and_its_header)
 {
-    static const char *const encode[] = {"--encode", "npy", NULL}, *const none[] = {NULL};
+    static const char *const encode[] = {"encode", "npy", NULL}, *const none[] = {NULL};
     static const struct {
         const char *name;
         const char *const *words;
@@ -21,7 +21,7 @@ Test(source, sample_bytes_is_the_size_of_a_tensor_and_its_header)
         struct source_sample sample = {0};
         cr_assert(source_open(sources[i].name, sources[i].words, &one, &reader) == STATUS_OK, "%s",
                   status_text());
-        cr_assert(reader.source->make(reader.state, 0, 1, &sample) == STATUS_OK, "%s", status_text());
+        cr_assert(source_make(reader.source, reader.state, 0, 1, &sample) == STATUS_OK, "%s", status_text());
         const struct source_member *member = source_member(&sample, "npy");
         cr_assert_not_null(member, "%s", sources[i].name);
         cr_expect(reader.facts.sample_bytes >= member->size &&

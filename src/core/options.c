@@ -388,6 +388,17 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
     return status;
 }
 
+enum status options_set(struct options *options, const char *name, const char *text)
+{
+    size_t index;
+    void *values = NULL;
+    if (!has_name(options, name, &index))
+        return status_set(STATUS_FAILED, "there is no option --%s", name);
+    options->given[index] = GIVEN_HERE;
+    const struct option_spec *spec = spec_at(options, index, &values);
+    return set_value(spec, values, text);
+}
+
 void options_free(struct options *options)
 {
     free(options->given);

@@ -69,6 +69,10 @@ struct options {
 enum status options_parse(struct options *options, int argc, char *const argv[]);
 void options_free(struct options *options);
 
+/* Sets an option that takes a value, after options_parse(), as if it were on the command line. A text value
+ * points to `text`. STATUS_USAGE as from options_parse(); STATUS_FAILED if no table has the option. */
+enum status options_set(struct options *options, const char *name, const char *text);
+
 /* Returns the value of an option before options_parse(), or NULL if it is not given. For options that decide
  * which tables are parsed. Accepts `--name value`, `--name=value` and prefixes that are unique in `specs`.
  * The text belongs to `argv`. */

@@ -60,35 +60,26 @@ static void draw_frames(uint64_t seed, uint64_t number, uint16_t *halves)
 
 /* ---- The source ---- */
 
+static uint64_t clips_label(const void *state, uint64_t number)
+{
+    (void)state;
+    return number % WAYS;
+}
+
 static enum status make_one(const void *state, uint64_t number, struct source_sample *sample)
 {
     const struct parameters *parameters = state;
     uint16_t halves[FRAMES * SIDE * SIDE];
     draw_frames(parameters->seed, number, halves);
-    TRY(source_add_label(sample, number % WAYS));
+    TRY(source_add_label(sample, clips_label(state, number)));
     return source_add_array(sample, "<f2", "1, 8, 16, 16", halves, sizeof halves, NULL);
-}
-
-static enum status clips_make(void *state, uint64_t first, uint64_t count, struct source_sample *samples)
-{
-    return source_make_all(make_one, state, first, count, samples);
-}
-
-static void clips_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
-{
-    (void)state;
-    snprintf(texts[0], SOURCE_TEXT_MAX, "%" PRIu64, number % WAYS);
 }
 
 static enum status clips_open(const struct source_request *request, struct source_facts *facts, void **state)
 {
-    struct parameters *parameters = malloc(sizeof *parameters);
-    if (!parameters)
-        return status_set(STATUS_FAILED, "out of memory");
-    *parameters = *(const struct parameters *)request->parameters;
     facts->samples = SOURCE_ENDLESS;
     facts->sample_bytes = 2 * FRAMES * SIDE * SIDE + NPY_HEADER_MAX;
-    *state = parameters;
+    *state = request->parameters;
     return STATUS_OK;
 }
 
@@ -97,19 +88,14 @@ static const struct option_spec options[] = {
      "seed of all clips"},
 };
 
-static const char *const columns[] = {"class", NULL};
-static const char *const no_options[] = {NULL};
-
 const struct source source_clips = {
     .name = "clips",
     .summary = "blobs moving in one of eight directions, float16 (1, 8, 16, 16)",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
-    .indifferent = no_options,
-    .columns = columns,
+    .columns = source_label_columns,
     .open = clips_open,
-    .close = free,
-    .make = clips_make,
-    .describe = clips_describe,
+    .make_one = make_one,
+    .label = clips_label,
 };

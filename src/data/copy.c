@@ -146,20 +146,15 @@ static enum status dataset_source_open(const struct source_request *request, str
     if (!parameters->source)
         return status_set(STATUS_USAGE, "name the folder to read with --source DIR");
     TRY(check_target(parameters->source, request->target));
-    struct dataset *dataset = calloc(1, sizeof *dataset);
+    struct dataset *dataset = *state = calloc(1, sizeof *dataset);
     if (!dataset)
         return status_set(STATUS_FAILED, "out of memory");
-    enum status status = dataset_open(parameters->source, false, dataset);
-    if (status == STATUS_OK && request->target)
-        status = check_extensions(dataset);
-    if (status != STATUS_OK) {
-        dataset_source_close(dataset);
-        return status;
-    }
+    TRY(dataset_open(parameters->source, false, dataset));
+    if (request->target)
+        TRY(check_extensions(dataset));
     facts->samples = dataset->sample_count;
     facts->sample_bytes = dataset->bytes / dataset->sample_count;
     facts->identity = identify(dataset);
-    *state = dataset;
     return STATUS_OK;
 }
 
@@ -169,7 +164,6 @@ static const struct option_spec options[] = {
 };
 
 static const char *const columns[] = {"source_key", NULL};
-static const char *const no_options[] = {NULL};
 
 const struct source source_dataset = {
     .name = "dataset",
@@ -177,7 +171,6 @@ const struct source source_dataset = {
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
-    .indifferent = no_options,
     .columns = columns,
     .open = dataset_source_open,
     .close = dataset_source_close,

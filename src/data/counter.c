@@ -106,35 +106,25 @@ static enum status read_shape(struct counter *counter)
 static enum status counter_open(const struct source_request *request, struct source_facts *facts,
                                 void **state)
 {
-    struct counter *counter = calloc(1, sizeof *counter);
+    struct counter *counter = *state = calloc(1, sizeof *counter);
     if (!counter)
         return status_set(STATUS_FAILED, "out of memory");
     counter->parameters = *(const struct parameters *)request->parameters;
-    enum status status = read_shape(counter);
-    if (status != STATUS_OK) {
-        free(counter);
-        return status;
-    }
+    TRY(read_shape(counter));
     facts->samples = SOURCE_ENDLESS;
     facts->sample_bytes =
         NPY_HEADER_MAX + counter->values * dtype_bytes((enum dtype)counter->parameters.type);
-    *state = counter;
     return STATUS_OK;
 }
 
-static enum status counter_make(void *state, uint64_t first, uint64_t count, struct source_sample *samples)
+static enum status make_one(const void *state, uint64_t number, struct source_sample *sample)
 {
     const struct counter *counter = state;
     enum dtype type = (enum dtype)counter->parameters.type;
-    size_t bytes = counter->values * dtype_bytes(type);
-    for (uint64_t i = 0; i < count; i++)
-        TRY(source_add_array(&samples[i], dtype_npy(type), counter->shape, NULL, bytes, NULL));
-#pragma omp parallel for schedule(static)
-    for (uint64_t i = 0; i < count; i++) {
-        struct source_member *member = &samples[i].members[0];
-        counter_fill(counter->parameters.seed, first + i, type, counter->values,
-                     (uint8_t *)member->bytes + member->size - bytes);
-    }
+    void *values;
+    TRY(source_add_array(sample, dtype_npy(type), counter->shape, NULL, counter->values * dtype_bytes(type),
+                         &values));
+    counter_fill(counter->parameters.seed, number, type, counter->values, values);
     return STATUS_OK;
 }
 
@@ -145,7 +135,6 @@ static void counter_describe(const void *state, uint64_t number, char texts[][SO
 }
 
 static const char *const columns[] = {"number", NULL};
-static const char *const no_options[] = {NULL};
 
 const struct source source_counter = {
     .name = "counter",
@@ -153,10 +142,9 @@ const struct source source_counter = {
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
-    .indifferent = no_options,
     .columns = columns,
     .open = counter_open,
     .close = free,
-    .make = counter_make,
+    .make_one = make_one,
     .describe = counter_describe,
 };

@@ -10,7 +10,6 @@
 #include "data/draws.h"
 #include "data/npy.h"
 #include "data/source.h"
-#include "data/png_image.h"
 
 #define SIDE       28
 #define CLASSES    10
@@ -198,42 +197,29 @@ struct parameters {
     int encoding;
 };
 
+static uint64_t digits_label(const void *state, uint64_t number)
+{
+    (void)state;
+    return number % CLASSES;
+}
+
 static enum status make_one(const void *state, uint64_t number, struct source_sample *sample)
 {
     const struct parameters *parameters = state;
     const struct png_shape shape = {SIDE, SIDE, 1};
     uint8_t pixels[SIDE * SIDE];
-    void *bytes;
-    size_t size;
     draw_digit(parameters->seed, number, pixels);
-    TRY(source_add_label(sample, number % CLASSES));
-    if (parameters->encoding == SOURCE_NPY)
-        return source_add_array(sample, "|u1", "28, 28", pixels, sizeof pixels, NULL);
-    TRY(png_encode(pixels, &shape, &bytes, &size));
-    source_add(sample, "png", bytes, size);
-    return STATUS_OK;
-}
-
-static enum status digits_make(void *state, uint64_t first, uint64_t count, struct source_sample *samples)
-{
-    return source_make_all(make_one, state, first, count, samples);
-}
-
-static void digits_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
-{
-    (void)state;
-    snprintf(texts[0], SOURCE_TEXT_MAX, "%" PRIu64, number % CLASSES);
+    TRY(source_add_label(sample, digits_label(state, number)));
+    return parameters->encoding == SOURCE_PNG
+               ? source_add_png(sample, pixels, &shape)
+               : source_add_array(sample, "|u1", "28, 28", pixels, sizeof pixels, NULL);
 }
 
 static enum status digits_open(const struct source_request *request, struct source_facts *facts, void **state)
 {
-    struct parameters *parameters = malloc(sizeof *parameters);
-    if (!parameters)
-        return status_set(STATUS_FAILED, "out of memory");
-    *parameters = *(const struct parameters *)request->parameters;
     facts->samples = SOURCE_ENDLESS;
     facts->sample_bytes = SIDE * SIDE + NPY_HEADER_MAX;
-    *state = parameters;
+    *state = request->parameters;
     return STATUS_OK;
 }
 
@@ -244,19 +230,14 @@ static const struct option_spec options[] = {
      "encoding of the image"},
 };
 
-static const char *const columns[] = {"class", NULL};
-static const char *const no_options[] = {NULL};
-
 const struct source source_digits = {
     .name = "digits",
     .summary = "digits drawn as strokes, a training set",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
-    .indifferent = no_options,
-    .columns = columns,
+    .columns = source_label_columns,
     .open = digits_open,
-    .close = free,
-    .make = digits_make,
-    .describe = digits_describe,
+    .make_one = make_one,
+    .label = digits_label,
 };

@@ -13,7 +13,6 @@
 #include "data/idx.h"
 #include "data/npy.h"
 #include "data/source.h"
-#include "data/png_image.h"
 
 #define FILES_MAX 16
 
@@ -73,11 +72,12 @@ static enum status encode_png(const struct labelled *labelled, const uint8_t *va
             pixels[i] = values[i % CIFAR_CHANNELS * CIFAR_SIDE * CIFAR_SIDE + i / CIFAR_CHANNELS];
         values = pixels;
     }
-    void *bytes;
-    size_t size;
-    TRY(png_encode(values, &labelled->shape, &bytes, &size));
-    source_add(sample, "png", bytes, size);
-    return STATUS_OK;
+    return source_add_png(sample, values, &labelled->shape);
+}
+
+static uint64_t labelled_label(const void *state, uint64_t number)
+{
+    return at(state, number).label;
 }
 
 static enum status make_one(const void *state, uint64_t number, struct source_sample *sample)
@@ -89,16 +89,6 @@ static enum status make_one(const void *state, uint64_t number, struct source_sa
     return labelled->encoding == SOURCE_PNG
                ? encode_png(labelled, picture.values, sample)
                : source_add_array(sample, "|u1", labelled->npy_shape, picture.values, bytes, NULL);
-}
-
-static enum status labelled_make(void *state, uint64_t first, uint64_t count, struct source_sample *samples)
-{
-    return source_make_all(make_one, state, first, count, samples);
-}
-
-static void labelled_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
-{
-    snprintf(texts[0], SOURCE_TEXT_MAX, "%u", at(state, number).label);
 }
 
 /* ---- Opening ---- */
@@ -221,17 +211,11 @@ static enum status open_with(filler *fill, const struct source_request *request,
     const struct parameters *parameters = request->parameters;
     if (!parameters->source)
         return status_set(STATUS_USAGE, "name the file to read with --source FILE");
-    struct labelled *labelled = calloc(1, sizeof *labelled);
+    struct labelled *labelled = *state = calloc(1, sizeof *labelled);
     if (!labelled)
         return status_set(STATUS_FAILED, "out of memory");
     labelled->encoding = (enum source_encoding)parameters->encoding;
-    enum status status = fill(labelled, parameters, facts);
-    if (status != STATUS_OK) {
-        labelled_close(labelled);
-        return status;
-    }
-    *state = labelled;
-    return STATUS_OK;
+    return fill(labelled, parameters, facts);
 }
 
 static enum status idx_open(const struct source_request *request, struct source_facts *facts, void **state)
@@ -265,21 +249,17 @@ static const struct option_spec cifar_options[] = {
     ENCODE,
 };
 
-static const char *const columns[] = {"class", NULL};
-static const char *const no_options[] = {NULL};
-
 const struct source source_idx = {
     .name = "idx",
     .summary = "MNIST and similar sets, in IDX files",
     .options = idx_options,
     .option_count = COUNT_OF(idx_options),
     .parameters_bytes = sizeof(struct parameters),
-    .indifferent = no_options,
-    .columns = columns,
+    .columns = source_label_columns,
     .open = idx_open,
     .close = labelled_close,
-    .make = labelled_make,
-    .describe = labelled_describe,
+    .make_one = make_one,
+    .label = labelled_label,
 };
 
 const struct source source_cifar = {
@@ -288,10 +268,9 @@ const struct source source_cifar = {
     .options = cifar_options,
     .option_count = COUNT_OF(cifar_options),
     .parameters_bytes = sizeof(struct parameters),
-    .indifferent = no_options,
-    .columns = columns,
+    .columns = source_label_columns,
     .open = cifar_open,
     .close = labelled_close,
-    .make = labelled_make,
-    .describe = labelled_describe,
+    .make_one = make_one,
+    .label = labelled_label,
 };

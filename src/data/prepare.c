@@ -237,7 +237,7 @@ static enum status check_counts(struct parameters *parameters, const struct sour
 
 static bool is_indifferent(const struct job *job, const struct option_spec *spec)
 {
-    for (size_t i = 0; job->source->indifferent[i]; i++)
+    for (size_t i = 0; job->source->indifferent && job->source->indifferent[i]; i++)
         if (strcmp(job->source->indifferent[i], spec->name) == 0)
             return true;
     return job->workload && job->workload->applies &&
@@ -350,7 +350,7 @@ static enum status make_chunk(struct job *job, struct unit_writer *writer, uint6
     struct source_sample *samples = calloc(count, sizeof *samples);
     if (!samples)
         return status_set(STATUS_FAILED, "out of memory");
-    enum status status = job->source->make(job->state, first, count, samples);
+    enum status status = source_make(job->source, job->state, first, count, samples);
     if (status == STATUS_OK)
         status = unit_add(writer, first, count, samples);
     for (uint64_t i = 0; i < count; i++)
@@ -488,7 +488,7 @@ enum status prepare_run(const struct config *config, bool (*is_option)(const cha
     enum status status = prepare(&job, config);
     if (job.folder.lock >= 0)
         folder_release(&job.folder);
-    if (job.state)
+    if (job.state && job.source->close)
         job.source->close(job.state);
     options_free(&job.options);
     free(job.source_parameters);

@@ -37,7 +37,7 @@ static void write_sample(FILE *stream, const struct list *list, uint64_t number)
     bool files = list->index->layout == INDEX_FILES;
     char texts[SOURCE_COLUMNS_MAX][SOURCE_TEXT_MAX], file[2 * PATH_MAX];
     text_csv_field(stream, sample->key);
-    list->source->describe(list->state, number, texts);
+    source_describe(list->source, list->state, number, texts);
     for (size_t i = 0; list->source->columns[i]; i++) {
         fputc(',', stream);
         text_csv_field(stream, texts[i]);

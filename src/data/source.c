@@ -23,6 +23,7 @@ const struct source *const source_table[] = {
 };
 
 const char *const source_encodings[] = {"png", "npy", NULL};
+const char *const source_label_columns[] = {"class", NULL};
 
 const struct source *source_find(const char *name)
 {
@@ -32,28 +33,13 @@ const struct source *source_find(const char *name)
     return NULL;
 }
 
-/* Joins a name and a value to "--name=value". In this form the value may begin with dashes. */
-static enum status join_words(struct source_reader *reader, const char *const words[], int *count)
-{
-    for (*count = 0; words[2 * *count]; ++*count) {
-        const char *name = words[2 * *count], *value = words[2 * *count + 1];
-        size_t bytes = strlen(name) + strlen(value) + 2;
-        char *argument = *count < SOURCE_ARGUMENTS_MAX ? malloc(bytes) : NULL;
-        if (!argument)
-            return status_set(STATUS_FAILED, "out of memory for the options of a source");
-        snprintf(argument, bytes, "%s=%s", name, value);
-        reader->arguments[*count] = argument;
-    }
-    return STATUS_OK;
-}
-
 enum status source_open(const char *name, const char *const words[], const struct resources *resources,
                         struct source_reader *reader)
 {
     const struct source *source = source_find(name);
     const struct workload *workload = source->workload ? workload_find(source->workload) : NULL;
-    char *argv[SOURCE_ARGUMENTS_MAX + 2] = {(char *)"source"};
-    int count;
+    static char program[] = "source";
+    char *argv[] = {program, NULL};
     *reader =
         (struct source_reader){.source = source,
                                .parameters = calloc(1, source->parameters_bytes),
@@ -66,10 +52,9 @@ enum status source_open(const char *name, const char *const words[], const struc
     if (workload)
         options->tables[options->table_count++] =
             (struct option_table){workload->options, workload->option_count, reader->workload_parameters};
-    TRY(join_words(reader, words, &count));
-    memcpy(argv + 1, reader->arguments,
-           sizeof reader->arguments); /* getopt reorders the pointers but does not change the strings */
-    TRY(options_parse(options, count + 1, argv));
+    TRY(options_parse(options, 1, argv)); /* sets the defaults */
+    for (size_t i = 0; words[i]; i += 2)
+        TRY(options_set(options, words[i], words[i + 1]));
     const struct source_request request = {.options = options,
                                            .parameters = reader->parameters,
                                            .workload_parameters = reader->workload_parameters,
@@ -79,13 +64,11 @@ enum status source_open(const char *name, const char *const words[], const struc
 
 void source_close(struct source_reader *reader)
 {
-    if (reader->state)
+    if (reader->state && reader->source->close)
         reader->source->close(reader->state);
     options_free(&reader->options);
     free(reader->parameters);
     free(reader->workload_parameters);
-    for (size_t i = 0; i < SOURCE_ARGUMENTS_MAX; i++)
-        free(reader->arguments[i]);
     *reader = (struct source_reader){0};
 }
 
@@ -100,6 +83,15 @@ const struct source_member *source_member(const struct source_sample *sample, co
 void source_add(struct source_sample *sample, const char *extension, void *bytes, size_t size)
 {
     sample->members[sample->count++] = (struct source_member){extension, bytes, size};
+}
+
+enum status source_add_png(struct source_sample *sample, const uint8_t *pixels, const struct png_shape *shape)
+{
+    void *bytes;
+    size_t size;
+    TRY(png_encode(pixels, shape, &bytes, &size));
+    source_add(sample, "png", bytes, size);
+    return STATUS_OK;
 }
 
 enum status source_add_label(struct source_sample *sample, uint64_t label)
@@ -148,4 +140,20 @@ enum status source_make_all(source_make_one *make, const void *state, uint64_t f
         if (samples[i].count == 0)
             TRY(make(state, first + i, &samples[i]));
     return STATUS_OK;
+}
+
+enum status source_make(const struct source *source, void *state, uint64_t first, uint64_t count,
+                        struct source_sample *samples)
+{
+    return source->make ? source->make(state, first, count, samples)
+                        : source_make_all(source->make_one, state, first, count, samples);
+}
+
+void source_describe(const struct source *source, const void *state, uint64_t number,
+                     char texts[][SOURCE_TEXT_MAX])
+{
+    if (source->describe)
+        source->describe(state, number, texts);
+    else
+        snprintf(texts[0], SOURCE_TEXT_MAX, "%" PRIu64, source->label(state, number));
 }

@@ -13,6 +13,7 @@
 #include "core/options.h"
 #include "core/status.h"
 #include "core/variant.h"
+#include "data/png_image.h"
 
 #define SOURCE_MEMBERS_MAX 4
 #define SOURCE_COLUMNS_MAX 4
@@ -42,11 +43,13 @@ struct source_facts {
 /* Arguments for opening a source: its options and, if it has a workload, the options of the workload. */
 struct source_request {
     const struct options *options;
-    const void *parameters;
-    void *workload_parameters;
+    void *parameters, *workload_parameters; /* valid while the source is open */
     struct resources resources;
     const char *target; /* folder that the samples will be written to, or NULL; may not exist yet */
 };
+
+/* Produces one sample, which is zeroed. The caller frees it, also after a failure. */
+typedef enum status source_make_one(const void *state, uint64_t number, struct source_sample *sample);
 
 struct source {
     const char *name, *summary;
@@ -57,41 +60,53 @@ struct source {
     size_t parameters_bytes;
 
     /* Workload whose options the source also accepts, or NULL. `indifferent` lists the workload columns that
-     * do not affect the samples, NULL-terminated. */
+     * do not affect the samples, NULL-terminated, or is NULL. */
     const char *workload;
     const char *const *indifferent;
 
-    /* Columns that describe() fills for samples.csv. NULL-terminated, at most SOURCE_COLUMNS_MAX. */
+    /* Columns that source_describe() fills for samples.csv. NULL-terminated, at most SOURCE_COLUMNS_MAX. */
     const char *const *columns;
 
-    /* Checks the options and creates the state. The caller closes it. */
+    /* Checks the options and creates the state, which is NULL before. The caller closes it, also after a
+     * failure, unless it is NULL or close() is NULL. */
     enum status (*open)(const struct source_request *request, struct source_facts *facts, void **state);
     void (*close)(void *state);
 
-    /* Produces samples first to first + count - 1 in `samples`, which is zeroed by the caller. The caller
-     * frees each sample, also after a failure. */
+    /* Produces samples; see source_make(). One of the two: make_one() is thread safe. */
     enum status (*make)(void *state, uint64_t first, uint64_t count, struct source_sample *samples);
+    source_make_one *make_one;
 
     /* Creates a generator of samples whose values are those of the "npy" member, without header or label.
      * The caller closes the generator before the state. NULL if the source has no generator. */
     enum status (*generate)(void *state, const struct generator_request *request,
                             struct generator **generator);
 
-    /* Returns the label of a sample without producing it. Must be set if generate() is. */
+    /* Returns the label of a sample without producing it. Must be set if generate() is, or describe() is
+     * not. */
     uint64_t (*label)(const void *state, uint64_t number);
 
-    /* Writes the text of each column for a sample. */
+    /* Writes the text of each column for a sample. NULL: the only column is the label. */
     void (*describe)(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX]);
 };
+
+/* The columns of sources that only have a label. */
+extern const char *const source_label_columns[];
 
 /* All sources, NULL-terminated. */
 extern const struct source *const source_table[];
 
 const struct source *source_find(const char *name);
 
-/* ---- Reading samples without a folder ---- */
+/* Produces samples first to first + count - 1 in `samples`, which is zeroed by the caller. The caller frees
+ * each sample, also after a failure. */
+enum status source_make(const struct source *source, void *state, uint64_t first, uint64_t count,
+                        struct source_sample *samples);
 
-#define SOURCE_ARGUMENTS_MAX 8
+/* Writes the text of each column for a sample. */
+void source_describe(const struct source *source, const void *state, uint64_t number,
+                     char texts[][SOURCE_TEXT_MAX]);
+
+/* ---- Reading samples without a folder ---- */
 
 /* An open source with its options. */
 struct source_reader {
@@ -100,11 +115,10 @@ struct source_reader {
     struct source_facts facts;
     struct options options;
     void *parameters, *workload_parameters; /* owned */
-    char *arguments[SOURCE_ARGUMENTS_MAX];  /* owned; option values point into them */
 };
 
-/* Opens the source `name`. `words` lists option names and values alternately and ends with NULL: {"--source",
- * "x", NULL}. A value may be any text, including "--". The caller closes `reader`, also after a failure. */
+/* Opens the source `name`. `words` lists option names and values alternately and ends with NULL: {"source",
+ * "x", NULL}. The values must stay valid. The caller closes `reader`, also after a failure. */
 enum status source_open(const char *name, const char *const words[], const struct resources *resources,
                         struct source_reader *reader);
 void source_close(struct source_reader *reader);
@@ -121,19 +135,23 @@ extern const char *const source_encodings[]; /* option values, in enum order */
 /* Adds a member and takes ownership of `bytes`. */
 void source_add(struct source_sample *sample, const char *extension, void *bytes, size_t size);
 
+/* Adds the member "png": an image. */
+enum status source_add_png(struct source_sample *sample, const uint8_t *pixels,
+                           const struct png_shape *shape);
+
 /* Adds the member "cls": the label in decimal digits. */
 enum status source_add_label(struct source_sample *sample, uint64_t label);
 
 /* Adds the member "npy" with this type and shape (see npy_header_make()) and a copy of `values`. If `values`
- * is NULL, the values are zero and `*room` points to them for the caller to fill. */
+ * is NULL, the values are zero and `*room` points to them for the caller to fill; otherwise `room` is NULL.
+ */
 enum status source_add_array(struct source_sample *sample, const char *type, const char *shape,
                              const void *values, size_t bytes, void **room);
 
 /* Frees the sample's members and leaves it empty. */
 void source_sample_free(struct source_sample *sample);
 
-/* Produces samples one by one, in parallel if built with OpenMP. For sources whose make() is thread safe. */
-typedef enum status source_make_one(const void *state, uint64_t number, struct source_sample *sample);
+/* Produces samples one by one, in parallel if built with OpenMP. */
 enum status source_make_all(source_make_one *make, const void *state, uint64_t first, uint64_t count,
                             struct source_sample *samples);
 

@@ -11,7 +11,6 @@
 #include "core/workload.h"
 #include "data/npy.h"
 #include "data/source.h"
-#include "data/png_image.h"
 #include "synth/generator.h"
 #include "synth/input.h"
 
@@ -61,16 +60,13 @@ static enum status encode(const void *state, uint64_t number, struct source_samp
     const struct synth *synth = finished->maker->synth;
     const struct synth_output *output = &synth->output;
     const struct png_shape shape = {output->res, output->res, 1};
-    size_t image_bytes = synth_output_bytes(synth), size;
+    size_t image_bytes = synth_output_bytes(synth);
     const uint8_t *pixels = finished->pixels + (number - finished->first) * image_bytes;
-    void *bytes;
     TRY(source_add_label(sample, synth->classes[image_of(synth, number).class_index].id));
-    if (finished->maker->encoding == SOURCE_NPY)
-        return source_add_array(sample, dtype_npy(output->type), finished->maker->shape, pixels, image_bytes,
-                                NULL);
-    TRY(png_encode(pixels, &shape, &bytes, &size));
-    source_add(sample, "png", bytes, size);
-    return STATUS_OK;
+    return finished->maker->encoding == SOURCE_PNG
+               ? source_add_png(sample, pixels, &shape)
+               : source_add_array(sample, dtype_npy(output->type), finished->maker->shape, pixels,
+                                  image_bytes, NULL);
 }
 
 /* Adds the samples of one run of the variant. Executes the run unless it is the latest. */
@@ -185,10 +181,14 @@ static enum status check_encoding(const struct maker *maker)
                       "gray); add --encode npy for others");
 }
 
-static enum status fill_maker(struct maker *maker, const struct source_request *request,
-                              struct source_facts *facts)
+static enum status synth_source_open(const struct source_request *request, struct source_facts *facts,
+                                     void **state)
 {
     const struct parameters *parameters = request->parameters;
+    struct maker *maker = *state = calloc(1, sizeof *maker);
+    if (!maker)
+        return status_set(STATUS_FAILED, "out of memory");
+    maker->run = UINT64_MAX;
     TRY(check_options(request));
     maker->encoding = (enum source_encoding)parameters->encoding;
     maker->workload = workload_find("synth");
@@ -209,22 +209,6 @@ static enum status fill_maker(struct maker *maker, const struct source_request *
         XXH3_64bits(maker->synth->classes, maker->synth->class_count * sizeof *maker->synth->classes);
 #endif
     return choose_variant(maker, parameters->variant, &request->resources);
-}
-
-static enum status synth_source_open(const struct source_request *request, struct source_facts *facts,
-                                     void **state)
-{
-    struct maker *maker = calloc(1, sizeof *maker);
-    if (!maker)
-        return status_set(STATUS_FAILED, "out of memory");
-    maker->run = UINT64_MAX;
-    enum status status = fill_maker(maker, request, facts);
-    if (status != STATUS_OK) {
-        synth_source_close(maker);
-        return status;
-    }
-    *state = maker;
-    return STATUS_OK;
 }
 
 #define AT(field) offsetof(struct parameters, field)

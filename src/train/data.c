@@ -168,7 +168,7 @@ static enum status open_synth(const struct data_request *request, struct data *d
     char classes[24], res[24];
     snprintf(classes, sizeof classes, "%" PRIu32, data->classes);
     snprintf(res, sizeof res, "%" PRIu64, request->res);
-    const char *const words[] = {"--encode", "npy", "--classes", classes, "--res", res, NULL};
+    const char *const words[] = {"encode", "npy", "classes", classes, "res", res, NULL};
     data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
     data->fresh = request->fresh ? fresh_step(data->classes) : 0;
     enum status status = source_open("synth", words, &request->resources, &source->reader);
@@ -205,7 +205,7 @@ static enum status open_idx(const struct data_request *request, struct data *dat
             !file_there(request->name, names[part][1], path))
             return status_set(STATUS_USAGE, "--data %s: there is no %s, plain or gzipped", request->name,
                               names[part][0]);
-        const char *const words[] = {"--encode", "npy", "--source", path, NULL};
+        const char *const words[] = {"encode", "npy", "source", path, NULL};
         TRY(data_read(request, "idx", words, (struct data_range){0, 0, -1}, limit_of(request, part), data,
                       (enum data_part)part));
     }
@@ -244,8 +244,8 @@ static enum status read_cifar(const struct data_request *request, char *paths, c
                           request->name, CIFAR_BATCHES);
     if (!file_there(request->name, "test_batch.bin", path))
         return status_set(STATUS_USAGE, "--data %s: there is no test_batch.bin", request->name);
-    const char *const learn[] = {"--encode", "npy", "--source", paths, NULL};
-    const char *const test[] = {"--encode", "npy", "--source", path, NULL};
+    const char *const learn[] = {"encode", "npy", "source", paths, NULL};
+    const char *const test[] = {"encode", "npy", "source", path, NULL};
     TRY(data_read(request, "cifar", learn, (struct data_range){0, 0, -1}, limit_of(request, DATA_TRAIN), data,
                   DATA_TRAIN));
     return data_read(request, "cifar", test, (struct data_range){0, 0, -1}, limit_of(request, DATA_TEST),
@@ -272,7 +272,7 @@ static enum status open_datasets(const struct data_request *request, struct data
                           request->name, learn ? "train" : "test", learn ? "test" : "train");
     for (int part = 0; part < DATA_PARTS; part++) {
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
-        const char *const words[] = {"--source", path, NULL};
+        const char *const words[] = {"source", path, NULL};
         TRY(data_read(request, "dataset", words, (struct data_range){0, 0, two ? -1 : part == DATA_TEST},
                       limit_of(request, part), data, (enum data_part)part));
     }
@@ -303,7 +303,7 @@ static enum status check_classes(const struct data *data, const char *name, uint
 static enum status open_sets(const struct data_request *request, struct data *data)
 {
     char path[PATH_MAX];
-    static const char *const words[] = {"--encode", "npy", NULL};
+    static const char *const words[] = {"encode", "npy", NULL};
     bool idx = file_there(request->name, "train-images-idx3-ubyte", path) ||
                file_there(request->name, "train-images-idx3-ubyte.gz", path);
     bool cifar = any_cifar(request->name);

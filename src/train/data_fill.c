@@ -205,7 +205,7 @@ static enum status fill(struct source_reader *reader, struct data_range range, u
     enum status status = STATUS_OK;
     for (uint64_t at = 0; status == STATUS_OK && at < range.count && set->count < limit; at += chunk) {
         uint64_t count = range.count - at < chunk ? range.count - at : chunk;
-        status = reader->source->make(reader->state, range.first + at, count, samples);
+        status = source_make(reader->source, reader->state, range.first + at, count, samples);
         for (uint64_t i = 0; i < count; i++) {
             bool wanted = range.held < 0 || is_held_out(range.first + at + i) == range.held;
             if (status == STATUS_OK && wanted && set->count < limit) {
