@@ -113,7 +113,7 @@ static uint64_t wrong_of(const struct engine *engine, const struct net *net, uin
     void *trainer;
     must(trainer_open(engine, &resources, &job, &trainer));
     scaling.left = overflows;
-    must(trainer_verify(trainer, 0, &wrong));
+    must(trainer_verify(NULL, NULL, trainer, 0, &wrong));
     cr_expect(scaling.now.scale == LOSS_SCALE_BEGIN, "the scale is as it was");
     trainer_close(trainer);
     return wrong;
@@ -138,7 +138,7 @@ static struct train_epoch next_epoch(void *trainer)
     struct run_time time;
     must(trainer_run(trainer, 0, &time));
     must(trainer_finish(trainer, &epoch));
-    must(trainer_keep(trainer, ""));
+    must(trainer_keep(NULL, trainer, ""));
     return epoch;
 }
 

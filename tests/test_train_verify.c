@@ -26,8 +26,8 @@ static uint64_t wrong_of(const struct engine *engine, const struct net *net, uin
     uint64_t wrong;
     void *trainer;
     must(trainer_open(engine, &resources, &job, &trainer));
-    must(trainer_verify(trainer, 0, &wrong));
-    trainer_verdict(trainer, verdict, sizeof verdict);
+    must(trainer_verify(NULL, NULL, trainer, 0, &wrong));
+    trainer_verdict(NULL, trainer, verdict, sizeof verdict);
     trainer_close(trainer);
     return wrong;
 }
@@ -161,9 +161,9 @@ static uint64_t train_two(const struct engine *engine, const struct net *net, bo
         claimed = 0;
         must(trainer_run(trainer, 1, &unused));
         if (verifies)
-            must(trainer_verify(trainer, 1, &wrong));
+            must(trainer_verify(NULL, NULL, trainer, 1, &wrong));
         all_wrong += wrong;
-        trainer_verdict(trainer, verdict, sizeof verdict);
+        trainer_verdict(NULL, trainer, verdict, sizeof verdict);
         must(trainer_finish(trainer, epoch));
     }
     trainer_close(trainer);

@@ -45,8 +45,9 @@ struct workload {
     /* Measures that the table on stdout shows too, NULL-terminated. May be NULL: none. */
     const char *const *shown;
 
-    /* Checks the parameters, fills in defaults that depend on other parameters, and creates the input for
-     * this rank's share of `partition`. The caller closes it with close(). */
+    /* Checks the parameters, fills in defaults that depend on other parameters, and creates the input, which
+     * is NULL before, for this rank's share of `partition`. The caller closes it unless it is NULL, also
+     * after a failure. */
     enum status (*open)(const struct options *options, void *parameters, const struct partition *partition,
                         void **input);
     void (*close)(void *input);

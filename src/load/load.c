@@ -224,7 +224,6 @@ static enum status load_open(const struct options *given, void *parameters_,
                              const struct partition *partition, void **input)
 {
     struct parameters *parameters = parameters_;
-    struct load_job *job;
 #ifndef HAVE_XXHASH
     return status_set(STATUS_UNAVAILABLE, "not built: this build has no xxHash");
 #endif
@@ -232,31 +231,20 @@ static enum status load_open(const struct options *given, void *parameters_,
     TRY(check_combination(given, parameters));
     TRY(compute_read(&parameters->compute));
     parameters->decode |= parameters->augment;
-    job = calloc(1, sizeof *job);
+    struct load_job *job = *input = calloc(1, sizeof *job);
     if (!job)
         return status_set(STATUS_FAILED, "out of memory");
-    enum status status = dataset_open(parameters->data, parameters->on_error, &job->dataset);
-    if (status == STATUS_OK && job->dataset.sample_count < partition->ranks)
-        status =
-            status_set(STATUS_USAGE, "--data %s: %u samples are too few for %llu ranks", parameters->data,
-                       job->dataset.sample_count, (unsigned long long)partition->ranks);
-    if (status == STATUS_OK && parameters->cache == LOAD_COLD && partition->ranks > 1)
-        status = status_set(STATUS_USAGE,
-                            "--cache cold needs a single rank, because one rank would reload pages that "
-                            "another evicted; use --cache any, or one rank with more --threads");
-    if (status != STATUS_OK) {
-        load_close(job);
-        return status;
-    }
+    TRY(dataset_open(parameters->data, parameters->on_error, &job->dataset));
+    if (job->dataset.sample_count < partition->ranks)
+        return status_set(STATUS_USAGE, "--data %s: %u samples are too few for %llu ranks", parameters->data,
+                          job->dataset.sample_count, (unsigned long long)partition->ranks);
+    if (parameters->cache == LOAD_COLD && partition->ranks > 1)
+        return status_set(STATUS_USAGE,
+                          "--cache cold needs a single rank, because one rank would reload pages that "
+                          "another evicted; use --cache any, or one rank with more --threads");
     fill_load(parameters, job);
-    if (compute_learns(&parameters->compute)) {
-        status = teach(parameters, job);
-        if (status != STATUS_OK) {
-            load_close(job);
-            return status;
-        }
-    }
-    *input = job;
+    if (compute_learns(&parameters->compute))
+        TRY(teach(parameters, job));
     return load_move(job, parameters, partition);
 }
 

@@ -344,9 +344,10 @@ static enum status count_wrong(const struct checked *checked, struct slot *slots
     return STATUS_OK;
 }
 
-enum status oracle_verify(const struct synth *synth, const struct variant *variant, void *state, uint64_t run,
+enum status oracle_verify(const void *input, const struct variant *variant, void *state, uint64_t run,
                           uint64_t *wrong)
 {
+    const struct synth *synth = input;
     const struct checked checked = {synth, variant, state, run};
     int slot_count = 1;
 #ifdef _OPENMP

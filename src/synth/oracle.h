@@ -23,11 +23,12 @@ void oracle_draw(const struct synth *synth, struct synth_image image, const floa
 bool oracle_member(const struct synth *synth, struct synth_image image, const float *noise,
                    struct atom_point *points, uint8_t *marks, const uint8_t *pixels);
 
-/* Counts the images of the variant's latest run whose pixels or label differ from the reference for run
- * number `run`. Checks every image. Noise that cannot be replayed must also have the reference's distribution
- * (Kolmogorov-Smirnov test), and no two of its streams may begin with equal draws. If either test fails, all
- * images count as wrong and a warning gives the reason. */
-enum status oracle_verify(const struct synth *synth, const struct variant *variant, void *state, uint64_t run,
+/* verify() of the workload, whose input is a struct synth: counts the images of the variant's latest run
+ * whose pixels or label differ from the reference for run number `run`. Checks every image. Noise that cannot
+ * be replayed must also have the reference's distribution (Kolmogorov-Smirnov test), and no two of its
+ * streams may begin with equal draws. If either test fails, all images count as wrong and a warning gives the
+ * reason. */
+enum status oracle_verify(const void *input, const struct variant *variant, void *state, uint64_t run,
                           uint64_t *wrong);
 
 #endif

@@ -387,17 +387,12 @@ static enum status synth_repartition(void *input, void *parameters, const struct
 static enum status synth_open(const struct options *given, void *parameters,
                               const struct partition *partition, void **input)
 {
-    struct synth_job *job = calloc(1, sizeof *job);
+    struct synth_job *job = *input = calloc(1, sizeof *job);
     if (!job)
         return status_set(STATUS_FAILED, "out of memory");
     job->parameters = *(struct parameters *)parameters;
-    enum status status = fill_job(given, partition, job);
-    if (status != STATUS_OK) {
-        synth_close(job);
-        return status;
-    }
+    TRY(fill_job(given, partition, job));
     show_parameters(job, parameters); /* defaults that depend on other options are now known */
-    *input = job;
     return STATUS_OK;
 }
 
@@ -487,12 +482,6 @@ static enum status synth_hand_over(const void *input, const struct variant *vari
                      : consumer_take_host(consumer, &batch);
 }
 
-static enum status synth_verify(const void *input, const struct variant *variant, void *state,
-                                uint64_t number, uint64_t *wrong)
-{
-    return oracle_verify(input, variant, state, number, wrong);
-}
-
 #ifdef HAVE_XXHASH
 /* Computes the digest of run 0: the sum of the 64-bit XXH3 of each finished image, seeded with the image's
  * index in the global batch. Sums of ranks add up to the global digest, and swapped images change it. */
@@ -575,7 +564,7 @@ const struct workload workload_synth = {
     .batches.step = synth_compute,
     .batches.hand_over = synth_hand_over,
     .work = synth_work,
-    .verify = synth_verify,
+    .verify = oracle_verify,
     .measure = synth_measure,
     .deliver = synth_deliver,
 };

@@ -106,9 +106,13 @@ static void warn_of_other_samples(const struct checkpoint *checkpoint, const str
                     checkpoint->data);
 }
 
-static enum status fill(const struct options *given, struct parameters *parameters,
-                        const struct partition *partition, struct opened *opened)
+static enum status infer_open(const struct options *given, void *parameters_,
+                              const struct partition *partition, void **input)
 {
+    struct parameters *parameters = parameters_;
+    struct opened *opened = *input = calloc(1, sizeof *opened);
+    if (!opened)
+        return status_set(STATUS_FAILED, "out of memory");
     if (!parameters->checkpoint)
         return status_set(
             STATUS_USAGE,
@@ -130,21 +134,6 @@ static enum status fill(const struct options *given, struct parameters *paramete
                                                .batch = (uint32_t)parameters->job.batch,
                                                .forward_only = true},
                                      .parameters = opened->checkpoint.state.parameters};
-    return STATUS_OK;
-}
-
-static enum status infer_open(const struct options *given, void *parameters,
-                              const struct partition *partition, void **input)
-{
-    struct opened *opened = calloc(1, sizeof *opened);
-    if (!opened)
-        return status_set(STATUS_FAILED, "out of memory");
-    enum status status = fill(given, parameters, partition, opened);
-    if (status != STATUS_OK) {
-        infer_close(opened);
-        return status;
-    }
-    *input = opened;
     return STATUS_OK;
 }
 

@@ -294,9 +294,13 @@ static enum status begin(const struct parameters *parameters, struct opened *ope
     return STATUS_OK;
 }
 
-static enum status fill(const struct options *given, struct parameters *parameters,
-                        const struct partition *partition, struct opened *opened)
+static enum status train_open(const struct options *given, void *parameters_,
+                              const struct partition *partition, void **input)
 {
+    struct parameters *parameters = parameters_;
+    struct opened *opened = *input = calloc(1, sizeof *opened);
+    if (!opened)
+        return status_set(STATUS_FAILED, "out of memory");
     if (parameters->job.feed < 0)
         parameters->job.feed = strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
     TRY(check(given, parameters));
@@ -317,21 +321,6 @@ static enum status fill(const struct options *given, struct parameters *paramete
     return parameters->data_path
                ? export_data(&opened->job.train, opened->initial, opened->identity, parameters->data_path)
                : STATUS_OK;
-}
-
-static enum status train_open(const struct options *given, void *parameters,
-                              const struct partition *partition, void **input)
-{
-    struct opened *opened = calloc(1, sizeof *opened);
-    if (!opened)
-        return status_set(STATUS_FAILED, "out of memory");
-    enum status status = fill(given, parameters, partition, opened);
-    if (status != STATUS_OK) {
-        train_close(opened);
-        return status;
-    }
-    *input = opened;
-    return STATUS_OK;
 }
 
 /* ---- Runs and rows ---- */
@@ -358,37 +347,6 @@ static struct work train_work(const void *input, const struct variant *variant)
                                    .once_bytes = opened->data.feed == DATA_STORED ? bytes : 0,
                                    .round_bytes = updated_bytes(train),
                                    .rounds = 2.0 * train_steps(train)}};
-}
-
-static bool train_more(const void *input, void *state)
-{
-    (void)input;
-    return trainer_more(state);
-}
-
-static enum status train_verify(const void *input, const struct variant *variant, void *state,
-                                uint64_t number, uint64_t *wrong)
-{
-    (void)input, (void)variant;
-    return trainer_verify(state, number, wrong);
-}
-
-static void train_verdict(const void *input, void *state, char *text, size_t size)
-{
-    (void)input;
-    trainer_verdict(state, text, size);
-}
-
-static enum status train_keep(const void *input, void *state, const char *row)
-{
-    (void)input;
-    return trainer_keep(state, row);
-}
-
-static enum status train_end(const void *input, void *state, uint64_t runs)
-{
-    (void)input;
-    return trainer_end(state, runs);
 }
 
 static enum status train_accepts(const void *input, const struct variant *variant)
@@ -457,12 +415,12 @@ const struct workload workload_train = {
     .repartition = job_stay,
     .applies = train_applies,
     .accepts = train_accepts,
-    .epochs.more = train_more,
+    .epochs.more = trainer_more,
     .work = train_work,
-    .verify = train_verify,
+    .verify = trainer_verify,
     .measure = train_measure,
-    .checks.verdict = train_verdict,
-    .epochs.keep = train_keep,
+    .checks.verdict = trainer_verdict,
+    .epochs.keep = trainer_keep,
     .epochs.kept = trainer_kept,
-    .epochs.end = train_end,
+    .epochs.end = trainer_end,
 };

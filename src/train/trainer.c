@@ -194,8 +194,9 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
 
 /* ---- Running an epoch ---- */
 
-bool trainer_more(const void *state)
+bool trainer_more(const void *input, void *state)
 {
+    (void)input;
     const struct trainer *trainer = state;
     return trainer->now.history.epochs < trainer->job->epochs;
 }
@@ -333,8 +334,9 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
     return STATUS_OK;
 }
 
-enum status trainer_keep(void *state, const char *row)
+enum status trainer_keep(const void *input, void *state, const char *row)
 {
+    (void)input;
     struct trainer *trainer = state;
     const struct train_job *job = trainer->job;
     if (!job->checkpoints)
@@ -352,8 +354,9 @@ const char *trainer_kept(const void *state)
     return ((const struct trainer *)state)->now.row;
 }
 
-enum status trainer_end(void *state, uint64_t runs)
+enum status trainer_end(const void *input, void *state, uint64_t runs)
 {
+    (void)input;
     const struct trainer *trainer = state;
     const struct train_job *job = trainer->job;
     if (job->export_path)

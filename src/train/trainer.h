@@ -61,20 +61,22 @@ enum status trainer_fetch(void *state,
                           void *result); /* fills nothing: trainer_finish() reports the results */
 void trainer_close(void *state);
 
+/* ---- Functions of the workload (core/workload.h); none uses `input` or `variant` ---- */
+
 /* Whether epochs remain. */
-bool trainer_more(const void *state);
+bool trainer_more(const void *input, void *state);
 
 /* Call after an epoch, untimed: tests the network and copies the parameters to the host. */
 enum status trainer_finish(void *state, struct train_epoch *epoch);
 
 /* Call after trainer_finish(): writes the checkpoint with the epoch's row. */
-enum status trainer_keep(void *state, const char *row);
+enum status trainer_keep(const void *input, void *state, const char *row);
 
 /* The row in the checkpoint that this training resumed from; "" if there is none. */
 const char *trainer_kept(const void *state);
 
 /* Call after the last epoch: writes the exports. `runs` is the number of epochs trained by this process. */
-enum status trainer_end(void *state, uint64_t runs);
+enum status trainer_end(const void *input, void *state, uint64_t runs);
 
 /* Compares the engine with the oracle and counts the losses and parameter tensors that differ by more than
  * engine->bounds. Restores the state afterwards.
@@ -87,10 +89,11 @@ enum status trainer_end(void *state, uint64_t runs);
  * oracle. If a step differs, its neighbour decides.
  *
  * STATUS_FAILED if the oracle's own loss is not finite. */
-enum status trainer_verify(void *state, uint64_t number, uint64_t *wrong);
+enum status trainer_verify(const void *input, const struct variant *variant, void *state, uint64_t number,
+                           uint64_t *wrong);
 
 /* Writes what trainer_verify() found wrong, for example "9 of 10 losses and 10 of 10 tensors". */
-void trainer_verdict(const void *state, char *text, size_t size);
+void trainer_verdict(const void *input, void *state, char *text, size_t size);
 
 /* Adds an epoch that took `epoch_s` seconds and ended with this test accuracy. */
 void train_note_epoch(struct train_history *history, double epoch_s, double accuracy);

@@ -195,8 +195,10 @@ static enum status compare_epoch(struct trainer *trainer, void *oracle, struct t
     return trainer->engine->set(trainer->state, &states[0]);
 }
 
-enum status trainer_verify(void *state, uint64_t number, uint64_t *wrong)
+enum status trainer_verify(const void *input, const struct variant *variant, void *state, uint64_t number,
+                           uint64_t *wrong)
 {
+    (void)input, (void)variant;
     struct trainer *trainer = state;
     const struct train *train = &trainer->job->train;
     const struct resources one = {.threads = 1};
@@ -220,8 +222,9 @@ enum status trainer_verify(void *state, uint64_t number, uint64_t *wrong)
     return status;
 }
 
-void trainer_verdict(const void *state, char *text, size_t size)
+void trainer_verdict(const void *input, void *state, char *text, size_t size)
 {
+    (void)input;
     const struct trainer *trainer = state;
     const struct found *found = &trainer->found;
     char where[80] = "";
