@@ -14,48 +14,21 @@
 #define LANES 8
 typedef __m256i vint;
 typedef __m256 vreal;
+#define V(operation)      _mm256_##operation
+#define V_BITS(operation) _mm256##operation##_si256 /* on all bits of a vector of integers */
 
-#define v_load(p)             _mm256_loadu_si256((const __m256i *)(p))
-#define v_store(p, a)         _mm256_storeu_si256((__m256i *)(p), a)
-#define v_set(n)              _mm256_set1_epi32((int32_t)(n))
-#define v_set64(n)            _mm256_set1_epi64x((int64_t)(n))
-#define v_add(a, b)           _mm256_add_epi32(a, b)
-#define v_add64(a, b)         _mm256_add_epi64(a, b)
-#define v_sub(a, b)           _mm256_sub_epi32(a, b)
-#define v_multiply(a, b)      _mm256_mullo_epi32(a, b)
-#define v_multiply_wide(a, b) _mm256_mul_epu32(a, b)
-#define v_multiply_add(a, b)  _mm256_madd_epi16(a, b)
-#define v_and(a, b)           _mm256_and_si256(a, b)
-#define v_or(a, b)            _mm256_or_si256(a, b)
-#define v_xor(a, b)           _mm256_xor_si256(a, b)
-#define v_xor3(a, b, c)       v_xor(v_xor(b, c), a)
-#define v_or3(a, b, c)        v_or(v_or(b, c), a)
-#define v_left(a, n)          _mm256_slli_epi32(a, n)
-#define v_right(a, n)         _mm256_srli_epi32(a, n)
-#define v_abs(a)              _mm256_abs_epi32(a)
-#define v_max(a, b)           _mm256_max_epi32(a, b)
-#define v_min(a, b)           _mm256_min_epi32(a, b)
-#define v_min_unsigned(a, b)  _mm256_min_epu32(a, b)
-#define v_signs(a)            ((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(a)))
-#define v_greater(a, b)       ((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b))))
+#include "omp_vector.h"
+
+#define v_set64(n)      _mm256_set1_epi64x((int64_t)(n))
+#define v_xor3(a, b, c) v_xor(v_xor(b, c), a)
+#define v_or3(a, b, c)  v_or(v_or(b, c), a)
+#define v_signs(a)      ((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(a)))
+#define v_greater(a, b) ((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b))))
 
 /* Mask of the lanes with x and y in 0 .. last. */
 #define v_inside(x, y, last) (0xFF & ~v_signs(v_or(v_or3(x, y, v_sub(last, x)), v_sub(last, y))))
 
-#define v_real_load(p)       _mm256_loadu_ps(p)
-#define v_real_store(p, a)   _mm256_storeu_ps(p, a)
-#define v_real_set(x)        _mm256_set1_ps(x)
-#define v_real(a)            _mm256_cvtepi32_ps(a)
-#define v_truncate(x)        _mm256_cvttps_epi32(x)
-#define v_real_sub(x, y)     _mm256_sub_ps(x, y)
-#define v_real_mul(x, y)     _mm256_mul_ps(x, y)
-#define v_real_div(x, y)     _mm256_div_ps(x, y)
-#define v_real_min(x, y)     _mm256_min_ps(x, y)
-#define v_real_max(x, y)     _mm256_max_ps(x, y)
 #define v_real_less(x, y)    ((uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x, y, _CMP_LT_OQ)))
-#define v_fma(x, y, z)       _mm256_fmadd_ps(x, y, z)  /* x y + z */
-#define v_fms(x, y, z)       _mm256_fmsub_ps(x, y, z)  /* x y - z */
-#define v_fnma(x, y, z)      _mm256_fnmadd_ps(x, y, z) /* -x y + z */
 
 /* 0, 1, 2, ... */
 #define v_count() _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0)
@@ -110,13 +83,6 @@ static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal
                    _mm256_permutevar8x32_ps(v_real_load(tables->hash_gradients + 8), hash), hash, 3);
     }
 }
-
-/* Vectors of eight integers, independent of LANES (AVX2). */
-#define v8_load(p)            _mm256_loadu_si256((const __m256i *)(p))
-#define v8_store(p, a)        _mm256_storeu_si256((__m256i *)(p), a)
-#define v8_set(n)             _mm256_set1_epi32((int32_t)(n))
-#define v8_add(a, b)          _mm256_add_epi32(a, b)
-#define v8_multiply_add(a, b) _mm256_madd_epi16(a, b)
 
 #include "omp_simd.h"
 

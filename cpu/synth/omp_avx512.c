@@ -14,49 +14,22 @@
 #define LANES 16
 typedef __m512i vint;
 typedef __m512 vreal;
+#define V(operation)      _mm512_##operation
+#define V_BITS(operation) _mm512##operation##_si512 /* on all bits of a vector of integers */
 
-#define v_load(p)             _mm512_loadu_si512(p)
-#define v_store(p, a)         _mm512_storeu_si512(p, a)
-#define v_set(n)              _mm512_set1_epi32((int32_t)(n))
-#define v_set64(n)            _mm512_set1_epi64((int64_t)(n))
-#define v_add(a, b)           _mm512_add_epi32(a, b)
-#define v_add64(a, b)         _mm512_add_epi64(a, b)
-#define v_sub(a, b)           _mm512_sub_epi32(a, b)
-#define v_multiply(a, b)      _mm512_mullo_epi32(a, b)
-#define v_multiply_wide(a, b) _mm512_mul_epu32(a, b)
-#define v_multiply_add(a, b)  _mm512_madd_epi16(a, b)
-#define v_and(a, b)           _mm512_and_si512(a, b)
-#define v_or(a, b)            _mm512_or_si512(a, b)
-#define v_xor(a, b)           _mm512_xor_si512(a, b)
-#define v_xor3(a, b, c)       _mm512_ternarylogic_epi32(a, b, c, 0x96)
-#define v_or3(a, b, c)        _mm512_ternarylogic_epi32(a, b, c, 0xFE)
-#define v_left(a, n)          _mm512_slli_epi32(a, n)
-#define v_right(a, n)         _mm512_srli_epi32(a, n)
-#define v_abs(a)              _mm512_abs_epi32(a)
-#define v_max(a, b)           _mm512_max_epi32(a, b)
-#define v_min(a, b)           _mm512_min_epi32(a, b)
-#define v_min_unsigned(a, b)  _mm512_min_epu32(a, b)
-#define v_signs(a)            ((uint32_t)_mm512_movepi32_mask(a))
-#define v_greater(a, b)       ((uint32_t)_mm512_cmpgt_epi32_mask(a, b))
+#include "omp_vector.h"
+
+#define v_set64(n)      _mm512_set1_epi64((int64_t)(n))
+#define v_xor3(a, b, c) _mm512_ternarylogic_epi32(a, b, c, 0x96)
+#define v_or3(a, b, c)  _mm512_ternarylogic_epi32(a, b, c, 0xFE)
+#define v_signs(a)      ((uint32_t)_mm512_movepi32_mask(a))
+#define v_greater(a, b) ((uint32_t)_mm512_cmpgt_epi32_mask(a, b))
 
 /* Mask of the lanes with x and y in 0 .. last. */
 #define v_inside(x, y, last) \
     ((uint32_t)_mm512_mask_cmple_epu32_mask(_mm512_cmple_epu32_mask(x, last), y, last))
 
-#define v_real_load(p)     _mm512_loadu_ps(p)
-#define v_real_store(p, a) _mm512_storeu_ps(p, a)
-#define v_real_set(x)      _mm512_set1_ps(x)
-#define v_real(a)          _mm512_cvtepi32_ps(a)
-#define v_truncate(x)      _mm512_cvttps_epi32(x)
-#define v_real_sub(x, y)   _mm512_sub_ps(x, y)
-#define v_real_mul(x, y)   _mm512_mul_ps(x, y)
-#define v_real_div(x, y)   _mm512_div_ps(x, y)
-#define v_real_min(x, y)   _mm512_min_ps(x, y)
-#define v_real_max(x, y)   _mm512_max_ps(x, y)
-#define v_real_less(x, y)  ((uint32_t)_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ))
-#define v_fma(x, y, z)     _mm512_fmadd_ps(x, y, z)  /* x y + z */
-#define v_fms(x, y, z)     _mm512_fmsub_ps(x, y, z)  /* x y - z */
-#define v_fnma(x, y, z)    _mm512_fnmadd_ps(x, y, z) /* -x y + z */
+#define v_real_less(x, y) ((uint32_t)_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ))
 
 /* 0, 1, 2, ... */
 #define v_count() _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
@@ -98,13 +71,6 @@ static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal
     *left = _mm512_permutexvar_ps(words[0], gradients);
     *right = _mm512_permutexvar_ps(words[1], gradients);
 }
-
-/* Vectors of eight integers, independent of LANES (AVX2). */
-#define v8_load(p)            _mm256_loadu_si256((const __m256i *)(p))
-#define v8_store(p, a)        _mm256_storeu_si256((__m256i *)(p), a)
-#define v8_set(n)             _mm256_set1_epi32((int32_t)(n))
-#define v8_add(a, b)          _mm256_add_epi32(a, b)
-#define v8_multiply_add(a, b) _mm256_madd_epi16(a, b)
 
 #include "omp_simd.h"
 
