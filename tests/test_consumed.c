@@ -285,10 +285,11 @@ Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
 Test(consumed, a_second_state_that_cannot_be_made_leaves_nothing)
 {
     struct fake_consumer consumer;
-    void *state;
+    void *state = NULL;
     setup_fails_at = 2;
     cr_expect_eq(open_consumed(&one_batch, &on_device, &consumer, &state), STATUS_FAILED);
     cr_expect(strstr(status_text(), "no memory for a second batch"));
+    consumed_variant.teardown(state);
     cr_expect_eq(states_left, 0);
 }
 

@@ -76,22 +76,28 @@ void allocations_free(struct allocations *allocations)
     allocations->bytes = 0;
 }
 
-/* Allocates zeroed device memory. */
-template <class T> static enum status allocate_zeros(struct network *network, T **pointer, size_t count)
+/* ---- State ---- */
+
+enum status arena_copy(const struct train *train, float *to, const float *from, cudaStream_t stream)
 {
-    TRY(allocate(&network->allocations, pointer, count));
-    CUDA_TRY(cudaMemsetAsync(*pointer, 0, count * sizeof(T), network->stream));
+    CUDA_TRY(cudaMemcpyAsync(to, from, train->model->arena_values * sizeof *to, cudaMemcpyDefault, stream));
     return STATUS_OK;
 }
 
-/* Allocates device memory and copies host memory to it. */
-static enum status allocate_copy(struct network *network, const void **pointer, const void *from,
-                                 size_t bytes)
+enum status state_copy(const struct train *train, const struct train_state *to,
+                       const struct train_state *from, cudaStream_t stream)
 {
-    void *copy;
-    TRY(allocate_bytes(&network->allocations, &copy, bytes));
-    CUDA_TRY(cudaMemcpyAsync(copy, from, bytes, cudaMemcpyHostToDevice, network->stream));
-    *pointer = copy;
+    TRY(arena_copy(train, to->parameters, from->parameters, stream));
+    if (train->forward_only)
+        return STATUS_OK;
+    TRY(arena_copy(train, to->m, from->m, stream));
+    return arena_copy(train, to->v, from->v, stream);
+}
+
+enum status totals_clear(struct train_totals *totals, cudaStream_t stream)
+{
+    static const struct train_totals none = {.bad_step = TRAIN_FINE};
+    CUDA_TRY(cudaMemcpyAsync(totals, &none, sizeof none, cudaMemcpyHostToDevice, stream));
     return STATUS_OK;
 }
 
@@ -151,7 +157,7 @@ static enum status open_layer(struct network *network, uint32_t i)
         TRY(allocate(&network->allocations, &self->out, outputs));
     /* Zeroed: pool_back_kernel does not write elements outside all windows. */
     if (!self->out_delta && !network->train->forward_only)
-        TRY(allocate_zeros(network, &self->out_delta, outputs));
+        TRY(allocate_zeros(&network->allocations, &self->out_delta, outputs, network->stream));
     if (layer->spec.kind == LAYER_POOL)
         TRY(allocate(&network->allocations, &self->largest, outputs));
     if (layer->spec.kind == LAYER_ADD)
@@ -167,12 +173,11 @@ static enum status open_data(struct network *network)
     size_t batch = network->train->batch;
     for (int part = network->train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
-        const void *labels;
         if (part == DATA_TEST || data->feed != DATA_LIVE)
-            TRY(allocate_copy(network, &network->sets[part].values, set->values,
-                              data_held(data, (enum data_part)part) * data->sample_bytes));
-        TRY(allocate_copy(network, &labels, set->labels, set->count * sizeof *set->labels));
-        network->sets[part].labels = static_cast<const uint32_t *>(labels);
+            TRY(allocate_copy(&network->allocations, &network->sets[part].values, set->values,
+                              data_held(data, (enum data_part)part) * data->sample_bytes, network->stream));
+        TRY(allocate_copy(&network->allocations, &network->sets[part].labels, set->labels,
+                          set->count * sizeof *set->labels, network->stream));
     }
     TRY(allocate(&network->allocations, &network->batch.numbers, batch));
     TRY(allocate(&network->allocations, &network->batch.labels, batch));
@@ -184,32 +189,23 @@ static enum status open_data(struct network *network)
 static enum status open_learning(struct network *network)
 {
     size_t values = network->train->model->arena_values, batch = network->train->batch;
-    TRY(allocate_zeros(network, &network->state.m, values));
-    TRY(allocate_zeros(network, &network->state.v, values));
-    TRY(allocate_zeros(network, &network->gradients, values));
+    TRY(allocate_zeros(&network->allocations, &network->state.m, values, network->stream));
+    TRY(allocate_zeros(&network->allocations, &network->state.v, values, network->stream));
+    TRY(allocate_zeros(&network->allocations, &network->gradients, values, network->stream));
     TRY(allocate(&network->allocations, &network->losses.losses, batch));
     TRY(allocate(&network->allocations, &network->losses.right, batch));
     if (network->precision == PRECISION_FP16)
-        TRY(allocate_zeros(network, &network->losses.scale, 1));
+        TRY(allocate_zeros(&network->allocations, &network->losses.scale, 1, network->stream));
     return allocate(&network->allocations, &network->losses.totals, 1);
 }
 
 static enum status clear_totals(struct network *network)
 {
-    static const struct train_totals none = {.loss = 0,
-                                             .correct = 0,
-                                             .samples = 0,
-                                             .skipped = 0,
-                                             .data_s = 0,
-                                             .generate_s = 0,
-                                             .bad_step = TRAIN_FINE};
     network->steps = 0;
     if (network->losses.scale)
         CUDA_TRY(cudaMemsetAsync(&network->losses.scale->skipped, 0, sizeof network->losses.scale->skipped,
                                  network->stream));
-    CUDA_TRY(
-        cudaMemcpyAsync(network->losses.totals, &none, sizeof none, cudaMemcpyHostToDevice, network->stream));
-    return STATUS_OK;
+    return totals_clear(network->losses.totals, network->stream);
 }
 
 static enum status open_all(struct network *network)
@@ -221,7 +217,8 @@ static enum status open_all(struct network *network)
     CUDA_TRY(cudaStreamCreateWithFlags(&network->stream, cudaStreamNonBlocking));
     CUDA_TRY(cudaEventCreate(&network->gather_begin));
     CUDA_TRY(cudaEventCreate(&network->gather_end));
-    TRY(allocate_zeros(network, &network->state.parameters, train->model->arena_values));
+    TRY(allocate_zeros(&network->allocations, &network->state.parameters, train->model->arena_values,
+                       network->stream));
     TRY(allocate(&network->allocations, &network->workspace, WORKSPACE_VALUES));
     TRY(open_data(network));
     if (!train->forward_only) {
@@ -281,23 +278,12 @@ static enum status cuda_open(const struct train *train, const struct resources *
 
 /* ---- Copying the state ---- */
 
-static enum status copy_arena(struct network *network, float *to, const float *from)
-{
-    size_t bytes = network->train->model->arena_values * sizeof *to;
-    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, network->stream));
-    return STATUS_OK;
-}
-
 /* Copies parameters and, when training, the optimizer's state; synchronises. */
 static enum status copy_state(struct network *network, const struct train_state *to,
                               const struct train_state *from)
 {
     CUDA_TRY(cudaSetDevice(network->device));
-    TRY(copy_arena(network, to->parameters, from->parameters));
-    if (!network->train->forward_only) {
-        TRY(copy_arena(network, to->m, from->m));
-        TRY(copy_arena(network, to->v, from->v));
-    }
+    TRY(state_copy(network->train, to, from, network->stream));
     CUDA_TRY(cudaStreamSynchronize(network->stream));
     return STATUS_OK;
 }
@@ -329,7 +315,7 @@ static enum status cuda_gradients(void *state, float *gradients)
 {
     struct network *network = static_cast<struct network *>(state);
     CUDA_TRY(cudaSetDevice(network->device));
-    TRY(copy_arena(network, gradients, network->gradients));
+    TRY(arena_copy(network->train, gradients, network->gradients, network->stream));
     CUDA_TRY(cudaStreamSynchronize(network->stream));
     return STATUS_OK;
 }

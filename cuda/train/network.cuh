@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include "common/check.cuh"
 #include "core/status.h"
 #include "train/engine.h"
 #include "train/operands.cuh"
@@ -65,6 +66,38 @@ static inline enum status allocate(struct allocations *allocations, T **pointer,
 {
     return allocate_bytes(allocations, reinterpret_cast<void **>(pointer), count * sizeof(T));
 }
+
+/* Allocates zeroed device memory. */
+template <class T>
+static inline enum status allocate_zeros(struct allocations *allocations, T **pointer, size_t count,
+                                         cudaStream_t stream)
+{
+    TRY(allocate(allocations, pointer, count));
+    CUDA_TRY(cudaMemsetAsync(*pointer, 0, count * sizeof(T), stream));
+    return STATUS_OK;
+}
+
+/* Allocates device memory and copies host memory to it. */
+template <class T>
+static inline enum status allocate_copy(struct allocations *allocations, T **pointer, const void *from,
+                                        size_t bytes, cudaStream_t stream)
+{
+    void *copy;
+    TRY(allocate_bytes(allocations, &copy, bytes));
+    CUDA_TRY(cudaMemcpyAsync(copy, from, bytes, cudaMemcpyHostToDevice, stream));
+    *pointer = static_cast<T *>(copy);
+    return STATUS_OK;
+}
+
+/* Copies an arena between host and device, in either direction. */
+enum status arena_copy(const struct train *train, float *to, const float *from, cudaStream_t stream);
+
+/* Copies parameters and, when training, the optimizer's moments. */
+enum status state_copy(const struct train *train, const struct train_state *to,
+                       const struct train_state *from, cudaStream_t stream);
+
+/* Resets the totals of an engine, in device memory. */
+enum status totals_clear(struct train_totals *totals, cudaStream_t stream);
 
 /* Implementation of a kind of layer. Before the first pass, `prepare` creates what it needs for batches of up
  * to `batch` samples. `release` frees everything except device memory, also after a failure. Both may be

@@ -115,25 +115,17 @@ static enum status check_device(const struct train *train, struct graph_state *g
 
 /* ---- Memory ---- */
 
-/* Allocates zeroed device memory. */
 template <class T> static enum status zeros(struct graph_state *graph, T **pointer, size_t count)
 {
-    TRY(allocate(&graph->allocations, pointer, count));
-    CUDA_TRY(cudaMemsetAsync(*pointer, 0, count * sizeof(T), graph->stream));
-    return STATUS_OK;
+    return allocate_zeros(&graph->allocations, pointer, count, graph->stream);
 }
 
 static enum status open_data(struct graph_state *graph)
 {
     const struct data *data = graph->train->data;
-    for (int part = graph->train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++) {
-        size_t bytes = data->sets[part].count * data->sample_bytes;
-        uint8_t *values;
-        TRY(allocate(&graph->allocations, &values, bytes));
-        CUDA_TRY(
-            cudaMemcpyAsync(values, data->sets[part].values, bytes, cudaMemcpyHostToDevice, graph->stream));
-        graph->plan.values[part] = values;
-    }
+    for (int part = graph->train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++)
+        TRY(allocate_copy(&graph->allocations, &graph->plan.values[part], data->sets[part].values,
+                          data->sets[part].count * data->sample_bytes, graph->stream));
     for (uint32_t c = 0; c < data->shape.channels; c++) {
         graph->plan.scale[c] = data->scale[c];
         graph->plan.offset[c] = data->offset[c];
@@ -166,11 +158,8 @@ static enum status open_backward(struct graph_state *graph)
     const struct data_set *set = &graph->train->data->sets[DATA_TRAIN];
     size_t features = model->layers[DROPOUT1_NUMBER].out_values;
     size_t conv = graph->colour ? graph_colour::conv_parameters : graph_gray::conv_parameters;
-    uint32_t *labels;
-    TRY(allocate(&graph->allocations, &labels, set->count));
-    CUDA_TRY(cudaMemcpyAsync(labels, set->labels, set->count * sizeof *labels, cudaMemcpyHostToDevice,
-                             graph->stream));
-    plan->labels = labels;
+    TRY(allocate_copy(&graph->allocations, &plan->labels, set->labels, set->count * sizeof *set->labels,
+                      graph->stream));
     TRY(zeros(graph, &plan->state.m, model->arena_values));
     TRY(zeros(graph, &plan->state.v, model->arena_values));
     TRY(zeros(graph, &plan->gradients, model->arena_values));
@@ -202,14 +191,6 @@ static void open_plan(struct graph_state *graph)
     plan->optimizer = train->optimizer;
     plan->schedule = train->schedule;
     plan->smoothing = train->smoothing;
-}
-
-static enum status clear_totals(struct graph_state *graph)
-{
-    static const struct train_totals none = {
-        .loss = 0, .correct = 0, .samples = 0, .data_s = 0, .bad_step = TRAIN_FINE};
-    CUDA_TRY(cudaMemcpyAsync(graph->plan.totals, &none, sizeof none, cudaMemcpyHostToDevice, graph->stream));
-    return STATUS_OK;
 }
 
 /* ---- Graphs ---- */
@@ -290,7 +271,7 @@ static enum status open_all(struct graph_state *graph)
     if (!train->forward_only) {
         TRY(open_backward(graph));
         TRY(device_progress_open(&graph->progress));
-        TRY(clear_totals(graph));
+        TRY(totals_clear(graph->plan.totals, graph->stream));
     }
     TRY(open_graphs(graph));
     CUDA_TRY(cudaStreamSynchronize(graph->stream));
@@ -329,29 +310,11 @@ static enum status graph_open(const struct train *train, const struct resources 
 
 /* ---- Copying the state ---- */
 
-static enum status copy_arena(struct graph_state *graph, float *to, const float *from)
-{
-    size_t bytes = graph->train->model->arena_values * sizeof *to;
-    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, graph->stream));
-    return STATUS_OK;
-}
-
-static enum status copy_state(struct graph_state *graph, const struct train_state *to,
-                              const struct train_state *from)
-{
-    CUDA_TRY(cudaSetDevice(graph->device));
-    TRY(copy_arena(graph, to->parameters, from->parameters));
-    if (!graph->train->forward_only) {
-        TRY(copy_arena(graph, to->m, from->m));
-        TRY(copy_arena(graph, to->v, from->v));
-    }
-    return STATUS_OK;
-}
-
 static enum status graph_set(void *state, const struct train_state *from)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
-    TRY(copy_state(graph, &graph->plan.state, from));
+    CUDA_TRY(cudaSetDevice(graph->device));
+    TRY(state_copy(graph->train, &graph->plan.state, from, graph->stream));
     TRY(graph_refresh(&graph->plan, graph->colour, graph->stream));
     CUDA_TRY(cudaStreamSynchronize(graph->stream));
     return STATUS_OK;
@@ -360,7 +323,8 @@ static enum status graph_set(void *state, const struct train_state *from)
 static enum status graph_get(void *state, struct train_state *into)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
-    TRY(copy_state(graph, into, &graph->plan.state));
+    CUDA_TRY(cudaSetDevice(graph->device));
+    TRY(state_copy(graph->train, into, &graph->plan.state, graph->stream));
     CUDA_TRY(cudaStreamSynchronize(graph->stream));
     return STATUS_OK;
 }
@@ -369,7 +333,7 @@ static enum status graph_gradients(void *state, float *gradients)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
     CUDA_TRY(cudaSetDevice(graph->device));
-    TRY(copy_arena(graph, gradients, graph->plan.gradients));
+    TRY(arena_copy(graph->train, gradients, graph->plan.gradients, graph->stream));
     CUDA_TRY(cudaStreamSynchronize(graph->stream));
     return STATUS_OK;
 }
@@ -414,7 +378,7 @@ static enum status graph_totals(void *state, struct train_totals *totals)
     CUDA_TRY(cudaStreamSynchronize(graph->stream));
     totals->data_s = -1;
     device_progress_clear(&graph->progress);
-    return clear_totals(graph);
+    return totals_clear(graph->plan.totals, graph->stream);
 }
 
 static void graph_progress(const void *state, struct train_progress *progress)
