@@ -7,7 +7,6 @@
 #define v_xor(a, b)           V_BITS(_xor)(a, b)
 #define v_set(n)              V(set1_epi32)((int32_t)(n))
 #define v_add(a, b)           V(add_epi32)(a, b)
-#define v_add64(a, b)         V(add_epi64)(a, b)
 #define v_sub(a, b)           V(sub_epi32)(a, b)
 #define v_multiply(a, b)      V(mullo_epi32)(a, b)
 #define v_multiply_wide(a, b) V(mul_epu32)(a, b)
@@ -26,7 +25,6 @@
 #define v_truncate(x)         V(cvttps_epi32)(x)
 #define v_real_sub(x, y)      V(sub_ps)(x, y)
 #define v_real_mul(x, y)      V(mul_ps)(x, y)
-#define v_real_div(x, y)      V(div_ps)(x, y)
 #define v_real_min(x, y)      V(min_ps)(x, y)
 #define v_real_max(x, y)      V(max_ps)(x, y)
 #define v_fma(x, y, z)        V(fmadd_ps)(x, y, z)  /* x y + z */

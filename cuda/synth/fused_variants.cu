@@ -4,6 +4,7 @@
 
 #include "common/check.cuh"
 #include "core/phase.h"
+#include "machine/device.h"
 #include "synth/batch.cuh"
 #include "synth/fused.h"
 
