@@ -94,7 +94,7 @@ static enum status files_epoch(struct worker *worker)
 static enum status open_with(const void *input, int threads, void **state)
 {
     struct reader *reader = *state = calloc(1, sizeof *reader);
-    return reader ? reader_open(reader, input, threads, ((const struct load *)input)->batch)
+    return reader ? reader_open(reader, input, threads, ((const struct load *)input)->batch, files_epoch)
                   : status_set(STATUS_FAILED, "out of memory");
 }
 
@@ -107,12 +107,6 @@ static enum status files_setup(const struct resources *resources, const void *in
 static enum status files_omp_setup(const struct resources *resources, const void *input, void **state)
 {
     return open_with(input, resources->threads, state);
-}
-
-static enum status files_run(void *state, uint64_t number, struct run_time *time)
-{
-    (void)time;
-    return reader_run(state, number, files_epoch);
 }
 
 static void files_teardown(void *state)
@@ -132,7 +126,7 @@ const struct variant variant_files = {
     .traits = &traits,
     .setup = files_setup,
     .ready = reader_ready,
-    .run = files_run,
+    .run = reader_run,
     .fetch = reader_fetch,
     .teardown = files_teardown,
 };
@@ -143,7 +137,7 @@ const struct variant variant_files_omp = {
     .traits = &traits,
     .setup = files_omp_setup,
     .ready = reader_ready,
-    .run = files_run,
+    .run = reader_run,
     .fetch = reader_fetch,
     .teardown = files_teardown,
 };

@@ -234,14 +234,8 @@ static enum status files_uring_setup(const struct resources *resources, const vo
         return status_set(STATUS_FAILED, "out of memory");
     /* Slots for `iodepth` files in flight, plus one batch that is being delivered. */
     uring->slots = (load->iodepth / load->batch + 2) * load->batch;
-    TRY(reader_open(&uring->reader, load, 1, uring->slots));
+    TRY(reader_open(&uring->reader, load, 1, uring->slots, files_uring_epoch));
     return open_ring(uring, load);
-}
-
-static enum status files_uring_run(void *state, uint64_t number, struct run_time *time)
-{
-    (void)time;
-    return reader_run(state, number, files_uring_epoch);
 }
 
 static const struct load_traits traits = {.files = true,
@@ -255,7 +249,7 @@ const struct variant variant_files_uring = {
     .probe = files_uring_probe,
     .setup = files_uring_setup,
     .ready = reader_ready,
-    .run = files_uring_run,
+    .run = reader_run,
     .fetch = reader_fetch,
     .teardown = files_uring_teardown,
 };

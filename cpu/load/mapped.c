@@ -218,7 +218,7 @@ static enum status setup_with(const struct load *load, int threads, void **state
     struct mapped *mapped = *state = calloc(1, sizeof *mapped);
     if (!mapped)
         return status_set(STATUS_FAILED, "out of memory");
-    TRY(reader_open(&mapped->reader, load, threads, load->batch));
+    TRY(reader_open(&mapped->reader, load, threads, load->batch, mapped_epoch));
     mapped->shards = calloc(load->dataset->file_count, sizeof *mapped->shards);
     if (!mapped->shards)
         return status_set(STATUS_FAILED, "out of memory for %u shards", load->dataset->file_count);
@@ -247,10 +247,8 @@ static enum status mapped_ready(void *state, uint64_t number)
 
 static enum status mapped_run(void *state, uint64_t number, struct run_time *time)
 {
-    (void)time;
-    struct mapped *mapped = state;
-    TRY(map_all(mapped));
-    return reader_run(&mapped->reader, number, mapped_epoch);
+    TRY(map_all(state));
+    return reader_run(state, number, time);
 }
 
 static const struct load_traits traits = {.shards = true,

@@ -84,12 +84,14 @@ static enum status open_worker(struct reader *reader, struct worker *worker)
                       reader->slots, reader->stride);
 }
 
-enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots)
+enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots,
+                        reader_epoch *epoch)
 {
     /* Slots are one byte longer than a sample, to detect files that grew. The stride is not a power of two,
      * so the slots of a batch do not map to the same cache sets. */
     size_t stride = (load->dataset->sample_bytes_max + 1 + 63) / 64 * 64;
     *reader = (struct reader){.load = load,
+                              .epoch = epoch,
                               .threads = threads,
                               .stride = stride % 4096 ? stride : stride + 64,
                               .slots = (slots + load->batch - 1) / load->batch * load->batch};
@@ -139,15 +141,14 @@ static void clear(struct worker *worker)
         memset(worker->latency, 0, LOAD_CALLS * sizeof *worker->latency);
 }
 
-static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch,
-                       enum status (*read)(struct worker *worker))
+static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch)
 {
     struct verifier *verifier = &worker->reader->verifier;
     uint64_t lost = worker->losses.checksum.count;
     worker->epoch = epoch;
     worker->delivered = 0;
     order_make(&verifier->plan, epoch, number, &worker->order);
-    worker->status = read(worker);
+    worker->status = worker->reader->epoch(worker);
     if (worker->status != STATUS_OK) /* messages are per thread */
         snprintf(worker->failure, sizeof worker->failure, "%s", status_text());
     else
@@ -187,8 +188,10 @@ static enum status finish(struct reader *reader, uint64_t number)
     return verifier_finish(&reader->verifier, number, &result->checksum, &lost);
 }
 
-enum status reader_run(struct reader *reader, uint64_t number, enum status (*epoch)(struct worker *worker))
+enum status reader_run(void *state, uint64_t number, struct run_time *time)
 {
+    (void)time;
+    struct reader *reader = state;
     const struct load *load = reader->load;
     int threads = reader->threads;
     for (int w = 0; w < threads; w++)
@@ -197,7 +200,7 @@ enum status reader_run(struct reader *reader, uint64_t number, enum status (*epo
 #pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
         for (int w = 0; w < threads; w++)
             read_epoch(&reader->workers[w], load->rank * (uint32_t)threads + (uint32_t)w,
-                       number * load->epochs + i, epoch);
+                       number * load->epochs + i);
         for (int w = 0; w < threads; w++)
             if (reader->workers[w].status != STATUS_OK)
                 return status_set(reader->workers[w].status, "%s", reader->workers[w].failure);

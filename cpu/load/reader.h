@@ -41,8 +41,12 @@ struct worker {
     char failure[1024]; /* error message, if the run failed */
 };
 
+/* Reads the samples in worker->order. */
+typedef enum status reader_epoch(struct worker *worker);
+
 struct reader {
     const struct load *load;
+    reader_epoch *epoch;
     int threads;
     size_t stride;
     uint32_t slots; /* per worker */
@@ -56,7 +60,8 @@ struct reader {
 
 /* Sets up `threads` workers with at least `slots` slots each, in whole batches. `reader` is zeroed; the
  * caller closes it, also after a failure. */
-enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots);
+enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots,
+                        reader_epoch *epoch);
 void reader_close(struct reader *reader);
 
 /* Slots needed by samples that arrive in shard order, so that each is written once, directly into its place
@@ -67,9 +72,9 @@ uint32_t reader_stream_slots(const struct load *load);
  * expected checksum. */
 enum status reader_ready(void *state, uint64_t number);
 
-/* Makes a run: each worker calls `epoch`, which reads the samples in worker->order. STATUS_WRONG if the
- * delivered samples differ from what the plain reader read. */
-enum status reader_run(struct reader *reader, uint64_t number, enum status (*epoch)(struct worker *worker));
+/* run() of the variants: each worker calls reader->epoch(). STATUS_WRONG if the delivered samples differ from
+ * what the plain reader read. */
+enum status reader_run(void *state, uint64_t number, struct run_time *time);
 
 /* fetch() of the variants. `result` is a struct load_result. */
 enum status reader_fetch(void *state, void *result);

@@ -355,14 +355,8 @@ static enum status uring_setup(const struct resources *resources, const void *in
     struct shards_uring *uring = *state = calloc(1, sizeof *uring);
     if (!uring)
         return status_set(STATUS_FAILED, "out of memory");
-    TRY(reader_open(&uring->reader, load, 1, reader_stream_slots(load)));
+    TRY(reader_open(&uring->reader, load, 1, reader_stream_slots(load), uring_epoch));
     return open_ring(uring, load);
-}
-
-static enum status uring_run(void *state, uint64_t number, struct run_time *time)
-{
-    (void)time;
-    return reader_run(state, number, uring_epoch);
 }
 
 static const struct load_traits traits = {.shards = true,
@@ -376,7 +370,7 @@ const struct variant variant_shards_uring = {
     .probe = uring_variant_probe,
     .setup = uring_setup,
     .ready = reader_ready,
-    .run = uring_run,
+    .run = reader_run,
     .fetch = reader_fetch,
     .teardown = uring_teardown,
 };

@@ -244,17 +244,11 @@ static enum status stream_setup(const struct resources *resources, const void *i
     stream->fd = -1;
     stream->buffer_bytes = load->block_bytes;
     stream->buffer = buffer_open(stream->buffer_bytes);
-    TRY(reader_open(&stream->reader, load, 1, reader_stream_slots(load)));
+    TRY(reader_open(&stream->reader, load, 1, reader_stream_slots(load), stream_epoch));
     return stream->buffer
                ? STATUS_OK
                : status_set(STATUS_FAILED, "out of memory for a buffer of %zu bytes; lower --block",
                             stream->buffer_bytes);
-}
-
-static enum status stream_run(void *state, uint64_t number, struct run_time *time)
-{
-    (void)time;
-    return reader_run(state, number, stream_epoch);
 }
 
 static const struct load_traits traits = {.shards = true,
@@ -267,7 +261,7 @@ const struct variant variant_shards = {
     .traits = &traits,
     .setup = stream_setup,
     .ready = reader_ready,
-    .run = stream_run,
+    .run = reader_run,
     .fetch = reader_fetch,
     .teardown = stream_teardown,
 };

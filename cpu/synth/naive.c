@@ -105,11 +105,7 @@ static enum status naive_run(void *state, uint64_t number, struct run_time *time
 static enum status naive_fetch(void *state, void *result)
 {
     const struct naive *naive = state;
-    struct synth_fetch *fetch = result;
-    size_t bytes = synth_output_bytes(naive->synth);
-    memcpy(fetch->pixels, naive->images + fetch->j * bytes, bytes);
-    fetch->label = naive->labels[fetch->j];
-    return STATUS_OK;
+    return synth_fetch_host(naive->synth, naive->images, naive->labels, result);
 }
 
 static const uint8_t *naive_images(const void *state)

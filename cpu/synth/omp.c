@@ -561,11 +561,7 @@ static enum status omp_run(void *state, uint64_t number, struct run_time *time)
 static enum status omp_fetch(void *state, void *result)
 {
     const struct omp *omp = state;
-    struct synth_fetch *fetch = result;
-    size_t bytes = synth_output_bytes(omp->synth);
-    memcpy(fetch->pixels, omp->images + fetch->j * bytes, bytes);
-    fetch->label = omp->labels[fetch->j];
-    return STATUS_OK;
+    return synth_fetch_host(omp->synth, omp->images, omp->labels, result);
 }
 
 /* Repeats the latest run. Noise and vertices are computed in one loop, so one column has the time of both.

@@ -14,8 +14,7 @@
 #include "core/phase.h"
 #include "omp_engine.h"
 #include "omp_net.h"
-#include "train/inferrer.h"
-#include "train/trainer.h"
+#include "variants.h"
 
 #define LITTLE_WORK 5e5 /* multiply-adds of a batch's forward pass: about ten microseconds */
 /* Shares per thread of a GEMM; more than one, so that other threads can help a slow one. */
@@ -465,34 +464,5 @@ const struct engine engine_omp_blas = ENGINE("omp-blas", omp_blas_open);
 
 /* ---- The variants ---- */
 
-static enum status train_setup(const struct resources *resources, const void *input, void **state)
-{
-    return trainer_open(&engine_omp, resources, input, state);
-}
-
-static enum status infer_setup(const struct resources *resources, const void *input, void **state)
-{
-    return inferrer_open(&engine_omp, resources, input, state);
-}
-
-const struct variant variant_train_omp = {
-    .platform = "cpu",
-    .threaded = true,
-    .instruction_set = omp_net_instruction_set,
-    .traits = &engine_omp,
-    .setup = train_setup,
-    .run = trainer_run,
-    .fetch = trainer_fetch,
-    .teardown = trainer_close,
-};
-
-const struct variant variant_infer_omp = {
-    .platform = "cpu",
-    .threaded = true,
-    .instruction_set = omp_net_instruction_set,
-    .traits = &engine_omp,
-    .setup = infer_setup,
-    .run = inferrer_run,
-    .fetch = inferrer_fetch,
-    .teardown = inferrer_close,
-};
+TRAINING_BY(variant_train_omp, engine_omp, .threaded = true, .instruction_set = omp_net_instruction_set);
+INFERRING_BY(variant_infer_omp, engine_omp, .threaded = true, .instruction_set = omp_net_instruction_set);

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "omp_engine.h"
-#include "train/trainer.h"
+#include "variants.h"
 
 #define BLAS_LIBRARY "libopenblas.so.0"
 
@@ -129,20 +129,6 @@ enum status omp_blas_open(const struct train *train, const struct resources *res
     return omp_net_open(train, resources, (struct gemm_kernels){tiles, multiply}, state);
 }
 
-static enum status train_setup(const struct resources *resources, const void *input, void **state)
-{
-    return trainer_open(&engine_omp_blas, resources, input, state);
-}
-
-const struct variant variant_train_omp_blas = {
-    .platform = "cpu",
-    .threaded = true,
-    .instruction_set =
-        omp_net_instruction_set, /* OpenBLAS chooses the instruction set by the same criteria */
-    .traits = &engine_omp_blas,
-    .probe = blas_probe,
-    .setup = train_setup,
-    .run = trainer_run,
-    .fetch = trainer_fetch,
-    .teardown = trainer_close,
-};
+/* OpenBLAS chooses the instruction set by the same criteria. */
+TRAINING_BY(variant_train_omp_blas, engine_omp_blas, .threaded = true,
+            .instruction_set = omp_net_instruction_set, .probe = blas_probe);

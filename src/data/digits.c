@@ -20,102 +20,22 @@ struct point {
     float x, y; /* right and down, from 0 to 1 */
 };
 
-/* Each digit as a single stroke. */
+/* Each digit as a single stroke: the number of points, and x and y of each in hundredths of the side. */
 static const struct {
-    struct point points[POINTS_MAX];
-    int count;
+    uint8_t count, points[2 * POINTS_MAX];
 } strokes[CLASSES] = {
-    {{{.78f, .5f},
-      {.74f, .7f},
-      {.64f, .85f},
-      {.5f, .9f},
-      {.36f, .85f},
-      {.26f, .7f},
-      {.22f, .5f},
-      {.26f, .3f},
-      {.36f, .15f},
-      {.5f, .1f},
-      {.64f, .15f},
-      {.74f, .3f},
-      {.78f, .5f}},
-     13},
-    {{{.35f, .28f}, {.52f, .1f}, {.52f, .9f}}, 3},
-    {{{.25f, .3f},
-      {.32f, .15f},
-      {.5f, .1f},
-      {.68f, .16f},
-      {.73f, .32f},
-      {.64f, .5f},
-      {.42f, .7f},
-      {.24f, .9f},
-      {.77f, .9f}},
-     9},
-    {{{.27f, .17f},
-      {.45f, .1f},
-      {.66f, .15f},
-      {.72f, .3f},
-      {.63f, .44f},
-      {.44f, .48f},
-      {.65f, .53f},
-      {.75f, .68f},
-      {.68f, .84f},
-      {.48f, .91f},
-      {.25f, .83f}},
-     11},
-    {{{.62f, .9f}, {.62f, .1f}, {.22f, .65f}, {.8f, .65f}}, 4},
-    {{{.72f, .1f},
-      {.33f, .1f},
-      {.29f, .46f},
-      {.5f, .41f},
-      {.69f, .5f},
-      {.75f, .67f},
-      {.67f, .84f},
-      {.47f, .91f},
-      {.25f, .83f}},
-     9},
-    {{{.66f, .12f},
-      {.45f, .25f},
-      {.3f, .48f},
-      {.26f, .68f},
-      {.34f, .86f},
-      {.52f, .91f},
-      {.69f, .83f},
-      {.73f, .66f},
-      {.63f, .52f},
-      {.46f, .5f},
-      {.3f, .6f}},
-     11},
-    {{{.24f, .1f}, {.77f, .1f}, {.58f, .45f}, {.45f, .9f}}, 4},
-    {{{.5f, .48f},
-      {.33f, .4f},
-      {.29f, .26f},
-      {.37f, .13f},
-      {.5f, .1f},
-      {.63f, .13f},
-      {.71f, .26f},
-      {.67f, .4f},
-      {.5f, .48f},
-      {.3f, .57f},
-      {.24f, .72f},
-      {.33f, .87f},
-      {.5f, .91f},
-      {.67f, .87f},
-      {.76f, .72f},
-      {.7f, .57f},
-      {.5f, .48f}},
-     17},
-    {{{.7f, .4f},
-      {.54f, .5f},
-      {.37f, .48f},
-      {.27f, .34f},
-      {.31f, .17f},
-      {.48f, .09f},
-      {.64f, .14f},
-      {.72f, .32f},
-      {.7f, .52f},
-      {.6f, .75f},
-      {.42f, .9f}},
-     11},
+    {13, {78, 50, 74, 70, 64, 85, 50, 90, 36, 85, 26, 70, 22,
+          50, 26, 30, 36, 15, 50, 10, 64, 15, 74, 30, 78, 50}},
+    {3, {35, 28, 52, 10, 52, 90}},
+    {9, {25, 30, 32, 15, 50, 10, 68, 16, 73, 32, 64, 50, 42, 70, 24, 90, 77, 90}},
+    {11, {27, 17, 45, 10, 66, 15, 72, 30, 63, 44, 44, 48, 65, 53, 75, 68, 68, 84, 48, 91, 25, 83}},
+    {4, {62, 90, 62, 10, 22, 65, 80, 65}},
+    {9, {72, 10, 33, 10, 29, 46, 50, 41, 69, 50, 75, 67, 67, 84, 47, 91, 25, 83}},
+    {11, {66, 12, 45, 25, 30, 48, 26, 68, 34, 86, 52, 91, 69, 83, 73, 66, 63, 52, 46, 50, 30, 60}},
+    {4, {24, 10, 77, 10, 58, 45, 45, 90}},
+    {17, {50, 48, 33, 40, 29, 26, 37, 13, 50, 10, 63, 13, 71, 26, 67, 40, 50,
+          48, 30, 57, 24, 72, 33, 87, 50, 91, 67, 87, 76, 72, 70, 57, 50, 48}},
+    {11, {70, 40, 54, 50, 37, 48, 27, 34, 31, 17, 48, 9, 64, 14, 72, 32, 70, 52, 60, 75, 42, 90}},
 };
 
 /* Random numbers of a sample: consecutive Philox blocks. */
@@ -148,8 +68,8 @@ static int place_points(struct pen *pen, struct point points[POINTS_MAX])
     float right = between(two.word[0], -0.1f, 0.1f), down = between(two.word[1], -0.1f, 0.1f);
     for (int i = 0; i < count; i++) {
         struct philox_block wobble = pen_block(pen);
-        float x = strokes[digit].points[i].x - 0.5f + between(wobble.word[0], -0.03f, 0.03f);
-        float y = strokes[digit].points[i].y - 0.5f + between(wobble.word[1], -0.03f, 0.03f);
+        float x = strokes[digit].points[2 * i] / 100.0f - 0.5f + between(wobble.word[0], -0.03f, 0.03f);
+        float y = strokes[digit].points[2 * i + 1] / 100.0f - 0.5f + between(wobble.word[1], -0.03f, 0.03f);
         x = x * width + shear * y;
         y = y * height;
         points[i] = (struct point){0.5f + right + cosine * x - sine * y, 0.5f + down + sine * x + cosine * y};

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "core/portable.h"
 #include "core/status.h"
@@ -139,6 +140,16 @@ struct synth_fetch {
     uint8_t *pixels; /* the caller's buffer of synth_output_bytes() */
     int64_t label;   /* class number; variants without labels leave it unchanged */
 };
+
+/* fetch() of a variant whose images and labels are in host memory. */
+static inline enum status synth_fetch_host(const struct synth *synth, const uint8_t *images,
+                                           const int64_t *labels, struct synth_fetch *fetch)
+{
+    size_t bytes = synth_output_bytes(synth);
+    memcpy(fetch->pixels, images + fetch->j * bytes, bytes);
+    fetch->label = labels[fetch->j];
+    return STATUS_OK;
+}
 
 /* Checks that a batch of finished images fits in host memory. */
 static inline enum status synth_check_batch_memory(const struct synth *synth)
