@@ -57,8 +57,8 @@ static const uint64_t numbers[] = {
 /* Any sample numbers, also repeated, in any batches, with any number of threads. */
 Test(live, generators_make_any_sample)
 {
-    static const char *const by_naive[] = {"variant", "naive", "encode",  "npy", "classes", "7",
-                                           "res",     "24",    "--batch", "1",   NULL};
+    static const char *const by_naive[] = {"variant", "naive", "encode", "npy", "classes", "7",
+                                           "res",     "24",    "batch",  "1",   NULL};
     static const char *const words[] = {"encode", "npy", "classes", "7", "res", "24", NULL};
     const struct resources one = {.threads = 1};
     struct source_reader naive, reader;

@@ -396,7 +396,7 @@ enum status options_set(struct options *options, const char *name, const char *t
         return status_set(STATUS_FAILED, "there is no option --%s", name);
     options->given[index] = GIVEN_HERE;
     const struct option_spec *spec = spec_at(options, index, &values);
-    return set_value(spec, values, text);
+    return option_set(spec, values, text);
 }
 
 void options_free(struct options *options)
