@@ -36,7 +36,7 @@ static enum status open_queue(struct delivery *delivery, struct output_queue *qu
 {
     const struct dataset *dataset = delivery->load->dataset;
     queue->delivery = delivery;
-    queue->plain.dataset = const_cast<struct dataset *>(dataset);
+    queue->plain.dataset = dataset;
     queue->plain.fd = -1;
     TRY(order_open(&delivery->verifier.plan, &queue->order));
     queue->held = static_cast<uint32_t *>(malloc(delivery->slots * sizeof *queue->held));

@@ -9,6 +9,7 @@
 
 #include "core/file.h"
 #include "data/dataset_open.h"
+#include "data/plain.h"
 #include "data/source.h"
 
 struct parameters {
@@ -23,29 +24,16 @@ static void dataset_source_close(void *state)
 
 /* ---- Samples ---- */
 
-/* Reads one member. Keeps the file open, because the next member of a shard is in the same file. */
-static enum status read_member(const struct dataset *dataset, const struct dataset_member *member,
-                               FILE **file, uint32_t *number, void **bytes, size_t *size)
+/* Adds a member with its bytes. */
+static enum status add_member(struct plain *plain, const struct dataset_member *member,
+                              struct source_sample *sample)
 {
-    const char *name = dataset->files[member->file].name;
-    if (!*file || *number != member->file) {
-        int descriptor = dataset_file_open(dataset, member->file, 0);
-        if (*file)
-            fclose(*file);
-        *file = descriptor < 0 ? NULL : fdopen(descriptor, "r");
-        *number = member->file;
-        if (!*file)
-            return descriptor < 0 ? STATUS_FAILED : status_set(STATUS_FAILED, "out of memory");
-    }
-    *size = member->size;
-    *bytes = malloc(*size + 1);
-    if (!*bytes)
-        return status_set(STATUS_FAILED, "%s/%s: out of memory for %zu bytes", dataset->path, name, *size);
-    if (fseeko(*file, (off_t)member->offset, SEEK_SET) == 0 && fread(*bytes, 1, *size, *file) == *size)
-        return STATUS_OK;
-    free(*bytes);
-    return status_set(STATUS_FAILED, "%s/%s: offset %llu: the file ends inside a member", dataset->path, name,
-                      (unsigned long long)member->offset);
+    void *bytes = malloc(member->size + 1);
+    if (!bytes)
+        return status_set(STATUS_FAILED, "%s/%s: out of memory for %llu bytes", plain->dataset->path,
+                          plain->dataset->files[member->file].name, (unsigned long long)member->size);
+    source_add(sample, member->extension, bytes, member->size);
+    return plain_bytes(plain, member, member->size, bytes);
 }
 
 /* Sorts members by extension. */
@@ -64,9 +52,8 @@ static void sort_members(struct source_sample *sample)
 static enum status dataset_source_make(void *state, uint64_t first, uint64_t count,
                                        struct source_sample *samples)
 {
-    const struct dataset *dataset = state;
-    FILE *file = NULL;
-    uint32_t number = 0;
+    struct dataset *dataset = state;
+    struct plain plain = {.dataset = dataset, .fd = -1};
     enum status status = STATUS_OK;
     for (uint64_t i = 0; status == STATUS_OK && i < count; i++) {
         const struct dataset_sample *sample = &dataset->samples[first + i];
@@ -74,18 +61,11 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
         if (sample->members > SOURCE_MEMBERS_MAX)
             status = status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d", dataset->path,
                                 sample->key, sample->members, SOURCE_MEMBERS_MAX);
-        for (uint32_t m = 0; status == STATUS_OK && m < sample->members; m++) {
-            const struct dataset_member *member = &dataset->members[sample->member + m];
-            void *bytes = NULL;
-            size_t size = 0;
-            status = read_member(dataset, member, &file, &number, &bytes, &size);
-            if (status == STATUS_OK)
-                source_add(&samples[i], member->extension, bytes, size);
-        }
+        for (uint32_t m = 0; status == STATUS_OK && m < sample->members; m++)
+            status = add_member(&plain, &dataset->members[sample->member + m], &samples[i]);
         sort_members(&samples[i]);
     }
-    if (file)
-        fclose(file);
+    plain_close(&plain);
     return status;
 }
 

@@ -49,7 +49,7 @@ static enum status plain_open_file(struct plain *plain, const struct dataset_mem
 /* Opens the file of a member that is read for the first time and fills in unknown sizes. */
 static enum status plain_open_new(struct plain *plain, struct dataset_member *member)
 {
-    struct dataset *dataset = plain->dataset;
+    const struct dataset *dataset = plain->dataset;
     uint64_t file_bytes = dataset->files[member->file].bytes;
     bool opens = plain->fd < 0 || plain->file != member->file;
     TRY(plain_open_file(plain, member, &file_bytes));
@@ -185,7 +185,7 @@ static enum status plain_edges(struct plain *plain, struct dataset_member *membe
 
 static enum status plain_whole(struct plain *plain, struct dataset_member *member)
 {
-    struct dataset *dataset = plain->dataset;
+    const struct dataset *dataset = plain->dataset;
     TRY(plain_room(plain, member->offset, member->size));
     TRY(plain_read(plain, plain->buffer, member->size, member->offset));
     uint64_t whole = checksum_whole(plain->buffer, member->size);
@@ -211,7 +211,7 @@ static enum status check_extensions(const struct dataset *dataset, const struct 
 
 enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole)
 {
-    struct dataset *dataset = plain->dataset;
+    const struct dataset *dataset = plain->dataset;
     uint64_t edges[DATASET_MEMBERS_MAX], wholes[DATASET_MEMBERS_MAX];
     sample->bytes = 0;
     if (sample->members > DATASET_MEMBERS_MAX)

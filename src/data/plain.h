@@ -13,7 +13,7 @@
 /* Keeps the last file open, because the next sample of a shard is in the same file. Initialise with the
  * dataset and fd = -1. */
 struct plain {
-    struct dataset *dataset;
+    const struct dataset *dataset;
     int fd;
     uint32_t file;
     uint8_t *buffer; /* owned */

@@ -152,9 +152,8 @@ static enum status look_at_sample(struct inspection *inspection, uint32_t number
 
 enum status arrays_open(const struct dataset *dataset, bool packed, struct arrays *arrays)
 {
-    struct inspection inspection = {.dataset = dataset,
-                                    .plain = {.dataset = (struct dataset *)(uintptr_t)dataset, .fd = -1},
-                                    .arrays = arrays};
+    struct inspection inspection = {
+        .dataset = dataset, .plain = {.dataset = dataset, .fd = -1}, .arrays = arrays};
     *arrays = (struct arrays){0};
     arrays->samples = calloc(dataset->sample_count, sizeof *arrays->samples);
     arrays->extents = calloc(dataset->sample_count, sizeof *arrays->extents);

@@ -91,7 +91,7 @@ static enum status read_picture(struct plain *plain, const struct dataset_member
 
 enum status pictures_find(const struct dataset *dataset, struct pictures *pictures)
 {
-    struct plain plain = {.dataset = (struct dataset *)(uintptr_t)dataset, .fd = -1};
+    struct plain plain = {.dataset = dataset, .fd = -1};
     enum status status = STATUS_OK;
     *pictures = (struct pictures){0};
     for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
