@@ -273,7 +273,7 @@ Test(cli, refuses_values_out_of_range)
         {"--noise inf", "--noise: 'inf' is not a number"},
         {"--noise -1", "--noise: '-1' is out of range"},
         {"--line-width 1e400", "--line-width: '1e400' is out of range"},
-        {"--oval-x 1,2", "--oval-x: '1,2' is not a number"},
+        {"--oval-x 1,two", "--oval-x: 'two' is not a number"},
         {"--freq1 -3", "--freq1: '-3' is out of range"},
         {"--threads -1", "--threads: '-1' is out of range"},
         {"--threads 1000000", "--threads: '1000000' is out of range"},

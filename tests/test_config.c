@@ -25,6 +25,24 @@ Test(config, a_file_gives_options_and_the_command_line_overrides_them)
               "assert (row[\"res\"], row[\"vertices\"], row[\"wrong\"]) == (\"40\", \"50\", \"0\"), row'");
 }
 
+Test(config, a_file_has_lists_and_ranges)
+{
+    config("variant = naive\nbatch = 2, 3\n");
+    EXPECT(0, "$P --config c.ini --dry-run");
+    cr_expect_str_eq(out, "--batch 2\n--batch 3\n");
+    config("variant = naive\nbatch = 2,x\n");
+    EXPECT(2, "$P --config c.ini --dry-run");
+    cr_expect(says("--config c.ini: line 2: --batch: 'x' is not a whole number"), "%s", out);
+    config("variant = naive\nres = 16,32\nbatch = 1:4:2x\nvertices = 20\norbits = 4\nradius = 3\n");
+    EXPECT(0, "$P --config c.ini --dry-run");
+    cr_expect(says("--res 16 --batch 1\n--res 16 --batch 2\n--res 16 --batch 4\n--res 32 --batch 1\n"), "%s",
+              out);
+    EXPECT(0, "$P --config c.ini --dry-run --res 64");
+    cr_expect_str_eq(out, "--batch 1\n--batch 2\n--batch 4\n", "a value replaces a list");
+    EXPECT(0, "$P --config c.ini --dry-run --res 8,9 --batch 3,5");
+    cr_expect_str_eq(out, "--res 8 --batch 3\n--res 8 --batch 5\n--res 9 --batch 3\n--res 9 --batch 5\n");
+}
+
 Test(config, prepare_takes_a_file_as_well)
 {
     config("from = counter\nsamples = 6\nsample-shape = 3\n");

@@ -407,3 +407,34 @@ Test(mpi, a_rank_that_is_killed_ends_all_and_the_rows_stay_whole)
     cr_expect_str_eq(rows, before);
     cr_expect(system("ls | grep -q tmp") != 0, "temporary files are left");
 }
+
+/* ---- Lists and ranges ---- */
+
+Test(mpi, ranks_run_the_same_combinations)
+{
+    run_well(2, "--variant naive --res 16,32 --batch 1:4:2x --vertices 20 --orbits 4 --radius 3 --warmups 0 "
+                "--warmup-time 0 --min-samples 2 --min-time 0 --max-time 0 --verify --format csv");
+    for (size_t i = 0; i < 6; i++)
+        for (size_t j = 0; j < 3; j++) {
+            size_t row = 3 * i + j + 1;
+            cr_expect_eq(number(out, row, "res"), i < 3 ? 16 : 32, "row %zu", row);
+            cr_expect_eq(number(out, row, "batch"), (1 << i % 3) * (j == 2 ? 2 : 1),
+                         "row %zu: rank=all adds up", row);
+            cr_expect_str_eq(value(out, row, "rank"), j == 0 ? "0" : j == 1 ? "1" : "all");
+            cr_expect_str_eq(value(out, row, "wrong"), "0");
+        }
+    cr_expect_eq(count_of(out, "\n"), 1 + 6 * 3);
+}
+
+Test(mpi, ranks_with_other_combinations_are_refused)
+{
+    static const char line[] = "$PROGRAM --variant naive --batch 2 --res";
+    static const char *const others[] = {"16,32", "16,64", "16", "16,32,64"};
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        shell("timeout 50 mpirun --bind-to none -n 1 %s 16,32 --dry-run : -n 1 %s %s --dry-run", line, line,
+              others[i]);
+        cr_expect_eq(status, i == 0 ? 0 : 2, "%s: exit %d: %s", others[i], status, err);
+        cr_expect_eq(strstr(err, "rank 1: its options are not those of rank 0") != NULL, i > 0, "%s", err);
+        cr_expect_str_eq(out, i == 0 ? "--res 16\n--res 32\n" : "");
+    }
+}

@@ -38,13 +38,16 @@ static enum status failing_run(void *state, uint64_t number, struct run_time *ti
     return naive()->run(state, number, time);
 }
 
+static const char *batch = "3"; /* the value of --batch */
+
 /* Runs `variant` as "fake" and then naive, both verified, on a tiny batch with this output type; rows go to
  * `out`. `names` is the value of --variant, `baseline` that of --baseline (NULL: not given). The baseline
  * runs first. */
 static enum status run_with(const struct variant *variant, const char *names, const char *baseline,
                             const char *type, const char *out)
 {
-    char file[64], dtype[8];
+    char file[64], dtype[8], images[16];
+    snprintf(images, sizeof images, "%s", batch);
     snprintf(file, sizeof file, "%s", out);
     snprintf(dtype, sizeof dtype, "%s", type);
     char *argv[] = {"fdsl-bench",
@@ -52,7 +55,7 @@ static enum status run_with(const struct variant *variant, const char *names, co
                     "naive",
                     "--verify",
                     "--batch",
-                    "3",
+                    images,
                     "--res",
                     "32",
                     "--vertices",
@@ -102,6 +105,14 @@ static char *read_file(const char *path)
     return text;
 }
 
+static int count_lines(const char *text)
+{
+    int count = 0;
+    for (; (text = strchr(text, '\n')); text++)
+        count++;
+    return count;
+}
+
 Test(runner, wrong_results_are_counted_and_not_timed)
 {
     char out[] = "/tmp/fdsl-runner-XXXXXX";
@@ -115,6 +126,47 @@ Test(runner, wrong_results_are_counted_and_not_timed)
     char *rows = read_file(out);
     cr_expect(!strstr(rows, ",fake,"), "the time of a wrong variant was recorded");
     cr_expect(strstr(rows, ",naive,"), "the variants after a wrong one still run");
+    free(rows);
+    unlink(out);
+}
+
+/* The spoiled image is the second one, so a batch of one is right. */
+Test(runner, a_wrong_combination_leaves_the_others)
+{
+    char out[] = "/tmp/fdsl-runner-XXXXXX";
+    close(mkstemp(out));
+    struct variant wrong = *naive();
+    wrong.fetch = spoiled_fetch;
+    cr_redirect_stdout();
+    cr_redirect_stderr();
+    batch = "3,1";
+    cr_expect_eq(run_with(&wrong, "fake,naive", NULL, "u8", out), STATUS_WRONG);
+    cr_expect_str_eq(status_text(), "1 of 2 combinations failed");
+    fflush(stderr);
+    char text[4096] = "";
+    FILE *messages = cr_get_redirected_stderr();
+    text[fread(text, 1, sizeof text - 1, messages)] = '\0';
+    cr_expect(strstr(text, "fdsl-bench: --batch 3: fake: 1 of 3 images are wrong; its time"), "%s", text);
+    cr_expect(strstr(text, "fdsl-bench: --batch 3: 1 of 2 variants gave wrong results\n"), "%s", text);
+    char *rows = read_file(out);
+    cr_expect(strstr(rows, ",fake,") && count_lines(rows) == 4, "%s", rows);
+    free(rows);
+    unlink(out);
+}
+
+Test(runner, a_failure_ends_all_combinations)
+{
+    char out[] = "/tmp/fdsl-runner-XXXXXX";
+    close(mkstemp(out));
+    struct variant failing = *naive();
+    failing.run = failing_run;
+    cr_redirect_stdout();
+    cr_redirect_stderr();
+    batch = "3,1";
+    cr_expect_eq(run_with(&failing, "fake,naive", "fake", "u8", out), STATUS_FAILED);
+    cr_expect_str_eq(status_text(), "--batch 3: combination 1 of 2: the device caught fire");
+    char *rows = read_file(out);
+    cr_expect_str_empty(rows, "rows were written: %s", rows);
     free(rows);
     unlink(out);
 }
@@ -166,6 +218,21 @@ Test(runner, a_variant_that_cannot_make_the_output)
     cr_expect_stderr_neq_str("", "a note says what was skipped");
     rows = read_file(out);
     cr_expect(!strstr(rows, ",fake,") && strstr(rows, ",naive,"), "%s", rows);
+    free(rows);
+    unlink(out);
+}
+
+/* A variant that one combination drops from "all" runs in the next one. */
+Test(runner, each_combination_has_all_variants)
+{
+    char out[] = "/tmp/fdsl-runner-XXXXXX";
+    close(mkstemp(out));
+    struct variant plain = canvas_only();
+    cr_redirect_stdout();
+    cr_redirect_stderr();
+    cr_expect_eq(run_with(&plain, "all", NULL, "f16,u8", out), STATUS_OK, "%s", status_text());
+    char *rows = read_file(out);
+    cr_expect(strstr(rows, ",fake,") && count_lines(rows) == 4, "%s", rows);
     free(rows);
     unlink(out);
 }

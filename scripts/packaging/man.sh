@@ -31,17 +31,18 @@ The options of each workload come after those that all workloads share.
 HEAD
 "$program" --help | awk '/^examples:/ { on = 1; print ".nf"; next } on && /^$/ { print ".fi"; exit } on { gsub(/-/, "\\-"); print }'
 {
-    "$program" --help --verbose | sed '/^exit status/,$d'
+    "$program" --help --verbose | sed '/^lists and ranges/,$d'
     echo 'options of --prepare:'
     "$program" --prepare --help | sed -n '/^options:/d; /^options of\|^  -\|^    /p'
     echo 'options of compare:'
     "$program" compare --help | sed -n '/^options:/,/^$/{/^options:/d; p}'
-    "$program" --help | sed -n '/^exit status/,$p'
+    "$program" --help | sed -n '/^lists and ranges/,$p'
 } | awk '
     function escape(text) { gsub(/\\/, "\\e", text); gsub(/-/, "\\-", text); sub(/^\./, "\\\\\\&.", text); return text }
     /^options/      { sub(/:$/, ""); print ".SH " toupper($0); next }
+    /^lists and/    { print ".SH LISTS AND RANGES"; sub(/^lists and ranges: /, ""); print escape($0); last = 1; next }
     /^exit status:/ { print ".SH EXIT STATUS"; sub(/^exit status: /, ""); print escape($0); last = 1; next }
-    last            { sub(/^ +/, ""); print escape($0); next }
+    last            { if (sub(/^ +/, "")) print escape($0); next }
     /^  -/          { option = $0; sub(/^  /, "", option)
                       at = match(option, /  +/); text = ""
                       if (at) { text = substr(option, at + RLENGTH); option = substr(option, 1, at - 1) }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Verifies and times every available variant at small sizes. Prints one table per image size, two for loading,
+# Verifies and times every available variant at small sizes. Prints one table for generating, two for loading,
 # one for training and one for inference. Appends rows to results/synth.csv, load.csv, train.csv and
 # infer.csv, and writes a description of the machine to results/env.json (or .csv). Called by make bench.
 #
@@ -34,9 +34,7 @@ if ! $bench --env --format json >"$machine.tmp" 2>/dev/null; then # a build with
 fi
 mv "$machine.tmp" "$machine"
 $bench --list
-for size in $sizes; do
-    every --batch "$batch" --res "$size" --max-time 5 --out results/synth.csv
-done
+every --batch "$batch" --res "${sizes// /,}" --max-time 5 --out results/synth.csv
 
 # The same samples as files and as shards, from the page cache: 33 MB.
 rm -rf "$samples" && mkdir "$samples"

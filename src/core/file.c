@@ -177,6 +177,18 @@ static void unlock_writers(const sigset_t *mask)
 static atomic_bool holding;
 static atomic_int held_signal; /* 0: none has come */
 
+/* What a signal prints. The handler may run while the next text is written, so there are two buffers. */
+static char farewells[2][160];
+static _Atomic(const char *) farewell = "";
+
+void file_say_on_signal(const char *text)
+{
+    static int next;
+    snprintf(farewells[next], sizeof farewells[next], "%s", text);
+    atomic_store(&farewell, farewells[next]);
+    next = !next;
+}
+
 /* The signal handler. Never releases the lock, so that no thread creates or renames a file before the signal,
  * which is blocked until this returns, ends the program. */
 static void remove_and_die(int signal_number)
@@ -189,6 +201,8 @@ static void remove_and_die(int signal_number)
         sched_yield();
     for (const struct file_writer *writer = open_writers; writer; writer = writer->next)
         unlink(writer->name);
+    const char *text = atomic_load(&farewell);
+    (void)!write(STDERR_FILENO, text, strlen(text));
     signal(signal_number, SIG_DFL);
     raise(signal_number);
 }

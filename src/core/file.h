@@ -68,6 +68,9 @@ enum status file_write_atomic(const char *path, const void *bytes, size_t count)
  * program. Signals that are ignored stay ignored. */
 void file_remove_on_signals(void);
 
+/* Sets a line that such a signal prints to stderr ("" for none). The text is copied. */
+void file_say_on_signal(const char *text);
+
 /* file_hold_signals() defers SIGHUP, SIGINT and SIGTERM until file_release_signals(), which raises the
  * deferred signal. The program calls them around the writing of results that exist only in memory.
  * file_signal_held() returns whether a signal is deferred; loops that wait must then give up. */

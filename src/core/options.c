@@ -6,6 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "core/axes.h"
 #include "core/config.h"
 #include "core/fnv.h"
 #include "core/words.h"
@@ -256,6 +257,16 @@ static enum status explain_twice(const struct found *found, unsigned char before
     return status_set(STATUS_USAGE, "--%s and --%s are the same option; give only --%s", first, second, now);
 }
 
+/* Stores the value that getopt_long() found. A list or a range becomes an axis. */
+static enum status take_value(struct options *options, const struct found *found)
+{
+    if (options->axes)
+        axes_remove(options->axes, found->spec); /* the command line overrides a file */
+    if (options->axes && axes_accept(found->spec, optarg))
+        return axes_add(options->axes, found->spec, found->values, optarg);
+    return option_set(found->spec, found->values, optarg);
+}
+
 /* Stores the value of an option, which is optarg. `previous` is the argument before the next option. */
 static enum status take_option(struct options *options, struct found *found, const char *previous)
 {
@@ -271,7 +282,7 @@ static enum status take_option(struct options *options, struct found *found, con
         return explain_missing(found->spec, found->former ? found->former->was : NULL);
     if (found->former)
         TRY(check_former(options, found, optarg));
-    TRY(option_set(found->spec, found->values, optarg));
+    TRY(take_value(options, found));
     size_t name = found->former ? (size_t)(found->former - formers) + 1 : 0;
     *given = (unsigned char)(where + GIVEN_FORMER * name);
     return STATUS_OK;
@@ -382,6 +393,10 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
     }
     if (status == STATUS_OK)
         status = parse_arguments(options, list, letters, argc, argv);
+    if (status == STATUS_OK && options->axes)
+        status = axes_check(options->axes);
+    if (status == STATUS_OK && options->axes)
+        status = axes_select(options->axes, 0);
     if (status == STATUS_OK)
         warn_of_formers(options);
     free(list);
@@ -422,6 +437,12 @@ uint64_t options_hash(const struct options *options)
         if (spec->kind == OPTION_OUTPUT && *text)
             *text = '1';
         hash = hash_text(hash_text(hash, spec->name), text);
+    }
+    for (size_t i = 0; options->axes && i < options->axes->count; i++) {
+        const struct axis *axis = &options->axes->at[i];
+        hash = hash_text(hash, axis->spec->name);
+        for (size_t j = 0; j < axis->count; j++)
+            hash = hash_text(hash, axis->texts[j]);
     }
     return hash;
 }

@@ -9,6 +9,7 @@
 
 #include "core/status.h"
 
+struct axes;
 struct config;
 
 /* Without a default, an option that is not given is false, 0, NaN, -1 or NULL, by kind. So a count without a
@@ -22,6 +23,10 @@ enum option_kind {
     OPTION_OUTPUT  /* a text that names an output file: no two options may name the same file */
 };
 
+/* Whether an option has a CSV column. Tables write false and true, or COLUMN_APART where the runner adds the
+ * column itself. Numbers and words with a column accept lists and ranges (core/axes.h). */
+enum option_column { COLUMN_NONE = false, COLUMN = true, COLUMN_APART };
+
 struct option_spec {
     const char *name;     /* without the dashes; in CSV, '-' becomes '_' */
     const char *argument; /* the placeholder in --help; NULL for a flag */
@@ -30,7 +35,7 @@ struct option_spec {
     const char *fallback; /* the default as text, NULL for none; a flag has none */
     double minimum, maximum;
     const char *const *choices; /* NULL-terminated */
-    bool column;                /* the option is a parameter of the workload and has a CSV column */
+    enum option_column column;
     const char *help;
 };
 
@@ -52,7 +57,9 @@ struct options {
     const char **operands; /* room for operands_max of them, which point into argv; may be NULL if 0 */
     size_t operand_count;
     unsigned char
-        *given; /* per spec, tables in order: 0 if not given, else where and by which name (owned) */
+        *given;        /* per spec, tables in order: 0 if not given, else where and by which name (owned) */
+    struct axes *axes; /* receives lists and ranges, whose first values are stored; NULL: they are refused.
+                        * The caller frees it with axes_free() */
     /* Called for a name that no table has: returns STATUS_USAGE with a message that says where the option
      * belongs, or STATUS_OK if it is unknown. May be NULL. */
     enum status (*explain)(void *context, const char *name);
@@ -89,8 +96,8 @@ bool options_is_choice(const struct option_spec *spec, const char *text);
  * text that parses to the same double for a real number. */
 void options_text(const struct option_spec *spec, const void *values, char *text, size_t size);
 
-/* Returns a hash of all option values. For output files (OPTION_OUTPUT) only whether one is given counts, so
- * ranks may write to different files. */
+/* Returns a hash of all option values and axes. For output files (OPTION_OUTPUT) only whether one is given
+ * counts, so ranks may write to different files. */
 uint64_t options_hash(const struct options *options);
 
 /* Prints the options of one table for --help. */

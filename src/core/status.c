@@ -17,6 +17,8 @@ static _Thread_local char message[MESSAGE_BYTES];
 static bool launched, joined;
 static int own_rank, rank_count = 1;
 
+static char context[256]; /* "" or ends with ": " */
+
 int status_severity(enum status code)
 {
     switch (code) {
@@ -124,12 +126,17 @@ bool status_coloured(int fd)
            !(terminal && strcmp(terminal, "dumb") == 0);
 }
 
+void status_set_context(const char *text)
+{
+    snprintf(context, sizeof context, "%.240s%s", text, *text ? ": " : "");
+}
+
 static void print_line(const char *colour, const char *kind, const char *text)
 {
     bool terminal = status_shows_progress(), coloured = *colour && status_coloured(STDERR_FILENO);
     /* On a terminal, overwrite a line of progress. */
-    fprintf(stderr, "%s%sfdsl-bench: %s%s%s\n", terminal ? "\r\033[K" : "", coloured ? colour : "", kind,
-            coloured ? "\033[0m" : "", text);
+    fprintf(stderr, "%s%sfdsl-bench: %s%s%s%s\n", terminal ? "\r\033[K" : "", coloured ? colour : "", kind,
+            coloured ? "\033[0m" : "", context, text);
 }
 
 static void print_formatted(const char *colour, const char *kind, const char *format, va_list arguments)

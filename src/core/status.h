@@ -52,6 +52,10 @@ void status_joined(int rank, int ranks);
 /* Whether progress may be shown: stderr is a terminal and no launcher started this process. */
 bool status_shows_progress(void);
 
+/* Sets what all later messages on stderr begin with, after the name of the program ("" for nothing). The text
+ * is copied. Call while no other thread prints. */
+void status_set_context(const char *text);
+
 /* Prints "fdsl-bench: warning: ..." to stderr, on rank 0 only. */
 void status_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -41,7 +41,7 @@ static const struct option_spec options[] = {
     {"prefetch", "N", OPTION_COUNT, AT(prefetch), "2", 0, 1 << 20, NULL, true,
      "shards to read ahead through the kernel, for shards, shards-mmap, shards-omp and shards-gpu; ignored "
      "with --cache warm"},
-    {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, false,
+    {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, COLUMN_APART,
      "page cache before each run: all in it, nothing in it, or as it is; the run is refused if the measured "
      "state is not warm or cold as asked"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,

@@ -117,6 +117,8 @@ uint64_t env_memory_available_bytes(void)
     uint64_t headroom = UINT64_MAX;
     if (read_field("/proc/self/cgroup", "0::", group, sizeof group))
         headroom = env_cgroup_headroom_bytes("/sys/fs/cgroup", group);
+    if (memory_sharers == 0)
+        return 0;
     return (headroom < available ? headroom : available) / (uint64_t)memory_sharers;
 }
 

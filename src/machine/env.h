@@ -55,7 +55,8 @@ uint64_t env_memory_available_bytes(void);
  * `remedy` ("lower --batch"). STATUS_OK if the available memory is unknown. */
 enum status env_check_memory(uint64_t bytes, const char *what, const char *remedy);
 
-/* Sets how many processes on this machine, including this one, will allocate the same amount of memory. */
+/* Sets how many processes on this machine, including this one, will allocate the same amount of memory; 0:
+ * unknown, so the available memory is unknown (0) as well. */
 void env_share_memory(int processes);
 
 /* Returns the smallest headroom in bytes under the memory limits (cgroup v2) of `group` ("/job_7/step_0") and

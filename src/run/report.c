@@ -242,22 +242,27 @@ static void print_caption(const struct report *report, const struct result *resu
         options_text(spec, settings->parameters, text, sizeof text);
         bool shown = i < 5 || options_given(&settings->options, spec->name);
         bool applies = !workload->applies || workload->applies(settings->parameters, NULL, spec->name);
-        if (spec->column && shown && applies && *text) {
+        if (spec->column == COLUMN && shown && applies && *text && !axes_have(&settings->axes, spec->name)) {
             printf(" %s ", spec->name);
             text_print(stdout, text);
         }
     }
-    if (result->cache)
+    if (result->cache && !axes_have(&settings->axes, "cache"))
         printf(" cache %s", result->cache);
     if (comm_size() > 1)
-        printf(" on %d ranks, %s scaling: %.0f %s per run", comm_size(), settings_scaling(settings),
-               result->work.items, workload->item);
+        printf(" on %d ranks", comm_size());
+    if (comm_size() > 1 && settings->axes.count == 0) /* else the lines differ in their work */
+        printf(", %s scaling: %.0f %s per run", settings_scaling(settings), result->work.items,
+               workload->item);
     if (report->baseline)
         printf("; speed-up over %s", report->baseline);
     else
         print_missing_baseline(workload);
-    printf("\n\n%-18s %12s %8s %14s %9s %15s %8s %8s", "variant", "time/item", "+-95%", "items/s", "speed-up",
-           "roofline", "samples", "#wrong");
+    printf("\n\n%-18s", "variant");
+    for (size_t i = 0; i < settings->axes.count; i++)
+        printf(" %*s", axes_width(&settings->axes, i), settings->axes.at[i].spec->name);
+    printf(" %12s %8s %14s %9s %15s %8s %8s", "time/item", "+-95%", "items/s", "speed-up", "roofline",
+           "samples", "#wrong");
     for (size_t i = 0; workload->shown && workload->shown[i]; i++)
         printf(" %10s", workload->shown[i]);
     if (comm_size() > 1)
@@ -329,8 +334,12 @@ static void print_line(struct report *report, const struct result *result)
     if (checked)
         snprintf(wrong, sizeof wrong, "%llu", (unsigned long long)result->wrong);
     const char *colour = !report->coloured || !checked ? "" : result->wrong ? "\033[31m" : "\033[32m";
-    printf("%-18s %12s %8s %14s %9s %15s %8zu %s%8s%s", result->variant, time, error, rate, speed_up,
-           roofline, result->bench.count, colour, wrong, *colour ? "\033[0m" : "");
+    const struct axes *axes = &report->settings->axes;
+    printf("%-18s", result->variant);
+    for (size_t i = 0; i < axes->count; i++)
+        printf(" %*s", axes_width(axes, i), axes_text(axes, i, report->settings->combination));
+    printf(" %12s %8s %14s %9s %15s %8zu %s%8s%s", time, error, rate, speed_up, roofline, result->bench.count,
+           colour, wrong, *colour ? "\033[0m" : "");
     for (size_t i = 0; workload->shown && workload->shown[i]; i++)
         print_shown(workload->shown[i], result);
     if (comm_size() > 1)
@@ -375,7 +384,15 @@ static void print_monitored(const struct monitor_summary *summary, const bool sh
         printf(" %8zu\n", summary->samples);
 }
 
-enum status report_monitor(const struct monitor *monitor)
+/* Explains the mark of medians that did not settle, once, if a line has one. */
+static void explain_mark(struct report *report)
+{
+    if (report->unsettled)
+        puts("* not settled: the median is less certain than --max-error");
+    report->unsettled = false;
+}
+
+enum status report_monitor(struct report *report, const struct monitor *monitor)
 {
     const struct monitor_summary *summaries;
     size_t count = monitor_summaries(monitor, &summaries), samples = 0;
@@ -385,6 +402,7 @@ enum status report_monitor(const struct monitor *monitor)
         for (size_t i = 0; i < MONITOR_VALUES; i++)
             shown[i] |= summaries[v].of[i].count > 0;
     }
+    explain_mark(report);
     if (samples == 0)
         return STATUS_OK;
     printf("\n%-18s %8s", "while timed", "");
@@ -438,8 +456,7 @@ static enum status end_rows(struct report *report)
 
 enum status report_end(struct report *report)
 {
-    if (report->unsettled)
-        puts("* not settled: the median is less certain than --max-error");
+    explain_mark(report);
     enum status status = end_rows(report);
     free(report);
     return status == STATUS_OK ? format_flush() : status;

@@ -48,9 +48,9 @@ enum status report_add(struct report *report, const struct result *result);
  * written. */
 enum status report_end(struct report *report);
 
-/* Prints the means and maxima of the monitor's samples during each variant's timed runs. STATUS_FAILED if
- * stdout cannot be written. */
-enum status report_monitor(const struct monitor *monitor);
+/* Prints the means and maxima of the monitor's samples during each variant's timed runs, after the table.
+ * STATUS_FAILED if stdout cannot be written. */
+enum status report_monitor(struct report *report, const struct monitor *monitor);
 
 /* --list: prints the variants of --variant, else of --workload, else all, in settings->format, and why any of
  * them cannot run here. --verbose adds the summaries. */

@@ -8,6 +8,7 @@
 #include "core/phase.h"
 #include "core/timer.h"
 #include "machine/comm.h"
+#include "machine/cores.h"
 #include "machine/nvml.h"
 #include "run/consumed.h"
 #include "run/runner_parts.h"
@@ -338,8 +339,8 @@ static enum status keep_runnable(struct runner *runner)
             settings->variants[kept++] = entry;
         else if (!all)
             return refuse(settings, entry, status);
-        else if (runner_leads(runner))
-            fprintf(stderr, "fdsl-bench: skipping %s: %s\n", entry->name, status_text());
+        else if (status != STATUS_UNAVAILABLE || settings->combination == 0)
+            status_say("skipping %s: %s", entry->name, status_text());
     }
     settings->variant_count = kept;
     return kept ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "no variant can run here; see --list");
@@ -410,18 +411,11 @@ static enum status run_variants(struct runner *runner)
 static enum status run_all(struct runner *runner)
 {
     const struct variant_entry *baseline = runner->baseline.entry;
-    enum status status =
-        runner_leads(runner)
-            ? report_begin(runner->settings, baseline ? baseline->name : NULL, &runner->report)
-            : STATUS_OK;
+    enum status status = STATUS_OK;
+    if (runner_leads(runner) && !runner->report)
+        status = report_begin(runner->settings, baseline ? baseline->name : NULL, &runner->report);
     TRY(comm_agree(status));
-    status = run_variants(runner);
-    if (!runner_leads(runner))
-        return status;
-    char failure[1024];
-    snprintf(failure, sizeof failure, "%s", status_text());
-    enum status ended = report_end(runner->report);
-    return status == STATUS_OK ? ended : status_set(status, "%s", failure);
+    return run_variants(runner);
 }
 
 /* Runs all variants, with a consumer if --compute is given. */
@@ -464,7 +458,7 @@ static enum status run_watched(struct runner *runner)
     snprintf(failure, sizeof failure, "%s", status_text());
     enum status written = monitor_stop(runner->monitor), shown = STATUS_OK;
     if (settings->format == FORMAT_TABLE && comm_rank() == 0)
-        shown = report_monitor(runner->monitor);
+        shown = report_monitor(runner->report, runner->monitor);
     monitor_free(runner->monitor);
     if (status != STATUS_OK)
         return status_set(status, "%s", failure);
@@ -486,13 +480,12 @@ static enum status prepare(struct runner *runner)
 static enum status begin(struct runner *runner)
 {
     struct settings *settings = runner->settings;
-    double cores;
-    /* Before the options are compared, because --best-gpu may choose a different device on each rank. */
-    TRY(comm_agree(runner_check_no_device(settings, runner->partition.ranks)));
-    TRY(runner_check_alike(settings));
+    bool first = settings->combination == 0; /* divides the cores, and warns about them */
+    double cores = CORES_KEPT;
     TRY(comm_agree(runner_take_scaling(runner)));
-    env_share_memory(comm_local_size());
-    TRY(runner_take_cores(settings, &cores));
+    env_share_memory(settings->ranks ? 0 : comm_local_size()); /* --ranks: they may run on other machines */
+    if (first)
+        TRY(runner_take_cores(settings, &cores));
     runner_take_device(settings);
     TRY(comm_agree(settings->workload->open(&settings->options, settings->parameters, &runner->partition,
                                             &runner->input)));
@@ -500,17 +493,19 @@ static enum status begin(struct runner *runner)
     TRY(comm_agree(prepare(runner)));
     /* All rows of a run, including the monitor's, have the same time, which identifies the run. */
     TRY(comm_spread(runner->env.time_utc, sizeof runner->env.time_utc));
-    runner_warn_about_cores(settings, cores);
-    if (runner->partition.ranks == 1 && runner->partition.strong &&
+    if (first)
+        runner_warn_about_cores(settings, cores);
+    if (first && runner->partition.ranks == 1 && runner->partition.strong &&
         options_given(&settings->options, "scaling"))
         status_warn("--scaling strong has no effect with one rank; start more with: mpirun --bind-to none "
                     "-n N");
     return runner_count_sharers(runner);
 }
 
-enum status runner_run(struct settings *settings)
+enum status runner_combination(struct settings *settings, struct report **report)
 {
     struct runner runner = {.settings = settings,
+                            .report = *report,
                             .partition = {.rank = (uint64_t)comm_rank(),
                                           .ranks = settings->ranks ? settings->ranks : (uint64_t)comm_size()},
                             .progress = status_shows_progress()};
@@ -520,5 +515,6 @@ enum status runner_run(struct settings *settings)
     runner_free_baseline(&runner);
     if (runner.input)
         settings->workload->close(runner.input);
+    *report = runner.report;
     return comm_agree(status);
 }

@@ -1,8 +1,8 @@
-/* Declarations shared by the files of the runner: runner.c (the sequence of steps per variant),
- * runner_verify.c (verification), runner_rows.c (CSV rows), runner_publish.c (output), runner_baseline.c
- * (speed-ups), runner_progress.c and runner_warn.c (messages), and runner_ranks.c (cores and devices of the
- * ranks). No other file includes this header. Functions marked "Agrees" are collective and end in
- * comm_agree(). */
+/* Declarations shared by the files of the runner: runner.c (the sequence of steps per variant), runner_axes.c
+ * (all combinations of lists and ranges), runner_verify.c (verification), runner_rows.c (CSV rows),
+ * runner_publish.c (output), runner_baseline.c (speed-ups), runner_progress.c and runner_warn.c (messages),
+ * and runner_ranks.c (cores and devices of the ranks). No other file includes this header. Functions marked
+ * "Agrees" are collective and end in comm_agree(). */
 #ifndef FDSL_RUN_RUNNER_PARTS_H
 #define FDSL_RUN_RUNNER_PARTS_H
 
@@ -37,7 +37,7 @@ struct runner {
     struct device_info device; /* its name is "" without a device */
     char driver[64];
     void *input;
-    struct report *report;      /* NULL except on rank 0 */
+    struct report *report;      /* of all combinations; NULL except on rank 0 */
     struct monitor *monitor;    /* NULL without --monitor */
     struct partition partition; /* of this rank */
     struct consumer *consumer;  /* NULL without --compute */
@@ -54,6 +54,12 @@ struct runner {
     double alone_s; /* the median time of rank 0 alone; 0 if unknown */
     bool progress;  /* progress is shown */
 };
+
+/* ---- runner.c ---- */
+
+/* Runs all variants with the current values of the options. Rank 0 adds the results to `*report`, which it
+ * begins if it is NULL; the caller ends it, also after a failure. Agrees. */
+enum status runner_combination(struct settings *settings, struct report **report);
 
 /* Whether this is rank 0, which prints and writes for all ranks. */
 static inline bool runner_leads(const struct runner *runner)

@@ -74,7 +74,7 @@ static void parameter_fields(const struct runner *runner, struct row *row)
     for (size_t i = 0; i < workload->option_count; i++) {
         const struct option_spec *spec = &workload->options[i];
         char column[64], text[4096] = "";
-        if (!spec->column)
+        if (spec->column != COLUMN)
             continue;
         column_of(spec->name, column, sizeof column);
         if (!workload->applies || workload->applies(parameters, runner->entry->variant, spec->name))

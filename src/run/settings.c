@@ -44,7 +44,8 @@ static const struct option_spec specs[] = {
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
      "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
-     "check everything that can be checked before a run, then stop"},
+     "check everything that can be checked before a run, then stop; lists the combinations of several "
+     "values"},
     {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
      "with --dry-run, check for N ranks; mpirun -n N starts them"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
@@ -58,13 +59,13 @@ static const struct option_spec specs[] = {
      "sample the GPU and this process every MS milliseconds (" MONITOR_PERIODS ") and append the samples to "
      "this CSV file"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
-    {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, false,
+    {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, COLUMN_APART,
      "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
      "CUDA device; under mpirun, rank i of a machine uses device i"},
     {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
      "use the CUDA device with the most free memory"},
-    {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, false,
+    {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, COLUMN_APART,
      "under mpirun: every rank has a batch of its own (weak), or all ranks share one (strong)"},
     {"bind", "HOW", OPTION_CHOICE, AT(binding), "auto", 0, 0, bindings, false,
      "under mpirun: divide a machine's cores among its ranks (auto), or leave the binding as it is (none)"},
@@ -94,6 +95,11 @@ static const struct option_spec specs[] = {
      "print this help; with --workload NAME, the options of that workload"},
 };
 
+static const char list_help[] =
+    "\nlists and ranges: numbers and words that have a CSV column take several values, and each\n"
+    "             combination is measured: --res 224,512; --batch 1:256:2x is 1, 2, 4, ... 256;\n"
+    "             --orbits 50:200:50 is 50, 100, 150, 200; the last option changes fastest\n";
+
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"
     "             or a slower row in compare; 4 not supported by this build or machine\n";
@@ -110,6 +116,7 @@ static void help_with(const struct workload *workload, FILE *stream)
             fprintf(stream, " %s", variant_table[i].name);
     fprintf(stream, "\n\noptions of the workload %s:\n", workload->name);
     options_help(stream, workload->options, workload->option_count);
+    fputs(list_help, stream);
     fputs("\nfdsl-bench --help lists the options that all workloads share.\n", stream);
     fputs(exit_statuses, stream);
 }
@@ -127,6 +134,7 @@ static void help_common(FILE *stream, bool all)
           "examples:\n"
           "  fdsl-bench --variant all --verify             # every variant that runs here, verified\n"
           "  fdsl-bench --variant naive,omp --res 224 --out results/synth.csv\n"
+          "  fdsl-bench --variant naive,omp --res 224,512 --batch 1:64:2x   # 14 combinations\n"
           "  fdsl-bench --variant omp --classes 64 --batch 64 --sheet classes.png\n"
           "  mpirun --bind-to none -n 4 fdsl-bench --variant fused --out results/synth.csv\n"
           "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
@@ -148,6 +156,7 @@ static void help_common(FILE *stream, bool all)
         fprintf(stream, "\noptions of the workload %s:\n", workload_table[i]->name);
         options_help(stream, workload_table[i]->options, workload_table[i]->option_count);
     }
+    fputs(list_help, stream);
     fputs(exit_statuses, stream);
 }
 
@@ -350,6 +359,25 @@ static enum status check_single(const struct settings *settings)
     return STATUS_OK;
 }
 
+/* Refuses, with several combinations, output files other than CSV rows: each combination would replace the
+ * file of the one before. */
+static enum status check_combined_outputs(const struct settings *settings)
+{
+    static const char remedy[] =
+        "--%s is for one combination, but the lists and ranges have %zu; give it single "
+        "values";
+    size_t combinations = axes_combinations(&settings->axes);
+    const char *const *single = settings->workload->single;
+    const char *name;
+    for (size_t i = 0; combinations > 1 && output_at(&settings->options, i, &name); i++)
+        if (strcmp(name, "out") != 0 && strcmp(name, "samples-out") != 0)
+            return status_set(STATUS_USAGE, remedy, name, combinations);
+    for (; combinations > 1 && single && *single; single++)
+        if (options_given(&settings->options, *single))
+            return status_set(STATUS_USAGE, remedy, *single, combinations);
+    return STATUS_OK;
+}
+
 /* Refuses --ranks without --dry-run: only a launcher can start ranks. */
 static enum status check_ranks(const struct settings *settings)
 {
@@ -379,6 +407,7 @@ static enum status derive(struct settings *settings)
     TRY(check_outputs_differ(&settings->options));
     TRY(check_repeats(settings));
     TRY(check_single(settings));
+    TRY(check_combined_outputs(settings));
     TRY(check_loops(settings));
     TRY(check_ranks(settings));
     TRY(check_no_slip(&settings->options));
@@ -441,6 +470,7 @@ enum status settings_read(struct settings *settings, const struct config *config
         .tables = {{specs, COUNT_OF(specs), settings},
                    {settings->workload->options, settings->workload->option_count, settings->parameters}},
         .table_count = 2,
+        .axes = &settings->axes,
         .config = config,
         .explain = explain_elsewhere};
     if (found != STATUS_OK)
@@ -452,8 +482,38 @@ enum status settings_read(struct settings *settings, const struct config *config
     return settings_informational(settings) || settings->prepare ? STATUS_OK : derive(settings);
 }
 
+/* Returns a copy of `bytes` bytes, which the caller frees, or NULL. */
+static void *copy_of(const void *original, size_t bytes)
+{
+    void *copy = malloc(bytes + 1);
+    return copy ? memcpy(copy, original, bytes) : NULL;
+}
+
+enum status settings_combine(struct settings *settings, size_t combination)
+{
+    struct settings_given *given = &settings->given;
+    size_t bytes = settings->workload->parameters_bytes, entry_bytes = sizeof(struct variant_entry *);
+    if (!given->parameters) {
+        given->variant_count = settings->variant_count;
+        given->parameters = copy_of(settings->parameters, bytes);
+        given->variants = copy_of(settings->variants, given->variant_count * entry_bytes);
+        if (!given->parameters || !given->variants)
+            return status_set(STATUS_FAILED, "out of memory for the options");
+    }
+    memcpy(settings->parameters, given->parameters, bytes);
+    memcpy(settings->variants, given->variants, given->variant_count * entry_bytes);
+    settings->variant_count = given->variant_count;
+    settings->combination = combination;
+    TRY(axes_select(&settings->axes, combination));
+    settings_take_threads(settings);
+    return STATUS_OK;
+}
+
 void settings_free(struct settings *settings)
 {
+    axes_free(&settings->axes);
+    free(settings->given.parameters);
+    free(settings->given.variants);
     options_free(&settings->options);
     free(settings->variants);
     free(settings->parameters);

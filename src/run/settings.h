@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "core/axes.h"
 #include "core/config.h"
 #include "core/options.h"
 #include "core/variant.h"
@@ -34,6 +35,13 @@ struct settings {
     size_t variant_count;
     struct options options; /* the common options and those of the workload */
     void *parameters;       /* owned; the workload's parameter struct */
+    struct axes axes;
+    size_t combination; /* the number of the current combination of the axes */
+    struct settings_given {
+        void *parameters;
+        const struct variant_entry **variants;
+        size_t variant_count;
+    } given; /* owned; copies from before the first combination, because a run changes the originals */
     struct resources resources;
     int allowed_threads; /* hardware threads that this process may use */
     struct bench_limits limits;
@@ -47,6 +55,10 @@ struct settings {
  * after a failure. STATUS_USAGE or STATUS_UNAVAILABLE with the reason. */
 enum status settings_read(struct settings *settings, const struct config *config);
 void settings_free(struct settings *settings);
+
+/* Makes this combination of the axes the current one: sets its values, and all others as they were given. A
+ * first call saves these. STATUS_FAILED if memory runs out. */
+enum status settings_combine(struct settings *settings, size_t combination);
 
 /* Sets settings->resources.threads to --threads, or to the number of hardware threads that this process may
  * currently use. */

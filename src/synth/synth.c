@@ -85,7 +85,7 @@ static const struct option_spec options[] = {
     COMPUTE_OPTION(AT(compute)),
     {"write-classes", "FILE", OPTION_OUTPUT, AT(files.write_classes), NULL, 0, 0, NULL, false,
      "write the classes of the batch as CSV, for --class"},
-    {"png", "DIR", OPTION_TEXT, AT(files.png), NULL, 0, 0, NULL, false,
+    {"png", "DIR", OPTION_OUTPUT, AT(files.png), NULL, 0, 0, NULL, false,
      "write the images of the batch as PNG files, with index.tsv, into DIR; u8, one channel"},
     {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet), NULL, 0, 0, NULL, false,
      "write a contact sheet of the batch as one PNG file, with index.tsv in its folder"},
@@ -438,7 +438,7 @@ static enum status synth_accepts(const void *input, const struct variant *varian
     const struct synth_traits *traits = variant->traits;
     char names[256];
     if (traits->outputs || output_is_canvas(&synth->output))
-        return STATUS_OK;
+        return strcmp(variant->platform, "cpu") == 0 ? synth_check_batch_memory(synth) : STATUS_OK;
     list_supporting_variants(names, sizeof names);
     return status_set(STATUS_USAGE,
                       "supports only u8 images of one channel at the full size; use %s for others", names);

@@ -1,0 +1,248 @@
+#include "core/axes.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/options_parts.h"
+
+#define ROUNDING                                                                               \
+    1e-9 /* share of a step by which rounding may carry the last value of a range past its end \
+          */
+
+bool axes_accept(const struct option_spec *spec, const char *text)
+{
+    bool kind = spec->kind == OPTION_COUNT || spec->kind == OPTION_REAL || spec->kind == OPTION_CHOICE;
+    return kind && spec->column && strpbrk(text, ",:");
+}
+
+/* ---- Values ---- */
+
+static enum status add_value(struct axis *axis, const char *text)
+{
+    const struct option_spec *spec = axis->spec;
+    char(*texts)[AXIS_TEXT_BYTES];
+    TRY(option_set(spec, axis->values, text));
+    if (axis->count == COMBINATIONS_MAX)
+        return status_set(STATUS_USAGE, "--%s has more than %d values; raise the step", spec->name,
+                          COMBINATIONS_MAX);
+    texts = reallocarray(axis->texts, axis->count + 1, sizeof *texts);
+    if (!texts)
+        return status_set(STATUS_FAILED, "out of memory for the values of --%s", spec->name);
+    axis->texts = texts;
+    char *mine = texts[axis->count];
+    options_text(spec, axis->values, mine, AXIS_TEXT_BYTES);
+    if (!*mine) /* a count of 0 without a default */
+        strcpy(mine, "0");
+    for (size_t i = 0; i < axis->count; i++)
+        if (strcmp(texts[i], mine) == 0)
+            return status_set(STATUS_USAGE, "--%s: %s occurs twice; drop one of them", spec->name, mine);
+    axis->count++;
+    return STATUS_OK;
+}
+
+/* The parts of "first:last:step" or "first:last:factorx". */
+struct range {
+    const char *whole, *first, *last, *step;
+    bool multiplies;
+};
+
+static enum status refuse_range(const struct axis *axis, const struct range *range, const char *reason)
+{
+    return status_set(STATUS_USAGE, "--%s: '%.80s' %s", axis->spec->name, range->whole, reason);
+}
+
+static enum status refuse_step(const struct axis *axis, const struct range *range)
+{
+    const char *reason = "does not grow; add a step above 0";
+    if (range->multiplies && axis->spec->kind == OPTION_COUNT)
+        reason = "does not grow; multiply by 2x or more, from a first value above 0";
+    else if (range->multiplies)
+        reason = "does not grow; multiply by more than 1x, from a first value above 0";
+    return refuse_range(axis, range, reason);
+}
+
+#define DESCENDS "descends; write the smaller value first"
+
+static enum status add_counts(struct axis *axis, const struct range *range)
+{
+    const struct option_spec *spec = axis->spec;
+    uint64_t value, last, step;
+    char name[80], text[AXIS_TEXT_BYTES];
+    snprintf(name, sizeof name, "--%s", spec->name);
+    TRY(parse_count(name, range->first, spec->minimum, spec->maximum, &value));
+    TRY(parse_count(name, range->last, spec->minimum, spec->maximum, &last));
+    TRY(parse_count(name, range->step, 0, 0x1p64, &step));
+    if (value > last)
+        return refuse_range(axis, range, DESCENDS);
+    if (range->multiplies ? step < 2 || value == 0 : step == 0)
+        return refuse_step(axis, range);
+    for (;;) {
+        snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+        TRY(add_value(axis, text));
+        /* Compares without computing the next value, which may overflow. */
+        if (range->multiplies ? value > last / step : step > last - value)
+            return STATUS_OK;
+        value = range->multiplies ? value * step : value + step;
+    }
+}
+
+/* Computes each value from the first one, so that rounding errors do not add up, and rounds it to 15 digits:
+ * 0.1 + 2 * 0.1 becomes 0.3. */
+static enum status add_reals(struct axis *axis, const struct range *range)
+{
+    const struct option_spec *spec = axis->spec;
+    double first, last, step;
+    char name[80], text[AXIS_TEXT_BYTES];
+    snprintf(name, sizeof name, "--%s", spec->name);
+    TRY(parse_real(name, range->first, spec->minimum, spec->maximum, &first));
+    TRY(parse_real(name, range->last, spec->minimum, spec->maximum, &last));
+    TRY(parse_real(name, range->step, 0, DBL_MAX, &step));
+    if (first > last)
+        return refuse_range(axis, range, DESCENDS);
+    if (range->multiplies ? step <= 1 || first <= 0 : step <= 0)
+        return refuse_step(axis, range);
+    for (double i = 0;; i++) {
+        double value = range->multiplies ? first * pow(step, i) : first + i * step;
+        double error = ROUNDING * (range->multiplies ? last : step);
+        if (value > last + error)
+            return STATUS_OK;
+        if (fabs(value) < error) /* what is left of -0.3 + 3 * 0.1 */
+            value = 0;
+        snprintf(text, sizeof text, "%.15g", value > last ? last : value);
+        TRY(add_value(axis, i == 0 ? range->first : text));
+    }
+}
+
+static enum status add_range(struct axis *axis, char *text)
+{
+    char whole[96], *rest = text;
+    snprintf(whole, sizeof whole, "%s", text);
+    struct range range = {.whole = whole};
+    range.first = strsep(&rest, ":");
+    range.last = strsep(&rest, ":");
+    range.step = rest;
+    if (axis->spec->kind == OPTION_CHOICE)
+        return refuse_range(axis, &range, "is a range, but only numbers have ranges; write a list: A,B");
+    if (!range.step || strchr(range.step, ':'))
+        return refuse_range(axis, &range,
+                            "is no range; write FIRST:LAST:STEP to add, FIRST:LAST:2x to multiply");
+    size_t length = strlen(range.step);
+    range.multiplies = length > 1 && range.step[length - 1] == 'x';
+    if (range.multiplies)
+        rest[length - 1] = '\0';
+    return axis->spec->kind == OPTION_COUNT ? add_counts(axis, &range) : add_reals(axis, &range);
+}
+
+/* `list` is cut into its elements. */
+static enum status add_elements(struct axis *axis, char *list, const char *whole)
+{
+    const char *name = axis->spec->name;
+    for (char *element; (element = strsep(&list, ","));) {
+        element += strspn(element, " "); /* a file may have "224, 512" */
+        if (!*element)
+            return status_set(STATUS_USAGE, "--%s: '%.80s' has an empty value; write 1,2 or 1:8:2x", name,
+                              whole);
+        if (axis->spec->kind == OPTION_COUNT && element[0] == '0' && strspn(element, "0123456789") > 1)
+            return status_set(STATUS_USAGE,
+                              "--%s: '%.80s' has a value that begins with 0; write numbers without "
+                              "thousands separators",
+                              name, whole);
+        TRY(strchr(element, ':') ? add_range(axis, element) : add_value(axis, element));
+    }
+    return STATUS_OK;
+}
+
+/* ---- Axes ---- */
+
+enum status axes_add(struct axes *axes, const struct option_spec *spec, void *values, const char *text)
+{
+    if (axes->count == AXES_MAX)
+        return status_set(STATUS_USAGE, "--%s: more than %d options have lists; run two sweeps", spec->name,
+                          AXES_MAX);
+    char *list = strdup(text);
+    if (!list)
+        return status_set(STATUS_FAILED, "out of memory for the values of --%s", spec->name);
+    struct axis *axis = &axes->at[axes->count++]; /* axes_free() frees it also after a failure */
+    *axis = (struct axis){.spec = spec, .values = values};
+    enum status status = add_elements(axis, list, text);
+    free(list);
+    return status;
+}
+
+void axes_remove(struct axes *axes, const struct option_spec *spec)
+{
+    for (size_t i = 0; i < axes->count; i++)
+        if (axes->at[i].spec == spec) {
+            free(axes->at[i].texts);
+            axes->count--;
+            memmove(&axes->at[i], &axes->at[i + 1], (axes->count - i) * sizeof *axes->at);
+            return;
+        }
+}
+
+size_t axes_combinations(const struct axes *axes)
+{
+    size_t count = 1; /* cannot overflow: axes_check() has passed, or stops in time */
+    for (size_t i = 0; i < axes->count && count <= COMBINATIONS_MAX; i++)
+        count *= axes->at[i].count;
+    return count;
+}
+
+enum status axes_check(const struct axes *axes)
+{
+    if (axes_combinations(axes) <= COMBINATIONS_MAX)
+        return STATUS_OK;
+    return status_set(
+        STATUS_USAGE,
+        "the lists and ranges have more than %d combinations; shorten them or run several sweeps",
+        COMBINATIONS_MAX);
+}
+
+const char *axes_text(const struct axes *axes, size_t axis, size_t combination)
+{
+    for (size_t i = axes->count - 1; i > axis; i--)
+        combination /= axes->at[i].count;
+    return axes->at[axis].texts[combination % axes->at[axis].count];
+}
+
+int axes_width(const struct axes *axes, size_t axis)
+{
+    size_t width = strlen(axes->at[axis].spec->name);
+    for (size_t i = 0; i < axes->at[axis].count; i++)
+        if (strlen(axes->at[axis].texts[i]) > width)
+            width = strlen(axes->at[axis].texts[i]);
+    return (int)width;
+}
+
+bool axes_have(const struct axes *axes, const char *name)
+{
+    for (size_t i = 0; i < axes->count; i++)
+        if (strcmp(axes->at[i].spec->name, name) == 0)
+            return true;
+    return false;
+}
+
+enum status axes_select(const struct axes *axes, size_t combination)
+{
+    for (size_t i = 0; i < axes->count; i++)
+        TRY(option_set(axes->at[i].spec, axes->at[i].values, axes_text(axes, i, combination)));
+    return STATUS_OK;
+}
+
+void axes_describe(const struct axes *axes, size_t combination, char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < axes->count && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s--%s %s", i ? " " : "", axes->at[i].spec->name,
+                                 axes_text(axes, i, combination));
+}
+
+void axes_free(struct axes *axes)
+{
+    for (size_t i = 0; i < axes->count; i++)
+        free(axes->at[i].texts);
+    *axes = (struct axes){0};
+}

@@ -1,0 +1,62 @@
+/* Axes: lists and ranges as values of options. `--res 224,512` lists values, `--batch 1:256:2x` doubles from
+ * 1 to 256, `--orbits 50:200:50` adds 50, and `1,8:64:2x` mixes them. A combination has one value of every
+ * axis. Not thread-safe. */
+#ifndef FDSL_CORE_AXES_H
+#define FDSL_CORE_AXES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "core/options.h"
+
+#define AXES_MAX         16
+#define AXIS_TEXT_BYTES  32    /* room for any number and any word of a table */
+#define COMBINATIONS_MAX 10000 /* more are a typing error rather than a sweep */
+
+struct axis {
+    const struct option_spec *spec;
+    void *values;                   /* the struct that has the option's value */
+    char (*texts)[AXIS_TEXT_BYTES]; /* owned: `count` different values, as options_text() writes them */
+    size_t count;
+};
+
+/* In the order of the command line. Begin with zeros; axes_free() frees the values. */
+struct axes {
+    struct axis at[AXES_MAX];
+    size_t count;
+};
+
+/* Whether `text` is a list or a range, and the option may be an axis: a number or a word with a CSV column.
+ */
+bool axes_accept(const struct option_spec *spec, const char *text);
+
+/* Appends the axis of an option that has none yet. Stores each value in the struct `values` to check it.
+ * STATUS_USAGE for an invalid value or range, a value that occurs twice, or too many values or axes. */
+enum status axes_add(struct axes *axes, const struct option_spec *spec, void *values, const char *text);
+
+/* Removes the axis of the option, if it has one: a later value replaces it. */
+void axes_remove(struct axes *axes, const struct option_spec *spec);
+
+/* Returns the number of combinations, 1 without axes. STATUS_USAGE from axes_check() if there are more than
+ * COMBINATIONS_MAX. */
+size_t axes_combinations(const struct axes *axes);
+enum status axes_check(const struct axes *axes);
+
+/* Returns the value of axis number `axis` in a combination. The last axis changes fastest. */
+const char *axes_text(const struct axes *axes, size_t axis, size_t combination);
+
+/* Returns the width of a column for the name and the values of axis number `axis`, in characters. */
+int axes_width(const struct axes *axes, size_t axis);
+
+/* Whether the option with this name is an axis. */
+bool axes_have(const struct axes *axes, const char *name);
+
+/* Stores the values of a combination in the options' structs. */
+enum status axes_select(const struct axes *axes, size_t combination);
+
+/* Writes "--res 224 --batch 8" into a buffer of `size` bytes, truncated if it does not fit. */
+void axes_describe(const struct axes *axes, size_t combination, char *text, size_t size);
+
+void axes_free(struct axes *axes);
+
+#endif

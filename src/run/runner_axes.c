@@ -1,0 +1,109 @@
+/* Runs every combination of lists and ranges. */
+#include "run/runner.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/file.h"
+#include "machine/comm.h"
+#include "run/runner_parts.h"
+
+#define TEXT_BYTES 512 /* of a combination, as options */
+
+/* The combinations run so far. */
+struct sweep {
+    size_t count, failed;
+    enum status worst;
+    char failure[1024]; /* of the latest combination; "" if it succeeded */
+    size_t repeated;    /* how often that failure was repeated, which is not printed */
+};
+
+/* Tells how many combinations failed in the same way as the one whose failure was printed last. */
+static void end_repetition(struct sweep *sweep)
+{
+    if (sweep->repeated > 0)
+        status_say("the next %zu combination%s failed in the same way", sweep->repeated,
+                   sweep->repeated == 1 ? "" : "s");
+    sweep->repeated = 0;
+    *sweep->failure = '\0';
+}
+
+/* Prints the recorded failure and counts it. */
+static void add_failure(struct sweep *sweep, enum status status, const char *combination)
+{
+    if (strcmp(sweep->failure, status_text()) == 0)
+        sweep->repeated++;
+    else {
+        end_repetition(sweep);
+        snprintf(sweep->failure, sizeof sweep->failure, "%s", status_text());
+        status_set_context(combination);
+        status_print();
+        status_set_context("");
+    }
+    sweep->failed++;
+    if (status_severity(status) > status_severity(sweep->worst))
+        sweep->worst = status;
+}
+
+/* Sets what Ctrl-C prints while combination `number` runs. */
+static void prepare_farewell(const struct sweep *sweep, size_t number)
+{
+    char text[128];
+    snprintf(text, sizeof text, "%sfdsl-bench: interrupted: %zu of %zu combinations are done\n",
+             status_shows_progress() ? "\r\033[K" : "", number, sweep->count);
+    if (comm_rank() == 0)
+        file_say_on_signal(text);
+}
+
+/* Runs one combination. Its warnings begin with its options. STATUS_FAILED, for example a full disk or a
+ * broken device, ends the sweep; any other failure is printed and counted. */
+static enum status run_one(struct settings *settings, size_t number, struct sweep *sweep,
+                           struct report **report)
+{
+    char text[TEXT_BYTES];
+    TRY(comm_agree(settings_combine(settings, number)));
+    axes_describe(&settings->axes, number, text, sizeof text);
+    prepare_farewell(sweep, number);
+    status_set_context(text);
+    enum status status = runner_combination(settings, report);
+    status_set_context("");
+    if (status == STATUS_FAILED)
+        return status_prefix(status, "%s: combination %zu of %zu", text, number + 1, sweep->count);
+    if (status != STATUS_OK) {
+        add_failure(sweep, status, text);
+        return STATUS_OK;
+    }
+    end_repetition(sweep);
+    if (settings->dry_run && comm_rank() == 0)
+        puts(text);
+    return STATUS_OK;
+}
+
+static enum status run_combinations(struct settings *settings, size_t count, struct report **report)
+{
+    struct sweep sweep = {.count = count};
+    enum status status = STATUS_OK;
+    for (size_t i = 0; status == STATUS_OK && i < count; i++)
+        status = run_one(settings, i, &sweep, report);
+    end_repetition(&sweep);
+    file_say_on_signal("");
+    if (status == STATUS_OK && sweep.failed > 0)
+        status = status_set(sweep.worst, "%zu of %zu combinations failed", sweep.failed, count);
+    return status;
+}
+
+enum status runner_run(struct settings *settings)
+{
+    size_t count = axes_combinations(&settings->axes);
+    uint64_t ranks = settings->ranks ? settings->ranks : (uint64_t)comm_size();
+    struct report *report = NULL;
+    /* Before the options are compared, because --best-gpu may choose a different device on each rank. */
+    TRY(comm_agree(runner_check_no_device(settings, ranks)));
+    TRY(runner_check_alike(settings)); /* also the axes, so that all ranks run the same combinations */
+    enum status status =
+        count == 1 ? runner_combination(settings, &report) : run_combinations(settings, count, &report);
+    char failure[1024];
+    snprintf(failure, sizeof failure, "%s", status_text());
+    enum status ended = report ? report_end(report) : STATUS_OK;
+    return status == STATUS_OK ? ended : status_set(status, "%s", failure);
+}

@@ -1,0 +1,232 @@
+/* Runs of the program with lists and ranges: rows, the table, messages and outputs. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "program.h"
+
+TestSuite(combinations, .init = start, .fini = stop, .timeout = 60);
+
+#define SIX NAIVE " --res 16,32 --batch 1:4:2x"
+
+Test(combinations, a_row_each)
+{
+    static const int sizes[][2] = {{16, 1}, {16, 2}, {16, 4}, {32, 1}, {32, 2}, {32, 4}};
+    run_well(SIX " --verify --format csv --out rows.csv --samples-out samples.csv");
+    expect_file("rows.csv", out);
+    cr_assert_eq(count_of(out, "\n"), 7, "a header and a row per combination: %s", out);
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+        cr_expect_eq(number(out, i + 1, "res"), sizes[i][0]);
+        cr_expect_eq(number(out, i + 1, "batch"), sizes[i][1]);
+        cr_expect_eq(number(out, i + 1, "items"), sizes[i][1], "the row is of a batch of this size");
+        cr_expect_str_eq(value(out, i + 1, "wrong"), "0");
+    }
+    char *samples = get("samples.csv", NULL);
+    cr_expect_eq(count_of(samples, "\n"), 1 + 6 * 3);
+    cr_expect_eq(number(samples, 18, "batch"), 4);
+    free(samples);
+}
+
+/* The images are those of commands with one value each. */
+Test(combinations, as_commands_of_their_own)
+{
+    static const char *const types[] = {"u8", "f16"};
+    char digests[4][32];
+    run_well(NAIVE_MIXED " --batch 3 --dtype u8,f16 --classes 2,3 --format csv");
+    for (size_t i = 0; i < 4; i++)
+        snprintf(digests[i], sizeof digests[i], "%s", value(out, i + 1, "digest"));
+    for (size_t i = 0; i < 4; i++) {
+        run(NAIVE_MIXED " --batch 3 --dtype %s --classes %d --format csv", types[i / 2], (int)(2 + i % 2));
+        cr_expect_str_eq(value(out, 1, "digest"), digests[i], "%s %zu", types[i / 2], 2 + i % 2);
+        for (size_t j = 0; *digests[i] && j < i; j++)
+            cr_expect_str_neq(digests[j], digests[i]);
+    }
+}
+
+Test(combinations, variants_and_speed_ups_within_each)
+{
+    run_well("--variant omp,naive " TINY " --batch 2,3 --format csv");
+    static const char *const names[] = {"naive", "omp", "naive", "omp"};
+    for (size_t i = 0; i < 4; i++) {
+        double own_s = number(out, i + 1, "time_median_s"),
+               base_s = number(out, i / 2 * 2 + 1, "time_median_s");
+        double speedup = number(out, i + 1, "speedup");
+        cr_expect_str_eq(value(out, i + 1, "variant"), names[i]);
+        cr_expect_eq(number(out, i + 1, "batch"), i < 2 ? 2 : 3);
+        cr_expect(fabs(speedup * own_s / base_s - 1) < 1e-6, "row %zu: %g", i + 1, speedup);
+    }
+}
+
+/* Returns line `number` of the table, counted from its header. */
+static const char *line_of(int number)
+{
+    static char line[512];
+    const char *at = strstr(out, "\nvariant ");
+    cr_assert_not_null(at, "%s", out);
+    for (at++; number > 0; number--)
+        at = strchr(at, '\n') + 1;
+    snprintf(line, sizeof line, "%.*s", (int)strcspn(at, "\n"), at);
+    return line;
+}
+
+Test(combinations, one_table_with_a_column_per_axis)
+{
+    char name[32], first[32], second[32], third[32];
+    run_well(SIX " --vertices 20 --threads 1,2");
+    cr_expect_eq(count_of(out, "\nvariant "), 1, "%s", out);
+    cr_expect_eq(count_of(out, "\nnaive "), 12, "%s", out);
+    cr_expect_eq(sscanf(line_of(0), "%31s %31s %31s %31s", name, first, second, third), 4);
+    cr_expect(!strcmp(first, "res") && !strcmp(second, "batch") && !strcmp(third, "threads"), "%s",
+              line_of(0));
+    sscanf(line_of(4), "%31s %31s %31s %31s", name, first, second, third);
+    cr_expect(!strcmp(first, "16") && !strcmp(second, "2") && !strcmp(third, "2"), "%s", line_of(4));
+    cr_expect(strncmp(out, "synth: vertices 20 orbits 4", 27) == 0, "the caption has no axis: %s", out);
+    run_well(NAIVE " --res 32,4096 --dry-run");
+    run_well(NAIVE " --res 16:16:2x");
+    sscanf(line_of(1), "%31s %31s", name, first);
+    cr_expect_str_eq(first, "16");
+    run_well(NAIVE);
+    cr_expect(strstr(line_of(0), "variant               time/item"), "%s", line_of(0));
+}
+
+#ifdef HAVE_JANSSON
+Test(combinations, one_json_document)
+{
+    run_well(SIX " --format json --out rows.csv");
+    put("rows.json", out);
+    check_with_python("import json, sys\n"
+                      "rows = json.load(open(sys.argv[1]))['rows']\n"
+                      "assert [row['batch'] for row in rows] == [1, 2, 4, 1, 2, 4], rows\n",
+                      "rows.json");
+}
+#endif
+
+/* ---- Checks and failures ---- */
+
+Test(combinations, dry_run_lists_and_checks_each)
+{
+    run_well(SIX " --dry-run --out rows.csv");
+    cr_expect_str_eq(out, "--res 16 --batch 1\n--res 16 --batch 2\n--res 16 --batch 4\n--res 32 --batch 1\n"
+                          "--res 32 --batch 2\n--res 32 --batch 4\n");
+    cr_expect_eq(count_files(), 0);
+    run(NAIVE " --res 32,16 --fit crop --out-res 20 --dry-run --ranks 2");
+    cr_expect_eq(status, 2);
+    cr_expect_str_eq(out, "--res 32\n");
+    cr_expect_str_eq(err,
+                     "fdsl-bench: --res 16: --fit crop: --out-res 20 is larger than --res 16; lower it, or "
+                     "enlarge with --fit resize\n"
+                     "fdsl-bench: 1 of 2 combinations failed\n");
+    run_well("--variant naive --res 16,4096 --batch 1,16777216 --dry-run --ranks 1");
+    run("--variant naive --res 16,4096 --batch 1,16777216 --dry-run");
+    cr_expect_eq(status, 2);
+    cr_expect(
+        strstr(err, "--res 4096 --batch 16777216: variant 'naive' cannot do this: the batch: 281474.98 GB of "
+                    "memory needed"),
+        "%s", err);
+    cr_expect_str_eq(out, "--res 16 --batch 1\n--res 16 --batch 16777216\n--res 4096 --batch 1\n");
+}
+
+Test(combinations, a_failing_one_leaves_the_others)
+{
+    run(NAIVE " --res 16,32 --noise 1:3:1 --fit crop --out-res 20 --out rows.csv --format csv");
+    cr_expect_eq(status, 2);
+    cr_expect_eq(count_of(out, "\n"), 4, "%s", out);
+    cr_expect_eq(number(out, 1, "res"), 32);
+    expect_file("rows.csv", out);
+    cr_expect(strstr(err, "fdsl-bench: --res 16 --noise 1: --fit crop: "), "%s", err);
+    cr_expect(!strstr(err, "--res 16 --noise 2: "), "the same failure is not repeated: %s", err);
+    cr_expect(strstr(err, "fdsl-bench: the next 2 combinations failed in the same way\n"), "%s", err);
+    cr_expect(strstr(err, "fdsl-bench: warning: --res 32 --noise 2: naive: too few samples"), "%s", err);
+    cr_expect(strstr(err, "fdsl-bench: 3 of 6 combinations failed\n"), "%s", err);
+    run(NAIVE " --res 32,16,33 --fit crop --out-res 20 --format csv");
+    cr_expect_eq(count_of(out, "\n"), 3);
+    cr_expect(!strstr(err, "in the same way"), "%s", err);
+}
+
+Test(combinations, errors_before_a_run)
+{
+    static const struct refusal refusals[] = {
+        {"--res 16,many", "--res: 'many' is not a whole number"},
+        {"--res 16,32 --npy x.npy",
+         "--npy is for one combination, but the lists and ranges have 2; give it single"},
+        {"--res 16,32 --sheet x.png", "--sheet is for one combination"},
+        {"--res 16,32 --png x", "--png is for one combination"},
+        {"--res 16,32 --write-classes x.csv --classes 2", "--write-classes is for one combination"},
+        {"--res 16,32 --monitor x.csv", "--monitor is for one combination"},
+        {"--min-time 1,2", "--min-time: '1,2' is not a number"},
+    };
+    expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
+    static const struct refusal of_training[] = {
+        {"--seed 1,2 --checkpoint x", "--checkpoint is for one combination"},
+        {"--seed 1,2 --export x.st", "--export is for one combination"},
+        {"--seed 1,2 --export-data x.st --dry-run", "--export-data is for one combination"},
+    };
+    expect_refusals(of_training, COUNT_OF(of_training), "--variant train-naive");
+    run("--prepare %s/set --samples 2,3", folder);
+    expect_error(2, "--samples: '2,3' is not a whole number", "--prepare");
+    put("old.csv", "other,columns\n");
+    run(SIX " --out old.csv");
+    cr_expect(status == 2 && *out == '\0', "%s", out);
+    cr_expect(strstr(err, "--res 16 --batch 1: old.csv has other columns"), "%s", err);
+    cr_expect(strstr(err, "6 of 6 combinations failed"), "%s", err);
+}
+
+Test(combinations, training_and_loading)
+{
+    run_well("--variant train-naive --data digits --model lenet --train-size 20 --test-size 10 --batch 5,10 "
+             "--lr 0.001:0.1:10x --epochs 2 --format csv");
+    cr_expect_eq(count_of(out, "\n"), 1 + 2 * 3 * 2, "a row per epoch: %s", out);
+    cr_expect_eq(number(out, 11, "batch"), 10);
+    cr_expect_str_eq(value(out, 12, "lr"), "0.1");
+    run("--prepare %s/set --samples 8 --sample-shape 4 --dtype u8", folder);
+    run("--variant shards --data %s/set --cache warm,any --batch 2,4 --min-samples 3 --min-time 0 --max-time "
+        "0 "
+        "--format csv",
+        folder);
+    cr_assert_eq(status, 0, "%s", err);
+    cr_expect_eq(count_of(out, ",cache,"), 1, "the runner adds this column: %s", out);
+    cr_expect_str_eq(value(out, 1, "cache"), "warm");
+    cr_expect_str_eq(value(out, 4, "cache"), "any");
+    cr_expect_eq(number(out, 4, "batch"), 4);
+    cr_expect_eq(count_of(out, "\n"), 5);
+}
+
+/* ---- Progress and signals ---- */
+
+Test(combinations, progress_counts_them)
+{
+    how.terminal_err = true;
+    run_well(NAIVE " --batch 1,3 --format csv");
+    cr_expect(strstr(err, "[1/2] naive: setting up") && strstr(err, "[2/2] naive: sample 1, "), "%s", err);
+    run_well(NAIVE " --format csv");
+    cr_expect(!strstr(err, "[1/1]"), "%s", err);
+}
+
+/* Interrupts the program in its second combination, which takes long. Each warns about --mean when it begins.
+ */
+Test(combinations, a_signal_says_how_many_are_done)
+{
+    char *argv[] = {program, "--variant",     "naive",    "--batch", "1,4096", "--res",   "1024", "--warmups",
+                    "0",     "--warmup-time", "0",        "--loops", "1",      "--dtype", "f32",  "--mean",
+                    "2",     "--out",         "rows.csv", NULL};
+    int wait_status, fd = open("err.txt", O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    pid_t pid = fork();
+    cr_assert(pid >= 0);
+    if (pid == 0)
+        start_program(argv, open("/dev/null", O_WRONLY), fd);
+    close(fd);
+    char *text = get("err.txt", NULL);
+    for (; !strstr(text, "--batch 4096: --mean 2"); usleep(1000)) {
+        free(text);
+        text = get("err.txt", NULL);
+    }
+    free(text);
+    cr_assert(kill(pid, SIGINT) == 0 && waitpid(pid, &wait_status, 0) == pid);
+    cr_expect(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGINT, "%x", wait_status);
+    text = get("err.txt", NULL);
+    cr_expect(strstr(text, "\nfdsl-bench: interrupted: 1 of 2 combinations are done\n"), "%s", text);
+    free(text);
+    text = get("rows.csv", NULL);
+    cr_expect_eq(count_of(text, "\n"), 2, "the first combination's row is kept: %s", text);
+    free(text);
+}
