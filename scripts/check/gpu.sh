@@ -100,6 +100,7 @@ outputs='--dtype f16 --channels 3
 
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh
+share_processors
 alone() { # command: runs without other checks, because a step is calibrated
     wait
     "$@"

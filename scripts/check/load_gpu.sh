@@ -103,6 +103,7 @@ learn() { # variant, set, options ...: 320 training steps
 }
 sets=(one three odd half float middle large)
 make_sets
+share_processors
 # cuFile supports only some file systems.
 if [[ $variants == *gds* ]] && ! "$bench" --variant gds --data "$dir/one-shards" --cache any --dry-run; then
     echo "check/load_gpu.sh: gds is skipped: give a DIR on a file system that cuFile supports" >&2

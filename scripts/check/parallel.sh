@@ -2,8 +2,7 @@
 # Runs checks in parallel, for scripts that verify variants (to be sourced). Prints one
 # line per check, the output of failed checks, and last "N passed, N failed". JOBS: parallel checks (default:
 # half of the processors, at most 8). ONLY=REGEX: run only the checks whose names match. LIMIT: time limit per
-# check in seconds (default 600); a check that hangs fails, and the others continue. OMP_NUM_THREADS: threads per
-# check (default: a check's share of the processors).
+# check in seconds (default 600); a check that hangs fails, and the others continue.
 
 refuse() { # reason
     echo "${0##*scripts/}: $1" >&2
@@ -17,9 +16,13 @@ matches=0 # status of =~; 2: not a regular expression
 ((matches < 2)) || refuse "ONLY=$ONLY is not a regular expression"
 checks_at_once=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 8))}
 check_limit_s=${LIMIT:-600}
-# Threads of OpenMP wait actively at barriers, so parallel checks with more threads than processors take minutes.
-check_threads=${OMP_NUM_THREADS:-$((($(nproc) + checks_at_once - 1) / checks_at_once))}
 checks_log=$(mktemp)
+
+# Gives each check its share of the processors, unless OMP_NUM_THREADS is set. Threads of OpenMP wait actively at
+# barriers, so checks that together have more threads than processors take minutes.
+share_processors() {
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((($(nproc) + checks_at_once - 1) / checks_at_once))}
+}
 
 kill_tree() { # kills a process, then its descendants; a separate process group would outlive an interrupted script
     local children=() child
@@ -46,7 +49,6 @@ check() { # name, command ...
     while (($(jobs -rp | wc -l) >= checks_at_once)); do wait -n || true; done
     (
         name=$1 begin=$SECONDS verdict=ok output='' said=$(mktemp) # no pipe: processes left by a command might keep it open
-        export OMP_NUM_THREADS=$check_threads
         shift
         limited "$@" >"$said" 2>&1 || verdict=FAILED
         [[ $verdict == ok ]] || output=$(<"$said")

@@ -24,6 +24,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh
+share_processors
 alone() { # command: runs without other checks, because it is timed
     wait
     "$@"

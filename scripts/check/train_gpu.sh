@@ -44,6 +44,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh # side by side, as most of each check is the start of CUDA or the oracle, which has one thread
+share_processors
 
 if ((sanitize)); then
     for tool in memcheck racecheck initcheck synccheck; do
