@@ -1,11 +1,5 @@
-/* Runs inference on any engine. A variant is defined like this:
- *
- *     static enum status setup(const struct resources *resources, const void *input, void **state)
- *     {
- *         return inferrer_open(&engine_x, resources, input, state);
- *     }
- *     const struct variant variant_infer_x = {.setup = setup, .run = inferrer_run, .fetch = inferrer_fetch,
- *                                             .teardown = inferrer_close};
+/* Runs inference on any engine. A variant consists of an engine and functions from this header;
+ * cpu/train/variants.h and cuda/train/variants.cuh define variants from them.
  *
  * Run number n evaluates batch n mod N, where N is the number of whole batches in the test set. */
 #ifndef FDSL_TRAIN_INFERRER_H

@@ -1,12 +1,5 @@
-/* Drives an engine through training; shared by all variants of `train` and `infer`. A variant consists of an
- * engine, a one-line setup, and functions from this header:
- *
- *     static enum status setup(const struct resources *resources, const void *input, void **state)
- *     {
- *         return trainer_open(&engine_x, resources, input, state);
- *     }
- *     const struct variant variant_train_x = {.platform = "cpu", .traits = &engine_x, .setup = setup,
- *         .run = trainer_run, .fetch = trainer_fetch, .teardown = trainer_close}; */
+/* Drives an engine through training; shared by all variants of `train`. A variant consists of an engine and
+ * functions from this header; cpu/train/variants.h and cuda/train/variants.cuh define variants from them. */
 #ifndef FDSL_TRAIN_TRAINER_H
 #define FDSL_TRAIN_TRAINER_H
 
