@@ -7,6 +7,7 @@
 #include "core/status.h"
 #include "core/variant.h"
 #include "machine/comm.h"
+#include "run/command.h"
 #include "run/compare.h"
 #include "run/report.h"
 #include "run/runner.h"
@@ -35,10 +36,13 @@ static enum status inform(struct settings *settings)
     return report_env((int)settings->device, settings->format);
 }
 
-static enum status dispatch(struct settings *settings, enum status read, const struct config *config)
+static enum status dispatch(struct settings *settings, enum status read, const struct config *config,
+                            int *exit_status)
 {
     if (read == STATUS_OK && settings_informational(settings))
         return launcher_rank() == 0 ? inform(settings) : STATUS_OK;
+    if (config->command)
+        return read == STATUS_OK ? command_run(settings, launcher_rank(), exit_status) : read;
     TRY(runner_join(settings, read));
     return settings->prepare ? prepare_run(config, settings_has_option) : runner_run(settings);
 }
@@ -74,7 +78,8 @@ int main(int argc, char *argv[])
         status = config_read(argc, argv, &config);
     if (status == STATUS_OK)
         status = settings_read(&settings, &config);
-    status = dispatch(&settings, status, &config);
+    int exit_status = 0; /* of a command that was watched */
+    status = dispatch(&settings, status, &config, &exit_status);
     bool joined = comm_size() > 1;
     status = conclude(status);
     comm_close();
@@ -82,5 +87,5 @@ int main(int argc, char *argv[])
         launcher_leave_word_to_rank_0();
     settings_free(&settings);
     config_free(&config);
-    return (int)status;
+    return exit_status ? exit_status : (int)status;
 }

@@ -232,9 +232,9 @@ Test(cli, loops_are_counted_on_a_terminal)
 /* ---- The monitor ---- */
 
 static const char monitor_header[] =
-    "schema,time_utc,host,job_id,revision,rank,device,variant,phase,time_s,gpu_utilisation_percent,"
+    "schema,time_utc,host,job_id,revision,rank,gpu,device,variant,phase,time_s,gpu_utilisation_percent,"
     "gpu_memory_bytes,temperature_c,power_w,sm_clock_mhz,memory_clock_mhz,pcie_rx_bytes_per_s,"
-    "pcie_tx_bytes_per_s,throttled,cpu_cores,rss_bytes\n";
+    "pcie_tx_bytes_per_s,throttled,cpu_cores,rss_bytes,read_bytes_per_s,write_bytes_per_s\n";
 
 /* Long enough for many samples at 10 ms, and for some even on a busy machine. */
 #define WATCHED                                                                                           \

@@ -13,14 +13,15 @@
 #include "core/phase.h"
 #include "core/timer.h"
 #include "machine/gpu.h"
+#include "machine/nvml.h"
 #include "fake_nvml.h"
 
 #define GPU "0000:17:00.0"
 
-static const char header[] = "schema,time_utc,host,job_id,revision,rank,device,variant,phase,time_s,"
+static const char header[] = "schema,time_utc,host,job_id,revision,rank,gpu,device,variant,phase,time_s,"
                              "gpu_utilisation_percent,gpu_memory_bytes,temperature_c,power_w,sm_clock_mhz,"
                              "memory_clock_mhz,pcie_rx_bytes_per_s,pcie_tx_bytes_per_s,throttled,cpu_cores,"
-                             "rss_bytes\n";
+                             "rss_bytes,read_bytes_per_s,write_bytes_per_s\n";
 
 static char folder[] = "/tmp/fdsl-monitor-XXXXXX", path[64];
 static struct env env;
@@ -33,6 +34,7 @@ static void start(void)
     snprintf(env.time_utc, sizeof env.time_utc, "2026-01-31T12:34:56Z");
     snprintf(env.host, sizeof env.host, "node7");
     snprintf(env.job_id, sizeof env.job_id, "123_4");
+    snprintf(env.cpu_model, sizeof env.cpu_model, "a device, say");
     snprintf(env.revision, sizeof env.revision, "abc");
 }
 
@@ -54,7 +56,9 @@ static void sleep_for(double seconds)
 
 static void open_monitor(uint64_t period_ms, const char *pci_bus_id)
 {
-    const struct monitor_subject subject = {&env, 3, "a device, say", pci_bus_id};
+    static struct monitor_gpu gpu;
+    gpu = (struct monitor_gpu){5, "a GPU, say", pci_bus_id};
+    const struct monitor_subject subject = {&env, 3, &gpu, *pci_bus_id != '\0', NULL, NULL};
     cr_assert(monitor_open(path, period_ms, &subject, &monitor) == STATUS_OK, "%s", status_text());
 }
 
@@ -139,7 +143,7 @@ Test(monitor, a_row_says_who_was_watched)
     monitor_free(monitor);
     read_rows();
     cr_assert_geq(rows, 1, "there is a sample at the very beginning");
-    cr_expect_str_eq(value(1, "schema"), "monitor/1");
+    cr_expect_str_eq(value(1, "schema"), "monitor/2");
     cr_expect_str_eq(value(1, "time_utc"), env.time_utc);
     cr_expect_str_eq(value(1, "host"), "node7");
     cr_expect_str_eq(value(1, "job_id"), "123_4");
@@ -317,6 +321,40 @@ static void expect_warning(const char *words)
     cr_expect(words ? strstr(said, words) != NULL : !strstr(said, "% of a core"), "%s", said);
 }
 
+Test(monitor, sees_several_gpus)
+{
+    load_fake_nvml(folder, "");
+    const struct monitor_gpu gpus[] = {{2, "one", GPU}, {3, "other", "0000:99:00.0"}};
+    const struct monitor_subject subject = {&env, 0, gpus, 2, NULL, NULL};
+    cr_assert(monitor_open(path, 120, &subject, &monitor) == STATUS_OK, "%s", status_text());
+    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
+    phase_enter(PHASE_TIMED);
+    wait_for_samples(2);
+    end_monitor();
+    const struct monitor_summary *summary;
+    cr_assert_eq(monitor_summaries(monitor, &summary), 1);
+    size_t samples = summary->samples;
+    monitor_free(monitor);
+    read_rows();
+    cr_expect_geq(rows, 2 * samples, "a row per GPU");
+    cr_expect_str_eq(value(rows - 1, "gpu"), "2");
+    cr_expect_str_eq(value(rows - 1, "device"), "one");
+    cr_expect(number(rows - 1, "power_w") == 312.5);
+    cr_expect_gt(number(rows - 1, "rss_bytes"), 0);
+    cr_expect_str_eq(value(rows, "gpu"), "3");
+    cr_expect_str_eq(value(rows, "device"), "other");
+    cr_expect_str_empty(value(rows, "power_w"), "no values of another GPU");
+    cr_expect_str_empty(value(rows, "rss_bytes"), "the processes are in the row of the first GPU");
+}
+
+Test(monitor, names_a_gpu)
+{
+    char name[64];
+    load_fake_nvml(folder, "");
+    cr_expect_eq(nvml_gpu_name(GPU, name, sizeof name), STATUS_OK, "%s", status_text());
+    cr_expect_str_eq(name, "Fake GPU");
+}
+
 Test(monitor, without_nvml_it_says_so_and_goes_on)
 {
     cr_redirect_stderr();
@@ -342,7 +380,7 @@ Test(monitor, says_when_it_costs_too_much)
     cr_redirect_stderr();
     watch_gpu(10, "-DBUSY", MONITOR_SAMPLES_MIN + 1);
     monitor_free(monitor);
-    expect_warning("% of a core, which may slow down the timed runs; use a longer period than 10 ms");
+    expect_warning("% of a core, which may slow down what it watches; use a longer period than 10 ms");
 }
 
 Test(monitor, says_when_it_comes_too_late)

@@ -16,15 +16,18 @@ PANELS = (  # title, scale, columns with their names, minimum height of the axis
     ("PCIe (GB/s)", 1e-9, (("pcie_rx_bytes_per_s", "to the GPU"), ("pcie_tx_bytes_per_s", "from the GPU")), 0),
     ("memory (GB)", 1e-9, (("gpu_memory_bytes", "GPU"), ("rss_bytes", "process")), 0),
     ("CPU (cores)", 1, (("cpu_cores", "process"),), 1),
+    ("storage (GB/s)", 1e-9, (("read_bytes_per_s", "read"), ("write_bytes_per_s", "written")), 0),
 )
 
 
 def last_run(samples):
-    """Returns the samples of the last run in a file, of its lowest rank. The time restarts with each run."""
+    """Returns the samples of the last run in a file, of its lowest rank and that rank's first GPU, and the names of
+    all its ranks and GPUs. The time restarts with each run."""
     ranks = sorted({sample["rank"] for sample in samples}, key=lambda rank: (len(rank), rank))
     samples = [sample for sample in samples if sample["rank"] == ranks[0]]
     start = max((i for i in range(1, len(samples)) if samples[i]["time_s"] < samples[i - 1]["time_s"]), default=0)
-    return samples[start:], ranks
+    gpus = list(dict.fromkeys(sample["gpu"] for sample in samples[start:]))
+    return [sample for sample in samples[start:] if sample["gpu"] == gpus[0]], ranks, gpus
 
 
 def spans(samples, key, end):
@@ -42,7 +45,7 @@ def over_time(measured):
     if not measured.monitors:
         raise Missing("./fdsl-bench --variant omp --batch 64 --min-time 11 --monitor results/monitor.csv")
     chosen = measured.monitors[0]
-    samples, ranks = last_run(chosen["samples"])
+    samples, ranks, gpus = last_run(chosen["samples"])
     plot = Plot("GPU and CPU load during a run", height=0)
     end = samples[-1]["time_s"] * 1.002 or 1
     panels = [panel for panel in PANELS
@@ -66,6 +69,7 @@ def over_time(measured):
     period_ms = 1e3 * (samples[-1]["time_s"] - first["time_s"]) / max(1, len(samples) - 1)
     plot.caption = [f"{len(samples)} samples at {period_ms:.0f} ms intervals"
                     + (f"; rank {ranks[0]} of {len(ranks)}" if len(ranks) > 1 else "")
+                    + (f"; GPU {gpus[0]} of {len(gpus)}" if len(gpus) > 1 else "")
                     + f". {device_names(samples)} ({'yours' if chosen['source'] == 'yours' else 'reference'}, "
                     f"host {first['host']}, revision {first['revision']})."
                     + (" GPU use is the driver's average over up to one second." if panels[0] is PANELS[0] else "")

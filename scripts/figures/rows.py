@@ -12,7 +12,7 @@ import pathlib
 import shlex
 
 ROW_SCHEMAS = ("synth/7", "load/7", "train/4", "infer/3")
-MONITOR_SCHEMA = "monitor/1"
+MONITOR_SCHEMAS = ("monitor/1", "monitor/2")
 
 # The parameters of workload synth in column order, with the defaults of their options. out_res defaults to
 # res. Columns that do not apply to a run are empty.
@@ -69,6 +69,7 @@ MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "de
 MONITOR_NUMBERS = ("time_s", "gpu_utilisation_percent", "gpu_memory_bytes", "temperature_c", "power_w",
                    "sm_clock_mhz", "memory_clock_mhz", "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "cpu_cores",
                    "rss_bytes")
+MONITOR_LATER = ("read_bytes_per_s", "write_bytes_per_s")  # not in monitor/1, as is "gpu"
 
 
 class BadInput(Exception):
@@ -219,7 +220,7 @@ def refuse_schema(path, line, schema):
         raise BadInput(f"{path}, line {line}: rows of the older schema {schema}; convert them with: "
                        f"scripts/migrate_rows.py {shlex.quote(str(path))}")
     raise BadInput(f"{path}, line {line}: unknown schema '{schema[:40]}' (known: "
-                   f"{', '.join(ROW_SCHEMAS + (MONITOR_SCHEMA,))}); move this file away, or use the "
+                   f"{', '.join(ROW_SCHEMAS + MONITOR_SCHEMAS)}); move this file away, or use the "
                    "revision of the project that wrote it")
 
 
@@ -235,10 +236,11 @@ def read_file(path):
         if schema != records[0][1][0]:
             raise BadInput(f"{path}, line {line}: schema '{schema}' after rows of '{records[0][1][0]}'; "
                            "split the file in two")
-        if schema == MONITOR_SCHEMA:
+        if schema in MONITOR_SCHEMAS:
             kind = "monitor"
-            need_columns(path, header, MONITOR_TEXTS + MONITOR_NUMBERS, schema)
-            rows.append(numbered(path, line, fields, MONITOR_NUMBERS, ("time_s",)))
+            later = () if schema == "monitor/1" else ("gpu", *MONITOR_LATER)
+            need_columns(path, header, MONITOR_TEXTS + MONITOR_NUMBERS + later, schema)
+            rows.append(numbered(path, line, {"gpu": "", **fields}, MONITOR_NUMBERS + MONITOR_LATER, ("time_s",)))
         elif schema in ROW_SCHEMAS:
             numbers, needed, others = columns_of(schema)
             need_columns(path, header, others + numbers + COMMON_NUMBERS, schema)

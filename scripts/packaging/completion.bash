@@ -32,8 +32,24 @@ _fdsl_bench_values()
         END                    { done() }'
 }
 
+# Completes the command that --monitor watches, whose name is word $1.
+_fdsl_bench_command()
+{
+    local kind=-f
+    if declare -F _command_offset >/dev/null; then
+        _command_offset "$1"
+    else
+        ((COMP_CWORD > $1)) || kind=-c
+        mapfile -t COMPREPLY < <(compgen "$kind" -- "${COMP_WORDS[COMP_CWORD]}")
+    fi
+}
+
 _fdsl_bench()
 {
+    local i
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        [[ ${COMP_WORDS[i]} != -- ]] || { _fdsl_bench_command $((i + 1)) && return; }
+    done
     local program=${COMP_WORDS[0]} current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} words='' before=''
     program=${program/#\~/$HOME}
     if ((COMP_CWORD > 1)) && [[ ${COMP_WORDS[1]} == compare && $current != -* && $previous != --* ]]; then

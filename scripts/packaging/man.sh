@@ -23,6 +23,13 @@ fdsl-bench \- benchmarks generating, loading and training on formula-driven imag
 .B fdsl-bench compare
 .I A.csv B.csv
 .RI [ options ]
+.br
+.B fdsl-bench
+.B \-\-monitor
+.IR FILE [: MS ]
+.B \-\-
+.I COMMAND
+.RI [ ARGUMENT ...]
 .SH DESCRIPTION
 Runs the same job through many implementations (variants), verifies each against a reference, times it, and writes CSV.
 A workload is a kind of job: generating images, loading samples, training or inference.

@@ -115,8 +115,11 @@ enum status config_read(int argc, char *argv[], struct config *config)
     TRY(add(config, strdup(argv[0])));
     if (config->path)
         TRY(read_file(config));
-    for (int i = 1; i < argc; i++)
-        TRY(add(config, strdup(argv[i])));
+    for (int i = 1; i < argc && !config->command; i++)
+        if (strcmp(argv[i], "--") == 0)
+            config->command = argv + i + 1;
+        else
+            TRY(add(config, strdup(argv[i])));
     return STATUS_OK;
 }
 

@@ -29,6 +29,7 @@ static struct {
     const char *(*error_string)(int result);
     int (*device_by_pci_bus_id)(const char *pci_bus_id, nvml_device *device);
     int (*driver_version)(char *text, unsigned length);
+    int (*name)(nvml_device device, char *text, unsigned length);
     int (*clock_mhz)(nvml_device device, int clock, unsigned *mhz);
     int (*clock_max_mhz)(nvml_device device, int clock, unsigned *mhz);
     int (*temperature_c)(nvml_device device, int sensor, unsigned *celsius);
@@ -51,6 +52,7 @@ static const struct {
     {"nvmlErrorString", NULL, &nvml.error_string, true},
     {"nvmlDeviceGetHandleByPciBusId_v2", NULL, &nvml.device_by_pci_bus_id, true},
     {"nvmlSystemGetDriverVersion", NULL, &nvml.driver_version, true},
+    {"nvmlDeviceGetName", NULL, &nvml.name, false},
     {"nvmlDeviceGetClockInfo", NULL, &nvml.clock_mhz, false},
     {"nvmlDeviceGetMaxClockInfo", NULL, &nvml.clock_max_mhz, false},
     {"nvmlDeviceGetTemperature", NULL, &nvml.temperature_c, false},
@@ -120,6 +122,15 @@ static enum status find_device(const char *pci_bus_id, nvml_device *device)
     }
     *device = latest.device;
     return STATUS_OK;
+}
+
+enum status nvml_gpu_name(const char *pci_bus_id, char *text, size_t size)
+{
+    nvml_device device;
+    TRY(find_device(pci_bus_id, &device));
+    return nvml.name && nvml.name(device, text, (unsigned)size) == NVML_SUCCESS
+               ? STATUS_OK
+               : status_set(STATUS_UNAVAILABLE, "NVML does not name the GPU at %s", pci_bus_id);
 }
 
 /* Returns a clock in MHz, or -1 if this driver or device does not report it. */

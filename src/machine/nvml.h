@@ -35,6 +35,9 @@ FDSL_C_BEGIN
 /* All functions here are thread safe. `pci_bus_id` ("0000:01:00.0") identifies the device, because CUDA and
  * NVML may number devices differently. */
 
+/* Writes the name of the model ("NVIDIA H200"). STATUS_UNAVAILABLE with the reason without NVML. */
+enum status nvml_gpu_name(const char *pci_bus_id, char *text, size_t size);
+
 /* Reads the current state. STATUS_UNAVAILABLE with the reason without NVML. */
 enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state);
 

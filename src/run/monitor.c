@@ -1,7 +1,6 @@
 #include "run/monitor.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
@@ -9,17 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "core/phase.h"
 #include "core/timer.h"
 #include "machine/nvml.h"
 #include "run/record.h"
 
-#define COST_MAX          0.01  /* warn above this share of a core */
-#define MISSED_MAX        0.1   /* warn above this share of missed samples */
-#define TRAFFIC_PERIOD_MS 50    /* NVML measures 20 ms per direction: no PCIe columns at shorter periods */
-#define WRITE_ROWS        16384 /* limits memory: a row takes about 2 KiB while it is written */
+#define COST_MAX   0.01 /* warn above this share of a core */
+#define MISSED_MAX 0.1  /* warn above this share of missed samples */
+#define TRAFFIC_PERIOD_MS \
+    50                   /* NVML measures 20 ms per direction: no PCIe columns at shorter periods per GPU */
+#define WRITE_ROWS 16384 /* limits memory: a row takes about 2 KiB while it is written */
 
 /* The text column "throttled" comes before this value. */
 #define THROTTLED_BEFORE MONITOR_CPU_CORES
@@ -35,11 +34,14 @@ static const char *const columns[MONITOR_VALUES] = {
     [MONITOR_PCIE_TX_BYTES_PER_S] = "pcie_tx_bytes_per_s",
     [MONITOR_CPU_CORES] = "cpu_cores",
     [MONITOR_RSS_BYTES] = "rss_bytes",
+    [MONITOR_READ_BYTES_PER_S] = "read_bytes_per_s",
+    [MONITOR_WRITE_BYTES_PER_S] = "write_bytes_per_s",
 };
 
 struct monitor_sample {
     double time_s;
     size_t variant; /* the number of its summary, from 1; 0: none */
+    size_t gpu;     /* its index in the subject */
     enum phase phase;
     uint64_t throttle_reasons;
     double values[MONITOR_VALUES]; /* negative if unknown */
@@ -51,12 +53,11 @@ struct monitor {
     struct monitor_subject subject;
     pthread_t thread;
     double begin_s; /* start time by timer_now_s() */
-    int statm;      /* file descriptor of /proc/self/statm; -1 if it cannot be opened */
     bool traffic;   /* the period is long enough to measure PCIe traffic */
 
-    /* Used only by the thread: the time of the latest sample of the process and its CPU time then; process_s
-     * is negative before the first sample */
-    double looked_s, process_s;
+    /* Used only by the thread: the time of the latest sample of the processes and their counters then,
+     * negative before the first sample */
+    double looked_s, counters[PROCESS_COUNTERS];
 
     /* Shared, protected by the lock */
     pthread_mutex_t lock;
@@ -79,27 +80,24 @@ static double clock_s(clockid_t clock)
     return clock_gettime(clock, &time) == 0 ? (double)time.tv_sec + 1e-9 * (double)time.tv_nsec : -1;
 }
 
-/* The second number in statm is the number of resident pages. */
-static double resident_bytes(const struct monitor *monitor)
+/* Rates are between two samples. A missing sample leaves the earlier one to compare with. */
+static void look_at_processes(struct monitor *monitor, struct monitor_sample *sample)
 {
-    char text[128], *end;
-    ssize_t bytes = pread(monitor->statm, text, sizeof text - 1, 0);
-    if (bytes <= 0)
-        return -1;
-    text[bytes] = '\0';
-    strtoull(text, &end, 10);
-    return (double)strtoull(end, NULL, 10) * (double)sysconf(_SC_PAGESIZE);
-}
-
-/* Reads the two clocks consecutively: any time between the two calls is an error of their quotient. */
-static void look_at_process(struct monitor *monitor, struct monitor_sample *sample)
-{
-    double now_s = timer_now_s(), process_s = clock_s(CLOCK_PROCESS_CPUTIME_ID);
-    if (monitor->process_s >= 0 && process_s >= 0)
-        sample->values[MONITOR_CPU_CORES] = (process_s - monitor->process_s) / (now_s - monitor->looked_s);
-    monitor->process_s = process_s;
+    static const enum monitor_value rates[PROCESS_COUNTERS] = {MONITOR_CPU_CORES, MONITOR_READ_BYTES_PER_S,
+                                                               MONITOR_WRITE_BYTES_PER_S};
+    struct process_use use;
+    double now_s = timer_now_s();
+    if (!monitor->subject.tree)
+        process_use_own(&use);
+    else if (!process_tree_use(monitor->subject.tree, &use))
+        return;
+    for (size_t k = 0; k < PROCESS_COUNTERS; k++) {
+        if (monitor->counters[k] >= 0 && use.counters[k] >= 0 && now_s > monitor->looked_s)
+            sample->values[rates[k]] = (use.counters[k] - monitor->counters[k]) / (now_s - monitor->looked_s);
+        monitor->counters[k] = use.counters[k];
+    }
     monitor->looked_s = now_s;
-    sample->values[MONITOR_RSS_BYTES] = resident_bytes(monitor);
+    sample->values[MONITOR_RSS_BYTES] = use.rss_bytes;
 }
 
 static void look_at_gpu(const struct monitor *monitor, struct monitor_sample *sample)
@@ -107,8 +105,10 @@ static void look_at_gpu(const struct monitor *monitor, struct monitor_sample *sa
     struct gpu_state state;
     struct gpu_traffic traffic;
     double *values = sample->values;
-    const char *pci_bus_id = monitor->subject.pci_bus_id;
-    if (!*pci_bus_id || nvml_gpu_state(pci_bus_id, &state) != STATUS_OK)
+    if (sample->gpu >= monitor->subject.gpu_count)
+        return;
+    const char *pci_bus_id = monitor->subject.gpus[sample->gpu].pci_bus_id;
+    if (nvml_gpu_state(pci_bus_id, &state) != STATUS_OK)
         return;
     values[MONITOR_GPU_UTILISATION_PERCENT] = state.utilisation_percent;
     values[MONITOR_GPU_MEMORY_BYTES] = (double)state.memory_used_bytes;
@@ -127,7 +127,7 @@ static void look_at_gpu(const struct monitor *monitor, struct monitor_sample *sa
 
 static void summarise(struct monitor_summary *summary, const struct monitor_sample *sample)
 {
-    summary->samples++;
+    summary->samples += sample->gpu == 0;
     for (size_t i = 0; i < MONITOR_VALUES; i++) {
         double value = sample->values[i];
         if (value < 0)
@@ -151,26 +151,37 @@ static void keep(struct monitor *monitor, const struct monitor_sample *sample)
         monitor->capacity = capacity;
     }
     monitor->samples[monitor->count++] = *sample;
-    monitor->taken++;
+    monitor->taken += sample->gpu == 0;
     if (sample->variant && sample->phase == PHASE_TIMED)
         summarise(&monitor->summaries[sample->variant - 1], sample);
 }
 
-/* Does not hold the lock during NVML queries, so that the main thread never waits for them. */
-static void take_sample(struct monitor *monitor)
+/* Takes a sample of one GPU, and with the first one of the processes. Does not hold the lock during queries,
+ * so that the main thread never waits for them. */
+static void take_one(struct monitor *monitor, size_t gpu)
 {
-    struct monitor_sample sample = {.time_s = timer_now_s() - monitor->begin_s, .phase = phase_now()};
+    struct monitor_sample sample = {
+        .time_s = timer_now_s() - monitor->begin_s, .gpu = gpu, .phase = phase_now()};
     pthread_mutex_lock(&monitor->lock);
     sample.variant = monitor->variant;
     pthread_mutex_unlock(&monitor->lock);
     for (size_t i = 0; i < MONITOR_VALUES; i++)
         sample.values[i] = -1;
-    look_at_process(monitor, &sample);
+    if (gpu == 0)
+        look_at_processes(monitor, &sample);
     look_at_gpu(monitor, &sample);
     pthread_mutex_lock(&monitor->lock);
     keep(monitor, &sample);
     monitor->cpu_s = clock_s(CLOCK_THREAD_CPUTIME_ID);
     pthread_mutex_unlock(&monitor->lock);
+}
+
+static void take_sample(struct monitor *monitor)
+{
+    size_t gpu = 0;
+    do
+        take_one(monitor, gpu++);
+    while (gpu < monitor->subject.gpu_count);
 }
 
 /* Sleeps until the next multiple of the period. Returns false if the thread must stop. */
@@ -198,6 +209,8 @@ static void *watch(void *argument)
     do
         take_sample(monitor);
     while (wait_for_next(monitor, &tick));
+    if (monitor->subject.tree) /* a command may end soon after its latest sample, or after its first */
+        take_sample(monitor);
     return NULL;
 }
 
@@ -216,13 +229,18 @@ static enum status make_row(const struct monitor_subject *subject, const char *v
                             const struct monitor_sample *sample, struct row *row)
 {
     char throttled[128];
-    row_text(row, "schema", "monitor/1");
+    const struct monitor_gpu *gpu = sample->gpu < subject->gpu_count ? &subject->gpus[sample->gpu] : NULL;
+    row_text(row, "schema", "monitor/2");
     row_text(row, "time_utc", subject->env->time_utc);
     row_text(row, "host", subject->env->host);
     row_text(row, "job_id", subject->env->job_id);
     row_text(row, "revision", subject->env->revision);
     row_count(row, "rank", subject->rank);
-    row_text(row, "device", subject->device);
+    if (gpu)
+        row_count(row, "gpu", (unsigned long long)gpu->number);
+    else
+        row_text(row, "gpu", "");
+    row_text(row, "device", gpu ? gpu->name : subject->env->cpu_model);
     row_text(row, "variant", variant);
     row_text(row, "phase", phase_name(sample->phase));
     row_real(row, "time_s", sample->time_s);
@@ -255,9 +273,11 @@ static enum status write_rows(const struct monitor *monitor, const struct monito
     return status;
 }
 
-/* Writes all samples so far; the thread then continues with an empty list. */
-static enum status flush(struct monitor *monitor)
+/* The thread continues with an empty list. */
+enum status monitor_flush(struct monitor *monitor)
 {
+    if (!monitor)
+        return STATUS_OK;
     pthread_mutex_lock(&monitor->lock);
     struct monitor_sample *samples = monitor->samples;
     size_t count = monitor->count;
@@ -275,7 +295,7 @@ static enum status flush(struct monitor *monitor)
 enum status monitor_check(const char *path)
 {
     const struct env nowhere = {0};
-    const struct monitor_subject nobody = {.env = &nowhere, .device = "", .pci_bus_id = ""};
+    const struct monitor_subject nobody = {.env = &nowhere};
     const struct monitor_sample nothing = {0};
     struct row row = {0};
     enum status status = make_row(&nobody, "", &nothing, &row);
@@ -323,17 +343,17 @@ enum status monitor_open(const char *path, uint64_t period_ms, const struct moni
                             .period_s = 1e-3 * (double)period_ms,
                             .subject = *subject,
                             .begin_s = timer_now_s(),
-                            .statm = open("/proc/self/statm", O_RDONLY | O_CLOEXEC),
-                            .traffic = period_ms >= TRAFFIC_PERIOD_MS,
-                            .process_s = -1};
-    if (*subject->pci_bus_id && nvml_gpu_state(subject->pci_bus_id, &unused) != STATUS_OK)
+                            .traffic = period_ms >= TRAFFIC_PERIOD_MS * subject->gpu_count,
+                            .counters = {-1, -1, -1}};
+    if (subject->gpu_count > 0 && nvml_gpu_state(subject->gpus[0].pci_bus_id, &unused) != STATUS_OK)
         status_warn("--monitor: the GPU columns stay empty: %s", status_text());
     int error = make_lock(new);
+    if (!error && subject->variant && monitor_begin(new, subject->variant) != STATUS_OK)
+        error = ENOMEM;
     if (!error)
         error = start_thread(new);
     if (error) {
-        if (new->statm >= 0)
-            close(new->statm);
+        free(new->summaries);
         free(new);
         return status_set(STATUS_FAILED, "--monitor: cannot start its thread: %s", strerror(error));
     }
@@ -374,7 +394,7 @@ enum status monitor_end(struct monitor *monitor)
     pthread_mutex_lock(&monitor->lock);
     monitor->variant = 0;
     pthread_mutex_unlock(&monitor->lock);
-    return flush(monitor);
+    return monitor_flush(monitor);
 }
 
 /* Warns if the monitor was too expensive or too slow. Needs enough samples, because the first one costs
@@ -386,7 +406,7 @@ static void warn_about_itself(const struct monitor *monitor)
     if (due < MONITOR_SAMPLES_MIN)
         return;
     if (cost > COST_MAX)
-        status_warn_own("--monitor took %.1f %% of a core, which may slow down the timed runs; use a longer "
+        status_warn_own("--monitor took %.1f %% of a core, which may slow down what it watches; use a longer "
                         "period than %.0f ms",
                         100 * cost, 1e3 * monitor->period_s);
     if ((double)monitor->missed > MISSED_MAX * (double)due)
@@ -406,7 +426,7 @@ enum status monitor_stop(struct monitor *monitor)
     pthread_mutex_unlock(&monitor->lock);
     pthread_join(monitor->thread, NULL);
     warn_about_itself(monitor);
-    return flush(monitor);
+    return monitor_flush(monitor);
 }
 
 size_t monitor_summaries(const struct monitor *monitor, const struct monitor_summary **summaries)
@@ -419,8 +439,6 @@ void monitor_free(struct monitor *monitor)
 {
     if (!monitor)
         return;
-    if (monitor->statm >= 0)
-        close(monitor->statm);
     pthread_cond_destroy(&monitor->wake);
     pthread_mutex_destroy(&monitor->lock);
     free(monitor->samples);

@@ -1,4 +1,5 @@
-/* The monitor: a thread that samples the GPU and this process at fixed times while the main thread works.
+/* The monitor: a thread that samples GPUs and this process, or the processes of a command, at fixed times
+ * while the main thread works.
  *
  * It keeps samples in memory and writes them when nothing is being timed: at the end of each variant and
  * at the end of the program. docs/monitor.md describes the source of each column. Only the main thread
@@ -12,6 +13,7 @@
 
 #include "core/status.h"
 #include "machine/env.h"
+#include "machine/process.h"
 
 /* The fewest samples for a meaningful figure. */
 #define MONITOR_SAMPLES_MIN   20
@@ -32,18 +34,28 @@ enum monitor_value {
     MONITOR_PCIE_TX_BYTES_PER_S,
     MONITOR_CPU_CORES,
     MONITOR_RSS_BYTES,
+    MONITOR_READ_BYTES_PER_S,
+    MONITOR_WRITE_BYTES_PER_S,
     MONITOR_VALUES
+};
+
+struct monitor_gpu {
+    int number;             /* of the CUDA device */
+    const char *name;       /* of the model */
+    const char *pci_bus_id; /* as NVML wants it */
 };
 
 /* What is watched. All pointers must stay valid as long as the monitor. */
 struct monitor_subject {
     const struct env *env;
     uint64_t rank;
-    const char *device;     /* the GPU's name, or the CPU's where there is no GPU */
-    const char *pci_bus_id; /* of the GPU; "" without one */
+    const struct monitor_gpu *gpus; /* each has a row per sample; the first row also has the processes */
+    size_t gpu_count;               /* 0: rows name the CPU */
+    struct process_tree *tree;      /* NULL: this process */
+    const char *variant;            /* of the samples from the first on; NULL: none before monitor_begin() */
 };
 
-/* The samples taken during a variant's timed runs. */
+/* The samples taken during a variant's timed runs. GPU values are of all watched GPUs together. */
 struct monitor_summary {
     const char *variant;
     size_t samples;
@@ -71,11 +83,15 @@ enum status monitor_begin(struct monitor *monitor, const char *variant);
 /* Returns the number of samples taken so far in the timed runs of the current variant. */
 size_t monitor_timed_samples(struct monitor *monitor);
 
+/* Writes the samples so far; sampling continues. STATUS_FAILED if the file cannot be written. */
+enum status monitor_flush(struct monitor *monitor);
+
 /* Ends the current variant and writes the samples so far. STATUS_FAILED if the file cannot be written. */
 enum status monitor_end(struct monitor *monitor);
 
-/* Stops sampling and writes the remaining samples. Warns if the monitor used more than 1 % of a core or
- * missed more than 10 % of its samples. STATUS_FAILED if the file cannot be written. */
+/* Takes a last sample of a process tree, stops sampling and writes the remaining samples. Warns if the
+ * monitor used more than 1 % of a core or missed more than 10 % of its samples. STATUS_FAILED if the file
+ * cannot be written. */
 enum status monitor_stop(struct monitor *monitor);
 
 /* Gets the summaries of all variants so far, owned by the monitor. Call after monitor_stop(). Returns their

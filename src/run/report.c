@@ -362,6 +362,7 @@ static const struct {
     [MONITOR_SM_CLOCK_MHZ] = {"SM MHz", 1, 0},           [MONITOR_MEMORY_CLOCK_MHZ] = {"mem MHz", 1, 0},
     [MONITOR_PCIE_RX_BYTES_PER_S] = {"rx GB/s", 1e9, 2}, [MONITOR_PCIE_TX_BYTES_PER_S] = {"tx GB/s", 1e9, 2},
     [MONITOR_CPU_CORES] = {"CPU cores", 1, 2},           [MONITOR_RSS_BYTES] = {"RSS GB", 1e9, 3},
+    [MONITOR_READ_BYTES_PER_S] = {"read GB/s", 1e9, 3},  [MONITOR_WRITE_BYTES_PER_S] = {"wr. GB/s", 1e9, 3},
 };
 
 /* Prints a line of means or of maxima. Omits columns without any value. */

@@ -448,10 +448,9 @@ static enum status run_watched(struct runner *runner)
     const struct device_info *device = &runner->device;
     if (!settings->monitor)
         return run_consumed(runner);
-    const struct monitor_subject subject = {.env = &runner->env,
-                                            .rank = (uint64_t)comm_rank(),
-                                            .device = *device->name ? device->name : runner->env.cpu_model,
-                                            .pci_bus_id = device->pci_bus_id};
+    const struct monitor_gpu gpu = {settings->resources.device, device->name, device->pci_bus_id};
+    const struct monitor_subject subject = {
+        .env = &runner->env, .rank = (uint64_t)comm_rank(), .gpus = &gpu, .gpu_count = *device->name != '\0'};
     TRY(comm_agree(monitor_open(settings->monitor, settings->monitor_period_ms, &subject, &runner->monitor)));
     enum status status = run_consumed(runner);
     char failure[1024];

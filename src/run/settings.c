@@ -57,7 +57,7 @@ static const struct option_spec specs[] = {
      "append every timed sample to this CSV file"},
     {"monitor", "FILE[:MS]", OPTION_OUTPUT, AT(monitor), NULL, 0, 0, NULL, false,
      "sample the GPU and this process every MS milliseconds (" MONITOR_PERIODS ") and append the samples to "
-     "this CSV file"},
+     "this CSV file; with -- COMMAND, sample all GPUs and that command instead of a run"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, COLUMN_APART,
      "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
@@ -102,7 +102,8 @@ static const char list_help[] =
 
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"
-    "             or a slower row in compare; 4 not supported by this build or machine\n";
+    "             or a slower row in compare; 4 not supported by this build or machine;\n"
+    "             with -- COMMAND, that of the command\n";
 
 /* The options of one workload and the names of its variants. */
 static void help_with(const struct workload *workload, FILE *stream)
@@ -129,6 +130,7 @@ static void help_common(FILE *stream, bool all)
           "usage: fdsl-bench --variant NAME[,NAME...] [options]\n"
           "       fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
           "       fdsl-bench compare A.csv B.csv [options]\n"
+          "       fdsl-bench --monitor FILE[:MS] [--device N] -- COMMAND [ARGUMENT...]\n"
           "       fdsl-bench --list [-v] | --env | --version | --help\n"
           "\n"
           "examples:\n"
@@ -145,6 +147,7 @@ static void help_common(FILE *stream, bool all)
           "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # latency: median and 99th "
           "percentile\n"
           "  fdsl-bench compare before.csv after.csv       # what became slower; compare --help\n"
+          "  fdsl-bench --monitor results/monitor.csv -- python3 train.py  # GPU and CPU load of any command\n"
           "\n"
           "workloads, each with more options (fdsl-bench --workload NAME --help):\n",
           stream);
@@ -323,6 +326,28 @@ static enum status read_monitor(struct settings *settings)
                               : status_set(STATUS_USAGE, "--monitor: name a file before the colon");
 }
 
+/* For -- COMMAND: refuses options of own runs. */
+static enum status check_command(struct settings *settings)
+{
+    static const char *const shared[] = {"monitor", "device", "config", "lock-timeout"};
+    if (!*settings->command)
+        return status_set(STATUS_USAGE, "name a command after --, e.g. --monitor FILE -- python3 train.py");
+    for (size_t t = 0; t < settings->options.table_count; t++)
+        for (size_t i = 0; i < settings->options.tables[t].count; i++) {
+            const char *name = settings->options.tables[t].specs[i].name;
+            bool applies = false;
+            for (size_t j = 0; j < COUNT_OF(shared); j++)
+                applies |= strcmp(name, shared[j]) == 0;
+            if (!applies && options_given(&settings->options, name))
+                return status_set(STATUS_USAGE, "--%s does not apply to -- COMMAND; leave one out", name);
+        }
+    if (!settings->monitor)
+        return status_set(STATUS_USAGE, "-- COMMAND needs --monitor FILE, for the samples of '%s'",
+                          settings->command[0]);
+    lock_set_timeout(settings->lock_timeout_s);
+    return read_monitor(settings);
+}
+
 /* Refuses --loops together with options that would end the sampling in another way. */
 static enum status check_loops(const struct settings *settings)
 {
@@ -451,14 +476,16 @@ enum status settings_read(struct settings *settings, const struct config *config
 {
     int argc = config->argc;
     char **argv = config->argv;
-    *settings = (struct settings){0};
+    *settings = (struct settings){.command = config->command};
     if (asks_about_prepare(argc, argv)) {
         settings->prepare = "";
         settings->help = true;
         return STATUS_OK;
     }
     settings->prepare = options_peek(NULL, 0, argc, argv, "prepare"); /* only the full name --prepare */
-    if (settings->prepare)                                            /* data/prepare.c parses its options */
+    if (settings->prepare && settings->command)
+        return status_set(STATUS_USAGE, "--prepare does not apply to -- COMMAND; leave one out");
+    if (settings->prepare) /* data/prepare.c parses its options */
         return STATUS_OK;
     enum status found = find_workload(settings, argc, argv);
     if (!settings->workload)
@@ -478,6 +505,8 @@ enum status settings_read(struct settings *settings, const struct config *config
     TRY(options_parse(&settings->options, argc, argv));
     if (settings->help || settings->version)
         return STATUS_OK;
+    if (settings->command && !settings_informational(settings))
+        return check_command(settings);
     TRY(choose_device(settings));
     return settings_informational(settings) || settings->prepare ? STATUS_OK : derive(settings);
 }

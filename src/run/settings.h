@@ -30,6 +30,7 @@ struct settings {
     bool verify, dry_run, best_gpu, list, environment, help, version, verbose;
 
     /* Derived */
+    char **command; /* the command after "--", which --monitor watches; NULL: own runs; not owned */
     const struct workload *workload;
     const struct variant_entry **variants; /* owned */
     size_t variant_count;

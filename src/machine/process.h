@@ -1,0 +1,46 @@
+/* What a process, or a tree of processes, uses: CPU time, memory and storage, read from /proc. */
+#ifndef FDSL_MACHINE_PROCESS_H
+#define FDSL_MACHINE_PROCESS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "core/status.h"
+
+/* Counters of what was used so far; a field is negative if it is unknown. */
+enum process_counter {
+    PROCESS_CPU_S,
+    PROCESS_READ_BYTES,    /* from storage, not from the page cache */
+    PROCESS_WRITTEN_BYTES, /* to storage, when the page cache takes them */
+    PROCESS_COUNTERS
+};
+struct process_use {
+    double counters[PROCESS_COUNTERS];
+    double rss_bytes; /* resident now; pages that processes share count once for each */
+};
+
+/* Reads what this process uses, with all its threads. Thread safe. */
+void process_use_own(struct process_use *use);
+
+/* All descendants of this process, also those whose parents have ended, and those that have ended. */
+struct process_tree;
+
+/* Makes this process the parent of orphaned descendants (PR_SET_CHILD_SUBREAPER). The caller frees `*tree`
+ * with process_tree_free(). STATUS_FAILED if /proc cannot be read or memory runs out. */
+enum status process_tree_open(struct process_tree **tree);
+void process_tree_free(struct process_tree *tree);
+
+/* Reads what the tree has used so far; counters never decrease. Returns false if processes ended faster than
+ * they could be read; then `use` is unknown. At the first call, reads all of /proc; later only new processes
+ * and the tree. Thread safe. */
+bool process_tree_use(struct process_tree *tree, struct process_use *use);
+
+/* Returns the number of processes that were running at the latest process_tree_use(). Thread safe. */
+size_t process_tree_running(struct process_tree *tree);
+
+/* Collects all children of this process that have ended. Returns true, with the status of waitpid(), if
+ * `child` is one of them. No other function may wait for children. Thread safe. */
+bool process_tree_collect(struct process_tree *tree, pid_t child, int *wait_status);
+
+#endif

@@ -1,0 +1,246 @@
+#include "run/command.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/file.h"
+#include "core/phase.h"
+#include "core/timer.h"
+#include "machine/device.h"
+#include "machine/env.h"
+#include "machine/nvml.h"
+#include "run/monitor.h"
+
+#define GPUS_MAX      64
+#define FLUSH_S       60 /* a killed monitor loses the samples of at most this time */
+#define NOT_STARTED   126
+#define NOT_FOUND     127
+#define SIGNAL_OFFSET 128
+
+struct watched_gpu {
+    char name[256], pci_bus_id[32];
+};
+
+/* A command that was started, and what watches it. */
+struct watch {
+    const struct settings *settings;
+    const char *name; /* of the command, without its folder */
+    uint64_t rank;
+    struct env env;
+    struct process_tree *tree;
+    struct watched_gpu gpu_texts[GPUS_MAX];
+    struct monitor_gpu gpus[GPUS_MAX];
+    size_t gpu_count;
+    struct monitor *monitor;
+    pid_t child;
+    sigset_t before; /* the signal mask of the command */
+    double begin_s, end_s;
+};
+
+/* ---- Starting the command ---- */
+
+/* Signals that are passed on. A stop from the terminal (SIGTSTP) reaches the command itself. */
+static const int passed_on[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+
+static void collect_signals(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGCHLD);
+    for (size_t i = 0; i < COUNT_OF(passed_on); i++)
+        sigaddset(set, passed_on[i]);
+}
+
+/* Runs in the child. Writes errno to `report` if the command cannot be started. */
+static void become(char *const command[], const sigset_t *mask, int report)
+{
+    signal(SIGXFSZ, SIG_DFL); /* the main program ignores it */
+    sigprocmask(SIG_SETMASK, mask, NULL);
+    execvp(command[0], command);
+    int error = errno;
+    (void)file_write_all(report, (const char *)&error, sizeof error);
+    _exit(NOT_FOUND);
+}
+
+/* Starts the command in this program's process group, so that the terminal's signals reach it. `*error`
+ * becomes the errno of a command that cannot be started, or 0. */
+static enum status start(struct watch *watch, int *error)
+{
+    char *const *command = watch->settings->command;
+    int report[2];
+    sigset_t set;
+    *error = 0;
+    if (pipe2(report, O_CLOEXEC) != 0)
+        return status_set(STATUS_FAILED, "cannot start '%s': %s", command[0], strerror(errno));
+    collect_signals(&set);
+    sigprocmask(SIG_BLOCK, &set, &watch->before);
+    watch->begin_s = timer_now_s();
+    watch->child = fork();
+    if (watch->child == 0)
+        become(command, &watch->before, report[1]);
+    int fork_error = errno;
+    close(report[1]);
+    if (watch->child > 0 && read(report[0], error, sizeof *error) != (ssize_t)sizeof *error)
+        *error = 0; /* exec closed the pipe */
+    close(report[0]);
+    return watch->child > 0
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "cannot start '%s': %s", command[0], strerror(fork_error));
+}
+
+/* ---- Watching it ---- */
+
+/* Finds the GPUs that CUDA programs started here see, or the one of --device. Creates no CUDA context: it
+ * would take memory that the command may need. */
+static void find_gpus(struct watch *watch)
+{
+    const struct settings *settings = watch->settings;
+    bool one = options_given(&settings->options, "device");
+    int first = one ? (int)settings->device : 0, end = one ? first + 1 : device_count();
+    for (int i = first; i < end && watch->gpu_count < GPUS_MAX; i++) {
+        struct watched_gpu *texts = &watch->gpu_texts[watch->gpu_count];
+        if (device_pci_bus_id(i, texts->pci_bus_id, sizeof texts->pci_bus_id) != STATUS_OK) {
+            status_warn("--monitor: no samples of GPU %d: %s", i, status_text());
+            continue;
+        }
+        if (nvml_gpu_name(texts->pci_bus_id, texts->name, sizeof texts->name) != STATUS_OK)
+            snprintf(texts->name, sizeof texts->name, "GPU %d", i);
+        watch->gpus[watch->gpu_count++] = (struct monitor_gpu){i, texts->name, texts->pci_bus_id};
+    }
+}
+
+static enum status begin_monitor(struct watch *watch)
+{
+    const struct settings *settings = watch->settings;
+    env_capture(&watch->env);
+    find_gpus(watch);
+    const struct monitor_subject subject = {.env = &watch->env,
+                                            .rank = watch->rank,
+                                            .gpus = watch->gpus,
+                                            .gpu_count = watch->gpu_count,
+                                            .tree = watch->tree,
+                                            .variant = watch->name};
+    phase_enter(PHASE_TIMED);
+    return monitor_open(settings->monitor, settings->monitor_period_ms, &subject, &watch->monitor);
+}
+
+/* The terminal sends its signals to the whole process group, so the command has them already unless it left
+ * the group. */
+static void pass_on(const struct watch *watch, const siginfo_t *signal_info)
+{
+    bool from_terminal = signal_info->si_code == SI_KERNEL;
+    if (!from_terminal || getpgid(watch->child) != getpgrp())
+        kill(watch->child, signal_info->si_signo);
+}
+
+/* Waits for the command, collecting all its orphans. Writes samples now and then, as training takes days. */
+static int wait_for_end(struct watch *watch)
+{
+    sigset_t set;
+    siginfo_t info;
+    int status = 0;
+    double flushed_s = timer_now_s();
+    collect_signals(&set);
+    while (!process_tree_collect(watch->tree, watch->child, &status)) {
+        const struct timespec most = {FLUSH_S, 0};
+        int signal_number = sigtimedwait(&set, &info, &most);
+        if (signal_number > 0 && signal_number != SIGCHLD)
+            pass_on(watch, &info);
+        if (timer_now_s() - flushed_s < FLUSH_S)
+            continue;
+        flushed_s = timer_now_s();
+        if (monitor_flush(watch->monitor) != STATUS_OK)
+            status_warn("%s", status_text());
+    }
+    return status;
+}
+
+/* ---- The summary ---- */
+
+/* Appends to the line `text` of `size` bytes. */
+__attribute__((format(printf, 3, 4))) static void append(char *text, size_t size, const char *format, ...)
+{
+    va_list arguments;
+    size_t used = strlen(text);
+    va_start(arguments, format);
+    vsnprintf(text + used, size - used, format, arguments);
+    va_end(arguments);
+}
+
+static void summarise(const struct watch *watch, const struct process_use *use)
+{
+    char text[512] = "";
+    const struct monitor_summary *summary;
+    double wall_s = watch->end_s - watch->begin_s, read_gb = 1e-9 * use->counters[PROCESS_READ_BYTES];
+    size_t running = process_tree_running(watch->tree);
+    if (monitor_summaries(watch->monitor, &summary) == 0)
+        return;
+    append(text, sizeof text, "%.1f s", wall_s);
+    if (use->counters[PROCESS_CPU_S] >= 0)
+        append(text, sizeof text, ", %.1f s of CPU time (%.2f cores)", use->counters[PROCESS_CPU_S],
+               use->counters[PROCESS_CPU_S] / wall_s);
+    if (summary->of[MONITOR_RSS_BYTES].count)
+        append(text, sizeof text, ", at most %.3g GB of memory", 1e-9 * summary->of[MONITOR_RSS_BYTES].max);
+    if (read_gb >= 0)
+        append(text, sizeof text, ", %.3g GB read and %.3g GB written", read_gb,
+               1e-9 * use->counters[PROCESS_WRITTEN_BYTES]);
+    if (summary->of[MONITOR_GPU_UTILISATION_PERCENT].count)
+        append(text, sizeof text, ", GPU use %.0f %%",
+               summary->of[MONITOR_GPU_UTILISATION_PERCENT].sum /
+                   (double)summary->of[MONITOR_GPU_UTILISATION_PERCENT].count);
+    if (running)
+        append(text, sizeof text, "; %zu of its processes still run%s, unwatched", running,
+               running == 1 ? "s" : "");
+    status_say("%s: %s; %zu samples in %s", watch->name, text, summary->samples, watch->settings->monitor);
+}
+
+/* ---- The whole ---- */
+
+static enum status watch_command(struct watch *watch, int *exit_status)
+{
+    struct process_use use;
+    int error;
+    TRY(start(watch, &error));
+    if (error) {
+        *exit_status = error == ENOENT ? NOT_FOUND : NOT_STARTED;
+        waitpid(watch->child, NULL, 0);
+        return status_set(STATUS_FAILED, "cannot start '%s': %s", watch->settings->command[0],
+                          strerror(error));
+    }
+    enum status begun = begin_monitor(watch);
+    if (begun != STATUS_OK)
+        status_print(); /* the command continues without samples */
+    int wait_status = wait_for_end(watch);
+    watch->end_s = timer_now_s();
+    *exit_status = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : SIGNAL_OFFSET + WTERMSIG(wait_status);
+    enum status written = monitor_stop(watch->monitor);
+    if (written == STATUS_OK && process_tree_use(watch->tree, &use))
+        summarise(watch, &use);
+    return begun == STATUS_OK ? written : begun;
+}
+
+enum status command_run(const struct settings *settings, int rank, int *exit_status)
+{
+    struct watch *watch = calloc(1, sizeof *watch);
+    if (!watch)
+        return status_set(STATUS_FAILED, "out of memory");
+    const char *slash = strrchr(settings->command[0], '/');
+    watch->settings = settings;
+    watch->rank = (uint64_t)rank;
+    watch->name = slash && slash[1] ? slash + 1 : settings->command[0];
+    enum status status = monitor_check(settings->monitor);
+    if (status == STATUS_OK)
+        status = process_tree_open(&watch->tree);
+    if (status == STATUS_OK)
+        status = watch_command(watch, exit_status);
+    monitor_free(watch->monitor);
+    process_tree_free(watch->tree);
+    free(watch);
+    return status;
+}

@@ -1,0 +1,292 @@
+/* fdsl-bench --monitor FILE -- COMMAND: how any command is started, watched and ended. */
+#include "shell.h"
+
+#include <string.h>
+
+/* Burns CPU time, so that a busy machine makes no difference: burn(0.3) takes 0.3 s of it. */
+static const char tree[] = "import os, signal, subprocess, sys, time\n"
+                           "def burn(seconds):\n"
+                           "    end = time.process_time() + seconds\n"
+                           "    while time.process_time() < end: pass\n"
+                           "def child(work):\n"
+                           "    pid = os.fork()\n"
+                           "    if pid == 0:\n"
+                           "        work()\n"
+                           "        os._exit(0)\n"
+                           "    return pid\n";
+
+/* Prints sums over the rows of FILE: rows, CPU seconds, bytes written; the most memory; the lowest rate. */
+static const char sums[] =
+    "import csv, sys\n"
+    "rows = list(csv.DictReader(open(sys.argv[1])))\n"
+    "cpu, written, before = 0, 0, 0\n"
+    "rates = []\n"
+    "for row in rows:\n"
+    "    assert row['schema'] == 'monitor/2' and row['phase'] == 'timed', row\n"
+    "    seconds, before = float(row['time_s']) - before, float(row['time_s'])\n"
+    "    if row['cpu_cores']:\n"
+    "        rates += [float(row[name]) for name in ('cpu_cores', 'read_bytes_per_s',\n"
+    "                                                'write_bytes_per_s')]\n"
+    "        cpu += seconds * rates[-3]\n"
+    "        written += seconds * rates[-1]\n"
+    "rss = max(float(row['rss_bytes'] or 0) for row in rows)\n"
+    "print(len(rows), cpu, written, rss, min(rates, default=0), rows[0]['variant'])\n";
+
+static void start(void)
+{
+    shell_set_up();
+    if (shell("python3 -c ''") != 0)
+        cr_skip_test("python3 is not installed");
+    put("sums.py", sums, strlen(sums));
+}
+
+TestSuite(command, .init = start, .fini = shell_tear_down, .timeout = 120);
+
+/* Runs a Python program, which may use burn() and child(), every 20 ms under the monitor. */
+static void watch(const char *program_text)
+{
+    char text[4096];
+    int length = snprintf(text, sizeof text, "%s%s", tree, program_text);
+    put("job.py", text, (size_t)length);
+    run("$P --monitor m.csv:20 -- python3 job.py");
+}
+
+static struct {
+    double rows, cpu_s, written, rss_bytes, lowest;
+    char variant[64];
+} sum;
+
+static void read_sums(void)
+{
+    EXPECT(0, "python3 sums.py m.csv");
+    cr_assert_eq(sscanf(out, "%lf %lf %lf %lf %lf %63s", &sum.rows, &sum.cpu_s, &sum.written, &sum.rss_bytes,
+                        &sum.lowest, sum.variant),
+                 6, "%s", out);
+    cr_expect_geq(sum.lowest, 0, "counters never run backwards: %s", out);
+}
+
+/* ---- The command is itself ---- */
+
+Test(command, has_its_own_input_output_and_exit_status)
+{
+    EXPECT(7, "echo words | $P --monitor m.csv -- sh -c 'cat; echo \"$1\"; exit 7' x --help 2>err");
+    cr_expect_str_eq(out, "words\n--help\n");
+    EXPECT(0, "cat err");
+    cr_expect(says("fdsl-bench: sh: ") && says(" s of CPU time (") && says(" samples in m.csv\n"), "%s", out);
+    cr_expect_eq(strchr(out, '\n') - out, (long)strlen(out) - 1, "not one line: %s", out);
+}
+
+Test(command, that_is_very_short_has_samples)
+{
+    EXPECT(0, "$P --monitor m.csv:60000 -- true");
+    expect_line(0, "fdsl-bench: true: ");
+    read_sums();
+    cr_expect_eq(sum.rows, 2, "one at the begin, one at the end");
+    cr_expect_str_eq(sum.variant, "true");
+}
+
+Test(command, that_cannot_be_started_is_named)
+{
+    EXPECT(127, "$P --monitor m.csv -- no-such-command");
+    expect_line(127, "fdsl-bench: cannot start 'no-such-command': No such file or directory");
+    EXPECT(126, "touch file && $P --monitor m.csv -- ./file");
+    expect_line(126, "fdsl-bench: cannot start './file': Permission denied");
+    EXPECT(1, "test -e m.csv");
+}
+
+Test(command, is_not_started_if_its_samples_cannot_be_written)
+{
+    EXPECT(2, "echo schema,other > m.csv; $P --monitor m.csv -- touch started");
+    expect_line(2, "m.csv has other columns");
+    EXPECT(2, "$P --monitor no/folder/m.csv -- touch started");
+    EXPECT(1, "test -e started");
+}
+
+Test(command, line_is_checked)
+{
+    static const char *const refused[][2] = {
+        {"--monitor m.csv --", "name a command after --, e.g. --monitor FILE -- python3 train.py"},
+        {"-- true", "-- COMMAND needs --monitor FILE, for the samples of 'true'"},
+        {"--monitor m.csv --variant naive -- true", "--variant does not apply to -- COMMAND; leave one out"},
+        {"--monitor m.csv --batch 3 -- true", "--batch does not apply to -- COMMAND; leave one out"},
+        {"--prepare d -- true", "--prepare does not apply to -- COMMAND; leave one out"},
+        {"--monitor m.csv:5 -- true", "--monitor FILE:MS"},
+        {"--monitor m.csv true -- true", "unexpected argument 'true'"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        run("$P %s", refused[i][0]);
+        expect_line(2, refused[i][1]);
+    }
+    EXPECT(0, "$P --help -- false");
+    cr_expect(says("usage: fdsl-bench"), "%s", out);
+}
+
+/* ---- The tree ---- */
+
+/* A child, a grandchild and a daemon whose parents have ended, each with 0.3 s of CPU time. */
+Test(command, is_watched_with_all_its_descendants)
+{
+    watch("os.waitpid(child(lambda: (burn(0.3), os.waitpid(child(lambda: burn(0.3)), 0))), 0)\n"
+          "ours, theirs = os.pipe()\n"
+          "def daemon():\n"
+          "    os.setsid()\n"
+          "    child(lambda: (burn(0.3), os.write(theirs, b'x')))\n"
+          "os.waitpid(child(daemon), 0)\n"
+          "os.read(ours, 1)\n"
+          "time.sleep(0.3)\n");
+    cr_assert_eq(status, 0, "%s", out);
+    double said_s = 0;
+    const char *line = strstr(out, "fdsl-bench: python3: ");
+    cr_assert_not_null(line, "%s", out);
+    cr_assert_eq(sscanf(line, "fdsl-bench: python3: %*f s, %lf s of CPU time", &said_s), 1, "%s", out);
+    cr_expect(said_s >= 0.89 && said_s < 1.5, "each process counts once: %s", out);
+    cr_expect(!says("still run"), "%s", out);
+    read_sums();
+    cr_expect_geq(sum.cpu_s, 0.85);
+    cr_expect_leq(sum.cpu_s, said_s + 0.1);
+}
+
+/* Children that are collected without a wait leave nothing to their parent. */
+Test(command, keeps_the_time_of_children_that_nobody_waits_for)
+{
+    watch("signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+          "for i in range(3):\n"
+          "    pid = child(lambda: burn(0.3))\n"
+          "    try: os.waitpid(pid, 0)\n"
+          "    except ChildProcessError: pass\n"
+          "time.sleep(0.2)\n");
+    read_sums();
+    cr_expect_geq(sum.cpu_s, 0.5, "%g s", sum.cpu_s);
+    cr_expect_leq(sum.cpu_s, 2, "%g s", sum.cpu_s);
+}
+
+/* Processes that come and go faster than samples are counted once. */
+Test(command, may_have_many_short_processes)
+{
+    watch("for i in range(100): os.waitpid(child(lambda: burn(0.01)), 0)\n"
+          "print(sum(os.times()[:4]))\n");
+    double own_s = 0;
+    cr_assert_eq(sscanf(out, "%lf", &own_s), 1, "%s", out);
+    read_sums();
+    cr_expect_geq(sum.cpu_s, 0.8 * own_s - 0.1, "%g of %g s", sum.cpu_s, own_s);
+    cr_expect_leq(sum.cpu_s, 1.3 * own_s + 0.1, "%g of %g s", sum.cpu_s, own_s);
+}
+
+Test(command, memory_and_storage_are_those_of_its_children)
+{
+    watch("def work():\n"
+          "    block = b'x' * 50_000_000\n"
+          "    with open('big', 'wb') as file:\n"
+          "        file.write(block)\n"
+          "        os.fsync(file.fileno())\n"
+          "    burn(0.2)\n"
+          "    print(open('/proc/self/io').read().split('\\nwrite_bytes: ')[1].split()[0], flush=True)\n"
+          "first, second = child(work), child(work)\n"
+          "os.waitpid(first, 0), os.waitpid(second, 0)\n"
+          "time.sleep(0.1)\n");
+    double written[2] = {0};
+    cr_assert_eq(sscanf(out, "%lf %lf", &written[0], &written[1]), 2, "%s", out);
+    read_sums();
+    cr_expect_geq(sum.rss_bytes, 60e6, "%g bytes: two processes of 50 MB", sum.rss_bytes);
+    cr_expect_geq(sum.written, 0.95 * (written[0] + written[1]), "%g bytes", sum.written);
+    cr_expect_leq(sum.written, 1.1 * (written[0] + written[1]) + 1e6, "%g bytes", sum.written);
+}
+
+Test(command, may_leave_processes_behind)
+{
+    EXPECT(0,
+           "timeout 20 $P --monitor m.csv -- sh -c 'sleep 30 >/dev/null 2>&1 & echo $!' >pid 2>err; cat err; "
+           "kill $(cat pid)");
+    cr_expect(says("; 1 of its processes still runs, unwatched; "), "%s", out);
+}
+
+/* ---- Signals ---- */
+
+Test(command, that_a_signal_kills_has_all_its_samples)
+{
+    EXPECT(137, "$P --monitor m.csv:20 -- sh -c 'sleep 0.3; kill -9 $$'");
+    expect_line(137, " samples in m.csv");
+    read_sums();
+    cr_expect_geq(sum.rows, 3);
+}
+
+/* Waits until the file `ready` exists, sends the signal to the monitor and waits for it. */
+#define SEND(name)                                                                                         \
+    "rm -f ready; $P --monitor m.csv:20 -- sh trap.sh >said 2>/dev/null & p=$!; while ! [ -e ready ]; do " \
+    "sleep 0.01; done; "                                                                                   \
+    "kill -" name " $p; wait $p; s=$?; cat said; exit $s"
+
+Test(command, gets_the_signals_that_the_monitor_gets)
+{
+    static const char trap[] =
+        "for s in HUP INT QUIT TERM USR1 USR2; do trap \"echo got $s; exit 5\" $s; done\n"
+        "touch ready\n"
+        "while :; do sleep 0.02; done\n";
+    put("trap.sh", trap, sizeof trap - 1);
+    static const char *const names[] = {"TERM", "HUP", "USR1", "USR2"}; /* a shell's jobs ignore the others */
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char wanted[32];
+        run("n=%s; " SEND("$n"), names[i]);
+        snprintf(wanted, sizeof wanted, "got %s\n", names[i]);
+        cr_expect_eq(status, 5, "%s: %d: %s", names[i], status, out);
+        cr_expect_str_eq(out, wanted);
+    }
+    read_sums();
+}
+
+Test(command, that_a_passed_signal_ends_reports_it)
+{
+    static const char plain[] = "touch ready; exec sleep 30\n";
+    put("trap.sh", plain, sizeof plain - 1);
+    cr_expect_eq(run(SEND("TERM")), 143, "%s", out);
+    read_sums();
+    cr_expect_geq(sum.rows, 1);
+}
+
+/* The terminal sends Ctrl-C to the whole process group. The monitor must not send it again. */
+Test(command, gets_one_interrupt_for_one_ctrl_c)
+{
+    static const char count[] = "import signal, time\n"
+                                "got = []\n"
+                                "signal.signal(signal.SIGINT, lambda *_: got.append(1))\n"
+                                "print('ready', input(), flush=True)\n"
+                                "end = time.monotonic() + 30\n"
+                                "while not got and time.monotonic() < end: time.sleep(0.01)\n"
+                                "time.sleep(0.3)\n"
+                                "print('interrupts:', len(got), flush=True)\n"
+                                "raise SystemExit(3)\n";
+    static const char terminal[] = "import os, pty, sys\n"
+                                   "pid, fd = pty.fork()\n"
+                                   "if pid == 0:\n"
+                                   "    os.execv(sys.argv[1], [sys.argv[1], '--monitor', 'm.csv:20', '--',\n"
+                                   "                           'python3', 'count.py'])\n"
+                                   "os.write(fd, b'typed\\n')\n"
+                                   "text, sent = b'', False\n"
+                                   "while True:\n"
+                                   "    try: text += os.read(fd, 4096)\n"
+                                   "    except OSError: break\n"
+                                   "    if b'ready typed' in text and not sent:\n"
+                                   "        sent = os.write(fd, b'\\x03')\n"
+                                   "print(text.decode())\n"
+                                   "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n";
+    put("count.py", count, sizeof count - 1);
+    put("terminal.py", terminal, sizeof terminal - 1);
+    run("python3 terminal.py $P");
+    expect(3, "interrupts: 1\r\n");
+    expect(3, " samples in m.csv");
+}
+
+/* ---- The rows ---- */
+
+Test(command, has_rows_like_a_run)
+{
+    EXPECT(0, "printf '[monitor]\\nmonitor = m.csv:20\\n' > c.ini; $P --config c.ini -- sleep 0.1 && "
+              "$P --variant naive --res 32 --batch 2 --min-time 0.2 --monitor m.csv:20 >/dev/null");
+    EXPECT(0, "grep -c '^schema' m.csv");
+    expect_line(0, "1");
+    run("mkdir results && mv m.csv results && cd %s && scripts/figures/draw.py --results %s/results --work %s "
+        "--commands "
+        "monitor >/dev/null && grep -c . %s/monitor.dat",
+        root, folder, folder, folder);
+    cr_expect_eq(status, 0, "%s", out);
+}
