@@ -43,6 +43,11 @@ struct omp_tables {
     uint64_t compress[256]; /* for every mask of 8 lanes: the numbers of the set lanes, one byte each */
 };
 
+struct synth;
+
+/* Fills `tables`, which must be zero, for canvases with `pitch` pixels from one row to the next. */
+void omp_fill_tables(const struct synth *synth, int32_t pitch, struct omp_tables *tables);
+
 /* A run of consecutive vertices of one image, followed by the end of its last line: the next vertex. If the
  * arc is the whole polygon, that is vertex 0 again. Arrays are padded to whole vectors. */
 struct omp_arc {
