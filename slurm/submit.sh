@@ -2,25 +2,34 @@
 # Submits a sweep: a job array with one task per line of the table, and a job that merges the rows and draws
 # the figures after all tasks have succeeded.
 #
-#   slurm/submit.sh [--redo] TABLE [options of sbatch for the array ...]
+#   slurm/submit.sh [--redo] [--dry-run] TABLE [options of sbatch for the array ...]
 #   slurm/submit.sh configs/sweep_batch.tsv --gpus=1 --cpus-per-task=16 --time=10
+#   slurm/submit.sh --dry-run configs/sweep_batch.tsv --gpus=1    checks the table, prints the number of tasks and the
+#                                                           sbatch commands, submits nothing; works without Slurm
 #
 # Set options of both jobs in the environment: SBATCH_ACCOUNT, SBATCH_PARTITION, SBATCH_QOS, SBATCH_TIMELIMIT. When a
 # table is submitted again, finished tasks are skipped unless --redo is given. Logs are in results/sweep/NAME/log/.
 #
-# Exit status: 0 submitted, 2 an error in the table, else that of sbatch.
+# Exit status: 0 submitted or printed, 2 an error in the table, else that of sbatch.
 set -euo pipefail
 
 case ${1-} in
 -h | --help) sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0" && exit ;;
 esac
-redo=()
-[[ ${1-} != --redo ]] || { redo=(--redo) && shift; }
+redo=() dry=''
+while [[ ${1-} == --redo || ${1-} == --dry-run ]]; do
+    if [[ $1 == --redo ]]; then redo=(--redo); else dry=yes; fi
+    shift
+done
 if (($# == 0)); then
     echo 'submit.sh: name a table, such as configs/sweep_cpu.tsv; see --help' >&2
     exit 2
 fi
-if ! command -v sbatch >/dev/null; then
+if [[ $1 == -* ]]; then
+    echo "submit.sh: unknown option '$1'; options of sbatch follow the table; see --help" >&2
+    exit 2
+fi
+if [[ ! $dry ]] && ! command -v sbatch >/dev/null; then
     echo "submit.sh: no sbatch here; without Slurm, scripts/sweep/run.sh $1 does the same" >&2
     exit 4
 fi
@@ -32,10 +41,18 @@ scripts/sweep/run.sh "$table" --dry-run >/dev/null
 count=$(scripts/sweep/run.sh "$table" --count)
 name=${table##*/} name=${name%.tsv} name=${name#sweep_}
 log=results/sweep/$name/log
-mkdir -p "$log"
+[[ $dry ]] || mkdir -p "$log"
 
-# Submits a job and sets $job to its number; on failure prints the reason in one line.
+# Submits a job and sets $job to its number; on failure prints the reason in one line. With --dry-run, prints the
+# command, as the shell would need it.
 submit() { # arguments of sbatch
+    if [[ $dry ]]; then
+        printf 'sbatch'
+        printf ' %s' "'--parsable'" "${@@Q}"
+        echo
+        job=JOB
+        return
+    fi
     local said status=0
     said=$(sbatch --parsable "$@" 2>&1) || status=$?
     job=$(sed -nE 's/^([0-9]+)(;.*)?$/\1/p' <<<"$said") # ;cluster
@@ -48,7 +65,13 @@ submit() { # arguments of sbatch
     exit "$status"
 }
 
-submit --array="1-$count" --output="$log/task_%a.log" "$@" slurm/sweep.sbatch "$table" "${redo[@]}"
-echo "tasks:  job $job, $count of them; logs in $log/"
-submit --dependency="afterok:$job" --kill-on-invalid-dep=yes --output="$log/collect.log" slurm/collect.sbatch "$table"
-echo "rows:   job $job, results/sweep_$name.csv; should a task fail, scripts/sweep/run.sh $table --collect"
+array=(--array="1-$count" --output="$log/task_%a.log" "$@" slurm/sweep.sbatch "$table" "${redo[@]}")
+collect=(--kill-on-invalid-dep=yes --output="$log/collect.log" slurm/collect.sbatch "$table")
+if [[ $dry ]]; then
+    echo "tasks:  $count; JOB is the number that the first sbatch prints"
+    echo "mkdir -p ${log@Q}"
+fi
+submit "${array[@]}"
+[[ $dry ]] || echo "tasks:  job $job, $count of them; logs in $log/"
+submit --dependency="afterok:$job" "${collect[@]}"
+[[ $dry ]] || echo "rows:   job $job, results/sweep_$name.csv; should a task fail, scripts/sweep/run.sh $table --collect"

@@ -1,0 +1,56 @@
+/* slurm/submit.sh --dry-run: what it prints, without Slurm and without a change. */
+#include "shell.h"
+
+#include <string.h>
+
+static void start(void)
+{
+    shell_set_up();
+    EXPECT(0, "ln -s %s/scripts %s/slurm %s/configs . && cp $P fdsl-bench", root, root, root);
+    put("t.tsv", "variant\nnaive\nomp\n", 18);
+    setenv("FDSL_BENCH", program, 1);
+}
+
+TestSuite(submit, .init = start, .fini = shell_tear_down, .timeout = 60);
+
+/* An sbatch that only logs its arguments. */
+#define PRETEND                                                                         \
+    "mkdir -p bin && echo 'echo \"$@\" >>calls; echo 4$(wc -l <calls)' >bin/sbatch && " \
+    "sed -i 1i'#!/bin/sh' bin/sbatch && chmod +x bin/sbatch && PATH=$PWD/bin:$PATH "
+
+Test(submit, a_dry_run_prints_the_commands)
+{
+    EXPECT(0, "slurm/submit.sh --dry-run --redo t.tsv --gpus=1 --comment='two words' | sed \"s|$PWD/||\"");
+    cr_expect_str_eq(
+        out, "tasks:  2; JOB is the number that the first sbatch prints\n"
+             "mkdir -p 'results/sweep/t/log'\n"
+             "sbatch '--parsable' '--array=1-2' '--output=results/sweep/t/log/task_%a.log' '--gpus=1' "
+             "'--comment=two words' 'slurm/sweep.sbatch' 't.tsv' '--redo'\n"
+             "sbatch '--parsable' '--dependency=afterok:JOB' '--kill-on-invalid-dep=yes' "
+             "'--output=results/sweep/t/log/collect.log' 'slurm/collect.sbatch' 't.tsv'\n");
+    EXPECT(1, "test -e results");
+}
+
+/* The printed commands do what a real call does. */
+Test(submit, the_printed_commands_are_those_of_a_real_call)
+{
+    EXPECT(0, PRETEND "slurm/submit.sh --dry-run t.tsv --gpus=1 >printed");
+    EXPECT(1, "test -e calls");
+    EXPECT(0, "sed 1d printed | sed s/JOB/41/ >commands && " PRETEND "sh commands && mv calls printed_calls");
+    EXPECT(0, PRETEND "slurm/submit.sh t.tsv --gpus=1");
+    expect(0, "tasks:  job 41, 2 of them");
+    EXPECT(0, "cmp calls printed_calls");
+    EXPECT(0, "grep -c . calls");
+    expect(0, "2\n");
+}
+
+Test(submit, a_dry_run_checks_the_table_and_the_options)
+{
+    put("t.tsv", "variant\nnaiv\n", 13);
+    run("slurm/submit.sh --dry-run t.tsv");
+    expect(2, "t.tsv:2: unknown variant 'naiv'");
+    run("slurm/submit.sh --dri-run t.tsv");
+    expect_line(2, "submit.sh: unknown option '--dri-run'; options of sbatch follow the table");
+    run("slurm/submit.sh --dry-run");
+    expect_line(2, "submit.sh: name a table");
+}
