@@ -224,7 +224,10 @@ Test(combinations, a_signal_says_how_many_are_done)
     cr_assert(kill(pid, SIGINT) == 0 && waitpid(pid, &wait_status, 0) == pid);
     cr_expect(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGINT, "%x", wait_status);
     text = get("err.txt", NULL);
-    cr_expect(strstr(text, "\nfdsl-bench: interrupted: 1 of 2 combinations are done\n"), "%s", text);
+    cr_expect(strstr(text, "\nfdsl-bench: interrupted: 1 of 2 combinations are done, with their rows in "
+                           "rows.csv; to go on, repeat "
+                           "the same command with the values that are left, from --batch 4096 on\n"),
+              "%s", text);
     free(text);
     text = get("rows.csv", NULL);
     cr_expect_eq(count_of(text, "\n"), 2, "the first combination's row is kept: %s", text);

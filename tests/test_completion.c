@@ -68,3 +68,14 @@ Test(completion, options_are_those_of_the_help)
     complete("--outp");
     cr_expect_str_eq(out, "\n", "no former names");
 }
+
+Test(completion, a_command_after_two_dashes_is_completed_as_a_command)
+{
+    EXPECT(0, "touch train.py");
+    complete("--monitor m.csv -- python3 tra");
+    cr_expect_str_eq(out, "train.py\n");
+    complete("--monitor m.csv -- bas");
+    cr_expect(says("bash\n"), "%s", out);
+    complete("--monitor m.csv -- tool --vari");
+    cr_expect_str_eq(out, "\n", "not an option of this program");
+}

@@ -71,6 +71,11 @@ the number of CPU threads where
 .B --threads
 is not given; of a list, the first number.
 .TP
+.B FDSL_PROGRESS_S
+the seconds between two lines of progress of
+.B --prepare
+where stderr is not a terminal (10).
+.TP
 .B NO_COLOR
 no colours, when set to anything but the empty string.
 .TP

@@ -5,12 +5,15 @@
 #include <limits.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "core/text.h"
 
 #define TEMPORARY_NAMES 100
 
@@ -177,16 +180,25 @@ static void unlock_writers(const sigset_t *mask)
 static atomic_bool holding;
 static atomic_int held_signal; /* 0: none has come */
 
-/* What a signal prints. The handler may run while the next text is written, so there are two buffers. */
-static char farewells[2][160];
-static _Atomic(const char *) farewell = "";
+/* What the signal handler prints. The main thread fills one line while the handler may print the other. */
+#define LAST_WORDS_MAX 1024
+static char last_words[2][LAST_WORDS_MAX + 64];
+static atomic_int last_words_at = -1; /* -1: none */
 
-void file_say_on_signal(const char *text)
+void file_say_on_signal(const char *format, ...)
 {
-    static int next;
-    snprintf(farewells[next], sizeof farewells[next], "%s", text);
-    atomic_store(&farewell, farewells[next]);
-    next = !next;
+    static const char start[] = "fdsl-bench: interrupted: ";
+    int at = atomic_load(&last_words_at) == 0;
+    char text[LAST_WORDS_MAX], shown[LAST_WORDS_MAX];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    text_printable(text, shown, sizeof shown);
+    /* On a terminal, overwrite "^C" and a line of progress. */
+    snprintf(last_words[at], sizeof last_words[at], "%s%s%s\n", status_shows_progress() ? "\r\033[K" : "",
+             start, shown);
+    atomic_store(&last_words_at, *text ? at : -1);
 }
 
 /* The signal handler. Never releases the lock, so that no thread creates or renames a file before the signal,
@@ -201,8 +213,9 @@ static void remove_and_die(int signal_number)
         sched_yield();
     for (const struct file_writer *writer = open_writers; writer; writer = writer->next)
         unlink(writer->name);
-    const char *text = atomic_load(&farewell);
-    (void)!write(STDERR_FILENO, text, strlen(text));
+    int at = atomic_load(&last_words_at);
+    if (at >= 0)
+        (void)file_write_all(STDERR_FILENO, last_words[at], strlen(last_words[at]));
     signal(signal_number, SIG_DFL);
     raise(signal_number);
 }

@@ -68,8 +68,11 @@ enum status file_write_atomic(const char *path, const void *bytes, size_t count)
  * program. Signals that are ignored stay ignored. */
 void file_remove_on_signals(void);
 
-/* Sets a line that such a signal prints to stderr ("" for none). The text is copied. */
-void file_say_on_signal(const char *text);
+/* Sets the line that SIGHUP, SIGINT and SIGTERM print before they end the program ("fdsl-bench: interrupted:
+ * ..."): what is kept, and how to go on. They print nothing before the first call, and after one
+ * with an empty text. Only the main thread may call.
+ */
+void file_say_on_signal(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* file_hold_signals() defers SIGHUP, SIGINT and SIGTERM until file_release_signals(), which raises the
  * deferred signal. The program calls them around the writing of results that exist only in memory.

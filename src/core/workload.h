@@ -145,6 +145,9 @@ struct workload {
          * written, so that a kill at any moment loses neither. */
         enum status (*keep)(const void *input, void *state, const char *row);
 
+        /* Returns the folder in which keep() saves states for --resume, or NULL if the user named none. */
+        const char *(*folder)(const void *input);
+
         /* Returns the row saved with the checkpoint that `state` continues from; "" if none. The row may not
          * have been written to the CSV file yet. Owned by `state`. */
         const char *(*kept)(const void *state);

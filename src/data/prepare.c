@@ -1,11 +1,11 @@
 #include "data/prepare.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -13,6 +13,7 @@
 #include "core/file.h"
 #include "core/fnv.h"
 #include "core/options.h"
+#include "core/progress.h"
 #include "core/text.h"
 #include "core/timer.h"
 #include "core/workload.h"
@@ -29,14 +30,13 @@
 #define FDSL_VERSION "unknown"
 #endif
 
-#define FOLDER_SAMPLES    1000                /* per folder, with --store files */
-#define SHARD_SAMPLES     10000               /* default limit per shard, without --shards */
-#define SHARD_BYTES       (UINT64_C(1) << 30) /* approximate limit per shard */
-#define SHARDS_MAX        1000000
-#define CHUNK_SAMPLES     256 /* samples generated at a time; fewer if they are large */
-#define CHUNK_BYTES       (UINT64_C(64) << 20)
-#define KEY_DIGITS        6 /* minimum digits of a key */
-#define PROGRESS_PERIOD_S 0.1
+#define FOLDER_SAMPLES 1000                /* per folder, with --store files */
+#define SHARD_SAMPLES  10000               /* default limit per shard, without --shards */
+#define SHARD_BYTES    (UINT64_C(1) << 30) /* approximate limit per shard */
+#define SHARDS_MAX     1000000
+#define CHUNK_SAMPLES  256 /* samples generated at a time; fewer if they are large */
+#define CHUNK_BYTES    (UINT64_C(64) << 20)
+#define KEY_DIGITS     6 /* minimum digits of a key */
 
 struct parameters {
     const char *folder, *from, *name, *config;
@@ -84,10 +84,10 @@ struct job {
     int key_digits;
     uint64_t chunk;
 
-    /* Progress display */
-    bool shown;
-    double began_s, shown_s;
-    uint64_t samples_written;
+    /* Progress; all numbers are of this rank */
+    struct progress progress;
+    double began_s, writing_s; /* start of the program's work, and of writing */
+    uint64_t samples_written, samples_earlier, samples_total, samples_kept, units_finished;
 };
 
 /* ---- The command line ---- */
@@ -333,16 +333,54 @@ static uint64_t unit_begins(const struct job *job, uint64_t unit)
     return unit * least + (unit < larger ? unit : larger);
 }
 
+static const char *unit_word(const struct job *job)
+{
+    return job->folder.layout == INDEX_SHARDS ? "shard" : "folder";
+}
+
+/* Counts the samples of this rank, and those of units that an earlier run finished. */
+static void count_samples(struct job *job)
+{
+    uint64_t step = (uint64_t)comm_size();
+    for (uint64_t unit = (uint64_t)comm_rank(); unit < job->folder.unit_count; unit += step) {
+        uint64_t samples = unit_begins(job, unit + 1) - unit_begins(job, unit);
+        bool finished = folder_finished(&job->folder, unit);
+        job->samples_total += samples;
+        job->samples_earlier += finished ? samples : 0;
+        job->samples_kept = job->samples_earlier;
+        job->units_finished += finished;
+    }
+}
+
 static void show(struct job *job, uint64_t unit)
 {
-    double now_s = timer_now_s();
-    if (!job->shown || now_s - job->shown_s < PROGRESS_PERIOD_S)
+    char left[32];
+    if (!progress_due(&job->progress))
         return;
-    job->shown_s = now_s;
-    double elapsed_s = now_s - job->began_s;
-    fprintf(stderr, "\r\033[Kpreparing: %s %" PRIu64 " of %" PRIu64 ", %" PRIu64 " samples, %.0f samples/s",
-            job->folder.layout == INDEX_SHARDS ? "shard" : "folder", unit + 1, job->folder.unit_count,
-            job->samples_written, (double)job->samples_written / (elapsed_s > 0 ? elapsed_s : 1));
+    double elapsed_s = fmax(timer_now_s() - job->writing_s, 1e-9);
+    double rate = (double)job->samples_written / elapsed_s;
+    uint64_t done = job->samples_earlier + job->samples_written;
+    progress_show(&job->progress,
+                  "preparing%s: %s %" PRIu64 " of %" PRIu64 ", %" PRIu64 " of %" PRIu64
+                  " samples, %.0f samples/s, %s left",
+                  comm_size() > 1 ? ", rank 0" : "", unit_word(job), unit + 1, job->folder.unit_count, done,
+                  job->samples_total, rate,
+                  progress_duration((double)(job->samples_total - done) / rate, left, sizeof left));
+}
+
+/* Sets what an interrupted run says. Each rank knows its own units only, so several ranks give no number. */
+static void say_what_is_kept(const struct job *job)
+{
+    if (comm_rank() != 0)
+        return;
+    if (comm_size() > 1)
+        file_say_on_signal("finished %ss are kept in %s; to go on, repeat the same command", unit_word(job),
+                           job->folder.path);
+    else
+        file_say_on_signal("%" PRIu64 " of %" PRIu64 " %ss with %" PRIu64
+                           " samples are kept in %s; to go on, repeat the same command",
+                           job->units_finished, job->folder.unit_count, unit_word(job), job->samples_kept,
+                           job->folder.path);
 }
 
 static enum status make_chunk(struct job *job, struct unit_writer *writer, uint64_t first, uint64_t count)
@@ -378,6 +416,10 @@ static enum status fill_unit(struct job *job, struct unit_writer *writer, uint64
 /* Writes the units of this rank: every comm_size()th one. */
 static enum status write_units(struct job *job)
 {
+    count_samples(job);
+    say_what_is_kept(job);
+    job->writing_s = timer_now_s();
+    progress_begin(&job->progress, comm_rank() == 0);
     for (uint64_t unit = (uint64_t)comm_rank(); unit < job->folder.unit_count;
          unit += (uint64_t)comm_size()) {
         struct unit_writer writer;
@@ -390,6 +432,9 @@ static enum status write_units(struct job *job)
         if (status != STATUS_OK)
             return status_prefix(status, "%s (finished parts are kept; repeat the command to continue)",
                                  name);
+        job->units_finished++;
+        job->samples_kept += unit_begins(job, unit + 1) - unit_begins(job, unit);
+        say_what_is_kept(job);
     }
     return STATUS_OK;
 }
@@ -451,8 +496,7 @@ static enum status make_dataset(struct job *job)
         puts(": already complete");
     }
     enum status status = complete ? STATUS_OK : write_units(job);
-    if (job->shown)
-        fputs("\r\033[K", stderr);
+    progress_clear(&job->progress);
     TRY(comm_agree(status));
     return comm_agree(lead && !complete ? conclude(job) : STATUS_OK);
 }
@@ -475,7 +519,6 @@ static enum status prepare(struct job *job, const struct config *config)
         "--prepare: not available, because xxHash was not found; install libxxhash-dev and build again");
 #endif
     job->began_s = timer_now_s();
-    job->shown = comm_rank() == 0 && isatty(STDERR_FILENO);
     TRY(comm_agree(open_job(job)));
     TRY(comm_check_same(fnv_add(FNV_BEGIN, job->provenance, strlen(job->provenance)),
                         "options or the files that they name", "give all ranks the same"));

@@ -42,7 +42,7 @@ static enum status measure(const struct runner *runner, void *state, struct meas
 
 /* Lets the workload save its state together with the row before the row is written, so that a kill in between
  * loses neither. */
-static enum status keep(const struct runner *runner, void *state, const struct row *row)
+static enum status keep(struct runner *runner, void *state, const struct row *row)
 {
     char *text;
     if (!runner->settings->workload->epochs.keep)
@@ -51,6 +51,10 @@ static enum status keep(const struct runner *runner, void *state, const struct r
     enum status status =
         runner->settings->workload->epochs.keep(runner->input, runner_own_state(runner, state), text);
     free(text);
+    if (status == STATUS_OK && runner_leads(runner)) {
+        runner->checkpointed = true;
+        runner_say_what_is_kept(runner);
+    }
     return status;
 }
 
@@ -272,6 +276,9 @@ static enum status run_ranks(struct runner *runner, struct result *result)
 static enum status run_variant(struct runner *runner, const struct variant_entry *entry)
 {
     runner->entry = entry;
+    runner->published = runner->checkpointed = false;
+    if (runner_leads(runner))
+        runner_say_what_is_kept(runner);
     memcpy(runner->time_utc, runner->env.time_utc, sizeof runner->time_utc);
     const struct workload *workload = runner->settings->workload;
     struct result result = {.variant = entry->name,
@@ -503,11 +510,12 @@ static enum status begin(struct runner *runner)
 
 enum status runner_combination(struct settings *settings, struct report **report)
 {
-    struct runner runner = {.settings = settings,
-                            .report = *report,
-                            .partition = {.rank = (uint64_t)comm_rank(),
-                                          .ranks = settings->ranks ? settings->ranks : (uint64_t)comm_size()},
-                            .progress = status_shows_progress()};
+    struct runner runner = {
+        .settings = settings,
+        .report = *report,
+        .partition = {.rank = (uint64_t)comm_rank(),
+                      .ranks = settings->ranks ? settings->ranks : (uint64_t)comm_size()}};
+    progress_begin(&runner.progress, false);
     enum status status = begin(&runner);
     if (status == STATUS_OK && !settings->dry_run)
         status = run_watched(&runner);

@@ -45,14 +45,16 @@ static void add_failure(struct sweep *sweep, enum status status, const char *com
         sweep->worst = status;
 }
 
-/* Sets what Ctrl-C prints while combination `number` runs. */
-static void prepare_farewell(const struct sweep *sweep, size_t number)
+/* Sets what a run that a signal ends prints while combination `number` runs, whose options are `text`. */
+static void prepare_farewell(const struct settings *settings, const struct sweep *sweep, size_t number,
+                             const char *text)
 {
-    char text[128];
-    snprintf(text, sizeof text, "%sfdsl-bench: interrupted: %zu of %zu combinations are done\n",
-             status_shows_progress() ? "\r\033[K" : "", number, sweep->count);
     if (comm_rank() == 0)
-        file_say_on_signal(text);
+        file_say_on_signal(
+            "%zu of %zu combinations are done, %s%s; to go on, repeat the same command with the "
+            "values that are left, from %s on",
+            number, sweep->count, settings->out ? "with their rows in " : "without --out FILE",
+            settings->out ? settings->out : "", text);
 }
 
 /* Runs one combination. Its warnings begin with its options. STATUS_FAILED, for example a full disk or a
@@ -63,7 +65,7 @@ static enum status run_one(struct settings *settings, size_t number, struct swee
     char text[TEXT_BYTES];
     TRY(comm_agree(settings_combine(settings, number)));
     axes_describe(&settings->axes, number, text, sizeof text);
-    prepare_farewell(sweep, number);
+    prepare_farewell(settings, sweep, number, text);
     status_set_context(text);
     enum status status = runner_combination(settings, report);
     status_set_context("");
@@ -86,7 +88,7 @@ static enum status run_combinations(struct settings *settings, size_t count, str
     for (size_t i = 0; status == STATUS_OK && i < count; i++)
         status = run_one(settings, i, &sweep, report);
     end_repetition(&sweep);
-    file_say_on_signal("");
+    file_say_on_signal("%s", "");
     if (status == STATUS_OK && sweep.failed > 0)
         status = status_set(sweep.worst, "%zu of %zu combinations failed", sweep.failed, count);
     return status;

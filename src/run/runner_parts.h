@@ -11,6 +11,7 @@
 
 #include "core/consumer.h"
 #include "core/partition.h"
+#include "core/progress.h"
 #include "machine/device.h"
 #include "machine/env.h"
 #include "machine/gpu_watch.h"
@@ -50,9 +51,11 @@ struct runner {
     /* The time of the current row. All rows of an invocation share the start time of the program, which
      * identifies the invocation. Only if each run is a row (epochs), later rows have their own start time. */
     char time_utc[ENV_TIME_MAX];
-    double shown_s; /* when the progress was last shown */
-    double alone_s; /* the median time of rank 0 alone; 0 if unknown */
-    bool progress;  /* progress is shown */
+    double alone_s;           /* the median time of rank 0 alone; 0 if unknown */
+    struct progress progress; /* on a terminal only */
+    size_t rows_kept;         /* rows that --out has of this invocation */
+    bool published;           /* the current variant has its row */
+    bool checkpointed;        /* the current variant has saved a state for --resume */
 };
 
 /* ---- runner.c ---- */
@@ -105,6 +108,10 @@ void runner_show_progress(void *context, size_t samples, double elapsed_s, doubl
 
 /* Shows on a terminal what the current variant is doing; NULL clears the line. */
 void runner_show_phase(const struct runner *runner, const char *phase);
+
+/* Sets what a run that a signal ends prints: the rows and states that are kept, and how to go on. For rank 0,
+ * whenever that changes. */
+void runner_say_what_is_kept(const struct runner *runner);
 
 /* ---- runner_verify.c ---- */
 

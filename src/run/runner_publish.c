@@ -40,6 +40,11 @@ enum status runner_publish(struct runner *runner, const struct result *result, c
         recorded = csv_append(settings->out, result->rows, result->row_count);
     if (recorded != STATUS_OK)
         show_unwritten(settings->out, result);
+    else {
+        runner->rows_kept += settings->out ? result->row_count : 0;
+        runner->published = !settings->workload->epochs.more;
+        runner_say_what_is_kept(runner);
+    }
     if (recorded == STATUS_OK && settings->samples)
         recorded = runner_append_samples(settings->samples, result->rows, (size_t)runner->partition.ranks,
                                          samples, result->bench.count);

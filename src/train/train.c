@@ -349,6 +349,11 @@ static struct work train_work(const void *input, const struct variant *variant)
                                    .rounds = 2.0 * train_steps(train)}};
 }
 
+static const char *train_folder(const void *input)
+{
+    return ((const struct opened *)input)->job.checkpoints;
+}
+
 static enum status train_accepts(const void *input, const struct variant *variant)
 {
     const struct opened *opened = input;
@@ -421,6 +426,7 @@ const struct workload workload_train = {
     .measure = train_measure,
     .checks.verdict = trainer_verdict,
     .epochs.keep = trainer_keep,
+    .epochs.folder = train_folder,
     .epochs.kept = trainer_kept,
     .epochs.end = trainer_end,
 };

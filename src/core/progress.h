@@ -1,0 +1,30 @@
+/* Progress of long work on stderr: a line that is overwritten on a terminal, else a line now and then. */
+#ifndef FDSL_CORE_PROGRESS_H
+#define FDSL_CORE_PROGRESS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Used by one thread. All zero: nothing is shown. */
+struct progress {
+    bool shown, terminal;
+    double period_s, shown_s; /* between two updates; the time of the latest one */
+};
+
+/* Begins to show progress: every 0.1 s if status_shows_progress(); otherwise, with `lines`, every 10 s, or
+ * FDSL_PROGRESS_S seconds if that environment variable is a number. */
+void progress_begin(struct progress *progress, bool lines);
+
+/* Whether the next update is due. */
+bool progress_due(const struct progress *progress);
+
+/* Shows a text without a line end. Call it when progress_due(). */
+void progress_show(struct progress *progress, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Clears the line on a terminal. */
+void progress_clear(const struct progress *progress);
+
+/* Writes a duration: "48 s", "3 min 20 s", "2 h 05 min". Returns `text`. */
+const char *progress_duration(double seconds, char *text, size_t size);
+
+#endif
