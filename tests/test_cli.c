@@ -201,7 +201,7 @@ Test(cli, says_what_to_run_where_nothing_is_asked)
         {"--verify", "--variant NAME"},
         {"--batch 4 --out rows.csv", "--variant NAME"},
         {"naive", "unexpected argument 'naive'; options begin with --"},
-        {"-- naive", "unexpected argument 'naive'"},
+        {"-- naive", "-- COMMAND needs --monitor FILE, for the samples of 'naive'"},
         {"-x", "unknown option '-x'"},
         {"--list extra", "unexpected argument 'extra'"},
     };

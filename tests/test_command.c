@@ -284,7 +284,8 @@ Test(command, has_rows_like_a_run)
               "$P --variant naive --res 32 --batch 2 --min-time 0.2 --monitor m.csv:20 >/dev/null");
     EXPECT(0, "grep -c '^schema' m.csv");
     expect_line(0, "1");
-    run("mkdir results && mv m.csv results && cd %s && scripts/figures/draw.py --results %s/results --work %s "
+    run("mkdir results && mv m.csv results && cd %s && scripts/figures/draw.py --results %s/results --work "
+        "%s "
         "--commands "
         "monitor >/dev/null && grep -c . %s/monitor.dat",
         root, folder, folder, folder);

@@ -242,8 +242,8 @@ static bool exists(pid_t pid)
     return kill(pid, 0) == 0 || errno != ESRCH;
 }
 
-/* Reads all listed processes. Returns false if one ended meanwhile: its counters would be missing or counted
- * twice, depending on whether its parent was read first. Removes it from the list. */
+/* Reads all listed processes. Returns false if one ended while it read them: its counters would be missing or
+ * counted twice, depending on whether its parent was read first. Removes it from the list. */
 static bool read_listed(struct process_tree *tree)
 {
     struct processes *now = &tree->now;

@@ -125,32 +125,33 @@ static void help_with(const struct workload *workload, FILE *stream)
 /* `all`: with the options of every workload. */
 static void help_common(FILE *stream, bool all)
 {
-    fputs("fdsl-bench - is it faster to generate training images on the GPU than to read them?\n"
-          "\n"
-          "usage: fdsl-bench --variant NAME[,NAME...] [options]\n"
-          "       fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
-          "       fdsl-bench compare A.csv B.csv [options]\n"
-          "       fdsl-bench --monitor FILE[:MS] [--device N] -- COMMAND [ARGUMENT...]\n"
-          "       fdsl-bench --list [-v] | --env | --version | --help\n"
-          "\n"
-          "examples:\n"
-          "  fdsl-bench --variant all --verify             # every variant that runs here, verified\n"
-          "  fdsl-bench --variant naive,omp --res 224 --out results/synth.csv\n"
-          "  fdsl-bench --variant naive,omp --res 224,512 --batch 1:64:2x   # 14 combinations\n"
-          "  fdsl-bench --variant omp --classes 64 --batch 64 --sheet classes.png\n"
-          "  mpirun --bind-to none -n 4 fdsl-bench --variant fused --out results/synth.csv\n"
-          "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
-          "  fdsl-bench --workload load --variant all --data train\n"
-          "  fdsl-bench --workload train --variant all --data mnist --epochs 3   "
-          "# scripts/setup/fetch_mnist.sh mnist\n"
-          "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume\n"
-          "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # latency: median and 99th "
-          "percentile\n"
-          "  fdsl-bench compare before.csv after.csv       # what became slower; compare --help\n"
-          "  fdsl-bench --monitor results/monitor.csv -- python3 train.py  # GPU and CPU load of any command\n"
-          "\n"
-          "workloads, each with more options (fdsl-bench --workload NAME --help):\n",
-          stream);
+    fputs(
+        "fdsl-bench - is it faster to generate training images on the GPU than to read them?\n"
+        "\n"
+        "usage: fdsl-bench --variant NAME[,NAME...] [options]\n"
+        "       fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
+        "       fdsl-bench compare A.csv B.csv [options]\n"
+        "       fdsl-bench --monitor FILE[:MS] [--device N] -- COMMAND [ARGUMENT...]\n"
+        "       fdsl-bench --list [-v] | --env | --version | --help\n"
+        "\n"
+        "examples:\n"
+        "  fdsl-bench --variant all --verify             # every variant that runs here, verified\n"
+        "  fdsl-bench --variant naive,omp --res 224 --out results/synth.csv\n"
+        "  fdsl-bench --variant naive,omp --res 224,512 --batch 1:64:2x   # 14 combinations\n"
+        "  fdsl-bench --variant omp --classes 64 --batch 64 --sheet classes.png\n"
+        "  mpirun --bind-to none -n 4 fdsl-bench --variant fused --out results/synth.csv\n"
+        "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
+        "  fdsl-bench --workload load --variant all --data train\n"
+        "  fdsl-bench --workload train --variant all --data mnist --epochs 3   "
+        "# scripts/setup/fetch_mnist.sh mnist\n"
+        "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume\n"
+        "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # latency: median and 99th "
+        "percentile\n"
+        "  fdsl-bench compare before.csv after.csv       # what became slower; compare --help\n"
+        "  fdsl-bench --monitor results/monitor.csv -- python3 train.py  # GPU and CPU load of any command\n"
+        "\n"
+        "workloads, each with more options (fdsl-bench --workload NAME --help):\n",
+        stream);
     for (size_t i = 0; workload_table[i]; i++)
         fprintf(stream, "  %-6s %s\n", workload_table[i]->name, workload_table[i]->summary);
     fputs("\noptions of all workloads:\n", stream);
