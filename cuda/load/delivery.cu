@@ -103,9 +103,7 @@ static void close_queue(const struct delivery *delivery, struct output_queue *qu
     (void)cudaFree(queue->hashes);
     free(queue->held);
     free(queue->buffers);
-    free(queue->wanted);
-    free(queue->found);
-    free(queue->read);
+    delivery_check_free(&queue->check);
     order_close(&queue->order);
     if (queue->delivery)
         plain_close(&queue->plain);

@@ -36,6 +36,14 @@ struct batch_buffer {
     bool handed;       /* the consumer has received it; protected by the delivery's lock */
 };
 
+/* Host memory of --verify: a group of slots copied from the device, and what a slot should hold. */
+struct delivery_check {
+    uint8_t *tensor;
+    int32_t *labels;
+    uint64_t *hashes;
+    uint8_t *wanted, *read; /* expected values of a slot; a member as read */
+};
+
 /* Output queue of one worker: receives the samples of its share. */
 struct output_queue {
     struct delivery *delivery;
@@ -66,7 +74,7 @@ struct output_queue {
 
     /* For --verify */
     struct plain plain;
-    uint8_t *wanted, *found, *read; /* expected and actual content of a slot; a member as read */
+    struct delivery_check check;
 
     void *own; /* data of the variant */
 };
@@ -149,6 +157,8 @@ enum status queue_deliver(struct output_queue *queue, uint32_t slot, uint32_t co
 /* With --verify: waits until the batch of `count` slots from `slot` on is ready, and compares its values,
  * labels and hashes sample by sample. Counts correct samples in the load's `seen`. */
 enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t count);
+
+void delivery_check_free(struct delivery_check *check);
 
 /* verify_slots() of the variants' traits: checks values and labels in the slots of all workers, or in a few
  * thousand slots per worker if there are more. */

@@ -7,17 +7,41 @@
 #include "data/label.h"
 #include "load/delivery.cuh"
 
+#define GROUP_BYTES \
+    (4u << 20) /* slots are copied in groups of this size, because each copy takes 10 to 20 us */
+
+/* Returns the number of slots in a group, at least 1 and at most a batch. */
+static uint32_t group_slots(const struct delivery *delivery)
+{
+    uint64_t slots = GROUP_BYTES / delivery->stride;
+    return slots < 1 ? 1 : slots < delivery->load->batch ? (uint32_t)slots : delivery->load->batch;
+}
+
 static enum status room_to_verify(struct output_queue *queue)
 {
     const struct delivery *delivery = queue->delivery;
-    if (queue->read)
+    struct delivery_check *check = &queue->check;
+    if (check->read)
         return STATUS_OK;
-    queue->wanted = static_cast<uint8_t *>(malloc(delivery->slot_bytes));
-    queue->found = static_cast<uint8_t *>(malloc(delivery->slot_bytes));
-    queue->read = static_cast<uint8_t *>(malloc(delivery->arrays.bytes_max));
-    return queue->wanted && queue->found && queue->read
+    const size_t slots = group_slots(delivery);
+    check->wanted = static_cast<uint8_t *>(malloc(delivery->slot_bytes));
+    check->tensor = static_cast<uint8_t *>(malloc(slots * delivery->stride));
+    check->labels = static_cast<int32_t *>(malloc(slots * sizeof *check->labels));
+    check->hashes = static_cast<uint64_t *>(malloc(slots * sizeof *check->hashes));
+    check->read = static_cast<uint8_t *>(malloc(delivery->arrays.bytes_max));
+    return check->wanted && check->tensor && check->labels && check->hashes && check->read
                ? STATUS_OK
                : status_set(STATUS_FAILED, "out of memory to verify");
+}
+
+void delivery_check_free(struct delivery_check *check)
+{
+    free(check->wanted);
+    free(check->tensor);
+    free(check->labels);
+    free(check->hashes);
+    free(check->read);
+    *check = {};
 }
 
 /* Computes the expected values and label of a slot. */
@@ -29,31 +53,60 @@ static enum status want(struct output_queue *queue, uint32_t number, int32_t *la
     const struct dataset_member *members = &dataset->members[dataset->samples[number].member];
     *label = LABEL_NONE;
     for (uint32_t m = 0; m < array->members; m++) {
-        TRY(plain_bytes(&queue->plain, &members[m], members[m].size, queue->read));
+        TRY(plain_bytes(&queue->plain, &members[m], members[m].size, queue->check.read));
         if (m == array->label) {
-            (void)label_parse(queue->read, members[m].size, label);
+            (void)label_parse(queue->check.read, members[m].size, label);
             continue;
         }
         for (uint64_t i = 0; i < delivery->arrays.values; i++)
-            convert_one(&delivery->convert, queue->read + (array->values - array->at[m]), i, queue->wanted);
+            convert_one(&delivery->convert, queue->check.read + (array->values - array->at[m]), i,
+                        queue->check.wanted);
     }
     return STATUS_OK;
 }
 
-/* Compares a slot with the expected values, label, and hash computed during unpacking. */
-static enum status check_slot(struct output_queue *queue, uint32_t slot, bool *right)
+/* Copies a group of consecutive slots from the device. */
+static enum status copy_group(struct output_queue *queue, uint32_t first, uint32_t count)
+{
+    const uint64_t stride = queue->delivery->stride;
+    struct delivery_check *check = &queue->check;
+    CUDA_TRY(cudaMemcpy(check->tensor, queue->tensor + first * stride,
+                        (count - 1) * stride + queue->delivery->slot_bytes, cudaMemcpyDeviceToHost));
+    CUDA_TRY(cudaMemcpy(check->labels, &queue->labels[first], count * sizeof *check->labels,
+                        cudaMemcpyDeviceToHost));
+    CUDA_TRY(cudaMemcpy(check->hashes, &queue->hashes[first], count * sizeof *check->hashes,
+                        cudaMemcpyDeviceToHost));
+    return STATUS_OK;
+}
+
+/* Compares slot `first + i` of the copied group with the expected values, label, and hash computed during
+ * unpacking. */
+static enum status check_slot(struct output_queue *queue, uint32_t first, uint32_t i, bool *right)
 {
     const struct delivery *delivery = queue->delivery;
-    const struct dataset_sample *sample = &delivery->load->dataset->samples[queue->held[slot]];
-    int32_t label, wanted_label;
-    uint64_t hash;
-    CUDA_TRY(cudaMemcpy(queue->found, queue->tensor + slot * delivery->stride, delivery->slot_bytes,
-                        cudaMemcpyDeviceToHost));
-    CUDA_TRY(cudaMemcpy(&label, &queue->labels[slot], sizeof label, cudaMemcpyDeviceToHost));
-    CUDA_TRY(cudaMemcpy(&hash, &queue->hashes[slot], sizeof hash, cudaMemcpyDeviceToHost));
-    TRY(want(queue, queue->held[slot], &wanted_label));
-    *right = hash == (delivery->load->control->whole ? sample->whole : sample->edges) &&
-             label == wanted_label && memcmp(queue->found, queue->wanted, delivery->slot_bytes) == 0;
+    const struct delivery_check *check = &queue->check;
+    const uint32_t number = queue->held[first + i];
+    const struct dataset_sample *sample = &delivery->load->dataset->samples[number];
+    int32_t wanted_label;
+    TRY(want(queue, number, &wanted_label));
+    *right = check->hashes[i] == (delivery->load->control->whole ? sample->whole : sample->edges) &&
+             check->labels[i] == wanted_label &&
+             memcmp(check->tensor + i * delivery->stride, check->wanted, delivery->slot_bytes) == 0;
+    return STATUS_OK;
+}
+
+/* Counts the samples of a group that are right. */
+static enum status check_group(struct output_queue *queue, uint32_t first, uint32_t count)
+{
+    TRY(copy_group(queue, first, count));
+    for (uint32_t i = 0; i < count; i++)
+        if (queue->held[first + i] != DELIVERY_LOST) {
+            uint8_t *seen = &queue->delivery->load->control->seen[queue->held[first + i]];
+            bool right;
+            TRY(check_slot(queue, first, i, &right));
+            if (right && __atomic_load_n(seen, __ATOMIC_RELAXED) < 255)
+                __atomic_fetch_add(seen, 1, __ATOMIC_RELAXED);
+        }
     return STATUS_OK;
 }
 
@@ -61,14 +114,9 @@ enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t coun
 {
     TRY(room_to_verify(queue));
     CUDA_TRY(cudaEventSynchronize(queue->buffers[slot / queue->delivery->load->batch].ready));
-    for (uint32_t i = slot; i < slot + count; i++)
-        if (queue->held[i] != DELIVERY_LOST) {
-            uint8_t *seen = &queue->delivery->load->control->seen[queue->held[i]];
-            bool right;
-            TRY(check_slot(queue, i, &right));
-            if (right && __atomic_load_n(seen, __ATOMIC_RELAXED) < 255)
-                __atomic_fetch_add(seen, 1, __ATOMIC_RELAXED);
-        }
+    const uint32_t group = group_slots(queue->delivery);
+    for (uint32_t done = 0; done < count; done += group)
+        TRY(check_group(queue, slot + done, group < count - done ? group : count - done));
     return STATUS_OK;
 }
 
@@ -85,8 +133,10 @@ enum status delivery_verify_slots(void *state, uint64_t *wrong)
         TRY(room_to_verify(queue));
         for (uint32_t i = 0; i < delivery->slots; i += step) {
             bool right = true;
-            if (queue->held[i] != DELIVERY_LOST)
-                TRY(check_slot(queue, i, &right));
+            if (queue->held[i] != DELIVERY_LOST) {
+                TRY(copy_group(queue, i, 1));
+                TRY(check_slot(queue, i, 0, &right));
+            }
             *wrong += !right;
         }
     }

@@ -92,7 +92,6 @@ outputs='--dtype f16 --channels 3
 --dtype f16 --out-res 223 --fit crop --classes 17
 --dtype u8 --out-res 511
 --dtype f32 --out-res 1 --channels 3
---dtype f32 --res 4500 --out-res 1 --orbits 40
 --dtype u8 --out-res 3 --classes 5 --formula visualatom
 --dtype f16 --res 100 --out-res 333
 --dtype u8 --res 4500 --out-res 301 --orbits 40
@@ -169,6 +168,8 @@ END
     done
     check 'rounding adds up' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --vertices 16 --orbits 16165 \
         --noise 0 --line-width 0.0053791 --radius 0 --freq1 1 --freq2 1 --res 128 --instance 5200 --batch 256
+    check 'the sum of a bright canvas exceeds 32 bits' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --batch 1 \
+        --res 8192 --vertices 4096 --orbits 2000 --line-width 2 --out-res 1 --dtype f32
     check 'closed forms' build/tests/gpu_exact
     check 'batches that are learnt from' build/tests/gpu_batch
     shards=$(mktemp -d)

@@ -159,7 +159,8 @@ else
         alone verify "$variant" odd --compute 1 --threads 3 --epochs 3 --batch 31 --shuffle 7 --chunk 8
         # More batch buffers than the consumer has events.
         alone verify "$variant" odd --compute 0.5 --threads 16 --epochs 3 --batch 1
-        layout=$(layouts_of "$variant" | tail -1)
+        read -ra layouts < <(layouts_of "$variant")
+        layout=${layouts[-1]}
         alone check "$variant: steps and waits fill the time" scripts/check/learning.py 0 "$bench" --variant "$variant" \
             --data "$dir/middle-$layout" --cache any --batch 32 --threads 4 --loops 20 --compute 1
         # The training step learns from the batches and does not modify them.
