@@ -1,4 +1,5 @@
-/* Command lines of tests: a suite's usual options, and then those of one test, which count. */
+/* Command lines of tests: the default options of a suite, followed by those of one test, which override them.
+ */
 #ifndef FDSL_TESTS_ARGUMENTS_H
 #define FDSL_TESTS_ARGUMENTS_H
 
@@ -25,7 +26,7 @@ static inline size_t drop_repeated(char **words, size_t count)
     return count;
 }
 
-/* The same for a line of words between blanks, in place. */
+/* Removes repeated options from a line of words separated by blanks, in place. */
 static inline void drop_repeated_in(char *line)
 {
     char copy[8192], *words[512], *rest = copy, *word;

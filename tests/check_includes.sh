@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Who may include whom (docs/architecture.md). Prints every line that breaks a rule; exit status 1 then.
+# Checks which folder may include which (docs/architecture.md). Prints every line that breaks a rule; exit status 1 then.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -29,7 +29,7 @@ libc='(assert|ctype|errno|fcntl|float|inttypes|limits|math|stdarg|stdatomic|stdb
 cuda='(cuda[a-z_]*|curand[a-z_]*|cub/.*|nvml|cufile|device_[a-z_]*)\.(h|cuh)'
 mpi='mpi(-ext)?\.h'
 
-# Floors of src/, top to bottom: a room includes its own headers and those of lower floors.
+# Layers of src/, from top to bottom: a folder includes its own headers and those of lower layers.
 floor() { # room, rooms below
     only "src/$1/ includes itself and what is below it" "src/$1/*.[ch]" "($1|${2// /|})/.*\.(h|c|def)|[a-z0-9_]+(/[a-z0-9_]+)?\.h>|hwloc.*|nvtx3/.*"
 }
@@ -40,17 +40,17 @@ floor machine core
 floor core core
 
 forbid 'src/ is host C: CUDA is reached through variant.h and machine/device.h' 'src/*.[ch] src/*/*.[ch]' "$cuda|.*\.cuh"
-forbid 'only mpi/comm_mpi.c knows MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda/*/*.* cuda/*/*/* mpi/launcher* mpi/comm_serial.c' "$mpi"
+forbid 'only mpi/comm_mpi.c uses MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda/*/*.* cuda/*/*/* mpi/launcher* mpi/comm_serial.c' "$mpi"
 only 'status, text, portable, timer and philox depend on libc alone' \
     'src/core/status.h src/core/status.c src/core/text.h src/core/text.c src/core/portable.h src/core/timer.h src/core/philox.h' \
     "$libc|core/(status|portable|text)\.h"
-forbid 'cpu/ and cuda/ take no part in options, workloads, runs or ranks' 'cpu/*/* cuda/*/*.* cuda/*/*/*' \
+forbid 'cpu/ and cuda/ do not use options, workloads, runs or ranks' 'cpu/*/* cuda/*/*.* cuda/*/*/*' \
     'core/(options|workload)\.h|run/.*|machine/comm\.h'
-forbid 'includes go by their room, never by way of a parent folder' 'src/*.[ch] src/*/* cpu/*/* cuda/*/*.* cuda/*/*/* mpi/*' '\.\./'
+forbid 'includes name the folder under src/, and never use a parent folder' 'src/*.[ch] src/*/* cpu/*/* cuda/*/*.* cuda/*/*/* mpi/*' '\.\./'
 forbid 'cpu/ does not include cuda/' 'cpu/*/*' "common/.*|.*\.cuh|$cuda"
 forbid 'cuda/ does not include cpu/' 'cuda/*/*.* cuda/*/*/*' 'omp.*|cpu/.*'
 for room in synth load train; do
     others=$(printf '%s|' synth load train | sed "s/$room|//; s/|\$//")
-    forbid "the room $room does not include other workloads" "src/$room/* cpu/$room/* cuda/$room/*.* cuda/$room/*/*" "($others)/.*"
+    forbid "the folder $room does not include other workloads" "src/$room/* cpu/$room/* cuda/$room/*.* cuda/$room/*/*" "($others)/.*"
 done
 exit $broken

@@ -1,4 +1,4 @@
-/* The program under test, and a folder of its own for each test to be in. */
+/* Finds the program under test, and creates a folder for each test. */
 #ifndef FDSL_TESTS_FOLDER_H
 #define FDSL_TESTS_FOLDER_H
 
@@ -17,7 +17,7 @@ static inline void find_program(char path[PATH_MAX])
                        "build the program first, or set FDSL_BENCH");
 }
 
-/* `folder` is a template of mkdtemp(), and becomes the name. */
+/* `folder` is a template for mkdtemp(), which replaces it with the folder's name. */
 static inline void enter_folder(char *folder)
 {
     cr_assert_not_null(mkdtemp(folder));

@@ -1,8 +1,8 @@
-/* Golden answers: XXH3 (64 bits) of the pixels of some images, and of some outputs. The random streams are
- * frozen, so a difference here means that images which users have made before can no longer be made.
+/* Golden answers: XXH3 (64 bits) of the pixels of some images, and of some outputs. The random streams must
+ * never change: after a change, users could not generate the same images again.
  *
- * Where `preset` is NULL the image is of the benchmark class with these vertices and orbits, else of one of
- * the first ten classes of the preset. `number` is what --instance takes. */
+ * If `preset` is NULL, the image belongs to the benchmark class with these vertices and orbits. Otherwise it
+ * belongs to one of the first ten classes of the preset. `number` is the value of --instance. */
 #ifndef FDSL_TESTS_GOLDEN_H
 #define FDSL_TESTS_GOLDEN_H
 
@@ -37,7 +37,7 @@ static const struct golden golden_images[] = {
     {42, "visualatom", "lowercompute", 0, 0, 128, 29, 0x50f056afccc385af},
 };
 
-/* What `options` make of two images of the preset uji's first ten classes, at 224 x 224. */
+/* Outputs of two images with `options`; the classes are the first ten of the preset uji, at 224 x 224. */
 struct golden_output {
     const char *options;
     uint64_t hash;

@@ -1,10 +1,10 @@
-/* The trainer's step on batches that others made (core/step_backend.h): of one and the same pictures the
- * losses have the same bits, whatever the type, the layout and the room of the batch, and wherever labels
- * come from; and they are those of the trainer on the same pictures, within the rounding of their halves.
- * Then the step of a given length (common/product.cuh), which multiplies what it says; with --product that
- * alone: sanitizers slow it down so that no run can calibrate it. make check-gpu runs it.
+/* Tests the trainer's step on batches from other variants (core/step_backend.h). The same pictures must give
+ * bit-identical losses, independent of the type, layout and slot size of the batch and of the source of the
+ * labels. The losses must agree with those of the trainer on the same pictures, within the rounding of fp16.
+ * Also tests the step of a given length (common/product.cuh). --product runs only this test and does
+ * not calibrate the step, because sanitizers make it too slow. make check-gpu runs this program.
  *
- * A line a case; exit status 2 for any other option, 3 when a case finds a difference, 4 without a GPU. */
+ * Prints one line per case. Exit status 2 for any other option, 3 if a case fails, 4 without a GPU. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,8 +19,8 @@
 #include "train/task.h"
 
 #define STEPS     5
-#define SHORT     3     /* the step that has a sample less than the others */
-#define ROUNDING  0.005 /* of a loss: halves, and bf16 behind them */
+#define SHORT     3     /* index of the step whose batch is one sample short */
+#define ROUNDING  0.005 /* relative bound for a loss: inputs are rounded to fp16, then to bf16 */
 #define GAP_BYTES 36
 
 static int failures;
@@ -46,7 +46,7 @@ static void must(cudaError_t error)
 
 /* ---- Pictures ---- */
 
-/* Brighter in one quarter by class, so that there is something to learn. */
+/* Pictures are brighter in one quarter, which depends on the class, so that the network can learn. */
 static uint8_t pixel(const struct task *task, uint32_t j, uint32_t channel, uint32_t y, uint32_t x)
 {
     uint32_t quarter = 2 * (2 * y / task->height) + 2 * x / task->width, number = j * 977 + channel * 131;
@@ -70,7 +70,7 @@ struct kind {
     bool interleaved, gaps, labelled;
 };
 
-/* The batch on the device; the caller frees values and labels. */
+/* Copies the batch to the device. The caller frees values and labels. */
 static struct batch make_batch(const struct task *task, const struct kind *kind)
 {
     const size_t size = dtype_bytes(kind->type);
@@ -81,7 +81,10 @@ static struct batch make_batch(const struct task *task, const struct kind *kind)
     batch.count = task->batch;
     batch.stride = values * size + (kind->gaps ? GAP_BYTES : 0);
     batch.bytes = batch.count * batch.stride;
-    batch.first = kind->labelled ? 1 : 3 * task->classes; /* must not be looked at, or come to the same */
+    batch.first =
+        kind->labelled
+            ? 1
+            : 3 * task->classes; /* with labels it must not be used; without, it gives the same labels */
     uint8_t *host = static_cast<uint8_t *>(malloc(batch.bytes)), *device;
     int32_t *labels = static_cast<int32_t *>(malloc(batch.count * sizeof *labels)), *device_labels = nullptr;
     if (!host || !labels)
@@ -112,7 +115,7 @@ static struct batch make_batch(const struct task *task, const struct kind *kind)
 
 /* ---- Losses ---- */
 
-/* The loss of each step, from means over all steps so far. */
+/* Computes the loss of each step from the means over all steps so far. */
 static void learn(struct step_backend *backend, const struct batch *whole, double *losses)
 {
     double sum = 0, samples = 0;
@@ -129,7 +132,7 @@ static void learn(struct step_backend *backend, const struct batch *whole, doubl
     }
 }
 
-/* NaN, which is below no bound, where a loss is none. */
+/* Returns the largest relative difference, or NaN if a loss is not finite; a NaN is not below any bound. */
 static double worst_off(const double *losses, const double *right, int count)
 {
     double worst = 0;
@@ -199,7 +202,7 @@ static void train_on(const struct task *task, double *losses)
     data_close(&data);
 }
 
-/* ---- All of it ---- */
+/* ---- All cases ---- */
 
 static const struct kind kinds[] = {
     {"bytes", DTYPE_U8, false, false, true},
@@ -212,7 +215,7 @@ static const struct kind kinds[] = {
     {"f32, pixel by pixel, with gaps", DTYPE_F32, true, true, true},
 };
 
-/* None has dropout: its draws go by places in an order, which the trainer's is and a batch's is not. */
+/* No network with dropout: its draws depend on indices in an epoch's order, which differ for a batch. */
 static const struct task tasks[] = {{"cnn-fdsl", 3, 32, 40, 4, 37, 37},
                                     {"logreg", 1, 28, 28, 3, 1, 1},
                                     {"lenet", 1, 28, 28, 10, 257, 257},
@@ -238,16 +241,17 @@ static void compare(const struct task *task)
     }
     step_backend_close(backend);
     train_on(task, trained);
-    tell(worst_off(right, trained, SHORT) < ROUNDING, what, "beside the trainer",
+    tell(worst_off(right, trained, SHORT) < ROUNDING, what, "compared with the trainer",
          worst_off(right, trained, SHORT));
     tell(right[STEPS - 1] < right[0], what, "the loss falls", right[STEPS - 1] / right[0] - 1);
 }
 
 /* ---- The step of a given length ---- */
 
-#define PRODUCT_ROUNDING 4.0 /* of a sum of products below one, in units of 2^-24 a product */
+#define PRODUCT_ROUNDING \
+    4.0 /* bound for the rounding error of a sum, in units of 2^-24 per term; terms are below one */
 
-/* How far a tile is off, in these units: that of one block of the first wave. */
+/* Returns the error of a tile in these units; the tile is of one block of the first wave. */
 static double tile_off(const float *matrices, unsigned tile, unsigned depth)
 {
     const size_t values = (size_t)PRODUCT_SIDE * PRODUCT_SIDE, tiles = PRODUCT_SIDE / PRODUCT_TILE;
@@ -266,9 +270,9 @@ static double tile_off(const float *matrices, unsigned tile, unsigned depth)
     return worst / (depth * 0x1p-24);
 }
 
-/* The last tile of the first wave's blocks: no other block makes it too, on devices with less than two waves
- * of tiles, and up to 24 units. With more, several blocks make a tile from other parts of the depth, and
- * which of them is last is chance. */
+/* Checks the last tile of the first wave's blocks. With up to 24 units, on devices with less than two waves
+ * of tiles, no other block writes that tile. With more units, several blocks write it from different parts of
+ * the depth, in an unpredictable order. */
 static void multiply(struct product *product, unsigned units)
 {
     const size_t bytes = (size_t)3 * PRODUCT_SIDE * PRODUCT_SIDE * sizeof(float);
@@ -303,7 +307,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: gpu_batch [--product]\n");
         return 2;
     }
-    setvbuf(stdout, NULL, _IOLBF, 0); /* a line as soon as it is known */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* print each line at once */
     if (device_probe(0) != STATUS_OK) {
         fprintf(stderr, "gpu_batch: %s\n", status_text());
         return 4;

@@ -1,5 +1,5 @@
-/* What `fused` does by closed forms, tried against the definitions on the GPU itself: all of it where that
- * can be. make check-gpu runs it. A line a check; exit status 3 when one finds a difference, 4 without a GPU.
+/* Compares the closed forms that `fused` uses with the definitions, on the GPU and if possible for all
+ * inputs. make check-gpu runs it. Prints one line per check. Exit status 3 if a check fails, 4 without a GPU.
  */
 #include <stdio.h>
 
@@ -15,7 +15,8 @@ static __device__ void differ(unsigned long long *wrong, bool yes)
         atomicAdd(wrong, 1);
 }
 
-/* All 2^32 draws; the same number, so that +0 and -0 pass: a position cannot tell them apart. */
+/* Checks all 2^32 random words. Compares values, not bits: +0 and -0 are equal, because both give the same
+ * position. */
 static __global__ void check_noise(const float *gradients, unsigned long long *wrong)
 {
     __shared__ float2 table[FUSED_GRADIENTS];
@@ -28,7 +29,7 @@ static __global__ void check_noise(const float *gradients, unsigned long long *w
 
 using narrow = painter<false, FORMULA_UJI>;
 
-/* Every pixel of every line that fits a tile, in all eight directions; a block a slope. */
+/* Checks every pixel of every line that fits a tile, in all eight directions, with one block per slope. */
 static __global__ void check_strokes(unsigned long long *wrong)
 {
     int32_t major = blockIdx.x + 1, minor = blockIdx.y, sign_major = threadIdx.x & 1 ? -1 : 1;
@@ -37,7 +38,7 @@ static __global__ void check_strokes(unsigned long long *wrong)
     if (threadIdx.x >= 8 || minor > major || (major == minor && !is_steep))
         return;
     narrow painter = {};
-    painter.steep = 1; /* so that `place` says which it is */
+    painter.steep = 1; /* so that `place` distinguishes the two */
     painter.flat = 2;
     int2 along = make_int2(is_steep ? sign_minor * minor : sign_major * major,
                            is_steep ? sign_major * major : sign_minor * minor);
@@ -54,7 +55,7 @@ static __global__ void check_strokes(unsigned long long *wrong)
     }
 }
 
-/* For every such slope, the first step at which a line has made a number of minor steps. */
+/* Checks, for every such slope, the first step at which a line has made a given number of minor steps. */
 static __global__ void check_first_steps(unsigned long long *wrong)
 {
     int32_t major = blockIdx.x + 1, minor = blockIdx.y, count = threadIdx.x + 1;
@@ -67,7 +68,8 @@ static __global__ void check_first_steps(unsigned long long *wrong)
     differ(wrong, s < major ? ours != s : ours < major);
 }
 
-/* Both ends anywhere around a small tile: what is left after clipping must be the pixels inside it. */
+/* Lines with both ends anywhere around a small tile: clipping must leave exactly the pixels inside the tile.
+ */
 static __global__ void check_clips(int32_t width, int32_t height, unsigned long long *wrong)
 {
     const int32_t around = 12;
@@ -98,7 +100,7 @@ static __global__ void check_clips(int32_t width, int32_t height, unsigned long 
     }
 }
 
-/* All 2^32 floats, but for those that are no numbers. */
+/* Checks all 2^32 floats except NaN. */
 static __global__ void check_rounding(unsigned long long *wrong)
 {
     for (uint64_t bits = blockIdx.x * BLOCK + threadIdx.x; bits < 1ull << 32; bits += gridDim.x * BLOCK) {
@@ -112,7 +114,7 @@ static __global__ void check_rounding(unsigned long long *wrong)
 static unsigned long long *wrong;
 static int failures;
 
-/* Reports the check that has just been launched. */
+/* Waits for the check that was launched last, and prints its result. */
 static void report(const char *what)
 {
     cudaError_t error = cudaDeviceSynchronize();

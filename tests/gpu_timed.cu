@@ -1,7 +1,8 @@
-/* Variants on the GPU that stop working after run 1, when they have been verified: --verify finds out from
- * what was timed, and no row is written. tests/test_timed.c does the same on the CPU. make check-gpu runs it.
+/* Tests that --verify detects variants on the GPU that stop working after run 1, which is verified before the
+ * timing. It must find wrong results in the timed runs, and no row may be written. tests/test_timed.c does
+ * the same on the CPU. make check-gpu runs it.
  *
- * A line per case; exit status 3 when a case finds a difference, 4 without a GPU. */
+ * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,7 @@ static enum status first_two(void *state, uint64_t number, struct run_time *time
     return number >= 2 ? STATUS_OK : real->run(state, number, time);
 }
 
-/* Epochs all have the same number. */
+/* In training, all epochs have the same run number. */
 static enum status unless_timed(void *state, uint64_t number, struct run_time *time)
 {
     time->device_s = -1;
@@ -32,7 +33,7 @@ static enum status unless_timed(void *state, uint64_t number, struct run_time *t
 
 typedef enum status faulty_run(void *state, uint64_t number, struct run_time *time);
 
-/* Runs one variant, with the fault unless that is NULL. `rows` is where its row goes. */
+/* Runs one variant, with `fault` unless it is NULL. Its row is written to `rows`. */
 static enum status run_words(const char *name, const char *arguments, const char *rows, faulty_run *fault)
 {
     char text[2048], *argv[64] = {const_cast<char *>("fdsl-bench")}, *rest = text, *word;
@@ -112,7 +113,7 @@ int main(int argc, char *argv[])
     for (const char *name : {"shards-gpu", "gpu-resident", "shards-omp"})
         expect_caught(name, load, first_two);
     strcat(load, "--compute 0.5 ");
-    expect_caught("shards-gpu", load, first_two, STATUS_FAILED); /* no batch came, so no step ran */
+    expect_caught("shards-gpu", load, first_two, STATUS_FAILED); /* no batch was delivered, so no step ran */
     for (const char *name : {"train-cuda", "train-bf16", "train-graph"})
         expect_caught(name, "--data digits --train-size 600 --test-size 100 --model cnn --epochs 1 ",
                       unless_timed);

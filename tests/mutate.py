@@ -5,13 +5,13 @@
   tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md
   tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md --gpu      on a machine with a GPU
 
-Faults are drawn from a seed: an equal share per room (a folder that holds sources), by operators such as a changed
-relation or a dropped statement. Without --gpu the Criterion suites run for faults outside cuda/, those first that
-call what the changed file defines, then those of its room; with --gpu the checks below run for faults in cuda/. A fault is
+Faults are drawn from a seed: an equal share per folder with sources, by operators such as a changed
+relation or a dropped statement. Without --gpu the Criterion suites run for faults outside cuda/, first those that
+call functions of the changed file, then those of its folder; with --gpu the checks below run for faults in cuda/. A fault is
 caught by the first suite that fails twice, or that exceeds its time limit. A fault that does not compile, or whose object
-code equals that of the original, is replaced by the next spare of its room. The working tree is never changed.
+code equals that of the original, is replaced by the next spare of its folder. The working tree is never changed.
 
-Release of memory and descriptors at the end of their use is not mutated: that is what make check SAN=1 looks at.
+Calls that release memory and descriptors are not mutated, because make check SAN=1 detects leaks.
 --notes names a file of lines "PATH:LINE <tab> reason", for survivors that a person has judged; the table shows the reasons.
 """
 import argparse
@@ -35,7 +35,7 @@ TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 QUICK = '--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0'
 CPU_OPTIONS = ['CUDA=0', 'CFLAGS=-O2'] + (['CC=ccache gcc'] if shutil.which('ccache') else [])
 
-# Rooms, and the suites that exercise each. Suites of scripts (figures, sweeps, reports) run for src/core alone.
+# Folders with sources ("rooms" in this script), and the suites that test each. Suites of scripts (figures, sweeps, reports) run for src/core alone.
 ROOM_SUITES = [('train', 'train|memory|source|live|compute|cli_runs|mpi'), ('load', 'load|memory|source|prepare|tar|formats|cli|mpi|consumed|fuzz'),
                ('synth', 'cli|memory|source|mpi|oracle|noise|class|picture|output|line|philox|variant|live'),
                ('mpi', 'mpi|comm|ranks|cli|lock'), ('.', '.')]
@@ -53,7 +53,7 @@ GPU_SETS = {'odd-shards': '--shards 5 --samples 257 --sample-shape 3,31,33 --dty
 # ---- Suites and checks ----
 
 def gpu_checks():
-    """{pattern of paths in cuda/: commands}, the likeliest to fail first. $bench, $tests and $data are replaced."""
+    """{pattern of paths in cuda/: commands}; the command that is most likely to fail comes first. $bench, $tests and $data are replaced."""
     ladder = '$bench --variant gbase,mem-float2,mem,rng,rng-reuse,rng-uniform4,rng-xorwow-reuse,bat,bat-reuse --verify ' + QUICK
     fused = '$bench --variant fused,fused-graph --verify ' + QUICK
     synth = [f'{fused} --vertices 257 --orbits 33 --res 225 --batch 33', f'{ladder} --vertices 257 --orbits 33 --res 225 --batch 9',
@@ -109,8 +109,8 @@ def defined_in(path):
 
 
 def suites_for(path, suites, times, every):
-    """The suites that matter for a file, the quickest first: those that call its functions or bear its name, then those
-    of its room (ROOM_SUITES). With `every`, then all others."""
+    """The suites to run for a file, each group with the fastest first: suites that call its functions or have its name, then
+    those of its folder (ROOM_SUITES), and with `every` all others."""
     names, stem = defined_in(path), os.path.splitext(os.path.basename(path))[0]
     pattern = next(suites for room, suites in ROOM_SUITES if re.search(room, os.path.dirname(path)))
 
@@ -130,7 +130,7 @@ def limit_resources():
 
 
 def run_limited(command, folder, environment, limit_s, guard):
-    """('' or why it failed, seconds). Processes of the command that outlive it are ended."""
+    """Runs a command. Returns ('' or why it failed, seconds), and ends processes that outlive the command."""
     begin = time.monotonic()
     process = subprocess.Popen(command, cwd=folder, env=environment, shell=isinstance(command, str), start_new_session=True,
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -177,7 +177,7 @@ class Bench:
         return suite
 
     def link(self, suite, tree, replaced):
-        """What this suite or check runs."""
+        """The command of this suite or check."""
         outputs = [suite] if not self.gpu else [f'build/tests/{name}' for name in set(re.findall(r'\$tests/(\w+)', suite))]
         for output in outputs:
             if not os.path.exists(os.path.join(tree, output)):
@@ -209,7 +209,7 @@ class Bench:
             self.trees.put(tree)
 
     def execute(self, suite, tree):
-        """'' or how the suite failed. Keeps the time of one that passes: it orders suites and sets their limits."""
+        """'' or how the suite failed. Records the time of a suite that passes; suites are ordered by this time, and it sets their limit."""
         known_s = self.times.get(suite)
         limit_s = max(30 if self.gpu else 60, 4 * known_s) if known_s else 120 if self.gpu else 400
         failure, elapsed_s = run_limited(self.command(suite, tree), tree, self.environment(tree), limit_s, self.guard)
@@ -260,7 +260,7 @@ class Bench:
             file.write('\n'.join(lines))
 
     def compile(self, fault):
-        """'' and the fault's objects in a folder of their own, or why the fault cannot be tested."""
+        """Compiles the fault into a separate folder. Returns '' and that folder, or why the fault cannot be tested."""
         dependent = self.build.dependent(fault.path)
         outputs = [output for output in dependent if not output.startswith('build/tests/test_')] or dependent[:1]
         if not outputs:
@@ -285,7 +285,7 @@ class Bench:
             self.trees.put(tree)
 
     def test(self, fault):
-        """What caught the fault, or ''."""
+        """The suite or check that caught the fault, or ''."""
         tree = self.trees.get()
         try:
             self.renew(tree)
@@ -335,7 +335,7 @@ def equal(one, other):
 
 
 def compiled(bench, faults, spares):
-    """{fault: ''} for faults that can be tested, {fault: reason and replacement} for others. The spares of a room
+    """{fault: ''} for faults that can be tested, {fault: reason and replacement} for others. The spares of a folder
     replace its faults in the order of both, whatever the number of jobs."""
     verdicts = {}
     wanted = list(faults)
@@ -365,7 +365,7 @@ def cell(text):
 
 
 def read_table(path):
-    """{fault: row} of an earlier run, so that CPU and GPU runs and single faults join in one table."""
+    """{fault: row} of an earlier run, so that one table can collect CPU runs, GPU runs and single faults."""
     try:
         with open(path, encoding='utf-8') as file:
             rows = [line for line in file if re.match(r'\| [\w/+]+ \| `', line)]
@@ -415,7 +415,7 @@ def run(arguments):
             spares[fault.room].append(fault)
     faults = [fault for fault in mine if fault.id.isdigit()]
     if not faults:
-        raise SystemExit(f'mutate.py: {arguments.run} holds no fault {"in" if arguments.gpu else "outside"} cuda/ in rooms that match --rooms')
+        raise SystemExit(f'mutate.py: {arguments.run} holds no fault {"in" if arguments.gpu else "outside"} cuda/ in folders that match --rooms')
     bench = Bench(arguments)
     if arguments.gpu:
         bench.prepare()
@@ -445,12 +445,12 @@ def main():
     what.add_argument('--list', action='store_true', help='print a list of faults')
     what.add_argument('--run', metavar='LIST', help='test the faults of a list')
     parser.add_argument('--seed', type=int, default=1, help='of the list (1)')
-    parser.add_argument('--count', type=int, default=60, help='faults in the list, over all rooms (60)')
-    parser.add_argument('--spares', type=int, default=4, help='spare faults per room (4)')
-    parser.add_argument('--rooms', default='.', help='regular expression: only rooms that match it')
+    parser.add_argument('--count', type=int, default=60, help='faults in the list, over all folders (60)')
+    parser.add_argument('--spares', type=int, default=4, help='spare faults per folder (4)')
+    parser.add_argument('--rooms', default='.', help='regular expression: only folders that match it')
     parser.add_argument('--gpu', action='store_true', help='test the faults in cuda/; else those outside it')
     parser.add_argument('--jobs', type=int, default=0, help='faults tested at a time (default: one per core; with --gpu, 4)')
-    parser.add_argument('--every', action='store_true', help='run every suite for each fault that survives the suites of its room')
+    parser.add_argument('--every', action='store_true', help='run every suite for each fault that survives the suites of its folder')
     parser.add_argument('--make', help=f'options of make ({" ".join(CPU_OPTIONS)}; with --gpu none)')
     parser.add_argument('--work', default=os.path.join(TREE, 'build/mutate'), help='folder for the copies (build/mutate)')
     parser.add_argument('--only', help='test these faults alone, as in 3,7,src/core+1; other rows of the table stay')

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 PROGRAM = 'fdsl-bench'
 LEFT_OUT = {'.git', 'build', 'data', 'results/plots', PROGRAM}
 COMPILE_LIMIT_S = 600
-MADE = ('.o', '.a')  # what links take
+MADE = ('.o', '.a')  # files that can be linked
 
 
 def same(one, other):
@@ -23,7 +23,7 @@ def same(one, other):
 
 
 def copy_tree(source, target, left_out):
-    """Makes `target` hold the files of `source`; what is equal stays, with its time."""
+    """Copies the files of `source` to `target`; files that are equal keep their modification time."""
     kept = set()
     for folder, folders, names in os.walk(source):
         place = os.path.relpath(folder, source)
@@ -47,7 +47,7 @@ class CompileError(Exception):
 
 
 class Build:
-    """The copy without faults, at `work`/base, and how each of its files is made."""
+    """The copy without faults, at `work`/base, and the command that creates each of its files."""
 
     def __init__(self, tree, work, make_options, targets, jobs, take_build):
         self.base, self.work, self.slots = os.path.join(work, 'base'), work, threading.Semaphore(jobs)
@@ -58,7 +58,7 @@ class Build:
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith(('MAKE', 'MFLAGS'))}
         self.environment.update(CCACHE_BASEDIR=work, CCACHE_NOHASHDIR='1')
         text = self.make('-n', '-B', 'V=1', *make_options, 'all', *targets)
-        self.commands = {}  # output: words of the command that makes it
+        self.commands = {}  # output: words of the command that creates it
         for line in text.replace('\\\n', ' ').split('\n'):
             self.learn(line)
         if PROGRAM not in self.commands:
@@ -78,7 +78,7 @@ class Build:
         return made.stdout
 
     def learn(self, line):
-        """Takes a command apart. One that compiles and links a suite at once becomes two."""
+        """Parses a command. A command that both compiles and links a suite becomes two."""
         archive = re.search(r'\S*ar rcs\w* (\S+\.a) .*', line)
         if archive:
             self.commands[archive.group(1)] = shlex.split(archive.group())
@@ -100,7 +100,7 @@ class Build:
         return [word for word in self.commands[output] if word.endswith(MADE) and word != output]
 
     def sources_of(self, output):
-        """The files that an object was compiled from, from its dependency file; None where there is none."""
+        """The files that an object was compiled from, read from its dependency file; None if that is missing."""
         words = self.commands[output]
         listing = words[words.index('-MF') + 1] if '-MF' in words else re.sub(r'\.o$', '.d', output)
         try:
@@ -110,7 +110,7 @@ class Build:
             return None
 
     def is_stale(self, output):
-        """Whether an object of the base that make has not built, one of a suite, must be compiled."""
+        """Whether an object of the base must be compiled: objects of suites are not built by make."""
         if '-c' not in self.commands[output] or '/tests/' not in output:
             return False
         sources, path = self.sources_of(output), os.path.join(self.base, output)
@@ -131,7 +131,7 @@ class Build:
                  for word in self.commands[output]]
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.exists(target):
-            os.unlink(target)  # an archive would keep what it holds
+            os.unlink(target)  # ar would keep the old members
         with self.slots:
             try:
                 made = subprocess.run(words, cwd=tree, env=self.environment, text=True, stdout=subprocess.PIPE,

@@ -5,7 +5,7 @@ import re
 import sys
 from collections import namedtuple
 
-# One planted fault: the line `before` at `path`:`line` becomes `after`. `id` is a number, or ROOM+N for a spare.
+# One planted fault: the line `before` at `path`:`line` becomes `after`. `id` is a number, or FOLDER+N for a spare.
 Fault = namedtuple('Fault', 'id room path line operator before after')
 
 SOURCES = ('.c', '.h', '.cu', '.cuh')
@@ -13,13 +13,13 @@ ROOTS = ('src', 'cpu', 'mpi', 'cuda')
 
 
 def rooms_of(tree):
-    """{room: [paths]}: a room is a folder that directly holds sources, named by its path in the tree."""
+    """{room: [paths]}: a room is a folder that directly contains sources; its name is its path in the tree."""
     rooms = {}
     for root in ROOTS:
         for folder, _, names in os.walk(os.path.join(tree, root)):
             room = os.path.relpath(folder, tree)
             paths = sorted(f'{room}/{name}' for name in names if name.endswith(SOURCES))
-            if paths and room != 'src':  # src/ itself holds main.c alone
+            if paths and room != 'src':  # src/ itself contains only main.c
                 rooms[room] = paths
     return dict(sorted(rooms.items()))
 
@@ -32,8 +32,8 @@ def code_only(text):
 
 
 # ---- Operators ----
-# Each takes a random generator, a line as it is, the same line with strings and comments blanked, and the lines
-# before it, blanked too. It yields the line once for each place in it that can be changed.
+# Each operator gets a random generator, a line, the same line with strings and comments blanked, and the blanked lines before
+# it. It yields one changed line for each place that it can change.
 
 RELATIONS = {'<': ['<=', '>='], '<=': ['<', '>'], '>': ['>=', '<='], '>=': ['>', '<'], '==': ['!='], '!=': ['==']}
 ARITHMETIC = {'+': '-', '-': '+', '*': '/', '/': '*', '%': '*', '+=': '-=', '-=': '+=', '*=': '/=', '/=': '*='}
@@ -99,7 +99,7 @@ def boolean(_draw, text, code, _):
 
 
 def closing(code, start):
-    """The position of the bracket that closes the one at `start`, or None on another line."""
+    """The position of the bracket that closes the one at `start`, or None if it is not on this line."""
     depth = 0
     for i in range(start, len(code)):
         depth += {'(': 1, ')': -1}.get(code[i], 0)
@@ -126,7 +126,7 @@ def condition(draw, text, code, _):
 
 
 def is_statement(code, lines_before):
-    """Whether a line is one whole statement that is no declaration, jump to a value, or release of memory."""
+    """Whether a line is one complete statement, but not a declaration, a return of a value, or a release of memory."""
     line = code.strip()
     if not code.startswith(' ') or not re.match(r'[A-Za-z_*+(-].*;$', line) or line.count('(') != line.count(')') or line.count(';') != 1:
         return False
@@ -145,7 +145,7 @@ def statement(_draw, text, code, lines_before):
 
 
 def early(_draw, text, code, lines_before):
-    """Success before the work is done, in a function that returns a status."""
+    """Returns success before the work is done, in a function that returns a status."""
     if not is_statement(code, lines_before):
         return
     for line in reversed(lines_before):
@@ -159,7 +159,7 @@ def early(_draw, text, code, lines_before):
 
 
 def system_call(_draw, text, code, _):
-    """A system call that keeps data or order safe is left out, and seems to succeed."""
+    """Omits a system call that protects data or order, as if it had succeeded."""
     for found in re.finditer(r'\b(fsync|fdatasync|fflush|flock|ftruncate|rename|msync|fcntl)(\()', code):
         end = closing(code, found.start(2))
         if end is not None and re.match(r'\s', code[:found.start()] or ' '):
@@ -191,8 +191,8 @@ def places(tree, paths, draw):
 
 
 def choose(tree, seed, count, spares, pattern='.'):
-    """`count` faults, an equal share per room whose name matches, then `spares` more per room. An operator is drawn
-    first and then one of its places in the room, so that rare operators occur too; no line is taken twice."""
+    """`count` faults, an equal share for each folder whose name matches, and `spares` more per folder. First an operator is drawn,
+    then one of its places in the folder, so that rare operators occur too. No line is used twice."""
     rooms = {room: paths for room, paths in rooms_of(tree).items() if re.search(pattern, room)}
     if not rooms:
         raise ValueError(f'no room matches {pattern!r}')

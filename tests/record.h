@@ -1,4 +1,4 @@
-/* What suites of files share: a folder for each test, a file in it, and a file system
+/* Shared by the suites of files: a folder for each test, a file in it, and a file system
  * that fails on demand. */
 #ifndef FDSL_TESTS_RECORD_H
 #define FDSL_TESTS_RECORD_H
@@ -83,7 +83,7 @@ static inline void put(const char *text)
     cr_assert_eq(fclose(file), 0);
 }
 
-/* What the file holds; owned by the caller. */
+/* Returns the contents of the file; the caller frees them. */
 static inline char *get(void)
 {
     char *text = NULL;

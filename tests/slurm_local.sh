@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# Runs a sweep as a job array, and a training, under a real Slurm: munged, slurmctld and two nodes on this machine, in a folder of
-# their own, without systemd, accounting or a trace left behind. Called by make check-slurm, as root.
+# Runs a sweep as a job array, and a training, under a real Slurm cluster on this machine: munged, slurmctld and two nodes.
+# The cluster uses a temporary folder, needs no systemd or accounting, and is removed at the end. Called by make
+# check-slurm, as root.
 #
-#   tests/slurm_local.sh [--keep]     --keep leaves the folder, with all logs
+#   tests/slurm_local.sh [--keep]     --keep does not remove the folder, which has all logs
 #
-# Prints a line a check and a last line "N passed, N failed". Exit status 1 when one failed, 4 without Slurm.
+# Prints one line per check and ends with "N passed, N failed". Exit status 1 if a check failed, 4 without Slurm.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 export PATH=$PATH:/usr/sbin:/sbin
 
 keep=''
 [[ ${1-} != --keep ]] || keep=yes
-port=${SLURM_TEST_PORT:-26817} # and the two after it
-limit_s=120                    # that any job may take
+port=${SLURM_TEST_PORT:-26817} # first of three consecutive ports
+limit_s=120                    # time limit of each job
 passed=0 failed=0
-tasks='' collect='' # the jobs submitted last
+tasks='' collect='' # numbers of the latest jobs
 
 die() {
     printf 'slurm_local.sh: %s\n' "$2" >&2
@@ -31,7 +32,7 @@ home=$(mktemp -d) || exit
 
 # ---- The cluster ----
 
-pid_of() { # pid file, program: its process, if that is still what the file says
+pid_of() { # pid file, program: prints the process id in the file if that process still runs this program
     local pid
     pid=$(cat "$1" 2>/dev/null) && [[ $(cat "/proc/$pid/comm" 2>/dev/null) == "$2" ]] && echo "$pid"
 }
@@ -47,7 +48,7 @@ end_process() { # pid file, program
     kill -KILL "$pid"
 }
 
-# Whatever happened: no daemon, no job, no folder.
+# Ends all daemons and jobs, and removes the folder.
 # shellcheck disable=SC2317  # called by a trap
 stop_cluster() {
     local node process
@@ -56,7 +57,7 @@ stop_cluster() {
         wait_until 20 no_jobs
     fi
     for node in n1 n2; do end_process "$home/$node.pid" slurmd; done
-    # What slurmd starts for a job, should it have outlived it; it runs in the folder of our node.
+    # Processes that slurmd started for a job may outlive slurmd. They run in the folder of our node.
     for process in /proc/[0-9]*; do
         [[ $(cat "$process/comm" 2>/dev/null) == slurmstepd ]] || continue
         [[ $(readlink "$process/cwd") == "$home"* ]] && kill -KILL "${process#/proc/}"
@@ -133,7 +134,7 @@ start_cluster() {
     die 1 'Slurm does not start; see above'
 }
 
-# A tree of its own, so that neither results nor figures of the user change.
+# Copies the tree, so that the user's results and figures do not change.
 make_tree() {
     mkdir "$home/tree" && cp -r --parents Makefile configs scripts slurm results/reference "$home/tree" || exit
     [[ ! -d plots ]] || cp -r plots "$home/tree" || exit
@@ -142,7 +143,7 @@ make_tree() {
 
 # ---- Checks ----
 
-check() { # name, command ...: one verdict
+check() { # name, command ...: runs one check and prints whether it passed
     local name=$1
     shift
     if "$@"; then
@@ -155,7 +156,7 @@ check() { # name, command ...: one verdict
     fi
 }
 
-# The state of a job, or of each task of an array, without repeats.
+# Prints the states of a job, or of the tasks of an array, each state once.
 states() { squeue --noheader --states=all --job="$1" --format=%T | sort -u; }
 ended() { [[ $(states "$1") =~ ^((COMPLETED|FAILED|CANCELLED|TIMEOUT)[[:space:]]*)+$ ]]; }
 exit_code() { scontrol show job "$1" | sed -n 's/.* ExitCode=\([0-9:]*\).*/\1/p'; }
@@ -168,9 +169,10 @@ submit() { # arguments of submit.sh; sets $tasks and $collect, the numbers of bo
 }
 
 finish() { wait_until "$limit_s" ended "$1"; } # job
-ends() { finish "$1" && [[ $(states "$1") == "$2" ]]; } # job, its state then
+ends() { finish "$1" && [[ $(states "$1") == "$2" ]]; } # job, expected final state
 
-# The cells of these columns, row by row, sorted; a row of another length than the header is torn.
+# Prints the cells of these columns, one line per row, sorted. A row with another number of fields than the header is
+# reported as torn.
 cells() { # file, columns ...
     awk -F , -v names="${*:2}" '
         NR == 1      { for (i = 1; i <= NF; i++) at[$i] = i; width = NF; count = split(names, name, " "); next }
@@ -179,7 +181,7 @@ cells() { # file, columns ...
     ' "$1" | sort
 }
 
-holds() { # file, "variant vertices" of each row, one a line: these, each once, and no torn one
+holds() { # file, lines "variant vertices": whether the file has exactly these rows, each once and complete
     [[ $(cells "$1" variant vertices) == "$(sort <<<"$2")" ]]
 }
 
@@ -211,7 +213,7 @@ check_failure() {
         $'naive\t-\t7\t'"$quick" $'naive\tclasses.csv\t-\t'"$quick" $'naive\t-\t9\t'"$quick" >"$table"
     ./fdsl-bench --variant naive --classes 2 --batch 2 --res 32 --write-classes classes.csv --max-time 0 >/dev/null 2>&1
     check 'a sweep waits in the queue' submit "$table" --hold
-    mv classes.csv away.csv # checked at submission, gone when the task begins
+    mv classes.csv away.csv # the file exists at submission but not when the task starts
     scontrol release "$tasks"
     check 'it ends' finish "$tasks"
     check 'the task whose input is gone fails with its exit status' test "$(exit_code "${tasks}_2")" = 2:0
@@ -235,13 +237,13 @@ refuses_bad_table() {
 
 half_made() { [[ $(wc -l <results/sweep/slow/task_1.csv.part) -ge 2 ]]; } 2>/dev/null
 submit_half_way() { submit "$1" && wait_until "$limit_s" half_made; } # table
-# Slurm lets a requeued job wait a while, for its node to be clean.
-hurry() { # job, its log: whether it has begun again
+# Slurm delays a requeued job until its node is clean.
+hurry() { # job, its log: shortens the delay; returns whether the job has started again
     grep -q 'start 2$' "$2" && return
     scontrol update JobId="$1" StartTime=now 2>/dev/null
     false
 }
-# Both the script and the program, with no chance to clean up.
+# Kills the script and the program with SIGKILL, so that they cannot clean up.
 kill_all() {
     local process
     for process in /proc/[0-9]*; do
@@ -252,7 +254,7 @@ kill_all() {
 
 check_kill() {
     local table=$home/tree/sweep_slow.tsv rows=results/sweep/slow/task_1.csv
-    # The first variant's row is written while the second is at work.
+    # The first variant's row is written while the second variant runs.
     printf 'variant\tvertices\tres\tbatch\tmin-time\tmax-time\nnaive,omp\t100\t64\t2\t1.5\t1.5\n' >"$table"
     check 'a task is half-way' submit_half_way "$table"
     scontrol requeue "${tasks}_1"
@@ -271,7 +273,7 @@ check_kill() {
     check 'nothing else is left of either' no_leftovers
 }
 
-trained() { [[ $(wc -l <runs/net/train.csv) -gt $1 ]]; } 2>/dev/null # at least so many epochs
+trained() { [[ $(wc -l <runs/net/train.csv) -gt $1 ]]; } 2>/dev/null # whether at least this many epochs are done
 submit_training() { job=$(sbatch --parsable --output=train.log slurm/train.sbatch runs/net "$@"); }
 
 run_whole() { ./fdsl-bench "$@" --out whole.csv --export whole.safetensors >/dev/null 2>&1; }
@@ -300,7 +302,7 @@ check_training() {
     check 'and changes nothing' test "$(cat runs/net/{train.csv,model.safetensors} | sha256sum)" = "$before"
 }
 
-# Ranks over both nodes, in a build with MPI.
+# Starts ranks on both nodes, if the build has MPI.
 check_ranks() {
     local table=$home/tree/sweep_ranks.tsv job rows=results/sweep_ranks_2.csv
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl=self,vader,tcp

@@ -15,7 +15,7 @@ enum { RES = 48, VERTICES = 12, ORBITS = 5, BATCH = 7, CLASSES = 2, PIXELS = RES
 
 static struct synth synth;
 
-/* Rounded directions and a plain wave: whatever the tables hold is what an image is made of. */
+/* Rounded directions and a simple wave. Images must follow whatever values these tables contain. */
 static inline void fill_spokes(const struct atom_class *class_, float *cosine, float *sine, float *advance)
 {
     for (uint32_t v = 0; v < class_->vertices; v++) {

@@ -108,7 +108,7 @@ Test(cli, a_dry_run_knows_of_ranks)
     run(NAIVE " --dry-run --ranks 3 --batch 2 --scaling strong");
     expect_error(2, "more ranks (3) than images (--batch 2)", "more ranks than images");
     run(NAIVE " --dry-run --ranks 2 --device 1");
-    expect_error(2, "--device and --best-gpu are for one rank", "a device for two ranks");
+    expect_error(2, "--device and --best-gpu work only with one rank", "a device for two ranks");
     run(NAIVE " --dry-run --ranks 2 --npy out.npy");
     expect_error(2, "--npy", "a file that one rank writes");
     run(NAIVE " --dry-run --ranks 2000000");
@@ -215,7 +215,7 @@ Test(cli, refuses_unknown_names_with_the_nearest_one)
         {"--variant naive,omq", "unknown variant 'omq'; did you mean 'omp'?"},
         {"--variant NAIVE", "did you mean 'naive'?"},
         {"--variant quantum", "unknown variant 'quantum'; --list shows them all"},
-        {"--variant naive,naive", "variant 'naive' is asked for twice"},
+        {"--variant naive,naive", "variant 'naive' is named twice"},
         {"--variant naive,", "--variant: 'naive,': a name is missing after the last comma"},
         {"--variant naive, omp", "a name is missing after the last comma"},
         {"--variant all,naive", "--variant: 'all' cannot be combined with names"},
@@ -557,7 +557,7 @@ Test(cli, a_variant_that_cannot_run_says_why_and_which_one_would)
     }
     if (!*name)
         SKIP("every variant can run here: there is a GPU, and everything is built");
-    snprintf(offer, sizeof offer, "'%s' would", strrchr("," VARIANTS, ',') + 1);
+    snprintf(offer, sizeof offer, "'%s' can", strrchr("," VARIANTS, ',') + 1);
     run("--variant %s " TINY " --out rows.csv", name);
     expect_error(4, reason, name);
     expect_error(4, offer, name);

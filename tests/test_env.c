@@ -372,7 +372,8 @@ Test(nvml, names_a_driver_too_old)
     cr_expect(strstr(status_text(), "nvmlInit_v2") != NULL, "%s", status_text());
 }
 
-/* With a driver there is no such GPU; without one there is no library. The message tells which. */
+/* With a driver there is no such GPU; without one there is no library. The message states which of the two it
+ * is. */
 Test(nvml, is_unavailable_for_a_gpu_that_cannot_be)
 {
     struct gpu_state state;

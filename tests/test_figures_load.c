@@ -165,8 +165,8 @@ Test(figures_load, break_even_says_which_wins)
     cr_assert(says("shards-omp png, warm         reading wins for steps below 19 ms"), "%s", out);
 }
 
-/* A step takes as long for a partial batch: with 156 images per step, a reader that never waits would stay
- * below the limit of the step. The rate of the median run may exceed the limit. */
+/* A step on a partial batch takes as long as on a full one: with 156 images per step, a reader that never
+ * waits would stay below the limit of the step. The rate of the median run may exceed the limit. */
 Test(figures_load, break_even_takes_whole_batches_alone_and_tells_what_idles)
 {
     shell("awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } $at[\"compute_ms\"] == 0.5 && "

@@ -84,7 +84,7 @@ Test(npy, what_is_refused)
     cr_assert_eq(parse_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }", 4, &header),
                  STATUS_FAILED);
     cr_assert_eq(npy_header_parse((const uint8_t *)"\x93NUMPY\1\0\xff\xff{}  ", 14, &header), STATUS_FAILED);
-    expect_text("exceeds");
+    expect_text("bytes follow");
 }
 
 /* A header may end exactly at the end of the file. The byte that would complete a longer one is just past the
@@ -105,7 +105,7 @@ Test(npy, header_may_end_with_file)
             cr_expect_eq(npy_header_parse(bytes, size, &header), more ? STATUS_FAILED : STATUS_OK,
                          "version %d, %zu bytes beyond the end", version, more);
             if (more)
-                expect_text("exceeds");
+                expect_text("bytes follow");
             free(bytes);
         }
 }
@@ -125,9 +125,9 @@ Test(idx, faults)
 {
     struct idx idx;
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\1\0\0\0\3\5\6", 10, &idx), STATUS_FAILED);
-    expect_text("11 bytes according to its header; it has 10");
+    expect_text("requires 11 bytes, but the file has 10");
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\1\0\0\0\3\5\6\7\x08", 12, &idx), STATUS_FAILED);
-    expect_text("11 bytes according to its header; it has 12");
+    expect_text("requires 11 bytes, but the file has 12");
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\3\0\0\0\0\0\0\0\2\0\0\0\2a", 17, &idx), STATUS_FAILED);
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x0d\1\0\0\0\0", 8, &idx), STATUS_FAILED);
     cr_assert_eq(idx_parse((const uint8_t *)"\0\0\x08\0", 4, &idx), STATUS_FAILED);
@@ -211,7 +211,7 @@ Test(idx, gzip_with_excess_data)
     memcpy(more, labels_idx, 11);
     for (size_t size = 12; size <= sizeof more; size = size < 100 ? size + 1 : 10 * size) {
         cr_assert_eq(take(packed, pack(more, size, packed, sizeof packed), &idx), STATUS_FAILED, "%zu", size);
-        expect_text("an IDX file of 11 bytes according to its header; it has ");
+        expect_text("its IDX header requires 11 bytes, but the file has ");
         idx_free(&idx);
     }
 }
@@ -226,7 +226,7 @@ Test(idx, gzip_bombs_are_not_unpacked)
         const char *words;
     } bombs[] = {{"PK\3\4", 4, "not an IDX file"},
                  {"\0\0\x0d\1", 4, "type 0x0d"},
-                 {"\0\0\x08\1\0\0\0\3", 8, "an IDX file of 11 bytes according to its header; it has more"},
+                 {"\0\0\x08\1\0\0\0\3", 8, "its IDX header requires 11 bytes, but the file has more"},
                  {"\0\0\x08\3\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", 16, "too many values"}};
     static uint8_t packed[1 << 19], plain[1 << 20];
     struct rusage before, after;
@@ -371,14 +371,14 @@ static void expect_bad_lines(const char *lines, const char *words)
 
 Test(index, bad_lines_are_reported)
 {
-    expect_bad_lines("place\tx\t10\n", "line 2: a place line has");
-    expect_bad_lines("place\t../x\t10\t-\n", "leads out of the folder");
+    expect_bad_lines("place\tx\t10\n", "line 2: a place line must have");
+    expect_bad_lines("place\t../x\t10\t-\n", "is outside the folder");
     expect_bad_lines("sample\tk\n", "before the first place line");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\n", "line 3: sample 'k' has no members");
-    expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t11\t0123456789abcdef\n", "ends after x");
+    expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t11\t0123456789abcdef\n", "ends after the end of x");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t18446744073709551615\t2\t0123456789abcdef\n",
                      "member");
-    expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t1\t123\n", "a member has");
+    expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t1\t123\n", "a member must have");
     expect_bad_lines("other\tx\n", "not a known kind of line");
     expect_bad_lines("place\tx\t9999\t-\nsample\tb\tcls\t1536\t1\t0123456789abcdef\n"
                      "sample\ta\tcls\t512\t1\t0123456789abcdef\n",
@@ -502,9 +502,9 @@ Test(png, implausible_sizes_are_refused)
     static const struct {
         uint8_t width[4], height[4];
         const char *words;
-    } headers[] = {{{0, 0, 0x40, 0}, {0, 0, 0x40, 1}, "16384 x 16385 pixels has more"},
-                   {{0, 1, 0, 0}, {0, 1, 0, 0}, "65536 x 65536 pixels has more"},
-                   {{0, 0, 0x10, 0}, {0, 0, 0x10, 0}, "4096 x 4096 pixels has more than its bytes can hold"}};
+    } headers[] = {{{0, 0, 0x40, 0}, {0, 0, 0x40, 1}, "16384 x 16385 pixels does not fit"},
+                   {{0, 1, 0, 0}, {0, 1, 0, 0}, "65536 x 65536 pixels does not fit"},
+                   {{0, 0, 0x10, 0}, {0, 0, 0x10, 0}, "4096 x 4096 pixels does not fit its number of bytes"}};
     const struct png_shape shape = {1, 1, 1};
     struct png_shape found;
     void *bytes;

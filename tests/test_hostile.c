@@ -240,8 +240,8 @@ Test(hostile, a_cut_index_can_be_prepared_again)
     cr_expect_not_null(strstr(out, "remove the folder and prepare it again, or remove only the index"), "%s",
                        out);
     EXPECT(0, "$P --prepare a %s", options);
-    cr_expect_not_null(strstr(out, "a/counter.index was cut or changed: preparing everything again"), "%s",
-                       out);
+    cr_expect_not_null(strstr(out, "a/counter.index was truncated or changed: preparing all files again"),
+                       "%s", out);
     EXPECT(0, "diff -r whole a && truncate -s 9 a/counter.index");
     EXPECT(2, "$P --prepare a %s", options);
     EXPECT(0, "rm a/counter.index && $P --variant shards --data a --cache any --min-time 0");

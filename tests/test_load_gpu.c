@@ -239,7 +239,7 @@ Test(load_gpu, unsuitable_samples_are_refused_with_remedy, .init = make_folder, 
     put_array("b.npy", "<f2", "3, 5", 30, 0);
     expect_unfit("all samples need the same type and shape");
     put_array("b.npy", "|u1", "3, 5", 15, 1);
-    expect_unfit("according to its header");
+    expect_unfit("its .npy header requires");
     put("b.npy", "no array", 8);
     expect_unfit("not a supported .npy file");
     put("b.png", "x", 1);
@@ -247,7 +247,7 @@ Test(load_gpu, unsuitable_samples_are_refused_with_remedy, .init = make_folder, 
     put("b.json", "{}", 2);
     expect_unfit("one .npy");
     put("b.cls", "1", 1);
-    expect_unfit("this one has none");
+    expect_unfit("this sample has no .npy");
     put_array("b.npy", "|u1", "3, 5", 15, 0);
     put("b.cls", "cat", 3);
     expect_unfit("a label is a decimal 32-bit integer");

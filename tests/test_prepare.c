@@ -463,7 +463,7 @@ Test(prepare, archives_read_as_files_are_warned_about)
 Test(prepare, refusals)
 {
     expect_refusal(2, "a", "set the number of samples with --samples N");
-    expect_refusal(2, "a --samples 2 --shards 3", "more than samples (2)");
+    expect_refusal(2, "a --samples 2 --shards 3", "there are only 2 samples");
     expect_refusal(2, "a --samples 2 --shards 1 --store files", "--shards needs --store shards");
     expect_refusal(2, "a --samples 2 --name ../x", "--name '../x'");
     expect_refusal(2, "a --samples 2 --from sinth", "did you mean 'synth'?");
@@ -475,11 +475,11 @@ Test(prepare, refusals)
     expect_refusal(2, "file --samples 2", "cannot open folder 'file': Not a directory");
     expect_refusal(2, "file/b --samples 2", "cannot create folder 'file/b': Not a directory");
     EXPECT(0, "$P --prepare new/above/b/ --samples 2 && test -e new/above/b/counter.index");
-    expect_refusal(2, "full --samples 2", "full holds something else ('mine')");
+    expect_refusal(2, "full --samples 2", "full contains other files ('mine')");
     EXPECT(0, "test \"$(ls -A full)\" = mine && $P --prepare b " SMALL);
     expect_refusal(2, "b --samples 25 --shards 3 --sample-shape 3,6",
                    "(--sample-shape=3,5 there, --sample-shape=3,6 now)");
-    expect_refusal(2, "b --samples 25 --shards 3 --sample-shape 3,5 --name y", "b holds something else");
+    expect_refusal(2, "b --samples 25 --shards 3 --sample-shape 3,5 --name y", "b contains other files");
     EXPECT(0, "$P --prepare x --help && ! test -e x");
 }
 

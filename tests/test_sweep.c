@@ -136,7 +136,7 @@ Test(sweep, a_table_with_a_fault_runs_nothing)
         {"variant\tranks\tscaling\tbatch\nnaive\t4\tstrong\t2\n",
          "t.tsv:2: --scaling strong: more ranks (4)"},
         {"variant\tranks\nnaive\t2000000\n", "t.tsv:2: --ranks"},
-        {"variant\tranks\tdevice\nnaive\t2\t1\n", "t.tsv:2: --device and --best-gpu are for one rank"},
+        {"variant\tranks\tdevice\nnaive\t2\t1\n", "t.tsv:2: --device and --best-gpu work only with one rank"},
         {"variant\tvert\nnaive\t1\n", "t.tsv:1: unknown column 'vert'; columns are"},
         {"variant\tbatch \nnaive\t1\n", "t.tsv:1: unknown column 'batch '"},
         {"variant\t\nnaive\t1\n", "t.tsv:1: unknown column ''"},

@@ -245,12 +245,12 @@ Test(train_cli, rejects_unsuitable_initial_parameters)
 {
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k && mkdir empty && echo no > text");
     expect_refusal(2, "--init none", "--init none: No such file");
-    expect_refusal(2, "--init empty", "--init empty: there is no checkpoint in it");
+    expect_refusal(2, "--init empty", "--init empty: the folder has no checkpoint");
     expect_refusal(1, "--init text", "text: this is not a checkpoint of fdsl-bench");
     expect_refusal(2, "--model lenet --init k",
                    "--init k: its model is logreg, but this is lenet; use --model logreg, or another");
     expect_refusal(2, "--model logreg --classes 12 --init k",
-                   "--init k: nothing fits: its only layer has another shape");
+                   "--init k: no layer can be copied: its only layer has another shape");
     EXPECT(0,
            "$P --variant train-naive --model lenet --train-size 64 --test-size 5 --epochs 1 --checkpoint l");
     expect_refusal(2, "--model lenet --data synth --res 32 --train-size 64 --test-size 5 --init l",
@@ -301,7 +301,7 @@ Test(train_cli, inference_from_a_checkpoint)
     EXPECT(2, "$P --variant infer-cuda --best-gpu --device 0 --checkpoint k");
     cr_expect_not_null(strstr(out, "--best-gpu chooses a device and --device names one"), "%s", out);
     EXPECT(2, "mkdir e && " INFER "--checkpoint e");
-    cr_expect_not_null(strstr(out, "there is no checkpoint in it"));
+    cr_expect_not_null(strstr(out, "the folder has no checkpoint"));
 }
 
 #ifdef _OPENMP
@@ -445,9 +445,9 @@ Test(train_cli, rejects_invalid_options)
     expect_refusal(2, "--shift 28", "--shift 28: these samples are 28x28");
     /* Checked before any data is read: the missing folder is not mentioned. */
     expect_refusal(2, ",train-omp --data nowhere --checkpoint k",
-                   "--checkpoint is for one variant at a time, but --variant names 2");
-    expect_refusal(2, ",train-omp --data nowhere --export x", "--export is for one variant at a time");
-    expect_refusal(2, ",train-omp --data nowhere --export-step x", "--export-step is for one variant");
+                   "--checkpoint works with one variant at a time, but --variant names 2");
+    expect_refusal(2, ",train-omp --data nowhere --export x", "--export works with one variant at a time");
+    expect_refusal(2, ",train-omp --data nowhere --export-step x", "--export-step works with one variant");
 }
 
 /* Sets that do not fit into memory are rejected before they are generated; sets that fit are accepted,
@@ -513,7 +513,7 @@ Test(train_cli, rejects_impossible_comparisons)
         {"--device meta", "--device meta: give cpu"},
         {"--variant train-naive,all", "--variant train-naive,all: name variants of training"},
         {"--variant infer-omp", "name variants of training"},
-        {"--variant train-naive,train-omp --checkpoint k", "--checkpoint is for one variant at a time"},
+        {"--variant train-naive,train-omp --checkpoint k", "--checkpoint works with one variant at a time"},
         {"--format json", "--format is set here"},
         {"--form=csv", "--format is set here"},
         {"--gradients --out r.csv", "--gradients compares one step, without --out"},

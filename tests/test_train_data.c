@@ -117,7 +117,7 @@ Test(train_data, idx_files_and_their_faults)
     put_idx("m/t10k-images-idx3-ubyte", "m/t10k-labels-idx1-ubyte", 10, 10, 9);
     EXPECT(0, "$P --variant train-naive " ON "--format csv");
     cr_expect(number(out, 1, "train_samples") == 20 && number(out, 1, "test_samples") == 10);
-    expect_refusal(2, ON "--train-size 21", "--train-size 21: there are 20");
+    expect_refusal(2, ON "--train-size 21", "--train-size 21: there are only 20");
     expect_refusal(
         2, ON "--classes 4",
         "--data m: its largest label is 9, and there are 4 classes; give --classes N, at least 10\n");

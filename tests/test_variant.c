@@ -142,8 +142,8 @@ Test(variant, all_means_the_workload_in_the_order_of_the_table)
 
 Test(variant, the_same_one_twice_is_refused)
 {
-    expect_refusal("naive,naive", NULL, "'naive' is asked for twice");
-    expect_refusal("naive,omp,naive", "synth", "'naive' is asked for twice");
+    expect_refusal("naive,naive", NULL, "'naive' is named twice");
+    expect_refusal("naive,omp,naive", "synth", "'naive' is named twice");
 }
 
 Test(variant, a_variant_of_another_workload_is_refused)

@@ -1,10 +1,10 @@
 /* `train-omp`, `infer-omp`: OpenMP over samples and tiles, SIMD inside. docs/train_omp.md shows where the
  * time goes.
  *
- * Convolutions process one sample per thread; linear layers process the whole batch. The order of every sum
- * is independent of the threads, so results are bit-identical for any number of threads: one thread does all
- * work of a sample, each GEMM element is summed in a fixed order, and convolution gradients are summed per
- * chunk of the batch. */
+ * Convolutions process one sample per thread; linear layers process the whole batch. Results are
+ * bit-identical for any number of threads, because the order of every sum is fixed. One thread does all work
+ * of a sample, and the order in a GEMM element does not depend on its tile. Convolution gradients are summed
+ * per chunk of the batch. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Common part of the GPU load variants: workers, each with its order, slots in device memory and checksum,
- * and the delivery of complete batches to a consumer, if there is one. A variant adds how the bytes reach the
+/* Common part of the GPU load variants. Each worker has its own order, slots in device memory, and checksum.
+ * Complete batches are delivered to a consumer, if there is one. A variant adds how the bytes reach the
  * device. */
 #ifndef FDSL_CUDA_LOAD_DELIVERY_CUH
 #define FDSL_CUDA_LOAD_DELIVERY_CUH
@@ -178,8 +178,8 @@ static inline std::unique_lock<std::mutex> delivery_guard(struct delivery *deliv
  * an epoch. */
 
 /* queue_slot() returns the slot of arrival `arrival` of the epoch. queue_batch() returns the first batch of
- * the run that may contain this arrival or another of its shuffle buffer; for the end of the epoch, the first
- * batch of the next one. */
+ * the run that may contain this arrival or another of its shuffle buffer. If `arrival` is the end of the
+ * epoch, it returns the first batch of the next epoch. */
 uint32_t queue_slot(const struct output_queue *queue, uint32_t arrival);
 uint64_t queue_batch(const struct output_queue *queue, uint32_t arrival);
 

@@ -102,8 +102,8 @@ enum status device_batch_open(struct device_batch *batch, const struct resources
 /* Frees a batch. Accepts a zeroed or partially initialised one. */
 void device_batch_close(struct device_batch *batch);
 
-/* Begin and end of a run on batch->clock.stream. Begin clears the images, which is part of the timed work.
- * End waits for the stream and returns the device time. */
+/* The begin and the end of a run on batch->clock.stream. device_batch_begin() clears the images, which is
+ * part of the timed work. device_batch_end() waits for the stream and returns the device time. */
 enum status device_batch_begin(struct device_batch *batch, uint64_t run);
 enum status device_batch_end(struct device_batch *batch, struct run_time *time);
 

@@ -184,7 +184,7 @@ static enum status choose(const Found *found, int count, const char *what, Algor
             *scratch_bytes = found[i].memory > *scratch_bytes ? found[i].memory : *scratch_bytes;
             return STATUS_OK;
         }
-    return status_set(STATUS_FAILED, "%s: cuDNN has no deterministic algorithm for it", what);
+    return status_set(STATUS_FAILED, "%s: cuDNN has no deterministic algorithm for this convolution", what);
 }
 
 static enum status choose_all(const struct device_layer *layer, struct convolution *self)

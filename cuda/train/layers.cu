@@ -163,9 +163,9 @@ static __global__ void pool_kernel(const struct pool_plan plan, const float *in,
     largest[i] = best;
 }
 
-/* Windows do not overlap, so each output writes all elements of its window. Elements outside all windows stay
- * zero since open_layer(). If the input comes from a ReLU, `above` is the output: a window with maximum 0
- * passes no gradient on. (A later in-place dropout may also have zeroed it; its gradient is then 0
+/* Windows do not overlap, so each output writes all elements of its window. open_layer() zeroed the elements
+ * outside all windows; they stay zero. If the input comes from a ReLU, `above` is the output: a window with
+ * maximum 0 passes no gradient on. (A later in-place dropout may also have zeroed it; its gradient is then 0
  * already.) */
 static __global__ void pool_back_kernel(const struct pool_plan plan, const float *out_deltas,
                                         const uint32_t *largest, const float *above, float *in_deltas)

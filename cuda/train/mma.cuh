@@ -1,5 +1,5 @@
-/* Thin wrappers of PTX for tensor cores: mma m16n8k16 for fp16 and bf16, m16n8k8 for TF32 (sm_80 and later),
- * ldmatrix for fragments from shared memory, and cp.async for copies that bypass registers.
+/* Thin wrappers of PTX for tensor cores (sm_80 and later). mma m16n8k16 multiplies fp16 and bf16, and m16n8k8
+ * TF32. ldmatrix loads fragments from shared memory, and cp.async copies without registers.
  *
  * D = A B + C, where A (16, k) is row-major, B (k, 8) is column-major, and C and D (16, 8) are fp32. With g =
  * l / 4 and t = l % 4, lane l of a warp holds (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "...

@@ -22,8 +22,9 @@ struct device_layer {
     const struct layer *layer;
     float *in, *out;
     float *in_delta, *out_delta; /* gradients of the loss; in_delta is NULL if it is not needed */
-    /* A ReLU is fused into its neighbours if they allow it. Forward, the preceding layer applies it if it has
-     * a GEMM or is an addition; backward, the following layer applies it if it has a GEMM or is a pooling. */
+    /* A ReLU is fused into its neighbours if they allow it. In the forward pass, the preceding layer applies
+     * it if it has a GEMM or is an addition. In the backward pass, the following layer applies it if it has a
+     * GEMM or is a pooling. */
     bool relu, relu_before; /* this layer applies the ReLU after it (forward), before it (backward) */
     bool forward_done, backward_done; /* ReLU only: a neighbour applies it */
     struct windows forward, backward; /* convolution only: windows over `in`, and over `out_delta` */

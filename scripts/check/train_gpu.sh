@@ -64,7 +64,7 @@ if ((sanitize)); then
         check "$tool: train-graph: a long graph, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant train-graph --model cnn --data digits --train-size 75 --test-size 9 --batch 2 --epochs 1 \
             --shift 2 --flip --checkpoint "$work/$tool-graph"
-        # Above 128, blocks process a second sample and a second stage of rows; then a batch of 6.
+        # With more than 128 samples per batch, blocks process a second sample and a second stage of rows. The last batch has 6.
         check "$tool: train-graph: a batch of 129, and a short one" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant train-graph --model cnn --data digits --train-size 135 --test-size 9 --batch 129 --epochs 1
     done

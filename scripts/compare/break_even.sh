@@ -13,10 +13,10 @@
 # in milliseconds (-: no step). Readers use the same batch, res and classes. Cold reads need root. Without a GPU, only
 # rates without a step are compared.
 #
-# The work is equal: readers and generators deliver bytes, and all batches are full. A step takes as long for a
-# partial batch, so partial batches would make readers seem slower. The number of images is therefore a multiple of
-# threads x batch. The shuffle buffer is an eighth of a thread's share, so that the first batch does not wait for the
-# whole share.
+# The work is equal: readers and generators deliver bytes, and all batches are full. A step on a partial batch
+# takes as long as on a full one, so partial batches would make readers seem slower. The number of images is
+# therefore a multiple of threads x batch. The shuffle buffer is an eighth of a thread's share, so that the
+# first batch does not wait for the whole share.
 #
 # Environment: SAMPLES (10000), minimum number of images to read; TIME (3), maximum seconds per row of reading;
 # MIN_SAMPLES (6), minimum runs per row, of four epochs each if warm; READERS (all), any of files, files-omp,

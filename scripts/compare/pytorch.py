@@ -299,7 +299,7 @@ def refuse_what_cannot_work(options, arguments):
     faults = {
         f"--variant {options.variant}: name variants of training, as in train-omp":
             not all(name.startswith("train-") for name in variants),
-        "--checkpoint is for one variant at a time": len(variants) > 1 and passes_on(arguments, "checkpoint", 2),
+        "--checkpoint works with one variant at a time": len(variants) > 1 and passes_on(arguments, "checkpoint", 2),
         "--format is set here; --out takes the rows": passes_on(arguments, "format", 2),
         "--gradients compares one step, without --out, --modes and --precision":
             options.gradients and (options.out or options.modes or options.precision),

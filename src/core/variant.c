@@ -68,7 +68,8 @@ enum status variant_table_check(void)
         if (variant_find(entry->name) != entry)
             return status_set(STATUS_FAILED, "variants.def: '%s' appears twice", entry->name);
         if (strcmp(entry->name, "all") == 0 || strchr(entry->name, ','))
-            return status_set(STATUS_FAILED, "variants.def: '%s' cannot be asked for", entry->name);
+            return status_set(STATUS_FAILED, "variants.def: '%s' cannot be the name of a variant",
+                              entry->name);
         if (variant &&
             !(variant->platform && variant->setup && variant->run && variant->fetch && variant->teardown))
             return status_set(STATUS_FAILED, "variants.def: '%s' lacks a callback", entry->name);
@@ -139,7 +140,7 @@ static enum status choose(const char *name, const char **workload, const struct 
                           name, entry->workload, *workload);
     for (size_t i = 0; i < *count; i++)
         if (chosen[i] == entry)
-            return status_set(STATUS_USAGE, "variant '%s' is asked for twice", name);
+            return status_set(STATUS_USAGE, "variant '%s' is named twice", name);
     chosen[(*count)++] = entry;
     return STATUS_OK;
 }

@@ -32,7 +32,7 @@ struct workload {
     size_t parameters_bytes; /* size of the struct that the options fill */
 
     /* Names of options that are allowed only with a single variant, because several variants would write to
-     * the same file. NULL-terminated. May be NULL: none. */
+     * the same file. NULL-terminated. NULL if there are none. */
     const char *const *single;
 
     /* Candidates for the baseline of the column `speedup`: the first one among the chosen variants is used.
@@ -42,7 +42,7 @@ struct workload {
     /* The workload's own CSV columns; ends with an entry whose column is NULL. */
     const struct measure *measures;
 
-    /* Measures that the table on stdout shows too, NULL-terminated. May be NULL: none. */
+    /* Measures that the table on stdout shows too, NULL-terminated. NULL if there are none. */
     const char *const *shown;
 
     /* Checks the parameters, fills in defaults that depend on other parameters, and creates the input, which

@@ -88,7 +88,7 @@ static enum status open_listed(struct dataset *dataset, const char *list, const 
     if (listed->url[0] == '/' || strstr(listed->url, "://") || climbs(listed->url))
         return status_set(
             STATUS_FAILED,
-            "%s/%s: '%.200s' leads out of the folder; keep shards in the folder of their wids index",
+            "%s/%s: '%.200s' is outside the folder; keep shards in the folder of their wids index",
             dataset->path, list, listed->url);
     TRY(dataset_keep_name(dataset, listed->url, strlen(listed->url), &name));
     if (*listed->md5)

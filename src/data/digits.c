@@ -152,7 +152,7 @@ static const struct option_spec options[] = {
 
 const struct source source_digits = {
     .name = "digits",
-    .summary = "digits drawn as strokes, a training set",
+    .summary = "generated digits, drawn as strokes",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),

@@ -222,7 +222,7 @@ static enum status check_empty(const struct folder *folder)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
             strcmp(entry->d_name, WORK + 1) != 0)
             status =
-                status_set(STATUS_USAGE, "%s holds something else ('%.100s'): name a new or an empty folder",
+                status_set(STATUS_USAGE, "%s contains other files ('%.100s'): name a new or an empty folder",
                            folder->path, entry->d_name);
     closedir(list);
     return status;
@@ -276,7 +276,7 @@ static enum status reopen(const struct folder *folder, const struct index *index
         }
     TRY(file_write_atomic(spec, folder->provenance, strlen(folder->provenance)));
     if (index->unit_count == 0)
-        status_warn("%s was cut or changed: preparing everything again", path);
+        status_warn("%s was truncated or changed: preparing all files again", path);
     else if (kept < index->unit_count)
         status_warn("%s: %" PRIu64 " of %" PRIu64
                     " %s have missing files, or files of the wrong size; preparing them again",

@@ -34,7 +34,7 @@ void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH
  * run. */
 enum status folder_claim(struct folder *folder);
 
-/* All ranks, after folder_claim(): whether the dataset is complete. */
+/* Returns whether the dataset is complete. Every rank may call it, after folder_claim(). */
 bool folder_complete(const struct folder *folder);
 
 /* Whether a unit is finished: its part exists, and its files have the sizes given there. */

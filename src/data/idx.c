@@ -54,8 +54,7 @@ enum status idx_parse(const uint8_t *bytes, size_t size, struct idx *idx)
     uint64_t values = 0;
     TRY(read_header(bytes, size, idx, &header, &values));
     if (header > size || values != size - header)
-        return status_set(STATUS_FAILED,
-                          "an IDX file of %" PRIu64 " bytes according to its header; it has %zu",
+        return status_set(STATUS_FAILED, "its IDX header requires %" PRIu64 " bytes, but the file has %zu",
                           (uint64_t)header + values, size);
     idx->values = bytes + header;
     return STATUS_OK;
@@ -136,8 +135,7 @@ static enum status unpack_all(struct gzip *gzip, uint8_t **bytes, size_t *size)
     } while (*size == room && room < most);
     return *size <= header + values
                ? STATUS_OK
-               : status_set(STATUS_FAILED,
-                            "an IDX file of %" PRIu64 " bytes according to its header; it has more",
+               : status_set(STATUS_FAILED, "its IDX header requires %" PRIu64 " bytes, but the file has more",
                             (uint64_t)header + values);
 }
 

@@ -216,9 +216,9 @@ static enum status read_place(char *line, struct index *index)
     struct index_unit *unit = &index->units[index->unit_count];
     char *name = next_field(&line), *bytes = next_field(&line), *md5 = next_field(&line);
     if (!md5 || line || !*name || !number(bytes, 10, &unit->bytes))
-        return status_set(STATUS_FAILED, "a place line has a name, a size in bytes and an md5");
+        return status_set(STATUS_FAILED, "a place line must have a name, a size in bytes and an md5");
     if (name[0] == '/' || strstr(name, ".."))
-        return status_set(STATUS_FAILED, "'%.100s' leads out of the folder", name);
+        return status_set(STATUS_FAILED, "'%.100s' is outside the folder", name);
     unit->name = name;
     unit->md5 = strcmp(md5, "-") == 0 ? "" : md5;
     unit->first = index->sample_count;
@@ -233,10 +233,11 @@ static enum status read_member(char *extension, char **line, const struct index_
     char *offset = next_field(line), *size = next_field(line), *hash = next_field(line);
     if (!*extension || strchr(extension, '/') || !number(offset, 10, &member->offset) ||
         !number(size, 10, &member->size) || !hash_number(hash, &member->hash))
-        return status_set(STATUS_FAILED, "a member has four fields: extension, offset, size and hash");
+        return status_set(STATUS_FAILED, "a member must have four fields: extension, offset, size and hash");
     if (member->offset > unit->bytes || member->size > unit->bytes - member->offset)
         return status_set(STATUS_FAILED,
-                          "a member of %" PRIu64 " bytes at %" PRIu64 " ends after %s, which has %" PRIu64,
+                          "a member of %" PRIu64 " bytes at %" PRIu64
+                          " ends after the end of %s, which has %" PRIu64 " bytes",
                           member->size, member->offset, unit->name, unit->bytes);
     member->extension = extension;
     return STATUS_OK;

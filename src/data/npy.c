@@ -172,8 +172,7 @@ enum status npy_header_parse(const uint8_t *bytes, size_t size, struct npy_heade
     if (version > 1)
         length |= (size_t)bytes[10] << 16 | (size_t)bytes[11] << 24;
     if (length > size - begin)
-        return status_set(STATUS_FAILED,
-                          "a .npy file whose header of %zu bytes exceeds the %zu bytes present", length,
+        return status_set(STATUS_FAILED, "its .npy header has %zu bytes, but only %zu bytes follow", length,
                           size - begin);
     header->data = begin + length;
     const char *text = (const char *)bytes + begin;
@@ -185,7 +184,6 @@ enum status npy_header_check(const struct npy_header *header, uint64_t size)
     uint64_t wanted = header->data + header->values * header->value_bytes; /* no overflow: below 2^63 */
     if (wanted == size)
         return STATUS_OK;
-    return status_set(STATUS_FAILED,
-                      "a .npy file of %" PRIu64 " bytes according to its header; it has %" PRIu64, wanted,
-                      size);
+    return status_set(STATUS_FAILED, "its .npy header requires %" PRIu64 " bytes, but the file has %" PRIu64,
+                      wanted, size);
 }

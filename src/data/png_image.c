@@ -52,7 +52,8 @@ static enum status begin(png_image *image, const void *bytes, size_t size, struc
         return STATUS_OK;
     png_image_free(image);
     return status_set(STATUS_FAILED, "an image of %" PRIu32 " x %" PRIu32 " pixels %s", shape->width,
-                      shape->height, fits ? "is too large" : "has more than its bytes can hold: it was cut");
+                      shape->height,
+                      fits ? "is too large" : "does not fit its number of bytes: it was truncated");
 }
 
 enum status png_shape(const void *bytes, size_t size, struct png_shape *shape)

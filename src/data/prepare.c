@@ -50,11 +50,11 @@ static const char *const stores[] = {"files", "shards", NULL}; /* as enum index_
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec specs[] = {
     {"prepare", "DIR", OPTION_TEXT, AT(folder), NULL, 0, 0, NULL, false,
-     "folder to write: new, empty, or left by an interrupted run of the same command"},
+     "folder to write; it must be new, empty, or left by an interrupted run of the same command"},
     {"from", "SOURCE", OPTION_TEXT, AT(from), "counter", 0, 0, NULL, false,
-     "where the samples come from; see below"},
+     "where the samples come from; the sources are listed below"},
     {"store", "HOW", OPTION_CHOICE, AT(store), "shards", 0, 0, stores, true,
-     "one file per member in folders of 1000 samples, or tar shards"},
+     "store one file per member, in folders of 1000 samples, or store tar shards"},
     {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
      "number of samples (default: all, if the source is finite)"},
     {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,
@@ -64,7 +64,7 @@ static const struct option_spec specs[] = {
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
      "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, false,
-     "CPU threads; 0: all that this process may use (default: OMP_NUM_THREADS, else 0)"},
+     "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
      "CUDA device, for variants that use one"},
     {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this"},
@@ -197,7 +197,7 @@ static enum status check_name(const char *name)
     static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
     if (strlen(name) <= 64 && name[strspn(name, allowed)] == '\0')
         return STATUS_OK;
-    return status_set(STATUS_USAGE, "--name '%.80s': up to 64 letters, digits, '_' and '-'", name);
+    return status_set(STATUS_USAGE, "--name '%.80s': use up to 64 letters, digits, '_' and '-'", name);
 }
 
 static enum status check_counts(struct parameters *parameters, const struct source_facts *facts)
@@ -212,14 +212,14 @@ static enum status check_counts(struct parameters *parameters, const struct sour
     if (parameters->samples == 0)
         parameters->samples = facts->samples;
     if (parameters->samples > facts->samples)
-        return status_set(STATUS_USAGE, "--samples %" PRIu64 ": there are %" PRIu64, parameters->samples,
-                          facts->samples);
+        return status_set(STATUS_USAGE, "--samples %" PRIu64 ": the source has only %" PRIu64,
+                          parameters->samples, facts->samples);
     if (!shards && parameters->shards > 0)
         return status_set(STATUS_USAGE, "--shards needs --store shards; drop it");
     if (!shards)
         return STATUS_OK;
     if (parameters->shards > parameters->samples)
-        return status_set(STATUS_USAGE, "--shards %" PRIu64 ": more than samples (%" PRIu64 ")",
+        return status_set(STATUS_USAGE, "--shards %" PRIu64 ": there are only %" PRIu64 " samples; lower it",
                           parameters->shards, parameters->samples);
     uint64_t by_bytes = SHARD_BYTES / (facts->sample_bytes + 2048);
     uint64_t most = by_bytes < 1 ? 1 : by_bytes < SHARD_SAMPLES ? by_bytes : SHARD_SAMPLES;

@@ -72,12 +72,12 @@ static enum status check_header(struct inspection *inspection, uint32_t number, 
             return status_set(STATUS_USAGE, "an empty array cannot be part of a tensor");
     }
     if (!same_arrays(header, &inspection->first))
-        return status_set(STATUS_USAGE,
-                          "%llu values of type '%s', but sample '%s' has %llu of '%s', or another shape: a "
-                          "batch is one tensor, so all samples need the same type and shape",
-                          (unsigned long long)header->values, header->type,
-                          inspection->dataset->samples[0].key, (unsigned long long)inspection->first.values,
-                          inspection->first.type);
+        return status_set(
+            STATUS_USAGE,
+            "it has %llu values of type '%s', but sample '%s' has %llu of '%s', or their shapes differ: a "
+            "batch is one tensor, so all samples need the same type and shape",
+            (unsigned long long)header->values, header->type, inspection->dataset->samples[0].key,
+            (unsigned long long)inspection->first.values, inspection->first.type);
     return npy_header_check(header, size) == STATUS_OK ? STATUS_OK : STATUS_USAGE;
 }
 
@@ -139,7 +139,7 @@ static enum status look_at_sample(struct inspection *inspection, uint32_t number
     if (found != 1)
         return about(
             inspection, sample, &members[0],
-            status_set(STATUS_USAGE, "a GPU variant needs one .npy per sample, and this one has none"));
+            status_set(STATUS_USAGE, "this sample has no .npy, but a GPU variant needs one per sample"));
     lay_out(dataset, sample, packed, array, &inspection->arrays->extents[number]);
     for (uint32_t m = 0; m < sample->members; m++) {
         enum status status = m == array->label ? look_at_label(inspection, &members[m])

@@ -30,7 +30,8 @@ static const struct option_spec options[] = {
      "samples: a folder of files or tar shards; --prepare creates one"},
     {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 20, NULL, true, "samples per batch"},
     {"shuffle", "N", OPTION_COUNT, AT(shuffle), "1000", 0, 1 << 24, NULL, true,
-     "shuffle buffer for shards, in samples, after shards are permuted; 0: off. Files are fully shuffled"},
+     "number of samples in the shuffle buffer of shards, which are permuted first; 0 shuffles only the "
+     "shards. Files are always fully shuffled"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of the sample order; each epoch has its own order"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs per run"},
@@ -42,22 +43,22 @@ static const struct option_spec options[] = {
      "shards to read ahead through the kernel, for shards, shards-mmap, shards-omp and shards-gpu; ignored "
      "with --cache warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, COLUMN_APART,
-     "page cache before each run: all in it, nothing in it, or as it is; the run is refused if the measured "
-     "state is not warm or cold as asked"},
+     "page cache before each run; warm has all data in it, cold has none, any leaves it unchanged; a run is "
+     "refused if the measured state differs"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,
-     "on a sample that cannot be read: end the run, or skip and count it; skip also compares all data with "
-     "the index when the set is opened"},
+     "at a sample that cannot be read, fail ends the run, skip leaves the sample out and counts it; skip "
+     "also compares all data with the index when the set is opened"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
-     "decode images: png with libpng, npy by its header"},
+     "decode images: PNG with libpng, .npy by its header"},
     {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,
      "shift, flip and normalise images to float32; implies --decode"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true, "maximum shift of --augment"},
     {"mean", "M", OPTION_REAL, AT(mean), "0", -1e6, 1e6, NULL, true,
-     "mean that --augment and GPU tensors subtract; bytes count as 0 to 1"},
+     "mean that --augment and GPU tensors subtract; bytes are scaled to 0 to 1 before"},
     {"std", "S", OPTION_REAL, AT(std), "1", 1e-6, 1e6, NULL, true,
      "standard deviation that --augment and GPU tensors divide by"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "f16", 0, 0, dtypes, true,
-     "element type of the batches of a GPU variant; raw: as stored"},
+     "element type of the batches of a GPU variant; raw keeps the stored type"},
     {"ring", "N", OPTION_COUNT, AT(ring), "2", 2, 64, NULL, true,
      "buffers per thread, for shards-gpu and gds"},
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), "2048", 4, 1 << 20, NULL, true,

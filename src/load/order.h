@@ -1,5 +1,5 @@
-/* Which samples a worker reads in an epoch, and in which order: a pure function of the seed, the epoch and
- * the worker's number, identical for every variant and independent of earlier epochs.
+/* The samples that a worker reads in an epoch, and their order. Both are pure functions of the seed, the
+ * epoch and the worker's number. They are the same for every variant and do not depend on earlier epochs.
  *
  * Files: one permutation of all samples, divided into shares.
  * Shards: a permutation of the shards, with their samples in sequence, divided into shares. So every epoch

@@ -86,11 +86,11 @@ void losses_merge(struct losses *all, const struct losses *one)
 static enum status check_lost(uint64_t number, uint64_t delivered, const struct losses *lost)
 {
     if (lost->changed)
-        return status_set(
-            STATUS_FAILED,
-            "run %llu could not read %llu samples, and they are not the ones that earlier runs could not "
-            "read: the data set changes while it is measured; repair it and run again",
-            (unsigned long long)number, (unsigned long long)lost->checksum.count);
+        return status_set(STATUS_FAILED,
+                          "run %llu could not read %llu samples, and earlier runs could not read others: the "
+                          "data set changes "
+                          "while it is measured; repair it and run again",
+                          (unsigned long long)number, (unsigned long long)lost->checksum.count);
     if (lost->checksum.count > 0 && delivered == 0)
         return status_set(STATUS_FAILED,
                           "run %llu could read none of its %llu samples; see the warning above",

@@ -28,10 +28,10 @@ struct cores_plan {
     struct cores_mask mine; /* the hardware threads for this rank */
 };
 
-/* Plans the cores of rank `rank` of `count`. `ranks` has the current mask of each rank, `allowed` all
- * hardware threads that this job may use, and `cores` the hardware threads of each of the `core_count` >=
- * 1 cores, ordered so that neighbours share caches. Only divides cores that at least one rank may run on.
- * Pure. */
+/* Plans the cores of rank `rank` of `count`. `ranks` has the current mask of each rank, and `allowed` all
+ * hardware threads that this job may use. `cores` has the hardware threads of each of the `core_count` >= 1
+ * cores, ordered so that neighbours share caches. Only divides cores that at least one rank may run on. Pure.
+ */
 struct cores_plan cores_share_out(const struct cores_mask *ranks, int count, int rank,
                                   const struct cores_mask *allowed, const struct cores_mask *cores,
                                   int core_count);

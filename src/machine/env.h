@@ -39,8 +39,8 @@ void env_time(char text[ENV_TIME_MAX]);
 void env_capture(struct env *env);
 
 /* Returns the number of CPU threads that OMP_NUM_THREADS requests, the default of --threads. Uses the first
- * number of a list ("4,2"); the others are for nested levels. 0 if the variable is unset or empty; also 0,
- * after a warning, if it is invalid. */
+ * number of a list ("4,2"); the others are for nested levels. Returns 0 if the variable is unset, empty or
+ * invalid; prints a warning if it is invalid. */
 uint64_t env_openmp_threads(void);
 
 /* Returns the highest maximum clock of all cores in Hz, read from the cpufreq files under `root`

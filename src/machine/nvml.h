@@ -35,13 +35,14 @@ FDSL_C_BEGIN
 /* All functions here are thread safe. `pci_bus_id` ("0000:01:00.0") identifies the device, because CUDA and
  * NVML may number devices differently. */
 
-/* Writes the name of the model ("NVIDIA H200"). STATUS_UNAVAILABLE with the reason without NVML. */
+/* Writes the name of the model ("NVIDIA H200"). If there is no NVML, returns STATUS_UNAVAILABLE with the
+ * reason. */
 enum status nvml_gpu_name(const char *pci_bus_id, char *text, size_t size);
 
-/* Reads the current state. STATUS_UNAVAILABLE with the reason without NVML. */
+/* Reads the current state. If there is no NVML, returns STATUS_UNAVAILABLE with the reason. */
 enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state);
 
-/* Reads the current clocks. STATUS_UNAVAILABLE with the reason without NVML. */
+/* Reads the current clocks. If there is no NVML, returns STATUS_UNAVAILABLE with the reason. */
 enum status nvml_gpu_clocks(const char *pci_bus_id, struct gpu_clocks *clocks);
 
 /* Returns the energy in joules that the device has used since the driver was loaded; NaN if NVML does not
@@ -49,11 +50,11 @@ enum status nvml_gpu_clocks(const char *pci_bus_id, struct gpu_clocks *clocks);
 double nvml_gpu_energy_j(const char *pci_bus_id);
 
 /* Reads the current PCIe traffic. Separate from nvml_gpu_state() because NVML measures for 20 ms in each
- * direction before it answers. STATUS_UNAVAILABLE with the reason without NVML. */
+ * direction before it answers. If there is no NVML, returns STATUS_UNAVAILABLE with the reason. */
 enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic);
 
-/* Returns the peak rate of the PCIe link in one direction, in bytes per second, at the maximum link width and
- * the newest generation that the device supports. 0 if NVML does not report them. */
+/* Returns the peak rate of the PCIe link in one direction, in bytes per second. It assumes the maximum link
+ * width and the newest generation that the device supports. Returns 0 if NVML does not report them. */
 double nvml_pcie_peak_bytes_per_s(const char *pci_bus_id);
 
 /* Writes the driver version ("580.159.04") to `text`, or "" without NVML. */

@@ -85,7 +85,7 @@ static enum status summarise(struct bench *bench, double max_median_error)
 
 /* Decides whether there are enough samples. All ranks decide the same, because they have the same samples and
  * elapsed time. The statistics need a sort, so they are updated only when the number of samples has grown by
- * 1/16; this keeps their cost small compared with even the shortest runs. */
+ * 1/16. This keeps their cost small even for the shortest runs. */
 static enum status decide(struct bench *bench, const struct bench_limits *limits, double elapsed_s,
                           struct bench_together *together, bool *enough)
 {

@@ -10,8 +10,8 @@
 #include "core/status.h"
 #include "core/variant.h"
 
-/* Collective, called between runs if ranks run in lockstep: returns the worst status of all ranks and, if
- * none failed, replaces each value by its maximum over all ranks. comm_vote() has this type. */
+/* Collective, called between runs if ranks run in lockstep. Returns the worst status of all ranks. If no rank
+ * failed, replaces each value by its maximum over all ranks. comm_vote() has this type. */
 typedef enum status bench_vote(enum status status, double *values, size_t count);
 
 struct bench_limits {

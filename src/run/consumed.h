@@ -18,9 +18,9 @@ struct consumed_job {
 /* The wrapping variant. The time of a run is wall time and includes training steps.
  *
  * If a run produces one batch (workload->batches.hand_over), batches on the device alternate between two
- * states of the inner variant. A run waits for the step on the batch before last, overwrites that batch while
- * the step on the last batch runs, and passes the new batch to the consumer. Host batches are copied when
- * they are passed on, so one state is enough.
+ * states of the inner variant. Run n waits for the step on batch n - 2 and overwrites that batch while the
+ * step on batch n - 1 runs. Then it passes the new batch to the consumer. Host batches are copied when they
+ * are passed on, so one state is enough.
  *
  * If a run delivers many batches (workload->batches.set_consumer), the inner variant passes them to the
  * consumer itself, and the run ends when the last step has ended. */

@@ -1,10 +1,9 @@
 /* The monitor: a thread that samples GPUs and this process, or the processes of a command, at fixed times
  * while the main thread works.
  *
- * It keeps samples in memory and writes them when nothing is being timed: at the end of each variant and
- * at the end of the program. docs/monitor.md describes the source of each column. Only the main thread
- * may call these functions. All except monitor_check() and monitor_open() accept a NULL monitor and then
- * do nothing. */
+ * It keeps samples in memory. It writes them at the end of each variant and at the end of the program, when
+ * nothing is timed. docs/monitor.md describes the source of each column. Only the main thread may call these
+ * functions. All except monitor_check() and monitor_open() accept a NULL monitor and then do nothing. */
 #ifndef FDSL_RUN_MONITOR_H
 #define FDSL_RUN_MONITOR_H
 

@@ -55,15 +55,15 @@ const char *row_get(const struct row *row, const char *column);
 void csv_write_header(FILE *stream, const struct row *row);
 void csv_write_row(FILE *stream, const struct row *row);
 
-/* Checks that rows with the columns of `row` can be appended to `path`: the folder is writable, and an
- * existing file is a regular file with this header and the right number of fields in every row. Changes
+/* Checks that rows with the columns of `row` can be appended to `path`. The folder must be writable. An
+ * existing file must be a regular file with this header and the right number of fields in every row. Changes
  * nothing. Call before measuring. STATUS_USAGE with the reason, the line and a remedy if not. */
 enum status csv_check(const char *path, const struct row *row);
 
 /* Appends `count` >= 1 rows with the same columns to a file, all or none, and syncs, under a lock.
  * Writes a header first if the file is new or empty. If the write fails, for example on a full disk,
  * truncates the file to its former size and returns STATUS_FAILED. A killed process can leave an incomplete
- * last line: if the line end and fields are missing, it is cut off with a warning; if the line may be
+ * last line. If its line end and fields are missing, the line is cut off with a warning. If it may be
  * complete, csv_check() and csv_append() refuse the file. On a file system without locks, rows are appended
  * with a warning and nothing is ever cut off. */
 enum status csv_append(const char *path, const struct row *rows, size_t count);

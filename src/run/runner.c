@@ -329,7 +329,7 @@ static enum status refuse(const struct settings *settings, const struct variant_
     snprintf(reason, sizeof reason, "%s", status_text());
     const char *other = alternative(settings);
     return status_set(status, "variant '%s' cannot run here: %s%s%s%s", entry->name, reason,
-                      other ? "; '" : "", other ? other : "", other ? "' would" : "");
+                      other ? "; '" : "", other ? other : "", other ? "' can" : "");
 }
 
 /* Drops variants that cannot run from "all", with a note for each. Variants given by name must be able to

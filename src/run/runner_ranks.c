@@ -92,7 +92,7 @@ void runner_warn_about_cores(const struct settings *settings, double outcome)
         status_warn("there are more ranks than cores, so some ranks share a core; start fewer ranks");
     else if (outcome == CORES_IDLE && any_threaded(settings))
         status_warn(
-            "mpirun bound the ranks to some of the cores and leaves the rest idle; to use all cores, start "
+            "mpirun bound the ranks to some of the cores, so the others are idle; to use all cores, start "
             "with: mpirun --bind-to none");
 }
 
@@ -100,8 +100,9 @@ enum status runner_check_no_device(const struct settings *settings, uint64_t ran
 {
     if (ranks == 1 || !(options_given(&settings->options, "device") || settings->best_gpu))
         return STATUS_OK;
-    return status_set(STATUS_USAGE, "--device and --best-gpu are for one rank: rank i of a machine uses "
-                                    "GPU i; to choose among GPUs, set CUDA_VISIBLE_DEVICES");
+    return status_set(STATUS_USAGE,
+                      "--device and --best-gpu work only with one rank: rank i of a machine uses "
+                      "GPU i; to choose among GPUs, set CUDA_VISIBLE_DEVICES");
 }
 
 void runner_take_device(struct settings *settings)

@@ -21,9 +21,10 @@ static void warn_of_median(const struct settings *settings, const struct result 
                     result->variant, bench->count, STATS_INTERVAL_MIN,
                     settings->loops ? "loops" : "min-samples");
     else if (!bench->settled && isinf(bench->time.median_error))
-        status_warn("%s: the error of the median is unknown: times change slowly, so %zu samples are worth "
-                    "only %.0f independent ones; raise --%s or reduce background load",
-                    result->variant, bench->count, bench->time.effective, remedy(settings));
+        status_warn(
+            "%s: the error of the median is unknown: samples are correlated, so %zu of them are worth "
+            "only %.0f independent ones; raise --%s or reduce background load",
+            result->variant, bench->count, bench->time.effective, remedy(settings));
     else if (!bench->settled)
         status_warn(
             "%s: median uncertain by +-%.1f %% after %zu samples; raise --%s or reduce background load",

@@ -28,19 +28,18 @@ static const struct option_spec specs[] = {
     {"variant", "A,B,...", OPTION_TEXT, AT(variant_names), NULL, 0, 0, NULL, false,
      "the variants to run: names from --list, or all"},
     {"workload", "NAME", OPTION_TEXT, AT(workload_name), NULL, 0, 0, NULL, false,
-     "the workload whose variants 'all' means (default: synth)"},
+     "the workload whose variants --variant all selects (default: synth)"},
     {"prepare", "DIR", OPTION_TEXT, AT(prepare), NULL, 0, 0, NULL, false,
      "write a data set into this folder and measure nothing; --prepare --help lists its options"},
     {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
-     "list every variant (those of --workload or --variant, where given), and why it cannot run here; "
-     "--format csv or json for scripts"},
+     "list all variants, or those of --workload or --variant, with the reason if one cannot run here; "
+     "--format csv and json are for scripts"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
      "compare results with the reference before the timing, and those of timed runs after it; a variant that "
      "fails writes no row"},
     {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
-     "the variant that speed-ups compare with; it runs first (default: naive, train-naive, infer-naive, "
-     "files or "
-     "shards)"},
+     "the variant that the others are compared with in the column speedup; it runs first (default: naive, "
+     "train-naive, infer-naive, files or shards)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
      "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
@@ -66,13 +65,12 @@ static const struct option_spec specs[] = {
     {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
      "use the CUDA device with the most free memory"},
     {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, COLUMN_APART,
-     "under mpirun: every rank has a batch of its own (weak), or all ranks share one (strong)"},
+     "under mpirun, weak gives every rank a batch of its own, strong divides one batch among all ranks"},
     {"bind", "HOW", OPTION_CHOICE, AT(binding), "auto", 0, 0, bindings, false,
-     "under mpirun: divide a machine's cores among its ranks (auto), or leave the binding as it is (none)"},
+     "under mpirun, auto divides a machine's cores among its ranks, none leaves the binding unchanged"},
     {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), "0", 0, 1e6, NULL, false,
-     "under mpirun: end the run when a rank has waited S seconds for another; 0 only warns, but waits at "
-     "most "
-     "300 s for all ranks to start"},
+     "under mpirun, end the run when a rank has waited S seconds for another; with 0, only print a warning, "
+     "but wait at most 300 s for all ranks to start"},
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
      "minimum number of runs before the first sample"},
     {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false,
@@ -85,7 +83,7 @@ static const struct option_spec specs[] = {
     {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), "1", 1e-6, 100, NULL, false,
      "stop when the 95 % confidence interval of the median is within this share of it"},
     {"loops", "N", OPTION_COUNT, AT(loops), NULL, 1, 1e9, NULL, false,
-     "take exactly N samples and ignore the limits of time and error: a stress test"},
+     "take exactly N samples and ignore the limits of time and error, as for a stress test"},
     {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,
      "print a description of this machine, build and job"},
     {"verbose", NULL, OPTION_FLAG, AT(verbose), NULL, 0, 0, NULL, false,
@@ -380,7 +378,7 @@ static enum status check_single(const struct settings *settings)
     const char *const *single = settings->workload->single;
     for (; single && *single && settings->variant_count > 1; single++)
         if (options_given(&settings->options, *single))
-            return status_set(STATUS_USAGE, "--%s is for one variant at a time, but --variant names %zu",
+            return status_set(STATUS_USAGE, "--%s works with one variant at a time, but --variant names %zu",
                               *single, settings->variant_count);
     return STATUS_OK;
 }

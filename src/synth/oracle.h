@@ -7,8 +7,8 @@
 #include "core/variant.h"
 #include "synth/input.h"
 
-/* Computes the noise of one image as a variant with `traits` draws it: 2 * vertices * orbits floats, (x, y)
- * per vertex, all vertices of orbit 0, then of orbit 1, and so on. Rounds to half precision if the variant
+/* Computes the noise of one image as a variant with `traits` draws it. It has 2 * vertices * orbits floats:
+ * (x, y) for each vertex of orbit 0, then of orbit 1, and so on. Rounds to half precision if the variant
  * does. Not for SYNTH_NOISE_XORWOW, which cannot be replayed. */
 void oracle_noise(const struct synth *synth, const struct synth_traits *traits, struct synth_image image,
                   float *noise);
@@ -18,8 +18,8 @@ void oracle_noise(const struct synth *synth, const struct synth_traits *traits, 
 void oracle_draw(const struct synth *synth, struct synth_image image, const float *noise,
                  struct atom_point *points, uint8_t *pixels);
 
-/* Returns whether painting the orbits in some order can produce `pixels` from this noise: each pixel has the
- * gray of an orbit that covers it, or 0 if no orbit does. `marks` is scratch space of res * res bytes. */
+/* Returns whether painting the orbits in some order can produce `pixels` from this noise. Then each pixel has
+ * the gray of an orbit that covers it, or 0 if no orbit does. `marks` is scratch space of res * res bytes. */
 bool oracle_member(const struct synth *synth, struct synth_image image, const float *noise,
                    struct atom_point *points, uint8_t *marks, const uint8_t *pixels);
 

@@ -40,13 +40,13 @@ static const struct option_spec options[] = {
     {"orbits", "N", OPTION_COUNT, AT(orbits), "200", 1, CLASS_ORBITS_MAX, NULL, true,
      "orbits of the benchmark class"},
     {"formula", "NAME", OPTION_CHOICE, AT(formula), "uji", 0, 0, formulas, true,
-     "definition of an image: that of the paper's code (uji) or of the released data set (visualatom)"},
+     "definition of an image; uji is that of the paper's code, visualatom that of the released data set"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all images"},
     {"instance", "N", OPTION_COUNT, AT(instance), "0", 0, 4611686018427387904.0, NULL, true,
-     "number g of the first image: instance g div N of class g mod N, for N classes; also the first "
-     "image that --verify, --png, --sheet and --npy use"},
+     "number of the first image; with N classes, image g is instance g div N of class g mod N; --verify, "
+     "--png, --sheet and --npy also begin with this image"},
     {"classes", "N", OPTION_COUNT, AT(classes), "0", 0, 1 << 20, NULL, true,
-     "mixed batch: image i shows class i mod N, drawn from --preset; 0: the benchmark class"},
+     "mixed batch of N classes drawn from --preset: image i has class i mod N; 0 means the benchmark class"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), NULL, 0, 0, NULL, true,
      "ranges of --classes: uji, visualatom or lowercompute, or a section of --preset-file (default: as "
      "--formula)"},
@@ -57,7 +57,7 @@ static const struct option_spec options[] = {
     {"noise", "P", OPTION_REAL, AT(noise), "2", 0, 1e6, NULL, true,
      "noise coefficient of the benchmark class"},
     {"line-width", "PIXELS", OPTION_REAL, AT(line_width), "0.002", 0, 1e6, NULL, true,
-     "line width of the benchmark class: a radial offset per orbit"},
+     "line width of the benchmark class: a constant that every orbit adds to the radius"},
     {"radius", "PIXELS", OPTION_COUNT, AT(radius), "25", 0, 1e6, NULL, true,
      "start radius of the benchmark class"},
     {"oval-x", "X", OPTION_REAL, AT(oval_x), "1.2", 0, 1e6, NULL, true,
@@ -69,7 +69,7 @@ static const struct option_spec options[] = {
     {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true,
      "second frequency of the benchmark class"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "u8", 0, 0, dtype_names, true,
-     "element type of the output: grays (u8), or floats normalised by --mean and --std"},
+     "element type of the output; u8 has grays, the others have floats normalised by --mean and --std"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), "1", 0, UINT32_MAX, NULL, true,
      "channels of the output; all three have the same gray"},
     {"layout", "ORDER", OPTION_CHOICE, AT(layout), "nchw", 0, 0, layouts, true,
@@ -77,16 +77,16 @@ static const struct option_spec options[] = {
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), NULL, 1, SYNTH_RES_MAX, NULL, true,
      "side of the output (default: --res)"},
     {"fit", "HOW", OPTION_CHOICE, AT(fit), "resize", 0, 0, fits, true,
-     "how the canvas becomes the output: area mean, or a crop at a random position"},
+     "how the canvas becomes the output; resize takes area means, crop cuts at a random position"},
     {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), "0", 0, 0, NULL, true,
-     "mean subtracted from float values in 0 to 1; one value, or one per channel"},
+     "mean that is subtracted from floats, which are 0 to 1; one value, or one per channel"},
     {"std", "S[,S,S]", OPTION_TEXT, AT(std), "1", 0, 0, NULL, true,
-     "standard deviation that divides them; one value, or one per channel"},
+     "standard deviation by which floats are then divided; one value, or one per channel"},
     COMPUTE_OPTION(AT(compute)),
     {"write-classes", "FILE", OPTION_OUTPUT, AT(files.write_classes), NULL, 0, 0, NULL, false,
      "write the classes of the batch as CSV, for --class"},
     {"png", "DIR", OPTION_OUTPUT, AT(files.png), NULL, 0, 0, NULL, false,
-     "write the images of the batch as PNG files, with index.tsv, into DIR; u8, one channel"},
+     "write the images of the batch as PNG files, with index.tsv, into DIR; needs u8 and one channel"},
     {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet), NULL, 0, 0, NULL, false,
      "write a contact sheet of the batch as one PNG file, with index.tsv in its folder"},
     {"npy", "FILE", OPTION_OUTPUT, AT(files.npy), NULL, 0, 0, NULL, false,
@@ -446,8 +446,8 @@ static enum status synth_accepts(const void *input, const struct variant *varian
 
 /* ---- Work, checks, measures ---- */
 
-/* The roofline counts only the bytes of the images and labels. Arithmetic on vertices is no lower bound:
- * without noise, all images of a class share its polygons, and vertices whose lines are hidden or outside the
+/* The roofline counts only the bytes of the images and labels. Arithmetic on vertices is not a lower bound.
+ * Without noise, all images of a class share its polygons, and vertices whose lines are hidden or outside the
  * image can be skipped. */
 static struct work synth_work(const void *input, const struct variant *variant)
 {

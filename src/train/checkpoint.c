@@ -61,7 +61,7 @@ enum status checkpoint_find(const char *option, const char *path, struct checkpo
     if (!S_ISDIR(info.st_mode))
         return checkpoint_read(path, checkpoint);
     TRY(checkpoint_read_latest(path, false, checkpoint, &found));
-    return found ? STATUS_OK : status_set(STATUS_USAGE, "%s %s: there is no checkpoint in it", option, path);
+    return found ? STATUS_OK : status_set(STATUS_USAGE, "%s %s: the folder has no checkpoint", option, path);
 }
 
 enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *model)
@@ -70,11 +70,12 @@ enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *
     while (model_tables[table].name && strcmp(model_tables[table].name, checkpoint->model) != 0)
         table++;
     if (!model_tables[table].name)
-        return status_set(STATUS_FAILED, "its model '%.15s' is not known", checkpoint->model);
+        return status_set(STATUS_FAILED, "this program does not know its model '%.15s'", checkpoint->model);
     TRY(model_build(&model_tables[table], checkpoint->input, checkpoint->classes, model));
     return model->arena_values == checkpoint->arena_values
                ? STATUS_OK
-               : status_set(STATUS_FAILED, "its %s differs from that of this program", checkpoint->model);
+               : status_set(STATUS_FAILED, "its network %s has other parameters than %s in this program",
+                            checkpoint->model, checkpoint->model);
 }
 
 #ifdef HAVE_XXHASH

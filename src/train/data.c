@@ -338,8 +338,8 @@ static enum status check_sets(const struct data_request *request, struct data *d
             return status_set(STATUS_FAILED, "--data %s: there are no samples to %s", request->name,
                               part == DATA_TRAIN ? "train on" : "test with");
         if (set->count < wanted)
-            return status_set(STATUS_USAGE, "%s %" PRIu64 ": there are %" PRIu32, data_size_options[part],
-                              wanted, set->count);
+            return status_set(STATUS_USAGE, "%s %" PRIu64 ": there are only %" PRIu32 "; lower it",
+                              data_size_options[part], wanted, set->count);
     }
     return STATUS_OK;
 }

@@ -1,5 +1,5 @@
-/* Training data: a training set and a test set of labelled samples of one shape, in memory as they were
- * stored, and the normalisation that is applied on their way into the network. */
+/* Training data: a training set and a test set of labelled samples of one shape, in memory in their stored
+ * type. The normalisation is applied when samples enter the network. */
 #ifndef FDSL_TRAIN_DATA_H
 #define FDSL_TRAIN_DATA_H
 

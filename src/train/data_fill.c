@@ -78,7 +78,8 @@ static enum status fit(struct data *data, const struct image *image)
     }
     if (memcmp(&is, was, sizeof is) != 0 || image->type != data->type)
         return status_set(STATUS_FAILED,
-                          "%s of %ux%ux%ux%u (channels, depth, height, width) among %s of %ux%ux%ux%u",
+                          "it is %s of %ux%ux%ux%u (channels, depth, height, width), but the first one is %s "
+                          "of %ux%ux%ux%u",
                           dtype_names[image->type], is.channels, is.depth, is.height, is.width,
                           dtype_names[data->type], was->channels, was->depth, was->height, was->width);
     return is.channels <= DATA_CHANNELS_MAX

@@ -18,7 +18,7 @@ struct parameters {
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, true,
-     "the network: a checkpoint of train, or a folder (uses its latest)"},
+     "the trained network: a checkpoint file, or a folder, whose latest checkpoint is used"},
 #define TRAINED "as in training"
     JOB_OPTIONS(struct parameters, NULL, "what to test on (default: " TRAINED ")", TRAINED, TRAINED, TRAINED,
                 NULL, " (default: " TRAINED ")"),

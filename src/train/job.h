@@ -23,8 +23,8 @@ struct job_parameters {
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_sizes, test_sizes, class_counts, res_, res_words)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
-     use ": a folder with MNIST (IDX), CIFAR-10 (binary) or a data set made by --prepare; "                    \
-     "or generated: digits, clips (for cnn3d), synth"},                                                        \
+     use "; a folder with MNIST (IDX), CIFAR-10 (binary) or a data set of --prepare, "                         \
+     "or the name of generated data, one of digits, clips (for cnn3d) and synth"},                                                        \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
      "the first N training samples (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \

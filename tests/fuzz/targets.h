@@ -1,6 +1,6 @@
-/* What the fuzzer feeds, one function a format: each takes bytes and must neither crash nor look beyond them,
- * and aborts where an answer contradicts itself. fuzz.c gives one of them to libFuzzer (make fuzz),
- * test_fuzz.c feeds all that is kept in tests/fuzz/. */
+/* Fuzz targets, one function per format. Each parses the given bytes. It must not crash or read past them,
+ * and it aborts if the results contradict each other. fuzz.c passes one target to libFuzzer (make fuzz);
+ * test_fuzz.c runs the targets on all files in tests/fuzz/. */
 #ifndef FDSL_TESTS_FUZZ_TARGETS_H
 #define FDSL_TESTS_FUZZ_TARGETS_H
 
@@ -28,7 +28,8 @@
 #include "synth/class.h"
 #include "train/checkpoint.h"
 
-/* Two readers of one shard: all of it at once, and no more than each step needs. They must agree. */
+/* Reads one shard twice: with all bytes available, and with only the bytes that each step needs. Both readers
+ * must agree. */
 static inline void fuzz_tar_as_it_is(const uint8_t *data, size_t size)
 {
     static struct tar_parser whole, sparing;
@@ -42,11 +43,12 @@ static inline void fuzz_tar_as_it_is(const uint8_t *data, size_t size)
         const char *extension;
         enum status status_a = tar_next(&whole, data + at, size - at, true, &a, &step_a, &need), status_b;
         for (window = 0;;) {
-            if (sparing.position > size) /* a member beyond the end, which the one that knows it refuses */
+            if (sparing.position >
+                size) /* the member ends past the shard, so the reader that knows the size must refuse it */
                 return;
             at = (size_t)sparing.position;
             size_t available = size - at < window ? size - at : window;
-            uint8_t *exact = malloc(available + 1); /* so that a look beyond shows */
+            uint8_t *exact = malloc(available + 1); /* so that sanitizers detect a read past the end */
             if (!exact)
                 return;
             memcpy(exact, data + at, available);
@@ -55,7 +57,7 @@ static inline void fuzz_tar_as_it_is(const uint8_t *data, size_t size)
             if (status_b != STATUS_OK || step_b != TAR_MORE)
                 break;
             if (need <= window && available == window && at == (size_t)sparing.position)
-                abort(); /* asked for what it had */
+                abort(); /* the parser requested bytes that it already had */
             window = need;
         }
         if (status_a != STATUS_OK)
@@ -72,7 +74,7 @@ static inline void fuzz_tar_as_it_is(const uint8_t *data, size_t size)
     }
 }
 
-/* Once more with every block's checksum made right: no fuzzer gets past one by itself. */
+/* Parses the shard again with correct checksums in all headers, because a fuzzer cannot guess a checksum. */
 static inline void fuzz_tar(const uint8_t *data, size_t size)
 {
     uint8_t *copy = malloc(size + 1);
@@ -121,7 +123,7 @@ static inline void fuzz_cifar(const uint8_t *data, size_t size)
         abort();
 }
 
-/* Large pictures are only slow. */
+/* Skip large pictures, which only take time. */
 static inline void fuzz_png(const uint8_t *data, size_t size)
 {
     struct png_shape shape;
@@ -141,7 +143,7 @@ static inline void fuzz_wids(const uint8_t *data, size_t size)
     wids_free(&wids);
 }
 
-/* Readers go through a shard's members in the order of its index, and never back. */
+/* Offsets must not decrease, because readers read a shard in the order of its index and never seek back. */
 static inline void fuzz_offsets(const struct index *index)
 {
     for (uint64_t p = 0; p < index->unit_count; p++) {
@@ -156,8 +158,8 @@ static inline void fuzz_offsets(const struct index *index)
     }
 }
 
-/* Our own index: the bytes are the lines before the last, which is made for them; else no fuzzer would get
- * past the hash. */
+/* Our own index. The bytes are all lines but the last; the last line, with their hash, is added here, because
+ * a fuzzer cannot guess a hash. */
 static inline void fuzz_index(const uint8_t *data, size_t size)
 {
     struct index_text text;
@@ -174,7 +176,7 @@ static inline void fuzz_index(const uint8_t *data, size_t size)
         index_text_free(&text);
 }
 
-/* An IDX file that may be gzipped: what is unpacked is what its header says. */
+/* An IDX file, which may be gzipped: the unpacked data must have the size that the header specifies. */
 static inline void fuzz_gzip(const uint8_t *data, size_t size)
 {
     uint8_t *owned = malloc(size + 1);
@@ -187,8 +189,8 @@ static inline void fuzz_gzip(const uint8_t *data, size_t size)
     idx_free(&idx);
 }
 
-/* For parsers that want a path: that of a file in memory, which holds the bytes. False where there is none.
- */
+/* For parsers that need a path: sets `path` to a file in memory that contains the bytes. Returns false if the
+ * system has no such files. */
 static inline bool fuzz_file(const uint8_t *data, size_t size, int *fd, char path[64])
 {
     *fd = memfd_create("fuzz", 0);
@@ -198,7 +200,7 @@ static inline bool fuzz_file(const uint8_t *data, size_t size, int *fd, char pat
     return true;
 }
 
-/* A list of classes: each class that is read is in bounds. */
+/* A CSV list of classes: every class that is read must be within the limits. */
 static inline void fuzz_classes(const uint8_t *data, size_t size)
 {
     char path[64];
@@ -213,7 +215,7 @@ static inline void fuzz_classes(const uint8_t *data, size_t size)
     close(fd);
 }
 
-/* Ranges of classes: any that are read give classes that are in bounds. */
+/* Class ranges: classes drawn from them must be within the limits. */
 static inline void fuzz_ranges(const uint8_t *data, size_t size)
 {
     char path[64];
@@ -229,10 +231,10 @@ static inline void fuzz_ranges(const uint8_t *data, size_t size)
     close(fd);
 }
 
-/* A checkpoint, as it is and with its checksum made right, and the model that it is of. */
+/* A checkpoint, first unchanged and then with a correct checksum, and the model that it describes. */
 static inline void fuzz_checkpoint(const uint8_t *data, size_t size)
 {
-    enum { DIGEST_AT = 16 }; /* behind magic, schema and size */
+    enum { DIGEST_AT = 16 }; /* offset of the checksum, after magic, schema and size */
     for (int repaired = 0; repaired <= 1; repaired++) {
         uint8_t *copy = malloc(size + 1);
         struct checkpoint checkpoint = {0};
@@ -260,7 +262,7 @@ static inline void fuzz_checkpoint(const uint8_t *data, size_t size)
     }
 }
 
-/* A table of rows that others may have written. */
+/* A CSV file of rows, which another program may have written. */
 static inline void fuzz_rows(const uint8_t *data, size_t size)
 {
     char path[64];
