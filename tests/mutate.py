@@ -63,7 +63,7 @@ def gpu_checks():
              f'{fused} --vertices 31 --orbits 4 --res 97 --batch 64', f'{fused} --vertices 62 --orbits 7 --res 512 --noise 0 --batch 5',
              f'{fused} --vertices 1000 --orbits 30 --res 512 --noise 300 --line-width 3 --batch 5', f'{fused} --vertices 300 --orbits 77 --res 16384 --batch 1',
              f'{fused} --batch 9 --dtype f16 --channels 3', f'{fused} --batch 9 --dtype f32 --out-res 224',
-             f'{fused} --batch 1 --dtype f32 --res 8192 --out-res 1 --vertices 4096 --orbits 2000 --line-width 2',
+             f'{fused} --batch 1 --res 8192 --out-res 4096 --vertices 4096 --orbits 2000 --line-width 2',
              f'{fused} --batch 9 --dtype u8 --channels 3 --layout nhwc --res 137', f'{fused} --batch 9 --dtype f16 --out-res 223 --fit crop --classes 17',
              f'{fused} --batch 9 --dtype bf16 --res 1000 --out-res 7 --channels 3', f'{ladder} --classes 37 --batch 40 --res 300 --formula visualatom',
              f'{ladder} --vertices 1 --orbits 5 --res 3 --batch 2', '$tests/gpu_exact', f'{fused} --batch 9 --res 96 --compute 5', '$tests/gpu_live']
