@@ -9,7 +9,7 @@
 # sizes    load  10 min: the same samples by size and by threads, to the GPU in four ways; 5 GB in DIR (the default)
 # stress   load  50 s: 500 epochs over 1000 video samples, float16 (3, 8, 64, 64), for every GPU loader; 0.5 GB
 # clips    train 40 s: cnn3d on float16 clips (1, 8, 16, 16) from shards, for every GPU trainer that supports it; 0.2 GB
-# ranks    load  30 s: a set shared by 1, 2 and 4 ranks with one GPU each, as far as there are GPUs; 2 GB
+# ranks    load  3 min: a set shared by 1, 2 and 4 ranks with one GPU each, as far as there are GPUs; 2 GB
 #
 # Sizes are those of a sample's member in bytes, including the .npy header. TIME (2): seconds per row; SIZES ("2048 …
 # 1048576"); BYTES (2000000000): size of a set of shards (sets of files have a fifth, because files are read one by
