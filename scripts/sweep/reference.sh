@@ -28,7 +28,7 @@ break-even-cold 260 no  break_even_cold
 monitor          60 no  break_even_loaders break_even_monitor monitor
 load            120 no  load_gpu_sizes
 load-stress      50 no  load_gpu_stress
-load-ranks      170 no  load_gpu_ranks
+load-ranks       60 no  load_gpu_ranks
 clips            30 no  train_clips
 sweeps          200 no  sweep_vertices sweep_resolution sweep_batch
 train-others    150 no  train train_mixed train_batches train_cnn_fdsl'
@@ -193,7 +193,7 @@ load() {
 
 # Sections of scripts/sweep/reference_load_gpu.sh.
 load-stress() { attempt scripts/sweep/reference_load_gpu.sh --section stress /dev/shm/fdsl-reference "$(file load_gpu_stress)"; }
-load-ranks() { TIME=1 attempt scripts/sweep/reference_load_gpu.sh --section ranks /dev/shm/fdsl-reference "$(file load_gpu_ranks)"; }
+load-ranks() { TIME=1 BYTES=500000000 attempt scripts/sweep/reference_load_gpu.sh --section ranks /dev/shm/fdsl-reference "$(file load_gpu_ranks)"; }
 clips() { attempt scripts/sweep/reference_load_gpu.sh --section clips /dev/shm/fdsl-reference "$(file train_clips)"; }
 
 sweeps() {
