@@ -231,7 +231,7 @@ Test(cli, refuses_unknown_names_with_the_nearest_one)
         {"--variant naive --vertexes=4", "did you mean '--vertices'?"},
         {"--variant naive --frobnicate", "unknown option '--frobnicate'; see --help"},
         {"--variant naive --ver", "'--ver' is ambiguous"},
-        {"--variant naive --verify=yes", "--verify takes no value"},
+        {"--variant naive --verify=maybe", "--verify: 'maybe' is not one of true, yes"},
         {"--variant naive --format xml", "--format: 'xml' is not one of table, csv, json"},
         {"--variant naive --format jsn", "did you mean 'json'?"},
         {"--variant naive --formula uij", "did you mean 'uji'?"},

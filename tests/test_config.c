@@ -23,6 +23,9 @@ Test(config, a_file_gives_options_and_the_command_line_overrides_them)
     EXPECT(0, RUN "--config c.ini --res 40 --out rows.csv >row && cmp row rows.csv");
     EXPECT(0, "python3 -c 'import csv; row = next(csv.DictReader(open(\"rows.csv\"))); "
               "assert (row[\"res\"], row[\"vertices\"], row[\"wrong\"]) == (\"40\", \"50\", \"0\"), row'");
+    EXPECT(0, RUN "--config c.ini --verify=no --out unverified.csv >row");
+    EXPECT(0, "python3 -c 'import csv; row = next(csv.DictReader(open(\"unverified.csv\"))); "
+              "assert row[\"verified\"] == \"no\", row'");
 }
 
 Test(config, a_file_has_lists_and_ranges)

@@ -43,6 +43,15 @@ Test(docs, every_link_leads_to_a_file)
     cr_expect_str_eq(out, "", "%s", out);
 }
 
+/* A program that is still writing when the man page has its examples must not end by SIGPIPE. */
+Test(docs, the_man_page_waits_for_a_slow_program)
+{
+    shell("cd $(mktemp -d) && printf '#!/bin/sh\\n%%s \"$@\"; s=$?; sleep 0.1; echo; exit $s\\n' $P >slow && "
+          "chmod +x slow && cd - >/dev/null && scripts/packaging/man.sh $OLDPWD/slow 1.2.3; s=$?; "
+          "rm -r $OLDPWD; exit $s");
+    cr_expect(status == 0 && says(".SH EXAMPLES\n.nf\n") && says(".SH EXIT STATUS\n"), "%d: %s", status, out);
+}
+
 /* ---- Numbers ---- */
 
 static void need_python(void)

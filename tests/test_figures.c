@@ -286,12 +286,13 @@ Test(figures, rows_on_no_line_are_counted)
         says("vertices.{png,svg,pdf} (2 of your rows are on no line, because other parameters differ: omp, "
              "batch 8, 16)"),
         "%s", out);
-    cr_assert(
-        says("batch.{png,svg,pdf} (your 4 rows of synth are not drawn; no point has: vertices 300, 500, "
-             "700; to measure the figure's rows: scripts/sweep/run.sh configs/sweep_batch.tsv)"),
-        "%s", out);
+    cr_assert(says("batch.{png,svg,pdf} (your 4 rows of synth are not drawn, because the figure has no "
+                   "points with vertices 300, 500, "
+                   "700; to measure the figure's rows: scripts/sweep/run.sh configs/sweep_batch.tsv)"),
+              "%s", out);
     shell(FIGURES "ladder stages");
-    cr_assert(says("ladder.{png,svg,pdf} (your 4 rows of synth are not drawn; no point has: ") &&
+    cr_assert(says("ladder.{png,svg,pdf} (your 4 rows of synth are not drawn, because the figure has no "
+                   "points with ") &&
                   says("stages.{png,svg,pdf} (your 4 rows of synth are not drawn; "),
               "%s", out);
     shell(FIGURES "--reference $D/reference ladder loading");

@@ -110,7 +110,8 @@ Test(figures_train, training_without_rows_of_yours)
           "/fine_tuning.csv $D/results/half.csv && " FIGURES
           "--reference $D/reference training training_time fine_tuning");
     cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("training_time.{png,svg,pdf} (your 3 rows of train are not drawn; no point has: variant "
+    cr_expect(says("training_time.{png,svg,pdf} (your 3 rows of train are not drawn, because the figure has "
+                   "no points with variant "
                    "train-omp; data digits; train_size 100"),
               "%s", out);
     cr_expect(says("fine_tuning.{png,svg,pdf} (your 3 rows do not include pre-trained and from-scratch"),

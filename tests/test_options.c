@@ -218,8 +218,8 @@ Test(options, arguments_in_the_wrong_place)
     expect_usage("--verify x", "unexpected argument 'x'; options begin with --");
     expect_usage("-- --batch", "unexpected argument '--batch'; options begin with --");
     expect_usage("-", "unexpected argument '-'; options begin with --");
-    expect_usage("--verify=yes", "--verify takes no value");
-    expect_usage("--help= --batch", "--help takes no value");
+    expect_usage("--verify=maybe", "--verify: 'maybe' is not one of true, yes, on, false, no, off");
+    expect_usage("--help= --batch", "--help: '' is not one of true, yes, on, false, no, off");
 }
 
 Test(options, missing_value)

@@ -148,7 +148,7 @@ Test(sweep, a_table_with_a_fault_runs_nothing)
         {"variant\tbatch\nnaive\t1\nnaive\n", "t.tsv:3: 1 fields, but the header has 2"},
         {"variant\tbatch\nnaive\t1\t2\n", "t.tsv:2: 3 fields, but the header has 2"},
         {"variant\tbatch\nnaive\t\n", "t.tsv:2: column 'batch' is empty"},
-        {"variant\tverify\nnaive\tno\n", "t.tsv:2: --verify takes no value"},
+        {"variant\tverify\nnaive\tmaybe\n", "t.tsv:2: --verify: 'maybe' is not one of"},
         {"variant\tbatch\nnaive\tyes\n", "t.tsv:2: --batch needs a value"},
         {"variant\tbatch\nnaive\t1\nnaive\t2\nnaive\t1\n", "t.tsv:4: the same task as line 2"},
         {"variant\tranks\nnaive\t1\nnaive\t-\n", "t.tsv:3: the same task as line 2"},

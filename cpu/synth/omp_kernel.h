@@ -23,7 +23,7 @@
 #define OMP_SHORT      (1 << OMP_SHORT_BITS)
 
 /* A canvas extends beyond the image by this many pixels on every side. A visible line of at most this length
- * lies within the canvas, so its pixels need no bounds test. */
+ * is within the canvas, so its pixels need no bounds test. */
 #define OMP_GUARD 32
 
 /* The octant of a line: its directions along x and y, and whether y is the major axis. */

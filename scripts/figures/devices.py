@@ -66,7 +66,7 @@ def about_yours(known, candidates, drawn, columns, command):
     left = [row for row in yours_of(candidates) if not any(row is other for other in shown)]
     if not shown and yours_of(known):
         yours = yours_of(known)
-        return [f"your {counted(yours)} {'are' if yours[1:] else 'is'} not drawn; no point has: "
+        return [f"your {counted(yours)} {'are' if yours[1:] else 'is'} not drawn, because the figure has no points with "
                 f"{differences(yours, drawn)}; to measure the figure's rows: {command}"]
     if not shown:
         return [f"reference rows only; to measure your own: {command}"]

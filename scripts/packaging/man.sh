@@ -36,7 +36,8 @@ A workload is a kind of job: generating images, loading samples, training or inf
 The options of each workload come after those that all workloads share.
 .SH EXAMPLES
 HEAD
-"$program" --help | awk '/^examples:/ { on = 1; print ".nf"; next } on && /^$/ { print ".fi"; exit } on { gsub(/-/, "\\-"); print }'
+# awk reads to the end: if it left earlier, the program would end by SIGPIPE, and so would this script.
+"$program" --help | awk '/^examples:/ && !on++ { print ".nf"; next } on == 1 && /^$/ { print ".fi"; on++ } on == 1 { gsub(/-/, "\\-"); print }'
 {
     "$program" --help --verbose | sed '/^lists and ranges/,$d'
     echo 'options of --prepare:'

@@ -40,7 +40,7 @@ enum status file_check_kind(const char *path, const struct file_kind *kind);
 /* Whether two paths name the same file, existing or not. */
 bool file_same(const char *a, const char *b);
 
-/* Whether `path` is `folder` or lies inside it. Follows links; `path` need not exist. */
+/* Whether `path` is `folder` or is inside it. Follows links; `path` need not exist. */
 bool file_is_inside(const char *path, const char *folder);
 
 /* Writes a file atomically: under a temporary name in its folder, then renamed. */

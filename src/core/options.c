@@ -295,19 +295,19 @@ static bool is_one_of(const char *word, const char *const *words)
     return *words;
 }
 
-/* Takes a flag with a value, which only a file may give. */
+/* Takes a flag with a value. `--verify=no` on the command line overrides `verify = yes` in a file. */
 static enum status take_flag_value(struct options *options, struct found *found)
 {
     static const char *const on[] = {"true", "yes", "on", NULL}, *const off[] = {"false", "no", "off", NULL};
     const char *value = strchr(found->argument, '=') + 1;
-    if (!found->in_file)
-        return status_set(STATUS_USAGE, "--%s takes no value", found->spec->name);
     if (is_one_of(value, on))
         return take_option(options, found, NULL);
-    return is_one_of(value, off)
-               ? STATUS_OK
-               : status_set(STATUS_USAGE, "--%s: '%.80s' is not one of true, yes, on, false, no, off",
-                            found->spec->name, value);
+    if (!is_one_of(value, off))
+        return status_set(STATUS_USAGE, "--%s: '%.80s' is not one of true, yes, on, false, no, off",
+                          found->spec->name, value);
+    *(bool *)((char *)found->values + found->spec->offset) = false;
+    options->given[found->index] = 0;
+    return STATUS_OK;
 }
 
 static enum status take_operand(struct options *options, const char *argument)

@@ -32,7 +32,7 @@ enum status stats_compute(const double *samples, size_t count, struct stats *sta
 /* Returns the p-quantile, p in [0, 1], of `count` >= 1 values in ascending order. */
 double stats_quantile(const double *sorted, size_t count, double p);
 
-/* Returns t such that a variable with Student's t distribution lies within -t .. t with the probability
+/* Returns t such that a variable with Student's t distribution is within -t .. t with the probability
  * `confidence`, in (0, 1). `freedom` >= 1 are the degrees of freedom, not necessarily a whole number;
  * infinite for the normal distribution. */
 double stats_student(double confidence, double freedom);

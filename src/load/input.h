@@ -70,7 +70,7 @@ struct load_traits {
     /* Whether it can read this input; NULL if it can read any. */
     enum status (*accepts)(const struct load *load);
 
-    /* What the timed part of a run includes, for the column `timed`. The second text applies if files are
+    /* What the timed part of a run includes, for the column `timed_stages`. The second text applies if files are
      * opened in every run; NULL if it is the same. */
     const char *timed, *timed_unless_warm;
 

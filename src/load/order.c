@@ -78,12 +78,12 @@ static void deal_shards(const struct order_plan *plan, uint64_t epoch, uint32_t 
     order->segment_count = 0;
     for (uint32_t i = 0; i < plan->shards && position < end; i++) {
         uint32_t shard = order->deck[i], first = plan->shard_first[shard];
-        uint32_t behind = position + (plan->shard_first[shard + 1] - first);
-        uint32_t from = position > begin ? position : begin, to = behind < end ? behind : end;
+        uint32_t past = position + (plan->shard_first[shard + 1] - first);
+        uint32_t from = position > begin ? position : begin, to = past < end ? past : end;
         if (from < to)
             order->segments[order->segment_count++] =
                 (struct order_segment){shard, first + (from - position), to - from};
-        position = behind;
+        position = past;
     }
 }
 

@@ -79,7 +79,7 @@ static enum status quoted_cell(struct parse *parse, const char **cell)
     return STATUS_OK;
 }
 
-/* Decodes the next cell. `at` stops behind the comma or the line end; `*last` is whether it was a line end.
+/* Decodes the next cell. `at` stops after the comma or the line end; `*last` is whether it was a line end.
  */
 static enum status next_cell(struct parse *parse, bool *last)
 {

@@ -154,9 +154,9 @@ static enum status join(struct model *model, const struct layer *add)
     if (back < 2 || back > add->number)
         return status_set(STATUS_FAILED, "%s: it does not add the output of an earlier layer", add->name);
     struct layer *other = &model->layers[from];
-    enum layer_kind behind = other[1].spec.kind;
+    enum layer_kind next = other[1].spec.kind;
     other->is_added = true;
-    if (behind == LAYER_RELU || behind == LAYER_DROPOUT)
+    if (next == LAYER_RELU || next == LAYER_DROPOUT)
         return status_set(STATUS_FAILED, "%s: it adds the output of %s, which %s changes in place", add->name,
                           other->name, other[1].name);
     return memcmp(&other->out, &add->in, sizeof add->in) == 0
