@@ -14,7 +14,7 @@
 
 #include "command.h"
 
-static char folder[] = "/tmp/fdsl-break-even-XXXXXX"; /* of this test; $D in commands */
+static char folder[] = "/tmp/fdsl-break-even-XXXXXX"; /* temporary folder of this test; $D in commands */
 
 static void open_folder(void)
 {

@@ -145,6 +145,15 @@ Test(compare, higher_is_better_for_rates)
     cr_expect_str_eq(value(out, 1, "ratio_low"), "");
 }
 
+Test(compare, measures_have_the_names_of_current_columns)
+{
+    put_rows("a.csv", "busy_share=0.9", "busy_share=0.9", NULL);
+    put_rows("b.csv", "busy_share=0.5", "busy_share=0.5", NULL);
+    compare(3, "--measure busy_share --format csv");
+    expect_verdict(1, "worse");
+    expect_number(1, "ratio", 0.5 / 0.9);
+}
+
 Test(compare, repeated_rows_of_any_measure_have_an_interval)
 {
     put_rows("a.csv", "energy_j_per_item=1", "energy_j_per_item=1.001", "energy_j_per_item=0.999", NULL);
@@ -228,7 +237,7 @@ Test(compare, rows_without_a_partner_are_not_lost)
     cr_expect(strstr(err, "0 undecided, 3 without a partner"), "%s", err);
 }
 
-/* Such as a file to which each release appends. */
+/* Each release may append to the same file. */
 Test(compare, rows_of_different_origins_are_pooled_with_a_warning)
 {
     put_rows("a.csv", "revision=aaa", "revision=bbb;host=w", "batch=1;driver=5", NULL);

@@ -80,7 +80,7 @@ Test(record, links_are_followed)
     expect_file("name,note,wrong\na,b,0\nc,d,0\n");
 }
 
-/* Runs in a child process: drops root's override of permissions. Returns 0 if both refusals occurred. */
+/* Runs in a child process: drops root's override of permissions. Returns 0 if both calls fail as expected. */
 static int check_without_permission(void)
 {
     if (getuid() == 0 && setuid(65534) != 0)

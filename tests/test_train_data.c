@@ -153,7 +153,7 @@ Test(train_data, cifar_files_and_their_faults)
     for (size_t i = 0; i < sizeof records; i++)
         records[i] = i % 3073 ? (uint8_t)(i * 7) : (uint8_t)(i / 3073 % 10);
     put("m/test_batch.bin", records, sizeof records);
-    expect_refusal(2, ON, "there is none of data_batch_1.bin to data_batch_5.bin");
+    expect_refusal(2, ON, "the folder has none of the files data_batch_1.bin to data_batch_5.bin");
     put("m/data_batch_2.bin", records, sizeof records);
     EXPECT(0, "$P --variant train-naive " ON);
     put("m/data_batch_1.bin", records, sizeof records);

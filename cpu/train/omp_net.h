@@ -1,4 +1,5 @@
-/* Inside `train-omp` and `infer-omp`: a network as blocks, and their memory.
+/* The network of `train-omp` and `infer-omp`: its blocks and their memory. A block is a layer with the layers
+ * that are fused into it.
  *
  * Convolutions, pooling, additions and means process one sample per thread. Samples are stored position by
  * position with the channels innermost. Consecutive positions are "pitch" floats apart: the channels rounded
@@ -57,7 +58,8 @@ struct block {
     const struct block *added; /* ADD only: the earlier block ... */
     size_t held;               /* ... and the offset in worker->held where its gradients wait */
 
-    /* Input and output. FLAT and LINEAR have one position; their pitch is the distance of rows. */
+    /* Input and output. FLAT and LINEAR have one position; their pitch is the number of floats from one row
+     * to the next. */
     struct shape in, out;
     size_t in_pitch, out_pitch;
     size_t positions;      /* number of output positions */
@@ -89,8 +91,8 @@ struct net {
     uint32_t batch; /* capacity in samples */
     struct block blocks[NET_BLOCKS_MAX];
     uint32_t block_count, flat; /* `flat`: index of block FLAT */
-    uint32_t *numbers;          /* sample numbers of the batch; iota: 0, 1, 2, ... */
-    uint32_t *iota;
+    uint32_t *numbers;          /* sample numbers of the batch */
+    uint32_t *iota;             /* 0, 1, 2, ... */
 
     /* Arenas of parameters. Biases and weight rows are padded to whole vectors with zeros. */
     size_t arena_values;
@@ -153,7 +155,7 @@ void net_gather_sums(struct net *net, uint32_t chunks);
 
 /* ---- omp_sample.c ---- */
 
-/* Applies the in-place ReLU and dropout layers of a block, forward and backward. `values` is the block's
+/* Apply the in-place ReLU and dropout layers of a block, forward and backward. `values` is the block's
  * output for one sample. */
 void net_after(const struct net *net, const struct block *block, const struct passing *passing,
                float *values);

@@ -243,7 +243,7 @@ def compare(options, arguments):
     for mode in options.modes:
         try:
             results.append(run_torch(mode, options, data, results[0][1], device, threads))
-        except Exception:  # of PyTorch, whatever it is: the other modes are worth having all the same
+        except Exception:  # any exception of PyTorch: measure the other modes nevertheless
             traceback.print_exc()
             print(f"compare/pytorch.py: {mode} failed; see above", file=sys.stderr)
             failed = 1

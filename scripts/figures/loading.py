@@ -16,7 +16,7 @@ OTHERS_TO_GPU = ("torch-files-gpu", "torch-shards-gpu")  # from scripts/compare/
 NOT_OURS = OTHERS + tuple(f"{name}-inline" for name in OTHERS) + ("dali",) + OTHERS_TO_GPU
 IN_ORDER, SHUFFLED = "in order", "shuffled"
 COPIES = 90  # plus the group of a device: the line style of its copies
-NEAREST_BYTES = 1 << 14  # figures of one sample size prefer the nearest to this
+NEAREST_BYTES = 1 << 14  # figures that show one sample size prefer the size nearest to this one
 DEVICES = 2  # per figure: the other dashes show the order or the page cache
 # Constant along a line. Options that do not apply to a loader have their default.
 FREE = ("batch", "seed", "epochs", "iodepth", "block", "prefetch", "shuffle", "shards")
@@ -65,7 +65,7 @@ def series_over(rows, x):
 
 def of_one_size(rows):
     """Returns the rows of one sample size for all devices. Prefers a size that the user's rows have, then the size with most
-    devices, then with most rows, then the nearest to 16 KiB."""
+    devices, then the size with most rows, then the size nearest to NEAREST_BYTES."""
     found = collections.defaultdict(set)
     for row in rows:
         found[row["sample_bytes"]].add((device_of(row), row["variant"], order_of(row), row["threads"], row["cache"]))

@@ -13,9 +13,10 @@
 # Debian package: pip install pyarrow).
 #
 # Packages come from apt or dnf, as root or through passwordless sudo; otherwise the script prints the packages to
-# request. Tools found through CC, CPATH or PATH count as installed. CUDA is never installed, nor is cuDNN, which only
-# train-cudnn needs. It is built with the header in CUDA's include folder or in /usr/include (NVIDIA's package
-# libcudnn9-dev-cuda-13), and runs with libcudnn.so.9, including PyTorch's:
+# request. Tools found through CC, CPATH or PATH count as installed. CUDA and cuDNN are never installed.
+#
+# Only train-cudnn needs cuDNN. To build train-cudnn, the header of cuDNN must be in CUDA's include folder or in
+# /usr/include (NVIDIA's package libcudnn9-dev-cuda-13). To run it, libcudnn.so.9 must be found. PyTorch's copy works too:
 # LD_LIBRARY_PATH=.../site-packages/nvidia/cudnn/lib.
 #
 # Exit status: 0 if the build (check, plots) can continue, 2 usage, 4 if a required package is missing.

@@ -7,9 +7,8 @@
 
 #include "core/options_parts.h"
 
-#define ROUNDING                                                                               \
-    1e-9 /* share of a step by which rounding may carry the last value of a range past its end \
-          */
+/* A computed value may exceed the end of a range by this share of a step, because of rounding. */
+#define ROUNDING 1e-9
 
 bool axes_accept(const struct option_spec *spec, const char *text)
 {
@@ -81,15 +80,15 @@ static enum status add_counts(struct axis *axis, const struct range *range)
     for (;;) {
         snprintf(text, sizeof text, "%llu", (unsigned long long)value);
         TRY(add_value(axis, text));
-        /* Compares without computing the next value, which may overflow. */
+        /* Does not compute the next value for the comparison, because it may overflow. */
         if (range->multiplies ? value > last / step : step > last - value)
             return STATUS_OK;
         value = range->multiplies ? value * step : value + step;
     }
 }
 
-/* Computes each value from the first one, so that rounding errors do not add up, and rounds it to 15 digits:
- * 0.1 + 2 * 0.1 becomes 0.3. */
+/* Adds the values of a range of real numbers. Computes each value from the first one, so that rounding errors
+ * do not add up. Rounds it to 15 digits: 0.1 + 2 * 0.1 becomes 0.3. */
 static enum status add_reals(struct axis *axis, const struct range *range)
 {
     const struct option_spec *spec = axis->spec;
@@ -108,7 +107,7 @@ static enum status add_reals(struct axis *axis, const struct range *range)
         double error = ROUNDING * (range->multiplies ? last : step);
         if (value > last + error)
             return STATUS_OK;
-        if (fabs(value) < error) /* what is left of -0.3 + 3 * 0.1 */
+        if (fabs(value) < error) /* -0.3 + 3 * 0.1 is not exactly 0 */
             value = 0;
         snprintf(text, sizeof text, "%.15g", value > last ? last : value);
         TRY(add_value(axis, i == 0 ? range->first : text));
@@ -135,12 +134,12 @@ static enum status add_range(struct axis *axis, char *text)
     return axis->spec->kind == OPTION_COUNT ? add_counts(axis, &range) : add_reals(axis, &range);
 }
 
-/* `list` is cut into its elements. */
+/* Adds the values of a list. Cuts `list` into its elements; `whole` is a copy for messages. */
 static enum status add_elements(struct axis *axis, char *list, const char *whole)
 {
     const char *name = axis->spec->name;
     for (char *element; (element = strsep(&list, ","));) {
-        element += strspn(element, " "); /* a file may have "224, 512" */
+        element += strspn(element, " "); /* --config files may have spaces: "224, 512" */
         if (!*element)
             return status_set(STATUS_USAGE, "--%s: '%.80s' has an empty value; write 1,2 or 1:8:2x", name,
                               whole);
@@ -164,7 +163,8 @@ enum status axes_add(struct axes *axes, const struct option_spec *spec, void *va
     char *list = strdup(text);
     if (!list)
         return status_set(STATUS_FAILED, "out of memory for the values of --%s", spec->name);
-    struct axis *axis = &axes->at[axes->count++]; /* axes_free() frees it also after a failure */
+    /* Counted even after a failure, so that axes_free() frees it. */
+    struct axis *axis = &axes->at[axes->count++];
     *axis = (struct axis){.spec = spec, .values = values};
     enum status status = add_elements(axis, list, text);
     free(list);
@@ -184,7 +184,7 @@ void axes_remove(struct axes *axes, const struct option_spec *spec)
 
 size_t axes_combinations(const struct axes *axes)
 {
-    size_t count = 1; /* cannot overflow: axes_check() has passed, or stops in time */
+    size_t count = 1; /* cannot overflow: the loop stops above COMBINATIONS_MAX */
     for (size_t i = 0; i < axes->count && count <= COMBINATIONS_MAX; i++)
         count *= axes->at[i].count;
     return count;

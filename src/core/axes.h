@@ -1,6 +1,6 @@
 /* Axes: lists and ranges as values of options. `--res 224,512` lists values, `--batch 1:256:2x` doubles from
- * 1 to 256, `--orbits 50:200:50` adds 50, and `1,8:64:2x` mixes them. A combination has one value of every
- * axis. Not thread-safe. */
+ * 1 to 256, `--orbits 50:200:50` adds 50, and `1,8:64:2x` is a list that contains a range. A combination has
+ * one value of every axis. Not thread-safe. */
 #ifndef FDSL_CORE_AXES_H
 #define FDSL_CORE_AXES_H
 
@@ -10,8 +10,8 @@
 #include "core/options.h"
 
 #define AXES_MAX         16
-#define AXIS_TEXT_BYTES  32    /* room for any number and any word of a table */
-#define COMBINATIONS_MAX 10000 /* more are a typing error rather than a sweep */
+#define AXIS_TEXT_BYTES  32    /* room for any number, and for any word that an option accepts */
+#define COMBINATIONS_MAX 10000 /* more combinations are probably a typing error */
 
 struct axis {
     const struct option_spec *spec;
@@ -20,25 +20,25 @@ struct axis {
     size_t count;
 };
 
-/* In the order of the command line. Begin with zeros; axes_free() frees the values. */
+/* All axes, in the order of the command line. Initialise with zeros; axes_free() frees the values. */
 struct axes {
     struct axis at[AXES_MAX];
     size_t count;
 };
 
-/* Whether `text` is a list or a range, and the option may be an axis: a number or a word with a CSV column.
- */
+/* Whether `text` is a list or a range, and the option accepts one: it takes a number or a word, and has a CSV
+ * column. */
 bool axes_accept(const struct option_spec *spec, const char *text);
 
-/* Appends the axis of an option that has none yet. Stores each value in the struct `values` to check it.
+/* Appends the axis of an option that has none yet. To check each value, stores it in the struct `values`.
  * STATUS_USAGE for an invalid value or range, a value that occurs twice, or too many values or axes. */
 enum status axes_add(struct axes *axes, const struct option_spec *spec, void *values, const char *text);
 
-/* Removes the axis of the option, if it has one: a later value replaces it. */
+/* Removes the axis of the option, if it has one. Called when a later value replaces the list. */
 void axes_remove(struct axes *axes, const struct option_spec *spec);
 
-/* Returns the number of combinations, 1 without axes. STATUS_USAGE from axes_check() if there are more than
- * COMBINATIONS_MAX. */
+/* axes_combinations() returns the number of combinations; 1 without axes. axes_check() returns STATUS_USAGE
+ * if there are more than COMBINATIONS_MAX. */
 size_t axes_combinations(const struct axes *axes);
 enum status axes_check(const struct axes *axes);
 

@@ -110,7 +110,7 @@ enum status option_set(const struct option_spec *spec, void *values, const char 
         return parse_choice(name, text, spec->choices, value);
     case OPTION_TEXT:
     case OPTION_OUTPUT:
-        /* Usually an unset variable in the user's script, so it must be an error. */
+        /* An empty value usually comes from an unset variable in a script, so it must be an error. */
         if (!*text)
             return status_set(STATUS_USAGE, "%s: the value is empty; give one or leave %s out", name, name);
         *(const char **)value = text;

@@ -11,7 +11,7 @@
 #define TERMINAL_S 0.1
 #define LINES_S    10
 
-/* Returns the period of lines. */
+/* Returns the time between two lines in a log, in seconds. */
 static double lines_s(void)
 {
     const char *text = getenv("FDSL_PROGRESS_S");

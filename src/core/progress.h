@@ -1,18 +1,20 @@
-/* Progress of long work on stderr: a line that is overwritten on a terminal, else a line now and then. */
+/* Shows the progress of long work on stderr: on a terminal a line that is overwritten, in a log a new line
+ * every ten seconds. */
 #ifndef FDSL_CORE_PROGRESS_H
 #define FDSL_CORE_PROGRESS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Used by one thread. All zero: nothing is shown. */
+/* Not thread-safe. With all fields zero, nothing is shown. */
 struct progress {
     bool shown, terminal;
-    double period_s, shown_s; /* between two updates; the time of the latest one */
+    double period_s, shown_s; /* time between two updates; time of the latest update */
 };
 
-/* Begins to show progress: every 0.1 s if status_shows_progress(); otherwise, with `lines`, every 10 s, or
- * FDSL_PROGRESS_S seconds if that environment variable is a number. */
+/* Begins to show progress: every 0.1 s if status_shows_progress(). Otherwise, if `lines` is set, shows a line
+ * every 10 s, or every FDSL_PROGRESS_S seconds if that environment variable is a number. Otherwise shows
+ * nothing. */
 void progress_begin(struct progress *progress, bool lines);
 
 /* Whether the next update is due. */

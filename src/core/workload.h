@@ -45,9 +45,9 @@ struct workload {
     /* Measures that the table on stdout shows too, NULL-terminated. NULL if there are none. */
     const char *const *shown;
 
-    /* Checks the parameters, fills in defaults that depend on other parameters, and creates the input, which
-     * is NULL before, for this rank's share of `partition`. The caller closes it unless it is NULL, also
-     * after a failure. */
+    /* Checks the parameters, fills in defaults that depend on other parameters, and creates the input for
+     * this rank's share of `partition`. The input is NULL before. The caller closes it unless it is NULL,
+     * even after a failure. */
     enum status (*open)(const struct options *options, void *parameters, const struct partition *partition,
                         void **input);
     void (*close)(void *input);
@@ -57,29 +57,30 @@ struct workload {
     enum status (*repartition)(void *input, void *parameters, const struct partition *partition);
 
     /* Whether an option has an effect on the variant (NULL: on any variant) with these parameters. If not,
-     * its column stays empty. May be NULL: always. */
+     * its column stays empty. If this function is NULL, all options have an effect. */
     bool (*applies)(const void *parameters, const struct variant *variant, const char *option);
 
-    /* Returns STATUS_OK if the variant supports `input`, else STATUS_USAGE with the reason, which calls the
-     * variant "it". May be NULL: always. */
+    /* Returns STATUS_OK if the variant supports `input`, else STATUS_USAGE with the reason, in which "it"
+     * is the variant. If this function is NULL, every variant supports every input. */
     enum status (*accepts)(const void *input, const struct variant *variant);
 
-    /* Returns the state of the page cache at the start of a run, for the column `cache`. May be NULL:
-     * none. */
+    /* Returns the state of the page cache at the start of a run, for the column `cache`. If this function is
+     * NULL, the column stays empty. */
     const char *(*cache)(const void *input);
 
-    /* Returns the work of one run of the variant on `input`: the expected work before the first run, that of
-     * the latest runs afterwards. */
+    /* Returns the work of one run of the variant on `input`. Before the first run it is the expected work,
+     * afterwards the work of the latest runs. */
     struct work (*work)(const void *input, const struct variant *variant);
 
-    /* Counts the items of the latest run that differ from the reference. `number` is the expected run:
-     * results of another run are all wrong. Neither runs the variant nor changes its results. For workloads
-     * with epochs.more(), a call with number 0 before the first run enables the checks of all later steps. */
+    /* Counts the items of the latest run that differ from the reference. `number` is the run that the results
+     * must be of; results of another run are all wrong. Neither runs the variant nor changes its results. For
+     * workloads with epochs.more(), a call with number 0 before the first run enables the checks of all later
+     * steps. */
     enum status (*verify)(const void *input, const struct variant *variant, void *state, uint64_t number,
                           uint64_t *wrong);
 
-    /* Sets the measures that describe the latest timed run. Called right after it, before anything changes.
-     * May be NULL. */
+    /* Sets the measures that describe the latest timed run. Called right after that run, before anything
+     * changes. May be NULL. */
     enum status (*observe)(const void *input, const struct variant *variant, void *state,
                            struct measures *measures);
 
@@ -112,14 +113,14 @@ struct workload {
         /* Returns a hash of the input files, which must be the same on all ranks. May be NULL. */
         uint64_t (*identity)(const void *input);
 
-        /* On rank 0 of several: checks, from the measures of the row with rank=all, that the ranks together
-         * did the work of one rank. STATUS_WRONG with the reason; then the row is not written. May be
-         * NULL. */
+        /* Checks that all ranks together did the work of one rank. `total` has the measures of the row with
+         * rank=all. Called on rank 0 if there are several ranks. Returns STATUS_WRONG with the reason if they
+         * did not; the row is then not written. May be NULL. */
         enum status (*check_total)(const void *input, const struct measures *total);
     } ranks;
 
-    /* For workloads whose batches a training step can consume (--compute): step() and one of the other two.
-     * run/consumed.h implements the rest. */
+    /* For workloads whose batches a training step can consume (--compute): step() and one of the two
+     * functions after it. run/consumed.h implements the rest. */
     struct {
         /* Returns the training step in `parameters`. It is complete once the input is open; before that only
          * its presence is known. NULL: the workload does not support --compute. */

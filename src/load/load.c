@@ -30,8 +30,8 @@ static const struct option_spec options[] = {
      "samples: a folder of files or tar shards; --prepare creates one"},
     {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 20, NULL, true, "samples per batch"},
     {"shuffle", "N", OPTION_COUNT, AT(shuffle), "1000", 0, 1 << 24, NULL, true,
-     "number of samples in the shuffle buffer of shards, which are permuted first; 0 shuffles only the "
-     "shards. Files are always fully shuffled"},
+     "size of the shuffle buffer in samples, for variants that read shards; 0 shuffles only the order of the "
+     "shards, which is always shuffled. Variants that read files always shuffle fully"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of the sample order; each epoch has its own order"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs per run"},
@@ -40,8 +40,8 @@ static const struct option_spec options[] = {
     {"block", "KIB", OPTION_COUNT, AT(block), "256", 4, 1 << 16, NULL, true,
      "read size of shards and shards-uring"},
     {"prefetch", "N", OPTION_COUNT, AT(prefetch), "2", 0, 1 << 20, NULL, true,
-     "shards to read ahead through the kernel, for shards, shards-mmap, shards-omp and shards-gpu; ignored "
-     "with --cache warm"},
+     "number of shards that the kernel reads ahead, for the variants shards, shards-mmap, shards-omp and "
+     "shards-gpu; ignored with --cache warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, COLUMN_APART,
      "page cache before each run; warm has all data in it, cold has none, any leaves it unchanged; a run is "
      "refused if the measured state differs"},
@@ -54,7 +54,7 @@ static const struct option_spec options[] = {
      "shift, flip and normalise images to float32; implies --decode"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true, "maximum shift of --augment"},
     {"mean", "M", OPTION_REAL, AT(mean), "0", -1e6, 1e6, NULL, true,
-     "mean that --augment and GPU tensors subtract; bytes are scaled to 0 to 1 before"},
+     "mean that --augment and GPU tensors subtract; bytes are first scaled to the range 0 to 1"},
     {"std", "S", OPTION_REAL, AT(std), "1", 1e-6, 1e6, NULL, true,
      "standard deviation that --augment and GPU tensors divide by"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "f16", 0, 0, dtypes, true,

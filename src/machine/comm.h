@@ -51,12 +51,12 @@ enum status comm_max(double *values, size_t count);
 /* Collective: broadcasts `bytes` bytes of `data` from rank 0 to all ranks. */
 enum status comm_spread(void *data, size_t bytes);
 
-/* Collective: gathers `bytes` bytes of each rank on rank 0, in rank order, into `all` (comm_size() * bytes
- * bytes; ignored on other ranks). */
+/* Collective: gathers `bytes` bytes from each rank, in rank order, into `all` of rank 0. `all` has room for
+ * comm_size() * bytes bytes; other ranks ignore it. */
 enum status comm_gather(const void *mine, size_t bytes, void *all);
 
-/* Collective: gathers `bytes` bytes of each rank of this machine on all of them, in rank order, into `all`
- * (comm_local_size() * bytes bytes). */
+/* Collective: gathers `bytes` bytes from each rank of this machine, in rank order, into `all` of every rank
+ * of this machine. `all` has room for comm_local_size() * bytes bytes. */
 enum status comm_gather_local(const void *mine, size_t bytes, void *all);
 
 /* Collective: checks that a hash is the same on all ranks. If not, STATUS_USAGE with "its `what` are not

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #define PID_LIMIT      4194304 /* the kernel's largest limit */
-#define ATTEMPTS       10      /* to read the whole tree while no process of it ends */
+#define ATTEMPTS       10      /* attempts to read the whole tree while none of its processes ends */
 #define RUSAGE_BLOCK   512     /* bytes in a block of struct rusage */
 #define ROUNDING_TICKS 2       /* the kernel rounds user and system time of ended children down to ticks */
 
@@ -26,8 +26,8 @@ struct process {
     unsigned long long started; /* clock ticks since boot; tells processes with the same id apart */
     bool ended;                 /* a zombie */
     double rss_bytes;
-    /* Used by the process and by its ended children, and the part that grows when a child ends. The kernel
-     * does not count storage of ended children separately, so for storage both are the same. */
+    /* `used` counts the process and its ended children. `inherited` is the part that grows when a child ends.
+     * The kernel does not count storage of ended children separately, so for storage both are the same. */
     double used[PROCESS_COUNTERS], inherited[PROCESS_COUNTERS];
 };
 
@@ -38,7 +38,7 @@ struct processes {
 
 struct process_tree {
     DIR *proc;
-    pid_t root; /* this process, which is not a part of the tree */
+    pid_t root; /* this process; the tree has only its descendants */
     /* Per process id, the number of the latest scan that found a process outside or inside the tree. Most
      * pages of these arrays are never touched. */
     uint32_t *outside, *inside, scan;
@@ -47,9 +47,9 @@ struct process_tree {
     struct processes now, before;
     double collected[PROCESS_COUNTERS];        /* of ended children of the root */
     double collected_before[PROCESS_COUNTERS]; /* at the latest complete reading */
-    double lost[PROCESS_COUNTERS];  /* of ended processes that no process inherits: their parent ignores
-                                       SIGCHLD */
-    double total[PROCESS_COUNTERS]; /* the latest results, to never decrease */
+    double lost[PROCESS_COUNTERS];  /* of ended processes whose counters no process inherits, because their
+                                       parent ignores SIGCHLD */
+    double total[PROCESS_COUNTERS]; /* the latest results, so that results never decrease */
     size_t running;
 };
 
@@ -106,7 +106,8 @@ void process_use_own(struct process_use *use)
     }
 }
 
-/* Returns the CPU time of a process and its threads: precise where the kernel tells it, else of `ticks`. */
+/* Returns the CPU time of a process and its threads: the kernel's precise time, or `ticks_s`, the time in
+ * whole ticks, if that is larger or there is no precise time. */
 static double own_cpu_s(pid_t pid, double ticks_s)
 {
     clockid_t clock;
@@ -166,8 +167,8 @@ static bool add(struct processes *processes, const struct process *process)
     return true;
 }
 
-/* Sorts new processes by their parents, which may be new as well. Those with an unknown parent wait for the
- * next scan: their parent ended during this one. */
+/* Decides for each new process whether it belongs to the tree: it does if its parent does, which may be new
+ * as well. If the parent ended during this scan, the next scan decides. */
 static bool place_new(struct process_tree *tree, struct processes *new)
 {
     bool enough = true;
@@ -243,7 +244,7 @@ static bool exists(pid_t pid)
 }
 
 /* Reads all listed processes. Returns false if one ended while it read them: its counters would be missing or
- * counted twice, depending on whether its parent was read first. Removes it from the list. */
+ * counted twice, depending on whether its parent was read first. Removes ended processes from the list. */
 static bool read_listed(struct process_tree *tree)
 {
     struct processes *now = &tree->now;
@@ -261,7 +262,7 @@ static bool read_listed(struct process_tree *tree)
     return now->count == count;
 }
 
-/* Adds to `lost` what ended processes had used beyond what their parents, or the root, have inherited. */
+/* Adds to `lost` the part of the counters of ended processes that neither a parent nor the root inherited. */
 static void find_lost(struct process_tree *tree, enum process_counter k)
 {
     double ended = 0, inherited = tree->collected[k] - tree->collected_before[k];
@@ -277,7 +278,7 @@ static void find_lost(struct process_tree *tree, enum process_counter k)
     tree->collected_before[k] = tree->collected[k];
 }
 
-/* Sums the processes that were just read. */
+/* Sums the counters and memory of the processes that were just read. */
 static void sum_up(struct process_tree *tree, struct process_use *use)
 {
     *use = (struct process_use){0};
@@ -348,7 +349,7 @@ enum status process_tree_open(struct process_tree **tree)
         return status_set(STATUS_FAILED, "out of memory");
     pthread_mutex_init(&new->lock, NULL);
     new->root = getpid();
-    new->scan = 1; /* the number 0 in the arrays means never */
+    new->scan = 1; /* 0 in the arrays means that no scan found the process */
     new->outside = calloc(PID_LIMIT + 1, sizeof *new->outside);
     new->inside = calloc(PID_LIMIT + 1, sizeof *new->inside);
     new->proc = opendir("/proc");

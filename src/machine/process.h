@@ -1,4 +1,4 @@
-/* What a process, or a tree of processes, uses: CPU time, memory and storage, read from /proc. */
+/* Reads from /proc the CPU time, memory and storage traffic of a process or a tree of processes. */
 #ifndef FDSL_MACHINE_PROCESS_H
 #define FDSL_MACHINE_PROCESS_H
 
@@ -17,13 +17,14 @@ enum process_counter {
 };
 struct process_use {
     double counters[PROCESS_COUNTERS];
-    double rss_bytes; /* resident now; pages that processes share count once for each */
+    double rss_bytes; /* resident now; a shared page counts once per process */
 };
 
 /* Reads what this process uses, with all its threads. Thread safe. */
 void process_use_own(struct process_use *use);
 
-/* All descendants of this process, also those whose parents have ended, and those that have ended. */
+/* All descendants of this process. Includes descendants whose parents have ended, and the counters of those
+ * that have ended. */
 struct process_tree;
 
 /* Makes this process the parent of orphaned descendants (PR_SET_CHILD_SUBREAPER). The caller frees `*tree`

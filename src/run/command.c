@@ -19,7 +19,7 @@
 #include "run/monitor.h"
 
 #define GPUS_MAX      64
-#define FLUSH_S       60 /* a killed monitor loses the samples of at most this time */
+#define FLUSH_S       60 /* time between two writes: a killed monitor loses at most the samples of this time */
 #define NOT_STARTED   126
 #define NOT_FOUND     127
 #define SIGNAL_OFFSET 128
@@ -28,10 +28,10 @@ struct watched_gpu {
     char name[256], pci_bus_id[32];
 };
 
-/* A command that was started, and what watches it. */
+/* A started command and the state of its monitor. */
 struct watch {
     const struct settings *settings;
-    const char *name; /* of the command, without its folder */
+    const char *name; /* name of the command, without its folder */
     uint64_t rank;
     struct env env;
     struct process_tree *tree;
@@ -46,7 +46,7 @@ struct watch {
 
 /* ---- Starting the command ---- */
 
-/* Signals that are passed on. A stop from the terminal (SIGTSTP) reaches the command itself. */
+/* Signals that are passed on. SIGTSTP is not among them: the terminal sends it to the command as well. */
 static const int passed_on[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 static void collect_signals(sigset_t *set)
@@ -94,9 +94,9 @@ static enum status start(struct watch *watch, int *error)
                : status_set(STATUS_FAILED, "cannot start '%s': %s", command[0], strerror(fork_error));
 }
 
-/* ---- Watching it ---- */
+/* ---- Watching the command ---- */
 
-/* Finds the GPUs that CUDA programs started here see, or the one of --device. Creates no CUDA context: it
+/* Finds the GPUs that the command sees, or the GPU of --device. Creates no CUDA context, because a context
  * would take memory that the command may need. */
 static void find_gpus(struct watch *watch)
 {
@@ -139,7 +139,8 @@ static void pass_on(const struct watch *watch, const siginfo_t *signal_info)
         kill(watch->child, signal_info->si_signo);
 }
 
-/* Waits for the command, collecting all its orphans. Writes samples now and then, as training takes days. */
+/* Waits for the command and collects all its orphans. Writes samples every FLUSH_S seconds, because a
+ * training can take days. */
 static int wait_for_end(struct watch *watch)
 {
     sigset_t set;
@@ -163,7 +164,7 @@ static int wait_for_end(struct watch *watch)
 
 /* ---- The summary ---- */
 
-/* Appends to the line `text` of `size` bytes. */
+/* Appends to the line in `text`, a buffer of `size` bytes. */
 __attribute__((format(printf, 3, 4))) static void append(char *text, size_t size, const char *format, ...)
 {
     va_list arguments;
@@ -200,7 +201,7 @@ static void summarise(const struct watch *watch, const struct process_use *use)
     status_say("%s: %s; %zu samples in %s", watch->name, text, summary->samples, watch->settings->monitor);
 }
 
-/* ---- The whole ---- */
+/* ---- From start to end ---- */
 
 static enum status watch_command(struct watch *watch, int *exit_status)
 {

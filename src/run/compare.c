@@ -82,7 +82,7 @@ static void list_keys(struct comparison *comparison)
     }
 }
 
-/* Removes one column of --ignore. Options and columns differ in '-' and '_'. */
+/* Removes a column that --ignore names from the keys. Accepts '-' for '_', because options have '-'. */
 static enum status ignore(struct comparison *comparison, char *name)
 {
     for (char *c = name; (c = strchr(c, '-'));)
@@ -117,7 +117,7 @@ static enum status choose_keys(struct comparison *comparison)
 
 /* ---- Files ---- */
 
-/* Returns the workload of rows with this schema; NULL if it is of another version or no workload's. */
+/* Returns the workload with this schema; NULL if the schema is of another version or of no workload. */
 static const struct workload *workload_of(const char *schema)
 {
     for (size_t i = 0; workload_table[i]; i++)
@@ -142,7 +142,7 @@ static enum status refuse_schema(const struct table *table, size_t row, const ch
                       table->path, table->lines[row], schema, workload->schema);
 }
 
-/* Checks that all rows of a file have the schema of one workload, and that it is the workload of A. */
+/* Checks that all rows of a file belong to one workload, and for B, that it is the workload of A. */
 static enum status check_schema(struct comparison *comparison, const struct table *table)
 {
     size_t column = table_column(table, "schema");
@@ -176,7 +176,8 @@ static enum status compare_files(struct comparison *comparison, const char *cons
     return compare_report(comparison);
 }
 
-/* Returns STATUS_WRONG with the reason if the comparison is to fail. */
+/* Returns STATUS_WRONG, with the reason, if a row is worse; with --strict, also if a row is undecided or has
+ * no partner. */
 static enum status conclude(const struct comparison *comparison)
 {
     size_t alone = comparison->verdicts[VERDICT_ONLY_A] + comparison->verdicts[VERDICT_ONLY_B];

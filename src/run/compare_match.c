@@ -20,13 +20,16 @@ static bool ends_with(const char *text, const char *end)
 static const struct {
     const char *column;
     bool higher_is_better;
-} other_measures[] = {{"roofline_share", true}, {"speedup", true},       {"efficiency", true},
-                      {"utilisation", true},    {"train_acc", true},     {"test_acc", true},
-                      {"imbalance", false},     {"slowdown", false},     {"bus_slowdown", false},
-                      {"loss", false},          {"test_loss", false},    {"energy_j_per_item", false},
-                      {"memory_bytes", false},  {"device_bytes", false}, {"time_cv", false}};
+} other_measures[] = {{"roofline_share", true}, {"speedup", true},
+                      {"efficiency", true},     {"busy_share", true},
+                      {"train_acc", true},      {"test_acc", true},
+                      {"imbalance", false},     {"slowdown", false},
+                      {"bus_slowdown", false},  {"loss", false},
+                      {"test_loss", false},     {"energy_j_per_item", false},
+                      {"memory_bytes", false},  {"storage_read_bytes", false},
+                      {"time_cv", false},       {"train_loss", false}};
 
-/* Fills `measure` if it is known whether lower or higher values of the column are better. */
+/* Fills `measure`. Returns false if it is unknown whether lower or higher values of the column are better. */
 static bool find_measure(const char *column, struct measure_choice *measure)
 {
     bool rate = ends_with(column, "_per_s"), time = !rate && ends_with(column, "_s");
@@ -119,7 +122,7 @@ const char *compare_key(const struct comparison *comparison, const struct pair *
 
 /* ---- Rows ---- */
 
-/* A row that is compared. */
+/* A row that has a value and is to be matched. */
 struct entry {
     uint64_t hash; /* of its key */
     size_t side, row;
@@ -158,7 +161,7 @@ static uint64_t hash_of(const struct comparison *comparison, const struct entry 
     return hash;
 }
 
-/* Whether a row stands for a whole run: that of a single rank, or that of all ranks. */
+/* Whether a row describes a whole run: the row of the only rank, or the row with rank=all. */
 static bool is_whole(const struct table *table, const struct columns *columns, size_t row)
 {
     return strcmp(table_cell(table, row, columns->rank), "all") == 0 ||
@@ -187,7 +190,7 @@ static void add_rows(struct comparison *comparison, size_t side, struct entry *e
                     without, without == 1 ? "" : "s", comparison->measure.name, line);
 }
 
-static const struct comparison *sorted_for; /* qsort() passes no context */
+static const struct comparison *sorted_for; /* for by_key(), because qsort() passes no context */
 
 static int by_key(const struct entry *a, const struct entry *b)
 {
@@ -250,7 +253,7 @@ static void judge(const struct comparison *comparison, struct pair *pair)
                         : ratio_judge(&pair->ratio, comparison->margin, comparison->measure.higher_is_better);
 }
 
-/* Notes in which origins a row differs from the first row that it is pooled with. */
+/* Records in which origins a row differs from the row `first`, with which it is pooled. */
 static void note_origins(struct comparison *comparison, const struct entry *entry, size_t first)
 {
     const struct table *table = &comparison->tables[entry->side];
@@ -261,7 +264,7 @@ static void note_origins(struct comparison *comparison, const struct entry *entr
     }
 }
 
-/* Usually a file to which other runs were appended. */
+/* Warns if pooled rows come from different origins: usually other runs were appended to the file. */
 static void warn_mixed(const struct comparison *comparison, size_t side)
 {
     const char *names[COMPARE_ORIGINS];
@@ -276,7 +279,7 @@ static void warn_mixed(const struct comparison *comparison, size_t side)
                     comparison->tables[side].path, list);
 }
 
-/* Collects neighbouring entries with the same key. */
+/* Pools entries with the same key into one pair. `entries` is sorted by key. */
 static void collect(struct comparison *comparison, const struct entry *entries, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -311,8 +314,8 @@ static void summarise(struct comparison *comparison)
     comparison->mean_ratio = both ? exp(sum / (double)both) : NAN;
 }
 
-/* Sets the message for files without a common row: names what differs between the first row of A and the row
- * of B that is most similar. */
+/* Sets the error for files without a common row. It names the parameters in which the first row of A differs
+ * from the most similar row of B. */
 static enum status no_pairs(const struct comparison *comparison)
 {
     const char *differing[COMPARE_KEYS_MAX] = {NULL};
@@ -335,7 +338,7 @@ static enum status no_pairs(const struct comparison *comparison)
     return status_set(
         STATUS_FAILED,
         "no row of %s has a partner in %s with the same parameters; the most similar rows differ in %s; "
-        "--ignore compares them all the same",
+        "--ignore with their names matches such rows",
         comparison->tables[0].path, comparison->tables[1].path, list);
 }
 

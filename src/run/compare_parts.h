@@ -12,24 +12,25 @@
 
 /* ---- The interval of a ratio (compare_ratio.c) ---- */
 
-/* The repeated measurements of one side. Begins as all zeros. */
+/* The repeated measurements of one file. Initialise it with zeros. */
 struct side {
     size_t count;
     double log_mean; /* mean of the logarithms of the values */
-    double squares;  /* sum of squared deviations from it */
-    double errors;   /* sum of the variances of the logarithms by the rows' own intervals; NaN if unknown */
+    double squares;  /* sum of squared deviations of the logarithms from their mean */
+    double errors;   /* sum of the variances of the logarithms, from the rows' intervals; NaN if unknown */
 };
 
-/* Adds a positive value. `error` is half the width of its 95 % confidence interval relative to it; NaN if
- * unknown. */
+/* Adds a positive value. `error` is half the width of its 95 % confidence interval, divided by the value; NaN
+ * if unknown. */
 void side_add(struct side *side, double value, double error);
 
 struct ratio {
     double value;     /* B / A */
-    double low, high; /* its confidence interval; NaN if unknown */
+    double low, high; /* confidence interval of the ratio; NaN if unknown */
 };
 
-/* Returns the ratio of the geometric means of two sides with values. `confidence` is in (0, 1). */
+/* Returns the ratio of the geometric means of two sides, each with at least one value. `confidence` is in
+ * (0, 1). */
 struct ratio side_ratio(const struct side *a, const struct side *b, double confidence);
 
 enum verdict {
@@ -42,15 +43,15 @@ enum verdict {
     VERDICTS
 };
 
-/* Judges by two one-sided tests: the interval is compared with 1 / (1 + margin) and 1 + margin. */
+/* Returns the verdict of two one-sided tests: compares the interval with 1 / (1 + margin) and 1 + margin. */
 enum verdict ratio_judge(const struct ratio *ratio, double margin, bool higher_is_better);
 
 /* ---- Options and rows (compare.c, compare_match.c) ---- */
 
 #define COMPARE_KEYS_MAX 128 /* at least as many as a workload has parameters */
 
-/* The columns that say where rows come from. Rows match whatever they hold, as this may be what is compared.
- */
+/* Columns that say where rows come from. Rows match even if they differ in these columns: the comparison may
+ * be about a host, a device or a revision. */
 #define COMPARE_ORIGINS 5
 extern const char *const compare_origins[COMPARE_ORIGINS];
 
@@ -61,8 +62,8 @@ struct measure_choice {
     const char *name;      /* for output */
     bool higher_is_better; /* such as items_per_s */
     bool is_time;          /* in seconds */
-    bool is_speed;         /* a time or a rate: verdicts are faster and slower, not better and worse */
-    bool is_median;        /* median_error is its error as well */
+    bool is_speed;  /* a time or a rate: its verdicts are "faster" and "slower", not "better" and "worse" */
+    bool is_median; /* median_error is also the relative error of this measure */
 };
 
 /* Columns of a table by purpose; TABLE_NONE where a file lacks an optional one. */
@@ -81,12 +82,12 @@ struct pair {
 };
 
 struct comparison {
-    /* As given */
+    /* Values of the options */
     const char *margin_text, *confidence_text, *measure_name, *ignored;
     int format;
     bool strict, help;
 
-    /* Derived */
+    /* Derived from the options and the files */
     double margin, confidence; /* shares, not percent */
     struct measure_choice measure;
     const struct workload *workload;
@@ -98,20 +99,20 @@ struct comparison {
     bool varies[COMPARE_KEYS_MAX];  /* whether the rows differ in this column */
     size_t used[2];                 /* number of rows that are compared */
     bool mixed[2][COMPARE_ORIGINS]; /* whether pooled rows of a file differ in this column */
-    struct pair *pairs;             /* owned; in the order of A, then those that only B has */
+    struct pair *pairs;             /* owned; in the order of A, then pairs that only B has */
     size_t pair_count;
-    size_t verdicts[VERDICTS]; /* how many pairs have each */
+    size_t verdicts[VERDICTS]; /* number of pairs per verdict */
     double mean_ratio;         /* geometric mean of the ratios */
 };
 
-/* Chooses the measure by its column, after both tables are read. STATUS_USAGE if there is no such column, or
- * it is unknown whether lower or higher values are better. */
+/* Finds the measure that --measure names. Call it after both tables are read. STATUS_USAGE if A has no such
+ * column, or if it is unknown whether lower or higher values are better. */
 enum status compare_choose_measure(struct comparison *comparison);
 
 /* Finds the columns, matches the rows and judges each pair. Warns about rows that have no value. */
 enum status compare_match(struct comparison *comparison);
 
-/* Returns the value of a key column of a pair, which A and B share. */
+/* Returns the value of a key column of a pair; it is the same in A and B. */
 const char *compare_key(const struct comparison *comparison, const struct pair *pair, size_t key);
 
 /* ---- Output (compare_report.c) ---- */

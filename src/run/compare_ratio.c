@@ -4,7 +4,7 @@
 #include "core/stats.h"
 #include "run/compare_parts.h"
 
-#define NORMAL_95 1.959964 /* the interval of a row is 95 % */
+#define NORMAL_95 1.959964 /* quantile for the 95 % intervals of rows */
 
 void side_add(struct side *side, double value, double error)
 {
@@ -17,19 +17,19 @@ void side_add(struct side *side, double value, double error)
     side->errors += deviation * deviation;
 }
 
-/* The variance of a mean of logarithms, and how many degrees of freedom it was estimated with. */
+/* The variance of a mean of logarithms, and the degrees of freedom of its estimate. */
 struct variance {
     double value, freedom;
 };
 
-/* Returns the variance according to the rows' own intervals. NaN if unknown. */
+/* Returns the variance that follows from the rows' own intervals. NaN if unknown. */
 static double variance_within(const struct side *side)
 {
     double count = (double)side->count;
     return side->errors / (count * count);
 }
 
-/* Returns the variance by the scatter of the rows, or for a single row by its own interval. */
+/* Returns the variance that follows from the scatter of the rows; for a single row, from its interval. */
 static struct variance variance_between(const struct side *side)
 {
     double count = (double)side->count;
@@ -38,7 +38,7 @@ static struct variance variance_between(const struct side *side)
     return (struct variance){side->squares / (count - 1) / count, count - 1};
 }
 
-/* Returns half the width of the interval by Welch's method: the sides may scatter differently. */
+/* Returns half the width of the interval by Welch's method, which allows different variances of the sides. */
 static double welch(struct variance a, struct variance b, double confidence)
 {
     double sum = a.value + b.value;
@@ -46,8 +46,8 @@ static double welch(struct variance a, struct variance b, double confidence)
     return sum > 0 ? stats_student(confidence, freedom) * sqrt(sum) : sum;
 }
 
-/* Repeated rows scatter by what differs between runs and by what differs within them. The scatter of few rows
- * can be small by chance, so the interval is never narrower than the rows' own intervals allow. */
+/* The scatter of repeated rows includes differences between runs and noise within runs. The scatter of few
+ * rows can be small by chance, so the interval is never narrower than the rows' own intervals imply. */
 struct ratio side_ratio(const struct side *a, const struct side *b, double confidence)
 {
     double centre = b->log_mean - a->log_mean;

@@ -180,8 +180,7 @@ static void print_summary(const struct comparison *comparison)
         }
     printf("; geometric mean of B/A: %.4f\n", comparison->mean_ratio);
     if (comparison->verdicts[VERDICT_UNDECIDED])
-        puts(
-            "undecided: the interval reaches across the margin, or is unknown; measure longer or more often");
+        puts("undecided: the interval crosses the margin, or is unknown; measure longer or more often");
     bool single = false;
     for (size_t p = 0; p < comparison->pair_count; p++) {
         const struct pair *pair = &comparison->pairs[p];
@@ -189,7 +188,7 @@ static void print_summary(const struct comparison *comparison)
         single |= pair->sides[0].count == 1 && pair->sides[1].count == 1;
     }
     if (single)
-        puts("rows 1/1: one run does not show how much runs differ; repeat both, three times or more");
+        puts("rows 1/1: one run does not show how much runs differ; measure A and B three times or more");
     for (size_t i = 0; i < COUNT_OF(marks); i++)
         if (used & marks[i].mark)
             printf("%c %s\n", marks[i].letter, marks[i].meaning);
@@ -293,8 +292,8 @@ enum status compare_report(const struct comparison *comparison)
     size_t alone[2] = {comparison->verdicts[VERDICT_ONLY_A], comparison->verdicts[VERDICT_ONLY_B]};
     if (alone[0] + alone[1] > 0)
         status_warn(
-            "%zu of the rows in %s and %zu in %s have no partner with the same parameters; --ignore matches "
-            "rows that differ",
+            "%zu of the rows in %s and %zu in %s have no partner with the same parameters; --ignore A,B,... "
+            "matches rows that differ in the parameters A, B, ...",
             alone[0], comparison->tables[0].path, alone[1], comparison->tables[1].path);
     if (comparison->format == FORMAT_TABLE)
         print_table(comparison);

@@ -1,4 +1,4 @@
-/* Runs every combination of lists and ranges. */
+/* Runs every combination of the values in lists and ranges. */
 #include "run/runner.h"
 
 #include <stdio.h>
@@ -8,17 +8,17 @@
 #include "machine/comm.h"
 #include "run/runner_parts.h"
 
-#define TEXT_BYTES 512 /* of a combination, as options */
+#define TEXT_BYTES 512 /* for a combination as text: "--res 224 --batch 8" */
 
 /* The combinations run so far. */
 struct sweep {
     size_t count, failed;
     enum status worst;
-    char failure[1024]; /* of the latest combination; "" if it succeeded */
-    size_t repeated;    /* how often that failure was repeated, which is not printed */
+    char failure[1024]; /* message of the latest combination; "" if it succeeded */
+    size_t repeated;    /* later combinations with the same message, which are counted instead of printed */
 };
 
-/* Tells how many combinations failed in the same way as the one whose failure was printed last. */
+/* Prints how many combinations failed after the last printed failure with the same message. */
 static void end_repetition(struct sweep *sweep)
 {
     if (sweep->repeated > 0)
@@ -28,7 +28,7 @@ static void end_repetition(struct sweep *sweep)
     *sweep->failure = '\0';
 }
 
-/* Prints the recorded failure and counts it. */
+/* Counts a failure, and prints it unless it repeats the previous one. */
 static void add_failure(struct sweep *sweep, enum status status, const char *combination)
 {
     if (strcmp(sweep->failure, status_text()) == 0)
@@ -45,7 +45,8 @@ static void add_failure(struct sweep *sweep, enum status status, const char *com
         sweep->worst = status;
 }
 
-/* Sets what a run that a signal ends prints while combination `number` runs, whose options are `text`. */
+/* Sets the message that is printed if a signal ends the program while combination `number` runs. `text` has
+ * its options. */
 static void prepare_farewell(const struct settings *settings, const struct sweep *sweep, size_t number,
                              const char *text)
 {

@@ -28,7 +28,7 @@ static const struct option_spec specs[] = {
     {"variant", "A,B,...", OPTION_TEXT, AT(variant_names), NULL, 0, 0, NULL, false,
      "the variants to run: names from --list, or all"},
     {"workload", "NAME", OPTION_TEXT, AT(workload_name), NULL, 0, 0, NULL, false,
-     "the workload whose variants --variant all selects (default: synth)"},
+     "with --variant all, run the variants of this workload (default: synth)"},
     {"prepare", "DIR", OPTION_TEXT, AT(prepare), NULL, 0, 0, NULL, false,
      "write a data set into this folder and measure nothing; --prepare --help lists its options"},
     {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
@@ -94,8 +94,8 @@ static const struct option_spec specs[] = {
 };
 
 static const char list_help[] =
-    "\nlists and ranges: numbers and words that have a CSV column take several values, and each\n"
-    "             combination is measured: --res 224,512; --batch 1:256:2x is 1, 2, 4, ... 256;\n"
+    "\nlists and ranges: options with a CSV column take several numbers or words, and each combination\n"
+    "             is measured: --res 224,512; --batch 1:256:2x is 1, 2, 4, ... 256;\n"
     "             --orbits 50:200:50 is 50, 100, 150, 200; the last option changes fastest\n";
 
 static const char exit_statuses[] =

@@ -240,7 +240,8 @@ static enum status read_cifar(const struct data_request *request, char *paths, c
             used += (size_t)snprintf(paths + used, CIFAR_BATCHES * PATH_MAX - used, "%s%s", used ? "," : "",
                                      path);
     if (used == 0)
-        return status_set(STATUS_USAGE, "--data %s: there is none of data_batch_1.bin to data_batch_%d.bin",
+        return status_set(STATUS_USAGE,
+                          "--data %s: the folder has none of the files data_batch_1.bin to data_batch_%d.bin",
                           request->name, CIFAR_BATCHES);
     if (!file_there(request->name, "test_batch.bin", path))
         return status_set(STATUS_USAGE, "--data %s: there is no test_batch.bin", request->name);
