@@ -229,6 +229,7 @@ Test(cli, refuses_unknown_names_with_the_nearest_one)
          "unknown workload 'xyzzy'; there are synth, load, train and infer"},
         {"--variant naive --bach 4", "unknown option '--bach'; did you mean '--batch'?"},
         {"--variant naive --vertexes=4", "did you mean '--vertices'?"},
+        {"--compare a.csv b.csv", "compare is a command without dashes: fdsl-bench compare A.csv B.csv"},
         {"--variant naive --frobnicate", "unknown option '--frobnicate'; see --help"},
         {"--variant naive --ver", "'--ver' is ambiguous"},
         {"--variant naive --verify=maybe", "--verify: 'maybe' is not one of true, yes"},

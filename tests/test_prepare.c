@@ -328,7 +328,7 @@ Test(prepare, cifar)
     expect_refusal(2, "b --from cifar --source one,,one", "a name between commas is empty");
     expect_refusal(1, "b --from cifar --source one,none", "none: cannot be read");
     EXPECT(0, "mkfifo pipe");
-    expect_refusal(1, "b --from cifar --source pipe", "pipe: is not a regular file"); /* and does not wait */
+    expect_refusal(1, "b --from cifar --source pipe", "pipe: not a regular file"); /* and does not wait */
 }
 #endif
 

@@ -389,7 +389,7 @@ static enum status read_open(int fd, char **bytes, size_t *size)
     if (fstat(fd, &info) != 0)
         return status_set(STATUS_FAILED, "cannot be read: %s", strerror(errno));
     if (!S_ISREG(info.st_mode))
-        return status_set(STATUS_FAILED, "is not a regular file");
+        return status_set(STATUS_FAILED, "not a regular file; name a file, not a folder or a pipe");
     *size = (size_t)info.st_size;
     *bytes = malloc(*size + 1);
     if (!*bytes)

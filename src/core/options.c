@@ -131,7 +131,8 @@ static enum status explain_unknown(const struct options *options, const char *ar
     if (nearest)
         return status_set(STATUS_USAGE, "unknown option '%.*s'; did you mean '--%s'?", shown, argument,
                           nearest);
-    return status_set(STATUS_USAGE, "unknown option '%.*s'; see --help", shown, argument);
+    return status_set(STATUS_USAGE, "unknown option '%.*s'; see %s", shown, argument,
+                      options->help ? options->help : "--help");
 }
 
 /* Sets the message for an argument that getopt_long() refused: it is either ambiguous or unknown. */

@@ -64,6 +64,7 @@ struct options {
      * belongs, or STATUS_OK if it is unknown. May be NULL. */
     enum status (*explain)(void *context, const char *name);
     void *explain_context;
+    const char *help; /* the arguments that print the help, such as "compare --help"; NULL: --help */
 };
 
 /* Writes all defaults into the structs of options->tables, then the values of the command line. Accepts

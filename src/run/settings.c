@@ -197,7 +197,7 @@ static enum status find_workload(struct settings *settings, int argc, char *argv
     return STATUS_OK;
 }
 
-/* Sets the message for an option that only other workloads have. */
+/* Sets the message for an option that only other workloads have, and for the command compare. */
 static enum status explain_elsewhere(void *context, const char *name)
 {
     (void)context;
@@ -207,6 +207,9 @@ static enum status explain_elsewhere(void *context, const char *name)
         for (size_t j = 0; j < workload_table[i]->option_count; j++)
             if (strcmp(workload_table[i]->options[j].name, name) == 0)
                 names[count++] = workload_table[i]->name;
+    if (strcmp(name, "compare") == 0)
+        return status_set(STATUS_USAGE,
+                          "compare is a command without dashes: fdsl-bench compare A.csv B.csv");
     char owners[128];
     list_words(owners, sizeof owners, names, count);
     return *owners ? status_set(STATUS_USAGE, "--%s is an option of %s; --list shows their variants", name,
