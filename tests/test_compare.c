@@ -1,66 +1,7 @@
-/* fdsl-bench compare, as a user runs it: which rows match, what is printed, and the exit status. */
-#include "program.h"
+/* fdsl-bench compare, as a user runs it: which rows match, verdicts, refusals, and the exit status. */
+#include "compare_rows.h"
 
 TestSuite(compare, .init = start, .fini = stop, .timeout = 120);
-
-/* ---- Files of rows ---- */
-
-/* Columns of every row unless a row says otherwise; other columns are empty. */
-#define DEFAULTS                                                                                          \
-    "time_utc=2026-01-01T00:00:00Z;host=vm;revision=aaa;workload=synth;variant=naive;device=CPU;ranks=1;" \
-    "rank=0;threads=1;batch=32;res=512;samples=100;settled=yes;median_error=0.01;time_median_s=0.032;"    \
-    "items=32;verified=yes;wrong=0"
-
-/* Finds "column=value" in a list that ';' separates; returns the length of the value, or -1. */
-static int find_value(const char *list, const char *column, size_t length, const char **text)
-{
-    while (*list) {
-        if (strncmp(list, column, length) == 0 && list[length] == '=') {
-            *text = list + length + 1;
-            return (int)strcspn(*text, ";");
-        }
-        list += strcspn(list, ";");
-        list += *list == ';';
-    }
-    return -1;
-}
-
-static void write_row(FILE *file, const char *row)
-{
-    for (const char *column = header; *column;) {
-        const char *text = "";
-        size_t length = strcspn(column, ",");
-        int bytes = find_value(row, column, length, &text);
-        if (bytes < 0 && strncmp(column, "schema", length) == 0)
-            bytes = (int)strlen(text = workload_find("synth")->schema);
-        if (bytes < 0)
-            bytes = find_value(DEFAULTS, column, length, &text);
-        column += length;
-        fprintf(file, "%.*s%s", bytes < 0 ? 0 : bytes, text, *column ? "," : "\n");
-        column += *column == ',';
-    }
-}
-
-/* Writes a file of rows, each of which is a list of "column=value;..."; NULL ends them. */
-static void put_rows(const char *path, ...)
-{
-    FILE *file = fopen(path, "w");
-    va_list rows;
-    cr_assert_not_null(file);
-    fprintf(file, "%s\n", header);
-    va_start(rows, path);
-    for (const char *row; (row = va_arg(rows, const char *));)
-        write_row(file, row);
-    va_end(rows);
-    cr_assert(fclose(file) == 0);
-}
-
-/* Runs `compare a.csv b.csv` and expects this exit status. */
-static void compare(int expected, const char *arguments)
-{
-    run("compare a.csv b.csv %s", arguments);
-    cr_expect(status == expected, "%s: exit %d, not %d: %s", arguments, status, expected, err);
-}
 
 static void expect_verdict(size_t row, const char *verdict)
 {
@@ -216,7 +157,7 @@ Test(compare, several_parameters_are_ignored)
     put_rows("a.csv", "threads=2;line_width=0.1", NULL);
     put_rows("b.csv", "threads=4;line_width=0.2", NULL);
     compare(1, "");
-    cr_expect(strstr(err, "differ in threads and line_width"), "%s", err);
+    cr_expect(strstr(err, "differ in threads and line_width; --ignore NAME,... matches them"), "%s", err);
     compare(1, "--ignore threads");
     compare(0, "--ignore threads,line-width");
 }
@@ -235,6 +176,12 @@ Test(compare, rows_without_a_partner_are_not_lost)
     cr_expect_str_eq(value(out, 4, "ratio"), "");
     compare(3, "--strict");
     cr_expect(strstr(err, "0 undecided, 3 without a partner"), "%s", err);
+    put_rows("b.csv", "", "batch=1", NULL);
+    compare(0, "");
+    cr_expect(strstr(err, "warning: 1 of the rows in a.csv has no partner"), "%s", err);
+    put_rows("a.csv", "", NULL);
+    compare(0, "");
+    cr_expect(strstr(err, "warning: 1 of the rows in b.csv has no partner"), "%s", err);
 }
 
 /* Each release may append to the same file. */
@@ -247,6 +194,61 @@ Test(compare, rows_of_different_origins_are_pooled_with_a_warning)
     cr_expect_str_eq(
         err, "fdsl-bench: warning: a.csv: rows that differ in host and revision are pooled as repeated runs; "
              "use one file for each\n");
+}
+
+/* A sweep of the ignored parameter would otherwise be repeated runs of one value. */
+Test(compare, ignored_parameters_that_differ_within_a_file_are_not_judged)
+{
+    static const char mixed[] = "fdsl-bench: warning: %s: rows that differ in variant and threads, which "
+                                "--ignore names, are pooled and not judged; ";
+    put_rows("a.csv", "time_median_s=8", "variant=omp;threads=9", "batch=1", NULL);
+    put_rows("b.csv", "time_median_s=16", "variant=omp;threads=9;time_median_s=0.1", "batch=1;threads=2",
+             NULL);
+    compare(0, "--ignore variant,threads --format csv");
+    expect_verdict(1, "undecided");
+    expect_verdict(2, "same");
+    cr_expect_str_eq(value(out, 1, "marks_a"), "mixed");
+    cr_expect_str_eq(value(out, 2, "marks_a"), "");
+    for (size_t side = 0; side < 2; side++) {
+        char words[256];
+        snprintf(words, sizeof words, mixed, side ? "b.csv" : "a.csv");
+        cr_expect(strstr(err, words), "'%s' is not in\n%s", words, err);
+    }
+    compare(0, "--ignore variant,threads");
+    cr_expect(strstr(out, "\nm mixed: ") && !strstr(out, "\nundecided"), "%s", out);
+    /* The mark decides, not the interval: these runs agree within each file. */
+    put_rows("a.csv", "threads=2", "threads=3", "threads=4", NULL);
+    put_rows("b.csv", "threads=5;time_median_s=9", "threads=6;time_median_s=9", NULL);
+    compare(0, "--ignore threads --format csv");
+    expect_verdict(1, "undecided");
+}
+
+/* --cache is an option of load, and a column of every workload. */
+Test(compare, the_cache_of_load_is_one_parameter)
+{
+    const struct workload *load = workload_find("load");
+    for (size_t side = 0; side < 2; side++) {
+        FILE *file = fopen(side ? "b.csv" : "a.csv", "w");
+        cr_assert_not_null(file);
+        fputs("schema,ranks,rank,variant,threads,scaling,ranks_per_device,time_median_s,items,median_error",
+              file);
+        for (size_t i = 0; i < load->option_count; i++) {
+            char name[64];
+            snprintf(name, sizeof name, "%s", load->options[i].name);
+            for (char *c = name; (c = strchr(c, '-'));)
+                *c = '_';
+            if (load->options[i].column)
+                fprintf(file, ",%s", name);
+        }
+        fprintf(file, "\n%s,1,0,files,1,,1,1,1,0.001", load->schema);
+        for (size_t i = 0; i < load->option_count; i++)
+            if (load->options[i].column)
+                fprintf(file, ",%s", strcmp(load->options[i].name, "cache") ? "" : side ? "cold" : "warm");
+        fputc('\n', file);
+        cr_assert(fclose(file) == 0);
+    }
+    compare(0, "--ignore cache --format csv");
+    expect_verdict(1, "same");
 }
 
 /* The row of all ranks stands for a run of several; those of single ranks do not. */
@@ -290,96 +292,6 @@ Test(compare, values_in_quotes)
     compare(0, "--ignore preset-file");
 }
 
-/* ---- Output ---- */
-
-Test(compare, the_table_says_what_differs)
-{
-    put_rows("a.csv", "batch=1;items=1;settled=no", "batch=2;items=2;verified=no;wrong=", NULL);
-    put_rows("b.csv", "batch=1;items=1;revision=bbb;device=GPU;throttled=thermal",
-             "batch=2;items=2;revision=ccc;device=GPU", NULL);
-    compare(0, "");
-    static const char *const words[] = {
-        "synth: time_per_item of B / A, margin 2 %, 95 % intervals\n",
-        "  A        a.csv (2 rows)\n",
-        "  host     vm\n",
-        "  device   A: CPU   B: GPU\n",
-        "  revision A: aaa   B: bbb, ccc\n",
-        "  rows with variant naive ranks 1 threads 1 res 512\n",
-        "\nnaive batch=1          32.00 ms *      32.00 ms t ",
-        "\nnaive batch=2          16.00 ms v      16.00 ms    ",
-        " 1.0000   0.9860 .. 1.0142  same\n",
-        "\n2 same; geometric mean of B/A: 1.0000\n",
-        "\nrows 1/1: one run does not show how much runs differ",
-        "\n* not settled: ",
-        "\nt throttled: ",
-        "\nv not verified: ",
-    };
-    for (size_t i = 0; i < COUNT_OF(words); i++)
-        cr_expect(strstr(out, words[i]), "'%s' is not in\n%s", words[i], out);
-    compare(0, "--format csv");
-    cr_expect_str_eq(value(out, 1, "marks_a"), "unsettled");
-    cr_expect_str_eq(value(out, 1, "marks_b"), "throttled");
-    cr_expect_str_eq(value(out, 2, "marks_a"), "unverified");
-    cr_expect_str_eq(value(out, 2, "marks_b"), "");
-}
-
-Test(compare, wrong_results_are_not_judged)
-{
-    put_rows("a.csv", "", NULL);
-    put_rows("b.csv", "time_median_s=9;wrong=3", NULL);
-    compare(0, "");
-    cr_expect(strstr(out, "undecided\n") && strstr(out, "\nw wrong results: not judged\n"), "%s", out);
-}
-
-Test(compare, the_mean_ratio_is_geometric)
-{
-    put_rows("a.csv", "batch=1", "batch=2", "batch=3", NULL);
-    put_rows("b.csv", "batch=1;time_median_s=0.064", "batch=2;time_median_s=0.008", NULL); /* 2 and 1/4 */
-    compare(3, "");
-    cr_expect(strstr(out, "1 faster, 1 slower, 1 only in A; geometric mean of B/A: 0.7071"), "%s", out);
-}
-
-Test(compare, json)
-{
-#ifndef HAVE_JANSSON
-    SKIP("json needs jansson");
-#endif
-    put_rows("a.csv", "", "batch=1", NULL);
-    put_rows("b.csv", "time_median_s=0.064", NULL);
-    compare(3, "--format json");
-    put("out.json", out);
-    check_with_python(
-        "import json, sys\n"
-        "document = json.load(open(sys.argv[1]))\n"
-        "about, rows = document['comparison'], document['rows']\n"
-        "assert (about['a'], about['b'], about['slower'], about['only_in_A']) == ('a.csv', 'b.csv', 1, 1)\n"
-        "assert about['host_a'] == 'vm' and abs(about['mean_ratio'] - 2) < 1e-9 and about['margin'] == 0.02\n"
-        "assert rows[0]['verdict'] == 'slower' and rows[0]['batch'] == 32 and rows[1]['ratio'] is None\n",
-        "out.json");
-}
-
-Test(compare, colours_are_for_terminals)
-{
-    put_rows("a.csv", "", NULL);
-    put_rows("b.csv", "time_median_s=0.064", NULL);
-    setenv("TERM", "xterm", 1);
-    how.terminal_out = true;
-    compare(3, "");
-    cr_expect(strstr(out, "\033[31mslower\033[0m"), "%s", out);
-    setenv("NO_COLOR", "1", 1);
-    compare(3, "");
-    cr_expect(!strstr(out, "\033"), "%s", out);
-}
-
-Test(compare, a_full_stdout_is_a_failure)
-{
-    put_rows("a.csv", "", NULL);
-    put_rows("b.csv", "", NULL);
-    how.out_to = "/dev/full";
-    compare(1, "");
-    compare(1, "--format csv");
-}
-
 /* ---- Refusals ---- */
 
 Test(compare, command_lines_that_mean_nothing)
@@ -390,6 +302,7 @@ Test(compare, command_lines_that_mean_nothing)
         {"a.csv b.csv c.csv", "unexpected argument 'c.csv'"},
         {"a.csv b.csv -- c.csv", "unexpected argument 'c.csv'"},
         {"a.csv b.csv --margn 2", "did you mean '--margin'?"},
+        {"a.csv b.csv --xyzzyplugh", "unknown option '--xyzzyplugh'; see compare --help"},
         {"a.csv b.csv --margin -1", "--margin: '-1' is out of range; it must be 0 to 1000"},
         {"a.csv b.csv --margin 2%%", "--margin: '2%' is not a number"},
         {"a.csv b.csv --margin %", "--margin: '' is not a number"},
@@ -455,6 +368,8 @@ Test(compare, files_that_cannot_be_read)
     expect_b(1, "b.csv cannot be read: No such file or directory");
     cr_assert(mkdir("b.csv", 0777) == 0);
     expect_b(1, "b.csv");
+    cr_assert(rmdir("b.csv") == 0 && mkfifo("b.csv", 0600) == 0);
+    expect_b(1, "b.csv: not a regular file; name a file, not a folder or a pipe");
 }
 
 Test(compare, malformed_files)
@@ -529,6 +444,14 @@ Test(compare, rows_of_this_program)
     cr_expect(number(out, 1, "ratio") > 0);
     run_well("compare a.csv a.csv --format csv");
     expect_number(1, "ratio", 1);
+}
+
+Test(compare, losses_are_measures)
+{
+    run_well("--variant train-naive --model logreg --train-size 200 --test-size 50 --epochs 2 --out a.csv");
+    run_well("compare a.csv a.csv --measure train_loss --format csv");
+    expect_number(1, "ratio", 1);
+    run_well("compare a.csv a.csv --measure test_loss");
 }
 
 /* A row of training is an epoch: the epochs of a run are its repetitions. */

@@ -44,11 +44,22 @@ Test(completion, values_are_those_of_the_help)
         {"--workload inf", "infer\n"},
         {"--prepare x --from id", "idx\n"},
         {"compare a.csv b.csv --format j", "json\n"},
+        {"compare a.csv b.csv --measure t",
+         "time_per_item\ntrain_acc\ntest_acc\ntrain_loss\ntest_loss\ntime_cv\n"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         complete(cases[i].words);
         cr_expect_str_eq(out, cases[i].suggestions, "%s", cases[i].words);
     }
+}
+
+Test(completion, measures_are_also_columns_of_the_file)
+{
+    EXPECT(0, "printf 'schema,wall_s,seed,time_p99_s\\r\\n' > a.csv");
+    complete("compare a.csv b.csv --measure time_p");
+    cr_expect_str_eq(out, "time_per_item\ntime_p99_s\n");
+    complete("compare a.csv b.csv --measure w");
+    cr_expect_str_eq(out, "wall_s\n");
 }
 
 Test(completion, options_are_those_of_the_help)

@@ -32,6 +32,13 @@ _fdsl_bench_values()
         END                    { done() }'
 }
 
+# Prints the measures that compare takes: those that its help lists, and the columns of file $2 that end with _s.
+_fdsl_bench_measures()
+{
+    "$1" compare --help 2>/dev/null | awk '/^measures:/ { print "time_per_item"; on = 1; next } on && /^$/ { exit } on { gsub(/,/, ""); print }'
+    head -n 1 -- "${2/#\~/$HOME}" 2>/dev/null | tr -d '\r' | tr ',' '\n' | grep '_s$'
+}
+
 # Completes the command that --monitor watches, whose name is word $1.
 _fdsl_bench_command()
 {
@@ -66,6 +73,7 @@ _fdsl_bench()
     --workload) words=$("$program" --help 2>/dev/null | awk '/^workloads/ { on = 1; next } on && /^$/ { exit } on { print $1 }') ;;
     --from) words=$("$program" --prepare --help 2>/dev/null | awk '/^options of the source/ { print $5 }') ;;
     --channels) words='1 3' ;;
+    --measure) words=$(_fdsl_bench_measures "$program" "${COMP_WORDS[2]}") ;;
     --preset) words='uji visualatom lowercompute' ;;
     --compute) words="train $("$program" --workload train --help 2>/dev/null | _fdsl_bench_values --model | sed 's/[^ ]*/train:&/g')" ;;
     --data)

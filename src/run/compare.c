@@ -42,6 +42,7 @@ static void print_help(void)
          "\n"
          "options:");
     options_help(stdout, specs, COUNT_OF(specs));
+    compare_print_measures();
     puts("\nexit status: 0 no row is slower; 1 a file cannot be read, or no row has a partner; 2 usage, or "
          "rows\n"
          "             that cannot be compared; 3 a row is slower");
@@ -66,6 +67,14 @@ static enum status parse_percent(const char *name, const char *text, double mini
 static const char *const common_keys[] = {"variant",          "ranks", "threads", "scaling",
                                           "ranks_per_device", "cache"};
 
+static bool is_key(const struct comparison *comparison, const char *name)
+{
+    for (size_t i = 0; i < comparison->key_count; i++)
+        if (strcmp(comparison->keys[i], name) == 0)
+            return true;
+    return false;
+}
+
 static void list_keys(struct comparison *comparison)
 {
     const struct workload *workload = comparison->workload;
@@ -78,20 +87,24 @@ static void list_keys(struct comparison *comparison)
         snprintf(name, sizeof comparison->key_names[0], "%s", workload->options[i].name);
         for (char *c = name; (c = strchr(c, '-'));)
             *c = '_';
-        comparison->keys[comparison->key_count++] = name;
+        if (!is_key(comparison, name)) /* load has an option --cache */
+            comparison->keys[comparison->key_count++] = name;
     }
 }
 
-/* Removes a column that --ignore names from the keys. Accepts '-' for '_', because options have '-'. */
+/* Moves a column that --ignore names to the end of the keys. Accepts '-' for '_': options have '-'. */
 static enum status ignore(struct comparison *comparison, char *name)
 {
     for (char *c = name; (c = strchr(c, '-'));)
         *c = '_';
     for (size_t i = 0; i < comparison->key_count; i++)
         if (strcmp(comparison->keys[i], name) == 0) {
+            const char *ignored = comparison->keys[i];
+            size_t last = comparison->key_count + comparison->ignored_count - 1;
+            memmove(&comparison->keys[i], &comparison->keys[i + 1], (last - i) * sizeof *comparison->keys);
+            comparison->keys[last] = ignored;
             comparison->key_count--;
-            memmove(&comparison->keys[i], &comparison->keys[i + 1],
-                    (comparison->key_count - i) * sizeof *comparison->keys);
+            comparison->ignored_count++;
             return STATUS_OK;
         }
     const char *nearest = nearest_word(name, comparison->keys, comparison->key_count);
@@ -215,7 +228,8 @@ enum status compare_run(int argc, char *argv[])
     struct options options = {.tables = {{specs, COUNT_OF(specs), &comparison}},
                               .table_count = 1,
                               .operands_max = 2,
-                              .operands = paths};
+                              .operands = paths,
+                              .help = "compare --help"};
     enum status status = options_parse(&options, argc, argv);
     options_free(&options);
     TRY(status);

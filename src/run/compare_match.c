@@ -25,9 +25,17 @@ static const struct {
                       {"train_acc", true},      {"test_acc", true},
                       {"imbalance", false},     {"slowdown", false},
                       {"bus_slowdown", false},  {"loss", false},
-                      {"test_loss", false},     {"energy_j_per_item", false},
+                      {"train_loss", false},    {"test_loss", false},
                       {"memory_bytes", false},  {"storage_read_bytes", false},
-                      {"time_cv", false},       {"train_loss", false}};
+                      {"time_cv", false},       {"energy_j_per_item", false}};
+
+void compare_print_measures(void)
+{
+    printf("\nmeasures: time_per_item, columns that end with _s or _per_s, and");
+    for (size_t i = 0; i < COUNT_OF(other_measures); i++)
+        printf("%s%s", i == 0 ? "\n  " : i % 6 == 0 ? ",\n  " : ", ", other_measures[i].column);
+    putchar('\n');
+}
 
 /* Fills `measure`. Returns false if it is unknown whether lower or higher values of the column are better. */
 static bool find_measure(const char *column, struct measure_choice *measure)
@@ -102,9 +110,9 @@ static enum status find_columns(struct comparison *comparison, size_t side)
         if (*wanted[i].column == TABLE_NONE && !wanted[i].optional && !missing)
             missing = wanted[i].name;
     }
-    for (size_t i = 0; i < comparison->key_count; i++) {
+    for (size_t i = 0; i < comparison->key_count + comparison->ignored_count; i++) {
         columns->keys[i] = table_column(table, comparison->keys[i]);
-        if (columns->keys[i] == TABLE_NONE && !missing)
+        if (i < comparison->key_count && columns->keys[i] == TABLE_NONE && !missing)
             missing = comparison->keys[i];
     }
     for (size_t i = 0; i < COMPARE_ORIGINS; i++)
@@ -248,8 +256,8 @@ static void judge(const struct comparison *comparison, struct pair *pair)
         return;
     }
     pair->ratio = side_ratio(&pair->sides[0], &pair->sides[1], comparison->confidence);
-    pair->verdict = (pair->marks[0] | pair->marks[1]) & MARK_WRONG
-                        ? VERDICT_UNDECIDED /* the time of wrong results means nothing */
+    pair->verdict = (pair->marks[0] | pair->marks[1]) & MARKS_UNJUDGED
+                        ? VERDICT_UNDECIDED /* the time of wrong results, or of a mixture, means nothing */
                         : ratio_judge(&pair->ratio, comparison->margin, comparison->measure.higher_is_better);
 }
 
@@ -264,11 +272,28 @@ static void note_origins(struct comparison *comparison, const struct entry *entr
     }
 }
 
-/* Warns if pooled rows come from different origins: usually other runs were appended to the file. */
+/* Records in which columns of --ignore a row differs from the row `first`, with which it is pooled. Returns
+ * MARK_MIXED if there is one, else 0. */
+static unsigned note_ignored(struct comparison *comparison, const struct entry *entry, size_t first)
+{
+    const struct table *table = &comparison->tables[entry->side];
+    unsigned marks = 0;
+    for (size_t i = comparison->key_count; i < comparison->key_count + comparison->ignored_count; i++) {
+        size_t column = comparison->columns[entry->side].keys[i];
+        if (strcmp(table_cell(table, entry->row, column), table_cell(table, first, column)) != 0) {
+            comparison->mixed_ignored[entry->side][i] = true;
+            marks = MARK_MIXED;
+        }
+    }
+    return marks;
+}
+
+/* Warns if pooled rows come from different origins, or differ in an ignored parameter. Usually other runs
+ * were appended to the file, or it has a sweep of the parameter. */
 static void warn_mixed(const struct comparison *comparison, size_t side)
 {
-    const char *names[COMPARE_ORIGINS];
-    char list[128];
+    const char *names[COMPARE_KEYS_MAX];
+    char list[256];
     size_t count = 0;
     for (size_t i = 0; i < COMPARE_ORIGINS; i++)
         if (comparison->mixed[side][i])
@@ -276,6 +301,15 @@ static void warn_mixed(const struct comparison *comparison, size_t side)
     list_words(list, sizeof list, names, count);
     if (count > 0)
         status_warn("%s: rows that differ in %s are pooled as repeated runs; use one file for each",
+                    comparison->tables[side].path, list);
+    count = 0;
+    for (size_t i = comparison->key_count; i < comparison->key_count + comparison->ignored_count; i++)
+        if (comparison->mixed_ignored[side][i])
+            names[count++] = comparison->keys[i];
+    list_words(list, sizeof list, names, count);
+    if (count > 0)
+        status_warn("%s: rows that differ in %s, which --ignore names, are pooled and not judged; use one "
+                    "file for each, or match these parameters",
                     comparison->tables[side].path, list);
 }
 
@@ -291,7 +325,8 @@ static void collect(struct comparison *comparison, const struct entry *entries, 
             pair->first[side] = entries[i].row;
         note_origins(comparison, &entries[i], pair->first[side]);
         side_add(&pair->sides[side], entries[i].value, entries[i].error);
-        pair->marks[side] |= marks_of(comparison, &entries[i]);
+        pair->marks[side] |=
+            marks_of(comparison, &entries[i]) | note_ignored(comparison, &entries[i], pair->first[side]);
     }
 }
 
@@ -307,9 +342,6 @@ static void summarise(struct comparison *comparison)
             sum += log(pair->ratio.value);
             both++;
         }
-        for (size_t k = 0; k < comparison->key_count; k++)
-            comparison->varies[k] |= strcmp(compare_key(comparison, pair, k),
-                                            compare_key(comparison, &comparison->pairs[0], k)) != 0;
     }
     comparison->mean_ratio = both ? exp(sum / (double)both) : NAN;
 }
@@ -338,7 +370,7 @@ static enum status no_pairs(const struct comparison *comparison)
     return status_set(
         STATUS_FAILED,
         "no row of %s has a partner in %s with the same parameters; the most similar rows differ in %s; "
-        "--ignore with their names matches such rows",
+        "--ignore NAME,... matches them",
         comparison->tables[0].path, comparison->tables[1].path, list);
 }
 

@@ -55,7 +55,10 @@ enum verdict ratio_judge(const struct ratio *ratio, double margin, bool higher_i
 #define COMPARE_ORIGINS 5
 extern const char *const compare_origins[COMPARE_ORIGINS];
 
-enum mark { MARK_UNSETTLED = 1, MARK_THROTTLED = 2, MARK_UNVERIFIED = 4, MARK_WRONG = 8 };
+enum mark { MARK_UNSETTLED = 1, MARK_THROTTLED = 2, MARK_UNVERIFIED = 4, MARK_WRONG = 8, MARK_MIXED = 16 };
+
+/* Pairs with one of these marks stay undecided. */
+#define MARKS_UNJUDGED ((unsigned)(MARK_WRONG | MARK_MIXED))
 
 struct measure_choice {
     const char *column;    /* NULL: time_median_s / items */
@@ -93,13 +96,14 @@ struct comparison {
     const struct workload *workload;
     struct table tables[2];
     struct columns columns[2];
-    const char *keys[COMPARE_KEYS_MAX]; /* names of the columns that match rows; "variant" first */
+    const char *keys[COMPARE_KEYS_MAX]; /* names of the columns that match rows, "variant" first; then those
+                                         * of --ignore */
     char key_names[COMPARE_KEYS_MAX][64];
-    size_t key_count;
-    bool varies[COMPARE_KEYS_MAX];  /* whether the rows differ in this column */
-    size_t used[2];                 /* number of rows that are compared */
-    bool mixed[2][COMPARE_ORIGINS]; /* whether pooled rows of a file differ in this column */
-    struct pair *pairs;             /* owned; in the order of A, then pairs that only B has */
+    size_t key_count, ignored_count;
+    size_t used[2];                          /* number of rows that are compared */
+    bool mixed[2][COMPARE_ORIGINS];          /* whether pooled rows of a file differ in this column */
+    bool mixed_ignored[2][COMPARE_KEYS_MAX]; /* the same for columns of --ignore, by their index in `keys` */
+    struct pair *pairs;                      /* owned; in the order of A, then pairs that only B has */
     size_t pair_count;
     size_t verdicts[VERDICTS]; /* number of pairs per verdict */
     double mean_ratio;         /* geometric mean of the ratios */
@@ -108,6 +112,9 @@ struct comparison {
 /* Finds the measure that --measure names. Call it after both tables are read. STATUS_USAGE if A has no such
  * column, or if it is unknown whether lower or higher values are better. */
 enum status compare_choose_measure(struct comparison *comparison);
+
+/* Prints the columns that --measure takes, for --help. */
+void compare_print_measures(void);
 
 /* Finds the columns, matches the rows and judges each pair. Warns about rows that have no value. */
 enum status compare_match(struct comparison *comparison);

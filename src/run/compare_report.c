@@ -1,10 +1,13 @@
 /* Prints a comparison as a table, CSV or JSON. */
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "core/fnv.h"
 #include "core/text.h"
+#include "core/words.h"
 #include "run/compare_parts.h"
 #include "run/formats.h"
 
@@ -21,6 +24,7 @@ static const struct {
     {MARK_THROTTLED, 't', "throttled", "throttled: the GPU reduced its clocks"},
     {MARK_UNVERIFIED, 'v', "unverified", "not verified: that run had no --verify"},
     {MARK_WRONG, 'w', "wrong", "wrong results: not judged"},
+    {MARK_MIXED, 'm', "mixed", "mixed: runs that differ in parameters of --ignore are pooled: not judged"},
 };
 
 const char *compare_verdict(const struct comparison *comparison, enum verdict verdict)
@@ -84,40 +88,115 @@ static void print_origins(const struct comparison *comparison)
     }
 }
 
-/* ---- The table ---- */
+/* ---- Labels of rows ---- */
 
-/* Writes the variant and the parameters in which the rows differ. Returns the length. */
-static size_t label_of(const struct comparison *comparison, const struct pair *pair, char *label, size_t size)
+/* The labels of all rows: what each must show to differ from the others. */
+struct labels {
+    bool varies[COMPARE_KEYS_MAX];      /* whether the rows differ in this column */
+    const char *most[COMPARE_KEYS_MAX]; /* the value of more than half of the rows; NULL if there is none */
+    bool empty;                         /* empty values are shown, because rows differ in nothing else */
+};
+
+/* Returns the value of a column in a label. It is empty for an out_res that equals res. */
+static const char *label_value(const struct comparison *comparison, const struct pair *pair, size_t key)
+{
+    const char *value = compare_key(comparison, pair, key);
+    if (strcmp(comparison->keys[key], "out_res") == 0)
+        for (size_t i = 0; i < comparison->key_count; i++)
+            if (strcmp(comparison->keys[i], "res") == 0 &&
+                strcmp(compare_key(comparison, pair, i), value) == 0)
+                return "";
+    return value;
+}
+
+/* Finds whether a column varies and which value most rows share: Boyer and Moore's majority vote. */
+static void survey(const struct comparison *comparison, size_t key, struct labels *labels)
+{
+    const char *most = NULL, *first = label_value(comparison, &comparison->pairs[0], key);
+    size_t votes = 0, holders = 0;
+    for (size_t p = 0; p < comparison->pair_count; p++) {
+        const char *value = label_value(comparison, &comparison->pairs[p], key);
+        labels->varies[key] |= strcmp(value, first) != 0;
+        if (votes == 0)
+            most = value;
+        votes = strcmp(value, most) == 0 ? votes + 1 : votes - 1;
+    }
+    for (size_t p = 0; p < comparison->pair_count; p++)
+        holders += strcmp(label_value(comparison, &comparison->pairs[p], key), most) == 0;
+    labels->most[key] = 2 * holders > comparison->pair_count ? most : NULL;
+}
+
+/* Writes the variant, and the parameters that differ from what most rows have. Returns the length. */
+static size_t label_of(const struct comparison *comparison, const struct labels *labels,
+                       const struct pair *pair, char *label, size_t size)
 {
     char raw[4096];
     size_t used = 0;
+    bool differs = false;
     raw[0] = '\0';
     for (size_t i = 0; i < comparison->key_count && used < sizeof raw; i++) {
         bool variant = strcmp(comparison->keys[i], "variant") == 0;
-        const char *value = compare_key(comparison, pair, i);
-        if (variant || comparison->varies[i])
+        const char *value = label_value(comparison, pair, i), *most = labels->most[i];
+        const char *shown = compare_key(comparison, pair, i);
+        differs |= labels->varies[i];
+        bool special = labels->varies[i] && !(most && strcmp(value, most) == 0) &&
+                       (*value || (*shown && most) || labels->empty);
+        if (variant || special)
             used += (size_t)snprintf(raw + used, sizeof raw - used, "%s%s%s%s", used ? " " : "",
                                      variant ? "" : comparison->keys[i], variant ? "" : "=",
-                                     *value ? value : "-");
+                                     *shown ? shown : "-");
     }
-    return strlen(text_printable(used ? raw : "all", label, size));
+    return strlen(text_printable(used ? raw : differs ? "as most" : "all", label, size));
 }
 
-/* Prints the parameters that all rows share. */
-static void print_parameters(const struct comparison *comparison)
+static int by_hash(const void *x, const void *y)
 {
-    printf("  %-9s", "rows with");
-    for (size_t i = 0; i < comparison->key_count; i++) {
-        const char *value = compare_key(comparison, &comparison->pairs[0], i);
-        if (!comparison->varies[i] && *value) {
-            printf(" %s ", comparison->keys[i]);
-            text_print(stdout, value);
-        }
-    }
-    putchar('\n');
+    uint64_t a = *(const uint64_t *)x, b = *(const uint64_t *)y;
+    return (a > b) - (a < b);
 }
 
-static void print_caption(const struct comparison *comparison, int width)
+/* Chooses what the labels show, so that they differ. */
+static enum status choose_labels(const struct comparison *comparison, struct labels *labels)
+{
+    char label[4096];
+    uint64_t *hashes = calloc(comparison->pair_count, sizeof *hashes);
+    if (!hashes)
+        return status_set(STATUS_FAILED, "out of memory for %zu rows", comparison->pair_count);
+    *labels = (struct labels){0};
+    for (size_t k = 0; k < comparison->key_count; k++)
+        survey(comparison, k, labels);
+    for (size_t p = 0; p < comparison->pair_count; p++)
+        hashes[p] = fnv_add(FNV_BEGIN, label,
+                            label_of(comparison, labels, &comparison->pairs[p], label, sizeof label));
+    qsort(hashes, comparison->pair_count, sizeof *hashes, by_hash);
+    for (size_t p = 1; p < comparison->pair_count; p++)
+        labels->empty |= hashes[p] == hashes[p - 1];
+    free(hashes);
+    return STATUS_OK;
+}
+
+/* ---- The table ---- */
+
+/* Prints the parameters that all rows share, or those that most rows share. */
+static void print_parameters(const struct comparison *comparison, const struct labels *labels, bool all)
+{
+    bool any = false;
+    for (size_t i = 0; i < comparison->key_count; i++) {
+        const char *value = labels->most[i];
+        bool variant = strcmp(comparison->keys[i], "variant") == 0;
+        if (labels->varies[i] == all || !value || !*value || (!all && variant))
+            continue;
+        if (!any)
+            printf("  %-9s", all ? "rows with" : "most with");
+        any = true;
+        printf(" %s ", comparison->keys[i]);
+        text_print(stdout, value);
+    }
+    if (any)
+        putchar('\n');
+}
+
+static void print_caption(const struct comparison *comparison, const struct labels *labels, int width)
 {
     printf("%s: %s of B / A, margin %g %%, %g %% intervals\n", comparison->workload->name,
            comparison->measure.name, 100 * comparison->margin, 100 * comparison->confidence);
@@ -126,7 +205,8 @@ static void print_caption(const struct comparison *comparison, int width)
         printf(" (%zu row%s)\n", comparison->used[side], comparison->used[side] == 1 ? "" : "s");
     }
     print_origins(comparison);
-    print_parameters(comparison);
+    print_parameters(comparison, labels, true);
+    print_parameters(comparison, labels, false);
     printf("\n%-*s %12s    %12s    %7s %8s %18s  verdict\n", width, "row", "A", "B", "rows", "B/A",
            "interval");
 }
@@ -147,15 +227,25 @@ static void print_side(const struct comparison *comparison, const struct pair *p
     printf(" %12s %-2s", text, letters);
 }
 
-static void print_line(const struct comparison *comparison, const struct pair *pair, int width, bool coloured)
+/* Writes a ratio in at most 7 characters: 0.9860, 1.2e-05, 111056, 1.1e+06. */
+static const char *ratio_text(double ratio, char text[16])
 {
-    char label[4096], rows[48], ratio[32] = "-", interval[48] = "-";
-    label_of(comparison, pair, label, sizeof label);
+    bool plain = ratio == 0 || (ratio >= 0.001 && ratio < 99.99995);
+    snprintf(text, 16, plain ? "%.4f" : ratio >= 1 && ratio < 999999.5 ? "%.6g" : "%.1e", ratio);
+    return text;
+}
+
+static void print_line(const struct comparison *comparison, const struct labels *labels,
+                       const struct pair *pair, int width, bool coloured)
+{
+    char label[4096], rows[48], ratio[16] = "-", low[16], high[16], interval[48] = "-";
+    label_of(comparison, labels, pair, label, sizeof label);
     snprintf(rows, sizeof rows, "%zu/%zu", pair->sides[0].count, pair->sides[1].count);
     if (!isnan(pair->ratio.value))
-        snprintf(ratio, sizeof ratio, "%.4f", pair->ratio.value);
+        ratio_text(pair->ratio.value, ratio);
     if (!isnan(pair->ratio.low))
-        snprintf(interval, sizeof interval, "%.4f .. %.4f", pair->ratio.low, pair->ratio.high);
+        snprintf(interval, sizeof interval, "%s .. %s", ratio_text(pair->ratio.low, low),
+                 ratio_text(pair->ratio.high, high));
     const char *colour = !coloured                         ? ""
                          : pair->verdict == VERDICT_WORSE  ? "\033[31m"
                          : pair->verdict == VERDICT_BETTER ? "\033[32m"
@@ -165,6 +255,26 @@ static void print_line(const struct comparison *comparison, const struct pair *p
     print_side(comparison, pair, 1);
     printf(" %7s %8s %18s  %s%s%s\n", rows, ratio, interval, colour,
            compare_verdict(comparison, pair->verdict), *colour ? "\033[0m" : "");
+}
+
+/* Says why pairs are undecided. The marks explain those that are not judged. */
+static void explain_undecided(const struct comparison *comparison)
+{
+    bool wide = false, unknown = false;
+    for (size_t p = 0; p < comparison->pair_count; p++) {
+        const struct pair *pair = &comparison->pairs[p];
+        if (pair->verdict != VERDICT_UNDECIDED || (pair->marks[0] | pair->marks[1]) & MARKS_UNJUDGED)
+            continue;
+        wide |= !isnan(pair->ratio.low);
+        unknown |= isnan(pair->ratio.low);
+    }
+    if (wide)
+        puts("undecided: the interval crosses the margin; measure longer or more often");
+    if (unknown && comparison->measure.is_median)
+        puts("undecided without an interval: these rows have no median_error (older schema, or too few "
+             "samples); repeat the runs");
+    else if (unknown)
+        puts("undecided without an interval: single rows have no error of this measure; repeat the runs");
 }
 
 /* Prints the number of rows per verdict, the mean ratio, and the meaning of the marks used. */
@@ -179,8 +289,7 @@ static void print_summary(const struct comparison *comparison)
             separator = ", ";
         }
     printf("; geometric mean of B/A: %.4f\n", comparison->mean_ratio);
-    if (comparison->verdicts[VERDICT_UNDECIDED])
-        puts("undecided: the interval crosses the margin, or is unknown; measure longer or more often");
+    explain_undecided(comparison);
     bool single = false;
     for (size_t p = 0; p < comparison->pair_count; p++) {
         const struct pair *pair = &comparison->pairs[p];
@@ -194,19 +303,22 @@ static void print_summary(const struct comparison *comparison)
             printf("%c %s\n", marks[i].letter, marks[i].meaning);
 }
 
-static void print_table(const struct comparison *comparison)
+static enum status print_table(const struct comparison *comparison)
 {
     char label[4096];
+    struct labels labels;
+    TRY(choose_labels(comparison, &labels));
     size_t width = LABEL_MIN;
     bool coloured = status_coloured(STDOUT_FILENO);
     for (size_t p = 0; p < comparison->pair_count; p++) {
-        size_t length = label_of(comparison, &comparison->pairs[p], label, sizeof label);
+        size_t length = label_of(comparison, &labels, &comparison->pairs[p], label, sizeof label);
         width = length > width ? length : width;
     }
-    print_caption(comparison, (int)width);
+    print_caption(comparison, &labels, (int)width);
     for (size_t p = 0; p < comparison->pair_count; p++)
-        print_line(comparison, &comparison->pairs[p], (int)width, coloured);
+        print_line(comparison, &labels, &comparison->pairs[p], (int)width, coloured);
     print_summary(comparison);
+    return STATUS_OK;
 }
 
 /* ---- CSV and JSON ---- */
@@ -287,16 +399,32 @@ static enum status print_rows(const struct comparison *comparison)
     return status == STATUS_OK ? printed : status;
 }
 
+/* Warns about rows of either file without a partner. */
+static void warn_alone(const struct comparison *comparison)
+{
+    char text[2][PATH_MAX + 64] = {"", ""};
+    const char *parts[2];
+    size_t count = 0, alone = 0;
+    for (size_t side = 0; side < 2; side++) {
+        size_t rows = comparison->verdicts[side ? VERDICT_ONLY_B : VERDICT_ONLY_A];
+        alone += rows;
+        snprintf(text[side], sizeof text[side], count ? "%zu in %s" : "%zu of the rows in %s", rows,
+                 comparison->tables[side].path);
+        if (rows > 0)
+            parts[count++] = text[side];
+    }
+    char list[2 * sizeof text[0]];
+    list_words(list, sizeof list, parts, count);
+    if (count > 0)
+        status_warn("%s %s no partner with the same parameters; --ignore NAME,... matches rows that differ",
+                    list, alone == 1 ? "has" : "have");
+}
+
 enum status compare_report(const struct comparison *comparison)
 {
-    size_t alone[2] = {comparison->verdicts[VERDICT_ONLY_A], comparison->verdicts[VERDICT_ONLY_B]};
-    if (alone[0] + alone[1] > 0)
-        status_warn(
-            "%zu of the rows in %s and %zu in %s have no partner with the same parameters; --ignore A,B,... "
-            "matches rows that differ in the parameters A, B, ...",
-            alone[0], comparison->tables[0].path, alone[1], comparison->tables[1].path);
+    warn_alone(comparison);
     if (comparison->format == FORMAT_TABLE)
-        print_table(comparison);
+        TRY(print_table(comparison));
     else
         TRY(print_rows(comparison));
     return format_flush();

@@ -1,0 +1,66 @@
+/* Files of rows for the tests of fdsl-bench compare. */
+#ifndef FDSL_TESTS_COMPARE_ROWS_H
+#define FDSL_TESTS_COMPARE_ROWS_H
+
+#include "program.h"
+
+/* ---- Files of rows ---- */
+
+/* Columns of every row unless a row says otherwise; other columns are empty. */
+#define DEFAULTS                                                                                          \
+    "time_utc=2026-01-01T00:00:00Z;host=vm;revision=aaa;workload=synth;variant=naive;device=CPU;ranks=1;" \
+    "rank=0;threads=1;batch=32;res=512;samples=100;settled=yes;median_error=0.01;time_median_s=0.032;"    \
+    "items=32;verified=yes;wrong=0"
+
+/* Finds "column=value" in a list that ';' separates; returns the length of the value, or -1. */
+static int find_value(const char *list, const char *column, size_t length, const char **text)
+{
+    while (*list) {
+        if (strncmp(list, column, length) == 0 && list[length] == '=') {
+            *text = list + length + 1;
+            return (int)strcspn(*text, ";");
+        }
+        list += strcspn(list, ";");
+        list += *list == ';';
+    }
+    return -1;
+}
+
+static void write_row(FILE *file, const char *row)
+{
+    for (const char *column = header; *column;) {
+        const char *text = "";
+        size_t length = strcspn(column, ",");
+        int bytes = find_value(row, column, length, &text);
+        if (bytes < 0 && strncmp(column, "schema", length) == 0)
+            bytes = (int)strlen(text = workload_find("synth")->schema);
+        if (bytes < 0)
+            bytes = find_value(DEFAULTS, column, length, &text);
+        column += length;
+        fprintf(file, "%.*s%s", bytes < 0 ? 0 : bytes, text, *column ? "," : "\n");
+        column += *column == ',';
+    }
+}
+
+/* Writes a file of rows, each of which is a list of "column=value;..."; NULL ends them. */
+static void put_rows(const char *path, ...)
+{
+    FILE *file = fopen(path, "w");
+    va_list rows;
+    cr_assert_not_null(file);
+    fprintf(file, "%s\n", header);
+    va_start(rows, path);
+    for (const char *row; (row = va_arg(rows, const char *));)
+        write_row(file, row);
+    va_end(rows);
+    cr_assert(fclose(file) == 0);
+}
+
+/* Runs `compare a.csv b.csv` and expects this exit status. */
+static void compare(int expected, const char *arguments)
+{
+    run("compare a.csv b.csv %s", arguments);
+    cr_expect(status == expected, "%s: exit %d, not %d: %s", arguments, status, expected, err);
+}
+
+#endif
