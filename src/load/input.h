@@ -70,8 +70,8 @@ struct load_traits {
     /* Whether it can read this input; NULL if it can read any. */
     enum status (*accepts)(const struct load *load);
 
-    /* What the timed part of a run includes, for the column `timed_stages`. The second text applies if files are
-     * opened in every run; NULL if it is the same. */
+    /* What the timed part of a run includes, for the column `timed_stages`. The second text applies if files
+     * are opened in every run; NULL if it is the same. */
     const char *timed, *timed_unless_warm;
 
     /* Measures an upper bound of the loader's rate, in bytes per second. On the CPU: one copy of the working
