@@ -112,10 +112,10 @@ Test(combinations, dry_run_lists_and_checks_each)
     run(NAIVE " --res 32,16 --fit crop --out-res 20 --dry-run --ranks 2");
     cr_expect_eq(status, 2);
     cr_expect_str_eq(out, "--res 32\n");
-    cr_expect_str_eq(err,
-                     "fdsl-bench: --res 16: --fit crop: --out-res 20 is larger than --res 16; lower it, or "
-                     "enlarge with --fit resize\n"
-                     "fdsl-bench: 1 of 2 combinations failed\n");
+    cr_expect_str_eq(
+        err, "fdsl-bench: --res 16: --fit crop: --out-res 20 is larger than --res 16; lower --out-res, "
+             "or enlarge with --fit resize\n"
+             "fdsl-bench: 1 of 2 combinations failed\n");
     run_well("--variant naive --res 16,4096 --batch 1,16777216 --dry-run --ranks 1");
     run("--variant naive --res 16,4096 --batch 1,16777216 --dry-run");
     cr_expect_eq(status, 2);

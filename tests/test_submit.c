@@ -1,4 +1,5 @@
-/* slurm/submit.sh --dry-run: what it prints, without Slurm and without a change. */
+/* slurm/submit.sh: --dry-run needs no Slurm and changes no file; otherwise the calls of a fake sbatch are
+ * checked. */
 #include "shell.h"
 
 #include <string.h>

@@ -174,8 +174,8 @@ Test(loss_scale, epoch_reports_skipped_steps)
 
 #ifdef HAVE_XXHASH
 
-/* The checkpoint stores the scale. An engine that scales continues with it, even if one that does not scale
- * ran in between. */
+/* The checkpoint stores the scale. An engine with loss scaling resumes with this scale, even if an engine
+ * without it ran in between. */
 Test(loss_scale, is_saved_in_checkpoints)
 {
     char folder[] = "/tmp/fdsl-scale-XXXXXX", command[PATH_MAX];

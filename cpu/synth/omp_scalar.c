@@ -1,4 +1,5 @@
-/* The scalar kernel of `omp`, for any machine. It still uses each Philox block for two orbits. */
+/* The scalar kernel of `omp`, for any machine. Like the vector kernels, it uses each Philox block for two
+ * orbits. */
 #include "omp_kernel.h"
 
 #include "synth/line.h"

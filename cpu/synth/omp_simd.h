@@ -22,7 +22,7 @@ enum {
  * In the counter (vertex, pair, 0, 0) only the second word depends on the pair. Half of the work of the first
  * three rounds therefore depends on the vertex alone. With m = M0 vertex, n = M1 (high(m) ^ k1 of round 1):
  *
- *     round 1 makes  (pair ^ k0,  0,  high(m) ^ k1,  low(m))
+ *     round 1 gives  (pair ^ k0,  0,  high(m) ^ k1,  low(m))
  *     round 2        (high(n) ^ k0,  low(n),  high(M0 (pair ^ k0)) ^ low(m) ^ k1,  low(M0 (pair ^ k0)))
  *
  * and round 3 multiplies the first of these by M0. That product goes into stir[1]; low(m) and low(n) go into

@@ -302,7 +302,7 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Scratch memory of a thread; each array fits the block that needs the most of it. */
+/* Allocates a thread's scratch arrays. Each array is large enough for every block. */
 static void plan_worker(struct net *net, struct worker *worker)
 {
     size_t around = 0, plain = 0, wide = 0, deltas = 0, list = 0, channels = 0;
@@ -457,13 +457,14 @@ static size_t forward_at(const struct block *block, size_t o, size_t tap, size_t
     return (tap * block->in.channels + channel) * block->out_pitch + o;
 }
 
-/* Index of that weight in the `backward` layout of a block without pooling. */
+/* Index of output o's weight (tap, channel) in the `backward` layout of a block without pooling. */
 static size_t backward_at(const struct block *block, size_t o, size_t tap, size_t channel)
 {
     return (tap * block->out.channels + o) * block->in_pitch + channel;
 }
 
-/* Index of that weight in the `backward` layout of a block with pooling, and in its sums of gradients. */
+/* Index of output o's weight (tap, channel) in the `backward` layout of a block with pooling, and in the
+ * block's sums of gradients. */
 static size_t window_at(const struct net *net, const struct block *block, size_t o, size_t tap,
                         size_t channel)
 {

@@ -14,8 +14,8 @@ FDSL_HD uint64_t device_checksum_part(const uint8_t *bytes, uint64_t size, uint3
     return xxh3_part(xxh3_read64(words), xxh3_read64(words + 8), part, size);
 }
 
-/* checksum_edges(): XXH3-64 of the edges, or of all bytes if there are at most 2 * CHECKSUM_EDGE. The seed is
- * the size. */
+/* Same result as checksum_edges(): XXH3-64 of the edges, or of all bytes if there are at most 2 *
+ * CHECKSUM_EDGE. The seed is the size. */
 FDSL_HD uint64_t device_checksum_edges(const uint8_t *bytes, uint64_t size)
 {
     uint64_t sum = 0;
@@ -26,13 +26,13 @@ FDSL_HD uint64_t device_checksum_edges(const uint8_t *bytes, uint64_t size)
     return xxh3_of_parts(sum);
 }
 
-/* checksum_whole() */
+/* Same result as checksum_whole(): XXH3-64 of all bytes, without a seed. */
 FDSL_HD uint64_t device_checksum_whole(const uint8_t *bytes, uint64_t size)
 {
     return xxh3_64(bytes, size, 0);
 }
 
-/* checksum_sample() */
+/* Same result as checksum_sample(): XXH3-64 of the hashes of the members, seeded with the key. */
 FDSL_HD uint64_t device_checksum_sample(uint64_t key, const uint64_t *members, uint32_t count)
 {
     return xxh3_64((const uint8_t *)members, count * sizeof *members, key);

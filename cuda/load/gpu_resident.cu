@@ -280,7 +280,8 @@ static enum status resident_run(void *state, uint64_t number, struct run_time *t
     (void)time;
     struct delivery *delivery = &static_cast<struct resident *>(state)->delivery;
     TRY(delivery_run(delivery, number, resident_read));
-    const struct checksum *checksum = &delivery->result.checksum; /* bytes read plus bytes written */
+    const struct checksum *checksum = &delivery->result.checksum;
+    /* Bytes read plus bytes written. */
     delivery->result.moved_bytes = checksum->bytes + checksum->count * delivery->slot_bytes;
     return STATUS_OK;
 }

@@ -27,7 +27,7 @@ struct piece {
     uint32_t arrival;             /* arrival number of the first sample */
     uint64_t offset, bytes;       /* range in the shard */
     uint64_t at;                  /* offset in the buffer */
-    struct open_shard *opened;    /* may be NULL, see there */
+    struct open_shard *opened;    /* may be NULL: see struct open_shard */
     void *handle;                 /* the variant's handle of the shard */
     bool broken;                  /* the shard could not be opened */
     bool read;                    /* the read was started */

@@ -21,7 +21,7 @@ struct shards_gpu {
 
 /* ---- Bytes into buffers ---- */
 
-/* Handle of a shard read by descriptor: the descriptor plus one, because a handle is never NULL. */
+/* Handle of a shard that is read by descriptor: the descriptor plus one, because NULL means no handle. */
 static void *handle_of(int fd)
 {
     return reinterpret_cast<void *>(static_cast<intptr_t>(fd) + 1);

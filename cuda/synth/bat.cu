@@ -1,5 +1,4 @@
-/* `bat`: the paper's BAT. The stages of rng, launched by the device; the host launches one kernel per
- * batch. */
+/* `bat`: the paper's BAT. The device launches the stages of rng; the host launches one kernel per batch. */
 #include "synth/bat.cuh"
 
 static __global__ void __launch_bounds__(NOISE_BLOCK)

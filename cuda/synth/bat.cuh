@@ -4,7 +4,7 @@
  * kernel then launches the vertex kernel and the painting kernel as tail launches, in this order. Images run
  * concurrently as far as device resources allow.
  *
- * A device-side launch is lost if the pool of pending launches is full, and the image with it. Therefore the
+ * If the pool of pending launches is full, a device-side launch is lost, and so is its image. Therefore the
  * pool is enlarged, larger batches (or batches whose scratch does not fit in memory) are split, and the
  * device checks every launch and reports errors to the host through `failure`.
  */

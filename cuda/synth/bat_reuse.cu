@@ -1,5 +1,5 @@
-/* `bat-reuse`: an alternative from the paper: bat with the noise kernel of rng-reuse. A batch has enough
- * parallelism to make up for that kernel's lack of it. */
+/* `bat-reuse`, an alternative from the paper: bat with the noise kernel of rng-reuse. That kernel has little
+ * parallelism within an image; a batch of images makes up for it. */
 #include "synth/bat.cuh"
 
 static __global__ void __launch_bounds__(STREAM_BLOCK)

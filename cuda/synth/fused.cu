@@ -37,8 +37,8 @@ struct fused_lane {
 struct fused_plan {
     const struct synth *synth;
     int device, multiprocessors;
-    struct fused_job
-        job; /* common fields: all but the image numbers, begin, count, images, labels, and a lane's memory */
+    struct fused_job job; /* fields common to all slices: all but the image numbers, begin, count, images,
+                             labels and the memory of a lane */
     void *tables;
     struct fused_lane lanes[LANES_MAX];
     uint32_t lane_count;

@@ -6,7 +6,7 @@
 #include "synth/fused.h"
 
 struct fused_generator {
-    struct generator generator; /* first */
+    struct generator generator; /* must be first */
     struct synth synth;
     int device;
     struct fused_plan *plan;

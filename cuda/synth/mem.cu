@@ -1,4 +1,4 @@
-/* `mem`: the paper's MEM. mem-float2 with noise in half precision, which halves the bytes between the
+/* `mem`: the paper's MEM. It is mem-float2 with noise in half precision, which halves the bytes between the
  * stages. */
 #include "synth/xorwow.cuh"
 

@@ -1,4 +1,4 @@
-/* `rng-uniform4`: an alternative from the paper: rng-reuse with cuRAND's Philox state. curand_uniform4()
+/* `rng-uniform4`, an alternative from the paper: rng-reuse with cuRAND's Philox state. curand_uniform4()
  * returns four floats: x and y of two vertices. The oracle replays these streams. */
 #include <curand_kernel.h>
 

@@ -1,4 +1,4 @@
-/* `rng-xorwow-reuse`: an alternative from the paper: XORWOW with one state per orbit, so it seeks once per
+/* `rng-xorwow-reuse`, an alternative from the paper: XORWOW with one state per orbit, so it seeks once per
  * orbit instead of once per sample. */
 #include <curand_kernel.h>
 

@@ -239,10 +239,12 @@ template <class Noise> __device__ __forceinline__ void noise_by_orbit(const imag
  *
  *     enum status make(const struct resources *resources, const struct synth *synth);
  *     static void teardown(void *state);
- *     uint64_t step() const;                                       images per launch
- *     enum status launch(uint64_t first, unsigned stages) const;   enqueues stages of images first and
- * following enum status finish() const;                                  status of the launched work, once it
- * is done
+ *     uint64_t step() const;
+ *     enum status launch(uint64_t first, unsigned stages) const;
+ *     enum status finish() const;
+ *
+ * step() returns the number of images per launch. launch() enqueues stages of the images from `first` on.
+ * finish() returns the status of the launched work, once it is done.
  */
 template <class self> struct staged {
     struct device_batch batch;

@@ -1,8 +1,8 @@
 /* Live training samples on the device. A separate stream generates them, one batch ahead of the steps, into
  * one of two buffers. Events order both streams; the host does not wait.
  *
- *     training     take 0 ─ gather 0 ─ release ─ learn 0 ────── take 1 ─ gather 1 ─ release ─ learn 1 ──
- *     generating   make 0 ┘            └ make 1 (other buffer) ┘                    └ make 2 ...
+ *     training     take 0 ─ gather 0 ─ release ─ train 0 ────── take 1 ─ gather 1 ─ release ─ train 1 ──
+ *     generating   gen 0  ┘            └ gen 1 (other buffer)  ┘                    └ gen 2 ...
  *
  * Generating batch i + 1 waits until batch i - 1 has been gathered, because it reuses that buffer. It can
  * overlap the rest of step i - 1 and all of step i. Batches are pure functions of their step. A buffer that
@@ -22,7 +22,7 @@
 struct feed_buffer {
     uint8_t *samples;
     uint64_t *numbers;
-    cudaEvent_t made, taken; /* recorded on the generating stream; recorded on the training stream */
+    cudaEvent_t made, taken; /* batch generated; batch gathered, so the buffer may be overwritten */
     uint64_t step;           /* step that it holds or will hold, epoch * steps + step; FEED_EMPTY: none */
 };
 
@@ -69,7 +69,7 @@ void device_feed_plan_timings(struct device_feed *feed, uint32_t steps);
  * steps must have finished. */
 enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct train_totals *totals);
 
-/* Bytes that it uses in addition to its buffers. */
+/* Returns the bytes of device memory that the feed uses in addition to its buffers. */
 uint64_t device_feed_memory_bytes(const struct device_feed *feed);
 
 #endif

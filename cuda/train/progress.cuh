@@ -1,5 +1,5 @@
 /* The progress of an engine on the device: its totals, copied to pinned host memory while steps run. The
- * copies are enqueued with and without a display. */
+ * copies are enqueued whether or not progress is displayed. */
 #ifndef FDSL_CUDA_TRAIN_PROGRESS_CUH
 #define FDSL_CUDA_TRAIN_PROGRESS_CUH
 

@@ -170,8 +170,8 @@ static enum status take_in(struct step_backend *self, const struct batch *batch)
 
 /* ---- Steps ---- */
 
-/* Each batch is an epoch of one step. So it may be shorter than others, while dropout's epoch and the
- * optimizer's step count advance. */
+/* Each batch is an epoch of one step. A batch may therefore be shorter than others, and both dropout's
+ * epoch and the optimizer's step count advance with every batch. */
 extern "C" enum status step_backend_step(struct step_backend *self, const struct batch *batch)
 {
     if (batch->count == 0 || batch->count > self->train.batch)

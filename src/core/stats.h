@@ -18,8 +18,9 @@ struct stats {
     double effective;    /* effective sample size, 1 to count; below count if samples are autocorrelated */
     double median_error; /* half the width of the median's 95 % confidence interval, relative to the median;
                             infinite if `effective` is below STATS_INTERVAL_MIN */
-    double median_low, median_high; /* that interval: order statistics, no distribution assumed; min .. max
-                                       if `effective` is below STATS_INTERVAL_MIN */
+    double median_low, median_high; /* the median's 95 % confidence interval, from order statistics without
+                                       assuming a distribution; min .. max if `effective` is below
+                                       STATS_INTERVAL_MIN */
     size_t outliers; /* samples farther from the median than 3.5 scaled median absolute deviations (mean
                         absolute deviations if more than half the samples are equal) */
 };

@@ -215,7 +215,7 @@ static enum status check_counts(struct parameters *parameters, const struct sour
         return status_set(STATUS_USAGE, "--samples %" PRIu64 ": the source has only %" PRIu64,
                           parameters->samples, facts->samples);
     if (!shards && parameters->shards > 0)
-        return status_set(STATUS_USAGE, "--shards needs --store shards; drop it");
+        return status_set(STATUS_USAGE, "--shards needs --store shards; drop --shards");
     if (!shards)
         return STATUS_OK;
     if (parameters->shards > parameters->samples)

@@ -46,8 +46,8 @@ static const struct option_spec options[] = {
      "page cache before each run; warm has all data in it, cold has none, any leaves it unchanged; a run is "
      "refused if the measured state differs"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,
-     "at a sample that cannot be read, fail ends the run, skip leaves the sample out and counts it; skip "
-     "also compares all data with the index when the set is opened"},
+     "what to do with a sample that cannot be read: fail ends the run; skip omits and counts the sample, "
+     "and also compares all data with the index when the set is opened"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
      "decode images: PNG with libpng, .npy by its header"},
     {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,

@@ -81,7 +81,7 @@ static const struct option_spec specs[] = {
     {"max-time", "S", OPTION_REAL, AT(max_time_s), "15", 0, 1e6, NULL, false,
      "maximum total sampling time, even if the median is still uncertain"},
     {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), "1", 1e-6, 100, NULL, false,
-     "stop when the 95 % confidence interval of the median is within this share of it"},
+     "stop when the 95 % confidence interval of the median is within this percentage of the median"},
     {"loops", "N", OPTION_COUNT, AT(loops), NULL, 1, 1e9, NULL, false,
      "take exactly N samples and ignore the limits of time and error, as for a stress test"},
     {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,

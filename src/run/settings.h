@@ -42,7 +42,8 @@ struct settings {
         void *parameters;
         const struct variant_entry **variants;
         size_t variant_count;
-    } given; /* owned; copies from before the first combination, because a run changes the originals */
+    } given; /* owned; the settings as given, copied before the first combination, because each combination
+                changes the fields above */
     struct resources resources;
     int allowed_threads; /* hardware threads that this process may use */
     struct bench_limits limits;

@@ -154,8 +154,8 @@ static enum status check_output(const struct options *given, const struct parame
                           (unsigned long long)parameters->channels);
     if (parameters->fit + 1 == OUTPUT_CROP && parameters->out_res > parameters->res)
         return status_set(STATUS_USAGE,
-                          "--fit crop: --out-res %llu is larger than --res %llu; lower it, or "
-                          "enlarge with --fit resize",
+                          "--fit crop: --out-res %llu is larger than --res %llu; lower --out-res, "
+                          "or enlarge with --fit resize",
                           (unsigned long long)parameters->out_res, (unsigned long long)parameters->res);
     if (shows && (parameters->dtype != DTYPE_U8 || parameters->channels != 1))
         return status_set(STATUS_USAGE,

@@ -1,5 +1,6 @@
-/* train-graph, forward through the linear layers. First fc1, split over slices of its inputs. Then one block
- * per sample: sum of the slices, ReLU, dropout, fc2, the loss, and the gradients back to fc1's output. */
+/* train-graph, forward through the linear layers. The first kernel computes fc1, split over slices of
+ * its inputs. The second has one block per sample: it adds the slices and computes ReLU, dropout, fc2, the
+ * loss, and the gradients back to fc1's output. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph/kernels.cuh"

@@ -1,5 +1,6 @@
-/* train-graph, backward through fc1. A block takes one slice of its inputs for the whole batch, so its sums
- * are complete. Half of the warps compute the gradient of those inputs, the other half that of their weights.
+/* train-graph, backward through fc1. A block takes one slice of fc1's inputs for the whole batch, so the
+ * block's sums are complete. Half of the warps compute the gradient of these inputs, the other half that of
+ * their weights.
  * The block then applies the optimizer to these weights, which are 98 % of all parameters. */
 #include "common/check.cuh"
 #include "common/shared.cuh"

@@ -6,8 +6,9 @@
 
 extern "C" const struct engine engine_graph;
 
-/* Whether kernels of engines that are opened from now on may overlap the end of the previous kernel. It is
- * false only in the test that both give the same bits, because no sanitizer checks races between kernels. */
+/* Whether kernels may overlap the end of the previous kernel, for engines that are opened from now on. Only a
+ * test sets it to false: it requires the same bits with and without overlap, because no sanitizer checks
+ * races between kernels. */
 extern bool graph_overlaps;
 
 #endif

@@ -1,7 +1,7 @@
 /* train-graph, the first kernel of a step: one block per sample, from its bytes to fc1's input. The block
  * gathers, shifts and normalises the sample. conv1's output stays in shared memory; conv2 multiplies it there
- * as an implicit GEMM. ReLU, pooling and dropout are fused into the end of that GEMM. Per pooled value it
- * writes 2 bytes and one byte for the argmax. */
+ * as an implicit GEMM. ReLU, pooling and dropout are fused into the end of that GEMM. For each pooled
+ * value, the kernel writes two bytes for the value and one for the argmax. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph/kernels.cuh"
@@ -15,8 +15,8 @@ template <class NET> struct layout {
     static constexpr int conv1 = 0;
     static constexpr int weight = conv1 + NET::pixels1 * 64;
     static constexpr int pooled = weight + CONV2_BYTES;
-    /* Values from channel to channel. Eight channels are stored at a time, each in its own bank. Sixteen
-     * values that share a dropout draw are contiguous. */
+    /* Distance between adjacent channels, in values. Eight channels are stored at a time, each in its own
+     * bank. Sixteen values that share a dropout draw are contiguous. */
     static constexpr int pitch = NET::windows % 16 == 0 ? NET::windows + 8 : NET::windows;
     static constexpr int argmax = pooled + CONV2_CHANNELS * pitch * 2;
     static constexpr int image = argmax + NET::features;

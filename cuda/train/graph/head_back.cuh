@@ -1,6 +1,6 @@
-/* train-graph, sums over the samples that the head leaves: gradients of fc2 and of fc1's bias, their
- * parameter updates, and the totals. This is little work and independent of the convolutions, so a few extra
- * blocks of their backward kernel do it concurrently. */
+/* train-graph, sums over samples that the head kernel does not compute: gradients of fc2 and of fc1's bias,
+ * their parameter updates, and the totals. This is little work and independent of the convolutions, so a few
+ * extra blocks of their backward kernel do it concurrently. */
 #ifndef FDSL_CUDA_TRAIN_GRAPH_HEAD_BACK_CUH
 #define FDSL_CUDA_TRAIN_GRAPH_HEAD_BACK_CUH
 

@@ -26,7 +26,7 @@
 #define GRAPH_ROWS     128 /* batch buffers are padded to multiples of this: tiles need no bounds checks */
 /* Maximum number of blocks that share the samples of the convolutions' backward pass. */
 #define GRAPH_PARTS_MAX    128
-#define DROPOUT1_NUMBER    5 /* layer index in the table: the random stream of its draws */
+#define DROPOUT1_NUMBER    5 /* dropout1's layer index; it selects the random stream of the draws */
 #define DROPOUT2_NUMBER    8
 #define DROPOUT1_THRESHOLD 64
 #define DROPOUT2_THRESHOLD 128

@@ -1,6 +1,6 @@
 /* train-graph, the last kernel of a step: adds the partial gradients of the convolutions and updates their
- * parameters. Also the work between steps: the order of an epoch, and bf16 copies of parameters that were set
- * from outside. */
+ * parameters. Other kernels here run between steps: they write the order of an epoch, and the bf16 copies of
+ * parameters that were set from outside. */
 #include "common/check.cuh"
 #include "train/graph/kernels.cuh"
 
