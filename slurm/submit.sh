@@ -10,7 +10,7 @@
 # Set options of both jobs in the environment: SBATCH_ACCOUNT, SBATCH_PARTITION, SBATCH_QOS, SBATCH_TIMELIMIT. When a
 # table is submitted again, finished tasks are skipped unless --redo is given. Logs are in results/sweep/NAME/log/.
 #
-# Exit status: 0 submitted or printed, 2 an error in the table, else that of sbatch.
+# Exit status: 0 submitted or printed, 2 wrong usage or an error in the table, 4 no sbatch, else that of sbatch.
 set -euo pipefail
 
 case ${1-} in
@@ -29,6 +29,12 @@ if [[ $1 == -* ]]; then
     echo "submit.sh: unknown option '$1'; options of sbatch follow the table; see --help" >&2
     exit 2
 fi
+for option in "${@:2}"; do
+    if [[ $option == --redo || $option == --dry-run ]]; then
+        echo "submit.sh: $option after the table would be an option of sbatch; write it before the table" >&2
+        exit 2
+    fi
+done
 if [[ ! $dry ]] && ! command -v sbatch >/dev/null; then
     echo "submit.sh: no sbatch here; without Slurm, scripts/sweep/run.sh $1 does the same" >&2
     exit 4

@@ -52,6 +52,12 @@ Test(submit, a_dry_run_checks_the_table_and_the_options)
     expect(2, "t.tsv:2: unknown variant 'naiv'");
     run("slurm/submit.sh --dri-run t.tsv");
     expect_line(2, "submit.sh: unknown option '--dri-run'; options of sbatch follow the table");
+    run(PRETEND "slurm/submit.sh t.tsv --gpus=1 --dry-run");
+    expect_line(2, "submit.sh: --dry-run after the table would be an option of sbatch; write it before the "
+                   "table");
+    run(PRETEND "slurm/submit.sh --dry-run t.tsv --redo");
+    expect_line(2, "submit.sh: --redo after the table would be an option of sbatch; write it before");
+    EXPECT(1, "test -e calls");
     run("slurm/submit.sh --dry-run");
     expect_line(2, "submit.sh: name a table");
 }
