@@ -1,5 +1,6 @@
 #include "core/variant.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,15 +19,10 @@
 #else
 #define WITH_XXHASH(symbol) NULL
 #endif
-#if defined(HAVE_XXHASH) && defined(_OPENMP)
-#define WITH_XXHASH_OPENMP(symbol) &symbol
+#if defined(HAVE_URING)
+#define WITH_URING(symbol) &symbol
 #else
-#define WITH_XXHASH_OPENMP(symbol) NULL
-#endif
-#if defined(HAVE_XXHASH) && defined(HAVE_URING)
-#define WITH_XXHASH_URING(symbol) &symbol
-#else
-#define WITH_XXHASH_URING(symbol) NULL
+#define WITH_URING(symbol) NULL
 #endif
 #if defined(HAVE_CUDA)
 #define WITH_CUDA(symbol) &symbol
@@ -38,10 +34,14 @@
 #else
 #define WITH_CUDNN(symbol) NULL
 #endif
-#if defined(HAVE_XXHASH) && defined(HAVE_CUDA)
-#define WITH_XXHASH_CUDA(symbol) &symbol
+#if defined(HAVE_XXHASH)
+#define WITH_XXHASH_OPENMP(symbol) WITH_OPENMP(symbol)
+#define WITH_XXHASH_URING(symbol)  WITH_URING(symbol)
+#define WITH_XXHASH_CUDA(symbol)   WITH_CUDA(symbol)
 #else
-#define WITH_XXHASH_CUDA(symbol) NULL
+#define WITH_XXHASH_OPENMP(symbol) NULL
+#define WITH_XXHASH_URING(symbol)  NULL
+#define WITH_XXHASH_CUDA(symbol)   NULL
 #endif
 
 #define VARIANT(symbol, name, workload, needs, summary) extern const struct variant symbol;
@@ -85,26 +85,48 @@ const struct variant_entry *variant_find(const char *name)
     return NULL;
 }
 
-/* What a build lacks, in words. */
-static const char *needs_in_words(const char *needs)
+/* Whether `part` is one of the parts that `needs` joins with '_'. cuDNN needs CUDA as well. */
+static bool needs_part(const char *needs, const char *part)
 {
-    static const char *const words[][2] = {{"OPENMP", "OpenMP"},
-                                           {"CUDNN", "cudnn.h, or no CUDA"},
-                                           {"XXHASH", "xxHash"},
-                                           {"XXHASH_OPENMP", "xxHash or no OpenMP"},
-                                           {"XXHASH_CUDA", "xxHash or no CUDA"},
-                                           {"XXHASH_URING", "xxHash or no liburing"}};
-    for (size_t i = 0; i < COUNT_OF(words); i++)
-        if (strcmp(needs, words[i][0]) == 0)
-            return words[i][1];
-    return needs;
+    if (strcmp(needs, "CUDNN") == 0 && strcmp(part, "CUDA") == 0)
+        return true;
+    for (size_t length; *needs; needs += length + (needs[length] == '_')) {
+        length = strcspn(needs, "_");
+        if (strlen(part) == length && strncmp(needs, part, length) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Sets the message that names the parts of `needs` that this build lacks. Any symbol can show whether a part
+ * is built: WITH_...() of it is then not NULL. */
+static enum status explain_not_built(const char *needs)
+{
+    static const struct {
+        const char *part, *words;
+        const void *built;
+    } parts[] = {{"XXHASH", "xxHash", WITH_XXHASH(variant_count)},
+                 {"OPENMP", "OpenMP", WITH_OPENMP(variant_count)},
+                 {"URING", "liburing", WITH_URING(variant_count)},
+                 {"CUDA", "CUDA", WITH_CUDA(variant_count)},
+                 {"CUDNN", "cudnn.h", WITH_CUDNN(variant_count)}};
+    char lacks[128] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < COUNT_OF(parts); i++) {
+        if (parts[i].built || !needs_part(needs, parts[i].part))
+            continue;
+        used += (size_t)snprintf(lacks + used, sizeof lacks - used, "%sno %s", used ? " and " : "",
+                                 parts[i].words);
+        if (strcmp(parts[i].part, "CUDA") == 0) /* a build without CUDA does not look for cudnn.h */
+            break;
+    }
+    return status_set(STATUS_UNAVAILABLE, "not built: this build has %s", lacks);
 }
 
 enum status variant_available(const struct variant_entry *entry, const struct resources *resources)
 {
     if (!entry->variant)
-        return status_set(STATUS_UNAVAILABLE, "not built: this build has no %s",
-                          needs_in_words(entry->needs));
+        return explain_not_built(entry->needs);
     return entry->variant->probe ? entry->variant->probe(resources) : STATUS_OK;
 }
 
@@ -157,18 +179,18 @@ enum status variant_select(const char *list, const char *workload, const struct 
 {
     *count = 0;
     *chosen = calloc(variant_count, sizeof **chosen);
-    char *names = strdup(list);
+    char *names = strdup(list), *last = names ? strrchr(names, ',') : NULL;
     enum status status = STATUS_OK;
     if (!*chosen || !names)
         status = status_set(STATUS_FAILED, "out of memory while selecting variants");
     else if (strcmp(list, "all") == 0)
         choose_all(workload ? workload : "synth", *chosen, count);
-    else if (*list && list[strlen(list) - 1] == ',')
+    else if (last && !*trim(last + 1))
         status = status_set(STATUS_USAGE, "--variant: '%.80s': a name is missing after the last comma", list);
     else {
         char *rest = names, *name;
         while (status == STATUS_OK && (name = strsep(&rest, ",")))
-            status = choose(name, &workload, *chosen, count);
+            status = choose(trim(name), &workload, *chosen, count); /* a file may have "naive, omp" */
     }
     free(names);
     if (status != STATUS_OK) {

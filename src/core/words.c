@@ -78,3 +78,13 @@ void list_words(char *text, size_t size, const char *const *words, size_t count)
                                                   : ", ",
                                  words[i]);
 }
+
+char *trim(char *text)
+{
+    text += strspn(text, " \t");
+    size_t length = strlen(text);
+    while (length > 0 && strchr(" \t", text[length - 1]))
+        length--;
+    text[length] = '\0';
+    return text;
+}

@@ -13,4 +13,7 @@ const char *nearest_word(const char *word, const char *const *candidates, size_t
 /* Writes "a", "a and b" or "a, b and c" into a buffer of `size` bytes, truncated if it does not fit. */
 void list_words(char *text, size_t size, const char *const *words, size_t count);
 
+/* Removes the blanks and tabs at both ends of `text`, in place. Returns its new start. */
+char *trim(char *text);
+
 #endif
