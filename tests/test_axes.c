@@ -141,7 +141,11 @@ Test(axes, errors)
         {"--noise -1:2:2x",
          "--noise: '-1:2:2x' does not grow; multiply by more than 1x, from a first value above 0"},
         {"--batch 1:8:1.5x", "--batch: '1.5' is not a whole number"},
-        {"--batch 1:8:-1", "--batch: '-1' is out of range; it must be 0 to 18446744073709551615"},
+        {"--batch 8:1:-1", "--batch: '8:1:-1' descends, but ranges ascend; write the smaller value first and "
+                           "a step above 0"},
+        {"--noise 1:2:-.5", "--noise: '1:2:-.5' descends, but ranges ascend; write the smaller value first "
+                            "and a step above 0"},
+        {"--batch 1:64:x2", "--batch: '1:64:x2' has its x before the factor; write 2x"},
         {"--batch 1:8:x", "--batch: 'x' is not a whole number"},
         {"--batch 1:8:", "--batch: '' is not a whole number"},
         {"--batch :8:1", "--batch: '' is not a whole number"},
@@ -190,6 +194,31 @@ Test(axes, the_last_option_changes_fastest)
     char cut[9];
     axes_describe(&axes, 0, cut, sizeof cut);
     cr_expect_str_eq(cut, "--noise ");
+}
+
+/* The commands that are left after each number of combinations. */
+Test(axes, the_rest_is_one_command_per_axis)
+{
+    static const char *const expected[] = {"",
+                                           "--noise 1 --batch 2,3, then with --noise 2",
+                                           "--noise 1 --batch 3, then with --noise 2",
+                                           "--noise 2",
+                                           "--noise 2 --batch 2,3",
+                                           "--noise 2 --batch 3"};
+    char text[64];
+    cr_assert_eq(parse("--noise 1,2 --batch 1:3:1"), STATUS_OK);
+    for (size_t i = 0; i < COUNT_OF(expected); i++) {
+        cr_expect(axes_describe_rest(&axes, i, text, sizeof text));
+        cr_expect_str_eq(text, expected[i]);
+    }
+    for (size_t size = 1; size <= strlen(expected[1]); size++)
+        cr_expect(!axes_describe_rest(&axes, 1, text, size), "%zu bytes", size);
+    cr_expect(axes_describe_rest(&axes, 1, text, strlen(expected[1]) + 1));
+    cr_assert_eq(parse("--seed 0,1 --noise 1,2 --batch 1,2"), STATUS_OK);
+    cr_expect(axes_describe_rest(&axes, 2, text, sizeof text));
+    cr_expect_str_eq(text, "--seed 0 --noise 2, then with --seed 1");
+    cr_expect(axes_describe_rest(&axes, 6, text, sizeof text));
+    cr_expect_str_eq(text, "--seed 1 --noise 2");
 }
 
 Test(axes, ranks_compare_all_values)

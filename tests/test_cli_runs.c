@@ -24,13 +24,15 @@ Test(cli, compute_is_a_step_and_needs_a_gpu)
     };
     expect_refusals(refusals, COUNT_OF(refusals), NAIVE);
     static const struct refusal of_training[] = {
-        {"--compute train", "--compute is an option of synth and load; --list shows their variants"},
-        {"--vertices=7", "--vertices is an option of synth; --list"},
+        {"--compute train",
+         "--compute is an option of the workloads synth and load; --list shows their variants"},
+        {"--vertices=7", "--vertices is an option of the workload synth; --list"},
         {"--vertice 7", "unknown option '--vertice'; did you mean '--verify'?"},
     };
     expect_refusals(of_training, COUNT_OF(of_training), "--variant train-naive");
     run("--data x");
-    expect_error(2, "--data is an option of load, train and infer; --list shows their variants", "--data x");
+    expect_error(2, "--data is an option of the workloads load, train and infer; --list shows their variants",
+                 "--data x");
     /* Errors that are independent of the machine come first. */
     run("--variant fused --device 1023 --out nowhere/rows.csv");
     expect_error(2, "its folder does not exist", "--out nowhere/rows.csv");
@@ -282,9 +284,19 @@ Test(cli, the_monitor_leaves_machine_formats_alone)
 Test(cli, the_monitor_says_when_it_saw_too_little)
 {
     run_well(NAIVE " --monitor watched.csv");
-    cr_expect(strstr(err, "samples during the timed runs, and a figure needs 20; sample longer "
-                          "with --min-time 10.5, or a shorter period\n"),
+    cr_expect(strstr(err,
+                     " during the timed runs, and a figure needs 20; sample longer with --min-time 10.5, or "
+                     "a shorter period\n"),
               "%s", err);
+    /* Mostly ends with one sample: a run takes less than the period of 10 ms. */
+    int looks = 0;
+    for (int loops = 1; looks == 0 && loops < 100; loops++) {
+        run("--variant naive --res 512 --batch 1 --warmups 0 --warmup-time 0 --loops %d --monitor few.csv:10",
+            loops);
+        const char *took = strstr(err, "took only ");
+        cr_assert(took && sscanf(took, "took only %d ", &looks) == 1, "%s", err);
+        cr_expect(strstr(took, looks == 1 ? "1 sample during" : " samples during"), "%s", err);
+    }
     run_well(LOOPED "--loops 1 --monitor watched.csv:10");
     const char *remedy = strstr(err, "sample longer with --loops ");
     cr_assert(remedy, "%s", err);

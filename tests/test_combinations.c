@@ -3,6 +3,8 @@
 #define _GNU_SOURCE
 #endif
 
+#include <sched.h>
+
 #include "program.h"
 
 TestSuite(combinations, .init = start, .fini = stop, .timeout = 60);
@@ -143,6 +145,33 @@ Test(combinations, a_failing_one_leaves_the_others)
     cr_expect(!strstr(err, "in the same way"), "%s", err);
 }
 
+/* A value that a combination's line begins with is not repeated. */
+Test(combinations, a_message_names_a_value_once)
+{
+    run(NAIVE " --batch 1,4 --scaling strong --dry-run --ranks 2");
+    cr_expect_eq(status, 2);
+    cr_expect(strstr(err, "fdsl-bench: --batch 1: --scaling strong: more ranks (2) than images"), "%s", err);
+    run(NAIVE " --batch 1 --scaling weak,strong --dry-run --ranks 2");
+    cr_expect(strstr(err, "fdsl-bench: --scaling strong: more ranks (2) than images"), "%s", err);
+    cr_expect_eq(count_of(err, "--scaling strong"), 1, "%s", err);
+}
+
+Test(combinations, values_that_set_the_same_are_refused)
+{
+    run(NAIVE " --scaling weak,strong");
+    expect_error(2, "--scaling: weak and strong are the same with one rank; give one of them", "one rank");
+    run_well(NAIVE " --scaling weak,strong --dry-run --ranks 2");
+    cpu_set_t allowed;
+    sched_getaffinity(0, sizeof allowed, &allowed);
+    int cores = CPU_COUNT(&allowed);
+    run(NAIVE " --threads 0,%d", cores);
+    char words[128];
+    snprintf(words, sizeof words, "--threads: 0 means %d here, so %d occurs twice", cores, cores);
+    expect_error(2, words, "all threads");
+    run(NAIVE " --threads 0,%d --dry-run", cores + 1);
+    cr_expect(status == 0 && count_of(out, "--threads ") == 2, "%s%s", out, err);
+}
+
 Test(combinations, errors_before_a_run)
 {
     static const struct refusal refusals[] = {
@@ -225,8 +254,7 @@ Test(combinations, a_signal_says_how_many_are_done)
     cr_expect(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGINT, "%x", wait_status);
     text = get("err.txt", NULL);
     cr_expect(strstr(text, "\nfdsl-bench: interrupted: 1 of 2 combinations are done, with their rows in "
-                           "rows.csv; to go on, repeat "
-                           "the same command with the values that are left, from --batch 4096 on\n"),
+                           "rows.csv; to go on, repeat the same command with --batch 4096\n"),
               "%s", text);
     free(text);
     text = get("rows.csv", NULL);

@@ -33,6 +33,11 @@ Test(config, a_file_has_lists_and_ranges)
     config("variant = naive\nbatch = 2, 3\n");
     EXPECT(0, "$P --config c.ini --dry-run");
     cr_expect_str_eq(out, "--batch 2\n--batch 3\n");
+    config("variant = naive , omp\nbatch = 2 , 3\n");
+    EXPECT(0, "$P --config c.ini --list --format csv | cut -d, -f2");
+    cr_expect_str_eq(out, "variant\nnaive\nomp\n");
+    EXPECT(0, "$P --config c.ini --dry-run");
+    cr_expect_str_eq(out, "--batch 2\n--batch 3\n");
     config("variant = naive\nbatch = 2,x\n");
     EXPECT(2, "$P --config c.ini --dry-run");
     cr_expect(says("--config c.ini: line 2: --batch: 'x' is not a whole number"), "%s", out);
@@ -104,6 +109,7 @@ static const struct {
 } former_names[] = {
     {"$P --variant naive " DRY "--samples s.csv", "--samples is now called --samples-out"},
     {"$P --variant naive " DRY "--output f16", "--output f16 is now called --dtype f16"},
+    {"$P --variant naive " DRY "--output u8,f16", "--output u8,f16 is now called --dtype u8,f16"},
     {"$P --variant naive " DRY "--output=bf16 --layout nhwc", "--output bf16 is now called --dtype bf16"},
     {"$P --prepare f --samples 3 --layout files", "--layout files is now called --store files"},
 #ifdef HAVE_PNG
@@ -184,10 +190,16 @@ Test(config, a_former_name_does_not_take_what_it_means_now)
                                          "file"},
         {"--prepare x --samples 2 --layout nhwc", "--layout is an option of --from synth"},
         {"--variant naive --layout files", "--layout: 'files' is not one of nchw, nhwc"},
-        {"--variant shards --layout files", "--layout is an option of synth"},
+        {"--variant shards --layout files",
+         "--layout is an option of the workload synth; --list shows its variants"},
+        {"--workload load --variant all --store shards",
+         "--store is an option of --prepare; --prepare --help lists them"},
+        {"--variant train-naive --samples 200",
+         "--samples 200: --train-size N trains on N samples; --samples-out FILE names a file"},
         {"--variant naive --output f64", "--dtype: 'f64' is not one of u8, f16, f32, bf16"},
         {"--variant naive --depth 3",
-         "--depth is now called --iodepth: --iodepth is an option of load; --list shows their variants"},
+         "--depth is now called --iodepth: --iodepth is an option of the workload load; --list shows its "
+         "variants"},
         {"--variant shards --depth", "--depth is now called --iodepth and needs a value, e.g. --iodepth 32"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

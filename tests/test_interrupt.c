@@ -37,16 +37,38 @@ Test(interrupt, synth_names_the_variants_that_are_left)
               "naive,omp --loops 100000000 --out rows.csv");
     EXPECT_SAYS("kept: 0 new rows in rows.csv; to go on, repeat the same command with --variant naive,omp\n");
     EXPECT(0, "rm rows.csv; " INT ROWS(1) SYNTH "naive,omp --min-time 2 --max-time 2");
-    EXPECT_SAYS("kept: 1 new row in rows.csv; to go on, repeat the same command with --variant omp\n");
+    EXPECT_SAYS("kept: 1 new row in rows.csv; to go on, repeat the same command with --variant naive,omp "
+                "(naive again, "
+                "for the speed-up)\n");
     cr_expect(says(" -2\n"), "the signal ends the program: %s", out);
     EXPECT(0, "$P " SYNTH "omp --min-time 0.1 --max-time 0.1 --out rows.csv && grep -c . rows.csv");
     cr_expect(says("\n3\n"), "%s", out);
     EXPECT(0, "rm rows.csv; " INT ROWS(1) SYNTH "naive,omp --min-time 2 --max-time 2 --baseline naive");
-    EXPECT_SAYS("kept: 1 new row in rows.csv; to go on, repeat the same command with --variant naive,omp\n");
+    EXPECT_SAYS("kept: 1 new row in rows.csv; to go on, repeat the same command with --variant naive,omp "
+                "(naive again, for the speed-up)\n");
     EXPECT(0, TERM "'sleep 1' $P " SYNTH "naive --loops 100000000");
     EXPECT_SAYS(
-        "kept: no rows, which need --out FILE; to go on, repeat the same command with --variant naive\n");
+        "kept: no rows except those on stdout, because --out FILE was not given; to go on, repeat the "
+        "same command with --variant naive\n");
 }
+
+#ifdef HAVE_JANSSON
+Test(interrupt, json_without_a_file_loses_all_rows)
+{
+    EXPECT(0,
+           "rm -f s.csv; " INT "'test $(grep -c . s.csv) -gt 1' $P --format json --samples-out s.csv " SYNTH
+           "naive,omp --min-time 2 --max-time 2");
+    EXPECT_SAYS("kept: no rows, because --format json prints them at the end; to go on, repeat the same "
+                "command with --out FILE\n");
+    EXPECT(
+        0, INT
+        "'test $(grep -c . s2.csv) -gt 1 && sleep 0.5' $P --format json --samples-out s2.csv --variant naive "
+        "--batch 2 --res 32,33 --warmup-time 0 --min-time 2 --max-time 2");
+    EXPECT_SAYS(
+        "1 of 2 combinations are done, but their rows are lost, because --format json prints all rows "
+        "at the end; to begin again, repeat the same command with --out FILE\n");
+}
+#endif
 
 #ifdef HAVE_XXHASH
 Test(interrupt, load_names_the_variants_that_are_left)
@@ -55,7 +77,8 @@ Test(interrupt, load_names_the_variants_that_are_left)
                   1) "--workload load --variant shards,shards-mmap --baseline shards --data d --min-time 2 "
                      "--max-time 2");
     EXPECT_SAYS(
-        "kept: 1 new row in rows.csv; to go on, repeat the same command with --variant shards,shards-mmap\n");
+        "kept: 1 new row in rows.csv; to go on, repeat the same command with --variant shards,shards-mmap "
+        "(shards again, for the speed-up)\n");
     cr_expect(says(" -15\n"), "%s", out);
 }
 
@@ -66,16 +89,19 @@ Test(interrupt, train_says_how_to_resume)
     EXPECT(0, INT ROWS(2) TRAIN "--epochs 100000 --checkpoint ck");
     EXPECT_SAYS("kept: ");
     cr_expect(
-        says(" in rows.csv, and the latest epoch in ck; to go on, repeat the same command with --resume\n"),
+        says(" in rows.csv; the latest epoch is in ck; to go on, repeat the same command with --resume\n"),
         "%s", out);
     EXPECT(0, "n=$(grep -c . rows.csv); $P " TRAIN
               "--epochs $((n + 2)) --checkpoint ck --out rows.csv --resume && "
               "test $(grep -c . rows.csv) -eq $((n + 3))");
     EXPECT(0, "rm rows.csv; " TERM ROWS(2) TRAIN "--epochs 100000");
-    cr_expect(says(" in rows.csv, and no epochs, which need --checkpoint DIR; to begin again, repeat the "
-                   "same command "
-                   "with --variant train-naive\n"),
+    cr_expect(says(" in rows.csv; no epochs, because --checkpoint DIR was not given; to begin again, repeat "
+                   "the same command with --variant train-naive\n"),
               "%s", out);
+    EXPECT(0, INT "'test -e new/.lock && sleep 3' $P --variant train-naive --model cnn --train-size 10000 "
+                  "--test-size 50 --checkpoint new");
+    EXPECT_SAYS("kept: no rows except those on stdout, because --out FILE was not given; this run has not "
+                "finished an epoch, so new is unchanged; to go on, repeat the same command with --resume\n");
 }
 
 Test(interrupt, prepare_counts_what_is_finished)

@@ -82,6 +82,8 @@ Test(mpi_cores, more_ranks_than_cores_are_warned_of)
     shell("taskset -c %d mpirun --bind-to none -n 2 $PROGRAM " TINY "--batch 2", cpu);
     cr_expect(status == 0, "exit %d: %s", status, err);
     cr_expect(count_of(err, "more ranks than cores") == 1, "%s", err);
+    shell("taskset -c %d mpirun --bind-to none -n 2 $PROGRAM " TINY "--batch 2 --threads 0,1 --dry-run", cpu);
+    cr_expect(count_of(err, "0 threads means 1 per rank here, which --threads has as well") == 1, "%s", err);
 }
 
 #ifdef _OPENMP

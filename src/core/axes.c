@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/options_parts.h"
+#include "core/words.h"
 
 /* A computed value may exceed the end of a range by this share of a step, because of rounding. */
 #define ROUNDING 1e-9
@@ -62,7 +63,8 @@ static enum status refuse_step(const struct axis *axis, const struct range *rang
     return refuse_range(axis, range, reason);
 }
 
-#define DESCENDS "descends; write the smaller value first"
+#define SWAP     "write the smaller value first"
+#define DESCENDS "descends; " SWAP
 
 static enum status add_counts(struct axis *axis, const struct range *range)
 {
@@ -116,7 +118,7 @@ static enum status add_reals(struct axis *axis, const struct range *range)
 
 static enum status add_range(struct axis *axis, char *text)
 {
-    char whole[96], *rest = text;
+    char whole[96], reason[96], *rest = text;
     snprintf(whole, sizeof whole, "%s", text);
     struct range range = {.whole = whole};
     range.first = strsep(&rest, ":");
@@ -128,6 +130,12 @@ static enum status add_range(struct axis *axis, char *text)
         return refuse_range(axis, &range,
                             "is no range; write FIRST:LAST:STEP to add, FIRST:LAST:2x to multiply");
     size_t length = strlen(range.step);
+    if (range.step[0] == '-' && range.step[1])
+        return refuse_range(axis, &range, "descends, but ranges ascend; " SWAP " and a step above 0");
+    if (range.step[0] == 'x' && length > 1) {
+        snprintf(reason, sizeof reason, "has its x before the factor; write %.40sx", range.step + 1);
+        return refuse_range(axis, &range, reason);
+    }
     range.multiplies = length > 1 && range.step[length - 1] == 'x';
     if (range.multiplies)
         rest[length - 1] = '\0';
@@ -139,7 +147,7 @@ static enum status add_elements(struct axis *axis, char *list, const char *whole
 {
     const char *name = axis->spec->name;
     for (char *element; (element = strsep(&list, ","));) {
-        element += strspn(element, " "); /* --config files may have spaces: "224, 512" */
+        element = trim(element); /* --config files may have spaces: "224, 512" */
         if (!*element)
             return status_set(STATUS_USAGE, "--%s: '%.80s' has an empty value; write 1,2 or 1:8:2x", name,
                               whole);
@@ -200,11 +208,17 @@ enum status axes_check(const struct axes *axes)
         COMBINATIONS_MAX);
 }
 
-const char *axes_text(const struct axes *axes, size_t axis, size_t combination)
+/* Returns the index of an axis' value in a combination. */
+static size_t value_index(const struct axes *axes, size_t axis, size_t combination)
 {
     for (size_t i = axes->count - 1; i > axis; i--)
         combination /= axes->at[i].count;
-    return axes->at[axis].texts[combination % axes->at[axis].count];
+    return combination % axes->at[axis].count;
+}
+
+const char *axes_text(const struct axes *axes, size_t axis, size_t combination)
+{
+    return axes->at[axis].texts[value_index(axes, axis, combination)];
 }
 
 int axes_width(const struct axes *axes, size_t axis)
@@ -216,12 +230,12 @@ int axes_width(const struct axes *axes, size_t axis)
     return (int)width;
 }
 
-bool axes_have(const struct axes *axes, const char *name)
+const struct axis *axes_find(const struct axes *axes, const char *name)
 {
     for (size_t i = 0; i < axes->count; i++)
         if (strcmp(axes->at[i].spec->name, name) == 0)
-            return true;
-    return false;
+            return &axes->at[i];
+    return NULL;
 }
 
 enum status axes_select(const struct axes *axes, size_t combination)
@@ -238,6 +252,41 @@ void axes_describe(const struct axes *axes, size_t combination, char *text, size
     for (size_t i = 0; i < axes->count && used < size; i++)
         used += (size_t)snprintf(text + used, size - used, "%s--%s %s", i ? " " : "", axes->at[i].spec->name,
                                  axes_text(axes, i, combination));
+}
+
+size_t axis_join(const struct axis *axis, size_t first, char *text, size_t size)
+{
+    size_t used = 0;
+    for (size_t i = first; i < axis->count; i++)
+        used += (size_t)snprintf(text + (used < size ? used : size), used < size ? size - used : 0, "%s%s",
+                                 i > first ? "," : "", axis->texts[i]);
+    return used;
+}
+
+bool axes_describe_rest(const struct axes *axes, size_t combination, char *text, size_t size)
+{
+    size_t used = 0, end = axes->count;
+    *text = '\0';
+    while (end > 0 && value_index(axes, end - 1, combination) == 0)
+        end--;
+    /* One command per axis: the axes before it have their current values, those after it all values. */
+    for (size_t last = end; last-- > 0;) {
+        const struct axis *axis = &axes->at[last];
+        size_t first = value_index(axes, last, combination) + (last + 1 < end);
+        if (first == axis->count)
+            continue;
+        used += (size_t)snprintf(text + used, size - used, "%s", used ? ", then with " : "");
+        for (size_t i = 0; i < last && used < size; i++)
+            used += (size_t)snprintf(text + used, size - used, "--%s %s ", axes->at[i].spec->name,
+                                     axes_text(axes, i, combination));
+        if (used < size)
+            used += (size_t)snprintf(text + used, size - used, "--%s ", axis->spec->name);
+        if (used < size)
+            used += axis_join(axis, first, text + used, size - used);
+        if (used >= size)
+            return false;
+    }
+    return true;
 }
 
 void axes_free(struct axes *axes)

@@ -48,14 +48,23 @@ const char *axes_text(const struct axes *axes, size_t axis, size_t combination);
 /* Returns the width of a column for the name and the values of axis number `axis`, in characters. */
 int axes_width(const struct axes *axes, size_t axis);
 
-/* Whether the option with this name is an axis. */
-bool axes_have(const struct axes *axes, const char *name);
+/* Returns the axis of the option with this name, or NULL. */
+const struct axis *axes_find(const struct axes *axes, const char *name);
 
 /* Stores the values of a combination in the options' structs. */
 enum status axes_select(const struct axes *axes, size_t combination);
 
 /* Writes "--res 224 --batch 8" into a buffer of `size` bytes, truncated if it does not fit. */
 void axes_describe(const struct axes *axes, size_t combination, char *text, size_t size);
+
+/* Writes the values of the axis from index `first` on, as "8,16", into a buffer of `size` bytes, truncated if
+ * they do not fit. Returns the length of the whole text. */
+size_t axis_join(const struct axis *axis, size_t first, char *text, size_t size);
+
+/* Writes the options that select the combinations from number `combination` on when they replace those of the
+ * command, with one command per axis at most: "--res 16 --batch 4,8, then with --res 32". Writes "" if these
+ * are all combinations. Returns false if the text does not fit into `size` bytes. */
+bool axes_describe_rest(const struct axes *axes, size_t combination, char *text, size_t size);
 
 void axes_free(struct axes *axes);
 

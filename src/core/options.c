@@ -224,9 +224,13 @@ static void resolve_by_value(const struct options *options, struct found *found,
 static enum status check_former(const struct options *options, const struct found *found, const char *value)
 {
     const struct former *former = found->former;
-    if (former->number && *value && strspn(value, "0123456789") == strlen(value))
+    if (former->number && *value && strspn(value, "0123456789") == strlen(value)) {
+        size_t index;
+        bool trains = has_name(options, "train-size", &index); /* and does not repeat runs */
         return status_set(STATUS_USAGE, "--%s %s: %s; --%s %s names a file", former->was, value,
-                          former->number, former->now, found->spec->argument);
+                          trains ? "--train-size N trains on N samples" : former->number, former->now,
+                          found->spec->argument);
+    }
     if (found->spec->kind == OPTION_CHOICE && !options_is_choice(found->spec, value) && options->explain)
         return options->explain(options->explain_context, former->was);
     return STATUS_OK;
@@ -241,8 +245,11 @@ static void warn_of_formers(const struct options *options)
         if (options->given[i] < GIVEN_FORMER)
             continue;
         const char *was = formers[options->given[i] / GIVEN_FORMER - 1].was;
+        const struct axis *axis = options->axes ? axes_find(options->axes, spec->name) : NULL;
         char value[64] = "";
-        if (spec->kind == OPTION_CHOICE) /* the former name may have a new meaning for other values */
+        if (axis)
+            axis_join(axis, 0, value, sizeof value);
+        else if (spec->kind == OPTION_CHOICE) /* the former name may have a new meaning for other values */
             options_text(spec, values, value, sizeof value);
         const char *blank = *value ? " " : "";
         status_warn("--%s%s%s is now called --%s%s%s", was, blank, value, spec->name, blank, value);

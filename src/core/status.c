@@ -131,12 +131,24 @@ void status_set_context(const char *text)
     snprintf(context, sizeof context, "%.240s%s", text, *text ? ": " : "");
 }
 
+/* Returns the message without a first "--name value: " that the context has already. */
+static const char *without_context(const char *text)
+{
+    const char *end = strncmp(text, "--", 2) == 0 ? strstr(text, ": ") : NULL;
+    size_t length = end ? (size_t)(end - text) : 0;
+    for (const char *at = context; end && (at = strstr(at, "--")); at++)
+        if (strncmp(at, text, length) == 0 && (at[length] == ' ' || at[length] == ':') &&
+            memchr(text, ' ', length))
+            return end + 2;
+    return text;
+}
+
 static void print_line(const char *colour, const char *kind, const char *text)
 {
     bool terminal = status_shows_progress(), coloured = *colour && status_coloured(STDERR_FILENO);
     /* On a terminal, overwrite a line of progress. */
     fprintf(stderr, "%s%sfdsl-bench: %s%s%s%s\n", terminal ? "\r\033[K" : "", coloured ? colour : "", kind,
-            coloured ? "\033[0m" : "", context, text);
+            coloured ? "\033[0m" : "", context, without_context(text));
 }
 
 static void print_formatted(const char *colour, const char *kind, const char *format, va_list arguments)

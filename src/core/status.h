@@ -52,8 +52,9 @@ void status_joined(int rank, int ranks);
 /* Whether progress may be shown: stderr is a terminal and no launcher started this process. */
 bool status_shows_progress(void);
 
-/* Sets what all later messages on stderr begin with, after the name of the program ("" for nothing). The text
- * is copied. Call while no other thread prints. */
+/* Sets what all later messages on stderr begin with, after the name of the program ("" for nothing): options
+ * with values, such as "--res 16 --batch 4". A message that begins with one of them does not repeat it. The
+ * text is copied. Call while no other thread prints. */
 void status_set_context(const char *text);
 
 /* Prints "fdsl-bench: warning: ..." to stderr, on rank 0 only. */

@@ -146,6 +146,14 @@ static bool has_option(const struct option_spec *options, size_t count, const ch
     return false;
 }
 
+bool prepare_has_option(const char *name)
+{
+    bool found = has_option(specs, COUNT_OF(specs), name);
+    for (size_t i = 0; source_table[i]; i++)
+        found |= has_option(source_table[i]->options, source_table[i]->option_count, name);
+    return found;
+}
+
 /* Explains an option that belongs to another source, or to fdsl-bench without --prepare. */
 static enum status explain_elsewhere(void *context, const char *name)
 {

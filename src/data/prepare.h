@@ -16,6 +16,10 @@
  * messages. */
 enum status prepare_run(const struct config *config, bool (*is_option)(const char *name));
 
+/* Whether --prepare or one of its sample sources has an option of that name. Options that a source shares
+ * with a workload do not count. */
+bool prepare_has_option(const char *name);
+
 /* Prints the options of --prepare and of every sample source. */
 void prepare_help(FILE *stream);
 

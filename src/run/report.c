@@ -242,12 +242,12 @@ static void print_caption(const struct report *report, const struct result *resu
         options_text(spec, settings->parameters, text, sizeof text);
         bool shown = i < 5 || options_given(&settings->options, spec->name);
         bool applies = !workload->applies || workload->applies(settings->parameters, NULL, spec->name);
-        if (spec->column == COLUMN && shown && applies && *text && !axes_have(&settings->axes, spec->name)) {
+        if (spec->column == COLUMN && shown && applies && *text && !axes_find(&settings->axes, spec->name)) {
             printf(" %s ", spec->name);
             text_print(stdout, text);
         }
     }
-    if (result->cache && !axes_have(&settings->axes, "cache"))
+    if (result->cache && !axes_find(&settings->axes, "cache"))
         printf(" cache %s", result->cache);
     if (comm_size() > 1)
         printf(" on %d ranks", comm_size());

@@ -50,12 +50,25 @@ static void add_failure(struct sweep *sweep, enum status status, const char *com
 static void prepare_farewell(const struct settings *settings, const struct sweep *sweep, size_t number,
                              const char *text)
 {
-    if (comm_rank() == 0)
-        file_say_on_signal(
-            "%zu of %zu combinations are done, %s%s; to go on, repeat the same command with the "
-            "values that are left, from %s on",
-            number, sweep->count, settings->out ? "with their rows in " : "without --out FILE",
-            settings->out ? settings->out : "", text);
+    char done[64], rest[TEXT_BYTES];
+    if (comm_rank() != 0)
+        return;
+    snprintf(done, sizeof done, "%zu of %zu combinations are done", number, sweep->count);
+    if (runner_loses_rows(settings)) {
+        file_say_on_signal("%s, but their rows are lost, because --format json prints all rows at the end; "
+                           "to begin again, repeat the same command with --out FILE",
+                           done);
+        return;
+    }
+    const char *where = settings->out ? settings->out : "stdout only, because --out FILE was not given";
+    const char *in = settings->out ? "in" : "on";
+    if (axes_describe_rest(&settings->axes, number, rest, sizeof rest))
+        file_say_on_signal("%s, with their rows %s %s; to go on, repeat the same command%s%s", done, in,
+                           where, *rest ? " with " : "", rest);
+    else
+        file_say_on_signal("%s, with their rows %s %s; to go on, measure the combinations from %s on, which "
+                           "--dry-run lists",
+                           done, in, where, text);
 }
 
 /* Runs one combination. Its warnings begin with its options. STATUS_FAILED, for example a full disk or a
@@ -82,6 +95,21 @@ static enum status run_one(struct settings *settings, size_t number, struct swee
     return STATUS_OK;
 }
 
+/* Refuses values that set the same: those of --scaling with one rank, and --threads 0 with the number that it
+ * stands for. With several ranks that number is known later, see runner_warn_about_cores(). */
+static enum status check_values_differ(const struct settings *settings, uint64_t ranks)
+{
+    if (ranks > 1)
+        return STATUS_OK;
+    if (axes_find(&settings->axes, "scaling"))
+        return status_set(STATUS_USAGE, "--scaling: weak and strong are the same with one rank; give one of "
+                                        "them, or start more ranks: mpirun --bind-to none -n N");
+    if (!settings->ranks && runner_repeats_threads(settings)) /* --ranks: this may be another machine */
+        return status_set(STATUS_USAGE, "--threads: 0 means %d here, so %d occurs twice; drop one of them",
+                          settings->allowed_threads, settings->allowed_threads);
+    return STATUS_OK;
+}
+
 static enum status run_combinations(struct settings *settings, size_t count, struct report **report)
 {
     struct sweep sweep = {.count = count};
@@ -102,6 +130,7 @@ enum status runner_run(struct settings *settings)
     struct report *report = NULL;
     /* Before the options are compared, because --best-gpu may choose a different device on each rank. */
     TRY(comm_agree(runner_check_no_device(settings, ranks)));
+    TRY(comm_agree(check_values_differ(settings, ranks)));
     TRY(runner_check_alike(settings)); /* also the axes, so that all ranks run the same combinations */
     enum status status =
         count == 1 ? runner_combination(settings, &report) : run_combinations(settings, count, &report);

@@ -113,6 +113,12 @@ void runner_show_phase(const struct runner *runner, const char *phase);
  * whenever that changes. */
 void runner_say_what_is_kept(const struct runner *runner);
 
+/* Whether a run that a signal ends loses all rows: JSON is printed at the end. */
+static inline bool runner_loses_rows(const struct settings *settings)
+{
+    return !settings->out && settings->format == FORMAT_JSON;
+}
+
 /* ---- runner_verify.c ---- */
 
 /* Returns the variant to run: the current one, or with --compute the one that wraps it (consumed_variant).
@@ -195,6 +201,9 @@ enum status runner_take_scaling(struct runner *runner);
  * the worst enum cores_outcome of all machines, for runner_warn_about_cores(). Agrees. */
 enum status runner_take_cores(struct settings *settings, double *worst);
 void runner_warn_about_cores(const struct settings *settings, double outcome);
+
+/* Whether --threads lists 0 and also the number of threads that 0 stands for. */
+bool runner_repeats_threads(const struct settings *settings);
 
 /* Selects the GPU of this rank: rank i of a machine uses GPU i modulo the number of GPUs. */
 void runner_take_device(struct settings *settings);

@@ -42,22 +42,50 @@ void runner_show_phase(const struct runner *runner, const char *phase)
         progress_clear(&runner->progress);
 }
 
-/* Lists the variants without a row. Those of --baseline are measured again, because --baseline must name one.
- */
-static void list_rest(const struct runner *runner, char *text, size_t size)
+/* Lists the variants without a row, after the baseline if others need its row for their speed-ups. Returns
+ * whether the baseline has a row already. The baseline is the first variant. */
+static bool list_rest(const struct runner *runner, char *text, size_t size)
 {
     const struct settings *settings = runner->settings;
-    bool reached = false;
-    size_t used = 0;
+    size_t first = 0, used = 0;
+    while (settings->variants[first] != runner->entry)
+        first++;
+    first += runner->published;
+    bool again = runner->baseline.entry && first > 0 && first < settings->variant_count;
     text[0] = '\0';
-    for (size_t i = 0; i < settings->variant_count && used < size; i++) {
-        const char *name = settings->variants[i]->name;
-        bool current = settings->variants[i] == runner->entry;
-        reached |= current;
-        if ((reached && !(current && runner->published)) ||
-            (settings->baseline && strcmp(name, settings->baseline) == 0))
-            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? "," : "", name);
-    }
+    if (again)
+        used = (size_t)snprintf(text, size, "%s,", runner->baseline.entry->name);
+    for (size_t i = first; i < settings->variant_count && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s", i > first ? "," : "",
+                                 settings->variants[i]->name);
+    return again;
+}
+
+/* Writes how to measure what is left. */
+static void describe_remedy(const struct runner *runner, char *text, size_t size)
+{
+    char rest[512];
+    bool again = list_rest(runner, rest, sizeof rest);
+    if (runner_loses_rows(runner->settings))
+        snprintf(text, size, "repeat the same command with --out FILE");
+    else if (*rest)
+        snprintf(text, size, "repeat the same command with --variant %s%s%s%s", rest, again ? " (" : "",
+                 again ? runner->baseline.entry->name : "", again ? " again, for the speed-up)" : "");
+    else
+        snprintf(text, size, "nothing is left to measure");
+}
+
+/* Writes which rows are kept, and where. */
+static void describe_rows(const struct runner *runner, char *text, size_t size)
+{
+    const struct settings *settings = runner->settings;
+    if (settings->out)
+        snprintf(text, size, "%zu new row%s in %s", runner->rows_kept, runner->rows_kept == 1 ? "" : "s",
+                 settings->out);
+    else if (runner_loses_rows(settings))
+        snprintf(text, size, "no rows, because --format json prints them at the end");
+    else
+        snprintf(text, size, "no rows except those on stdout, because --out FILE was not given");
 }
 
 void runner_say_what_is_kept(const struct runner *runner)
@@ -65,24 +93,22 @@ void runner_say_what_is_kept(const struct runner *runner)
     const struct settings *settings = runner->settings;
     const struct workload *workload = settings->workload;
     const char *folder = workload->epochs.folder ? workload->epochs.folder(runner->input) : NULL;
+    char rows[512], remedy[600];
     if (axes_combinations(&settings->axes) > 1) /* runner_axes.c says it */
         return;
-    char rows[512] = "no rows, which need --out FILE", rest[512], remedy[600];
-    if (settings->out)
-        snprintf(rows, sizeof rows, "%zu new row%s in %s", runner->rows_kept,
-                 runner->rows_kept == 1 ? "" : "s", settings->out);
-    if (folder) {
-        file_say_on_signal("kept: %s, %s in %s; to go on, repeat the same command with --resume", rows,
-                           runner->checkpointed ? "and the latest epoch" : "and earlier epochs, if any,",
-                           folder);
-        return;
-    }
-    list_rest(runner, rest, sizeof rest);
-    snprintf(remedy, sizeof remedy,
-             *rest ? "repeat the same command with --variant %s" : "nothing is left to measure", rest);
-    if (workload->epochs.more)
-        file_say_on_signal("kept: %s, and no epochs, which need --checkpoint DIR; to begin again, %s", rows,
-                           remedy);
+    describe_rows(runner, rows, sizeof rows);
+    describe_remedy(runner, remedy, sizeof remedy);
+    if (folder && runner->checkpointed)
+        file_say_on_signal(
+            "kept: %s; the latest epoch is in %s; to go on, repeat the same command with --resume", rows,
+            folder);
+    else if (folder)
+        file_say_on_signal("kept: %s; this run has not finished an epoch, so %s is unchanged; to go on, "
+                           "repeat the same command with --resume",
+                           rows, folder);
+    else if (workload->epochs.more)
+        file_say_on_signal("kept: %s; no epochs, because --checkpoint DIR was not given; to begin again, %s",
+                           rows, remedy);
     else
         file_say_on_signal("kept: %s; to go on, %s", rows, remedy);
 }

@@ -74,6 +74,19 @@ static bool any_threaded(const struct settings *settings)
     return false;
 }
 
+bool runner_repeats_threads(const struct settings *settings)
+{
+    const struct axis *axis = axes_find(&settings->axes, "threads");
+    bool all = false, same = false;
+    char number[AXIS_TEXT_BYTES];
+    snprintf(number, sizeof number, "%d", settings->allowed_threads);
+    for (size_t i = 0; axis && i < axis->count; i++) {
+        all |= strcmp(axis->texts[i], "0") == 0;
+        same |= strcmp(axis->texts[i], number) == 0;
+    }
+    return all && same;
+}
+
 #define CROWD 4 /* threads per hardware thread that can be useful for loaders, which wait for storage */
 
 void runner_warn_about_cores(const struct settings *settings, double outcome)
@@ -84,6 +97,9 @@ void runner_warn_about_cores(const struct settings *settings, double outcome)
             "other; omit --threads to use one per hardware thread",
             settings->resources.threads, settings->allowed_threads,
             settings->allowed_threads == 1 ? "" : "s");
+    if (!settings->ranks && runner_repeats_threads(settings))
+        status_warn("0 threads means %d per rank here, which --threads has as well, so both measure the same",
+                    settings->allowed_threads);
     if (cores_bound_by_openmp() && (comm_size() > 1 || settings->threads == 0))
         status_warn("OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY bound this process to one core before it "
                     "started, so only that core is counted; unset them%s",

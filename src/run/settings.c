@@ -9,6 +9,7 @@
 #include "core/file.h"
 #include "core/lock.h"
 #include "core/words.h"
+#include "data/prepare.h"
 #include "machine/env.h"
 #include "machine/gpu.h"
 #include "run/monitor.h"
@@ -197,7 +198,7 @@ static enum status find_workload(struct settings *settings, int argc, char *argv
     return STATUS_OK;
 }
 
-/* Sets the message for an option that only other workloads have, and for the command compare. */
+/* Sets the message for an option that only other workloads or --prepare have, and for the command compare. */
 static enum status explain_elsewhere(void *context, const char *name)
 {
     (void)context;
@@ -212,9 +213,12 @@ static enum status explain_elsewhere(void *context, const char *name)
                           "compare is a command without dashes: fdsl-bench compare A.csv B.csv");
     char owners[128];
     list_words(owners, sizeof owners, names, count);
-    return *owners ? status_set(STATUS_USAGE, "--%s is an option of %s; --list shows their variants", name,
-                                owners)
-                   : STATUS_OK;
+    if (count > 0)
+        return status_set(STATUS_USAGE, "--%s is an option of the workload%s %s; --list shows %s variants",
+                          name, count == 1 ? "" : "s", owners, count == 1 ? "its" : "their");
+    return prepare_has_option(name)
+               ? status_set(STATUS_USAGE, "--%s is an option of --prepare; --prepare --help lists them", name)
+               : STATUS_OK;
 }
 
 bool settings_has_option(const char *name)
