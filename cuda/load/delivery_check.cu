@@ -17,6 +17,7 @@ static uint32_t group_slots(const struct delivery *delivery)
     return slots < 1 ? 1 : slots < delivery->load->batch ? (uint32_t)slots : delivery->load->batch;
 }
 
+/* Allocates the buffers of a queue's check once. Keeps none of them if memory runs out. */
 static enum status room_to_verify(struct output_queue *queue)
 {
     const struct delivery *delivery = queue->delivery;
@@ -29,9 +30,10 @@ static enum status room_to_verify(struct output_queue *queue)
     check->labels = static_cast<int32_t *>(malloc(slots * sizeof *check->labels));
     check->hashes = static_cast<uint64_t *>(malloc(slots * sizeof *check->hashes));
     check->read = static_cast<uint8_t *>(malloc(delivery->arrays.bytes_max));
-    return check->wanted && check->tensor && check->labels && check->hashes && check->read
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "out of memory to verify");
+    if (check->wanted && check->tensor && check->labels && check->hashes && check->read)
+        return STATUS_OK;
+    delivery_check_free(check);
+    return status_set(STATUS_FAILED, "out of memory to verify");
 }
 
 void delivery_check_free(struct delivery_check *check)
