@@ -84,6 +84,10 @@ Test(config, what_is_no_option_is_named)
     config(line);
     EXPECT(2, "$P --variant naive --config c.ini");
     cr_expect(says("--config c.ini: line 1 has more than 190 bytes"), "%s", out);
+    static const char nul[] = "batch = 2\nres = 16\0\nverify = yes\n";
+    put("c.ini", nul, sizeof nul - 1);
+    EXPECT(2, "$P --variant naive --config c.ini");
+    cr_expect(says("--config c.ini: line 2 has a NUL byte; save it as UTF-8 text"), "%s", out);
     EXPECT(2, "$P --variant naive --config none.ini");
     cr_expect(says("--config: none.ini: cannot be read: No such file or directory"), "%s", out);
 }

@@ -31,23 +31,30 @@ static enum status add(struct config *config, char *argument)
 /* The file while inih reads it. inih reads a line only after it has handled the one before. */
 struct reading {
     struct config *config;
-    const char *rest; /* of the file's text */
-    int line;         /* number of the latest line */
+    const char *rest, *end; /* of the file's text */
+    int line;               /* number of the latest line */
     enum status status;
 };
 
-/* Gives inih the next line, as fgets() does. A line that is too long ends the file with an error. */
+/* Gives inih the next line, as fgets() does. A line that is too long or has a NUL byte ends the file with an
+ * error. */
 static char *next_line(char *line, int size, void *context)
 {
     struct reading *reading = context;
     size_t length = strcspn(reading->rest, "\n");
     (void)size;
-    if (!*reading->rest || reading->status != STATUS_OK)
+    if (reading->rest == reading->end || reading->status != STATUS_OK)
         return NULL;
     reading->line++;
     if (length > LINE_MAX_BYTES) {
         reading->status = status_set(STATUS_USAGE, "--config %s: line %d has more than %d bytes; shorten it",
                                      reading->config->path, reading->line, LINE_MAX_BYTES);
+        return NULL;
+    }
+    if (reading->rest[length] == '\0' && reading->rest + length < reading->end) {
+        reading->status =
+            status_set(STATUS_USAGE, "--config %s: line %d has a NUL byte; save it as UTF-8 text",
+                       reading->config->path, reading->line);
         return NULL;
     }
     length += reading->rest[length] == '\n';
@@ -93,6 +100,7 @@ static enum status read_file(struct config *config)
     if (file_read(config->path, &text, &size) != STATUS_OK)
         return status_prefix(STATUS_USAGE, "--config");
     reading.rest = text;
+    reading.end = text + size;
     int line = ini_parse_stream(next_line, &reading, take_line, &reading);
     free(text);
     if (reading.status != STATUS_OK || line == 0)
