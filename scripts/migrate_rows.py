@@ -14,7 +14,7 @@ Examples:
   scripts/migrate_rows.py --output converted old/*.csv   keep the old files
 
 Renamed columns get their new names, new columns are empty or have the value that older programs implied, and all other values,
-quotes and line ends stay as they are, in the same order. Rows of --samples-out are converted too. Files of the current schema
+quotes and line ends stay as they are, in the same order. Rows of --samples-out and --monitor are converted too. Files of the current schema
 are not touched, and files without rows of fdsl-bench are left out with a note. A file is replaced in one step, under the lock
 that fdsl-bench takes to append, and keeps its mode.
 
@@ -22,7 +22,8 @@ The meaning of a few columns has changed: roofline_share of rows without `bound`
 of 0 (time_sd_s, time_cv) of a single sample. Such values are left empty, and the old file is kept beside the new one, as
 rows.csv.load-4 if its rows were load/4. docs/schemas.md has all changes.
 
-Exit status: 0 done, 1 a file could not be converted (the others were), 2 usage, 3 --check found an older file.
+Exit status: 0 done, 1 a file could not be converted (the others were), 2 usage, 3 --check found an older file, 128 + N
+interrupted by signal N: then each file is either converted or as it was.
 """
 
 import argparse
@@ -30,10 +31,10 @@ import collections
 import fcntl
 import os
 import re
+import secrets
 import shlex
-import shutil
+import signal
 import sys
-import tempfile
 import time
 
 IDENTITY = "schema time_utc host job_id revision workload variant device driver cuda ranks rank threads scaling ranks_per_device"
@@ -63,7 +64,11 @@ MEASURES = {
         to_98_s to_99_s data_share memory_bytes generate_share generated_per_s opening_s init skipped_steps loss_scale""",
     "infer": "model epoch parameters test_samples test_loss test_acc memory_bytes",
 }
+MONITOR = """schema time_utc host job_id revision rank gpu device variant phase time_s gpu_utilisation_percent gpu_memory_bytes
+    temperature_c power_w sm_clock_mhz memory_clock_mhz pcie_rx_bytes_per_s pcie_tx_bytes_per_s throttled cpu_cores rss_bytes
+    read_bytes_per_s write_bytes_per_s"""
 COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}".split() for name in PARAMETERS}
+COLUMNS["monitor"] = MONITOR.split()
 CURRENT = {"synth": 7, "load": 7, "train": 4, "infer": 3, "monitor": 2}
 
 # Former names of columns.
@@ -76,6 +81,7 @@ RENAMED = {
              "resident_after": "resident_share_after", "device_bytes": "storage_read_bytes"},
     "train": {**RENAMED_EVERYWHERE, "loss": "train_loss"},
     "infer": RENAMED_EVERYWHERE,
+    "monitor": {},
 }
 
 # The last schema in which columns may be missing.
@@ -88,6 +94,7 @@ ADDED_AFTER = {
     "load": {3: STEPS, 4: "dtype ring chunk gds compute bus_share bus_slowdown loss", 5: ROOFLINE},
     "train": {2: f"feed fresh generate_share generated_per_s opening_s init skipped_steps loss_scale {ROOFLINE}"},
     "infer": {1: ROOFLINE},
+    "monitor": {1: "gpu read_bytes_per_s write_bytes_per_s"},
 }
 
 # Values of missing columns that older programs implied: a constant, or the value of another column.
@@ -99,10 +106,15 @@ CHANGED_WITH = {"roofline_share": "bound", "digest": "scaling"}
 
 FIELD = re.compile(r'((?:[^",\n]|"[^"]*")*)(,|\n|\Z)')
 POLL_S = 0.02
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
 class Refused(Exception):
     """A file that cannot be converted: one line with the file, the place and a remedy."""
+
+
+class Interrupted(BaseException):
+    """A signal, whose number is the argument, asks to end."""
 
 
 class NotRows(Exception):
@@ -126,7 +138,9 @@ def split(path, text):
     records, fields, line, begin, at = [], [], 1, 1, 0
     while at < len(text):
         match = FIELD.match(text, at)
-        if not match or not match[2]:
+        if not match:
+            raise Refused(f"{path}, line {begin}: a quote is not closed; close or remove it, or delete this row")
+        if not match[2]:
             raise Refused(f"{path}, line {begin}: the last row has no line end and may be incomplete; complete or delete it")
         fields.append(match[1])
         at, line = match.end(), line + match[0].count("\n")
@@ -175,7 +189,7 @@ def examine(path, data):
     """Reads the bytes of a file. Bytes become characters one by one, so that none is changed."""
     table = split(path, data.decode("latin-1"))
     workload, version = schema_of(path, table)
-    if workload in COLUMNS and version == CURRENT[workload] and table.header != new_columns(workload, table.header):
+    if version == CURRENT[workload] and table.header != new_columns(workload, table.header):
         raise Refused(f"{path}, line 1: the columns are not those of {workload}/{version}; restore the header")
     return Examined(data, table, workload, version, f"{workload}/{version}")
 
@@ -292,10 +306,10 @@ def sync_folder(folder):
 def write_whole(path, data, status):
     """Writes a file with the mode and owner of `status`, or leaves what is there."""
     folder, name = os.path.split(os.path.abspath(path))
-    part = None
+    part = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
     try:
-        handle, part = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-        with os.fdopen(handle, "wb") as file:
+        with open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            handle = file.fileno()
             file.write(data)
             try:
                 os.fchown(handle, status.st_uid, status.st_gid)
@@ -305,9 +319,11 @@ def write_whole(path, data, status):
             file.flush()
             os.fsync(handle)
         os.rename(part, path)
-    except OSError as error:
-        if part and os.path.exists(part):
+    except BaseException as error:
+        if os.path.exists(part):
             os.unlink(part)
+        if not isinstance(error, OSError):
+            raise
         raise Refused(f"{path} cannot be written: {why(error)}; free space or allow writing to {folder}, or write elsewhere "
                       "with --output DIR") from None
     sync_folder(folder)
@@ -325,7 +341,7 @@ def keep(path, data, schema):
         try:
             os.link(path, kept)
         except OSError:  # a file system without hard links
-            shutil.copy2(path, kept)
+            write_whole(kept, data, os.stat(path))
     except OSError as error:
         raise Refused(f"{path}: the old file cannot be kept as {kept}: {why(error)}; use --output DIR") from None
     return kept
@@ -341,7 +357,7 @@ def write_elsewhere(path, folder, data, status):
 
 
 def is_current(file):
-    return file.workload == "monitor" or file.version == CURRENT[file.workload]  # the figures read any monitor file
+    return file.version == CURRENT[file.workload]
 
 
 def check(path, file):
@@ -389,6 +405,17 @@ def migrate(path, options):
     return False
 
 
+def catch(signals, handler):
+    for number in signals:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def interrupt(number, _):
+    catch(SIGNALS, signal.SIG_IGN)  # a second one must not interrupt the removal of temporary files
+    raise Interrupted(number)
+
+
 def main(arguments):
     parser = argparse.ArgumentParser(prog="scripts/migrate_rows.py", add_help=False)
     parser.add_argument("files", nargs="*")
@@ -406,6 +433,7 @@ def main(arguments):
         parser.error("--check writes nothing; leave out --output or --check")
     if options.output and not os.path.isdir(options.output):
         parser.error(f"--output {options.output}: no such folder; create it first")
+    catch(SIGNALS, interrupt)
     failed, older = False, False
     for path in options.files:
         try:
@@ -419,4 +447,9 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except Interrupted as interrupted:
+        print("migrate_rows: interrupted; each file is either converted or as it was: run the command again for the rest",
+              file=sys.stderr)
+        sys.exit(128 + interrupted.args[0])

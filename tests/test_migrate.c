@@ -37,8 +37,9 @@ static const char compare[] =
     "first_wait_s:first_batch_s '\n"
     "    'utilisation:busy_share peak_flops:peak_flops_per_s mem_clock_mhz:memory_clock_mhz '\n"
     "    'timed:timed_stages').split())\n"
-    "names.update({'layout': 'store'} if old[0]['workload'] == 'load' else {})\n"
-    "names.update({'loss': 'train_loss'} if old[0]['workload'] == 'train' else {})\n"
+    "workload = old[0]['schema'].split('/')[0]\n"
+    "names.update({'layout': 'store'} if workload == 'load' else {})\n"
+    "names.update({'loss': 'train_loss'} if workload == 'train' else {})\n"
     "assert len(old) == len(new) == 2\n"
     "lost = {name for a, b in zip(old, new) for name in a if name != 'schema' and\n"
     "        a[name] != b[names.get(name, name)]}\n"
@@ -62,7 +63,8 @@ Test(migrate, every_older_schema)
                  {"train_2_b", "train/4", "roofline_share time_cv time_sd_s"},
                  {"train_2_c", "train/4", "roofline_share time_cv time_sd_s"},
                  {"train_3", "train/4", ""},
-                 {"infer_1", "infer/3", "roofline_share"}};
+                 {"infer_1", "infer/3", "roofline_share"},
+                 {"monitor_1", "monitor/2", ""}};
     put("compare.py", compare, sizeof compare - 1);
     EXPECT(0, "ls " OLD "*.csv | wc -l");
     cr_expect_eq(atoi(out), (int)COUNT_OF(files));
@@ -105,6 +107,11 @@ Test(migrate, implied_values)
     cr_expect(strstr(out, "\n,files,32,\n"), "%s", out);
     EXPECT(0, "cp " OLD "train_1.csv a.csv && " MIGRATE "a.csv && %s feed fresh init", show);
     cr_expect(strstr(out, "\nstored,,\n"), "%s", out);
+    EXPECT(0,
+           "cp " OLD "monitor_1.csv a.csv && " MIGRATE
+           "a.csv && %s gpu device rss_bytes read_bytes_per_s write_bytes_per_s",
+           show);
+    cr_expect(strstr(out, "\n,Made-up Accelerator X1,220000000,,\n"), "%s", out);
 }
 
 /* Quotes, line ends, line breaks in quotes, empty lines and bytes that are not UTF-8 stay as they are. */
@@ -135,7 +142,7 @@ Test(migrate, former_names_become_current_ones)
 /* The script's table has the columns that the program writes. */
 Test(migrate, columns_are_those_of_the_program)
 {
-    EXPECT(0, NAIVE "--out rows_synth.csv >log 2>&1 || { cat log; exit 1; }");
+    EXPECT(0, NAIVE "--out rows_synth.csv --monitor rows_monitor.csv >log 2>&1 || { cat log; exit 1; }");
     EXPECT(0, "$P --variant train-naive --data digits --train-size 40 --test-size 10 --model logreg --batch "
               "10 --epochs 1 "
               "--checkpoint c --out rows_train.csv >log 2>&1 || { cat log; exit 1; }");
@@ -150,7 +157,8 @@ Test(migrate, columns_are_those_of_the_program)
     EXPECT(0, MIGRATE "--check rows_*.csv");
     cr_expect(strstr(out, "rows_synth.csv: has the current schema, synth/") &&
                   strstr(out, "rows_train.csv: has the current schema, train/") &&
-                  strstr(out, "rows_infer.csv: has the current schema, infer/"),
+                  strstr(out, "rows_infer.csv: has the current schema, infer/") &&
+                  strstr(out, "rows_monitor.csv: has the current schema, monitor/"),
               "%s", out);
 }
 
@@ -168,6 +176,9 @@ Test(migrate, the_program_names_the_script)
               "train_3.csv t.csv; $P --variant train-naive --data digits --train-size 40 --test-size 10 "
               "--model logreg --batch 10 --epochs 1 --checkpoint c --resume --out t.csv");
     cr_expect(strstr(out, "scripts/migrate_rows.py t.csv"), "%s", out);
+    EXPECT(2, "cp " OLD "monitor_1.csv m.csv; " NAIVE "--monitor m.csv");
+    cr_expect(strstr(out, "convert it with: scripts/migrate_rows.py m.csv"), "%s", out);
+    EXPECT(0, MIGRATE "m.csv && " NAIVE "--monitor m.csv >log 2>&1 || { cat log; exit 1; }");
     /* Newer rows and those of other workloads cannot be converted. */
     EXPECT(2, "sed 's,^synth/5,synth/8,' " OLD "synth_5.csv > b.csv; " NAIVE "--out b.csv");
     cr_expect(strstr(out, "has other columns") && !strstr(out, "migrate"), "%s", out);
@@ -183,8 +194,7 @@ Test(migrate, current_files_are_not_touched)
               "a.csv && touch -d 2001-01-01 a.csv && cp -p a.csv b.csv && " MIGRATE
               "a.csv && cmp a.csv b.csv && test $(stat -c %%Y a.csv) = $(stat -c %%Y b.csv)");
     cr_expect(strstr(out, "a.csv: has the current schema, load/7\n"), "%s", out);
-    EXPECT(0, "cp $R/tests/data/figures/monitor.csv m.csv && printf 'a,b\\n1,2\\n' > other.csv && : > "
-              "empty.csv && " MIGRATE "--check *.csv && cmp m.csv $R/tests/data/figures/monitor.csv");
+    EXPECT(0, "printf 'a,b\\n1,2\\n' > other.csv && : > empty.csv && " MIGRATE "--check *.csv");
     cr_expect(strstr(out, "other.csv: no rows of fdsl-bench; left as it is") &&
                   strstr(out, "empty.csv: empty; left as it is"),
               "%s", out);
@@ -217,7 +227,8 @@ static const struct {
 } refused[] = {
     {"head -c -1 $F", "line 3: the last row has no line end and may be incomplete; complete or delete it"},
     {"head -c -40 $F", "line 3: the last row has no line end and may be incomplete"},
-    {"sed '3s/,vm,/,\"vm,/' $F", "line 3: the last row has no line end"},
+    {"sed '3s/,vm,/,\"vm,/' $F", "line 3: a quote is not closed; close or remove it, or delete this row"},
+    {"sed '2s/,vm,/,v\"m,/' $F", "line 2: a quote is not closed"},
     {"sed '3s/,[^,]*$//' $F", "line 3: 88 fields where the header has 89; repair or delete this row"},
     {"cat $F $F", "line 4: a second header; split the file in two there"},
     {"sed '3s,^load/5,load/4,' $F", "line 3: schema 'load/4' after rows of 'load/5'; split the file in two"},
@@ -289,6 +300,29 @@ Test(migrate, a_full_disk_changes_nothing)
     EXPECT(1, "cp " OLD "load_4.csv a.csv && (ulimit -f 1; trap '' XFSZ; python3 " MIGRATE "a.csv)");
     cr_expect(strstr(out, "a.csv cannot be written: File too large"), "%s", out);
     EXPECT(0, "cmp a.csv " OLD "load_4.csv && test $(ls -A | wc -l) = 1");
+}
+
+/* Runs the script with a signal after it has written the temporary file. */
+Test(migrate, an_interrupt_leaves_nothing_behind)
+{
+    static const char interrupted[] =
+        "import os, runpy, signal, sys\n"
+        "number = signal.Signals[sys.argv.pop(1)]\n"
+        "os.fsync = lambda handle: os.kill(os.getpid(), number)\n"
+        "runpy.run_path(os.environ['R'] + '/scripts/migrate_rows.py', run_name='__main__')\n";
+    put("interrupted.py", interrupted, sizeof interrupted - 1);
+    static const struct {
+        const char *name;
+        int status;
+    } signals[] = {{"SIGINT", 130}, {"SIGTERM", 143}, {"SIGHUP", 129}};
+    for (size_t i = 0; i < COUNT_OF(signals); i++) {
+        EXPECT(signals[i].status, "cp " OLD "load_4.csv a.csv; python3 interrupted.py %s a.csv",
+               signals[i].name);
+        cr_expect_str_eq(out,
+                         "migrate_rows: interrupted; each file is either converted or as it was: run the "
+                         "command again for the rest\n");
+        EXPECT(0, "cmp a.csv " OLD "load_4.csv && test $(ls -A | wc -l) = 2");
+    }
 }
 
 Test(migrate, waits_for_the_lock)
