@@ -242,6 +242,19 @@ Test(figures, the_last_run_of_a_monitor_file)
     cr_assert(says("\n8\n"), "%s", out);
 }
 
+Test(figures, a_monitor_figure_says_what_it_leaves_out)
+{
+    shell("(cat " FIXTURES "/monitor.csv; sed -n '2,9p' " FIXTURES "/monitor.csv) > $D/results/monitor.csv; "
+          "cp " FIXTURES
+          "/monitor.csv $D/results/a.csv; sed -i 's/2026-01/2025-01/' $D/results/a.csv; " FIGURES
+          "--out $D/out monitor");
+    cr_assert(says("drawn: monitor.csv, the last of its 2 runs; 1 left out; the newest of 2 monitor files; 1 "
+                   "left out"),
+              "%s", out);
+    shell("cp " FIXTURES "/monitor.csv $D/results; rm $D/results/a.csv; " FIGURES "--out $D/out monitor");
+    cr_assert(says("drawn   ") && !says("left out"), "%s", out);
+}
+
 Test(figures, ranks_that_share_cores_are_not_joined)
 {
     shell("{ head -1 " FIXTURES "/sweep_scaling.csv; " ON_CPU("2", "16", "64", "weak")

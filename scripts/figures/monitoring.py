@@ -21,13 +21,22 @@ PANELS = (  # title, scale, columns with their names, minimum height of the axis
 
 
 def last_run(samples):
-    """Returns the samples of the last run in a file, of its lowest rank and that rank's first GPU, and the names of
-    all its ranks and GPUs. The time restarts with each run."""
+    """Returns the samples of the last run in a file, of its lowest rank and that rank's first GPU, the names of all its
+    ranks and GPUs, and the number of runs of that rank. The time restarts with each run."""
     ranks = sorted({sample["rank"] for sample in samples}, key=lambda rank: (len(rank), rank))
     samples = [sample for sample in samples if sample["rank"] == ranks[0]]
-    start = max((i for i in range(1, len(samples)) if samples[i]["time_s"] < samples[i - 1]["time_s"]), default=0)
-    gpus = list(dict.fromkeys(sample["gpu"] for sample in samples[start:]))
-    return [sample for sample in samples[start:] if sample["gpu"] == gpus[0]], ranks, gpus
+    starts = [i for i, sample in enumerate(samples) if i == 0 or sample["time_s"] < samples[i - 1]["time_s"]]
+    last = samples[starts[-1]:]
+    gpus = list(dict.fromkeys(sample["gpu"] for sample in last))
+    return [sample for sample in last if sample["gpu"] == gpus[0]], ranks, gpus, len(starts)
+
+
+def left_out(measured, chosen, runs):
+    """Returns a note on the file and the run that are drawn, if there are others, or None."""
+    name, files = chosen["file"].name, sum(monitor["source"] == chosen["source"] for monitor in measured.monitors)
+    parts = [f"the last of its {runs} runs; {runs - 1} left out"] * (runs > 1)
+    parts += [f"the newest of {files} monitor files; {files - 1} left out"] * (files > 1)
+    return f"drawn: {name}, {'; '.join(parts)}" if parts else None
 
 
 def spans(samples, key, end):
@@ -45,7 +54,7 @@ def over_time(measured):
     if not measured.monitors:
         raise Missing("./fdsl-bench --variant omp --batch 64 --min-time 11 --monitor results/monitor.csv")
     chosen = measured.monitors[0]
-    samples, ranks, gpus = last_run(chosen["samples"])
+    samples, ranks, gpus, runs = last_run(chosen["samples"])
     plot = Plot("GPU and CPU load during a run", height=0)
     end = samples[-1]["time_s"] * 1.002 or 1
     panels = [panel for panel in PANELS
@@ -75,6 +84,8 @@ def over_time(measured):
                     + (" GPU use is the driver's average over up to one second." if panels[0] is PANELS[0] else "")
                     + (" The driver samples PCIe for 20 ms per interval and may miss short bursts."
                        if any(panel[0].startswith("PCIe") for panel in panels) else "")]
+    note = left_out(measured, chosen, runs)
+    plot.notes += [note] * (note is not None)
     if chosen["source"] != "yours":
         plot.notes.append("no monitor file of yours; to record one: "
                           "./fdsl-bench --variant omp --batch 64 --min-time 11 --monitor results/monitor.csv")
