@@ -2,6 +2,9 @@
 #include "shell.h"
 
 #include <string.h>
+#include <sys/wait.h>
+
+#include "machine/process.h"
 
 /* Burns CPU time, so that a busy machine makes no difference: burn(0.3) takes 0.3 s of it. */
 static const char tree[] = "import os, signal, subprocess, sys, time\n"
@@ -102,6 +105,21 @@ Test(command, is_not_started_if_its_samples_cannot_be_written)
     EXPECT(1, "test -e started");
 }
 
+Test(command, whose_samples_are_lost_ends_with_1)
+{
+    EXPECT(1, "mkdir d && $P --monitor d/m.csv -- rm -r d");
+    cr_expect(says("d/m.csv cannot be opened") && !says(" samples in "), "%s", out);
+}
+
+Test(command, line_has_sizes_in_fitting_units)
+{
+    EXPECT(0, "$P --monitor m.csv:20 -- sleep 0.3");
+    cr_expect(says("B of memory, ") && says(" kB written; "), "%s", out);
+    cr_expect(!says(" GB") && !says("e-") && !says("e+") && !says("at most 0 "), "%s", out);
+    watch("block = b'x' * 50_000_000\ntime.sleep(0.2)\n");
+    cr_expect(says(" MB of memory"), "%s", out);
+}
+
 Test(command, line_is_checked)
 {
     static const char *const refused[][2] = {
@@ -198,6 +216,42 @@ Test(command, may_leave_processes_behind)
            "timeout 20 $P --monitor m.csv -- sh -c 'sleep 30 >/dev/null 2>&1 & echo $!' >pid 2>err; cat err; "
            "kill $(cat pid)");
     cr_expect(says("; 1 of its processes still runs, unwatched; "), "%s", out);
+}
+
+/* ---- SIGCHLD ---- */
+
+/* The alarm ends a monitor that never learns of the end. */
+Test(command, ends_also_where_sigchld_is_ignored)
+{
+    static const char ignore[] = "import os, signal, sys\n"
+                                 "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+                                 "signal.alarm(30)\n"
+                                 "os.execv(sys.argv[1], sys.argv[1:])\n";
+    static const char job[] = "import signal, time\n"
+                              "time.sleep(0.3)\n"
+                              "print('ignores' if signal.getsignal(signal.SIGCHLD) else 'waits')\n"
+                              "raise SystemExit(5)\n";
+    put("ignore.py", ignore, sizeof ignore - 1);
+    put("job.py", job, sizeof job - 1);
+    EXPECT(5, "python3 ignore.py $P --monitor m.csv:20 -- python3 job.py 2>err");
+    cr_expect_str_eq(out, "ignores\n", "the command starts as it would without the monitor");
+    EXPECT(5, "$P --monitor m.csv:20 -- python3 job.py 2>err");
+    cr_expect_str_eq(out, "waits\n");
+    read_sums();
+}
+
+Test(command, that_another_function_has_collected_has_ended)
+{
+    struct process_tree *processes;
+    int wait_status = 0;
+    cr_assert_eq(process_tree_open(&processes), STATUS_OK, "%s", status_text());
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(0);
+    cr_assert_eq(waitpid(pid, NULL, 0), pid);
+    cr_expect(process_tree_collect(processes, pid, &wait_status));
+    cr_expect(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 1);
+    process_tree_free(processes);
 }
 
 /* ---- Signals ---- */

@@ -3,13 +3,17 @@
 
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "core/lock.h"
 #include "core/phase.h"
 #include "core/timer.h"
 #include "machine/gpu.h"
@@ -404,6 +408,48 @@ Test(monitor, a_file_that_cannot_be_written_is_a_failure)
     cr_expect(strstr(status_text(), "monitor.csv cannot be opened"), "%s", status_text());
     (void)monitor_stop(monitor);
     monitor_free(monitor);
+}
+
+static void expect_all_timed_samples(void)
+{
+    const struct monitor_summary *summary;
+    end_monitor();
+    cr_assert_eq(monitor_summaries(monitor, &summary), 1);
+    size_t samples = summary->samples;
+    monitor_free(monitor);
+    read_rows();
+    cr_expect_eq(count_phase("one", "timed"), samples, "each sample once");
+}
+
+Test(monitor, keeps_samples_until_they_can_be_written)
+{
+    open_monitor(10, "");
+    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
+    phase_enter(PHASE_TIMED);
+    wait_for_samples(3);
+    cr_assert(mkdir(path, 0777) == 0);
+    cr_expect_eq(monitor_flush(monitor), STATUS_FAILED);
+    cr_assert(rmdir(path) == 0);
+    wait_for_samples(6);
+    expect_all_timed_samples();
+}
+
+Test(monitor, tries_a_lock_for_a_short_time_only)
+{
+    open_monitor(10, "");
+    cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
+    phase_enter(PHASE_TIMED);
+    wait_for_samples(3);
+    cr_assert(monitor_try_flush(monitor) == STATUS_OK, "%s", status_text());
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    cr_assert(fd >= 0 && flock(fd, LOCK_EX) == 0);
+    wait_for_samples(6);
+    double begin_s = timer_now_s();
+    cr_expect_eq(monitor_try_flush(monitor), STATUS_FAILED);
+    cr_expect_lt(timer_now_s() - begin_s, LOCK_TIMEOUT_S / 2);
+    cr_expect_eq(lock_set_timeout(LOCK_TIMEOUT_S), LOCK_TIMEOUT_S, "other locks are waited for as before");
+    close(fd);
+    expect_all_timed_samples();
 }
 
 Test(monitor, a_file_of_other_rows_is_refused_beforehand)

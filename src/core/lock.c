@@ -16,9 +16,11 @@
 
 static double timeout_s = LOCK_TIMEOUT_S;
 
-void lock_set_timeout(double seconds)
+double lock_set_timeout(double seconds)
 {
+    double before_s = timeout_s;
     timeout_s = seconds;
+    return before_s;
 }
 
 /* Returns the id of the process that holds a lock on an open file, or 0. */

@@ -8,8 +8,8 @@
 
 #define LOCK_TIMEOUT_S 60 /* the default of lock_set_timeout() */
 
-/* Sets how long lock_take() waits, in seconds, for the whole process. */
-void lock_set_timeout(double seconds);
+/* Sets how long lock_take() waits, in seconds, for the whole process. Returns the former time. */
+double lock_set_timeout(double seconds);
 
 /* Locks an open file until it is closed; `operation` is LOCK_SH or LOCK_EX of flock(). Waits while another
  * process holds the lock, and after one second names that process on stderr. STATUS_FAILED after the timeout,

@@ -337,6 +337,11 @@ bool process_tree_collect(struct process_tree *tree, pid_t child, int *wait_stat
             found = true;
         }
     }
+    if (!found && pid < 0 && errno == ECHILD) {
+        *wait_status = W_EXITCODE(EXIT_FAILURE, 0);
+        found = true;
+        status_warn("the command ended, but its exit status is unknown");
+    }
     pthread_mutex_unlock(&tree->lock);
     return found;
 }

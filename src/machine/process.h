@@ -41,7 +41,8 @@ bool process_tree_use(struct process_tree *tree, struct process_use *use);
 size_t process_tree_running(struct process_tree *tree);
 
 /* Collects all children of this process that have ended. Returns true, with the status of waitpid(), if
- * `child` is one of them. No other function may wait for children. Thread safe. */
+ * `child` is one of them. No other function may wait for children, and SIGCHLD must not be ignored: if no
+ * children are left, warns and returns true with the status of exit(1). Thread safe. */
 bool process_tree_collect(struct process_tree *tree, pid_t child, int *wait_status);
 
 #endif

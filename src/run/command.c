@@ -40,7 +40,8 @@ struct watch {
     size_t gpu_count;
     struct monitor *monitor;
     pid_t child;
-    sigset_t before; /* the signal mask of the command */
+    sigset_t before;       /* the signal mask of the command */
+    void (*on_child)(int); /* what the command does on SIGCHLD at its start: SIG_IGN or SIG_DFL */
     double begin_s, end_s;
 };
 
@@ -58,10 +59,12 @@ static void collect_signals(sigset_t *set)
 }
 
 /* Runs in the child. Writes errno to `report` if the command cannot be started. */
-static void become(char *const command[], const sigset_t *mask, int report)
+static void become(const struct watch *watch, int report)
 {
+    char *const *command = watch->settings->command;
     signal(SIGXFSZ, SIG_DFL); /* the main program ignores it */
-    sigprocmask(SIG_SETMASK, mask, NULL);
+    signal(SIGCHLD, watch->on_child);
+    sigprocmask(SIG_SETMASK, &watch->before, NULL);
     execvp(command[0], command);
     int error = errno;
     (void)file_write_all(report, (const char *)&error, sizeof error);
@@ -80,10 +83,12 @@ static enum status start(struct watch *watch, int *error)
         return status_set(STATUS_FAILED, "cannot start '%s': %s", command[0], strerror(errno));
     collect_signals(&set);
     sigprocmask(SIG_BLOCK, &set, &watch->before);
+    watch->on_child =
+        signal(SIGCHLD, SIG_DFL); /* if ignored, the kernel discards the status of the command */
     watch->begin_s = timer_now_s();
     watch->child = fork();
     if (watch->child == 0)
-        become(command, &watch->before, report[1]);
+        become(watch, report[1]);
     int fork_error = errno;
     close(report[1]);
     if (watch->child > 0 && read(report[0], error, sizeof *error) != (ssize_t)sizeof *error)
@@ -139,6 +144,16 @@ static void pass_on(const struct watch *watch, const siginfo_t *signal_info)
         kill(watch->child, signal_info->si_signo);
 }
 
+/* Writes the samples so far. A failure loses none: monitor_stop() writes those that are left, or fails too.
+ * Warns at the second failure in a row, because another process may have the lock for a moment. */
+static void flush(const struct watch *watch, size_t *failures)
+{
+    *failures = monitor_try_flush(watch->monitor) == STATUS_OK ? 0 : *failures + 1;
+    if (*failures == 2)
+        status_warn("%s; --monitor keeps the samples in memory and tries again every %d s", status_text(),
+                    FLUSH_S);
+}
+
 /* Waits for the command and collects all its orphans. Writes samples every FLUSH_S seconds, because a
  * training can take days. */
 static int wait_for_end(struct watch *watch)
@@ -147,6 +162,7 @@ static int wait_for_end(struct watch *watch)
     siginfo_t info;
     int status = 0;
     double flushed_s = timer_now_s();
+    size_t failures = 0;
     collect_signals(&set);
     while (!process_tree_collect(watch->tree, watch->child, &status)) {
         const struct timespec most = {FLUSH_S, 0};
@@ -156,8 +172,7 @@ static int wait_for_end(struct watch *watch)
         if (timer_now_s() - flushed_s < FLUSH_S)
             continue;
         flushed_s = timer_now_s();
-        if (monitor_flush(watch->monitor) != STATUS_OK)
-            status_warn("%s", status_text());
+        flush(watch, &failures);
     }
     return status;
 }
@@ -174,11 +189,21 @@ __attribute__((format(printf, 3, 4))) static void append(char *text, size_t size
     va_end(arguments);
 }
 
+/* Appends a size in the largest unit that leaves at least 1 before the point. */
+static void append_size(char *text, size_t size, const char *before, double bytes, const char *after)
+{
+    static const char *const units[] = {"kB", "MB", "GB", "TB"};
+    size_t unit = 0;
+    for (bytes *= 1e-3; bytes >= 999.5 && unit + 1 < COUNT_OF(units); unit++)
+        bytes *= 1e-3;
+    append(text, size, "%s%.3g %s%s", before, bytes, units[unit], after);
+}
+
 static void summarise(const struct watch *watch, const struct process_use *use)
 {
     char text[512] = "";
     const struct monitor_summary *summary;
-    double wall_s = watch->end_s - watch->begin_s, read_gb = 1e-9 * use->counters[PROCESS_READ_BYTES];
+    double wall_s = watch->end_s - watch->begin_s;
     size_t running = process_tree_running(watch->tree);
     if (monitor_summaries(watch->monitor, &summary) == 0)
         return;
@@ -186,11 +211,12 @@ static void summarise(const struct watch *watch, const struct process_use *use)
     if (use->counters[PROCESS_CPU_S] >= 0)
         append(text, sizeof text, ", %.1f s of CPU time (%.2f cores)", use->counters[PROCESS_CPU_S],
                use->counters[PROCESS_CPU_S] / wall_s);
-    if (summary->of[MONITOR_RSS_BYTES].count)
-        append(text, sizeof text, ", at most %.3g GB of memory", 1e-9 * summary->of[MONITOR_RSS_BYTES].max);
-    if (read_gb >= 0)
-        append(text, sizeof text, ", %.3g GB read and %.3g GB written", read_gb,
-               1e-9 * use->counters[PROCESS_WRITTEN_BYTES]);
+    if (summary->of[MONITOR_RSS_BYTES].max > 0) /* a process that has ended has none */
+        append_size(text, sizeof text, ", at most ", summary->of[MONITOR_RSS_BYTES].max, " of memory");
+    if (use->counters[PROCESS_READ_BYTES] >= 0) {
+        append_size(text, sizeof text, ", ", use->counters[PROCESS_READ_BYTES], " read");
+        append_size(text, sizeof text, " and ", use->counters[PROCESS_WRITTEN_BYTES], " written");
+    }
     if (summary->of[MONITOR_GPU_UTILISATION_PERCENT].count)
         append(text, sizeof text, ", GPU use %.0f %%",
                summary->of[MONITOR_GPU_UTILISATION_PERCENT].sum /

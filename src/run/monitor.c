@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "core/lock.h"
 #include "core/phase.h"
 #include "core/timer.h"
 #include "machine/nvml.h"
@@ -19,6 +20,7 @@
 #define TRAFFIC_PERIOD_MS \
     50                   /* NVML measures 20 ms per direction: no PCIe columns at shorter periods per GPU */
 #define WRITE_ROWS 16384 /* limits memory: a row takes about 2 KiB while it is written */
+#define TRY_LOCK_S 1     /* a command gets its signals later by at most this time */
 
 /* The text column "throttled" comes before this value. */
 #define THROTTLED_BEFORE MONITOR_CPU_CORES
@@ -254,11 +256,8 @@ static enum status make_row(const struct monitor_subject *subject, const char *v
 }
 
 static enum status write_rows(const struct monitor *monitor, const struct monitor_sample *samples,
-                              size_t count)
+                              struct row *rows, size_t count)
 {
-    struct row *rows = calloc(count, sizeof *rows);
-    if (!rows)
-        return status_set(STATUS_FAILED, "--monitor: out of memory for %zu rows", count);
     enum status status = STATUS_OK;
     for (size_t i = 0; status == STATUS_OK && i < count; i++) {
         size_t variant = samples[i].variant;
@@ -269,26 +268,57 @@ static enum status write_rows(const struct monitor *monitor, const struct monito
         status = csv_append(monitor->path, rows, count);
     for (size_t i = 0; i < count; i++)
         row_free(&rows[i]);
+    return status;
+}
+
+/* Writes `count` samples from number `first` on. The thread may move the samples in memory, so it copies
+ * them: the thread must not wait for the disk. */
+static enum status write_samples(struct monitor *monitor, size_t first, size_t count)
+{
+    struct monitor_sample *samples = malloc(count * sizeof *samples);
+    struct row *rows = calloc(count, sizeof *rows);
+    enum status status;
+    if (samples && rows) {
+        pthread_mutex_lock(&monitor->lock);
+        memcpy(samples, monitor->samples + first, count * sizeof *samples);
+        pthread_mutex_unlock(&monitor->lock);
+        status = write_rows(monitor, samples, rows, count);
+    } else {
+        status = status_set(STATUS_FAILED, "--monitor: out of memory for %zu rows", count);
+    }
+    free(samples);
     free(rows);
     return status;
 }
 
-/* The thread continues with an empty list. */
+/* Removes samples from memory only after they were written. The thread appends more in the meantime. */
 enum status monitor_flush(struct monitor *monitor)
 {
     if (!monitor)
         return STATUS_OK;
     pthread_mutex_lock(&monitor->lock);
-    struct monitor_sample *samples = monitor->samples;
-    size_t count = monitor->count;
-    monitor->samples = NULL;
-    monitor->count = monitor->capacity = 0;
+    size_t count = monitor->count, written = 0;
     pthread_mutex_unlock(&monitor->lock);
 
     enum status status = STATUS_OK;
-    for (size_t i = 0; status == STATUS_OK && i < count; i += WRITE_ROWS)
-        status = write_rows(monitor, samples + i, count - i < WRITE_ROWS ? count - i : WRITE_ROWS);
-    free(samples);
+    while (status == STATUS_OK && written < count) {
+        size_t rows = count - written < WRITE_ROWS ? count - written : WRITE_ROWS;
+        status = write_samples(monitor, written, rows);
+        written += status == STATUS_OK ? rows : 0;
+    }
+    pthread_mutex_lock(&monitor->lock);
+    monitor->count -= written;
+    if (written && monitor->count)
+        memmove(monitor->samples, monitor->samples + written, monitor->count * sizeof *monitor->samples);
+    pthread_mutex_unlock(&monitor->lock);
+    return status;
+}
+
+enum status monitor_try_flush(struct monitor *monitor)
+{
+    double usual_s = lock_set_timeout(TRY_LOCK_S);
+    enum status status = monitor_flush(monitor);
+    (void)lock_set_timeout(usual_s);
     return status;
 }
 

@@ -1,9 +1,10 @@
 /* The monitor: a thread that samples GPUs and this process, or the processes of a command, at fixed times
  * while the main thread works.
  *
- * It keeps samples in memory. It writes them at the end of each variant and at the end of the program, when
- * nothing is timed. docs/monitor.md describes the source of each column. Only the main thread may call these
- * functions. All except monitor_check() and monitor_open() accept a NULL monitor and then do nothing. */
+ * It keeps samples in memory until they are written: at the end of each variant and at the end of the
+ * program, when nothing is timed. docs/monitor.md describes the source of each column. Only the main thread
+ * may call these functions. All except monitor_check() and monitor_open() accept a NULL monitor and then do
+ * nothing. */
 #ifndef FDSL_RUN_MONITOR_H
 #define FDSL_RUN_MONITOR_H
 
@@ -82,8 +83,12 @@ enum status monitor_begin(struct monitor *monitor, const char *variant);
 /* Returns the number of samples taken so far in the timed runs of the current variant. */
 size_t monitor_timed_samples(struct monitor *monitor);
 
-/* Writes the samples so far; sampling continues. STATUS_FAILED if the file cannot be written. */
+/* Writes the samples so far; sampling continues. STATUS_FAILED if the file cannot be written; the next call
+ * then writes the remaining samples. */
 enum status monitor_flush(struct monitor *monitor);
+
+/* Like monitor_flush(), but waits for a lock for at most 1 s. */
+enum status monitor_try_flush(struct monitor *monitor);
 
 /* Ends the current variant and writes the samples so far. STATUS_FAILED if the file cannot be written. */
 enum status monitor_end(struct monitor *monitor);

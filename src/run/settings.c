@@ -350,7 +350,7 @@ static enum status check_command(struct settings *settings)
     if (!settings->monitor)
         return status_set(STATUS_USAGE, "-- COMMAND needs --monitor FILE, for the samples of '%s'",
                           settings->command[0]);
-    lock_set_timeout(settings->lock_timeout_s);
+    (void)lock_set_timeout(settings->lock_timeout_s);
     return read_monitor(settings);
 }
 
@@ -463,7 +463,7 @@ static enum status derive(struct settings *settings)
     if (!options_given(&settings->options, "threads"))
         settings->threads = env_openmp_threads();
     settings_take_threads(settings);
-    lock_set_timeout(settings->lock_timeout_s);
+    (void)lock_set_timeout(settings->lock_timeout_s);
     return format_check(settings->format);
 }
 
