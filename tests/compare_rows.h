@@ -63,4 +63,15 @@ static void compare(int expected, const char *arguments)
     cr_expect(status == expected, "%s: exit %d, not %d: %s", arguments, status, expected, err);
 }
 
+static inline void expect_verdict(size_t row, const char *verdict)
+{
+    cr_expect_str_eq(value(out, row, "verdict"), verdict, "row %zu of\n%s", row, out);
+}
+
+static inline void expect_number(size_t row, const char *column, double expected)
+{
+    cr_expect(fabs(number(out, row, column) - expected) < 1e-6 * expected, "%s is %g, not %g", column,
+              number(out, row, column), expected);
+}
+
 #endif

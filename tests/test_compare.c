@@ -1,18 +1,9 @@
 /* fdsl-bench compare, as a user runs it: which rows match, verdicts, refusals, and the exit status. */
 #include "compare_rows.h"
 
+#include "run/compare_parts.h"
+
 TestSuite(compare, .init = start, .fini = stop, .timeout = 120);
-
-static void expect_verdict(size_t row, const char *verdict)
-{
-    cr_expect_str_eq(value(out, row, "verdict"), verdict, "row %zu of\n%s", row, out);
-}
-
-static void expect_number(size_t row, const char *column, double expected)
-{
-    cr_expect(fabs(number(out, row, column) - expected) < 1e-6 * expected, "%s is %g, not %g", column,
-              number(out, row, column), expected);
-}
 
 /* ---- Verdicts ---- */
 
@@ -36,7 +27,7 @@ Test(compare, verdicts_and_exit_status)
     expect_number(1, "ratio", 1.1);
     expect_number(1, "ratio_low", 1.1 * exp(-0.0141426));
     expect_number(1, "ratio_high", 1.1 * exp(0.0141426));
-    cr_expect_str_eq(err, "fdsl-bench: 1 of 4 rows is slower by more than 2 %\n");
+    cr_expect_str_eq(err, "fdsl-bench: 1 of 4 pairs is slower by more than 2 %\n");
     cr_expect_str_eq(value(out, 1, "schema"), "compare/1");
     cr_expect_str_eq(value(out, 1, "measure"), "time_per_item");
 }
@@ -48,7 +39,7 @@ Test(compare, nothing_slower_is_success)
     compare(0, "");
     cr_expect_str_eq(err, "");
     compare(3, "--strict");
-    cr_expect(strstr(err, "--strict: 1 undecided, 0 without a partner"), "%s", err);
+    cr_expect(strstr(err, "--strict: 1 undecided, 0 wrong in A, 0 without a partner"), "%s", err);
 }
 
 Test(compare, margin_and_confidence)
@@ -101,9 +92,9 @@ Test(compare, repeated_rows_of_any_measure_have_an_interval)
     put_rows("b.csv", "energy_j_per_item=1.5", "energy_j_per_item=1.501", "energy_j_per_item=1.502", NULL);
     compare(3, "--measure energy_j_per_item --format csv");
     expect_verdict(1, "worse");
-    expect_number(1, "rows_a", 3);
-    expect_number(1, "rows_b", 3);
-    cr_expect(strstr(err, "1 of 1 rows is worse by more than 2 %"), "%s", err);
+    expect_number(1, "runs_a", 3);
+    expect_number(1, "runs_b", 3);
+    cr_expect(strstr(err, "1 of 1 pairs is worse by more than 2 %"), "%s", err);
 }
 
 /* ---- Which rows match ---- */
@@ -120,7 +111,7 @@ Test(compare, the_order_of_rows_does_not_matter)
     cr_expect_str_eq(value(out, 1, "batch"), "1");
     cr_expect_str_eq(value(out, 2, "batch"), "2");
     cr_expect_str_eq(value(out, 3, "variant"), "omp");
-    expect_number(1, "rows_b", 2);
+    expect_number(1, "runs_b", 2);
     cr_expect_eq(count_of(out, "\n"), 4);
 }
 
@@ -175,7 +166,7 @@ Test(compare, rows_without_a_partner_are_not_lost)
     cr_expect_str_eq(value(out, 4, "a"), "");
     cr_expect_str_eq(value(out, 4, "ratio"), "");
     compare(3, "--strict");
-    cr_expect(strstr(err, "0 undecided, 3 without a partner"), "%s", err);
+    cr_expect(strstr(err, "0 undecided, 0 wrong in A, 3 without a partner"), "%s", err);
     put_rows("b.csv", "", "batch=1", NULL);
     compare(0, "");
     cr_expect(strstr(err, "warning: 1 of the rows in a.csv has no partner"), "%s", err);
@@ -190,7 +181,7 @@ Test(compare, rows_of_different_origins_are_pooled_with_a_warning)
     put_rows("a.csv", "revision=aaa", "revision=bbb;host=w", "batch=1;driver=5", NULL);
     put_rows("b.csv", "revision=ccc", "batch=1;driver=6", NULL);
     compare(0, "--format csv");
-    expect_number(1, "rows_a", 2);
+    expect_number(1, "runs_a", 2);
     cr_expect_str_eq(
         err, "fdsl-bench: warning: a.csv: rows that differ in host and revision are pooled as repeated runs; "
              "use one file for each\n");
@@ -259,7 +250,7 @@ Test(compare, of_several_ranks_the_row_of_all_counts)
     compare(0, "--format csv");
     cr_expect_eq(count_of(out, "\n"), 2);
     expect_number(1, "ratio", 1);
-    expect_number(1, "rows_a", 1);
+    expect_number(1, "runs_a", 1);
 }
 
 Test(compare, rows_without_a_time_are_left_out)
@@ -292,6 +283,24 @@ Test(compare, values_in_quotes)
     compare(0, "--ignore preset-file");
 }
 
+/* Every column with a known direction is one of some workload, or --measure could never name it. */
+Test(compare, measures_are_columns)
+{
+    size_t count = 0;
+    for (const struct direction *known = compare_directions; known->column; known++, count++) {
+        char list[sizeof header];
+        bool found = false;
+        memcpy(list, header, sizeof header);
+        for (char *name = strtok(list, ","); name; name = strtok(NULL, ","))
+            found |= strcmp(name, known->column) == 0;
+        for (size_t i = 0; workload_table[i]; i++)
+            for (const struct measure *measure = workload_table[i]->measures; measure->column; measure++)
+                found |= strcmp(measure->column, known->column) == 0;
+        cr_expect(found, "%s is no column", known->column);
+    }
+    cr_expect(count > 10);
+}
+
 /* ---- Refusals ---- */
 
 Test(compare, command_lines_that_mean_nothing)
@@ -309,6 +318,8 @@ Test(compare, command_lines_that_mean_nothing)
         {"a.csv b.csv --confidence 100", "--confidence: '100' is out of range"},
         {"a.csv b.csv --format xml", "'xml' is not one of table, csv, json"},
         {"a.csv b.csv --ignore threds", "'threds' is not a parameter of synth; did you mean 'threads'?"},
+        {"a.csv b.csv --ignore threads,batch,threads", "--ignore: 'threads' is named twice"},
+        {"a.csv b.csv --ignore line-width,line_width", "--ignore: 'line_width' is named twice"},
         {"a.csv b.csv --ignore device", "'device' is not a parameter of synth"},
         {"a.csv b.csv --measure time_media_s",
          "a.csv has no column 'time_media_s'; did you mean 'time_median_s'?"},
@@ -452,17 +463,6 @@ Test(compare, losses_are_measures)
     run_well("compare a.csv a.csv --measure train_loss --format csv");
     expect_number(1, "ratio", 1);
     run_well("compare a.csv a.csv --measure test_loss");
-}
-
-/* A row of training is an epoch: the epochs of a run are its repetitions. */
-Test(compare, epochs_are_pooled)
-{
-    run_well("--variant train-naive --model logreg --train-size 200 --test-size 50 --epochs 4 --out a.csv");
-    run_well("compare a.csv a.csv --format csv");
-    expect_number(1, "rows_a", 4);
-    expect_number(1, "ratio", 1);
-    cr_expect(number(out, 1, "ratio_low") < 1);
-    cr_expect_eq(count_of(out, "\n"), 2);
 }
 
 Test(compare, help_has_examples)

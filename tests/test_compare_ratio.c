@@ -84,14 +84,28 @@ Test(ratio, of_repeated_rows_has_the_interval_of_welch)
     expect_ratio(side_ratio(&a, &b, 0.95), 0.05, 2.77644511 * 0.01 * sqrt(2.0 / 3));
 }
 
-/* The variance of A is s^2 = (0.01 / 1.96)^2 and known; that of B has one degree of freedom: with d = 0.02
- * between its two values it is d^2 / 4. */
-Test(ratio, of_one_row_and_two)
+/* The run of A has no scatter of its own, so it is given that of B: with d = 0.02 between its two values, s
+ * is d / sqrt(2), with one degree of freedom. */
+Test(ratio, of_one_run_and_two)
 {
-    double error = tanh(0.01), a2 = pow(0.01 / NORMAL, 2), b2 = 0.02 * 0.02 / 4;
-    struct side a = side_of(1, (double[]){0}, error), b = side_of(2, (double[]){0.01, -0.01}, error);
-    double freedom = (a2 + b2) * (a2 + b2) / (b2 * b2);
-    expect_ratio(side_ratio(&a, &b, 0.95), 0, stats_student(0.95, freedom) * sqrt(a2 + b2));
+    static const double errors[] = {0.001, NAN, INFINITY};
+    for (size_t i = 0; i < COUNT_OF(errors); i++) {
+        struct side a = side_of(1, (double[]){0}, errors[i]),
+                    b = side_of(2, (double[]){0.01, -0.01}, errors[i]);
+        double half = 12.7062047 * 0.02 / sqrt(2) * sqrt(1 + 1.0 / 2);
+        expect_ratio(side_ratio(&a, &b, 0.95), 0, half);
+        expect_ratio(side_ratio(&b, &a, 0.95), 0, half);
+    }
+}
+
+/* The run of A is known to 20 %, those of B to 0.5 %: A scatters by what B does and by its own, larger error.
+ */
+Test(ratio, of_one_uncertain_run_and_three)
+{
+    static const double logarithms[] = {0, 0.01, -0.01};
+    struct side a = side_of(1, (double[]){0}, tanh(0.2)), b = side_of(3, logarithms, tanh(0.005));
+    double excess = (0.2 * 0.2 - 0.005 * 0.005) / (NORMAL * NORMAL);
+    expect_ratio(side_ratio(&a, &b, 0.95), 0, 4.30265273 * sqrt(excess + 0.01 * 0.01 * 4 / 3));
 }
 
 /* Four rows that agree by chance, each known to 2 %: the mean of four is known to 1 %. */
@@ -157,10 +171,11 @@ static double normal(void)
 }
 
 /* How runs vary: `between` is the standard deviation of the logarithm of a run's median time, `within` that
- * of a sample around it. */
+ * of a sample around it. A run has one row, or `epochs` rows of one sample each. */
 struct noise {
     size_t runs, samples;
     double between, within;
+    size_t epochs;
 };
 
 /* Measures a program whose logarithmic median time is `centre` as the runner does. */
@@ -169,12 +184,17 @@ static struct side measure(const struct noise *noise, double centre)
     enum { SAMPLES_MAX = 1000 };
     double samples[SAMPLES_MAX];
     struct side side = {0};
+    size_t count = noise->epochs ? noise->epochs : noise->samples;
     for (size_t r = 0; r < noise->runs; r++) {
         struct stats stats;
         double run = centre + noise->between * normal();
-        for (size_t i = 0; i < noise->samples; i++)
+        for (size_t i = 0; i < count; i++)
             samples[i] = exp(run + noise->within * normal());
-        cr_assert_eq(stats_compute(samples, noise->samples, &stats), STATUS_OK);
+        if (noise->epochs) {
+            cr_assert_eq(side_add_epochs(&side, samples, count), STATUS_OK);
+            continue;
+        }
+        cr_assert_eq(stats_compute(samples, count, &stats), STATUS_OK);
         side_add(&side, stats.median, stats.median_error);
     }
     return side;
@@ -185,12 +205,21 @@ struct shares {
     double covered, verdicts[VERDICTS];
 };
 
-static struct shares simulate(const struct noise *noise, double centre, double margin, size_t times)
+static void describe(const struct noise *noise)
+{
+    cr_log_info("%zu runs of %zu %s, between %.3f, within %.3f\n", noise->runs,
+                noise->epochs ? noise->epochs : noise->samples, noise->epochs ? "epochs" : "samples",
+                noise->between, noise->within);
+}
+
+/* Compares a program with one that takes exp(centre) times as long. */
+static struct shares simulate_both(const struct noise *noise_a, const struct noise *noise_b, double centre,
+                                   double margin, size_t times)
 {
     struct shares shares = {0};
     double known = 0;
     for (size_t i = 0; i < times; i++) {
-        struct side a = measure(noise, 0), b = measure(noise, centre);
+        struct side a = measure(noise_a, 0), b = measure(noise_b, centre);
         struct ratio ratio = side_ratio(&a, &b, 0.95);
         if (isnan(ratio.low))
             continue;
@@ -201,30 +230,47 @@ static struct shares simulate(const struct noise *noise, double centre, double m
     shares.covered /= known;
     for (size_t i = 0; i < VERDICTS; i++)
         shares.verdicts[i] /= known;
-    cr_log_info("%zu runs of %4zu, between %.3f, within %.3f, change %.3f: %.1f %% covered; faster %.1f %%, "
-                "slower %.1f %%, same %.1f %%\n",
-                noise->runs, noise->samples, noise->between, noise->within, centre, 100 * shares.covered,
-                100 * shares.verdicts[VERDICT_BETTER], 100 * shares.verdicts[VERDICT_WORSE],
-                100 * shares.verdicts[VERDICT_SAME]);
+    describe(noise_a);
+    describe(noise_b);
+    cr_log_info("change %.3f: %.1f %% covered; faster %.1f %%, slower %.1f %%, same %.1f %%\n", centre,
+                100 * shares.covered, 100 * shares.verdicts[VERDICT_BETTER],
+                100 * shares.verdicts[VERDICT_WORSE], 100 * shares.verdicts[VERDICT_SAME]);
     return shares;
 }
 
+static struct shares simulate(const struct noise *noise, double centre, double margin, size_t times)
+{
+    return simulate_both(noise, noise, centre, margin, times);
+}
+
 static const struct noise single[] = {
-    {1, 10, 0, 0.05}, {1, 30, 0, 0.05}, {1, 100, 0, 0.05}, {1, 1000, 0, 0.2}};
-static const struct noise repeated[] = {{2, 50, 0.02, 0.05},  {3, 50, 0.02, 0.05}, {5, 50, 0.05, 0.01},
-                                        {3, 50, 0.005, 0.05}, {3, 50, 0, 0.05},    {5, 20, 0.01, 0.05},
-                                        {2, 20, 0.05, 0.01}};
+    {1, 10, 0, 0.05, 0}, {1, 30, 0, 0.05, 0}, {1, 100, 0, 0.05, 0}, {1, 1000, 0, 0.2, 0}};
+static const struct noise repeated[] = {
+    {2, 50, 0.02, 0.05, 0}, {3, 50, 0.02, 0.05, 0}, {5, 50, 0.05, 0.01, 0}, {3, 50, 0.005, 0.05, 0},
+    {3, 50, 0, 0.05, 0},    {5, 20, 0.01, 0.05, 0}, {2, 20, 0.05, 0.01, 0}};
+static const struct noise trainings[] = {
+    {2, 0, 0.02, 0.005, 8}, {3, 0, 0.02, 0.005, 8}, {5, 0, 0.02, 0.02, 30}, {3, 0, 0.02, 0.005, 4}};
+
+/* One run of the first program against several of the second. */
+static const struct noise against[][2] = {
+    {{1, 100, 0.02, 0.02, 0}, {2, 100, 0.02, 0.02, 0}},  {{1, 100, 0.02, 0.02, 0}, {3, 100, 0.02, 0.02, 0}},
+    {{1, 100, 0.02, 0.02, 0}, {10, 100, 0.02, 0.02, 0}}, {{10, 100, 0.02, 0.02, 0}, {1, 100, 0.02, 0.02, 0}},
+    {{1, 30, 0, 0.05, 0}, {5, 1000, 0, 0.05, 0}},        {{1, 30, 0.01, 0.05, 0}, {5, 1000, 0.01, 0.05, 0}},
+    {{1, 0, 0.02, 0.005, 8}, {3, 0, 0.02, 0.005, 8}}};
+
+static void expect_covered(size_t i, const struct noise *a, const struct noise *b)
+{
+    struct shares shares = simulate_both(a, b, 0, 0, 2000);
+    cr_expect(shares.covered >= 0.93, "%zu: %g", i, shares.covered);
+    cr_expect(shares.verdicts[VERDICT_WORSE] <= 0.035, "%zu: %g", i, shares.verdicts[VERDICT_WORSE]);
+    cr_expect(shares.verdicts[VERDICT_BETTER] <= 0.035, "%zu: %g", i, shares.verdicts[VERDICT_BETTER]);
+}
 
 static void expect_coverage(const struct noise *noise, size_t count)
 {
-    for (size_t i = 0; i < count; i++) {
-        struct shares shares = simulate(&noise[i], 0, 0, 2000);
-        cr_expect(shares.covered >= 0.93, "%zu: %g", i, shares.covered);
-        cr_expect(shares.verdicts[VERDICT_WORSE] <= 0.035, "%zu: %g", i, shares.verdicts[VERDICT_WORSE]);
-        cr_expect(shares.verdicts[VERDICT_BETTER] <= 0.035, "%zu: %g", i, shares.verdicts[VERDICT_BETTER]);
-    }
+    for (size_t i = 0; i < count; i++)
+        expect_covered(i, &noise[i], &noise[i]);
 }
-
 Test(ratio, the_interval_of_single_rows_covers_the_ratio)
 {
     expect_coverage(single, COUNT_OF(single));
@@ -233,6 +279,18 @@ Test(ratio, the_interval_of_single_rows_covers_the_ratio)
 Test(ratio, the_interval_of_repeated_rows_covers_the_ratio)
 {
     expect_coverage(repeated, COUNT_OF(repeated));
+}
+
+/* The epochs of a run share what differs between runs, so the run counts once, with their median. */
+Test(ratio, the_interval_of_trainings_covers_the_ratio)
+{
+    expect_coverage(trainings, COUNT_OF(trainings));
+}
+
+Test(ratio, the_interval_of_one_run_against_several_covers_the_ratio)
+{
+    for (size_t i = 0; i < COUNT_OF(against); i++)
+        expect_covered(i, &against[i][0], &against[i][1]);
 }
 
 /* At the edge of the margin, each of the two wrong verdicts has a probability of 2.5 % at most. */
@@ -248,17 +306,31 @@ Test(ratio, a_change_as_large_as_the_margin_is_rarely_judged)
 /* The default --max-error is 1 %: 100 samples that scatter by 4 % give it. */
 Test(ratio, a_slowdown_of_5_percent_is_found_and_none_is_invented)
 {
-    const struct noise noise = {1, 100, 0, 0.04}, quiet = {1, 100, 0, 0.02};
+    const struct noise noise = {1, 100, 0, 0.04, 0}, quiet = {1, 100, 0, 0.02, 0};
     cr_expect(simulate(&noise, log(1.05), 0.02, 2000).verdicts[VERDICT_WORSE] >= 0.9);
     cr_expect(simulate(&noise, -log(1.05), 0.02, 2000).verdicts[VERDICT_BETTER] >= 0.9);
     cr_expect(simulate(&noise, 0, 0.02, 2000).verdicts[VERDICT_WORSE] <= 0.001);
     cr_expect(simulate(&quiet, 0, 0.02, 2000).verdicts[VERDICT_SAME] >= 0.99);
 }
 
+/* A single training has the interval of its epochs from six on. */
+Test(ratio, of_the_epochs_of_single_runs)
+{
+    static const double times[] = {2, 1, 1.01, 0.99, 1.02, 0.98};
+    struct side few = {0}, enough = {0};
+    cr_assert_eq(side_add_epochs(&few, times, 5), STATUS_OK);
+    cr_assert_eq(side_add_epochs(&enough, times, 6), STATUS_OK);
+    expect_near("median", exp(few.log_mean), 1.01, 1e-9);
+    expect_near("median", exp(enough.log_mean), 1.005, 1e-9);
+    cr_expect_eq(few.count, 1);
+    struct ratio unknown = side_ratio(&few, &few, 0.95), known = side_ratio(&enough, &enough, 0.95);
+    cr_expect(isnan(unknown.low) && known.low < 1 && known.high > 1);
+}
+
 /* What docs/compare.md says about single runs: their intervals do not know how runs scatter. */
 Test(ratio, single_runs_do_not_show_how_runs_scatter)
 {
-    const struct noise once = {1, 100, 0.02, 0.02}, thrice = {3, 100, 0.02, 0.02};
+    const struct noise once = {1, 100, 0.02, 0.02, 0}, thrice = {3, 100, 0.02, 0.02, 0};
     cr_expect(simulate(&once, 0, 0.02, 2000).covered < 0.5);
     cr_expect(simulate(&thrice, 0, 0.02, 2000).covered >= 0.93);
 }

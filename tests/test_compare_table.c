@@ -33,7 +33,7 @@ Test(compare_table, the_table_says_what_differs)
         "\nnaive batch=2          16.00 ms v      16.00 ms    ",
         " 1.0000   0.9860 .. 1.0142  same\n",
         "\n2 same; geometric mean of B/A: 1.0000\n",
-        "\nrows 1/1: one run does not show how much runs differ",
+        "\nruns 1/1: one run does not show how much runs differ",
         "\n* not settled: ",
         "\nt throttled: ",
         "\nv not verified: ",
@@ -96,9 +96,9 @@ Test(compare_table, huge_intervals_keep_the_columns)
 Test(compare_table, the_reason_of_undecided)
 {
     static const char wide[] = "\nundecided: the interval crosses the margin; ",
-                      unknown[] = "\nundecided without an interval: these rows have no median_error (older "
-                                  "schema, or too few samples); repeat the runs\n",
-                      single[] = "\nundecided without an interval: single rows have no error of this measure";
+                      unknown[] = "\nundecided without an interval: a run has no median_error (older "
+                                  "schema, or too few samples or epochs); repeat the runs\n",
+                      single[] = "\nundecided without an interval: a single run has no error of this measure";
     put_rows("a.csv", "median_error=;energy_j_per_item=1", NULL);
     compare_same();
     cr_expect(strstr(out, unknown) && !strstr(out, wide), "%s", out);
@@ -109,12 +109,37 @@ Test(compare_table, the_reason_of_undecided)
     cr_expect(strstr(out, wide) && !strstr(out, unknown), "%s", out);
 }
 
+/* They fail the comparison if B has them. Their times are in no ratio and no mean. */
 Test(compare_table, wrong_results_are_not_judged)
 {
-    put_rows("a.csv", "", NULL);
-    put_rows("b.csv", "time_median_s=9;wrong=3", NULL);
+    put_rows("a.csv", "", "batch=1", NULL);
+    put_rows("b.csv", "time_median_s=9;wrong=3", "batch=1", NULL);
+    compare(3, "");
+    cr_expect_str_eq(err, "fdsl-bench: b.csv: 1 row with wrong results (the first: line 2)\n");
+    cr_expect(strstr(out, " -  wrong\n") && strstr(out, "\nw wrong results: not judged\n"), "%s", out);
+    cr_expect(strstr(out, "\n1 same, 1 wrong; geometric mean of B/A: 1.0000\n"), "%s", out);
+    cr_expect(!strstr(out, "measure longer"), "%s", out);
+    compare(3, "--format csv");
+    expect_verdict(1, "wrong");
+    cr_expect_str_eq(value(out, 1, "ratio"), "");
+    put_rows("b.csv", "", "batch=1;time_median_s=9", NULL);
+    compare(3, "");
+    cr_expect(strstr(err, "1 of 2 pairs is slower"), "%s", err);
+}
+
+/* A row of B that is not compared counts as well; wrong results of A are those of the past. */
+Test(compare_table, wrong_results_of_each_file)
+{
+    put_rows("a.csv", "wrong=3", NULL);
+    put_rows("b.csv", "", NULL);
     compare(0, "");
-    cr_expect(strstr(out, "undecided\n") && strstr(out, "\nw wrong results: not judged\n"), "%s", out);
+    cr_expect(strstr(out, "\n1 wrong\n"), "%s", out);
+    compare(3, "--strict");
+    cr_expect(strstr(err, "--strict: 0 undecided, 1 wrong in A, 0 without a partner"), "%s", err);
+    put_rows("a.csv", "", NULL);
+    put_rows("b.csv", "", "batch=1;wrong=1", "batch=2;wrong=1;time_median_s=", NULL);
+    compare(3, "");
+    cr_expect(strstr(err, "b.csv: 2 rows with wrong results (the first: line 3)"), "%s", err);
 }
 
 Test(compare_table, the_mean_ratio_is_geometric)

@@ -20,7 +20,7 @@ static const struct option_spec specs[] = {
     {"confidence", "PERCENT", OPTION_TEXT, AT(confidence_text), "95", 0, 0, NULL, false,
      "probability that the interval covers the ratio"},
     {"strict", NULL, OPTION_FLAG, AT(strict), NULL, 0, 0, NULL, false,
-     "exit with 3 also if a row is undecided or has no partner"},
+     "exit with 3 also if a row is undecided, is wrong in A, or has no partner"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
     {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this help"},
 };
@@ -32,7 +32,7 @@ static void print_help(void)
          "usage: fdsl-bench compare A.csv B.csv [options]\n"
          "\n"
          "A and B are files that --out wrote: before and after a change, or two machines. Rows match if all\n"
-         "their parameters are equal. Repeated rows are pooled.\n"
+         "their parameters are equal. Repeated runs are pooled.\n"
          "\n"
          "examples:\n"
          "  fdsl-bench compare before.csv after.csv\n"
@@ -45,7 +45,7 @@ static void print_help(void)
     compare_print_measures();
     puts("\nexit status: 0 no row is slower; 1 a file cannot be read, or no row has a partner; 2 usage, or "
          "rows\n"
-         "             that cannot be compared; 3 a row is slower");
+         "             that cannot be compared; 3 a row of B is slower or has wrong results");
 }
 
 /* Parses "2" or "2%" into a share. */
@@ -107,6 +107,9 @@ static enum status ignore(struct comparison *comparison, char *name)
             comparison->ignored_count++;
             return STATUS_OK;
         }
+    for (size_t i = 0; i < comparison->ignored_count; i++)
+        if (strcmp(comparison->keys[comparison->key_count + i], name) == 0)
+            return status_set(STATUS_USAGE, "--ignore: '%.80s' is named twice", name);
     const char *nearest = nearest_word(name, comparison->keys, comparison->key_count);
     return status_set(STATUS_USAGE, "--ignore: '%.80s' is not a parameter of %s%s%s%s", name,
                       comparison->workload->name, nearest ? "; did you mean '" : "", nearest ? nearest : "",
@@ -189,18 +192,35 @@ static enum status compare_files(struct comparison *comparison, const char *cons
     return compare_report(comparison);
 }
 
-/* Returns STATUS_WRONG, with the reason, if a row is worse; with --strict, also if a row is undecided or has
- * no partner. */
+/* Returns STATUS_WRONG if a row of the file has wrong results, whether or not it is compared. */
+static enum status refuse_wrong(const struct table *table)
+{
+    size_t column = table_column(table, "wrong"), count = 0, line = 0;
+    for (size_t row = 0; row < table->rows; row++) {
+        const char *wrong = table_cell(table, row, column);
+        if (*wrong && strcmp(wrong, "0") != 0 && count++ == 0)
+            line = table->lines[row];
+    }
+    return count > 0 ? status_set(STATUS_WRONG, "%s: %zu row%s with wrong results (the first: line %zu)",
+                                  table->path, count, count == 1 ? "" : "s", line)
+                     : STATUS_OK;
+}
+
+/* Returns STATUS_WRONG, with the reason, if a row of B is worse or has wrong results; with --strict, also if
+ * a row is undecided, is wrong in A, or has no partner. */
 static enum status conclude(const struct comparison *comparison)
 {
     size_t alone = comparison->verdicts[VERDICT_ONLY_A] + comparison->verdicts[VERDICT_ONLY_B];
     size_t worse = comparison->verdicts[VERDICT_WORSE], undecided = comparison->verdicts[VERDICT_UNDECIDED];
+    size_t wrong = comparison->verdicts[VERDICT_WRONG];
+    TRY(refuse_wrong(&comparison->tables[1]));
     if (worse > 0)
-        return status_set(STATUS_WRONG, "%zu of %zu rows %s %s by more than %g %%", worse,
+        return status_set(STATUS_WRONG, "%zu of %zu pairs %s %s by more than %g %%", worse,
                           comparison->pair_count - alone, worse == 1 ? "is" : "are",
                           compare_verdict(comparison, VERDICT_WORSE), 100 * comparison->margin);
-    if (comparison->strict && undecided + alone > 0)
-        return status_set(STATUS_WRONG, "--strict: %zu undecided, %zu without a partner", undecided, alone);
+    if (comparison->strict && undecided + wrong + alone > 0)
+        return status_set(STATUS_WRONG, "--strict: %zu undecided, %zu wrong in A, %zu without a partner",
+                          undecided, wrong, alone);
     return STATUS_OK;
 }
 

@@ -17,23 +17,39 @@ static bool ends_with(const char *text, const char *end)
     return length >= end_length && strcmp(text + length - end_length, end) == 0;
 }
 
-static const struct {
-    const char *column;
-    bool higher_is_better;
-} other_measures[] = {{"roofline_share", true}, {"speedup", true},
-                      {"efficiency", true},     {"busy_share", true},
-                      {"train_acc", true},      {"test_acc", true},
-                      {"imbalance", false},     {"slowdown", false},
-                      {"bus_slowdown", false},  {"loss", false},
-                      {"train_loss", false},    {"test_loss", false},
-                      {"memory_bytes", false},  {"storage_read_bytes", false},
-                      {"time_cv", false},       {"energy_j_per_item", false}};
+const struct direction compare_directions[] = {
+    {"roofline_share", true, false},
+    {"speedup", true, false},
+    {"efficiency", true, false},
+    {"busy_share", true, false},
+    {"train_acc", true, true},
+    {"test_acc", true, true},
+    {"imbalance", false, false},
+    {"stall_share", false, false},
+    {"slowdown", false, false},
+    {"bus_slowdown", false, false},
+    {"loss", false, false},
+    {"train_loss", false, true},
+    {"test_loss", false, true},
+    {"memory_bytes", false, false},
+    {"storage_read_bytes", false, false},
+    {"time_cv", false, false},
+    {"energy_j_per_item", false, false},
+    {"trained_s", false, true},
+    {"to_98_s", false, true},
+    {"to_99_s", false, true},
+    {NULL, false, false},
+};
 
 void compare_print_measures(void)
 {
+    size_t count = 0;
     printf("\nmeasures: time_per_item, columns that end with _s or _per_s, and");
-    for (size_t i = 0; i < COUNT_OF(other_measures); i++)
-        printf("%s%s", i == 0 ? "\n  " : i % 6 == 0 ? ",\n  " : ", ", other_measures[i].column);
+    for (const struct direction *known = compare_directions; known->column; known++)
+        if (!ends_with(known->column, "_s")) {
+            printf("%s%s", count == 0 ? "\n  " : count % 5 == 0 ? ",\n  " : ", ", known->column);
+            count++;
+        }
     putchar('\n');
 }
 
@@ -46,9 +62,10 @@ static bool find_measure(const char *column, struct measure_choice *measure)
     measure->is_speed = rate || time;
     measure->is_median = strcmp(column, "time_median_s") == 0 || strcmp(column, "items_per_s") == 0 ||
                          strcmp(column, "bytes_per_s") == 0;
-    for (size_t i = 0; i < COUNT_OF(other_measures); i++)
-        if (strcmp(column, other_measures[i].column) == 0) {
-            measure->higher_is_better = other_measures[i].higher_is_better;
+    for (const struct direction *known = compare_directions; known->column; known++)
+        if (strcmp(column, known->column) == 0) {
+            measure->higher_is_better = known->higher_is_better;
+            measure->is_final = known->is_final;
             return true;
         }
     return measure->is_speed;
@@ -103,7 +120,10 @@ static enum status find_columns(struct comparison *comparison, size_t side)
                   {"settled", &columns->settled, true},
                   {"throttled", &columns->throttled, true},
                   {"verified", &columns->verified, true},
-                  {"wrong", &columns->wrong, true}};
+                  {"wrong", &columns->wrong, true},
+                  {"job_id", &columns->job, true},
+                  {"epoch", &columns->epoch, true},
+                  {"epochs", &columns->epochs, true}};
     const char *missing = NULL;
     for (size_t i = 0; i < COUNT_OF(wanted); i++) {
         *wanted[i].column = table_column(table, wanted[i].name);
@@ -130,11 +150,14 @@ const char *compare_key(const struct comparison *comparison, const struct pair *
 
 /* ---- Rows ---- */
 
-/* A row that has a value and is to be matched. */
+/* A row that stands for a whole run or for an epoch of one. */
 struct entry {
     uint64_t hash; /* of its key */
     size_t side, row;
-    double value, error;
+    size_t run;   /* entries of the same run have the same number; runs with the same key are adjacent */
+    double epoch; /* from 1; NaN if runs have no epochs */
+    double value, error; /* the value is NaN if it is not positive, because then it has no ratio */
+    bool newest;         /* the last epoch of its run so far */
 };
 
 /* Returns the number in a cell; NaN if it is empty or not a finite number. */
@@ -145,17 +168,17 @@ static double number_of(const char *cell)
     return *cell && *end == '\0' && isfinite(number) ? number : NAN;
 }
 
-/* Reads the value of a row. Returns false if it is not positive, because then it has no ratio. */
-static bool take_value(const struct comparison *comparison, struct entry *entry)
+static void take_value(const struct comparison *comparison, struct entry *entry)
 {
     const struct table *table = &comparison->tables[entry->side];
     const struct columns *columns = &comparison->columns[entry->side];
-    entry->value = number_of(table_cell(table, entry->row, columns->value));
+    double value = number_of(table_cell(table, entry->row, columns->value));
     if (!comparison->measure.column)
-        entry->value /= number_of(table_cell(table, entry->row, columns->items));
+        value /= number_of(table_cell(table, entry->row, columns->items));
+    entry->value = isfinite(value) && value > 0 ? value : NAN;
     entry->error =
         comparison->measure.is_median ? number_of(table_cell(table, entry->row, columns->error)) : NAN;
-    return isfinite(entry->value) && entry->value > 0;
+    entry->epoch = number_of(table_cell(table, entry->row, columns->epoch));
 }
 
 static uint64_t hash_of(const struct comparison *comparison, const struct entry *entry)
@@ -180,22 +203,14 @@ static bool is_whole(const struct table *table, const struct columns *columns, s
 static void add_rows(struct comparison *comparison, size_t side, struct entry *entries, size_t *count)
 {
     const struct table *table = &comparison->tables[side];
-    size_t without = 0, line = 0;
     for (size_t row = 0; row < table->rows; row++) {
         struct entry entry = {.side = side, .row = row};
         if (!is_whole(table, &comparison->columns[side], row))
             continue;
-        if (take_value(comparison, &entry)) {
-            entry.hash = hash_of(comparison, &entry);
-            entries[(*count)++] = entry;
-            comparison->used[side]++;
-        } else if (without++ == 0) {
-            line = table->lines[row];
-        }
+        take_value(comparison, &entry);
+        entry.hash = hash_of(comparison, &entry);
+        entries[(*count)++] = entry;
     }
-    if (without > 0)
-        status_warn("%s: %zu row%s without a positive %s left out (the first: line %zu)", table->path,
-                    without, without == 1 ? "" : "s", comparison->measure.name, line);
 }
 
 static const struct comparison *sorted_for; /* for by_key(), because qsort() passes no context */
@@ -214,11 +229,43 @@ static int by_key(const struct entry *a, const struct entry *b)
     return 0;
 }
 
-static int by_key_and_row(const void *x, const void *y)
+/* Compares what tells the processes of two rows of the same file apart. */
+static int by_process(const struct entry *a, const struct entry *b)
+{
+    const struct columns *columns = &sorted_for->columns[a->side];
+    const struct table *table = &sorted_for->tables[a->side];
+    int order = strcmp(table_cell(table, a->row, columns->job), table_cell(table, b->row, columns->job));
+    for (size_t i = 0; i < COMPARE_ORIGINS && order == 0; i++)
+        order = strcmp(table_cell(table, a->row, columns->origins[i]),
+                       table_cell(table, b->row, columns->origins[i]));
+    for (size_t i = 0; i < sorted_for->ignored_count && order == 0; i++) {
+        size_t key = columns->keys[sorted_for->key_count + i];
+        order = strcmp(table_cell(table, a->row, key), table_cell(table, b->row, key));
+    }
+    return order;
+}
+
+static int by_key_and_process(const struct entry *a, const struct entry *b)
+{
+    int order = by_key(a, b);
+    if (order == 0 && a->side != b->side)
+        order = a->side < b->side ? -1 : 1;
+    return order != 0 ? order : by_process(a, b);
+}
+
+static int by_key_process_and_row(const void *x, const void *y)
 {
     const struct entry *a = x, *b = y;
-    int order = by_key(a, b);
+    int order = by_key_and_process(a, b);
     return order != 0 ? order : (a->row > b->row) - (a->row < b->row);
+}
+
+static int by_run_and_row(const void *x, const void *y)
+{
+    const struct entry *a = x, *b = y;
+    if (a->run != b->run)
+        return a->run < b->run ? -1 : 1;
+    return (a->row > b->row) - (a->row < b->row);
 }
 
 static int by_first_row(const void *x, const void *y)
@@ -255,9 +302,13 @@ static void judge(const struct comparison *comparison, struct pair *pair)
         pair->verdict = pair->sides[0].count ? VERDICT_ONLY_A : VERDICT_ONLY_B;
         return;
     }
+    if ((pair->marks[0] | pair->marks[1]) & MARK_WRONG) { /* the time of wrong results means nothing */
+        pair->verdict = VERDICT_WRONG;
+        return;
+    }
     pair->ratio = side_ratio(&pair->sides[0], &pair->sides[1], comparison->confidence);
-    pair->verdict = (pair->marks[0] | pair->marks[1]) & MARKS_UNJUDGED
-                        ? VERDICT_UNDECIDED /* the time of wrong results, or of a mixture, means nothing */
+    pair->verdict = (pair->marks[0] | pair->marks[1]) & MARK_MIXED
+                        ? VERDICT_UNDECIDED /* the time of a mixture means nothing */
                         : ratio_judge(&pair->ratio, comparison->margin, comparison->measure.higher_is_better);
 }
 
@@ -313,22 +364,114 @@ static void warn_mixed(const struct comparison *comparison, size_t side)
                     comparison->tables[side].path, list);
 }
 
-/* Pools entries with the same key into one pair. `entries` is sorted by key. */
-static void collect(struct comparison *comparison, const struct entry *entries, size_t count)
+/* ---- Runs ---- */
+
+/* Returns the run that an epoch continues: the most recent one of the same process that is at an earlier
+ * epoch. NULL if the epoch begins a run. `group` is the first entry with the same key and process. Two
+ * trainings that append to one file at the same time alternate, so several runs can be open. */
+static struct entry *continued(struct entry *group, struct entry *entry)
 {
-    for (size_t i = 0; i < count; i++) {
-        if (i == 0 || by_key(&entries[i - 1], &entries[i]) != 0)
-            comparison->pairs[comparison->pair_count++] = (struct pair){.first = {TABLE_NONE, TABLE_NONE}};
-        struct pair *pair = &comparison->pairs[comparison->pair_count - 1];
-        size_t side = entries[i].side;
-        if (pair->sides[side].count == 0)
-            pair->first[side] = entries[i].row;
-        note_origins(comparison, &entries[i], pair->first[side]);
-        side_add(&pair->sides[side], entries[i].value, entries[i].error);
-        pair->marks[side] |=
-            marks_of(comparison, &entries[i]) | note_ignored(comparison, &entries[i], pair->first[side]);
-    }
+    if (isnan(entry->epoch) || entry->epoch <= 1)
+        return NULL;
+    for (struct entry *earlier = entry; earlier-- > group;)
+        if (earlier->newest && earlier->epoch < entry->epoch)
+            return earlier;
+    return NULL;
 }
+
+/* Numbers the runs of entries sorted by key, process and row, and then sorts by run. */
+static void number_runs(struct entry *entries, size_t count)
+{
+    struct entry *group = entries;
+    size_t runs = 0;
+    for (struct entry *entry = entries; entry < entries + count; entry++) {
+        if (by_key_and_process(group, entry) != 0)
+            group = entry;
+        struct entry *before = continued(group, entry);
+        entry->run = before ? before->run : runs++;
+        entry->newest = true;
+        if (before)
+            before->newest = false;
+    }
+    qsort(entries, count, sizeof *entries, by_run_and_row);
+}
+
+/* Whether the last row of a run is that of its last epoch. */
+static bool is_finished(const struct comparison *comparison, const struct entry *last)
+{
+    const struct table *table = &comparison->tables[last->side];
+    return isnan(last->epoch) ||
+           last->epoch >= number_of(table_cell(table, last->row, comparison->columns[last->side].epochs));
+}
+
+/* Moves the entries of a run that have a value to the front, and counts the others. For a measure that
+ * describes a whole training, only the last epoch has one. Returns the number of entries with a value. */
+static size_t keep_valued(struct comparison *comparison, struct entry *run, size_t count)
+{
+    size_t kept = 0, side = run->side;
+    if (comparison->measure.is_final && !is_finished(comparison, &run[count - 1])) {
+        comparison->unfinished[side]++;
+        return 0;
+    }
+    for (size_t i = comparison->measure.is_final ? count - 1 : 0; i < count; i++) {
+        size_t line = comparison->tables[side].lines[run[i].row];
+        if (!isnan(run[i].value))
+            run[kept++] = run[i];
+        else if (comparison->without[side]++ == 0 || line < comparison->without_line[side])
+            comparison->without_line[side] = line;
+    }
+    return kept;
+}
+
+/* Adds a run of `count` >= 1 entries to a pair. Uses `values` as scratch memory. */
+static enum status add_run(struct comparison *comparison, struct pair *pair, const struct entry *run,
+                           size_t count, double *values)
+{
+    size_t side = run->side, first = pair->first[side] == TABLE_NONE ? run->row : pair->first[side];
+    for (size_t i = 0; i < count; i++) {
+        note_origins(comparison, &run[i], first);
+        pair->marks[side] |= marks_of(comparison, &run[i]) | note_ignored(comparison, &run[i], first);
+        values[i] = run[i].value;
+    }
+    pair->first[side] = run->row < first ? run->row : first;
+    comparison->used[side] += count;
+    if (count > 1)
+        return side_add_epochs(&pair->sides[side], values, count);
+    side_add(&pair->sides[side], run->value, run->error);
+    return STATUS_OK;
+}
+
+/* Makes a pair of all runs with the same key. `entries` are sorted by run. */
+static enum status collect(struct comparison *comparison, struct entry *entries, size_t count, double *values)
+{
+    struct entry key = {0}; /* an entry of the last pair */
+    for (size_t i = 0, next; i < count; i = next) {
+        for (next = i + 1; next < count && entries[next].run == entries[i].run;)
+            next++;
+        size_t kept = keep_valued(comparison, &entries[i], next - i);
+        if (kept == 0)
+            continue;
+        if (comparison->pair_count == 0 || by_key(&key, &entries[i]) != 0)
+            comparison->pairs[comparison->pair_count++] = (struct pair){.first = {TABLE_NONE, TABLE_NONE}};
+        key = entries[i];
+        TRY(add_run(comparison, &comparison->pairs[comparison->pair_count - 1], &entries[i], kept, values));
+    }
+    return STATUS_OK;
+}
+
+static void warn_left_out(const struct comparison *comparison, size_t side)
+{
+    const char *path = comparison->tables[side].path;
+    size_t without = comparison->without[side], unfinished = comparison->unfinished[side];
+    if (without > 0)
+        status_warn("%s: %zu row%s without a positive %s left out (the first: line %zu)", path, without,
+                    without == 1 ? "" : "s", comparison->measure.name, comparison->without_line[side]);
+    if (unfinished > 0)
+        status_warn("%s: %zu run%s without the last epoch left out, because %s is of a whole training", path,
+                    unfinished, unfinished == 1 ? "" : "s", comparison->measure.name);
+}
+
+/* ---- All pairs ---- */
 
 static void summarise(struct comparison *comparison)
 {
@@ -374,26 +517,37 @@ static enum status no_pairs(const struct comparison *comparison)
         comparison->tables[0].path, comparison->tables[1].path, list);
 }
 
-enum status compare_match(struct comparison *comparison)
+/* Reads the rows of both files and makes the pairs. */
+static enum status make_pairs(struct comparison *comparison, struct entry *entries, double *values)
 {
-    size_t count = 0, capacity = comparison->tables[0].rows + comparison->tables[1].rows;
-    TRY(find_columns(comparison, 0));
-    TRY(find_columns(comparison, 1));
-    struct entry *entries = calloc(capacity + 1, sizeof *entries);
-    comparison->pairs = calloc(capacity + 1, sizeof *comparison->pairs);
-    if (!entries || !comparison->pairs) {
-        free(entries);
-        return status_set(STATUS_FAILED, "out of memory for %zu rows", capacity);
-    }
+    size_t count = 0;
     add_rows(comparison, 0, entries, &count);
     add_rows(comparison, 1, entries, &count);
     sorted_for = comparison;
-    qsort(entries, count, sizeof *entries, by_key_and_row);
-    collect(comparison, entries, count);
-    free(entries);
+    qsort(entries, count, sizeof *entries, by_key_process_and_row);
+    number_runs(entries, count);
+    TRY(collect(comparison, entries, count, values));
     qsort(comparison->pairs, comparison->pair_count, sizeof *comparison->pairs, by_first_row);
+    return STATUS_OK;
+}
+
+enum status compare_match(struct comparison *comparison)
+{
+    size_t capacity = comparison->tables[0].rows + comparison->tables[1].rows;
+    TRY(find_columns(comparison, 0));
+    TRY(find_columns(comparison, 1));
+    struct entry *entries = calloc(capacity + 1, sizeof *entries);
+    double *values = calloc(capacity + 1, sizeof *values);
+    comparison->pairs = calloc(capacity + 1, sizeof *comparison->pairs);
+    enum status status = entries && values && comparison->pairs
+                             ? make_pairs(comparison, entries, values)
+                             : status_set(STATUS_FAILED, "out of memory for %zu rows", capacity);
+    free(entries);
+    free(values);
+    TRY(status);
     summarise(comparison);
     for (size_t side = 0; side < 2; side++) {
+        warn_left_out(comparison, side);
         if (comparison->used[side] == 0)
             return status_set(STATUS_FAILED, "%s has no row to compare", comparison->tables[side].path);
         warn_mixed(comparison, side);

@@ -12,25 +12,31 @@
 
 /* ---- The interval of a ratio (compare_ratio.c) ---- */
 
-/* The repeated measurements of one file. Initialise it with zeros. */
+/* The repeated runs of one file. Initialise it with zeros. */
 struct side {
-    size_t count;
+    size_t count;    /* number of runs */
     double log_mean; /* mean of the logarithms of the values */
     double squares;  /* sum of squared deviations of the logarithms from their mean */
-    double errors;   /* sum of the variances of the logarithms, from the rows' intervals; NaN if unknown */
+    double errors;   /* sum of the variances of the logarithms, from the runs' intervals; NaN if unknown */
 };
 
-/* Adds a positive value. `error` is half the width of its 95 % confidence interval, divided by the value; NaN
- * if unknown. */
+/* Adds a run by its positive value. `error` is half the width of the value's 95 % confidence interval,
+ * divided by the value; NaN if unknown. */
 void side_add(struct side *side, double value, double error);
+
+/* Adds a run by the positive values of its `count` >= 2 epochs, in the order of measurement: their median,
+ * with the error that follows from their scatter, which is unknown for fewer than STATS_INTERVAL_MIN epochs.
+ * STATUS_FAILED if memory runs out. */
+enum status side_add_epochs(struct side *side, const double *values, size_t count);
 
 struct ratio {
     double value;     /* B / A */
     double low, high; /* confidence interval of the ratio; NaN if unknown */
 };
 
-/* Returns the ratio of the geometric means of two sides, each with at least one value. `confidence` is in
- * (0, 1). */
+/* Returns the ratio of the geometric means of two sides, each with at least one run. `confidence` is in (0,
+ * 1).
+ */
 struct ratio side_ratio(const struct side *a, const struct side *b, double confidence);
 
 enum verdict {
@@ -38,6 +44,7 @@ enum verdict {
     VERDICT_WORSE,
     VERDICT_SAME,
     VERDICT_UNDECIDED,
+    VERDICT_WRONG, /* not judged, because a row has wrong results */
     VERDICT_ONLY_A,
     VERDICT_ONLY_B,
     VERDICTS
@@ -57,8 +64,13 @@ extern const char *const compare_origins[COMPARE_ORIGINS];
 
 enum mark { MARK_UNSETTLED = 1, MARK_THROTTLED = 2, MARK_UNVERIFIED = 4, MARK_WRONG = 8, MARK_MIXED = 16 };
 
-/* Pairs with one of these marks stay undecided. */
-#define MARKS_UNJUDGED ((unsigned)(MARK_WRONG | MARK_MIXED))
+/* Columns other than times and rates: whether higher values are better. */
+struct direction {
+    const char *column;
+    bool higher_is_better;
+    bool is_final; /* describes a training up to its end: the last epoch's value is that of the run */
+};
+extern const struct direction compare_directions[]; /* ends with an entry whose column is NULL */
 
 struct measure_choice {
     const char *column;    /* NULL: time_median_s / items */
@@ -67,12 +79,14 @@ struct measure_choice {
     bool is_time;          /* in seconds */
     bool is_speed;  /* a time or a rate: its verdicts are "faster" and "slower", not "better" and "worse" */
     bool is_median; /* median_error is also the relative error of this measure */
+    bool is_final;  /* only the last epoch of a run has it */
 };
 
 /* Columns of a table by purpose; TABLE_NONE where a file lacks an optional one. */
 struct columns {
     size_t keys[COMPARE_KEYS_MAX], origins[COMPARE_ORIGINS];
     size_t ranks, rank, value, items, error, settled, throttled, verified, wrong;
+    size_t job, epoch, epochs;
 };
 
 /* Rows of both files with the same key; a side is empty if only the other file has the key. */
@@ -101,12 +115,14 @@ struct comparison {
     char key_names[COMPARE_KEYS_MAX][64];
     size_t key_count, ignored_count;
     size_t used[2];                          /* number of rows that are compared */
+    size_t without[2], without_line[2];      /* number of rows without a value, and the line of the first */
+    size_t unfinished[2];                    /* number of runs left out because they lack their last epoch */
     bool mixed[2][COMPARE_ORIGINS];          /* whether pooled rows of a file differ in this column */
     bool mixed_ignored[2][COMPARE_KEYS_MAX]; /* the same for columns of --ignore, by their index in `keys` */
     struct pair *pairs;                      /* owned; in the order of A, then pairs that only B has */
     size_t pair_count;
     size_t verdicts[VERDICTS]; /* number of pairs per verdict */
-    double mean_ratio;         /* geometric mean of the ratios */
+    double mean_ratio;         /* geometric mean of the ratios; pairs with wrong results have none */
 };
 
 /* Finds the measure that --measure names. Call it after both tables are read. STATUS_USAGE if A has no such

@@ -29,8 +29,8 @@ static const struct {
 
 const char *compare_verdict(const struct comparison *comparison, enum verdict verdict)
 {
-    static const char *const names[VERDICTS] = {"better",    "worse",     "same",
-                                                "undecided", "only in A", "only in B"};
+    static const char *const names[VERDICTS] = {"better", "worse",     "same",     "undecided",
+                                                "wrong",  "only in A", "only in B"};
     if (comparison->measure.is_speed && verdict == VERDICT_BETTER)
         return "faster";
     if (comparison->measure.is_speed && verdict == VERDICT_WORSE)
@@ -207,7 +207,7 @@ static void print_caption(const struct comparison *comparison, const struct labe
     print_origins(comparison);
     print_parameters(comparison, labels, true);
     print_parameters(comparison, labels, false);
-    printf("\n%-*s %12s    %12s    %7s %8s %18s  verdict\n", width, "row", "A", "B", "rows", "B/A",
+    printf("\n%-*s %12s    %12s    %7s %8s %18s  verdict\n", width, "row", "A", "B", "runs", "B/A",
            "interval");
 }
 
@@ -238,9 +238,9 @@ static const char *ratio_text(double ratio, char text[16])
 static void print_line(const struct comparison *comparison, const struct labels *labels,
                        const struct pair *pair, int width, bool coloured)
 {
-    char label[4096], rows[48], ratio[16] = "-", low[16], high[16], interval[48] = "-";
+    char label[4096], runs[48], ratio[16] = "-", low[16], high[16], interval[48] = "-";
     label_of(comparison, labels, pair, label, sizeof label);
-    snprintf(rows, sizeof rows, "%zu/%zu", pair->sides[0].count, pair->sides[1].count);
+    snprintf(runs, sizeof runs, "%zu/%zu", pair->sides[0].count, pair->sides[1].count);
     if (!isnan(pair->ratio.value))
         ratio_text(pair->ratio.value, ratio);
     if (!isnan(pair->ratio.low))
@@ -253,17 +253,17 @@ static void print_line(const struct comparison *comparison, const struct labels 
     printf("%-*s", width, label);
     print_side(comparison, pair, 0);
     print_side(comparison, pair, 1);
-    printf(" %7s %8s %18s  %s%s%s\n", rows, ratio, interval, colour,
+    printf(" %7s %8s %18s  %s%s%s\n", runs, ratio, interval, colour,
            compare_verdict(comparison, pair->verdict), *colour ? "\033[0m" : "");
 }
 
-/* Says why pairs are undecided. The marks explain those that are not judged. */
+/* Says why pairs are undecided. The mark explains mixtures, which are not judged. */
 static void explain_undecided(const struct comparison *comparison)
 {
     bool wide = false, unknown = false;
     for (size_t p = 0; p < comparison->pair_count; p++) {
         const struct pair *pair = &comparison->pairs[p];
-        if (pair->verdict != VERDICT_UNDECIDED || (pair->marks[0] | pair->marks[1]) & MARKS_UNJUDGED)
+        if (pair->verdict != VERDICT_UNDECIDED || (pair->marks[0] | pair->marks[1]) & MARK_MIXED)
             continue;
         wide |= !isnan(pair->ratio.low);
         unknown |= isnan(pair->ratio.low);
@@ -271,13 +271,13 @@ static void explain_undecided(const struct comparison *comparison)
     if (wide)
         puts("undecided: the interval crosses the margin; measure longer or more often");
     if (unknown && comparison->measure.is_median)
-        puts("undecided without an interval: these rows have no median_error (older schema, or too few "
-             "samples); repeat the runs");
+        puts("undecided without an interval: a run has no median_error (older schema, or too few "
+             "samples or epochs); repeat the runs");
     else if (unknown)
-        puts("undecided without an interval: single rows have no error of this measure; repeat the runs");
+        puts("undecided without an interval: a single run has no error of this measure; repeat the runs");
 }
 
-/* Prints the number of rows per verdict, the mean ratio, and the meaning of the marks used. */
+/* Prints the number of pairs per verdict, the mean ratio, and the meaning of the marks used. */
 static void print_summary(const struct comparison *comparison)
 {
     unsigned used = 0;
@@ -288,16 +288,24 @@ static void print_summary(const struct comparison *comparison)
                    compare_verdict(comparison, (enum verdict)i));
             separator = ", ";
         }
-    printf("; geometric mean of B/A: %.4f\n", comparison->mean_ratio);
+    if (!isnan(comparison->mean_ratio))
+        printf("; geometric mean of B/A: %.4f", comparison->mean_ratio);
+    putchar('\n');
     explain_undecided(comparison);
-    bool single = false;
+    bool single = false, lone = false;
     for (size_t p = 0; p < comparison->pair_count; p++) {
         const struct pair *pair = &comparison->pairs[p];
         used |= pair->marks[0] | pair->marks[1];
-        single |= pair->sides[0].count == 1 && pair->sides[1].count == 1;
+        if (isnan(pair->ratio.value))
+            continue;
+        bool one[2] = {pair->sides[0].count == 1, pair->sides[1].count == 1};
+        single |= one[0] && one[1];
+        lone |= one[0] != one[1];
     }
     if (single)
-        puts("rows 1/1: one run does not show how much runs differ; measure A and B three times or more");
+        puts("runs 1/1: one run does not show how much runs differ; measure A and B three times or more");
+    if (lone)
+        puts("one run against several: it is assumed to differ as much as the others do; repeat it as well");
     for (size_t i = 0; i < COUNT_OF(marks); i++)
         if (used & marks[i].mark)
             printf("%c %s\n", marks[i].letter, marks[i].meaning);
@@ -341,8 +349,8 @@ static enum status pair_row(const struct comparison *comparison, const struct pa
     for (size_t i = 0; i < comparison->key_count; i++)
         row_number(row, comparison->keys[i], compare_key(comparison, pair, i));
     row_text(row, "measure", comparison->measure.name);
-    row_count(row, "rows_a", a->count);
-    row_count(row, "rows_b", b->count);
+    row_count(row, "runs_a", a->count);
+    row_count(row, "runs_b", b->count);
     row_real(row, "a", a->count ? exp(a->log_mean) : NAN);
     row_real(row, "b", b->count ? exp(b->log_mean) : NAN);
     row_real(row, "ratio", pair->ratio.value);
