@@ -200,6 +200,15 @@ Test(migrate, current_files_are_not_touched)
               "%s", out);
 }
 
+/* The figures and the pages read the reference rows, so a new schema includes their conversion. */
+Test(migrate, the_reference_rows_are_current)
+{
+    shell(MIGRATE "--check $R/results/reference/*.csv");
+    cr_expect(status == 0 && says("h200_monitor.csv: has the current schema") &&
+                  says("h200_synth.csv: has the current schema"),
+              "%d: %s", status, out);
+}
+
 Test(migrate, check_and_output_leave_the_file)
 {
     EXPECT(3, "cp " OLD "synth_5.csv a.csv && touch -d 2001-01-01 a.csv && " MIGRATE "--check a.csv");
