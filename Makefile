@@ -3,22 +3,22 @@
 #   make              builds ./fdsl-bench with the libraries of this machine, and lists them
 #   make bench        installs missing packages, builds, runs all available variants, writes results/*.csv
 #   make check        installs missing packages, builds, runs tests and linters (SAN=1: with ASan and UBSan)
-#   make plots        draws figures from results/*.csv and results/reference/ to results/plots/
-#   make report       writes results/report.html: figures, rows, and the commands that repeat them
+#   make plots        installs missing packages, draws results/plots/ from results/*.csv and results/reference/
+#   make report       installs missing packages, writes results/report.html: figures, rows, commands to repeat them
 #   make install      copies the program, its man page and shell completion to PREFIX=/usr/local
 #   make dist         writes dist/fdsl-bench-VERSION-MACHINE.tar.gz, with code for every GPU architecture
-#   make check-gpu    verifies every variant over a grid of sizes, on a machine with a GPU
-#   make check-slurm  builds, then runs a sweep as a job array under a temporary Slurm; needs root
+#   make check-gpu    verifies the synth and train variants over a grid of sizes, on a machine with a GPU
+#   make check-slurm  installs Slurm, builds, runs a sweep as a job array under a temporary Slurm; needs root
 #   make fuzz         fuzzes the file parsers with libFuzzer, one minute each (FUZZ_TIME=60); needs clang
 #   make lint         runs the linters; make format formats the C and CUDA files
-#   make clean        removes build/ and the program
+#   make clean        removes build/, dist/ and the program
 #
-#   CUDA=0 OMP=0      leaves a part out; make lists the parts
+#   CUDA=0 OMP=0      leave out a part; make lists the parts
 #   CUDA_ARCHS="90"   GPU architectures, or all. Default: those of this machine's GPUs; without a GPU, sm_80
 #                     and PTX, which the driver of a newer GPU compiles when it loads kernels
 #   -j4               number of jobs; default: one per core
-#   REVISION=NAME     the revision in rows; default: that of git
-#   SETUP=0           bench, check and plots install nothing, but report what is missing
+#   REVISION=NAME     the revision in rows; default: git's
+#   SETUP=0           bench, check, check-slurm, plots and report list missing packages instead of installing them
 #   V=1               shows the commands
 
 VERSION  := 0.2.0
@@ -35,10 +35,10 @@ say      := $(if $(filter 1,$(V)),@:,@printf '  %-4s %s\n')
 Q        := $(if $(filter 1,$(V)),,@)
 .DEFAULT_GOAL := all
 
-# Goals that build nothing, or that call make themselves
+# Goals that build nothing or that call make for the build
 APART := bench check check-slurm dist clean format lint plots report help
 
-# One job per core unless -j is given. OMP_NUM_THREADS is for programs, not for make.
+# One job per core unless -j is given. nproc would obey OMP_NUM_THREADS, which is not meant for make.
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(or $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null),1)
 endif
@@ -71,7 +71,7 @@ FOUND_IN  := scripts/setup/probe.sh $(foreach tool,$(CC) $(MPICC) $(NVCC),$(call
 ifneq ($(FOUND_FOR),$(strip $(file <$(FOUND).for)))
 FOUND_IN  += FORCE
 endif
-# Probe only once per call: if files have timestamps in the future, make would otherwise probe endlessly.
+# Probe only once per call. Otherwise make would probe endlessly if files have timestamps in the future.
 $(FOUND): $(if $(MAKE_RESTARTS),,$(FOUND_IN))
 	@mkdir -p $(@D)
 	@scripts/setup/probe.sh > $@.new
@@ -85,7 +85,7 @@ $(FOUND): export FOUND_FOR := $(FOUND_FOR)
 include $(FOUND)
 endif
 
-# NAME=0 on the command line or in the environment has priority.
+# NAME=0 on the command line or in the environment overrides these defaults.
 CUDA    ?= $(if $(NVCC),1)
 OMP     ?= $(found_OMP)
 PNG     ?= $(found_PNG)
@@ -98,7 +98,7 @@ INIH    ?= $(found_INIH)
 HWLOC   ?= $(found_HWLOC)
 MPI     ?= $(found_MPI)
 ARCHIVE ?= $(found_ARCHIVE)
-# Headers only: these libraries are optional and opened at run time.
+# Only the headers are needed to build: the program opens these libraries at run time, if they are there.
 NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
 NVTX    ?= $(if $(NVTX_INCLUDE),1)
 CUDNN   ?= $(if $(and $(filter 1,$(CUDA)),$(wildcard $(addsuffix /cudnn.h,$(CUDA_HOME)/include /usr/include /usr/include/*-linux-gnu))),1)
@@ -174,7 +174,7 @@ report-parts:
 	  '$(call mark,MPI) MPI       $(if $(call on,MPI),,one rank only: not under mpirun)' \
 	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no PNG files)' \
 	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json, no wids index)' \
-	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no presets: --classes is left out)' \
+	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no --config, no presets (--classes))' \
 	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images, no --prepare, no loading)' \
 	  '$(call mark,ZLIB) zlib      $(if $(call on,ZLIB),,--prepare reads no .gz)' \
 	  '$(call mark,CRYPTO) libcrypto $(if $(call on,CRYPTO),,no md5 in the wids index)' \
@@ -183,14 +183,14 @@ report-parts:
 	  '$(call mark,CUDNN) cuDNN     $(if $(call on,CUDNN),,train-cudnn is left out)' \
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'
 
-# Objects depend on this file, which changes only when the flags change.
+# Objects depend on the file `flags`, which changes only when the flags change.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
 	@printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' | \
 	  cmp -s - $@ || printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' > $@
 
-# The revision in rows (REVISION, or that of git), in a file that changes only when it does. A tree inside
-# another repository has no revision.
+# The file `revision` has the revision for rows (REVISION, or git's) and changes only when the revision changes.
+# A tree inside another repository has no revision.
 $(BUILD)/revision: FORCE
 	@mkdir -p $(@D)
 	@revision='$(REVISION)'; [ "$$revision" ] || [ "$$(git rev-parse --show-toplevel 2>/dev/null)" != '$(CURDIR)' ] || \
@@ -205,7 +205,7 @@ $(PROGRAM): $(OBJECTS)
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(ALL_LDLIBS)
 
-# Allows vectorised sqrtf: same values, but errno is not set.
+# Allows the compiler to vectorise sqrtf: same values, but errno is not set.
 $(BUILD)/cpu/train/omp%.c.o: private ALL_CFLAGS += -fno-math-errno
 $(BUILD)/%.c.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -227,7 +227,7 @@ $(BUILD)/device_link.o: $(RDC_OBJECTS)
 	$(say) NVCC $@
 	$(Q)$(NVCC) $(GENCODE) -dlink -o $@ $^ -lcudadevrt
 
-# Tests link only the objects that they use from this archive, which is faster than linking all.
+# Tests link only the objects that they use from this archive. That is faster than linking all objects.
 $(BUILD)/objects.a: $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS))
 	$(say) AR $@
 	$(Q)rm -f $@ && $(AR) rcsT $@ $^
@@ -251,7 +251,7 @@ $(GPU_TESTS): $(BUILD)/tests/%: tests/%.cu $(BUILD)/objects.a $(BUILD)/flags
 
 # --- bench and check -------------------------------------------------------------------------------------------
 
-# Set-up runs first, and the build is a separate make, so that it finds newly installed packages.
+# Set-up runs first. The build is a separate make, so that it finds newly installed packages.
 inner = --no-print-directory --output-sync=target
 
 bench:
@@ -276,7 +276,7 @@ check-slurm:
 
 tests: $(TESTS) $(GPU_TESTS)
 
-# One program with only the parsers, built by clang with coverage and sanitizers.
+# Builds one program with only the parsers, by clang with coverage and sanitizers.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
 FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/tar.c src/data/key.c src/data/npy.c src/data/idx.c src/data/cifar.c \
                 src/data/index.c src/data/dali.c src/data/wids.c src/data/png_image.c src/core/file.c \
@@ -310,7 +310,7 @@ install: all
 	install -D -m 644 $(BUILD)/fdsl-bench.1 "$(DESTDIR)$(PREFIX)/share/man/man1/fdsl-bench.1"
 	install -D -m 644 scripts/packaging/completion.bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/fdsl-bench"
 
-# Archives the files of make install in one folder, from a separate build.
+# Builds separately for all GPU architectures and archives the files of make install as one folder.
 DIST := fdsl-bench-$(VERSION)-$(shell uname -m)
 dist:
 	@rm -rf build/dist/root

@@ -12,9 +12,9 @@
 #include "launcher.h"
 
 #define NAP_US_MAX 1000 /* the longest sleep of a waiting rank between two polls */
-#define NOTE_S     1    /* after this time a waiting rank sends rank 0 a note that it is there */
+#define NOTE_S     1    /* after this time a waiting rank sends rank 0 a note that it is waiting */
 #define WARN_S     30   /* after this time rank 0 names the missing ranks; the interval doubles each time */
-#define GRACE_S    5    /* other ranks wait this much longer, because rank 0's report has more detail */
+#define GRACE_S    5    /* other ranks wait this much longer than rank 0, whose report has more detail */
 #define NOTE_TAG   1
 
 static double timeout_s; /* 0: none */
@@ -22,11 +22,12 @@ static int rank, size = 1, local_rank, local_size = 1;
 static bool joined, broken; /* broken: an MPI call failed, so collective calls of the ranks may not match */
 static MPI_Comm machine = MPI_COMM_NULL;
 
-/* The number of the latest collective call; on rank 0, the latest number in a note from each rank (else
- * NULL). */
+/* `collective` is the number of the latest collective call. On rank 0, `noted` has the latest number from the
+ * notes of each rank; on other ranks it is NULL. */
 static uint64_t collective, *noted;
 
-/* Converts an MPI error. Each rank prints its own failing call, because it may not reach the others. */
+/* Converts an MPI error. Each rank prints its own failing call, because it may be unable to tell the other
+ * ranks. */
 static enum status mpi_status(int error, const char *call)
 {
     char text[MPI_MAX_ERROR_STRING] = "";
@@ -80,8 +81,8 @@ struct wait {
     bool noted;
 };
 
-/* Called repeatedly during a wait: sends the note to rank 0; on rank 0, warns about missing ranks. After the
- * timeout, fails and marks the communication as broken. */
+/* Called repeatedly during a wait. Other ranks send their note to rank 0; rank 0 warns about missing ranks.
+ * After the timeout, fails and marks the communication as broken. */
 static enum status look_around(struct wait *wait)
 {
     char names[128] = "rank 0";
@@ -167,7 +168,7 @@ enum status comm_open(void)
     if (!launcher_find(&launcher) || launcher.ranks == 1)
         return STATUS_OK;
     TRY(join());
-    /* With a launcher that this MPI does not support, each process is a separate run of one rank. */
+    /* If this MPI does not support the launcher, each process is a separate run of one rank. */
     if (launcher.ranks > 1 && launcher.ranks != size)
         return status_set(
             STATUS_UNAVAILABLE,
@@ -248,7 +249,7 @@ static enum status share_failure(enum status mine, const struct verdict *worst)
 
 enum status comm_agree(enum status status)
 {
-    if (size == 1 || broken) /* if broken, collective calls would not match; comm_close() aborts all ranks */
+    if (size == 1 || broken) /* broken: collective calls would not match; comm_close() aborts all ranks */
         return broken ? STATUS_FAILED : status;
     struct verdict mine = {status_severity(status), rank}, worst;
     MPI_Request request;
@@ -273,15 +274,16 @@ enum status comm_vote(enum status status, double *values, size_t count)
 
 /* ---- Data ---- */
 
-/* Checks that a message of `count` values can be sent: MPI counts in int, and after a failed call collective
- * calls of the ranks no longer match. */
+/* Checks that ranks can still exchange `count` values. MPI counts in int, and after a failed call the
+ * collective calls of the ranks no longer match. */
 static enum status check_message(size_t count)
 {
     if (broken)
         return STATUS_FAILED;
     if (count <= INT_MAX)
         return STATUS_OK;
-    return status_set(STATUS_FAILED, "%zu values are too many for a message; take fewer samples", count);
+    return status_set(STATUS_FAILED, "%zu values are too many for one MPI message; take fewer samples",
+                      count);
 }
 
 static enum status reduce(void *values, size_t count, MPI_Datatype type, MPI_Op operation)
@@ -335,5 +337,5 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all)
     }
     TRY(check_message(bytes));
     MPI_TRY(MPI_Iallgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, machine, &request));
-    return wait_for(&request, true); /* also with one rank per machine: all ranks must count the same calls */
+    return wait_for(&request, true); /* even with one rank per machine: all ranks must count the same calls */
 }

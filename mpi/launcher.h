@@ -6,7 +6,7 @@
 #include <stdbool.h>
 
 struct launcher {
-    const char *variable; /* the variable that gave the number of ranks, or this rank; NULL: none */
+    const char *variable; /* the variable with the number of ranks, else with this rank; NULL: none */
     long ranks;           /* 0: unknown */
     long rank;
 };
@@ -17,17 +17,17 @@ bool launcher_find(struct launcher *launcher);
 /* Returns the rank that the launcher assigned; 0 without a launcher. */
 int launcher_rank(void);
 
-/* Starts a thread that watches over MPI_Init(), which blocks until all ranks start. A rank that has ended
- * early, or that is another program, never does. The thread warns after 30 s; after `limit_s` (0: 300 s) it
- * ends the process with exit status 1. If all ranks run on this machine, both messages name the first missing
- * rank. Returns NULL if no thread can be started. */
+/* Starts a thread that limits how long MPI_Init() may block. MPI_Init() waits for all ranks to call it; a
+ * rank that has ended early, or that runs another program, never does. The thread warns after 30 s; after
+ * `limit_s` (0: 300 s) it ends the process with exit status 1. If all ranks run on this machine under Open
+ * MPI, both messages name the first missing rank. Returns NULL if no thread can be started. */
 struct launcher_watch *launcher_watch_begin(double limit_s);
 
 /* Stops the thread and frees the watch; NULL is allowed. */
 void launcher_watch_end(struct launcher_watch *watch);
 
-/* Sleeps one second on all ranks but 0. Call before a process exits with a failure: a launcher ends all ranks
- * when the first one fails, and rank 0 must have time to print the reason. */
+/* Sleeps one second on all ranks except rank 0. Call before a process exits with a failure: a launcher ends
+ * all ranks when the first one fails, and rank 0 must have time to print the reason. */
 void launcher_leave_word_to_rank_0(void);
 
 #endif

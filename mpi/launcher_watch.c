@@ -51,7 +51,7 @@ static long parent_of(const char *pid)
     return parent;
 }
 
-/* Marks the ranks that the launcher, our parent, is running on this machine. Returns false unless all ranks
+/* Marks the ranks that the launcher (the parent process) runs on this machine. Returns false unless all ranks
  * run on this machine, which only Open MPI reports. */
 static bool find_running(long ranks, bool *running)
 {
@@ -85,7 +85,7 @@ static void name_missing(char *text, size_t bytes)
     free(running);
 }
 
-/* Waits at most `wait_s` seconds. Returns whether the watch was ended in that time. */
+/* Waits at most `wait_s` seconds. Returns whether the watch ended in that time. */
 static bool ends_within(struct launcher_watch *watch, double wait_s)
 {
     struct timespec until;
@@ -111,8 +111,9 @@ static void *look_on(void *argument)
         return NULL;
     name_missing(name, sizeof name);
     if (first_s < watch->limit_s) {
-        status_warn_own("waiting for %s to start MPI; if it has ended or is another program, end this one",
-                        name);
+        status_warn_own(
+            "waiting for %s to start MPI; if that rank has ended or runs another program, end this run",
+            name);
         if (ends_within(watch, watch->limit_s - first_s))
             return NULL;
         name_missing(name, sizeof name);

@@ -1,5 +1,5 @@
-# Applies the axes from scripts/figures/draw.py: x_low, x_high, x_log, x_ticks, x_tick_at[], x_tick_text[], and for
-# a log y axis y_low, y_high, y_ticks, y_tick_at[], y_tick_text[]. A tick without text is minor.
+# Sets the axes from variables of scripts/figures/draw.py: x_low, x_high, x_log, x_ticks, x_tick_at[], x_tick_text[].
+# A log y axis also has y_low, y_high, y_ticks, y_tick_at[], y_tick_text[]. A tick without text is minor.
 if (x_log) {
     set logscale x
 }

@@ -1,4 +1,4 @@
-# Time per image vs. batch size; log2 x, log y.
+# Time per image vs. batch size, both log; x ticks are powers of two.
 load 'plots/common.gp'
 set xlabel 'batch size (images)'
 y_name = 'time per image'

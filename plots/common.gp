@@ -1,5 +1,5 @@
 # Common to all figures: terminal, fonts, line styles, and positions of title, legend and caption. The script
-# of a figure loads this first. scripts/figures/draw.py runs it and defines
+# of each figure loads this file first. scripts/figures/draw.py runs that script and defines
 #
 #   format, output            'png', 'svg' or 'pdf', and the file to write
 #   data                      the data file: blocks of tab-separated columns, separated by two blank lines
@@ -8,11 +8,10 @@
 #   title                     a line above the plot
 #   captions, caption[]       lines below the plot
 #   legends, legend_text[], legend_style[], legend_y[]
-#                             rows right of the plot, with y in px from the top. Styles: n > 0 is line style n, n + 0.1 its
-#                             point only, n < 0 a box in colour[-n], 0 a heading, 0.5 a note below a heading, 0.75 a note
-#                             below a series
-#
-#   ring_block                the block of data with the unsettled points (x, y), or 0
+#                             rows right of the plot, with y in px from the top. Styles: n > 0 is line style n with its point,
+#                             n + 0.1 only the point, n < 0 a box in colour[-n], 0 a heading, 0.5 a note below a heading,
+#                             0.75 a note below a series
+#   ring_block                the block of data with the unsettled points (x, y); 0 if there are none
 #
 # and the variables that the figure's script lists. To draw a figure manually: scripts/figures/draw.py --commands NAME.
 
@@ -33,12 +32,13 @@ set datafile missing ''
 x_at(px) = px / (1.0 * width)
 y_at(px) = 1 - px / (1.0 * height)
 
-# --- Line styles: 10 * group + slot
-# ------------------------------------------------------------------------------ The slot is the variant and
-# gives colour and point shape. The group is the device and gives dashes: 1 to 4 are devices of rows, with
-# filled points; with open points, 5 is published points, 6 the published code on an H200, and 8 the published
-# code on a device of rows. Colours after Okabe and Ito; no two series of a figure share both gray level and
-# point. 71 to 74 are for published training: two models, gray if images are read, blue if generated.
+# --- Line styles: 10 * group + slot --------------------------------------------------------------------------------
+# The slot stands for the variant; it selects colour and point shape. The group stands for the device; it selects
+# dashes. Groups 1 to 4 are devices of rows, with filled points. The other groups have open points: 5 is published
+# points, 6 is the published code on an H200, and 8 is the published code on a device of rows. Colours are those of
+# Okabe and Ito. No two series of a figure have the same gray level and the same point shape.
+# Styles 71 to 74 are for published training, with one point shape per model: gray if images are read, blue if they
+# are generated.
 array colour[9] = ['#000000', '#E69F00', '#D55E00', '#CC79A7', '#009E73', '#0072B2', '#56B4E9', '#7F7F7F', '#D4D4D4']
 array filled[9] = [5, 9, 7, 2, 11, 13, 15, 7, 5]
 dot = format eq 'svg' ? 0.6 : 1.0 # point sizes differ between terminals
@@ -53,7 +53,7 @@ do for [slot = 1:9] {
     set style line 60 + slot lc rgb colour[slot] lw 1.4 dt (2, 3) pt hollow[slot] ps 1.19 * dot
     set style line 80 + slot lc rgb colour[slot] lw 1.0 dt solid pt hollow[slot] ps 1.19 * dot
 }
-# Slot 0 is slot 2 with an open point: the same library in another format.
+# Slot 0 is slot 2 with an open point, for the same library in another number format.
 slot_of_colour(style) = int(style) % 10 ? int(style) % 10 : 2
 set style line 10 lc rgb colour[2] lw 2.0 dt solid pt hollow[2] ps 1.19 * dot
 set style line 20 lc rgb colour[2] lw 1.6 dt (14, 5) pt hollow[2] ps 0.95 * dot
@@ -63,11 +63,12 @@ set style line 71 lc rgb colour[8] lw 1.4 dt (5, 4) pt 4 ps 1.19 * dot
 set style line 72 lc rgb colour[6] lw 1.4 dt (5, 4) pt 4 ps 1.19 * dot
 set style line 73 lc rgb colour[8] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
 set style line 74 lc rgb colour[6] lw 1.4 dt (2, 3) pt 12 ps 1.19 * dot
-# 91 and 92 are for loading: memcpy on the first and on the second device.
+# Styles 91 and 92 are for memcpy in figures of loading, on the first and on the second device. break_even uses 91
+# for the limit of the step.
 set style line 91 lc rgb '#7F7F7F' lw 1.6 dt (7, 4) pt 1 ps 0.7 * dot
 set style line 92 lc rgb '#7F7F7F' lw 1.6 dt (2, 4) pt 1 ps 0.7 * dot
-# 93 and 94 are for break_even only, which has more sources than there are slots. 95 is a ring around
-# unsettled points.
+# Styles 93 and 94 are only for break_even, which has more sources than there are slots. Style 95 is a ring around an
+# unsettled point.
 set style line 93 lc rgb '#882255' lw 1.6 dt (14, 5) pt 3 ps 1.1 * dot
 set style line 94 lc rgb '#999933' lw 2.0 dt solid pt 12 ps 1.1 * dot
 set style line 95 lc rgb '#D55E00' lw 1.2 pt 6 ps 2.4 * dot
@@ -88,8 +89,8 @@ do for [i = 1:captions] {
 }
 
 legend_x = width - right + 24
-# Error bars: with vectors @error_bar, using x:low:(0):(high - low). The style yerrorbars would paint a white
-# disc first.
+# Error bars are drawn by `with vectors @error_bar`, using x:low:(0):(high - low), because the style yerrorbars
+# paints a white disc first.
 error_bar = 'heads nofilled size screen x_at(3), 90 lw 1.3'
 
 do for [i = 1:legends] {

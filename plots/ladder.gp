@@ -1,5 +1,5 @@
-# Time per image of the paper's variants, log y, with speed-ups. Variables: those of dots.gp, with one group
-# per variant and one dot per device. The last block has the points of the published code (x, µs).
+# Time per image of the paper's variants, log y, with speed-ups. Variables: those that dots.gp lists, with one
+# group per variant and one dot per device. The next block has the points of the published code (x, µs).
 load 'plots/common.gp'
 y_name = 'time per image'
 load 'plots/dots.gp'

@@ -1,6 +1,7 @@
-# A quantity vs. a parameter, one line per series; other figures load this. Also needs y_name, series,
-# series_style[], and the variables of axes.gp. Blocks of data: x, median, low, high. Points of a series have
-# a cross if series_crossed[] exists and is 1; points of the block ring_block have a ring.
+# A quantity vs. a parameter, one line per series; the scripts of several figures load this. Variables: y_name,
+# series, series_style[], and those of axes.gp. If series_crossed[] exists, points of a series whose element is 1
+# have a cross. Blocks of data: one per series (x, median, low, high). Block ring_block has the points that get a
+# ring.
 load 'plots/axes.gp'
 set ylabel y_name offset character 0.5, 0
 if (!exists('series_crossed')) { array series_crossed[series]; do for [i = 1:series] { series_crossed[i] = 0 } }

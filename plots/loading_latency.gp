@@ -1,4 +1,4 @@
-# Call latency vs. quantile, one line per call, log y; x is 1 / (1 - quantile), log.
+# Latency of system calls vs. quantile, one line per call, both log; x is 1 / (1 - quantile).
 load 'plots/common.gp'
 set xlabel 'quantile'
 y_name = 'time per call'

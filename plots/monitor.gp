@@ -1,8 +1,13 @@
-# GPU and CPU load during a run: panels with a common time axis, and phases as background bands. Also needs
-# panels, panel_title[], panel_first[], panel_second[] (columns; 0: none), panel_high[], names_first[],
-# names_second[], bands, band_from[], band_to[], band_slot[], x_high; phases, phase_name[], phase_slot[],
-# phase_x[] (px) of the row that explains the colours. Blocks of data: the samples (time, columns), the
-# variants (x, name) and the phases (x, name) of the strip at the top.
+# GPU and CPU load during a run: panels with a common time axis, and phases as background bands. Variables:
+#
+#   panels, panel_title[], panel_high[], x_high
+#   panel_first[], panel_second[]              the columns that a panel shows; 0: none
+#   names_first[], names_second[]              the names of these columns
+#   bands, band_from[], band_to[], band_slot[]
+#   phases, phase_name[], phase_slot[], phase_x[]  the row that explains the colours of the bands; x in px
+#
+# Blocks of data: the samples (time, columns), then the names of variants (x, name) and of phases (x, name) for the
+# strip at the top.
 load 'plots/common.gp'
 array shade[7] = ['#7F7F7F', '#F0E442', '#E69F00', '#0072B2', '#009E73', '#CC79A7', '#FFFFFF']
 array strength[7] = [0.25, 0.45, 0.45, 0.13, 0.30, 0.30, 0]

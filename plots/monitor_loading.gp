@@ -1,7 +1,7 @@
-# GPU and CPU load during loading, one line per loader: panels vs. the time since the timed runs began. A
-# panel without points is a mean over the whole run. Also needs panels (the first `sampled` have points),
-# panel_title[], panel_high[], series, series_style[], x_high. Blocks of data: one per series, with time and
-# one column per panel.
+# GPU and CPU load during loading vs. the time since the timed runs began: one panel per quantity, one line per
+# loader. Variables: panels, sampled, panel_title[], panel_high[], series, series_style[], x_high. The first
+# `sampled` panels have points. The lines of other panels are means over the whole run. Blocks of data: one per
+# series, with time and one column per panel.
 load 'plots/common.gp'
 gap = 16
 tall = (height - top - bottom) / (1.0 * panels)

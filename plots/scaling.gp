@@ -1,12 +1,17 @@
-# Images per second of all ranks vs. ranks, with ideal scaling, both log; one panel per kind of scaling. Also
-# needs the variables of axes.gp; series, series_style[], joined[] (1: with a line, 0: points only); panels,
-# gap (px between them), panel_title[], panel_first[], panel_last[] (of the series); cells, cell_panel[],
-# cell_row[], cell_x[], cell_text[] (the efficiencies). Blocks of data: one per series (ranks, images per
-# second, low, high), then one per series with its ideal as segments (x, y, dx, dy).
+# Images per second of all ranks vs. ranks, with ideal scaling, both log; one panel per kind of scaling. Variables:
+# those of axes.gp, and
+#
+#   series, series_style[], joined[]                         joined: 1 with a line, 0 points only
+#   panels, panel_title[], gap                               gap: distance of panels in px
+#   panel_first[], panel_last[]                              the first and the last series of a panel
+#   cells, cell_panel[], cell_row[], cell_x[], cell_text[]   the table of efficiencies
+#
+# Blocks of data: one per series (ranks, images per second, low, high), then the ideal scaling of each series as
+# segments (x, y, dx, dy).
 load 'plots/common.gp'
 load 'plots/axes.gp'
 panel_px = (width - left - right - gap * (panels - 1)) / (1.0 * panels)
-row_y(row) = height - bottom + 72 + 17 * row # of the table; its columns are below their ticks
+row_y(row) = height - bottom + 72 + 17 * row # y of a row of the table; columns are below the ticks of the x axis
 
 set multiplot
 do for [p = 1:panels] {
@@ -17,7 +22,7 @@ do for [p = 1:panels] {
     if (p == 1) {
         set ylabel 'images per second' offset character 0.5, 0
         set label 500 'efficiency' at screen x_at(begin - 12), y_at(row_y(0)) right font 'DejaVu Sans:Bold,9.5'
-    } else { # same scale as the first panel
+    } else { # the scale of the first panel, without numbers
         unset ylabel
         set ytics ()
         do for [i = 1:y_ticks] { set ytics add ('' y_tick_at[i] y_tick_text[i] eq '') }

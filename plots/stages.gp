@@ -1,7 +1,7 @@
-# Time per image by stage: noise, vertices and painting as shares of a bar, with their times. Also needs bars,
-# stages, stage_slot[], device_lines. Blocks of data: one per stage (x, from %, to %, text), the texts next to
-# thin parts (x, height %, text), the totals (x, text), the names (x, name, batch), and the lines of the
-# devices' names (x, text).
+# Time per image by stage: noise, vertices and painting as parts of a bar, with their times. Variables: bars, stages,
+# stage_slot[], device_lines. Blocks of data: one per stage (x, from %, to %, text), the texts next to thin parts
+# (x, height %, text), the totals (x, text), the names (x, name, batch), and device_lines blocks with the lines of
+# the devices' names (x, text).
 load 'plots/common.gp'
 set xrange [0.4:bars + 0.6]
 set yrange [0:112]

@@ -1,5 +1,5 @@
-# Images per second during training vs. number of GPUs. Also needs the variables of axes.gp; series,
-# series_style[], and y_high if y is linear. Blocks of data: GPUs, images per second.
+# Images per second during training vs. number of GPUs. Variables: those of axes.gp, series, series_style[], and
+# y_high if y is linear. Blocks of data: one per series (GPUs, images per second).
 load 'plots/common.gp'
 load 'plots/axes.gp'
 set xlabel 'GPUs'

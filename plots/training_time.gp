@@ -1,5 +1,5 @@
-# Training time vs. images, one line per feed. Also needs the variables of axes.gp; series, series_style[],
-# y_high. Blocks of data: thousands of images, seconds.
+# Training time vs. images, one line per data feed. Variables: those of axes.gp, series, series_style[], y_high.
+# Blocks of data: one per series (thousands of images, seconds).
 load 'plots/common.gp'
 load 'plots/axes.gp'
 set xlabel 'images trained on (thousands)'

@@ -1,4 +1,4 @@
-# Time per image vs. vertices per orbit; log y, and log x for a wide range.
+# Time per image vs. vertices per orbit; log y, and log x if the range is wide.
 load 'plots/common.gp'
 set xlabel 'vertices'
 y_name = 'time per image'

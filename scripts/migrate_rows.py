@@ -1,29 +1,29 @@
 #!/usr/bin/env python3
-"""Converts CSV files that an older fdsl-bench wrote to the columns of the current one, so that it can append to them and
+"""Converts CSV files of an older fdsl-bench to the current columns, so that the current fdsl-bench can append to them, and
 figures and reports can read them.
 
   scripts/migrate_rows.py [--check] [--output DIR] FILE...
 
   --check           change nothing; exit with status 3 if a file must be converted
-  --output DIR      write DIR/NAME and leave FILE as it is; refuses to overwrite
+  --output DIR      write DIR/NAME and do not change FILE; an existing DIR/NAME is an error
   --lock-timeout S  wait up to S seconds for a process that is writing to a file (default: 60)
 
 Examples:
-  scripts/migrate_rows.py results/*.csv                  convert in place what is old; leave all other files as they are
-  scripts/migrate_rows.py --check results/*.csv          is anything old?
+  scripts/migrate_rows.py results/*.csv                  convert old files in place; do not change other files
+  scripts/migrate_rows.py --check results/*.csv          report which files are old
   scripts/migrate_rows.py --output converted old/*.csv   keep the old files
 
-Renamed columns get their new names, new columns are empty or have the value that older programs implied, and all other values,
-quotes and line ends stay as they are, in the same order. Rows of --samples-out and --monitor are converted too. Files of the current schema
-are not touched, and files without rows of fdsl-bench are left out with a note. A file is replaced in one step, under the lock
-that fdsl-bench takes to append, and keeps its mode.
+Renamed columns get their new names. New columns are empty, or have the value that older programs implied. All other values,
+quotes and line ends stay unchanged, in the same order. Rows of --samples-out and --monitor are converted too. Files of the
+current schema are not changed. Files without rows of fdsl-bench are skipped with a note. A file is replaced atomically, under
+the lock that fdsl-bench takes to append, and keeps its mode.
 
-The meaning of a few columns has changed: roofline_share of rows without `bound`, digest of rows without `scaling`, and a spread
-of 0 (time_sd_s, time_cv) of a single sample. Such values are left empty, and the old file is kept beside the new one, as
-rows.csv.load-4 if its rows were load/4. docs/schemas.md has all changes.
+The meaning of a few columns has changed: roofline_share in rows without `bound`, digest in rows without `scaling`, and a spread
+of 0 (time_sd_s, time_cv) in rows of a single sample. Such values are left empty. The old file is then kept in the same folder,
+for example as rows.csv.load-4 if its rows were load/4. docs/schemas.md has all changes.
 
 Exit status: 0 done, 1 a file could not be converted (the others were), 2 usage, 3 --check found an older file, 128 + N
-interrupted by signal N: then each file is either converted or as it was.
+interrupted by signal N (each file is then either converted or unchanged).
 """
 
 import argparse
@@ -43,9 +43,9 @@ TIMES = """warmups samples settled median_error time_min_s time_median_s time_me
     sm_clock_mhz memory_clock_mhz energy_j_per_item instruction_set speedup baseline imbalance efficiency timed_stages"""
 COMPUTE = "compute_ms steps stall_share first_batch_s step_s busy_share slowdown bus_share bus_slowdown loss"
 END = "cache verified wrong"
-SAMPLE = ["sample", "wall_s", "device_s"]  # of --samples-out, after the parameters
+SAMPLE = ["sample", "wall_s", "device_s"]  # columns of --samples-out after the parameters
 
-# The columns of each workload: parameters and measures. fdsl-bench writes them in this order.
+# Parameters and measures of each workload, in the order in which fdsl-bench writes them.
 PARAMETERS = {
     "synth": """batch res vertices orbits formula seed instance classes preset preset_file class noise line_width radius oval_x
         oval_y freq1 freq2 dtype channels layout out_res fit mean std compute""",
@@ -84,7 +84,7 @@ RENAMED = {
     "monitor": {},
 }
 
-# The last schema in which columns may be missing.
+# ADDED_AFTER: {workload: {version: columns that rows of this version or an older one may lack}}.
 ROOFLINE = """settled median_error flops bytes peak_flops_per_s peak_bytes_per_s bound sm_clock_mhz memory_clock_mhz
     energy_j_per_item instruction_set speedup baseline"""
 STEPS = "compute_ms steps stall_share first_batch_s step_s busy_share slowdown"
@@ -97,11 +97,11 @@ ADDED_AFTER = {
     "monitor": {1: "gpu read_bytes_per_s write_bytes_per_s"},
 }
 
-# Values of missing columns that older programs implied: a constant, or the value of another column.
+# Values of missing columns that older programs implied: a constant (IMPLIED), or the value of another column.
 IMPLIED = {"synth": {"dtype": "u8", "channels": "1", "layout": "nchw"}, "train": {"feed": "stored"}}
 SAME_AS = {"synth": {"out_res": "res", "compute": "compute_ms"}, "load": {"compute": "compute_ms"}}
 
-# Columns whose meaning changed when another column was added.
+# {column whose meaning changed: the column that was added at the same time}.
 CHANGED_WITH = {"roofline_share": "bound", "digest": "scaling"}
 
 FIELD = re.compile(r'((?:[^",\n]|"[^"]*")*)(,|\n|\Z)')
@@ -110,23 +110,24 @@ SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
 class Refused(Exception):
-    """A file that cannot be converted: one line with the file, the place and a remedy."""
+    """A file cannot be converted. The message is one line with the file, the line number and a remedy."""
 
 
 class Interrupted(BaseException):
-    """A signal, whose number is the argument, asks to end."""
+    """A signal requests the end of the program. The argument is the signal's number."""
 
 
 class NotRows(Exception):
     """A file without rows of fdsl-bench."""
 
 
-Table = collections.namedtuple("Table", "header ending records")  # records: (line, raw fields, line end); no fields: empty line
-Examined = collections.namedtuple("Examined", "data table workload version schema")  # a file
+# A record is (line number, raw fields, line end); an empty line has no fields.
+Table = collections.namedtuple("Table", "header ending records")
+Examined = collections.namedtuple("Examined", "data table workload version schema")  # a file that has been read
 
 
 def plain(field):
-    """Returns the value of a raw field."""
+    """Returns the value of a raw field, without quotes."""
     return field[1:-1].replace('""', '"') if len(field) > 1 and field[0] == field[-1] == '"' else field
 
 
@@ -186,7 +187,7 @@ def schema_of(path, table):
 
 
 def examine(path, data):
-    """Reads the bytes of a file. Bytes become characters one by one, so that none is changed."""
+    """Parses the bytes of a file. Each byte becomes one character, so that no byte is changed."""
     table = split(path, data.decode("latin-1"))
     workload, version = schema_of(path, table)
     if version == CURRENT[workload] and table.header != new_columns(workload, table.header):
@@ -198,7 +199,7 @@ def examine(path, data):
 
 
 def new_columns(workload, header):
-    """Returns the current columns of a file: those of rows or those of samples."""
+    """Returns the current columns of a file: the columns of rows or, for files of --samples-out, of samples."""
     columns = COLUMNS[workload]
     return columns[:columns.index("warmups")] + SAMPLE if "sample" in header else columns
 
@@ -207,7 +208,7 @@ def names_of(path, workload, version, header):
     """Returns the current name of each column of an older file. Refuses unknown, repeated and missing columns."""
     columns, schema = new_columns(workload, header), f"{workload}/{version}"
     names = [RENAMED[workload].get(name, name) for name in header]
-    if "sample" in header and "compute" not in names:  # the option itself; its measure is not in samples
+    if "sample" in header and "compute" not in names:  # in files of --samples-out, compute_ms is the option itself
         names = ["compute" if name == "compute_ms" else name for name in names]
     for old, name in zip(header, names):
         if name not in columns:
@@ -232,7 +233,7 @@ def outdated(names, cells):
 
 
 def converted(path, table, workload, version):
-    """Returns the text of the converted file, and a count of the values left empty by column."""
+    """Returns the text of the converted file, and the number of values that were left empty, by column."""
     names, columns = names_of(path, workload, version, table.header), new_columns(workload, table.header)
     constants, copies = IMPLIED.get(workload, {}), SAME_AS.get(workload, {})
     lines, emptied = [",".join(columns) + table.ending], collections.Counter()
@@ -257,7 +258,7 @@ def why(error):
 
 
 def lock(file, path, operation, timeout_s):
-    """Takes the lock that fdsl-bench takes to append."""
+    """Takes the lock that fdsl-bench takes to append. Waits up to `timeout_s` seconds for it."""
     end = time.monotonic() + timeout_s
     while True:
         try:
@@ -274,7 +275,7 @@ def lock(file, path, operation, timeout_s):
 
 
 def open_locked(path, change, timeout_s):
-    """Opens and locks a file; opens it again if another process replaced it before this one got the lock."""
+    """Opens and locks a file. If another process replaces the file before it is locked, opens the new file."""
     while True:
         try:
             file = open(path, "r+b" if change else "rb")
@@ -297,14 +298,14 @@ def sync_folder(folder):
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
-    except OSError:  # some file systems cannot
+    except OSError:  # some file systems do not support this
         pass
     finally:
         os.close(handle)
 
 
 def write_whole(path, data, status):
-    """Writes a file with the mode and owner of `status`, or leaves what is there."""
+    """Writes a file atomically, with the mode and owner of `status`. If this fails, an existing file stays unchanged."""
     folder, name = os.path.split(os.path.abspath(path))
     part = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
     try:
@@ -330,7 +331,7 @@ def write_whole(path, data, status):
 
 
 def keep(path, data, schema):
-    """Keeps the old file under another name, which is returned."""
+    """Keeps the old file under another name. Returns that name."""
     kept = f"{path}.{schema.replace('/', '-')}"
     try:
         if os.path.lexists(kept):
@@ -348,7 +349,7 @@ def keep(path, data, schema):
 
 
 def write_elsewhere(path, folder, data, status):
-    """Writes the result to a folder. Returns where."""
+    """Writes the result to a folder. Returns its path."""
     place = os.path.join(folder, os.path.basename(path))
     if os.path.lexists(place):
         raise Refused(f"{place} exists; choose another folder with --output, or remove this file")
@@ -367,7 +368,7 @@ def check(path, file):
 
 
 def replace(path, file, status, output):
-    """Writes the converted file, to the folder `output` or in place of the old one, which the caller has locked."""
+    """Writes the converted file to the folder `output`; without one, replaces the old file, which the caller has locked."""
     text, emptied = converted(path, file.table, file.workload, file.version)
     place, notes = path, ""
     if emptied:
@@ -384,7 +385,7 @@ def replace(path, file, status, output):
 
 
 def migrate(path, options):
-    """Converts a file. Returns whether it was of an older schema."""
+    """Converts a file. Returns whether it had an older schema."""
     path = os.path.realpath(path) if os.path.islink(path) else path
     if not os.path.isfile(path):
         raise Refused(f"{path}: {'not a regular file' if os.path.exists(path) else 'no such file'}; name CSV files")
@@ -393,7 +394,7 @@ def migrate(path, options):
         if options.check and not is_current(file):
             check(path, file)
             return True
-    if not is_current(file):  # only now is permission to write needed; another process may have changed the file since
+    if not is_current(file):  # opens the file again, now for writing; another process may have changed it since
         with open_locked(path, not options.output, options.lock_timeout) as stream:
             file = examine(path, stream.read())
             if not is_current(file):
@@ -412,7 +413,7 @@ def catch(signals, handler):
 
 
 def interrupt(number, _):
-    catch(SIGNALS, signal.SIG_IGN)  # a second one must not interrupt the removal of temporary files
+    catch(SIGNALS, signal.SIG_IGN)  # a second signal must not interrupt the removal of temporary files
     raise Interrupted(number)
 
 
@@ -450,6 +451,6 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except Interrupted as interrupted:
-        print("migrate_rows: interrupted; each file is either converted or as it was: run the command again for the rest",
+        print("migrate_rows: interrupted; each file is either converted or unchanged: run the command again for the rest",
               file=sys.stderr)
         sys.exit(128 + interrupted.args[0])

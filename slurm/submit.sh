@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Submits a sweep: a job array with one task per line of the table, and a job that merges the rows and draws
-# the figures after all tasks have succeeded.
+# Submits a sweep: a job array with one task per line of the table, and a second job. After all tasks have succeeded,
+# the second job merges the rows and draws the figures.
 #
 #   slurm/submit.sh [--redo] [--dry-run] TABLE [options of sbatch for the array ...]
 #   slurm/submit.sh configs/sweep_batch.tsv --gpus=1 --cpus-per-task=16 --time=10
-#   slurm/submit.sh --dry-run configs/sweep_batch.tsv --gpus=1    checks the table, prints the number of tasks and the
-#                                                           sbatch commands, submits nothing; works without Slurm
+#   slurm/submit.sh --dry-run configs/sweep_batch.tsv --gpus=1
 #
-# Set options of both jobs in the environment: SBATCH_ACCOUNT, SBATCH_PARTITION, SBATCH_QOS, SBATCH_TIMELIMIT. When a
-# table is submitted again, finished tasks are skipped unless --redo is given. Logs are in results/sweep/NAME/log/.
+# --redo: repeats finished tasks. --dry-run: checks the table, prints the number of tasks and the sbatch commands,
+# submits nothing; works without Slurm.
 #
-# Exit status: 0 submitted or printed, 2 wrong usage or an error in the table, 4 no sbatch, else that of sbatch.
+# Options for both jobs come from the environment: SBATCH_ACCOUNT, SBATCH_PARTITION, SBATCH_QOS, SBATCH_TIMELIMIT.
+# Without --redo, a table that is submitted again skips finished tasks. Logs are in results/sweep/NAME/log/.
+#
+# Exit status: 0 submitted or printed, 2 usage or an error in the table, 4 no sbatch, else that of sbatch.
 set -euo pipefail
 
 case ${1-} in
@@ -50,7 +52,7 @@ log=results/sweep/$name/log
 [[ $dry ]] || mkdir -p "$log"
 
 # Submits a job and sets $job to its number; on failure prints the reason in one line. With --dry-run, prints the
-# command, as the shell would need it.
+# command, quoted for the shell.
 submit() { # arguments of sbatch
     if [[ $dry ]]; then
         printf 'sbatch'
@@ -80,4 +82,4 @@ fi
 submit "${array[@]}"
 [[ $dry ]] || echo "tasks:  job $job, $count of them; logs in $log/"
 submit --dependency="afterok:$job" "${collect[@]}"
-[[ $dry ]] || echo "rows:   job $job, results/sweep_$name.csv; should a task fail, scripts/sweep/run.sh $table --collect"
+[[ $dry ]] || echo "rows:   job $job, results/sweep_$name.csv; if a task fails, run scripts/sweep/run.sh $table --collect"

@@ -19,7 +19,7 @@
 #define FDSL_VERSION "unknown"
 #endif
 
-/* Prints --help, --version, --list or --env, which need neither a variant nor other ranks. */
+/* Prints the output of --help, --version, --list or --env. These need no variant and no other ranks. */
 static enum status inform(struct settings *settings)
 {
     if (settings->help) {
@@ -36,6 +36,8 @@ static enum status inform(struct settings *settings)
     return report_env((int)settings->device, settings->format);
 }
 
+/* Does what the options ask for. `read` is the status of reading them: all ranks join before any rank reports
+ * a failure. */
 static enum status dispatch(struct settings *settings, enum status read, const struct config *config,
                             int *exit_status)
 {
@@ -47,8 +49,9 @@ static enum status dispatch(struct settings *settings, enum status read, const s
     return settings->prepare ? prepare_run(config, settings_has_option) : runner_run(settings);
 }
 
-/* Prints the error before comm_close(), because the launcher ends all ranks when the first one fails. A rank
- * that could not join lets rank 0 print first: rank 0 may have the same error. */
+/* Prints the error, or flushes stdout. Returns the status to exit with. Called before comm_close(), because
+ * the launcher ends all ranks when the first one fails. A rank that has not joined waits first, so that rank
+ * 0 can print: rank 0 may have the same error. */
 static enum status conclude(enum status status)
 {
     if (status != STATUS_OK && comm_size() == 1)
@@ -66,7 +69,7 @@ int main(int argc, char *argv[])
 {
     struct settings settings = {0};
     struct config config = {0};
-    signal(SIGXFSZ, SIG_IGN); /* then write() fails at a file-size limit, and the error is reported */
+    signal(SIGXFSZ, SIG_IGN); /* write() at the file-size limit then fails instead of ending the program */
     file_remove_on_signals();
     struct launcher launcher;
     if (launcher_find(&launcher))
@@ -78,7 +81,7 @@ int main(int argc, char *argv[])
         status = config_read(argc, argv, &config);
     if (status == STATUS_OK)
         status = settings_read(&settings, &config);
-    int exit_status = 0; /* of a command that was watched */
+    int exit_status = 0; /* of the command after "--"; 0 without one */
     status = dispatch(&settings, status, &config, &exit_status);
     bool joined = comm_size() > 1;
     status = conclude(status);

@@ -1,12 +1,12 @@
-/* Command lines of tests: the default options of a suite, followed by those of one test, which override them.
- */
+/* Command lines of tests: the default options of a suite, then the options of one test, which override the
+ * defaults. */
 #ifndef FDSL_TESTS_ARGUMENTS_H
 #define FDSL_TESTS_ARGUMENTS_H
 
 #include <string.h>
 
-/* Removes from `count` words all options that a later word repeats, with their values: the program refuses an
- * option that is given twice. Returns how many words are left. */
+/* Removes each option, with its value, that occurs again later in the `count` words, because the program
+ * refuses an option that is given twice. Returns the number of remaining words. */
 static inline size_t drop_repeated(char **words, size_t count)
 {
     for (size_t i = 0; i < count;) {
@@ -26,7 +26,7 @@ static inline size_t drop_repeated(char **words, size_t count)
     return count;
 }
 
-/* Removes repeated options from a line of words separated by blanks, in place. */
+/* Applies drop_repeated() in place to a line of words separated by blanks. */
 static inline void drop_repeated_in(char *line)
 {
     char copy[8192], *words[512], *rest = copy, *word;

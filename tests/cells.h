@@ -27,7 +27,7 @@ static inline size_t count_of(const char *text, const char *words)
 }
 
 /* Returns the text of a CSV cell; `row` 0 is the header. Skips lines of stderr between the rows, because a
- * busy machine causes warnings. Static; the next call overwrites it. */
+ * busy machine causes warnings. The next call overwrites the returned text. */
 static inline const char *cell(const char *csv, size_t row, size_t column)
 {
     static char text[4096];
@@ -52,7 +52,7 @@ static inline const char *cell(const char *csv, size_t row, size_t column)
     return text;
 }
 
-/* Returns a cell by row (1: the first after the header) and column name. */
+/* Returns the text of a cell by row (1: the first after the header) and column name, as cell() does. */
 static inline const char *value(const char *csv, size_t row, const char *column)
 {
     for (size_t c = 0; c < 200; c++)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks which folder may include which (docs/architecture.md). Prints every line that breaks a rule; exit status 1 then.
+# Checks which folder may include which (docs/architecture.md). Prints every line that breaks a rule. Exit status 1 if
+# there is such a line.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -30,8 +31,8 @@ cuda='(cuda[a-z_]*|curand[a-z_]*|cub/.*|nvml|cufile|device_[a-z_]*)\.(h|cuh)'
 mpi='mpi(-ext)?\.h'
 
 # Layers of src/, from top to bottom: a folder includes its own headers and those of lower layers.
-floor() { # room, rooms below
-    only "src/$1/ includes itself and what is below it" "src/$1/*.[ch]" "($1|${2// /|})/.*\.(h|c|def)|[a-z0-9_]+(/[a-z0-9_]+)?\.h>|hwloc.*|nvtx3/.*"
+floor() { # folder of src/, folders in lower layers
+    only "src/$1/ includes only its own headers and those of lower layers" "src/$1/*.[ch]" "($1|${2// /|})/.*\.(h|c|def)|[a-z0-9_]+(/[a-z0-9_]+)?\.h>|hwloc.*|nvtx3/.*"
 }
 floor run 'synth load train data machine core'
 for room in synth load train; do floor $room 'data machine core'; done

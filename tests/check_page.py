@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks a report (a .html) or a figure (a .svg): well-formed, and nothing in it refers to anything outside.
+"""Checks that a report (.html) or a figure (.svg) is well-formed and refers to nothing outside the file.
 
   tests/check_page.py FILE
 
-Exit status 1, and a line that says what is wrong.
+If something is wrong, prints it and exits with status 1.
 """
 
 import html.parser
@@ -15,7 +15,7 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
 class Page(html.parser.HTMLParser):
-    """Open elements must close in order, ids must differ, and links must lead to them."""
+    """Elements must close in order, each id must occur once, and each link must refer to an id."""
 
     def __init__(self):
         super().__init__()
@@ -31,20 +31,20 @@ class Page(html.parser.HTMLParser):
 
     def handle_endtag(self, tag):
         if not self.open or self.open.pop() != tag:
-            sys.exit(f"line {self.getpos()[0]}: </{tag}> closes nothing")
+            sys.exit(f"line {self.getpos()[0]}: </{tag}> does not close the innermost open element")
 
     def look_at(self, tag, attrs):
         line = self.getpos()[0]
         if tag in ("script", "link", "img", "iframe", "object"):
-            sys.exit(f"line {line}: <{tag}>")
+            sys.exit(f"line {line}: <{tag}> is not allowed")
         for name, value in attrs.items():
             if name in ("href", "src", "xlink:href", "action", "data"):
                 if not value.startswith("#"):
-                    sys.exit(f"line {line}: {name}={value} leads outside")
+                    sys.exit(f"line {line}: {name}={value} refers to something outside the file")
                 self.links.add(value[1:])
         if "id" in attrs:
             if attrs["id"] in self.ids:
-                sys.exit(f"line {line}: id {attrs['id']} is there twice")
+                sys.exit(f"line {line}: id {attrs['id']} occurs twice")
             self.ids.add(attrs["id"])
 
 
@@ -57,9 +57,9 @@ def main(path):
         page = Page()
         page.feed(text)
         if page.open or page.links - page.ids:
-            sys.exit(f"left open: {page.open}; links to nothing: {page.links - page.ids}")
+            sys.exit(f"elements that are not closed: {page.open}; links to missing ids: {page.links - page.ids}")
     if re.search(r"url\((?!['\"]?#)|@import|https?://(?!www\.w3\.org/)", text):
-        sys.exit("refers to something outside")
+        sys.exit("a style or a URL refers to something outside the file")
 
 
 main(sys.argv[1])

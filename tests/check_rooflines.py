@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Checks the roofline columns of rows: tests/check_rooflines.py FILE...
 
-A share must not exceed 1 and must be the larger of flops / peak_flops_per_s and bytes / peak_bytes_per_s, over the median time; the
-column `bound` must name that one. Rows of all ranks hold sums, from which no share follows. Rows without the column
-`bound` are older and are left out. Prints what is wrong, and how many rows were checked; exit status 1 then."""
+roofline_share must be at most 1. It must equal the larger of flops / peak_flops_per_s and bytes / peak_bytes_per_s, divided
+by time_median_s. The column `bound` must name the larger of the two. The share of a row of all ranks cannot be computed
+from its other columns, which are sums. Rows without the column `bound` are older and are skipped. Prints each wrong row and
+the number of checked rows. Exit status 1 if a row is wrong."""
 
 import csv
 import sys
@@ -18,7 +19,7 @@ def quotient(row, amount, peak):
 
 
 def fault(row):
-    """What is wrong with a row; "" where nothing is."""
+    """Returns what is wrong with a row, or ""."""
     share = number(row["roofline_share"])
     compute_s, transfer_s = quotient(row, "flops", "peak_flops_per_s"), quotient(row, "bytes", "peak_bytes_per_s")
     wanted = max(compute_s, transfer_s) / float(row["time_median_s"])
@@ -30,7 +31,7 @@ def fault(row):
     if row["rank"] == "all":
         return ""
     if abs(share - wanted) > 1e-6 * wanted:
-        return f"roofline_share is {share}, and work over peaks gives {wanted}"
+        return f"roofline_share is {share}, but the other columns give {wanted}"
     return "" if not row["bound"] or row["bound"] in bounds else f"bound is '{row['bound']}', not one of {bounds}"
 
 

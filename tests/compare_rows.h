@@ -6,13 +6,15 @@
 
 /* ---- Files of rows ---- */
 
-/* Columns of every row unless a row says otherwise; other columns are empty. */
+/* Values of these columns in each row that does not set them. Other columns that a row does not set are
+ * empty. */
 #define DEFAULTS                                                                                          \
     "time_utc=2026-01-01T00:00:00Z;host=vm;revision=aaa;workload=synth;variant=naive;device=CPU;ranks=1;" \
     "rank=0;threads=1;batch=32;res=512;samples=100;settled=yes;median_error=0.01;time_median_s=0.032;"    \
     "items=32;verified=yes;wrong=0"
 
-/* Finds "column=value" in a list that ';' separates; returns the length of the value, or -1. */
+/* Finds "column=value" in a list separated by ';'. Sets `text` to the value and returns its length, or
+ * returns -1. */
 static int find_value(const char *list, const char *column, size_t length, const char **text)
 {
     while (*list) {
@@ -42,7 +44,7 @@ static void write_row(FILE *file, const char *row)
     }
 }
 
-/* Writes a file of rows, each of which is a list of "column=value;..."; NULL ends them. */
+/* Writes a file of rows. Each further argument is one row, as "column=value;..."; NULL ends them. */
 static void put_rows(const char *path, ...)
 {
     FILE *file = fopen(path, "w");

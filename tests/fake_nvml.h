@@ -7,10 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Macros for its build: OLD omits functions that older drivers lack, BROKEN fails to initialize, BARE has
- * only the required functions, MUTE refuses all readings, BUSY computes for 2 ms per reading of the
- * utilisation, SLOW waits for 30 ms, and UNSTEADY has a different SM clock at every third reading. The GPU
- * draws 250 W. GENERATION is the generation of its PCIe link (5). */
+/* Macros that vary the library: OLD omits functions that older drivers lack, BROKEN fails to initialize, BARE
+ * has only the required functions, MUTE refuses all readings, BUSY computes for 2 ms per reading of the
+ * utilisation, SLOW waits for 30 ms per reading of the utilisation, and UNSTEADY returns another SM clock at
+ * every third reading. GENERATION is the generation of the GPU's PCIe link (5). The GPU draws 250 W. */
 static const char fake_nvml[] =
     "#include <stdio.h>\n"
     "#include <string.h>\n"
@@ -103,8 +103,8 @@ static const char fake_nvml[] =
     "    *bits = 0x24; return 0; }\n"
     "#endif\n";
 
-/* Compiles the library in a folder and loads it, so that dlopen() of its name finds it even if a real one is
- * installed. */
+/* Compiles the library in `folder` with `flags` and loads it. A later dlopen("libnvidia-ml.so.1") then finds
+ * the fake library, even if a real one is installed. */
 static inline void load_fake_nvml(const char *folder, const char *flags)
 {
     char path[256], command[512];

@@ -20,15 +20,15 @@
 #define SELECT FIGURES "--commands "
 #define REPORT "scripts/figures/report.py --work $D/work --out $D/report.html --results $D/results "
 
-/* Rows of omp by ranks and threads per rank, derived from the fixture: 1000 images per second for any number
- * of ranks. */
+/* Shell command that derives a row of omp from the fixture, with these ranks and threads per rank. The row
+ * has 1000 images per second for any number of ranks. */
 #define ON_CPU(ranks, threads, batch, scaling)                                               \
     "grep ',weak,.*,0.991,' " FIXTURES                                                       \
     "/sweep_scaling.csv | sed 's/,fused,Made-up Accelerator X1,[^,]*,[^,]*,2,/,omp,Made-up " \
     "9000,,," ranks ",/; s/,all,2,weak,1,2048,/,all," threads "," scaling ",," batch         \
     ",/; s/,991000,/,1000,/; s/,1,2048,/,,2048,/'; "
 
-static char folder[] = "/tmp/fdsl-figures-XXXXXX"; /* temporary folder of this test; $D in commands */
+static char folder[] = "/tmp/fdsl-figures-XXXXXX"; /* temporary folder of the current test; $D in commands */
 
 /* For .init and .fini of a suite. */
 static inline void open_folder(void)

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* FDSL_BENCH names the program; the default is ./fdsl-bench. */
+/* Stores the absolute path of the program. FDSL_BENCH names the program; the default is ./fdsl-bench. */
 static inline void find_program(char path[PATH_MAX])
 {
     const char *given = getenv("FDSL_BENCH");
@@ -17,7 +17,8 @@ static inline void find_program(char path[PATH_MAX])
                        "build the program first, or set FDSL_BENCH");
 }
 
-/* `folder` is a template for mkdtemp(), which replaces it with the folder's name. */
+/* Creates a folder and makes it the current one. `folder` is a template for mkdtemp(), which replaces it with
+ * the folder's name. */
 static inline void enter_folder(char *folder)
 {
     cr_assert_not_null(mkdtemp(folder));

@@ -1,8 +1,9 @@
 /* Tests the trainer's step on batches from other variants (core/step_backend.h). The same pictures must give
  * bit-identical losses, independent of the type, layout and slot size of the batch and of the source of the
  * labels. The losses must agree with those of the trainer on the same pictures, within the rounding of fp16.
- * Also tests the step of a given length (common/product.cuh). --product runs only this test and does
- * not calibrate the step, because sanitizers make it too slow. make check-gpu runs this program.
+ * Also tests the step of a given length (common/product.cuh). --product runs only this test. Unlike a run
+ * with --compute, it calibrates no step, because sanitizers make calibration too slow. make check-gpu runs
+ * this program.
  *
  * Prints one line per case. Exit status 2 for any other option, 3 if a case fails, 4 without a GPU. */
 #include <math.h>
@@ -20,7 +21,7 @@
 
 #define STEPS     5
 #define SHORT     3     /* index of the step whose batch is one sample short */
-#define ROUNDING  0.005 /* relative bound for a loss: inputs are rounded to fp16, then to bf16 */
+#define ROUNDING  0.005 /* bound for the relative error of a loss: inputs are rounded to fp16, then bf16 */
 #define GAP_BYTES 36
 
 static int failures;
@@ -70,7 +71,7 @@ struct kind {
     bool interleaved, gaps, labelled;
 };
 
-/* Copies the batch to the device. The caller frees values and labels. */
+/* Returns a batch in device memory. The caller frees its values and labels. */
 static struct batch make_batch(const struct task *task, const struct kind *kind)
 {
     const size_t size = dtype_bytes(kind->type);
@@ -84,7 +85,7 @@ static struct batch make_batch(const struct task *task, const struct kind *kind)
     batch.first =
         kind->labelled
             ? 1
-            : 3 * task->classes; /* with labels it must not be used; without, it gives the same labels */
+            : 3 * task->classes; /* gives the same labels; a batch with labels must ignore the value 1 */
     uint8_t *host = static_cast<uint8_t *>(malloc(batch.bytes)), *device;
     int32_t *labels = static_cast<int32_t *>(malloc(batch.count * sizeof *labels)), *device_labels = nullptr;
     if (!host || !labels)
@@ -115,7 +116,7 @@ static struct batch make_batch(const struct task *task, const struct kind *kind)
 
 /* ---- Losses ---- */
 
-/* Computes the loss of each step from the means over all steps so far. */
+/* Runs the steps on a new network. Computes the loss of each step from the means over all steps so far. */
 static void learn(struct step_backend *backend, const struct batch *whole, double *losses)
 {
     double sum = 0, samples = 0;
@@ -132,7 +133,7 @@ static void learn(struct step_backend *backend, const struct batch *whole, doubl
     }
 }
 
-/* Returns the largest relative difference, or NaN if a loss is not finite; a NaN is not below any bound. */
+/* Returns the largest relative difference, or NaN if a loss is NaN. A NaN fails every comparison. */
 static double worst_off(const double *losses, const double *right, int count)
 {
     double worst = 0;
@@ -145,7 +146,8 @@ static double worst_off(const double *losses, const double *right, int count)
     return worst;
 }
 
-/* The trainer's engine on the same pictures, as a training set of one batch, up to the short step. */
+/* Runs the steps before the short step on the trainer's engine. Its training set is one batch of the same
+ * pictures. */
 static void train_on(const struct task *task, double *losses)
 {
     struct model model;
@@ -205,17 +207,18 @@ static void train_on(const struct task *task, double *losses)
 /* ---- All cases ---- */
 
 static const struct kind kinds[] = {
-    {"bytes", DTYPE_U8, false, false, true},
-    {"bytes, labels from numbers", DTYPE_U8, false, false, false},
-    {"bytes, pixel by pixel, with gaps", DTYPE_U8, true, true, true},
+    {"u8", DTYPE_U8, false, false, true},
+    {"u8, labels from sample numbers", DTYPE_U8, false, false, false},
+    {"u8, NHWC, with gaps", DTYPE_U8, true, true, true},
     {"f16", DTYPE_F16, false, false, true},
-    {"f16, pixel by pixel, with gaps", DTYPE_F16, true, true, false},
+    {"f16, NHWC, with gaps", DTYPE_F16, true, true, false},
     {"bf16, with gaps", DTYPE_BF16, false, true, true},
     {"f32", DTYPE_F32, false, false, true},
-    {"f32, pixel by pixel, with gaps", DTYPE_F32, true, true, true},
+    {"f32, NHWC, with gaps", DTYPE_F32, true, true, true},
 };
 
-/* No network with dropout: its draws depend on indices in an epoch's order, which differ for a batch. */
+/* Networks without dropout: what dropout drops depends on a sample's index in the epoch's order, and the
+ * index in a batch differs from it. */
 static const struct task tasks[] = {{"cnn-fdsl", 3, 32, 40, 4, 37, 37},
                                     {"logreg", 1, 28, 28, 3, 1, 1},
                                     {"lenet", 1, 28, 28, 10, 257, 257},
@@ -251,7 +254,7 @@ static void compare(const struct task *task)
 #define PRODUCT_ROUNDING \
     4.0 /* bound for the rounding error of a sum, in units of 2^-24 per term; terms are below one */
 
-/* Returns the error of a tile in these units; the tile is of one block of the first wave. */
+/* Returns the error of a tile, in units of 2^-24 per term. The tile must be of a block of the first wave. */
 static double tile_off(const float *matrices, unsigned tile, unsigned depth)
 {
     const size_t values = (size_t)PRODUCT_SIDE * PRODUCT_SIDE, tiles = PRODUCT_SIDE / PRODUCT_TILE;
@@ -270,9 +273,9 @@ static double tile_off(const float *matrices, unsigned tile, unsigned depth)
     return worst / (depth * 0x1p-24);
 }
 
-/* Checks the last tile of the first wave's blocks. With up to 24 units, on devices with less than two waves
- * of tiles, no other block writes that tile. With more units, several blocks write it from different parts of
- * the depth, in an unpredictable order. */
+/* Checks the last tile that the first wave of blocks computes. With up to 24 units there is one wave, and no
+ * other block writes that tile if the wave has fewer than two blocks per tile. With more units, several
+ * blocks write the tile, each with another part of k, in an unpredictable order. */
 static void multiply(struct product *product, unsigned units)
 {
     const size_t bytes = (size_t)3 * PRODUCT_SIDE * PRODUCT_SIDE * sizeof(float);

@@ -1,6 +1,6 @@
-/* Compares the closed forms that `fused` uses with the definitions, on the GPU and if possible for all
- * inputs. make check-gpu runs it. Prints one line per check. Exit status 3 if a check fails, 4 without a GPU.
- */
+/* Compares the closed forms that `fused` uses with the definitions, on the GPU and where possible for all
+ * inputs. make check-gpu runs this program. Prints one line per check. Exit status 3 if a check fails, 4
+ * without a GPU. */
 #include <stdio.h>
 
 #include "machine/device.h"
@@ -15,7 +15,7 @@ static __device__ void differ(unsigned long long *wrong, bool yes)
         atomicAdd(wrong, 1);
 }
 
-/* Checks all 2^32 random words. Compares values, not bits: +0 and -0 are equal, because both give the same
+/* Checks the noise of all 2^32 random words. Compares values, not bits, because +0 and -0 give the same
  * position. */
 static __global__ void check_noise(const float *gradients, unsigned long long *wrong)
 {
@@ -38,7 +38,7 @@ static __global__ void check_strokes(unsigned long long *wrong)
     if (threadIdx.x >= 8 || minor > major || (major == minor && !is_steep))
         return;
     narrow painter = {};
-    painter.steep = 1; /* so that `place` distinguishes the two */
+    painter.steep = 1; /* differs from `flat`, so that `place` tells which of the two a stroke has */
     painter.flat = 2;
     int2 along = make_int2(is_steep ? sign_minor * minor : sign_major * major,
                            is_steep ? sign_major * major : sign_minor * minor);
@@ -55,7 +55,8 @@ static __global__ void check_strokes(unsigned long long *wrong)
     }
 }
 
-/* Checks, for every such slope, the first step at which a line has made a given number of minor steps. */
+/* Checks the first step at which a line has made a given number of minor steps, for every slope of a line
+ * that fits a tile. */
 static __global__ void check_first_steps(unsigned long long *wrong)
 {
     int32_t major = blockIdx.x + 1, minor = blockIdx.y, count = threadIdx.x + 1;
@@ -68,8 +69,8 @@ static __global__ void check_first_steps(unsigned long long *wrong)
     differ(wrong, s < major ? ours != s : ours < major);
 }
 
-/* Lines with both ends anywhere around a small tile: clipping must leave exactly the pixels inside the tile.
- */
+/* Checks the clipping of lines with both ends anywhere in and around a small tile: exactly the pixels inside
+ * the tile must remain. */
 static __global__ void check_clips(int32_t width, int32_t height, unsigned long long *wrong)
 {
     const int32_t around = 12;
@@ -100,7 +101,7 @@ static __global__ void check_clips(int32_t width, int32_t height, unsigned long 
     }
 }
 
-/* Checks all 2^32 floats except NaN. */
+/* Checks the rounding of all 2^32 floats except NaN to half precision and bfloat16. */
 static __global__ void check_rounding(unsigned long long *wrong)
 {
     for (uint64_t bits = blockIdx.x * BLOCK + threadIdx.x; bits < 1ull << 32; bits += gridDim.x * BLOCK) {

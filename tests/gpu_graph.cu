@@ -1,12 +1,13 @@
-/* Compares the engine of train-graph with the oracle, with odd batches: the gradients of a step tensor by
- * tensor, also of an epoch's short last batch; the losses and updates of several steps, where the engine
- * takes over the oracle's state every five steps; and the logits of the test set. Also checks that the same
- * seed gives the same bits: with single steps and with long graphs, whatever is asked of the engine in
- * between, with kernels that do not overlap, and when a used engine continues in the middle. Planted faults
- * must exceed the same bounds. make check-gpu runs it.
+/* Compares the engine of train-graph with the oracle, with odd batches. It compares the gradients of a step
+ * tensor by tensor, those of an epoch's short last batch, the losses and updates of several steps, and the
+ * logits of the test set. The engine takes over the oracle's state every five steps. Also checks that the
+ * same seed gives the same bits with single steps and with long graphs, with other calls between steps, with
+ * kernels that do not overlap, and when a used engine continues in the middle. Planted faults must exceed the
+ * same bounds. make check-gpu runs this program.
  *
- *     gpu_graph [--short] [NUMBER ...]   cases to run (default: all); --short: small batches, two steps
- *     gpu_graph --count                  number of cases: the oracle is slow, so run several in parallel
+ *     gpu_graph [--short] [NUMBER ...]   runs these cases (default: all); --short: small batches, two steps
+ *     gpu_graph --count                  prints the number of cases; the oracle is slow: run cases in
+ * parallel
  *
  * Prints one line per case. Exit status 2 if there is no case to run, 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
@@ -15,9 +16,9 @@
 #include "machine/device.h"
 #include "train/graph/engine.cuh"
 
-/* bound for a tensor's gradient, as a relative norm, if pooling is exact; faults exceed it */
-#define EXACT_MAX    0.01
-#define GRADIENT_MAX 0.15 /* otherwise: bf16 selects another pixel in some windows */
+/* Bounds for the relative error of a tensor's gradient, as a norm. Faults exceed EXACT_MAX. */
+#define EXACT_MAX    0.01 /* if pooling is exact */
+#define GRADIENT_MAX 0.15 /* otherwise: bf16 selects another pixel in some pooling windows */
 #define SEED         7
 #define SHORT_BATCH  16
 #define SHORT_STEPS  2
@@ -38,7 +39,7 @@ static const struct shape gray = {1, 1, 28, 28}, colour = {3, 1, 32, 32};
 static const struct augment still = {0, false}, moved = {3, true};
 
 static const struct trial trials[] = {
-    /* One step, exact up to pooling. */
+    /* One to three steps, exact up to pooling. */
     {gray, 10, 1, 3, 1, OPTIMIZER_SGD, 0, still, FAULT_NONE, true},
     {gray, 10, 2, 5, 1, OPTIMIZER_ADAM, 0, moved, FAULT_NONE, true},
     {gray, 1, 3, 8, 1, OPTIMIZER_SGD, 0, still, FAULT_NONE, true},
@@ -49,13 +50,13 @@ static const struct trial trials[] = {
     {colour, 10, 1, 3, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_NONE, true},
     {colour, 3, 7, 17, 1, OPTIMIZER_SGD, 0, moved, FAULT_NONE, true},
     {colour, 10, 129, 140, 1, OPTIMIZER_SGD, 0, moved, FAULT_NONE, true},
-    /* With planted faults. */
+    /* One step with planted faults. */
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_TAP, true},
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_BIAS, true},
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_CHANNEL, true},
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_MOVE, true},
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_LABEL, true},
-    /* Fifty steps from the usual initial parameters. */
+    /* Fifty steps from the usual initial parameters, without and with faults. */
     {gray, 10, 1, 60, 50, OPTIMIZER_SGD, 0.1f, still, FAULT_NONE, false},
     {gray, 10, 7, 117, 50, OPTIMIZER_ADAM, 0.1f, moved, FAULT_NONE, false},
     {gray, 10, 7, 117, 50, OPTIMIZER_ADAMW, 0, moved, FAULT_NONE, false},
@@ -66,8 +67,8 @@ static const struct trial trials[] = {
 
 /* ---- Data and engines ---- */
 
-/* Random squares of random brightness, so that neighbouring pixels, and thus some windows, are equal; with
- * random labels. `exact`: only bytes 0 and 1. */
+/* Fills the set with random labels and images of random squares. Half of the squares are black, so the values
+ * in some pooling windows are equal. `exact`: only bytes 0 and 1. */
 static void fill_set(const struct data *data, bool exact, uint32_t stream, uint32_t count,
                      struct data_set *set)
 {
@@ -102,11 +103,11 @@ static void data_random(const struct trial *trial, struct data *data)
     }
 }
 
-/* Rounds the convolutions' parameters to a few bits. Then conv1's output has 8 bits and conv2's sums are
- * exact in fp32, so pooling selects what the oracle's does, also among equal values. What remains is the
- * rounding of pooled values and of gradients. fc1's biases keep its sums away from 0, where ReLU decides.
- * Without this, bf16 selects other pixels in some windows, which changes the gradients by some per cent of
- * their norms. */
+/* Replaces the convolutions' parameters by random values of a few bits. Then conv1's output has 8 bits and
+ * conv2's sums are exact in fp32. So pooling selects the same pixels as in the oracle, even if pixels are
+ * equal. The remaining error is rounding of pooled values and of gradients. fc1's biases keep its sums away
+ * from 0, where ReLU selects. With other parameters, bf16 selects other pixels in some windows, which changes
+ * the gradients by some per cent of their norms. */
 static void make_exact(const struct model *model, struct train_state *state)
 {
     const struct layer *conv1 = &model->layers[0], *conv2 = &model->layers[2], *fc1 = &model->layers[6];
@@ -121,7 +122,8 @@ static void make_exact(const struct model *model, struct train_state *state)
         state->parameters[fc1->bias + i] = i % 4 == 0 ? -4 : 4;
 }
 
-/* Runs steps from number `first` on, one per call, or as many per call as the epoch has. */
+/* Runs `count` steps from number `first` on. Each call of the engine runs one step or, with `at_once`, all
+ * remaining steps of the epoch. Returns the totals of the last call. */
 static struct train_totals take_steps(const struct learner *learner, const struct train *train,
                                       uint32_t first, uint32_t count, bool at_once)
 {
@@ -157,8 +159,8 @@ static double compare_logits(const struct learner *mine, const struct learner *o
     return off / largest;
 }
 
-/* Calls what an engine may be asked between steps, and ignores the results: a test, whose last batch is
- * short, and the state. */
+/* Makes the calls that may occur between steps, and ignores their results: evaluates the test set, whose last
+ * batch is short, and gets the state. */
 static void disturb(const struct learner *learner, const struct train *train)
 {
     uint32_t count = train->data->sets[DATA_TEST].count;
@@ -169,14 +171,14 @@ static void disturb(const struct learner *learner, const struct train *train)
     free(logits);
 }
 
-/* Whether two engines in turn give the same bits as `end` from `begin`. A new engine, with or without
- * overlapping kernels, runs most of the steps in one call: of fifty steps more than a long graph has. Then
- * `used`, whose state was elsewhere, continues. */
+/* Runs steps from `begin` on two engines, and returns whether the result is bit-identical to `end`. A new
+ * engine, with or without overlapping kernels, runs four fifths of the steps in one call. Of fifty steps
+ * these are 40, more than the 32 of a long graph. Then `used`, which had another state, continues. */
 static bool goes_on(const struct learner *used, const struct train *train, const struct train_state *begin,
                     uint32_t steps, const struct train_state *end, bool overlaps)
 {
     size_t values = train->model->arena_values;
-    uint32_t most = (4 * steps + 2) / 5; /* all of one step, 40 of 50 */
+    uint32_t most = (4 * steps + 2) / 5; /* 1 of 1, 40 of 50 */
     graph_overlaps = overlaps;
     struct learner other = learner_open(&engine_graph, train, begin);
     graph_overlaps = true;
@@ -192,7 +194,8 @@ static bool goes_on(const struct learner *used, const struct train *train, const
     return same;
 }
 
-/* By how much the gradients of the epoch's last batch differ, which may be short, after full ones. */
+/* Relative error of the gradients of the epoch's last batch. That batch may be short, and the batches before
+ * it were full. */
 static double compare_last(const struct learner *mine, const struct learner *oracle,
                            const struct train *train, const struct train_state *planted,
                            const struct train_state *begin)
@@ -213,7 +216,8 @@ struct verdict {
     bool same;
 };
 
-/* The state after single steps with tests in between; the caller frees it. */
+/* Runs steps, one per call of the engine, with disturb() after each. Returns the final state, which the
+ * caller frees. */
 static struct train_state disturbed(const struct learner *learner, const struct train *train, uint32_t steps,
                                     const struct train_state *begin)
 {
@@ -237,7 +241,7 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     struct learner oracle = learner_open(&engine_oracle, train, begin);
     verdict.logits = compare_logits(&mine, &oracle, train);
     verdict.off = compare_steps(&mine, &oracle, train, trial->fault, trial->steps, begin);
-    if (trial->exact) /* elsewhere there are too few samples: one window more or less changes much */
+    if (trial->exact) /* otherwise a short batch has too few samples: one pooling window changes much */
         verdict.last = compare_last(&mine, &oracle, train, &planted, begin);
     struct train_state end = disturbed(&mine, train, trial->steps, &planted);
     verdict.same = true;
@@ -250,7 +254,8 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     return verdict;
 }
 
-/* Prints a line. Returns whether the case passed: results are right, or a planted fault is detected. */
+/* Prints the errors of a case. Returns whether it passed: all errors are within the bounds, or a planted
+ * fault exceeds a bound. */
 static bool judge(const struct trial *trial, const struct model *model, const struct verdict *verdict)
 {
     static const char *const optimizers[] = {"sgd", "adam", "adamw"};
@@ -259,8 +264,8 @@ static bool judge(const struct trial *trial, const struct model *model, const st
                 verdict->last <= EXACT_MAX && verdict->off.losses <= bounds->loss &&
                 verdict->off.updates <= bounds->drift && verdict->logits <= bounds->logits;
     bool well = verdict->same && near == (trial->fault == FAULT_NONE);
-    printf("%s  %ux%ux%u, %u classes, batch %u of %u, %u steps, %s%s%s%s: off by %.1e in gradients, "
-           "%.1e in those of the last batch, %.1e in losses, %.1e in updates, %.1e in logits%s\n       ",
+    printf("%s  %ux%ux%u, %u classes, batch %u of %u, %u steps, %s%s%s%s: errors: gradients %.1e, "
+           "gradients of the last batch %.1e, losses %.1e, updates %.1e, logits %.1e%s\n       ",
            well ? "ok    " : "FAILED", trial->shape.channels, trial->shape.height, trial->shape.width,
            trial->classes, trial->batch, trial->count, trial->steps, optimizers[trial->optimizer],
            trial->exact ? ", exact" : "", trial->fault ? ", planted: " : "", fault_names[trial->fault],

@@ -1,5 +1,5 @@
-/* Support for the programs that compare engines on a GPU: an engine at some point of its training, and how
- * far its results are off, optionally with a planted fault. Any failure ends the program with status 1. */
+/* Shared by the programs that compare engines on a GPU: an engine with a state of the training, the errors of
+ * its results, and planted faults. Any failure ends the program with status 1. */
 #ifndef FDSL_TESTS_GPU_LEARNER_CUH
 #define FDSL_TESTS_GPU_LEARNER_CUH
 
@@ -13,7 +13,7 @@
 
 /* Steps before the engine takes over the oracle's state, as in --verify; docs/train.md explains why. */
 #define STRETCH 5
-#define TRIES   32 /* attempts at a step that is skipped; a loss scale can be halved fewer times than this */
+#define TRIES   32 /* attempts at a step that is skipped; a loss scale is halved fewer times than this */
 
 static inline void must(enum status status)
 {
@@ -37,6 +37,7 @@ static inline void *must_have(void *memory)
     return memory;
 }
 
+/* An engine and its state. */
 struct learner {
     const struct engine *engine;
     void *state;
@@ -52,7 +53,7 @@ static inline struct learner learner_open(const struct engine *engine, const str
     return learner;
 }
 
-/* The caller frees. */
+/* Returns the engine's parameters and moments. The caller frees them. */
 static inline struct train_state state_of(const struct learner *learner, size_t values)
 {
     struct train_state state;
@@ -62,7 +63,7 @@ static inline struct train_state state_of(const struct learner *learner, size_t 
     return state;
 }
 
-/* The caller frees. */
+/* Returns a copy, which the caller frees. */
 static inline struct train_state copy_of(const struct train_state *state, size_t values)
 {
     struct train_state copy;
@@ -75,7 +76,7 @@ static inline struct train_state copy_of(const struct train_state *state, size_t
     return copy;
 }
 
-/* Whether they are bit-identical. */
+/* Whether the parameters and moments of two states are bit-identical. */
 static inline bool same_arenas(const struct train_state *one, const struct train_state *other, size_t values)
 {
     return memcmp(one->parameters, other->parameters, values * sizeof(float)) == 0 &&
@@ -83,7 +84,7 @@ static inline bool same_arenas(const struct train_state *one, const struct train
            memcmp(one->v, other->v, values * sizeof(float)) == 0;
 }
 
-/* The norm of the difference over the norm of the right values; 0 if both are zero. */
+/* The norm of the difference, divided by the norm of the right values; 0 if there is no difference. */
 static inline double off_by(const float *mine, const float *right, size_t count)
 {
     double off = 0, all = 0;
@@ -99,7 +100,7 @@ static inline double worst_of(double a, double b)
     return isnan(a) || a > b ? a : b; /* a NaN in either argument is the largest */
 }
 
-/* Relative error of the gradients of the latest step: `each` per tensor; returns the largest. */
+/* Sets `each` to the relative error of each tensor's gradients in the latest step. Returns the largest. */
 static inline double compare_gradients(const struct learner *mine, const struct learner *oracle,
                                        const struct model *model, double each[MODEL_TENSORS_MAX])
 {
@@ -119,8 +120,8 @@ static inline double compare_gradients(const struct learner *mine, const struct 
     return worst;
 }
 
-/* The update from `from` to `mine` compared with the oracle's update from `begin`: the norm of their
- * difference over the norm of the oracle's update. Returns the largest of all tensors. */
+/* Compares the engine's update, `mine` - `from`, with the oracle's, `right` - `begin`. Returns the largest
+ * relative error of a tensor: the norm of the updates' difference, divided by that of the oracle's. */
 static inline double compare_updates(const struct train_state *mine, const struct train_state *from,
                                      const struct train_state *right, const struct train_state *begin,
                                      const struct model *model)
@@ -139,8 +140,8 @@ static inline double compare_updates(const struct train_state *mine, const struc
     return worst;
 }
 
-/* Relative error of a loss. Below `floor` per sample the error is relative to `floor`: a tiny loss is the
- * difference of large logits. */
+/* Relative error of a loss. If the loss per sample is below `floor`, the error is relative to `floor`,
+ * because a tiny loss is the difference of large logits. Infinity if the numbers of samples differ. */
 static inline double compare_losses(const struct train_totals *mine, const struct train_totals *right,
                                     double floor)
 {
@@ -150,7 +151,7 @@ static inline double compare_losses(const struct train_totals *mine, const struc
     return fabs(mine->loss - right->loss) / (right->loss > least ? right->loss : least);
 }
 
-/* Runs a step; if it is skipped, runs it again with the halved scale. */
+/* Runs step `i`. While the engine skips it because of an overflow, runs it again with half the loss scale. */
 static inline struct train_totals take_step(const struct learner *learner, const struct train *train,
                                             uint32_t i)
 {
@@ -198,8 +199,8 @@ static inline const struct layer *layer_named(const struct model *model, const c
     exit(1);
 }
 
-/* Changes the engine's input, compared with the oracle's, so that it computes what a kernel with this fault
- * would. This overload changes the training. */
+/* Changes the engine's settings, so that it computes what a kernel with this fault would compute. The oracle
+ * keeps the correct settings. */
 static inline void plant(enum fault fault, struct train *train)
 {
     if (fault == FAULT_MOVE)
@@ -208,7 +209,8 @@ static inline void plant(enum fault fault, struct train *train)
         train->smoothing = 0;
 }
 
-/* This overload changes the parameters, before every step. */
+/* Changes the engine's parameters at the start of each stretch, so that it computes what a kernel with this
+ * fault would compute. The oracle keeps the correct parameters. */
 static inline void plant(enum fault fault, const struct model *model, float *parameters)
 {
     if (fault == FAULT_NONE)
@@ -239,14 +241,14 @@ static inline void plant(enum fault fault, const struct model *model, float *par
 
 /* ---- Steps on both engines, in stretches ---- */
 
-/* The largest errors of an engine: gradients of the first step, as relative norms, per tensor and the worst;
- * losses; and the updates of tensors in a stretch. */
+/* The largest relative errors of an engine: of each tensor's gradients in the first step, of all gradients in
+ * that step, of the losses, and of the tensors' updates in a stretch. */
 struct distance {
     double tensors[MODEL_TENSORS_MAX], gradients, losses, updates;
 };
 
-/* Runs steps from `first` on on both engines, from the oracle's state `begin`, except for what is planted.
- * Returns the oracle's final state, which the caller frees. */
+/* Runs `count` steps on both engines, beginning with number `first`. Both start from the oracle's state
+ * `begin`; the engine's copy has the planted fault. Returns the oracle's final state; the caller frees it. */
 static inline struct train_state compare_stretch(const struct learner *mine, const struct learner *oracle,
                                                  const struct train *train, enum fault fault, uint32_t first,
                                                  uint32_t count, const struct train_state *begin,
@@ -271,7 +273,7 @@ static inline struct train_state compare_stretch(const struct learner *mine, con
     return end;
 }
 
-/* Runs `steps` steps; after each stretch both continue from the oracle's state. */
+/* Runs `steps` steps on both engines. After each stretch, both continue from the oracle's state. */
 static inline struct distance compare_steps(const struct learner *mine, const struct learner *oracle,
                                             const struct train *train, enum fault fault, uint32_t steps,
                                             const struct train_state *begin)

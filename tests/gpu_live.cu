@@ -1,11 +1,12 @@
-/* Live training samples on the device: bit-identical to those of the host, in the right order on two streams,
- * and with the same training result. make check-gpu runs it.
+/* Tests live training samples on the device. They must be bit-identical to samples generated on the host,
+ * arrive in the right order on two streams, and give the same training result as stored samples. make
+ * check-gpu runs this program.
  *
- *     gpu_live [--short]   --short: for compute-sanitizer
+ *     gpu_live [--short]   --short: fewer cases and steps, for compute-sanitizer
  *
- * No tool detects races between streams, so the test provokes them. A step that is randomly slower or faster
- * than the generator copies its batch, then poisons the buffer. A read or a write that comes too early shows
- * in the copies. Two planted faults prove that it does.
+ * No tool detects races between streams, so the test provokes them. Steps are randomly slower or faster than
+ * the generator. Each step copies its batch, then poisons the buffer. If a read or a write comes too early, a
+ * copy is wrong. Two planted faults prove that the test detects this.
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
@@ -62,7 +63,8 @@ static void make_on_host(const struct data *data, const uint64_t *numbers, uint3
 
 /* ---- The generator ---- */
 
-/* Sample numbers from the whole range, some twice, in full and short batches. */
+/* Compares images of the device with those of the host. The sample numbers are from the whole range, some
+ * twice. The last batch may be short. */
 static void compare_generators(const struct set *set)
 {
     struct data data;
@@ -122,7 +124,7 @@ static __global__ void spin_kernel(uint64_t ns)
     while (now - begin < ns);
 }
 
-/* Duration of step `i`: nothing, some hundred microseconds, or milliseconds. */
+/* Duration of step `i`: 0, up to 0.3 ms, or up to 3 ms. */
 static uint64_t step_ns(uint32_t i)
 {
     struct philox_block block = philox(philox_key(2), i, 0, 0, 0);
@@ -163,7 +165,7 @@ static void run_steps(struct device_feed *feed, uint32_t steps, enum order_fault
     must(cudaStreamDestroy(hasty));
 }
 
-/* Number of steps that read wrong samples. */
+/* Returns the number of steps that read wrong samples. */
 static uint32_t count_wrong(const struct train *train, uint32_t steps, const uint8_t *copies)
 {
     const struct data *data = train->data;
@@ -188,8 +190,8 @@ static uint32_t count_wrong(const struct train *train, uint32_t steps, const uin
 
 static void provoke(const struct set *set, enum order_fault fault)
 {
-    static const char *const names[] = {"", ", planted fault: released early",
-                                        ", planted fault: not waited for"};
+    static const char *const names[] = {"", ", planted fault: buffer released too early",
+                                        ", planted fault: step does not wait"};
     struct data data;
     struct allocations allocations = {};
     struct device_feed feed;
@@ -209,11 +211,12 @@ static void provoke(const struct set *set, enum order_fault fault)
     auto *host = static_cast<uint8_t *>(must_have(malloc(bytes)));
     must(cudaMemcpy(host, copies, bytes, cudaMemcpyDeviceToHost));
     uint32_t wrong = count_wrong(&train, steps, host);
-    char text[160];
-    snprintf(text, sizeof text,
-             "order: %u steps, batch %u of %u, %u^2%s%s: %u wrong; generated in %.2f ms each, waited %.2f ms",
-             steps, set->batch, set->count, set->res, set->fresh ? ", fresh" : "", names[fault], wrong,
-             1e3 * totals.generate_s / steps, 1e3 * totals.data_s / steps);
+    char text[192];
+    snprintf(
+        text, sizeof text,
+        "order: %u steps, batch %u of %u, %u^2%s%s: %u wrong; per step: generated in %.2f ms, waited %.2f ms",
+        steps, set->batch, set->count, set->res, set->fresh ? ", fresh" : "", names[fault], wrong,
+        1e3 * totals.generate_s / steps, 1e3 * totals.data_s / steps);
     tell(fault == NO_FAULT ? wrong == 0 : wrong > 0, text);
     free(host);
     must(cudaFree(copies));
@@ -224,8 +227,8 @@ static void provoke(const struct set *set, enum order_fault fault)
 
 /* ---- Training ---- */
 
-/* The parameters after two epochs: in one call, or step by step, with some steps repeated and another engine
- * continuing in the middle. */
+/* Trains two epochs and sets `into` to the parameters. Each epoch is one call of the engine. With `broken`,
+ * the first epoch repeats a step and runs step by step, and another engine continues after it. */
 static void learn(const struct set *set, const struct model_table *table, enum data_feed feed, bool broken,
                   struct train_state *into, size_t *values, uint64_t *memory_bytes)
 {
@@ -250,7 +253,7 @@ static void learn(const struct set *set, const struct model_table *table, enum d
     must(engine_cuda.open(&train, &resources, &state));
     must(engine_cuda.set(state, &begin));
     uint32_t steps = train_steps(&train);
-    if (broken) { /* like --verify and a resumed run */
+    if (broken) { /* as in a run with --verify that is resumed */
         must(engine_cuda.steps(state, 0, 0, 1));
         must(engine_cuda.set(state, &begin));
         for (uint32_t i = 0; i < steps; i++)

@@ -1,8 +1,8 @@
-/* Compares the GEMMs on tensor cores with those in plain fp32, bit for bit. Operands are integers up to 3,
- * which every format represents exactly, and sums below 2^24 are exact in any order. So any difference is a
- * wrong index, a missing barrier or a tile edge, and no tolerance can hide it. Covers forward, gradient of
- * the input and gradient of the weights, of convolutions and linear layers with odd sizes. make check-gpu
- * runs it.
+/* Compares the GEMMs on tensor cores with those in plain fp32, bit for bit. Operands are integers from -3 to
+ * 3, which every format represents exactly, and sums below 2^24 are exact in any order. So any difference is
+ * an error, such as a wrong index or a missing barrier, and no tolerance can hide it. Covers the outputs and
+ * the gradients of inputs and weights, for convolutions and linear layers with odd sizes. make check-gpu runs
+ * this program.
  *
  *     gpu_tensor [--short]   --short: only small batches
  *
@@ -46,8 +46,8 @@ static const struct trial trials[] = {
     {LAYER_CONV, {16, 2, 4, 4}, 32, {3, 3, 3}, {1, 1, 1}, 3, true, true}, /* cnn3d */
     {LAYER_CONV, {5, 5, 9, 8}, 70, {2, 3, 1}, {1, 0, 0}, 7, false, true},
     {LAYER_CONV, {128, 1, 8, 8}, 130, {1, 3, 3}, {0, 1, 1}, 9, true, true},
-    {LAYER_CONV, {8, 1, 7, 5}, 24, {1, 3, 2}, {0, 1, 2}, 1, false, true}, /* from here on: packed in 16 bits
-                                                                           */
+    /* Channel counts for which bf16 and fp16 use packed copies (packed_conv.cu). */
+    {LAYER_CONV, {8, 1, 7, 5}, 24, {1, 3, 2}, {0, 1, 2}, 1, false, true},
     {LAYER_CONV, {40, 1, 9, 10}, 72, {1, 1, 1}, {0, 1, 1}, 5, true, false},
     {LAYER_CONV, {16, 5, 4, 3}, 8, {2, 3, 1}, {1, 0, 0}, 7, false, true},
     {LAYER_CONV, {128, 1, 9, 7}, 128, {1, 3, 3}, {0, 1, 1}, 33, true, true},
@@ -60,7 +60,7 @@ static const struct {
 
 /* ---- Layers on the device ---- */
 
-/* A layer with its tensors: inputs are filled, outputs are cleared. */
+/* A layer with its tensors: inputs have random values, outputs are NaN. */
 struct bench {
     struct model model;
     struct layer_spec spec;
@@ -88,7 +88,7 @@ static float *filled(struct bench *bench, size_t count, uint32_t stream)
     return values;
 }
 
-/* Allocates memory with all bits set, so that every float is NaN and a read past the end shows. */
+/* Allocates floats with all bits set, i.e. NaN, so that a value that is never written shows. */
 static float *cleared(struct bench *bench, size_t count)
 {
     float *values;
@@ -129,12 +129,12 @@ static void open_bench(const struct trial *trial, struct bench *bench)
         must(conv_prepare(&bench->layer, trial->batch, &bench->allocations, NULL));
 }
 
-/* Copies the results of a layer to the host: outputs, gradients of the input, gradients of the parameters. */
+/* Runs a layer forward and backward. Returns its outputs, the gradients of the input and the gradients of the
+ * parameters in host memory, which the caller frees. */
 static float *results(struct bench *bench, enum precision precision)
 {
     bool conv = bench->spec.kind == LAYER_CONV;
-    size_t own =
-        bench->model.layers[1].weight; /* the parameters of the layer come first, then those of the tail */
+    size_t own = bench->model.layers[1].weight; /* the layer's parameters end where those of the tail begin */
     size_t in = bench->in_values, out = bench->out_values, bytes = sizeof(float);
     float *values = static_cast<float *>(malloc((in + out + own) * bytes));
     if (!values)
@@ -162,7 +162,7 @@ static size_t differences(const float *one, const float *other, size_t count)
     return found;
 }
 
-/* Prints one line per precision; returns how many differ. */
+/* Prints one line per precision. Returns the number of precisions whose results differ from fp32. */
 static int run(const struct trial *trial)
 {
     int failures = 0;
@@ -175,8 +175,8 @@ static int run(const struct trial *trial)
         size_t wrong[3] = {differences(mine, right, out), differences(mine + out, right + out, in),
                            differences(mine + out + in, right + out + in, own)};
         bool well = wrong[0] + wrong[1] + wrong[2] == 0;
-        printf("%s  %s %-6s %ux%ux%ux%u to %u, kernel %ux%ux%u, batch %u: %zu of %zu outputs, %zu of %zu "
-               "gradients of inputs, %zu of %zu of parameters differ\n",
+        printf("%s  %s %-6s %ux%ux%ux%u to %u, kernel %ux%ux%u, batch %u: differences: %zu of %zu outputs, "
+               "%zu of %zu gradients of inputs, %zu of %zu gradients of parameters\n",
                well ? "ok    " : "FAILED", each.name, trial->kind == LAYER_CONV ? "conv" : "linear",
                trial->in.channels, trial->in.depth, trial->in.height, trial->in.width, trial->out,
                trial->kernel[0], trial->kernel[1], trial->kernel[2], trial->batch, wrong[0], out, wrong[1],

@@ -1,6 +1,6 @@
-/* Tests that --verify detects variants on the GPU that stop working after run 1, which is verified before the
- * timing. It must find wrong results in the timed runs, and no row may be written. tests/test_timed.c does
- * the same on the CPU. make check-gpu runs it.
+/* Tests that --verify detects variants on the GPU that stop working after the verification of run 0, before
+ * the timing. --verify must find the wrong results of the timed runs, and no row may be written.
+ * tests/test_timed.c tests variants on the CPU. make check-gpu runs this program.
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include <stdio.h>
@@ -16,15 +16,16 @@ extern "C" {
 #include "machine/device.h"
 
 static int failures;
-static const struct variant *real; /* the variant that works */
+static const struct variant *real; /* the unchanged variant */
 
+/* Works only in runs 1 and 0, which precede the timing. */
 static enum status first_two(void *state, uint64_t number, struct run_time *time)
 {
     time->device_s = 1e-6;
     return number >= 2 ? STATUS_OK : real->run(state, number, time);
 }
 
-/* In training, all epochs have the same run number. */
+/* Works except in timed runs. Training needs this condition, as all its epochs have the same run number. */
 static enum status unless_timed(void *state, uint64_t number, struct run_time *time)
 {
     time->device_s = -1;
@@ -33,7 +34,7 @@ static enum status unless_timed(void *state, uint64_t number, struct run_time *t
 
 typedef enum status faulty_run(void *state, uint64_t number, struct run_time *time);
 
-/* Runs one variant, with `fault` unless it is NULL. Its row is written to `rows`. */
+/* Runs one variant, which appends its row to `rows`. `fault`, unless NULL, replaces the variant's run(). */
 static enum status run_words(const char *name, const char *arguments, const char *rows, faulty_run *fault)
 {
     char text[2048], *argv[64] = {const_cast<char *>("fdsl-bench")}, *rest = text, *word;
@@ -100,7 +101,7 @@ int main(int argc, char *argv[])
     static const char *const synth[] = {"gbase", "gbase-device", "mem", "bat", "rng-xorwow-reuse",
                                         "fused", "fused-graph"};
     if (argc != 2 || device_probe(0) != STATUS_OK) {
-        fprintf(stderr, "gpu_timed DIR: %s\n", argc != 2 ? "name a folder of shards" : status_text());
+        fprintf(stderr, "gpu_timed: %s\n", argc != 2 ? "usage: gpu_timed DIR (with shards)" : status_text());
         return argc != 2 ? 2 : 4;
     }
     for (const char *name : synth)
@@ -113,7 +114,7 @@ int main(int argc, char *argv[])
     for (const char *name : {"shards-gpu", "gpu-resident", "shards-omp"})
         expect_caught(name, load, first_two);
     strcat(load, "--compute 0.5 ");
-    expect_caught("shards-gpu", load, first_two, STATUS_FAILED); /* no batch was delivered, so no step ran */
+    expect_caught("shards-gpu", load, first_two, STATUS_FAILED); /* without a batch, no step runs */
     for (const char *name : {"train-cuda", "train-bf16", "train-graph"})
         expect_caught(name, "--data digits --train-size 600 --test-size 100 --model cnn --epochs 1 ",
                       unless_timed);

@@ -1,12 +1,12 @@
-/* Compares the engines on a GPU with the oracle, layer by layer and network by network, with odd sizes: the
- * gradients of a step; the losses of 50 steps and the parameter updates, where the engine takes over the
- * oracle's state every five steps; and the logits of the test set. Also checks that the same seed gives the
- * same bits, including when another engine continues in the middle, and that planted faults exceed the same
- * bounds. make check-gpu runs it.
+/* Compares the engines on a GPU with the oracle, layer by layer and network by network, with odd sizes. It
+ * compares the gradients of a step, the losses and parameter updates of up to 50 steps, and the logits of the
+ * test set. The engine takes over the oracle's state every five steps. Also checks that the same seed gives
+ * the same bits, even if another engine continues in the middle. Planted faults must exceed the same bounds.
+ * make check-gpu runs this program.
  *
  *     gpu_train [--engine cuda|tf32|bf16|amp] [--short] [--seed N] [NAME ...]
  *
- * The default engine is cuda. NAME: networks to test (default: all); "faults" selects the planted faults.
+ * The default engine is cuda. NAME: a network to test (default: all); "faults" selects the planted faults.
  * --short: small batches, two steps, no faults. --seed: for parameters, order, dropout and shifts (7).
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
@@ -16,9 +16,10 @@
 #include "machine/device.h"
 #include "train/engine.cuh"
 
-/* An engine and its error bounds, as relative norms: gradients of the first step, and logits after the last.
- * Losses and parameter updates have the bounds of --verify. Where a ReLU or a pooling selects, rounding may
- * select another element, so gradients differ more. docs/train_mixed.md gives the reasons. */
+/* An engine and the bounds of its relative errors, as norms: of the gradients of the first step, and of the
+ * logits after the last. `chosen_gradients` holds for networks with a ReLU or a pooling: rounding may make
+ * these select another element, so gradients differ more. Losses and parameter updates have the bounds of
+ * --verify. docs/train_mixed.md gives the reasons. */
 struct contender {
     const struct engine *engine;
     double gradients, chosen_gradients, logits;
@@ -77,8 +78,8 @@ LAYERS(mean, CONV(37, 1, 3, 3, 0, 1, 1), MEAN, RELU, LINEAR(0));
 LAYERS(add, CONV(5, 1, 3, 3, 0, 1, 1), RELU, CONV(5, 1, 3, 3, 0, 1, 1), DROPOUT(0.25f), ADD(3),
        CONV(5, 1, 3, 3, 0, 1, 1), ADD(2), ADD(3), ADD(3), RELU, POOL(1, 2, 1), CONV(5, 1, 3, 3, 0, 1, 1),
        ADD(2), LINEAR(0));
-/* The pooling drops the last row of its input. That input is also added to the pooling's own output, which is
- * padded to the same height: for heights of 7. */
+/* For heights of 7. The pooling drops the last row of its input. That input is also added to the output of
+ * the following convolution, which pads the pooled rows to the same height. */
 LAYERS(add_pool, CONV(3, 1, 3, 3, 0, 1, 1), RELU, POOL(1, 2, 1), CONV(3, 1, 1, 1, 0, 2, 0), ADD(3),
        LINEAR(0));
 LAYERS(add_rows, LINEAR(67), LINEAR(67), RELU, ADD(3), LINEAR(0));
@@ -163,9 +164,9 @@ static const struct trial trials[] = {
     {"cnn-fdsl", {1, 1, 64, 65}, 100, 1, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
 };
 
-#define FAULTS "faults" /* selects these cases by name */
+#define FAULTS "faults" /* the argument that selects these cases */
 
-/* Each runs without faults and with each fault. */
+/* Each case runs without a fault and with each fault. */
 static const struct trial planted[] = {
     {"lenet", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0.3f, moved},
     {"lenet", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_ADAM, DTYPE_U8, 0.3f, moved},
@@ -178,7 +179,8 @@ static const struct trial planted[] = {
 static uint64_t seed = 7;
 #define HALF_OF_ONE 0x3c00u
 
-/* Random bytes, or halves from -1.998 to 1.998, with random labels. */
+/* Fills the set with random labels and random values: bytes, or half-precision numbers of magnitude 1 to
+ * 1.999. */
 static void fill_set(const struct data *data, uint32_t stream, uint32_t count, struct data_set *set)
 {
     set->count = count;
@@ -232,7 +234,7 @@ static double compare_logits(const struct learner *mine, const struct learner *o
     return off;
 }
 
-/* Whether all steps on one engine give the same bits as half of them on one and the rest on another. */
+/* Whether two engines, each of which runs half of the steps, give the same bits as one that runs all. */
 static bool goes_on(const struct train *train, const struct train_state *begin, uint32_t steps)
 {
     size_t values = train->model->arena_values;
@@ -268,8 +270,8 @@ static struct train_totals step_from(const struct learner *learner, const struct
     return totals;
 }
 
-/* An Inf in the loss's gradient skips that step (all state stays bit-identical) and halves the scale. Steps
- * are applied again once the scale is usable. */
+/* Whether an Inf in the loss's gradient skips the step and halves the scale, with the parameters and moments
+ * unchanged, and whether steps are applied again once the scale is small enough. */
 static bool recovers(const struct learner *learner, struct train_state *state, size_t values)
 {
     state->scale.scale = HUGE_SCALE;
@@ -293,8 +295,8 @@ static bool recovers(const struct learner *learner, struct train_state *state, s
     return well;
 }
 
-/* If every step overflows, the scale stops at its minimum, no parameters change, and the loss is reported
- * because it is NaN. */
+/* Whether, if every step overflows, the scale stops at its minimum, no parameter changes, and the step is
+ * reported as bad because its loss is NaN. */
 static bool stays_above_zero(const struct learner *learner, struct train_state *state, size_t values)
 {
     struct train_totals totals;
@@ -308,7 +310,7 @@ static bool stays_above_zero(const struct learner *learner, struct train_state *
     struct train_state after = state_of(learner, values);
     bool well = totals.skipped == RECOVERY_STEPS && totals.bad_step == 1 &&
                 after.scale.scale == LOSS_SCALE_LEAST && same_arenas(&after, state, values);
-    printf("%s  amp overflow without end: %u of %d steps skipped, the scale is %g\n",
+    printf("%s  amp overflow in every step: %u of %d steps skipped, the scale is %g\n",
            well ? "ok    " : "FAILED", (uint32_t)totals.skipped, RECOVERY_STEPS, after.scale.scale);
     train_state_free(&after);
     return well;
@@ -357,7 +359,8 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     return verdict;
 }
 
-/* Prints a line. Returns whether the case passed: results are right, or a planted fault is detected. */
+/* Prints the errors of a case. Returns whether it passed: all errors are within the bounds, or a planted
+ * fault exceeds a bound. */
 static bool judge(const struct trial *trial, const struct model *model, const struct verdict *verdict)
 {
     const struct engine_bounds *bounds = &contender->engine->bounds;
@@ -365,8 +368,8 @@ static bool judge(const struct trial *trial, const struct model *model, const st
     bool near = verdict->off.gradients <= gradients && verdict->off.losses <= bounds->loss &&
                 verdict->off.updates <= bounds->drift && verdict->logits <= contender->logits;
     bool well = verdict->same && near == (trial->fault == FAULT_NONE);
-    printf("%s  %s %-9s %ux%ux%ux%u, %u classes, batch %u, %u steps, %s%s%s: off by %.1e in gradients, "
-           "%.1e in losses, %.1e in updates, %.1e in logits%s\n",
+    printf("%s  %s %-9s %ux%ux%ux%u, %u classes, batch %u, %u steps, %s%s%s: errors: gradients %.1e, "
+           "losses %.1e, updates %.1e, logits %.1e%s\n",
            well ? "ok    " : "FAILED", contender->engine->name, trial->table, trial->shape.channels,
            trial->shape.depth, trial->shape.height, trial->shape.width, trial->classes, trial->batch,
            trial->steps, optimizers[trial->optimizer], trial->fault ? ", planted: " : "",
@@ -423,7 +426,7 @@ static const char *option(const char *name, int *argc, char ***argv)
     return (*argv)[-1];
 }
 
-/* Selects the engine of that name; false if there is none. */
+/* Selects the engine of that name. Prints an error and returns false if there is none. */
 static bool choose(const char *name)
 {
     for (const struct contender &each : contenders)

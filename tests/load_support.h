@@ -1,5 +1,4 @@
-/* Shared by the suites of the workload `load`: intact and broken data sets on disk, and variants that read
- * them. */
+/* Shared by the suites of the workload `load`: writes intact and broken sets and runs variants on them. */
 #ifndef FDSL_TESTS_LOAD_SUPPORT_H
 #define FDSL_TESTS_LOAD_SUPPORT_H
 
@@ -45,13 +44,14 @@ static inline const char *in_folder(const char *name)
     return path;
 }
 
-/* Expected byte of a sample's member. */
+/* Byte `i` of a sample's member. */
 static inline uint8_t content(uint32_t sample, uint32_t member, uint32_t i)
 {
     return (uint8_t)(sample * 7 + member * 31 + i * 13 + i / 251);
 }
 
-/* Size of a member. The sizes cross block, page and edge boundaries. */
+/* Size of a member in bytes. Sizes are below and above those of a tar block, a page, and the edges that
+ * checksums cover. */
 static inline uint32_t size_of(uint32_t sample, uint32_t member)
 {
     return member ? sample % 3 : (sample * 997) % 9000;
@@ -71,7 +71,7 @@ static inline void put_member(FILE *stream, uint32_t sample, uint32_t member)
         putc(0, stream);
 }
 
-/* Writes shards of different sizes with an odd total number of samples. */
+/* Writes three shards of different sizes. */
 static inline void make_shards(uint32_t samples)
 {
     static const uint8_t zeros[TAR_END_BYTES];
@@ -153,7 +153,7 @@ static inline const struct variant *start(struct job *job, const char *name, voi
 static const char *const shard_variants[] = {"shards", "shards-mmap", "shards-omp", "shards-uring"};
 static const char *const file_variants[] = {"files", "files-omp", "files-uring"};
 
-/* Makes run `number` with every sample verified, and sets `wrong` to the number of wrong samples. */
+/* Performs run `number` with checksums of all bytes, and sets `wrong` to the number of wrong samples. */
 static inline enum status run_closely(const struct job *job, const struct variant *variant, void *state,
                                       uint64_t number, uint64_t *wrong)
 {
@@ -166,7 +166,7 @@ static inline enum status run_closely(const struct job *job, const struct varian
     return status;
 }
 
-/* Expects no wrong samples, both in a fully verified run and in the buffers after an ordinary run. */
+/* Expects no wrong samples in a run that checks all bytes, and in the buffers after an ordinary run. */
 static inline void expect_none_wrong(const struct job *job, const struct variant *variant, void *state)
 {
     struct run_time unused;
@@ -199,7 +199,7 @@ static inline void expect_exactly_once(const char *name, const char *line)
     close_job(&job);
 }
 
-/* Writes a data set with an index. */
+/* Writes a data set of 40 samples with an index. */
 static inline void prepare(const char *layout)
 {
     char command[3 * PATH_MAX];
@@ -230,8 +230,8 @@ static inline void expect_refused(const char *words)
     close_job(&job);
 }
 
-/* Number of intact samples from `sample` on in a shard cut at `bytes`. The last one is not counted, because
- * the cut may have shortened it. */
+/* Number of complete samples in a shard that begins with `sample` and is cut at `bytes`. The last sample with
+ * an intact member is not counted, because the cut may have removed its other member. */
 static inline uint32_t whole_before(uint32_t sample, uint64_t bytes)
 {
     uint32_t whole = 0;
@@ -239,7 +239,8 @@ static inline uint32_t whole_before(uint32_t sample, uint64_t bytes)
         for (uint32_t member = 0; member < 2; member++) {
             uint32_t size = size_of(sample + whole, member);
             end += TAR_BLOCK_BYTES + size + tar_padding(size);
-            if (end > bytes) /* a sample whose first member is intact counts, as the last one */
+            if (end >
+                bytes) /* member 1 is cut: its sample is the last one; member 0: the previous sample is */
                 return whole - (member == 0);
         }
 }
@@ -287,7 +288,7 @@ static inline enum status fill_columns(const struct job *job, const struct varia
     return job->workload->measure(job->input, variant, state, measures);
 }
 
-/* Returns the text of a column after one run. */
+/* Sets `text` to the text of a column after one run. */
 static inline void measured(const char *variant_name, const char *line, const char *column, char text[64])
 {
     struct job job;
@@ -304,7 +305,7 @@ static inline void measured(const char *variant_name, const char *line, const ch
 }
 
 /* Expects every variant with --on-error skip to read the remaining `left` samples. `skipped` is the expected
- * text of that column. */
+ * text of the column `skipped`. */
 static inline void expect_skipped(uint32_t left, const char *skipped)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants) + COUNT_OF(file_variants); v++) {

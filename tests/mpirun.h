@@ -1,4 +1,4 @@
-/* Helpers of the MPI test suites: runs the program under mpirun, each test in its own folder. */
+/* Shared by the MPI suites: runs the program under mpirun, each test in its own folder. */
 #ifndef FDSL_TESTS_MPIRUN_H
 #define FDSL_TESTS_MPIRUN_H
 
@@ -37,7 +37,7 @@ static char out[TEXT_MAX], err[TEXT_MAX];
 
 /* ---- Running ---- */
 
-/* Reads a whole file, or "" if it does not exist; `text` has TEXT_MAX bytes. */
+/* Reads a whole file into `text`, which has TEXT_MAX bytes. `text` is "" if the file does not exist. */
 static inline void read_text(const char *path, char *text)
 {
     FILE *file = fopen(path, "r");
@@ -47,7 +47,7 @@ static inline void read_text(const char *path, char *text)
         fclose(file);
 }
 
-/* Runs a shell command, in which "PROGRAM" stands for $PROGRAM, the program under test. */
+/* Runs a shell command; $PROGRAM is the program under test. */
 static inline void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static inline void shell(const char *format, ...)
 {
@@ -155,9 +155,9 @@ static inline void nap(void)
     nanosleep(&(struct timespec){0, 20000000}, NULL);
 }
 
-/* A library that is preloaded before MPI. Rank HELD_RANK stops at its third vote, after its third timed run,
- * writes its process id to the file "held", and waits for the file "go". A rank that sleeps while waiting in
- * a vote creates the file "slept"; a rank that sends more than ten messages creates "noisy". */
+/* A library that is preloaded before MPI. Rank HELD_RANK stops at its third vote: it writes its process id to
+ * the file "held" and waits for the file "go". A rank that sleeps while it waits in a vote creates the file
+ * "slept"; a rank that sends more than ten messages creates "noisy". */
 static const char vote_holder[] =
     "#include <fcntl.h>\n"
     "#include <mpi.h>\n"
@@ -198,8 +198,8 @@ static const char vote_holder[] =
     "    return nanosleep(&(struct timespec){us / 1000000, us % 1000000 * 1000L}, NULL);\n"
     "}\n";
 
-/* Starts mpirun in the background with its output in files. `held_rank` is held while it is being timed. The
- * shell replaces $PROGRAM. */
+/* Starts mpirun in the background with its output in files. Rank `held_rank` stops at its third vote, during
+ * the timing. In the command, $PROGRAM is the program under test. Returns mpirun's process id. */
 static inline pid_t start_ranks(int held_rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static inline pid_t start_ranks(int held_rank, const char *format, ...)
 {
@@ -226,7 +226,7 @@ static inline pid_t start_ranks(int held_rank, const char *format, ...)
     return pid;
 }
 
-/* Waits until the rank is held. Returns its process id. */
+/* Waits until the held rank has stopped at its vote. Returns its process id. */
 static inline pid_t wait_until_held(void)
 {
     static char text[TEXT_MAX];

@@ -5,14 +5,14 @@
   tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md
   tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md --gpu      on a machine with a GPU
 
-Faults are drawn from a seed: an equal share per folder with sources, by operators such as a changed
-relation or a dropped statement. Without --gpu the Criterion suites run for faults outside cuda/, first those that
-call functions of the changed file, then those of its folder; with --gpu the checks below run for faults in cuda/. A fault is
-caught by the first suite that fails twice, or that exceeds its time limit. A fault that does not compile, or whose object
-code equals that of the original, is replaced by the next spare of its folder. The working tree is never changed.
+A seed determines the faults. Each folder with sources gets an equal share of them. Operators such as a changed relation or
+a dropped statement create them. Without --gpu, the Criterion suites run for faults outside cuda/: first the suites that
+call functions of the changed file, then those of its folder. With --gpu, the checks below run for faults in cuda/. A fault
+is caught by the first suite that fails twice, or that exceeds its time limit. A fault that does not compile, or whose
+object code equals that of the original, is replaced by the next spare of its folder. The working tree is never changed.
 
 Calls that release memory and descriptors are not mutated, because make check SAN=1 detects leaks.
---notes names a file of lines "PATH:LINE <tab> reason", for survivors that a person has judged; the table shows the reasons.
+--notes names a file of lines "PATH:LINE <tab> reason" for survivors that no test can catch; the table shows the reasons.
 """
 import argparse
 import json
@@ -35,12 +35,12 @@ TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 QUICK = '--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0'
 CPU_OPTIONS = ['CUDA=0', 'CFLAGS=-O2'] + (['CC=ccache gcc'] if shutil.which('ccache') else [])
 
-# Folders with sources ("rooms" in this script), and the suites that test each. Suites of scripts (figures, sweeps, reports) run for src/core alone.
+# The suites that test each folder with sources ("room" in this script), as two patterns; the first folder that matches counts.
 ROOM_SUITES = [('train', 'train|memory|source|live|compute|cli_runs|mpi'), ('load', 'load|memory|source|prepare|tar|formats|cli|mpi|consumed|fuzz'),
                ('synth', 'cli|memory|source|mpi|oracle|noise|class|picture|output|line|philox|variant|live'),
                ('mpi', 'mpi|comm|ranks|cli|lock'), ('.', '.')]
 
-# Sample sets that the checks of loaders read, NAME-LAYOUT; made once by the program without faults.
+# Data sets that the checks of load read, as NAME-LAYOUT and options. The program without faults generates them once.
 GPU_SETS = {'odd-shards': '--shards 5 --samples 257 --sample-shape 3,31,33 --dtype u8',
             'odd-files': '--samples 257 --sample-shape 3,31,33 --dtype u8',
             'half-shards': '--shards 1 --samples 101 --sample-shape 1,1001 --dtype f16',
@@ -53,7 +53,8 @@ GPU_SETS = {'odd-shards': '--shards 5 --samples 257 --sample-shape 3,31,33 --dty
 # ---- Suites and checks ----
 
 def gpu_checks():
-    """{pattern of paths in cuda/: commands}; the command that is most likely to fail comes first. $bench, $tests and $data are replaced."""
+    """Returns {prefix of paths in cuda/: commands}. Commands that are likely to catch a fault come first. $bench, $tests, $data
+    and $own are replaced."""
     ladder = '$bench --variant gbase,mem-float2,mem,rng,rng-reuse,rng-uniform4,rng-xorwow-reuse,bat,bat-reuse --verify ' + QUICK
     fused = '$bench --variant fused,fused-graph --verify ' + QUICK
     synth = [f'{fused} --vertices 257 --orbits 33 --res 225 --batch 33', f'{ladder} --vertices 257 --orbits 33 --res 225 --batch 9',
@@ -97,7 +98,7 @@ def gpu_checks():
 
 
 def defined_in(path):
-    """Names of the functions that a source and its header define: those at the start of a line."""
+    """Returns the names of functions that a source and its header define, i.e. whose definition begins a line."""
     names = set()
     for end in ('.c', '.h'):
         try:
@@ -109,8 +110,8 @@ def defined_in(path):
 
 
 def suites_for(path, suites, times, every):
-    """The suites to run for a file, each group with the fastest first: suites that call its functions or have its name, then
-    those of its folder (ROOM_SUITES), and with `every` all others."""
+    """Returns the suites to run for a file, in groups: suites that call its functions or have its name, then those of its folder
+    (ROOM_SUITES), and with `every` all others. In each group, the fastest suite comes first."""
     names, stem = defined_in(path), os.path.splitext(os.path.basename(path))[0]
     pattern = next(suites for room, suites in ROOM_SUITES if re.search(room, os.path.dirname(path)))
 
@@ -177,7 +178,7 @@ class Bench:
         return suite
 
     def link(self, suite, tree, replaced):
-        """The command of this suite or check."""
+        """Links the suite, or the test programs of the check, unless the tree has them."""
         outputs = [suite] if not self.gpu else [f'build/tests/{name}' for name in set(re.findall(r'\$tests/(\w+)', suite))]
         for output in outputs:
             if not os.path.exists(os.path.join(tree, output)):
@@ -186,13 +187,13 @@ class Bench:
     # ---- Without faults ----
 
     def is_sound(self, suite):
-        """Whether a suite passes without a fault; run once, when it first fails with one."""
+        """Whether a suite passes without a fault. It is run for this only once, when it first fails with a fault."""
         with self.locks.setdefault(suite, threading.Lock()):
             if suite not in self.sound:
                 failure = self.run_plain(suite)
                 self.sound[suite] = not failure
                 if failure:
-                    print(f'left out, as it fails without a fault ({failure}): {suite}', file=sys.stderr)
+                    print(f'ignored, because it fails without a fault ({failure}): {suite}', file=sys.stderr)
         return self.sound[suite]
 
     def unsound(self):
@@ -204,12 +205,14 @@ class Bench:
             self.renew(tree)
             shutil.copy2(os.path.join(self.build.base, PROGRAM), os.path.join(tree, PROGRAM))
             self.link(suite, tree, set())
-            return self.execute(suite, tree) and self.execute(suite, tree) and self.execute(suite, tree)  # a busy machine may fail one
+            # one success of three is enough: on a busy machine, a run may fail
+            return self.execute(suite, tree) and self.execute(suite, tree) and self.execute(suite, tree)
         finally:
             self.trees.put(tree)
 
     def execute(self, suite, tree):
-        """'' or how the suite failed. Records the time of a suite that passes; suites are ordered by this time, and it sets their limit."""
+        """Runs a suite. Returns '' or how it failed. Records the time of a suite that passes. Suites are ordered by this time, and
+        their time limit depends on it."""
         known_s = self.times.get(suite)
         limit_s = max(30 if self.gpu else 60, 4 * known_s) if known_s else 120 if self.gpu else 400
         failure, elapsed_s = run_limited(self.command(suite, tree), tree, self.environment(tree), limit_s, self.guard)
@@ -253,7 +256,7 @@ class Bench:
         with open(path, encoding='utf-8') as file:
             lines = file.read().split('\n')
         if lines[fault.line - 1] != fault.before:
-            raise SystemExit(f'mutate.py: {fault.path}:{fault.line} does not hold fault {fault.id}')
+            raise SystemExit(f'mutate.py: {fault.path}:{fault.line} is not the line of fault {fault.id}')
         lines[fault.line - 1] = fault.after
         os.unlink(path)
         with open(path, 'w', encoding='utf-8') as file:
@@ -285,7 +288,7 @@ class Bench:
             self.trees.put(tree)
 
     def test(self, fault):
-        """The suite or check that caught the fault, or ''."""
+        """Runs suites or checks with the fault. Returns the one that caught it, or ''."""
         tree = self.trees.get()
         try:
             self.renew(tree)
@@ -335,8 +338,8 @@ def equal(one, other):
 
 
 def compiled(bench, faults, spares):
-    """{fault: ''} for faults that can be tested, {fault: reason and replacement} for others. The spares of a folder
-    replace its faults in the order of both, whatever the number of jobs."""
+    """Compiles the faults. Returns {fault: ''} for faults that can be tested, and {fault: reason and replacement} for others. The
+    first spare of a folder replaces its first fault that cannot be tested, and so on, for any number of jobs."""
     verdicts = {}
     wanted = list(faults)
     while wanted:
@@ -365,7 +368,7 @@ def cell(text):
 
 
 def read_table(path):
-    """{fault: row} of an earlier run, so that one table can collect CPU runs, GPU runs and single faults."""
+    """Returns {fault: row} of an existing table, so that one table can collect CPU runs, GPU runs and single faults."""
     try:
         with open(path, encoding='utf-8') as file:
             rows = [line for line in file if re.match(r'\| [\w/+]+ \| `', line)]
@@ -390,7 +393,7 @@ def write_table(path, rows, order, notes, unsound):
     text += f'\n{caught} of {total} caught ({100 * caught / max(total, 1):.0f} %), {len(survived)} survived'
     text += f', {sum(f"{fault.path}:{fault.line}" in notes for fault in survived)} of them with a reason.\n'
     for suite in unsound:
-        text += f'Left out, as it fails without a fault: `{suite}`.\n'
+        text += f'Ignored, because it fails without a fault: `{suite}`.\n'
     if path:
         with open(path, 'w', encoding='utf-8') as file:
             file.write(text)
@@ -415,12 +418,12 @@ def run(arguments):
             spares[fault.room].append(fault)
     faults = [fault for fault in mine if fault.id.isdigit()]
     if not faults:
-        raise SystemExit(f'mutate.py: {arguments.run} holds no fault {"in" if arguments.gpu else "outside"} cuda/ in folders that match --rooms')
+        raise SystemExit(f'mutate.py: {arguments.run} has no fault {"in" if arguments.gpu else "outside"} cuda/ in folders that match --rooms')
     bench = Bench(arguments)
     if arguments.gpu:
         bench.prepare()
     only = arguments.only.split(',') if arguments.only else []
-    if only and all(name.isdigit() for name in only):  # no spare is asked for, so the others need not be compiled
+    if only and all(name.isdigit() for name in only):  # without spares in --only, no other fault must be compiled
         faults, spares = [fault for fault in faults if fault.id in only], {}
     verdicts = compiled(bench, faults, spares)
     chosen = [fault for fault in verdicts if not only or fault.id in only]
@@ -444,18 +447,18 @@ def main():
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument('--list', action='store_true', help='print a list of faults')
     what.add_argument('--run', metavar='LIST', help='test the faults of a list')
-    parser.add_argument('--seed', type=int, default=1, help='of the list (1)')
+    parser.add_argument('--seed', type=int, default=1, help='seed of the list (1)')
     parser.add_argument('--count', type=int, default=60, help='faults in the list, over all folders (60)')
     parser.add_argument('--spares', type=int, default=4, help='spare faults per folder (4)')
-    parser.add_argument('--rooms', default='.', help='regular expression: only folders that match it')
-    parser.add_argument('--gpu', action='store_true', help='test the faults in cuda/; else those outside it')
-    parser.add_argument('--jobs', type=int, default=0, help='faults tested at a time (default: one per core; with --gpu, 4)')
-    parser.add_argument('--every', action='store_true', help='run every suite for each fault that survives the suites of its folder')
+    parser.add_argument('--rooms', default='.', help='only folders that match this regular expression')
+    parser.add_argument('--gpu', action='store_true', help='test the faults in cuda/, not those outside it')
+    parser.add_argument('--jobs', type=int, default=0, help='number of faults tested at a time (default: one per core; with --gpu, 4)')
+    parser.add_argument('--every', action='store_true', help='if a fault survives the suites of its folder, run all other suites')
     parser.add_argument('--make', help=f'options of make ({" ".join(CPU_OPTIONS)}; with --gpu none)')
     parser.add_argument('--work', default=os.path.join(TREE, 'build/mutate'), help='folder for the copies (build/mutate)')
-    parser.add_argument('--only', help='test these faults alone, as in 3,7,src/core+1; other rows of the table stay')
-    parser.add_argument('--table', help='write the table to this file; rows of other faults in it stay')
-    parser.add_argument('--notes', help='reasons of survivors')
+    parser.add_argument('--only', help='test only these faults, e.g. 3,7,src/core+1; other rows of the table are kept')
+    parser.add_argument('--table', help='write the table to this file; its rows of other faults are kept')
+    parser.add_argument('--notes', help='file with reasons why faults survive')
     arguments = parser.parse_args()
     arguments.jobs = arguments.jobs or (4 if arguments.gpu else os.cpu_count() or 1)
     try:

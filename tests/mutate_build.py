@@ -1,5 +1,5 @@
-"""Copies of the tree in which faults are compiled and linked. make builds the first copy; for a fault only the objects
-that depend on the changed file are compiled again, by the commands that make prints, and linked with the rest."""
+"""Copies of the tree in which faults are compiled and linked. make builds the first copy. For a fault, only the objects that
+depend on the changed file are compiled again, with the commands that make prints, and linked with the other objects."""
 import os
 import re
 import shlex
@@ -23,7 +23,8 @@ def same(one, other):
 
 
 def copy_tree(source, target, left_out):
-    """Copies the files of `source` to `target`; files that are equal keep their modification time."""
+    """Makes `target` a copy of `source`. Files of equal size and modification time are not copied, so that make does not build
+    them again. The paths in `left_out` are neither copied nor removed."""
     kept = set()
     for folder, folders, names in os.walk(source):
         place = os.path.relpath(folder, source)
@@ -53,7 +54,7 @@ class Build:
         self.base, self.work, self.slots = os.path.join(work, 'base'), work, threading.Semaphore(jobs)
         built = os.path.join(tree, 'build')
         if take_build and not os.path.isdir(self.base) and os.path.isdir(built):
-            copy_tree(built, os.path.join(self.base, 'build'), {'mutate'})  # objects that need not be compiled again
+            copy_tree(built, os.path.join(self.base, 'build'), {'mutate'})  # so that make compiles fewer objects
         copy_tree(tree, self.base, LEFT_OUT)
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith(('MAKE', 'MFLAGS'))}
         self.environment.update(CCACHE_BASEDIR=work, CCACHE_NOHASHDIR='1')
@@ -78,7 +79,7 @@ class Build:
         return made.stdout
 
     def learn(self, line):
-        """Parses a command. A command that both compiles and links a suite becomes two."""
+        """Parses a command of make. A command that both compiles and links a suite becomes two commands."""
         archive = re.search(r'\S*ar rcs\w* (\S+\.a) .*', line)
         if archive:
             self.commands[archive.group(1)] = shlex.split(archive.group())
@@ -100,7 +101,7 @@ class Build:
         return [word for word in self.commands[output] if word.endswith(MADE) and word != output]
 
     def sources_of(self, output):
-        """The files that an object was compiled from, read from its dependency file; None if that is missing."""
+        """Returns the files that an object was compiled from, from its dependency file, or None if that file is missing."""
         words = self.commands[output]
         listing = words[words.index('-MF') + 1] if '-MF' in words else re.sub(r'\.o$', '.d', output)
         try:
@@ -110,7 +111,7 @@ class Build:
             return None
 
     def is_stale(self, output):
-        """Whether an object of the base must be compiled: objects of suites are not built by make."""
+        """Whether an object of a suite must be compiled in the base. make does not build these objects."""
         if '-c' not in self.commands[output] or '/tests/' not in output:
             return False
         sources, path = self.sources_of(output), os.path.join(self.base, output)
@@ -121,11 +122,11 @@ class Build:
                    for name in names if not name.endswith('.o'))
 
     def dependent(self, path):
-        """Objects that are compiled from this source."""
+        """Returns the objects that are compiled from this source."""
         return [output for output in self.commands if '-c' in self.commands[output] and path in (self.sources_of(output) or ())]
 
     def execute(self, output, tree, replaced):
-        """Runs the command of one output in a tree; objects come from that tree where replaced, else from the base."""
+        """Runs the command of one output in a tree. Objects in `replaced` come from that tree, all others from the base."""
         target = os.path.join(tree, output)
         words = [target if word == output else self.place(word, tree, replaced) if word.endswith(MADE) else word
                  for word in self.commands[output]]
@@ -145,7 +146,7 @@ class Build:
         return os.path.join(tree if path in replaced else self.base, path)
 
     def relink(self, output, tree, replaced):
-        """Links an output anew, and first archives and linked device code in it that hold replaced objects."""
+        """Links an output again. Before that, builds again its archives and linked device code that contain replaced objects."""
         for needed in self.inputs(output):
             if needed not in replaced and needed in self.commands and replaced.intersection(self.inputs(needed)):
                 self.execute(needed, tree, replaced)

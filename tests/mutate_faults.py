@@ -13,7 +13,7 @@ ROOTS = ('src', 'cpu', 'mpi', 'cuda')
 
 
 def rooms_of(tree):
-    """{room: [paths]}: a room is a folder that directly contains sources; its name is its path in the tree."""
+    """Returns {room: [paths]}. A room is a folder that directly contains sources; its name is its path in the tree."""
     rooms = {}
     for root in ROOTS:
         for folder, _, names in os.walk(os.path.join(tree, root)):
@@ -25,15 +25,15 @@ def rooms_of(tree):
 
 
 def code_only(text):
-    """The text with comments, strings, characters and preprocessor lines blanked; every position is kept."""
+    """Returns the text with comments, strings, characters and preprocessor lines replaced by blanks. Positions do not change."""
     pattern = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|'
                          r'^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', re.S | re.M)
     return pattern.sub(lambda found: re.sub(r'[^\n]', ' ', found.group()), text)
 
 
 # ---- Operators ----
-# Each operator gets a random generator, a line, the same line with strings and comments blanked, and the blanked lines before
-# it. It yields one changed line for each place that it can change.
+# Each operator gets a random generator, a line, the same line after code_only(), and the lines before it after code_only(). It
+# yields one changed line for each place that it can change.
 
 RELATIONS = {'<': ['<=', '>='], '<=': ['<', '>'], '>': ['>=', '<='], '>=': ['>', '<'], '==': ['!='], '!=': ['==']}
 ARITHMETIC = {'+': '-', '-': '+', '*': '/', '/': '*', '%': '*', '+=': '-=', '-=': '+=', '*=': '/=', '/=': '*='}
@@ -42,7 +42,7 @@ SYMBOL = re.compile(r'<<=|>>=|<<<|>>>|->|\+\+|--|&&|\|\||<=|>=|==|!=|<<|>>|[-+*/
 
 
 def symbols(code, table):
-    """Binary symbols of a table: (start, end, symbol). clang-format puts spaces around these, and around no other."""
+    """Yields (start, end, symbol) for each binary symbol of a table. clang-format puts spaces only around binary symbols."""
     for found in SYMBOL.finditer(code):
         start, end = found.span()
         if found.group() in table and code[start - 1:start] in ('', ' ') and code[end:end + 1] in ('', ' '):
@@ -99,7 +99,7 @@ def boolean(_draw, text, code, _):
 
 
 def closing(code, start):
-    """The position of the bracket that closes the one at `start`, or None if it is not on this line."""
+    """Returns the position of the bracket that closes the one at `start`, or None if it is not on this line."""
     depth = 0
     for i in range(start, len(code)):
         depth += {'(': 1, ')': -1}.get(code[i], 0)
@@ -126,7 +126,7 @@ def condition(draw, text, code, _):
 
 
 def is_statement(code, lines_before):
-    """Whether a line is one complete statement, but not a declaration, a return of a value, or a release of memory."""
+    """Whether a line is one complete statement other than a declaration, a return, or a release of memory or a file."""
     line = code.strip()
     if not code.startswith(' ') or not re.match(r'[A-Za-z_*+(-].*;$', line) or line.count('(') != line.count(')') or line.count(';') != 1:
         return False
@@ -159,7 +159,7 @@ def early(_draw, text, code, lines_before):
 
 
 def system_call(_draw, text, code, _):
-    """Omits a system call that protects data or order, as if it had succeeded."""
+    """Replaces a system call that protects data or their order by 0, its result on success."""
     for found in re.finditer(r'\b(fsync|fdatasync|fflush|flock|ftruncate|rename|msync|fcntl)(\()', code):
         end = closing(code, found.start(2))
         if end is not None and re.match(r'\s', code[:found.start()] or ' '):
@@ -174,7 +174,7 @@ OPERATORS = {'relation': relation, 'arithmetic': arithmetic, 'bits': bits, 'and/
 # ---- The list ----
 
 def places(tree, paths, draw):
-    """{operator: [(path, line number, before, after)]} over all lines of these files."""
+    """Returns {operator: [(path, line number, before, after)]} for all lines of these files."""
     found = {name: [] for name in OPERATORS}
     for path in paths:
         with open(os.path.join(tree, path), encoding='utf-8') as file:
@@ -191,11 +191,11 @@ def places(tree, paths, draw):
 
 
 def choose(tree, seed, count, spares, pattern='.'):
-    """`count` faults, an equal share for each folder whose name matches, and `spares` more per folder. First an operator is drawn,
-    then one of its places in the folder, so that rare operators occur too. No line is used twice."""
+    """Returns `count` faults, with an equal share for each folder whose name matches, and `spares` more per folder. For each fault,
+    first an operator is drawn, then one of its places in the folder, so that rare operators occur too. No line is used twice."""
     rooms = {room: paths for room, paths in rooms_of(tree).items() if re.search(pattern, room)}
     if not rooms:
-        raise ValueError(f'no room matches {pattern!r}')
+        raise ValueError(f'no folder matches {pattern!r}')
     draw = random.Random(seed)
     extra = set(draw.sample(sorted(rooms), count % len(rooms)))
     faults, reserve = [], []
@@ -214,15 +214,15 @@ def choose(tree, seed, count, spares, pattern='.'):
 
 
 def write_list(faults, seed, out):
-    print(f'# Planted faults of seed {seed}; tests/mutate.py --run tests them. Spares (ROOM+N) replace, in order, faults of\n'
-          '# their room that do not compile or do not change the object code.', file=out)
+    print(f'# Planted faults of seed {seed}; tests/mutate.py --run tests them. Spares (FOLDER+N) replace, in order, faults of\n'
+          '# their folder that do not compile or do not change the object code.', file=out)
     for fault in faults:
         print(f'{fault.id}\t{fault.path}:{fault.line}\t{fault.operator}\t{fault.before.strip()}\t{fault.after.strip()}', file=out)
 
 
 def read_list(path, tree):
-    """The faults of a list. A line that has moved is found by its text; of several lines with this
-    text, the nearest. A fault whose line is gone is left out, with a warning."""
+    """Returns the faults of a list. A line that has moved is found by its text; of several lines with this text, the nearest is
+    used. A fault whose line no longer exists is omitted, with a warning."""
     faults = []
     with open(path, encoding='utf-8') as file:
         for row in file:
@@ -234,7 +234,7 @@ def read_list(path, tree):
                 lines = text.read().split('\n')
             same = [i for i, code in enumerate(lines) if code.strip() == before]
             if not same:
-                print(f'{path}: fault {number} is left out: {place} does not hold "{before}" any more', file=sys.stderr)
+                print(f'{path}: fault {number} is omitted: {place} no longer has the line "{before}"', file=sys.stderr)
                 continue
             at = min(same, key=lambda i: abs(i + 1 - int(line)))
             indent = len(lines[at]) - len(lines[at].lstrip())

@@ -148,7 +148,8 @@ static inline void run_vector(char *const argv[])
     status = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
 }
 
-/* Runs the program with these arguments, separated by blanks. */
+/* Runs the program with these arguments, separated by blanks. If an option occurs twice, the last one is
+ * passed. Sets `status`, `out` and `err`. */
 static inline void run(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static inline void run(const char *format, ...)
 {
@@ -183,7 +184,7 @@ static inline void put(const char *path, const char *text)
     cr_assert(fputs(text, file) >= 0 && fclose(file) == 0);
 }
 
-/* Reads a whole file. The caller frees it. */
+/* Returns the contents of a file, which the caller frees. */
 static inline char *get(const char *path, size_t *bytes)
 {
     char *text = calloc(1, TEXT_MAX);
@@ -214,7 +215,7 @@ static inline int count_files(void)
     return count;
 }
 
-/* Each test has its own folder. Removes variables of launchers, jobs and colours from the environment. */
+/* Creates the test's folder. Removes variables of launchers, jobs and colours from the environment. */
 static inline void start(void)
 {
     static const char *const variables[] = {
@@ -241,7 +242,7 @@ static inline void stop(void)
     leave_folder(folder);
 }
 
-/* For skipped tests, which never call stop(). */
+/* Skips the test. Calls stop(), because Criterion does not call the fini function of a skipped test. */
 #define SKIP(reason)          \
     do {                      \
         stop();               \
@@ -276,15 +277,14 @@ struct refusal {
     const char *arguments, *words;
 };
 
-/* Expects each of these command lines to end with exit status 2 and a one-line error, and to leave no file.
- */
+/* Runs `before` with each of these arguments. Expects exit status 2, a one-line error and no new file. */
 static inline void expect_refusals(const struct refusal *refusals, size_t count, const char *before)
 {
     int files = count_files();
     for (size_t i = 0; i < count; i++) {
         run("%s %s", before, refusals[i].arguments);
         expect_error(2, refusals[i].words, refusals[i].arguments);
-        cr_expect(count_files() == files, "%s: a file was made", refusals[i].arguments);
+        cr_expect(count_files() == files, "%s: a file was created", refusals[i].arguments);
     }
 }
 

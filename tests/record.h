@@ -1,5 +1,5 @@
-/* Shared by the suites of files: a folder for each test, a file in it, and a file system
- * that fails on demand. */
+/* Shared by the suites that write files: a folder for each test, a file in it, and replacements of flock()
+ * and fsync() that fail on demand. */
 #ifndef FDSL_TESTS_RECORD_H
 #define FDSL_TESTS_RECORD_H
 
@@ -136,7 +136,7 @@ static inline enum status check_sample(const char *where)
     return status;
 }
 
-/* Lets files grow to `bytes` at most, as a full disk would. */
+/* Limits the size of files to `bytes`, so that writes fail as on a full disk. 0 removes the limit. */
 static inline void limit_file_size(rlim_t bytes)
 {
     struct rlimit limit;

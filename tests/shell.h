@@ -1,4 +1,4 @@
-/* Helpers for test suites that run shell commands, in a folder per test.
+/* Shared by the suites that run shell commands. Each test has its own folder.
  *
  * FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef FDSL_TESTS_SHELL_H

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs a sweep as a job array, and a training, under a real Slurm cluster on this machine: munged, slurmctld and two nodes.
-# The cluster uses a temporary folder, needs no systemd or accounting, and is removed at the end. Called by make
-# check-slurm, as root.
+# Runs sweeps as job arrays, and a training, under a real Slurm cluster on this machine: munged, slurmctld and two nodes.
+# The cluster uses a temporary folder, needs no systemd or accounting, and is removed at the end. make check-slurm calls
+# this script, as root.
 #
-#   tests/slurm_local.sh [--keep]     --keep does not remove the folder, which has all logs
+#   tests/slurm_local.sh [--keep]     --keep keeps the folder, which has all logs
 #
 # Prints one line per check and ends with "N passed, N failed". Exit status 1 if a check failed, 4 without Slurm.
 set -uo pipefail
@@ -131,7 +131,7 @@ start_cluster() {
         --log-file="$home/munged.log" --seed-file="$home/munged.seed" 2>"$home/munged.err" &&
         slurmctld -c && slurmd -N n1 && slurmd -N n2 && wait_until 30 both_idle && return
     tail -n 5 "$home"/*.log "$home/munged.err" >&2
-    die 1 'Slurm does not start; see above'
+    die 1 'Slurm does not start; its logs are above'
 }
 
 # Copies the tree, so that the user's results and figures do not change.
@@ -171,8 +171,8 @@ submit() { # arguments of submit.sh; sets $tasks and $collect, the numbers of bo
 finish() { wait_until "$limit_s" ended "$1"; } # job
 ends() { finish "$1" && [[ $(states "$1") == "$2" ]]; } # job, expected final state
 
-# Prints the cells of these columns, one line per row, sorted. A row with another number of fields than the header is
-# reported as torn.
+# Prints the cells of these columns, one line per row, sorted. For a row whose number of fields differs from that of the
+# header, prints "torn: " and the row.
 cells() { # file, columns ...
     awk -F , -v names="${*:2}" '
         NR == 1      { for (i = 1; i <= NF; i++) at[$i] = i; width = NF; count = split(names, name, " "); next }
@@ -191,20 +191,20 @@ check_array() {
     local rows=results/sweep_cpu.csv wanted before
     wanted=$(printf '%s\n' {naive,omp}' '{50,100,150,200,250})
     check 'an array of 10 tasks is submitted' submit configs/sweep_cpu.tsv
-    check 'its tasks end well' ends "$tasks" COMPLETED
-    check 'so does the job after them' ends "$collect" COMPLETED
-    check 'both nodes took part' test "$(cut -d ' ' -f 2 results/sweep/cpu/log/task_*.log | grep -o '^n[12]:' | sort -u | paste -sd ' ')" = 'n1: n2:'
-    check 'each row is there once, none torn' holds $rows "$wanted"
-    check 'rows name the job that made them' test "$(cells $rows job_id | uniq | grep -c "$tasks")" = 10
-    check 'nothing else is left' no_leftovers
+    check 'all tasks of the array complete' ends "$tasks" COMPLETED
+    check 'the job that merges the rows completes' ends "$collect" COMPLETED
+    check 'tasks ran on both nodes' test "$(cut -d ' ' -f 2 results/sweep/cpu/log/task_*.log | grep -o '^n[12]:' | sort -u | paste -sd ' ')" = 'n1: n2:'
+    check 'the merged file has each row once, and complete' holds $rows "$wanted"
+    check 'each row has the number of its job' test "$(cells $rows job_id | uniq | grep -c "$tasks")" = 10
+    check 'the array leaves no partial files' no_leftovers
     if command -v gnuplot >/dev/null && [[ -f scripts/figures/draw.py ]]; then
         check 'figures are drawn' test -s "$(find results/plots -name '*.png' | head -n 1)"
     fi
     before=$(sha256sum <$rows)
     check 'the array is submitted again' submit configs/sweep_cpu.tsv
     finish "$collect"
-    check 'it skips what is finished' test "$(grep -l 'finished before' results/sweep/cpu/log/task_*.log | wc -l)" = 10
-    check 'its rows are the same' test "$(sha256sum <$rows)" = "$before"
+    check 'the repeated array skips finished tasks' test "$(grep -l 'finished before' results/sweep/cpu/log/task_*.log | wc -l)" = 10
+    check 'the repeated array does not change the rows' test "$(sha256sum <$rows)" = "$before"
 }
 
 check_failure() {
@@ -212,21 +212,21 @@ check_failure() {
     printf '%s\n' $'variant\tclass\tvertices\twarmups\twarmup-time\tmin-samples\tmin-time\tmax-time' \
         $'naive\t-\t7\t'"$quick" $'naive\tclasses.csv\t-\t'"$quick" $'naive\t-\t9\t'"$quick" >"$table"
     ./fdsl-bench --variant naive --classes 2 --batch 2 --res 32 --write-classes classes.csv --max-time 0 >/dev/null 2>&1
-    check 'a sweep waits in the queue' submit "$table" --hold
+    check 'a sweep is submitted on hold' submit "$table" --hold
     mv classes.csv away.csv # the file exists at submission but not when the task starts
     scontrol release "$tasks"
-    check 'it ends' finish "$tasks"
-    check 'the task whose input is gone fails with its exit status' test "$(exit_code "${tasks}_2")" = 2:0
-    check 'its log says why' grep -q 'classes.csv' results/sweep/failing/log/task_2.log
-    check 'the others end well' test "$(exit_code "${tasks}_1") $(exit_code "${tasks}_3")" = '0:0 0:0'
-    check 'the job after them is cancelled' ends "$collect" CANCELLED
-    check 'and nothing is merged' test ! -e results/sweep_failing.csv
+    check 'the released sweep ends' finish "$tasks"
+    check 'the task without its input file fails with exit status 2' test "$(exit_code "${tasks}_2")" = 2:0
+    check 'the log of the failed task names the missing file' grep -q 'classes.csv' results/sweep/failing/log/task_2.log
+    check 'the other tasks complete' test "$(exit_code "${tasks}_1") $(exit_code "${tasks}_3")" = '0:0 0:0'
+    check 'after a failed task, the merging job is cancelled' ends "$collect" CANCELLED
+    check 'after a failed task, no merged file exists' test ! -e results/sweep_failing.csv
     mv away.csv classes.csv
-    check 'the sweep is submitted again' submit "$table"
-    check 'it ends well this time' ends "$collect" COMPLETED
-    check 'each row is there once' holds results/sweep_failing.csv $'naive 7\nnaive \nnaive 9'
+    check 'the failed sweep is submitted again' submit "$table"
+    check 'the repeated sweep completes' ends "$collect" COMPLETED
+    check 'the merged file of the repeated sweep has each row once' holds results/sweep_failing.csv $'naive 7\nnaive \nnaive 9'
     printf 'variant\nnaiv\n' >sweep_bad.tsv
-    check 'a table with a fault is not submitted' refuses_bad_table
+    check 'a table with an unknown variant is not submitted' refuses_bad_table
 }
 
 refuses_bad_table() {
@@ -256,21 +256,21 @@ check_kill() {
     local table=$home/tree/sweep_slow.tsv rows=results/sweep/slow/task_1.csv
     # The first variant's row is written while the second variant runs.
     printf 'variant\tvertices\tres\tbatch\tmin-time\tmax-time\nnaive,omp\t100\t64\t2\t1.5\t1.5\n' >"$table"
-    check 'a task is half-way' submit_half_way "$table"
+    check 'a task writes its first row' submit_half_way "$table"
     scontrol requeue "${tasks}_1"
-    check 'it is requeued' wait_until "$limit_s" hurry "${tasks}_1" results/sweep/slow/log/task_1.log
-    check 'and ends well' ends "$tasks" COMPLETED
-    check 'so does the job after it' ends "$collect" COMPLETED
-    check 'each of its rows is there once, none torn' holds $rows $'naive 100\nomp 100'
+    check 'the requeued task starts again' wait_until "$limit_s" hurry "${tasks}_1" results/sweep/slow/log/task_1.log
+    check 'the requeued task completes' ends "$tasks" COMPLETED
+    check 'the merging job of the requeued task completes' ends "$collect" COMPLETED
+    check 'the requeued task has each row once, and complete' holds $rows $'naive 100\nomp 100'
     rm -r results/sweep/slow
-    check 'another is half-way' submit_half_way "$table"
+    check 'another task writes its first row' submit_half_way "$table"
     kill_all
-    check 'SIGKILL ends it' ends "$tasks" FAILED
-    check 'no row of it passes for finished' test ! -e $rows
-    check 'it is submitted again' submit "$table"
-    check 'and ends well' ends "$collect" COMPLETED
-    check 'each of its rows is there once after that too' holds $rows $'naive 100\nomp 100'
-    check 'nothing else is left of either' no_leftovers
+    check 'a task that gets SIGKILL fails' ends "$tasks" FAILED
+    check 'a killed task has no finished file' test ! -e $rows
+    check 'the killed sweep is submitted again' submit "$table"
+    check 'the sweep completes after SIGKILL' ends "$collect" COMPLETED
+    check 'after SIGKILL, the repeated task has each row once, and complete' holds $rows $'naive 100\nomp 100'
+    check 'requeue and SIGKILL leave no partial files' no_leftovers
 }
 
 trained() { [[ $(wc -l <runs/net/train.csv) -gt $1 ]]; } 2>/dev/null # whether at least this many epochs are done
@@ -280,37 +280,37 @@ run_whole() { ./fdsl-bench "$@" --out whole.csv --export whole.safetensors >/dev
 
 check_training() {
     local job rows before options=(--variant train-naive --model lenet --train-size 1500 --test-size 50 --batch 16 --epochs 10)
-    check 'a training runs through, without Slurm' run_whole "${options[@]}"
-    check 'the same is submitted' submit_training "${options[@]}"
-    check 'it has made two epochs' wait_until "$limit_s" trained 2
+    check 'a training completes without Slurm' run_whole "${options[@]}"
+    check 'the same training is submitted to Slurm' submit_training "${options[@]}"
+    check 'the job trains two epochs' wait_until "$limit_s" trained 2
     scontrol requeue "$job"
-    check 'it is requeued' wait_until "$limit_s" hurry "$job" train.log
-    check 'it goes on' wait_until "$limit_s" trained 5
+    check 'the requeued job starts again' wait_until "$limit_s" hurry "$job" train.log
+    check 'the requeued job trains until epoch 5' wait_until "$limit_s" trained 5
     kill_all
-    check 'SIGKILL ends it' ends "$job" FAILED
-    check 'with no parameters to show' test ! -e runs/net/model.safetensors
-    check 'it is submitted again' submit_training "${options[@]}"
-    check 'and ends well' ends "$job" COMPLETED
+    check 'a training that gets SIGKILL fails' ends "$job" FAILED
+    check 'a killed training exports no parameters' test ! -e runs/net/model.safetensors
+    check 'the killed training is submitted again' submit_training "${options[@]}"
+    check 'the resumed training completes' ends "$job" COMPLETED
     rows=$(cells runs/net/train.csv epoch loss test_acc)
-    check 'each epoch has its row once, with the loss of the training that ran through' \
+    check 'each epoch has one row, with the loss of the uninterrupted training' \
         test "$rows" = "$(cells whole.csv epoch loss test_acc)"
-    check 'and its parameters, to the bit' cmp whole.safetensors runs/net/model.safetensors
+    check 'the parameters are bit-identical to those of the uninterrupted training' cmp whole.safetensors runs/net/model.safetensors
     before=$(cat runs/net/{train.csv,model.safetensors} | sha256sum)
-    check 'a finished training is submitted' submit_training "${options[@]}"
-    check 'it ends well' ends "$job" COMPLETED
-    check 'says that nothing is left' grep -q '10 of 10 epochs are done' train.log
-    check 'and changes nothing' test "$(cat runs/net/{train.csv,model.safetensors} | sha256sum)" = "$before"
+    check 'a finished training is submitted again' submit_training "${options[@]}"
+    check 'the job of the finished training completes' ends "$job" COMPLETED
+    check 'its log says that all epochs are done' grep -q '10 of 10 epochs are done' train.log
+    check 'the finished training does not change' test "$(cat runs/net/{train.csv,model.safetensors} | sha256sum)" = "$before"
 }
 
-# Starts ranks on both nodes, if the build has MPI.
+# Starts one rank, then one rank on each node. Called only if the build has MPI.
 check_ranks() {
     local table=$home/tree/sweep_ranks.tsv job rows=results/sweep_ranks_2.csv
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl=self,vader,tcp
     printf 'variant\tranks\tscaling\tres\tbatch\tmin-time\tmax-time\nomp\t1\tstrong\t64\t6\t0.1\t0.2\n' >"$table"
     job=$(sbatch --parsable --nodes=2 --ntasks-per-node=1 --output=scale.log slurm/scale.sbatch "$table")
-    check 'one rank and two, on two nodes, end well' ends "$job" COMPLETED
-    check 'there are rows of both' test "$(cells $rows ranks rank | paste -sd,)" = '1 0,2 0,2 1,2 all'
-    check 'and the images are the same' test "$(cells $rows rank digest | sed -n 's/^0 //p;s/^all //p' | sort | uniq -c | awk '$1 == 2' | wc -l)" = 1
+    check 'runs of one rank and of two ranks on two nodes complete' ends "$job" COMPLETED
+    check 'the file has the rows of both runs' test "$(cells $rows ranks rank | paste -sd,)" = '1 0,2 0,2 1,2 all'
+    check 'both runs generate the same images' test "$(cells $rows rank digest | sed -n 's/^0 //p;s/^all //p' | sort | uniq -c | awk '$1 == 2' | wc -l)" = 1
 }
 
 trap stop_cluster EXIT

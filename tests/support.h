@@ -1,4 +1,4 @@
-/* Shared test helpers: the input of the workload `synth`, and runs of its variants. */
+/* Shared by the suites of the workload `synth`: opens its input and runs its variants. */
 #ifndef FDSL_TESTS_SUPPORT_H
 #define FDSL_TESTS_SUPPORT_H
 
@@ -51,8 +51,8 @@ static inline void close_synth(struct opened *opened)
     free(opened->line);
 }
 
-/* Performs the `count` runs `numbers` of a variant. Returns the images of the last run, stored contiguously,
- * and their labels unless `labels` is NULL. The caller frees both. */
+/* Performs `count` runs of a variant; `numbers` has the run numbers. Returns the images of the last run,
+ * stored contiguously. Also returns their labels unless `labels` is NULL. The caller frees both. */
 static inline uint8_t *images_and_labels_of(const struct opened *opened, const char *name, int threads,
                                             const uint64_t *numbers, int count, int64_t **labels)
 {

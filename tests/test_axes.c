@@ -1,4 +1,4 @@
-/* Lists and ranges as values of options: their values, errors and combinations. */
+/* Tests lists and ranges as values of options: their values, errors and combinations. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -33,7 +33,7 @@ static const struct option_spec specs[] = {
 static struct values values;
 static struct axes axes;
 
-/* Parses "a b c" as a command line. */
+/* Parses a command line of words separated by blanks. */
 static enum status parse(const char *line)
 {
     static char text[1024];
@@ -98,7 +98,7 @@ Test(axes, known_values)
                          expanded(cases[i].line));
 }
 
-Test(axes, single_values_are_no_axes)
+Test(axes, single_values_are_not_axes)
 {
     cr_assert_eq(parse("--batch 8 --noise -1e-3 --type f16 --mean 0.5,0.5:x --rate 3 --keep"), STATUS_OK);
     cr_expect_eq(axes.count, 0);
@@ -128,14 +128,14 @@ Test(axes, errors)
         {"--batch 8:1:2x", "--batch: '8:1:2x' descends; write the smaller value first"},
         {"--batch 8:1:1", "--batch: '8:1:1' descends; write the smaller value first"},
         {"--noise 2:1:0.5", "--noise: '2:1:0.5' descends; write the smaller value first"},
-        {"--batch 1:8:0", "--batch: '1:8:0' does not grow; add a step above 0"},
+        {"--batch 1:8:0", "--batch: '1:8:0' does not grow; use a step above 0"},
         {"--batch 1:8:1x",
          "--batch: '1:8:1x' does not grow; multiply by 2x or more, from a first value above 0"},
         {"--batch 1:8:0x",
          "--batch: '1:8:0x' does not grow; multiply by 2x or more, from a first value above 0"},
         {"--seed 0:8:2x",
          "--seed: '0:8:2x' does not grow; multiply by 2x or more, from a first value above 0"},
-        {"--noise 1:2:0", "--noise: '1:2:0' does not grow; add a step above 0"},
+        {"--noise 1:2:0", "--noise: '1:2:0' does not grow; use a step above 0"},
         {"--noise 1:2:1x",
          "--noise: '1:2:1x' does not grow; multiply by more than 1x, from a first value above 0"},
         {"--noise -1:2:2x",
@@ -150,9 +150,9 @@ Test(axes, errors)
         {"--batch 1:8:", "--batch: '' is not a whole number"},
         {"--batch :8:1", "--batch: '' is not a whole number"},
         {"--batch 1:8",
-         "--batch: '1:8' is no range; write FIRST:LAST:STEP to add, FIRST:LAST:2x to multiply"},
+         "--batch: '1:8' is not a range; write FIRST:LAST:STEP to add, FIRST:LAST:2x to multiply"},
         {"--batch 1:8:1:1",
-         "--batch: '1:8:1:1' is no range; write FIRST:LAST:STEP to add, FIRST:LAST:2x to multiply"},
+         "--batch: '1:8:1:1' is not a range; write FIRST:LAST:STEP to add, FIRST:LAST:2x to multiply"},
         {"--noise 1:2:nan", "--noise: 'nan' is not a number"},
         {"--type u8,f61", "--type: 'f61' is not one of u8, f16, f32; did you mean 'f16'?"},
         {"--type u8:f32:1", "--type: 'u8:f32:1' is a range, but only numbers have ranges; write a list: A,B"},
@@ -196,8 +196,8 @@ Test(axes, the_last_option_changes_fastest)
     cr_expect_str_eq(cut, "--noise ");
 }
 
-/* The commands that are left after each number of combinations. */
-Test(axes, the_rest_is_one_command_per_axis)
+/* The commands for the remaining combinations, by the number of completed ones. */
+Test(axes, remaining_combinations_as_commands)
 {
     static const char *const expected[] = {"",
                                            "--noise 1 --batch 2,3, then with --noise 2",
@@ -233,7 +233,7 @@ Test(axes, ranks_compare_all_values)
             cr_expect_neq(hashes[j], hashes[i], "%s and %s", lines[j], lines[i]);
     }
     cr_assert_eq(parse("--batch 1:2:1"), STATUS_OK);
-    cr_expect_eq(options_hash(&options), hashes[0], "the same values in other words");
+    cr_expect_eq(options_hash(&options), hashes[0], "the same values, written differently");
 }
 
 Test(axes, too_many_axes)

@@ -103,7 +103,7 @@ Test(bench, runs_are_numbered_from_one_without_a_gap)
     bench_free(&bench);
 }
 
-Test(bench, warms_up_as_long_and_as_often_as_asked)
+Test(bench, warms_up_for_the_given_time_and_number_of_runs)
 {
     script.device_s = constant;
     script.sleep_s = 3e-4;
@@ -111,7 +111,7 @@ Test(bench, warms_up_as_long_and_as_often_as_asked)
         .warmups = 2, .warmup_time_s = 0.02, .min_samples = 1, .max_time_s = 0, .max_median_error = 0.01});
     cr_expect(bench.warmups >= 2);
     cr_expect(bench.count == 1);
-    cr_expect(script.last_begin_s - script.begin_s >= 0.02, "the sample follows the warm-up");
+    cr_expect(script.last_begin_s - script.begin_s >= 0.02, "the sample does not follow the warm-up");
     bench_free(&bench);
 }
 
@@ -125,19 +125,19 @@ Test(bench, without_a_warm_up_the_first_run_is_a_sample)
     bench_free(&bench);
 }
 
-Test(bench, never_takes_fewer_samples_than_asked)
+Test(bench, never_takes_fewer_than_min_samples)
 {
     static const uint64_t counts[] = {1, 2, 10, 63, 64, 65, 1000};
     for (size_t i = 0; i < COUNT_OF(counts); i++) {
         script = (struct script){.device_s = bimodal};
         measure((struct bench_limits){.min_samples = counts[i], .max_time_s = 0, .max_median_error = 1e-6});
-        cr_expect(bench.count == counts[i], "%zu samples, not %d, where the time is over at once",
-                  bench.count, (int)counts[i]);
+        cr_expect(bench.count == counts[i], "%zu samples, not %d, with a max_time of 0", bench.count,
+                  (int)counts[i]);
         bench_free(&bench);
     }
 }
 
-Test(bench, stops_at_the_least_number_of_samples_when_they_agree)
+Test(bench, stops_at_min_samples_if_they_agree)
 {
     script.device_s = constant;
     measure((struct bench_limits){.min_samples = 10, .max_time_s = 30, .max_median_error = 0.01});
@@ -147,7 +147,7 @@ Test(bench, stops_at_the_least_number_of_samples_when_they_agree)
     bench_free(&bench);
 }
 
-Test(bench, samples_at_least_as_long_as_asked)
+Test(bench, samples_for_at_least_min_time)
 {
     script.device_s = constant;
     script.sleep_s = 3e-4;
@@ -156,11 +156,11 @@ Test(bench, samples_at_least_as_long_as_asked)
     cr_expect(bench.settled);
     cr_expect(script.elapsed_s[bench.count - 1] >= 0.03);
     cr_expect(bench.count == 2 || script.elapsed_s[bench.count - 2] < 0.03,
-              "and no longer, as all samples are equal");
+              "samples longer than min_time, although all samples are equal");
     bench_free(&bench);
 }
 
-Test(bench, two_modes_never_settle_and_the_time_runs_out)
+Test(bench, bimodal_times_never_settle_and_max_time_ends_sampling)
 {
     script.device_s = bimodal;
     script.sleep_s = 2e-4;
@@ -169,11 +169,11 @@ Test(bench, two_modes_never_settle_and_the_time_runs_out)
     cr_expect(bench.time.median_error > 0.2, "%g", bench.time.median_error);
     cr_expect(script.elapsed_s[bench.count - 1] >= 0.05);
     cr_expect(bench.count == 5 || script.elapsed_s[bench.count - 2] < 0.05,
-              "stops as soon as the time is over");
+              "does not stop when the time is over");
     bench_free(&bench);
 }
 
-Test(bench, the_longest_time_beats_the_least_time_but_not_the_least_number)
+Test(bench, max_time_overrides_min_time_but_not_min_samples)
 {
     script.device_s = bimodal;
     measure((struct bench_limits){
@@ -183,7 +183,7 @@ Test(bench, the_longest_time_beats_the_least_time_but_not_the_least_number)
     bench_free(&bench);
 }
 
-Test(bench, goes_on_until_the_median_is_known)
+Test(bench, samples_until_the_median_is_known)
 {
     script.device_s = settling;
     measure((struct bench_limits){.min_samples = 10, .max_time_s = 30, .max_median_error = 0.01});
@@ -194,16 +194,16 @@ Test(bench, goes_on_until_the_median_is_known)
     bench_free(&bench);
 }
 
-Test(bench, the_limit_of_the_error_decides)
+Test(bench, max_error_ends_sampling)
 {
     script.device_s = bimodal;
     measure((struct bench_limits){.min_samples = 10, .max_time_s = 30, .max_median_error = 2});
-    cr_expect(bench.settled, "an error of 0.5 at most is under 2");
+    cr_expect(bench.settled, "an error of at most 0.5 is below the limit of 2");
     cr_expect(bench.count == 10, "%zu", bench.count);
     bench_free(&bench);
 }
 
-Test(bench, device_time_is_the_time_where_there_is_one)
+Test(bench, device_time_is_used_if_the_variant_reports_it)
 {
     script.device_s = rising;
     script.sleep_s = 1e-4;
@@ -215,11 +215,11 @@ Test(bench, device_time_is_the_time_where_there_is_one)
         cr_expect(bench.samples[i].device_s == (double)(i + 1));
         cr_expect(bench.samples[i].wall_s >= 1e-4 && bench.samples[i].wall_s < 1);
     }
-    cr_expect(bench.wall_s >= 1e-4 && bench.wall_s < 1, "wall time stands beside it");
+    cr_expect(bench.wall_s >= 1e-4 && bench.wall_s < 1, "wall time is not reported");
     bench_free(&bench);
 }
 
-Test(bench, wall_time_is_the_time_elsewhere)
+Test(bench, wall_time_is_used_without_device_time)
 {
     script.sleep_s = 1e-4;
     measure((struct bench_limits){.min_samples = 5, .max_time_s = 0, .max_median_error = 0.01});
@@ -231,7 +231,7 @@ Test(bench, wall_time_is_the_time_elsewhere)
     bench_free(&bench);
 }
 
-Test(bench, progress_counts_up_and_knows_the_longest_time)
+Test(bench, progress_counts_up_and_has_the_time_limit)
 {
     script.device_s = constant;
     measure((struct bench_limits){.warmups = 3, .min_samples = 6, .max_time_s = 5, .max_median_error = 0.01});
@@ -257,8 +257,8 @@ static enum status busy_run(void *state, uint64_t number, struct run_time *time)
     return STATUS_OK;
 }
 
-/* Sleeping runs use no CPU time; computing runs use as much as the machine gives them. The warm-up does not
- * count. */
+/* Sleeping runs use no CPU time. Computing runs use as much CPU time as the machine gives them. The warm-up
+ * does not count. */
 Test(bench, cpu_time_and_span_of_the_timed_runs)
 {
     const struct variant busy = {.platform = "cpu", .run = busy_run};
@@ -278,7 +278,7 @@ Test(bench, cpu_time_and_span_of_the_timed_runs)
     bench_free(&bench);
 }
 
-Test(bench, progress_may_be_left_out)
+Test(bench, progress_is_optional)
 {
     const struct bench_limits limits = {.min_samples = 2, .max_median_error = 0.01};
     cr_assert(bench_measure(&fake, &script, &limits, NULL, NULL, &bench, NULL) == STATUS_OK);
@@ -289,7 +289,7 @@ Test(bench, progress_may_be_left_out)
 }
 
 /* Three warm-ups, then samples: run 2 fails in the warm-up, run 6 during sampling. */
-Test(bench, a_run_that_fails_ends_it_and_its_message_is_relayed)
+Test(bench, a_failing_run_ends_the_measurement_and_its_message_is_relayed)
 {
     static const uint64_t failing[] = {1, 2, 4, 6};
     const struct bench_limits limits = {.warmups = 3, .min_samples = 10, .max_median_error = 0.01};
@@ -307,7 +307,7 @@ Test(bench, a_run_that_fails_ends_it_and_its_message_is_relayed)
 /* ---- Several ranks ---- */
 
 /* A simulated second rank. It is warm after `warm_at` votes and fails at vote `fail_at`. `device_s` gives its
- * sample times, and `elapsed_s` its elapsed time. Its statistics are those of this rank. */
+ * sample times, and `elapsed_s` its elapsed time. It has the same statistics as this rank. */
 static struct {
     uint64_t votes, warm_at, fail_at, samples;
     double (*device_s)(uint64_t sample);
@@ -344,7 +344,7 @@ static void free_both(void)
     bench_free(&together.bench);
 }
 
-Test(bench, warms_up_as_long_as_any_rank_wants)
+Test(bench, warms_up_until_every_rank_is_warm)
 {
     script.device_s = constant;
     other.warm_at = 41;
@@ -352,7 +352,8 @@ Test(bench, warms_up_as_long_as_any_rank_wants)
                   .warmups = 3, .min_samples = 10, .max_time_s = 30, .max_median_error = 0.01}) == STATUS_OK);
     cr_expect(bench.warmups == 40 && together.bench.warmups == 40, "%d", (int)bench.warmups);
     cr_expect(bench.count == 10 && together.bench.count == 10);
-    cr_expect(other.votes == 52, "one before each warm-up, after the last, after each sample, at each look");
+    cr_expect(other.votes == 52, "%d votes, not 41 of the warm-up, 10 of samples and 1 of statistics",
+              (int)other.votes);
     free_both();
 }
 
@@ -362,7 +363,7 @@ static double odd_ones(uint64_t sample)
     return sample < 9 && sample % 2 ? 3e-3 : 1e-3;
 }
 
-Test(bench, the_run_of_all_ranks_decides)
+Test(bench, the_median_of_all_ranks_decides)
 {
     script.device_s = constant;
     other.device_s = odd_ones;
@@ -370,7 +371,7 @@ Test(bench, the_run_of_all_ranks_decides)
                   .min_samples = 7, .max_time_s = 30, .max_median_error = 0.01}) == STATUS_OK);
     cr_expect(bench.settled && bench.time.median == 1e-3 && bench.time.sd < 1e-9);
     cr_expect(together.bench.settled && together.bench.time.sd > 1e-6);
-    cr_expect(together.bench.count > 7, "%zu: this rank alone knew enough", together.bench.count);
+    cr_expect(together.bench.count > 7, "%zu samples, as this rank alone would take", together.bench.count);
     cr_expect(bench.count == together.bench.count && bench.time.count == bench.count);
     for (size_t i = 0; i < bench.count; i++) {
         cr_expect(together.bench.samples[i].device_s == odd_ones(i));
@@ -379,7 +380,7 @@ Test(bench, the_run_of_all_ranks_decides)
     free_both();
 }
 
-Test(bench, a_run_of_all_ranks_that_never_settles_says_so)
+Test(bench, a_median_of_all_ranks_that_never_settles_is_reported)
 {
     script.device_s = constant;
     script.sleep_s = 2e-4;
@@ -392,7 +393,7 @@ Test(bench, a_run_of_all_ranks_that_never_settles_says_so)
     free_both();
 }
 
-Test(bench, the_time_is_over_when_it_is_on_any_rank)
+Test(bench, max_time_on_any_rank_ends_sampling)
 {
     script.device_s = bimodal;
     other.elapsed_s = 1e3;
@@ -402,8 +403,8 @@ Test(bench, the_time_is_over_when_it_is_on_any_rank)
     free_both();
 }
 
-/* Votes: 4 in the warm-up, one per sample, and a second one at the 10th sample, for the statistics. */
-Test(bench, another_ranks_failure_ends_it_before_the_next_run)
+/* There are 4 votes in the warm-up, one per sample, and a second at the 10th sample for the statistics. */
+Test(bench, a_failure_on_another_rank_ends_the_measurement_before_the_next_run)
 {
     static const struct {
         uint64_t fail_at, runs;
@@ -421,8 +422,8 @@ Test(bench, another_ranks_failure_ends_it_before_the_next_run)
     }
 }
 
-/* The other ranks must learn of the failure: exactly one vote has it. */
-Test(bench, the_others_are_told_of_a_failure)
+/* Exactly one vote reports the failure to the other ranks. */
+Test(bench, other_ranks_learn_of_a_failure)
 {
     const struct bench_limits limits = {.warmups = 3, .min_samples = 10, .max_median_error = 0.01};
     for (uint64_t at = 2; at <= 6; at += 4) {

@@ -1,5 +1,5 @@
 /* Tests scripts/compare/break_even.sh with a tiny table and without a GPU: its measurements, its output, and
- * continuation.
+ * how it continues an earlier run.
  *
  * FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef _GNU_SOURCE
@@ -14,7 +14,8 @@
 
 #include "command.h"
 
-static char folder[] = "/tmp/fdsl-break-even-XXXXXX"; /* temporary folder of this test; $D in commands */
+static char folder[] =
+    "/tmp/fdsl-break-even-XXXXXX"; /* temporary folder of the current test; $D in commands */
 
 static void open_folder(void)
 {
@@ -23,7 +24,7 @@ static void open_folder(void)
         cr_skip_test("python3 is not installed");
     cr_assert_not_null(mkdtemp(folder));
     setenv("D", folder, 1);
-    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* none, even on a machine with a GPU */
+    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* hides the GPUs of the machine */
     setenv("SAMPLES", "70", 1);
     setenv("TIME", "0.01", 1);
     setenv("OMP_NUM_THREADS", "2", 1);
@@ -49,7 +50,7 @@ static void put_table(const char *lines)
 
 #ifdef HAVE_XXHASH
 #ifdef HAVE_INIH
-Test(break_even, plain_rates_are_compared_without_a_gpu)
+Test(break_even, without_a_gpu_rates_without_a_step_are_compared)
 {
     put_table("naive\\t16\\t24\\t3\\t-" QUICK "naive\\t16\\t24\\t3\\t5" QUICK "bat\\t16\\t24\\t3\\t-" QUICK);
     shell(BREAK_EVEN);
@@ -75,12 +76,13 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
         "$at[\"threads\"])' $D/rows_load.csv");
     cr_expect_str_eq(out, "", "%s", out);
 
-    /* Nothing is measured twice. */
+    /* A second call repeats no measurement. */
     shell(BREAK_EVEN);
     expect(0, "generating: 0 finished, 1 finished before");
     cr_expect(strstr(out, "reading: 0 finished, "), "%s", out);
 
-    /* For a deleted set, the size of its samples: 24 x 24 bytes, the .npy header and a label. */
+    /* The set of the rows was deleted, so its size is that of its samples: 24 x 24 bytes, the .npy header and
+     * a label each. */
     shell("scripts/figures/break_even.py $D/rows_synth.csv $D/rows_load.csv; rm -r $D/data/files; "
           "${FDSL_BENCH:-./fdsl-bench} "
           "--prepare $D/data/files --store files --from synth --samples 7 --res 64 >&2; "
@@ -90,7 +92,7 @@ Test(break_even, plain_rates_are_compared_without_a_gpu)
 #endif
 #endif
 
-Test(break_even, faults_are_told_before_anything_is_made)
+Test(break_even, errors_are_reported_before_anything_is_created)
 {
     put_table("naive\\t16\\t24\\t3\\t-" QUICK "naive\\t16\\t32\\t3\\t-" QUICK);
     shell(BREAK_EVEN);

@@ -1,5 +1,5 @@
-/* Tests scripts/check/parallel.sh, the help of all scripts, and error messages of check scripts for invalid
- * options and variables. Needs no GPU.
+/* Tests scripts/check/parallel.sh, the help of all scripts, and the error messages of check scripts for
+ * invalid options and variables. Needs no GPU.
  *
  * FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef _GNU_SOURCE
@@ -25,7 +25,7 @@ TestSuite(checks, .timeout = 60);
     "one\" "                                                                                                \
     "false; conclude' two.sh"
 
-Test(checks, all_or_those_of_a_name_are_made)
+Test(checks, runs_all_checks_or_those_whose_name_matches)
 {
     shell(SCRIPT);
     expect(1, "1 passed, 1 failed");
@@ -33,8 +33,8 @@ Test(checks, all_or_those_of_a_name_are_made)
     expect(0, "1 passed, 0 failed");
 }
 
-/* The output of a check must not count as a verdict. */
-Test(checks, what_a_check_prints_is_not_counted)
+/* "ok" and "FAILED" in the output of a check must not count as verdicts. */
+Test(checks, output_of_a_check_is_not_counted)
 {
     shell("timeout 20 bash -euo pipefail -c 'source scripts/check/parallel.sh; check \"a bad one\" bash -c "
           "\"echo ok "
@@ -43,8 +43,8 @@ Test(checks, what_a_check_prints_is_not_counted)
     expect(1, "0 passed, 1 failed");
 }
 
-/* Kills the check's descendants, and prints its output so far. */
-Test(checks, what_hangs_has_failed)
+/* The script must kill the check's descendants and print its output so far. */
+Test(checks, a_check_that_hangs_fails)
 {
     shell(
         "LIMIT=1 timeout 20 bash -euo pipefail -c 'source scripts/check/parallel.sh; hang() { echo began; "
@@ -61,8 +61,8 @@ Test(checks, what_hangs_has_failed)
     cr_expect_str_eq(out, "", "%s", out);
 }
 
-/* An interrupt must end the checks, too, although background processes ignore it. */
-Test(checks, an_interrupt_ends_what_runs)
+/* SIGTERM to the script must end its checks too. */
+Test(checks, an_interrupt_ends_running_checks)
 {
     shell("bash -euo pipefail -c 'source scripts/check/parallel.sh; check \"a long one\" sleep 31.%d; "
           "conclude' "
@@ -77,7 +77,7 @@ Test(checks, an_interrupt_ends_what_runs)
 }
 
 /* Processes that a command leaves running must not block the script. */
-Test(checks, what_is_left_behind_is_not_waited_for, .timeout = 10)
+Test(checks, processes_that_a_check_leaves_are_not_waited_for, .timeout = 10)
 {
     shell("LIMIT=30 timeout 9 bash -euo pipefail -c 'source scripts/check/parallel.sh; check \"a good one\" "
           "bash -c "
@@ -86,7 +86,7 @@ Test(checks, what_is_left_behind_is_not_waited_for, .timeout = 10)
     expect(0, "1 passed, 0 failed");
 }
 
-Test(checks, a_number_that_is_none_is_refused)
+Test(checks, refuses_invalid_numbers)
 {
     static const char *const numbers[] = {"0", "-2", "abc", "2x", "1.5", "99999999999999999999"};
     static const char *const names[] = {"JOBS", "LIMIT"};
@@ -98,15 +98,15 @@ Test(checks, a_number_that_is_none_is_refused)
     }
 }
 
-Test(checks, a_name_that_none_has_is_refused)
+Test(checks, refuses_names_that_match_no_check)
 {
     shell("ONLY=neither " SCRIPT);
-    expect(2, "two.sh: ONLY=neither matches the name of no check\n");
+    expect(2, "two.sh: ONLY=neither matches no check\n");
     shell("ONLY='(' " SCRIPT);
     expect(2, "two.sh: ONLY=( is not a regular expression\n");
 }
 
-/* The head of a script is its help. It names the script by its path, so it cannot keep an old one. */
+/* A script's help is the comment at its top. The help must have the script's current path. */
 Test(checks, help_names_the_script_by_its_path)
 {
     glob_t scripts;
@@ -115,7 +115,7 @@ Test(checks, help_names_the_script_by_its_path)
     for (size_t i = 0; i < scripts.gl_pathc; i++) {
         const char *path = scripts.gl_pathv[i];
         if (access(path, X_OK) != 0)
-            continue; /* a file to be sourced */
+            continue; /* a file that other scripts source */
         char usage[256];
         snprintf(usage, sizeof usage, "\n  %s", path);
         shell("%s --help < /dev/null", path);
@@ -127,7 +127,7 @@ Test(checks, help_names_the_script_by_its_path)
     globfree(&scripts);
 }
 
-Test(checks, options_are_looked_at_first)
+Test(checks, options_are_checked_first)
 {
     shell("scripts/sweep/bench.sh foo");
     expect(2, "bench.sh: unexpected argument 'foo'; see --help\n");
@@ -137,8 +137,9 @@ Test(checks, options_are_looked_at_first)
     expect(2, "the engines are cuda");
 }
 
-/* An empty column does not prove learning, nor does a loss near that of guessing (1.39 for four classes). */
-Test(checks, rows_that_learnt_nothing_are_told)
+/* A row must be rejected if a column is empty or if its loss is near the loss of guessing (1.39 for four
+ * classes). */
+Test(checks, rows_without_learning_are_rejected)
 {
     static const struct {
         const char *classes,
@@ -169,8 +170,8 @@ Test(checks, rows_that_learnt_nothing_are_told)
     }
 }
 
-/* The reference rows pass the same checks. */
-Test(checks, steps_and_waits_fill_the_time_of_the_reference_rows)
+/* The reference rows must pass scripts/check/learning.py too. */
+Test(checks, reference_rows_pass_the_checks_of_learning)
 {
     static const char *const names[] = {"load", "loaders", "synth", "cold"};
     if (system("python3 -c pass 2>/dev/null") != 0)

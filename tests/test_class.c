@@ -36,12 +36,12 @@ static void write_bytes(const char *bytes, size_t count)
     cr_assert_eq(fclose(stream), 0);
 }
 
-/* Expects the file's name and each of these strings in the latest message. */
+/* Expects the latest message to be one line with the name and both strings. */
 static void expect_text(const char *name, const char *piece, const char *other)
 {
     cr_assert(strstr(status_text(), name) && strstr(status_text(), piece) && strstr(status_text(), other),
               "the message is: %s", status_text());
-    cr_assert(!strchr(status_text(), '\n'), "more than a line: %s", status_text());
+    cr_assert(!strchr(status_text(), '\n'), "more than one line: %s", status_text());
 }
 
 static bool same_class(const struct atom_class *a, const struct atom_class *b)
@@ -100,12 +100,12 @@ Test(class, check_names_class_and_parameter)
     REFUSE(noise, INFINITY, "noise");
     REFUSE(line_width, NAN, "line_width");
     REFUSE(radius, 8388609, "radius");
-    REFUSE(radius, 8388608, "lower radius"); /* each is in its range, but times 1.8 it exceeds the reach */
+    REFUSE(radius, 8388608, "lower radius"); /* in its range, but 1.8 times as much exceeds the reach */
     REFUSE(orbits, 1000000, "lower orbits");
 #undef REFUSE
 }
 
-Test(class, check_takes_the_limits_themselves)
+Test(class, check_accepts_the_limits)
 {
     struct atom_class class_ = {
         UINT32_MAX, CLASS_VERTICES_MAX, CLASS_ORBITS_MAX, 0, 1, CLASS_FREQ_MAX, 0, 0, 0, 0};
@@ -132,8 +132,8 @@ static const struct class_ranges uji = {.seed = 0,
                                         .radius_max = 50,
                                         .line_width_max = 0.01};
 
-/* Computed by an independent implementation of the stream; must never change. Class 775 draws n2 three
- * times. */
+/* Classes that an independent implementation of the stream computed. They must never change. Class 775 draws
+ * freq2 three times. */
 Test(class, frozen_classes)
 {
     static const struct atom_class frozen[] = {
@@ -153,7 +153,7 @@ Test(class, frozen_classes)
     }
 }
 
-Test(class, depends_on_nothing_but_ranges_and_number)
+Test(class, a_class_depends_only_on_ranges_and_number)
 {
     struct atom_class alone, after_others;
     class_draw(&uji, 41, &alone);
@@ -179,10 +179,10 @@ Test(class, equal_frequencies_are_redrawn)
         cr_assert(class_.freq1 != class_.freq2 || class_.freq1 == 0, "class %u", id);
         zeros += class_.freq1 == 0 && class_.freq2 == 0;
     }
-    cr_assert(zeros > 900 && zeros < 1100, "(0, 0) stands, a quarter of the classes: %d of 4000", zeros);
+    cr_assert(zeros > 900 && zeros < 1100, "(0, 0) is kept, in a quarter of the classes: %d of 4000", zeros);
 }
 
-Test(class, a_single_frequency_stands)
+Test(class, a_range_of_one_frequency_gives_equal_frequencies)
 {
     struct class_ranges one = uji;
     one.freq_min = one.freq_max = 7;
@@ -191,7 +191,7 @@ Test(class, a_single_frequency_stands)
     cr_assert(class_.freq1 == 7 && class_.freq2 == 7);
 }
 
-Test(class, single_values_are_met_exactly)
+Test(class, a_range_of_one_value_gives_that_value)
 {
     struct class_ranges one = {9, 5, 5, 6, 6, 1, 2, 3, 0.3, 0.3, 8, 8, 0};
     struct atom_class class_, expected = {1, 5, 6, 1, 1, 0, 0, 0.3f, 8, 0};
@@ -200,8 +200,8 @@ Test(class, single_values_are_met_exactly)
     cr_assert(same_class(&class_, &expected));
 }
 
-/* A real never exceeds its upper end, even for the largest random word. */
-Test(class, reals_stay_below_awkward_ends)
+/* A real number never exceeds its upper end, even if the end is not exact in float. */
+Test(class, reals_stay_within_inexact_ends)
 {
     struct class_ranges ranges = uji;
     ranges.oval_max = 1.3, ranges.noise_min = 0.7, ranges.noise_max = 4.7, ranges.line_width_max = 1e-7;
@@ -230,8 +230,8 @@ static void add(struct spread *spread, double value)
 
 enum { DRAWS = 20000 };
 
-/* Integers reach both ends; reals come within a thousandth of the range. Means are within five standard
- * errors of the middle. */
+/* Expects integers to reach both ends, real numbers to come within a thousandth of the range from them, and
+ * the mean to be within five standard errors of the middle. */
 static void expect_spread(const char *name, struct spread spread, double minimum, double maximum, bool whole)
 {
     double span = maximum - minimum, slack = whole ? 0 : span / 1000;
@@ -359,7 +359,7 @@ static void expect_ini_error(const char *from, const char *to, const char *prese
     struct class_ranges ranges = uji, before = uji;
     cr_assert_eq(class_ranges_read(file, preset, &ranges), STATUS_USAGE, "'%s' for '%s'", to, from);
     expect_text(file, piece, other);
-    cr_assert_eq(memcmp(&ranges, &before, sizeof ranges), 0, "a failure leaves the ranges alone");
+    cr_assert_eq(memcmp(&ranges, &before, sizeof ranges), 0, "a failure has changed the ranges");
 }
 
 Test(class, ini_errors, .init = make_folder, .fini = remove_folder)
@@ -385,12 +385,12 @@ Test(class, ini_errors, .init = make_folder, .fini = remove_folder)
     expect_ini_error("# mine", "# mine", "zzzzzzzzzzzz", "no section [zzzzzzzzzzzz]", "[mine] [other]");
     expect_ini_error("# mine", "early = 1", "mine", ":1: key 'early'", "before any [section]");
     expect_ini_error("# mine", "what is this", "mine", ":1: ", "[section]");
-    /* The first of two errors is reported, whether inih or the handler finds it. */
+    /* The first of two errors is reported, whether inih or our handler finds it. */
     expect_ini_error("nvertex_min = 3\n", "nvertex_min\noval_max = x\n", "mine", ":3: neither", "");
     expect_ini_error("nvertex_min = 3\n", "nvertex_min = x\nseed\n", "mine", ":3: nvertex_min", "");
 }
 
-Test(class, ini_lines_that_are_no_text, .init = make_folder, .fini = remove_folder)
+Test(class, ini_lines_that_are_not_text, .init = make_folder, .fini = remove_folder)
 {
     struct class_ranges ranges;
     char line[5000];

@@ -9,7 +9,7 @@ TestSuite(cli, .init = start, .fini = stop, .timeout = 60);
 
 /* ---- Without a run ---- */
 
-Test(cli, information_needs_nothing_and_says_nothing_on_stderr)
+Test(cli, information_options_need_no_other_option_and_leave_stderr_empty)
 {
     static const char *const commands[] = {"--help",
                                            "-h",
@@ -38,7 +38,7 @@ static void expect_help_names(const char *name)
     for (const char *at = out; (at = strstr(at, option)); at++)
         if (strchr(" \n", at[strlen(option)]) && strncmp(at - 1, "  ", 2) == 0)
             return;
-    if (strcmp(name, "help") != 0 && strcmp(name, "verbose") != 0) /* these follow a letter */
+    if (strcmp(name, "help") != 0 && strcmp(name, "verbose") != 0) /* listed after their short form */
         cr_expect_fail("--help does not explain --%s", name);
     else
         cr_expect(strstr(out, option), "--help does not explain --%s", name);
@@ -57,7 +57,7 @@ Test(cli, help_names_every_option_and_exit_status)
         expect_help_names(shared[i]);
     for (size_t w = 0; workload_table[w]; w++)
         cr_expect(strstr(out, workload_table[w]->summary));
-    cr_expect(!strstr(out, "--vertices"), "options of one workload are in its own help");
+    cr_expect(!strstr(out, "--vertices"), "an option of one workload is in the general help");
     for (size_t w = 0; workload_table[w]; w++) {
         run("--workload %s --help", workload_table[w]->name);
         cr_expect(status == 0 && strstr(out, workload_table[w]->summary) && !strstr(out, "--max-error"));
@@ -70,7 +70,7 @@ Test(cli, help_names_every_option_and_exit_status)
     cr_expect(strstr(out, "--workload train - "), "%s", out);
 }
 
-/* Scripts choose variants by it. */
+/* Scripts read this list to choose variants. */
 Test(cli, the_list_of_variants_is_csv_and_json_too)
 {
     run_well("--list --format csv");
@@ -85,23 +85,23 @@ Test(cli, the_list_of_variants_is_csv_and_json_too)
 #endif
 }
 
-Test(cli, a_dry_run_checks_all_and_makes_nothing)
+Test(cli, a_dry_run_checks_everything_and_writes_nothing)
 {
     run_well(NAIVE " --verify --dry-run --out rows.csv --samples-out samples.csv --npy batch.npy");
     cr_expect(*out == '\0' && *err == '\0' && count_files() == 0, "%s%s", out, err);
     run(NAIVE " --dry-run --out nowhere/rows.csv");
-    expect_error(2, "nowhere", "a folder that is not there");
+    expect_error(2, "nowhere", "a folder that does not exist");
     run("--variant nave --dry-run");
     expect_error(2, "did you mean 'naive'", "a misspelt variant");
     run(NAIVE " --dry-run --fit crop --out-res 64");
     expect_error(2, "crop", "a crop that is larger than its canvas");
 #ifndef HAVE_CUDA
     run("--variant bat --dry-run");
-    expect_error(4, "not built", "a variant that is not in the build");
+    expect_error(4, "not built", "a variant that is not built");
 #endif
 }
 
-Test(cli, a_dry_run_knows_of_ranks)
+Test(cli, a_dry_run_checks_options_of_ranks)
 {
     run_well(NAIVE " --dry-run --ranks 3 --batch 3 --scaling strong");
     cr_expect(*out == '\0' && *err == '\0', "%s%s", out, err);
@@ -110,15 +110,15 @@ Test(cli, a_dry_run_knows_of_ranks)
     run(NAIVE " --dry-run --ranks 2 --device 1");
     expect_error(2, "--device and --best-gpu work only with one rank", "a device for two ranks");
     run(NAIVE " --dry-run --ranks 2 --npy out.npy");
-    expect_error(2, "--npy", "a file that one rank writes");
+    expect_error(2, "--npy", "a file that only one rank can write");
     run(NAIVE " --dry-run --ranks 2000000");
-    expect_error(2, "--ranks", "more ranks than there can be");
+    expect_error(2, "--ranks", "more ranks than the limit");
     run(NAIVE " --ranks 2");
     expect_error(2, "--ranks is for --dry-run; to start 2 ranks: mpirun --bind-to none -n 2",
-                 "a run of ranks");
+                 "--ranks without --dry-run");
 }
 
-Test(cli, strong_scaling_of_one_rank_is_warned_of)
+Test(cli, strong_scaling_with_one_rank_gives_a_warning)
 {
     run_well(NAIVE " --scaling strong");
     cr_expect(strstr(err, "--scaling strong has no effect with one rank"), "%s", err);
@@ -132,7 +132,7 @@ Test(cli, version_is_one_line)
     cr_expect(strncmp(out, "fdsl-bench ", 11) == 0 && strlen(out) > 12 && count_of(out, "\n") == 1);
 }
 
-/* Returns the line of --list for a variant, in a static buffer. */
+/* Returns the line of a variant in the output of --list. The next call overwrites it. */
 static const char *list_line(const char *name)
 {
     static char line[1024];
@@ -193,7 +193,7 @@ Test(cli, environment_in_every_format)
 
 /* ---- Usage ---- */
 
-Test(cli, says_what_to_run_where_nothing_is_asked)
+Test(cli, without_a_command_says_what_to_run)
 {
     static const struct refusal refusals[] = {
         {"", "--variant NAME"},
@@ -226,7 +226,7 @@ Test(cli, refuses_unknown_names_with_the_nearest_one)
         {"--variant --verify", "--variant needs a value"},
         {"--variant all --workload snth", "unknown workload 'snth'; did you mean 'synth'?"},
         {"--variant all --workload xyzzy",
-         "unknown workload 'xyzzy'; there are synth, load, train and infer"},
+         "unknown workload 'xyzzy'; the workloads are synth, load, train and infer"},
         {"--variant naive --bach 4", "unknown option '--bach'; did you mean '--batch'?"},
         {"--variant naive --vertexes=4", "did you mean '--vertices'?"},
         {"--compare a.csv b.csv", "compare is a command without dashes: fdsl-bench compare A.csv B.csv"},
@@ -310,7 +310,7 @@ Test(cli, refuses_options_that_contradict_each_other)
 }
 
 /* The images of TINY are 32 x 32. */
-Test(cli, refuses_outputs_that_cannot_be)
+Test(cli, refuses_impossible_outputs)
 {
     static const struct refusal refusals[] = {
         {"--dtype f64", "--dtype: 'f64' is not one of u8, f16, f32, bf16"},
@@ -376,7 +376,7 @@ Test(cli, outputs_fill_their_columns)
     }
 }
 
-Test(cli, scales_that_are_hardly_meant_are_warned_of)
+Test(cli, unlikely_scales_give_a_warning)
 {
     static const struct {
         const char *arguments, *words; /* NULL: no warning */
@@ -399,15 +399,15 @@ Test(cli, scales_that_are_hardly_meant_are_warned_of)
     }
 }
 
-Test(cli, what_a_variant_makes_is_said_before_what_the_machine_lacks)
+Test(cli, unsupported_outputs_are_reported_before_missing_hardware)
 {
     if (!variant_find("bat")->variant)
-        SKIP("this build has no variant that makes canvases alone: no CUDA");
+        SKIP("no variant of this build is limited to u8 images of one channel: no CUDA");
     run("--variant bat --dtype f16 " TINY);
     expect_error(2, "variant 'bat' cannot do this: supports only u8 images of one channel", "--dtype f16");
 }
 
-Test(cli, a_file_may_be_called_as_a_type_where_it_is_no_slip)
+Test(cli, files_may_have_names_of_element_types)
 {
     run_well(NAIVE " --out ./f16");
     run_well(NAIVE " --dtype f32 --out f32");
@@ -415,14 +415,14 @@ Test(cli, a_file_may_be_called_as_a_type_where_it_is_no_slip)
     free(get("f32", NULL));
 }
 
-Test(cli, bytes_are_those_of_the_output)
+Test(cli, bytes_per_s_counts_the_converted_output)
 {
     run_well(NAIVE " --dtype f16 --channels 3 --out-res 10 --format csv");
     double bytes = number(out, 1, "bytes_per_s") * number(out, 1, "time_median_s");
     cr_expect(fabs(bytes / (2 * (10 * 10 * 3 * 2 + 8)) - 1) < 1e-6, "%g", bytes);
 }
 
-Test(cli, an_unambiguous_beginning_of_a_name_will_do)
+Test(cli, options_can_be_abbreviated)
 {
     run_well("--vari naive --work synth --forma csv " TINY);
     cr_expect_str_eq(value(out, 1, "variant"), "naive");
@@ -431,7 +431,7 @@ Test(cli, an_unambiguous_beginning_of_a_name_will_do)
     cr_expect(number(out, 1, "batch") == 3);
 }
 
-Test(cli, a_batch_beyond_memory_says_how_much_it_needs)
+Test(cli, a_batch_that_exceeds_memory_is_refused_with_the_needed_size)
 {
     double needed = 0, available = 0;
     run(NAIVE " --batch 16777216 --res 16384 --out rows.csv");
@@ -471,14 +471,15 @@ Test(cli, a_list_of_classes_must_have_the_right_columns)
 
 #ifdef HAVE_INIH
 
-Test(cli, a_file_of_presets_must_be_whole)
+Test(cli, a_file_of_presets_must_be_complete)
 {
     static const char ranges[] = "[mine]\nnvertex_min = %d\nnvertex_max = 40\nnorbits_min = 1\n"
                                  "norbits_max = 5\noval_max = 2\nfreq_min = 0\nfreq_max = 20\n"
                                  "noisecoef_min = 0\nstartrad_min = 0\nlinewidth_max = 0.1\n%s";
     static const struct refusal refusals[] = {
         {"--preset-file good.cfg --preset mien", "good.cfg: no section [mien]: did you mean [mine]?"},
-        {"--preset-file good.cfg --preset xyzzy", "good.cfg: no section [xyzzy]; there is [mine]"},
+        {"--preset-file good.cfg --preset xyzzy",
+         "good.cfg: no section [xyzzy]; sections in the file: [mine]"},
         {"--preset-file good.cfg", "no section [uji]"},
         {"--preset-file keyless.cfg --preset mine", "section [mine]: key 'seed' is missing"},
         {"--preset-file inverted.cfg --preset mine", "nvertex_min 50 exceeds nvertex_max 40"},
@@ -511,10 +512,10 @@ Test(cli, a_mixed_batch_leaves_the_columns_of_the_benchmark_class_empty)
     cr_expect_str_eq(value(out, 1, "classes"), "3");
     cr_expect_str_eq(value(out, 1, "preset"), "lowercompute");
     run_well(NAIVE_MIXED " --classes 3 --formula visualatom --format csv");
-    cr_expect_str_eq(value(out, 1, "preset"), "visualatom", "the default is known in the row");
+    cr_expect_str_eq(value(out, 1, "preset"), "visualatom", "the row does not have the default preset");
 }
 
-Test(cli, classes_that_were_written_can_be_read)
+Test(cli, written_classes_can_be_read)
 {
     char *text;
     run_well(NAIVE_MIXED " --batch 5 --classes 5 --write-classes classes.csv --format csv");
@@ -524,14 +525,14 @@ Test(cli, classes_that_were_written_can_be_read)
     cr_expect(count_of(text, "\n") == 6, "a header and five classes: %s", text);
     free(text);
     run_well(NAIVE_MIXED " --batch 5 --class classes.csv --format csv");
-    cr_expect_str_eq(value(out, 1, "digest"), drawn, "the same classes make the same images");
+    cr_expect_str_eq(value(out, 1, "digest"), drawn, "the same classes give other images");
 }
 
 #endif
 
 /* ---- Unavailable features ---- */
 
-Test(cli, all_runs_what_can_run_here_and_notes_the_rest_on_stderr)
+Test(cli, all_runs_available_variants_and_reports_the_others)
 {
     size_t available = 0, count = 0;
     run_well("--list");
@@ -545,7 +546,7 @@ Test(cli, all_runs_what_can_run_here_and_notes_the_rest_on_stderr)
     cr_expect(count_of(err, "skipping ") == count - available, "%s", err);
 }
 
-Test(cli, a_variant_that_cannot_run_says_why_and_which_one_would)
+Test(cli, an_unavailable_variant_is_refused_with_reason_and_alternative)
 {
     char name[64] = "", reason[512] = "", offer[64];
     run_well("--list");
@@ -557,17 +558,17 @@ Test(cli, a_variant_that_cannot_run_says_why_and_which_one_would)
         snprintf(reason, sizeof reason, "%s", found + strlen("unavailable: "));
     }
     if (!*name)
-        SKIP("every variant can run here: there is a GPU, and everything is built");
+        SKIP("every variant can run here: the machine has a GPU, and everything is built");
     snprintf(offer, sizeof offer, "'%s' can", strrchr("," VARIANTS, ',') + 1);
     run("--variant %s " TINY " --out rows.csv", name);
     expect_error(4, reason, name);
     expect_error(4, offer, name);
     run("--variant naive,%s " TINY " --out rows.csv", name);
-    expect_error(4, reason, "nothing runs where one of several cannot");
+    expect_error(4, reason, "one of several variants is unavailable, so none runs");
     cr_expect(count_files() == 0);
 }
 
-Test(cli, a_serial_build_refuses_to_be_one_of_several_ranks)
+Test(cli, a_build_without_mpi_refuses_to_run_as_one_of_several_ranks)
 {
 #ifdef HAVE_MPI
     SKIP("this build has MPI");

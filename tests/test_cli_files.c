@@ -13,7 +13,7 @@ Test(cli, refuses_to_write_where_it_cannot)
 {
     static const char foreign[] = "schema,colour\nother/1,blue\n";
     static const struct refusal refusals[] = {
-        {"--out nowhere/rows.csv", "its folder does not exist; make it with: mkdir -p 'nowhere'"},
+        {"--out nowhere/rows.csv", "its folder does not exist; create it with: mkdir -p 'nowhere'"},
         {"--samples-out nowhere/rows.csv", "its folder does not exist"},
         {"--out file/rows.csv", "file/rows.csv cannot be used: Not a directory"},
         {"--out .", ". is a folder"},
@@ -45,7 +45,7 @@ Test(cli, refuses_to_write_where_it_cannot)
 Test(cli, refuses_a_folder_without_permission)
 {
     if (geteuid() == 0)
-        SKIP("permissions do not hold root back");
+        SKIP("permissions do not restrict root");
     static const struct refusal refusals[] = {
         {"--out locked/rows.csv", "cannot be written"},
 #ifdef HAVE_PNG
@@ -66,7 +66,7 @@ Test(cli, out_appends_rows_under_one_header)
     run_well(NAIVE " --seed 7 --out rows.csv");
     char *both = get("rows.csv", NULL);
     cr_expect(count_of(both, "\n") == 3 && count_of(both, "schema,") == 1);
-    cr_expect(strncmp(both, first, bytes) == 0, "the first row must stay as it was");
+    cr_expect(strncmp(both, first, bytes) == 0, "the first row has changed");
     cr_expect_str_eq(value(both, 1, "seed"), "0");
     cr_expect_str_eq(value(both, 2, "seed"), "7");
     free(first);
@@ -74,7 +74,7 @@ Test(cli, out_appends_rows_under_one_header)
     cr_expect(count_files() == 1);
 }
 
-Test(cli, a_row_holds_what_was_run)
+Test(cli, a_row_has_the_parameters_of_the_run)
 {
     setenv("SLURM_JOB_ID", "123", 1);
     run_well("--variant naive --format csv --res 24 --batch 3 --vertices 30 --orbits 5 --formula visualatom "
@@ -106,7 +106,7 @@ Test(cli, a_row_holds_what_was_run)
     cr_expect(bytes > 0.999 && bytes < 1.001, "%g", bytes);
 }
 
-Test(cli, samples_has_a_row_a_sample)
+Test(cli, samples_out_has_one_row_per_sample)
 {
     run_well("--variant " VARIANTS " " TINY " --min-samples 7 --out rows.csv --samples-out samples.csv");
     char *rows = get("rows.csv", NULL), *samples = get("samples.csv", NULL);
@@ -122,7 +122,7 @@ Test(cli, samples_has_a_row_a_sample)
             cr_expect_str_empty(value(samples, row, "device_s"));
             fastest = fmin(fastest, number(samples, row, "wall_s"));
         }
-        cr_expect(fastest == number(rows, v, "time_min_s"), "the row must sum its samples up");
+        cr_expect(fastest == number(rows, v, "time_min_s"), "the row's minimum is not that of its samples");
         expected += count;
     }
     cr_expect(count_of(samples, "\n") == expected + 1);
@@ -130,7 +130,7 @@ Test(cli, samples_has_a_row_a_sample)
     free(samples);
 }
 
-/* A limit on the size of files stands in for a full disk. */
+/* A limit on the size of files has the effect of a full disk. */
 Test(cli, a_row_that_does_not_fit_leaves_the_file_as_it_was)
 {
     size_t bytes;
@@ -146,16 +146,16 @@ Test(cli, a_row_that_does_not_fit_leaves_the_file_as_it_was)
     run(NAIVE " --out new.csv");
     cr_expect(status == 1 && strstr(err, "new.csv: a row could not be written (File too large)\n"), "%s",
               err);
-    cr_expect(access("new.csv", F_OK) != 0, "an empty file is left");
+    cr_expect(access("new.csv", F_OK) != 0, "an empty file remains");
     how.file_bytes_max = 0;
-    run_well(NAIVE " --out rows.csv"); /* and with space it continues */
+    run_well(NAIVE " --out rows.csv"); /* without the limit, rows are appended again */
     free(before);
 }
 
-Test(cli, rows_before_the_one_that_does_not_fit_stay_whole)
+Test(cli, rows_before_one_that_does_not_fit_stay_complete)
 {
     if (VARIANT_COUNT < 2)
-        SKIP("two variants are wanted, and this build has one: no OpenMP");
+        SKIP("needs two variants, but this build has one: no OpenMP");
     size_t bytes;
     run_well(NAIVE " --out one.csv");
     free(get("one.csv", &bytes));
@@ -166,11 +166,11 @@ Test(cli, rows_before_the_one_that_does_not_fit_stay_whole)
     char *rows = get("rows.csv", NULL);
     cr_expect(count_of(rows, "\n") == 2 && rows[strlen(rows) - 1] == '\n');
     cr_expect_str_eq(value(rows, 1, "variant"), "naive");
-    cr_expect_str_eq(value(rows, 1, "verified"), "no", "the row's last cells are there");
+    cr_expect_str_eq(value(rows, 1, "verified"), "no", "the row is incomplete");
     free(rows);
 }
 
-Test(cli, a_full_stdout_is_a_failure)
+Test(cli, a_write_error_on_stdout_is_a_failure)
 {
     static const char *const commands[] = {"--help",
                                            "--list",
@@ -193,7 +193,7 @@ Test(cli, a_full_stdout_is_a_failure)
     run(NAIVE " --out rows.csv");
     cr_expect(status == 1);
     char *rows = get("rows.csv", NULL);
-    cr_expect(count_of(rows, "\n") == 2, "the row is safe all the same");
+    cr_expect(count_of(rows, "\n") == 2, "the row is not written to --out");
     free(rows);
 }
 
@@ -215,7 +215,7 @@ Test(cli, verify_fills_its_columns)
 
 #ifdef HAVE_XXHASH
 
-/* Returns the digest of a run's images; two static buffers. */
+/* Returns the digest of a run's images. The result is valid until the second call after this one. */
 static const char *digest_of(const char *arguments)
 {
     static char digests[2][64];
@@ -247,12 +247,12 @@ Test(cli, the_digest_is_the_same_for_every_exact_variant)
                      digest_of("--variant omp " TINY " --batch 6 --threads 3"));
 }
 
-Test(cli, the_digest_follows_seed_and_instance_and_nothing_else)
+Test(cli, the_digest_depends_only_on_the_images)
 {
     cr_expect_str_eq(digest_of(NAIVE), digest_of(NAIVE));
     cr_expect_str_eq(digest_of(NAIVE), digest_of(NAIVE " --min-samples 9 --warmups 4"));
     cr_expect_str_eq(digest_of(NAIVE), digest_of(NAIVE " --seed 0 --instance 0"));
-    /* At this size, a large start circle would make all images black and their digests equal. */
+    /* At this size, a larger --radius in NAIVE would make all images black and their digests equal. */
     cr_expect_str_neq(digest_of(NAIVE), digest_of(NAIVE " --radius 1000"));
     cr_expect_str_neq(digest_of(NAIVE), digest_of(NAIVE " --seed 1"));
     cr_expect_str_neq(digest_of(NAIVE), digest_of(NAIVE " --instance 2"));
@@ -289,7 +289,7 @@ Test(cli, a_shifted_batch_holds_the_same_images)
     free(index);
 }
 #else
-Test(cli, pictures_are_refused_where_they_are_not_built)
+Test(cli, pictures_are_refused_by_a_build_without_them)
 {
     run(NAIVE " --png pictures");
     expect_error(4, "libpng", "--png");
@@ -304,7 +304,7 @@ Test(cli, pictures_show_the_output)
     char *image = get("small/class-0_instance-0.png", &bytes);
     cr_assert(bytes > 24 && memcmp(image + 12, "IHDR\0\0\0\x14\0\0\0\x14", 12) == 0, "20 x 20");
     free(image);
-    char *sheet = get("sheet.png", &bytes); /* two of them, with borders of 2 */
+    char *sheet = get("sheet.png", &bytes); /* two images with borders of 2 pixels */
     cr_assert(bytes > 24 && memcmp(sheet + 12, "IHDR\0\0\0\x2e\0\0\0\x18", 12) == 0, "46 x 24");
     free(sheet);
 }
@@ -312,9 +312,9 @@ Test(cli, pictures_show_the_output)
 
 /* ---- NumPy files ---- */
 
-/* An independent implementation of the output conversion, in Python: canvas.npy has canvases, out.npy the
- * converted images. struct rounds to half precision like IEEE 754. The class numbers are 7, 4000000000, 7,
- * ... */
+/* An independent implementation of the output conversion, in Python. canvas.npy has canvases, out.npy the
+ * converted images. Python's struct rounds to half precision as IEEE 754 defines. The class numbers are 7 and
+ * 4000000000 in turn. */
 static const char npy_script[] =
     "import ast, struct, sys\n"
     "def load(path):\n"
@@ -381,11 +381,11 @@ Test(cli, npy_holds_the_batch_and_its_labels)
         cr_expect(bf16 == !!strstr(err, "out.npy holds bfloat16 as <u2"), "%s", err);
         check_with_python(npy_script, "out.npy");
     }
-    cr_expect(count_files() == 6, "nothing else is left");
+    cr_expect(count_files() == 6, "other files remain");
 }
 
-/* If NumPy is installed, it must agree. */
-Test(cli, npy_is_what_numpy_reads)
+/* Skipped if NumPy is not installed. */
+Test(cli, numpy_reads_the_file)
 {
     put_two_classes();
     run_well(NAIVE_MIXED " --class two.csv --batch 3 --dtype f16 --channels 3 --out-res 9 --npy out.npy");
@@ -401,10 +401,10 @@ Test(cli, npy_is_what_numpy_reads)
                       "out.npy");
 }
 
-Test(cli, several_variants_write_a_numpy_file_each)
+Test(cli, each_of_several_variants_writes_a_numpy_file)
 {
     if (VARIANT_COUNT < 2)
-        SKIP("two variants are wanted, and this build has one: no OpenMP");
+        SKIP("needs two variants, but this build has one: no OpenMP");
     size_t bytes, other_bytes;
     run_well("--variant " VARIANTS " " TINY " --dtype f32 --out-res 9 --npy out.npy");
     char *image = get("naive/out.npy", &bytes), *other = get("omp/out.npy", &other_bytes);
@@ -423,8 +423,8 @@ static void put_old(void)
     put("out.labels.npy", OLD_NPY);
 }
 
-/* A limit on the size of files stands in for a full disk. */
-Test(cli, a_numpy_file_that_does_not_fit_is_not_there)
+/* A limit on the size of files has the effect of a full disk. */
+Test(cli, a_numpy_file_that_does_not_fit_is_removed)
 {
     put_old();
     how.file_bytes_max = 1000;
@@ -434,7 +434,7 @@ Test(cli, a_numpy_file_that_does_not_fit_is_not_there)
     cr_expect(count_files() == 2);
 }
 
-/* The labels have more bytes than the images, so that only the labels do not fit. */
+/* The labels have more bytes than the images, so only the labels exceed the limit. */
 Test(cli, labels_that_do_not_fit_leave_both_files_as_they_were)
 {
     put_old();
@@ -446,7 +446,7 @@ Test(cli, labels_that_do_not_fit_leave_both_files_as_they_were)
     cr_expect(count_files() == 2);
 }
 
-/* The temporary name of the file exists already. */
+/* Whether the folder has a temporary file. */
 static bool any_temporary(void)
 {
     bool found = false;
@@ -458,7 +458,7 @@ static bool any_temporary(void)
     return found;
 }
 
-Test(cli, a_signal_leaves_nothing_half_written)
+Test(cli, a_signal_leaves_no_incomplete_file)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     char *argv[] = {program,    "--variant",  "naive",     "--batch", "4096",    "--res", "32",
@@ -512,7 +512,7 @@ Test(cli, other_files_are_not_overwritten)
     }
     cr_expect(count_files() == files);
 
-    /* With several variants, each has its own file, which is checked before it is written. */
+    /* Each of several variants has its own file, which is checked before it is written. */
     cr_assert(mkdir("naive", 0777) == 0);
     put("naive/a.npy", "mine");
     cr_assert(remove("a.npy") == 0);

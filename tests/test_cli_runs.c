@@ -129,7 +129,7 @@ Test(cli, pipes_see_no_escape_sequences)
     }
 }
 
-Test(cli, progress_shows_on_a_terminal_alone)
+Test(cli, progress_is_shown_only_on_a_terminal)
 {
     run_well(NAIVE " --verify --format csv");
     cr_expect(!strstr(err, "sample 1") && !strstr(err, "setting up"), "%s", err);
@@ -138,10 +138,11 @@ Test(cli, progress_shows_on_a_terminal_alone)
     static const char *const phases[] = {"naive: setting up", "naive: verifying", "naive: sample 1, "};
     for (size_t i = 0; i < COUNT_OF(phases); i++)
         cr_expect(strstr(err, phases[i]), "'%s' is not in: %s", phases[i], err);
-    cr_expect(count_of(out, "\n") == 2 && !strchr(out, '\033') && !strchr(out, '\r'), "stdout is a pipe");
+    cr_expect(count_of(out, "\n") == 2 && !strchr(out, '\033') && !strchr(out, '\r'),
+              "progress on stdout, which is a pipe");
 }
 
-Test(cli, a_terminal_is_told_of_a_numpy_file)
+Test(cli, a_numpy_file_is_reported_on_a_terminal)
 {
     static const char note[] = "fdsl-bench: wrote out.npy (2, 3, 9, 9) float16 and out.labels.npy (2)";
     run_well(NAIVE " --dtype f16 --channels 3 --out-res 9 --npy out.npy");
@@ -151,7 +152,7 @@ Test(cli, a_terminal_is_told_of_a_numpy_file)
     cr_expect(strstr(err, note), "%s", err);
 }
 
-/* Escape sequences that set a colour end in m; the one that clears a progress line ends in K. */
+/* Whether the text sets a colour: such escape sequences end in m. The one that clears a line ends in K. */
 static bool coloured(const char *text)
 {
     for (const char *at = text; (at = strchr(at, '\033')); at++)
@@ -160,7 +161,7 @@ static bool coloured(const char *text)
     return false;
 }
 
-Test(cli, no_color_takes_colours_off)
+Test(cli, no_color_disables_colours)
 {
     how.terminal_out = how.terminal_err = true;
     for (int plain = 0; plain < 2; plain++) {
@@ -181,7 +182,7 @@ Test(cli, no_color_takes_colours_off)
     cr_expect(status == 2 && !coloured(err), "%s", err);
 }
 
-Test(cli, a_message_on_a_terminal_wipes_the_progress_off)
+Test(cli, a_message_on_a_terminal_clears_the_progress_line)
 {
     how.terminal_err = true;
     setenv("NO_COLOR", "1", 1);
@@ -201,7 +202,7 @@ Test(cli, min_samples_is_honoured)
 
 #define LOOPED "--variant naive --res 32 --batch 2 --vertices 20 --orbits 4 --radius 3 --format csv "
 
-Test(cli, loops_are_as_many_as_asked_and_no_more)
+Test(cli, loops_sets_the_exact_number_of_samples)
 {
     run_well(LOOPED "--loops 1 --warmups 0 --warmup-time 0");
     cr_expect(number(out, 1, "samples") == 1);
@@ -212,7 +213,7 @@ Test(cli, loops_are_as_many_as_asked_and_no_more)
     free(samples);
 }
 
-Test(cli, loops_end_for_no_other_reason)
+Test(cli, loops_refuses_other_limits)
 {
     static const struct refusal refusals[] = {
         {"--loops 5 --min-samples 5", "--loops sets the exact number of samples and ignores --min-samples"},
@@ -254,7 +255,8 @@ Test(cli, the_monitor_writes_its_samples)
     snprintf(time_utc, sizeof time_utc, "%s", value(row, 1, "time_utc"));
     for (size_t i = 1; i <= samples; i++) {
         timed += strcmp(value(csv, i, "phase"), "timed") == 0;
-        cr_expect_str_eq(value(csv, i, "time_utc"), time_utc, "rows and samples of a run can be joined");
+        cr_expect_str_eq(value(csv, i, "time_utc"), time_utc,
+                         "rows and samples of a run have different times");
         cr_expect_str_empty(value(csv, i, "power_w"));
         cr_expect(i == 1 || number(csv, i, "cpu_cores") >= 0);
         cr_expect(number(csv, i, "rss_bytes") > 0);
@@ -262,12 +264,12 @@ Test(cli, the_monitor_writes_its_samples)
     }
     cr_expect(timed >= 1, "%zu", timed);
     cr_expect(strstr(out, "\nwhile timed ") && strstr(out, "CPU cores") && strstr(out, "RSS GB"), "%s", out);
-    cr_expect(!strstr(out, "GPU %"), "a column that nobody knows is left out: %s", out);
+    cr_expect(!strstr(out, "GPU %"), "a column without values is printed: %s", out);
     free(csv);
     free(row);
 }
 
-Test(cli, the_monitor_leaves_machine_formats_alone)
+Test(cli, the_monitor_does_not_change_csv_and_json)
 {
     run_well(NAIVE " --monitor watched.csv --format csv");
     cr_expect(count_of(out, "\n") == 2 && !strstr(out, "while timed"), "%s", out);
@@ -277,18 +279,18 @@ Test(cli, the_monitor_leaves_machine_formats_alone)
     check_with_python("import json, sys; json.load(open(sys.argv[1]))", "out.json");
 #endif
     char *csv = get("watched.csv", NULL);
-    cr_expect(count_of(csv, "schema") == 1, "one header, and the runs below it: %s", csv);
+    cr_expect(count_of(csv, "schema") == 1, "more than one header: %s", csv);
     free(csv);
 }
 
-Test(cli, the_monitor_says_when_it_saw_too_little)
+Test(cli, too_few_monitor_samples_give_a_warning)
 {
     run_well(NAIVE " --monitor watched.csv");
     cr_expect(strstr(err,
                      " during the timed runs, and a figure needs 20; sample longer with --min-time 10.5, or "
                      "a shorter period\n"),
               "%s", err);
-    /* Mostly ends with one sample: a run takes less than the period of 10 ms. */
+    /* Mostly ends with one monitor sample, because a run takes less than the period of 10 ms. */
     int looks = 0;
     for (int loops = 1; looks == 0 && loops < 100; loops++) {
         run("--variant naive --res 512 --batch 1 --warmups 0 --warmup-time 0 --loops %d --monitor few.csv:10",
@@ -303,7 +305,7 @@ Test(cli, the_monitor_says_when_it_saw_too_little)
     cr_expect(strtod(remedy + 27, NULL) > 1 && !strstr(remedy, "shorter"), "%s", err);
 }
 
-Test(cli, the_monitors_file_may_hold_colons)
+Test(cli, the_monitors_file_name_may_contain_colons)
 {
     run_well(NAIVE " --monitor a:b.csv");
     run_well(NAIVE " --monitor c:12:50");
@@ -311,7 +313,7 @@ Test(cli, the_monitors_file_may_hold_colons)
     cr_expect(access("a:b.csv", F_OK) == 0 && access("c:12", F_OK) == 0 && access("d:", F_OK) == 0);
 }
 
-Test(cli, refuses_a_monitor_that_cannot_be)
+Test(cli, refuses_invalid_monitor_options)
 {
     static const struct refusal refusals[] = {
         {"--monitor x:9", "--monitor FILE:MS: '9' is out of range; it must be 10 to 60000"},
@@ -326,8 +328,8 @@ Test(cli, refuses_a_monitor_that_cannot_be)
     expect_file("foreign.csv", "schema,b\n");
 }
 
-/* Killed as soon as the first variant's row is written, while the second variant runs. */
-Test(cli, a_killed_run_keeps_the_samples_of_what_was_complete)
+/* The program is killed as soon as the first variant's samples are written, while the second variant runs. */
+Test(cli, a_killed_run_keeps_the_samples_of_completed_variants)
 {
     char *argv[] = {
         program,    "--variant", VARIANTS,         "--res", "32",         "--batch", "2",
@@ -347,14 +349,14 @@ Test(cli, a_killed_run_keeps_the_samples_of_what_was_complete)
     char *csv = get("watched.csv", NULL);
     size_t lines = count_of(csv, "\n");
     cr_expect(lines > 2 && csv[strlen(csv) - 1] == '\n', "%s", csv);
-    cr_expect(count_of(csv, ",") == lines * count_of(monitor_header, ","), "each row is whole: %s", csv);
+    cr_expect(count_of(csv, ",") == lines * count_of(monitor_header, ","), "a row is incomplete: %s", csv);
     cr_expect(strstr(csv, ",naive,timed,") != NULL, "%s", csv);
     free(csv);
 }
 
 /* ---- The best GPU ---- */
 
-Test(cli, the_best_gpu_needs_one)
+Test(cli, best_gpu_needs_a_gpu)
 {
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
     run("--variant naive --best-gpu");
@@ -372,8 +374,8 @@ Test(cli, warmups_are_honoured)
     cr_expect(number(out, 1, "warmups") == 1);
 }
 
-/* Sampling ends with the first sample after the time limit, so all samples but the last fit into it, however
- * slow the machine is. */
+/* Sampling ends with the first sample after the time limit. So all samples except the last fit into the
+ * limit, even on a slow machine. */
 Test(cli, max_time_is_honoured)
 {
     run_well("--variant naive --res 64 --batch 8 --vertices 200 --orbits 20 --warmups 1 --warmup-time 0 "
@@ -388,7 +390,7 @@ Test(cli, max_time_is_honoured)
     free(samples);
 }
 
-Test(cli, a_shaky_median_is_a_warning_and_no_failure)
+Test(cli, an_uncertain_median_gives_a_warning)
 {
     run(NAIVE " --min-samples 2 --max-error 0.000001");
     cr_expect(status == 0);
@@ -397,7 +399,7 @@ Test(cli, a_shaky_median_is_a_warning_and_no_failure)
 
 /* ---- Formats ---- */
 
-Test(cli, csv_on_stdout_is_a_header_and_a_row_a_variant)
+Test(cli, csv_on_stdout_has_a_header_and_one_row_per_variant)
 {
     run_well("--variant " VARIANTS " " TINY " --format csv");
     cr_expect(strncmp(out, header, strlen(header)) == 0 && out[strlen(header)] == '\n', "%s", out);
@@ -458,26 +460,26 @@ Test(cli, json_of_loads_has_numbers_and_flags)
 }
 #endif
 #else
-Test(cli, json_is_refused_where_it_is_not_built)
+Test(cli, json_is_refused_by_a_build_without_it)
 {
     run(NAIVE " --format json");
     expect_error(4, "jansson", "--format json");
 }
 #endif
 
-Test(cli, the_table_has_a_line_a_variant)
+Test(cli, the_table_has_one_line_per_variant)
 {
     run_well("--variant " VARIANTS " " TINY " --verify");
     cr_expect(strncmp(out, "synth: batch 2 res 32 vertices 20 orbits 4 formula uji", 54) == 0, "%s", out);
     cr_expect(strstr(out, "\nvariant ") && strstr(out, "#wrong"));
     cr_expect(strstr(out, "\nnaive "));
-    cr_expect(count_of(out, "\n") == 4 + VARIANT_COUNT, "with a footnote: three samples do not settle: %s",
-              out);
+    cr_expect(count_of(out, "\n") == 4 + VARIANT_COUNT,
+              "a footnote must say that three samples do not settle: %s", out);
 }
 
 #ifdef HAVE_XXHASH
-/* Every run of a loader is checked, so errors are found even without --verify. */
-Test(cli, the_table_of_loads_tells_the_cache_and_what_was_skipped)
+/* The checksums of every run of load are checked, so errors are found even without --verify. */
+Test(cli, the_table_of_load_has_the_cache_and_skipped_samples)
 {
     run_well("--prepare samples --samples 40 --sample-shape 3,4,4 --dtype u8");
     run_well("--variant shards --data samples --cache any --loops 3 --warmups 0 --warmup-time 0");

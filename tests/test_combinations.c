@@ -1,4 +1,4 @@
-/* Runs of the program with lists and ranges: rows, the table, messages and outputs. */
+/* Tests runs of the program with lists and ranges: rows, the table, messages and outputs. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -11,16 +11,16 @@ TestSuite(combinations, .init = start, .fini = stop, .timeout = 60);
 
 #define SIX NAIVE " --res 16,32 --batch 1:4:2x"
 
-Test(combinations, a_row_each)
+Test(combinations, one_row_per_combination)
 {
     static const int sizes[][2] = {{16, 1}, {16, 2}, {16, 4}, {32, 1}, {32, 2}, {32, 4}};
     run_well(SIX " --verify --format csv --out rows.csv --samples-out samples.csv");
     expect_file("rows.csv", out);
-    cr_assert_eq(count_of(out, "\n"), 7, "a header and a row per combination: %s", out);
+    cr_assert_eq(count_of(out, "\n"), 7, "not a header and one row per combination: %s", out);
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         cr_expect_eq(number(out, i + 1, "res"), sizes[i][0]);
         cr_expect_eq(number(out, i + 1, "batch"), sizes[i][1]);
-        cr_expect_eq(number(out, i + 1, "items"), sizes[i][1], "the row is of a batch of this size");
+        cr_expect_eq(number(out, i + 1, "items"), sizes[i][1], "the run had another batch size");
         cr_expect_str_eq(value(out, i + 1, "wrong"), "0");
     }
     char *samples = get("samples.csv", NULL);
@@ -29,8 +29,8 @@ Test(combinations, a_row_each)
     free(samples);
 }
 
-/* The images are those of commands with one value each. */
-Test(combinations, as_commands_of_their_own)
+/* A command with lists generates the same images as one command per combination. */
+Test(combinations, images_equal_those_of_single_commands)
 {
     static const char *const types[] = {"u8", "f16"};
     char digests[4][32];
@@ -45,7 +45,7 @@ Test(combinations, as_commands_of_their_own)
     }
 }
 
-Test(combinations, variants_and_speed_ups_within_each)
+Test(combinations, each_combination_has_its_own_baseline)
 {
     run_well("--variant omp,naive " TINY " --batch 2,3 --format csv");
     static const char *const names[] = {"naive", "omp", "naive", "omp"};
@@ -82,7 +82,8 @@ Test(combinations, one_table_with_a_column_per_axis)
               line_of(0));
     sscanf(line_of(4), "%31s %31s %31s %31s", name, first, second, third);
     cr_expect(!strcmp(first, "16") && !strcmp(second, "2") && !strcmp(third, "2"), "%s", line_of(4));
-    cr_expect(strncmp(out, "synth: vertices 20 orbits 4", 27) == 0, "the caption has no axis: %s", out);
+    cr_expect(strncmp(out, "synth: vertices 20 orbits 4", 27) == 0, "the caption must not have an axis: %s",
+              out);
     run_well(NAIVE " --res 32,4096 --dry-run");
     run_well(NAIVE " --res 16:16:2x");
     sscanf(line_of(1), "%31s %31s", name, first);
@@ -105,7 +106,7 @@ Test(combinations, one_json_document)
 
 /* ---- Checks and failures ---- */
 
-Test(combinations, dry_run_lists_and_checks_each)
+Test(combinations, dry_run_lists_and_checks_each_combination)
 {
     run_well(SIX " --dry-run --out rows.csv");
     cr_expect_str_eq(out, "--res 16 --batch 1\n--res 16 --batch 2\n--res 16 --batch 4\n--res 32 --batch 1\n"
@@ -128,7 +129,7 @@ Test(combinations, dry_run_lists_and_checks_each)
     cr_expect_str_eq(out, "--res 16 --batch 1\n--res 16 --batch 16777216\n--res 4096 --batch 1\n");
 }
 
-Test(combinations, a_failing_one_leaves_the_others)
+Test(combinations, a_failing_combination_does_not_stop_the_others)
 {
     run(NAIVE " --res 16,32 --noise 1:3:1 --fit crop --out-res 20 --out rows.csv --format csv");
     cr_expect_eq(status, 2);
@@ -136,7 +137,7 @@ Test(combinations, a_failing_one_leaves_the_others)
     cr_expect_eq(number(out, 1, "res"), 32);
     expect_file("rows.csv", out);
     cr_expect(strstr(err, "fdsl-bench: --res 16 --noise 1: --fit crop: "), "%s", err);
-    cr_expect(!strstr(err, "--res 16 --noise 2: "), "the same failure is not repeated: %s", err);
+    cr_expect(!strstr(err, "--res 16 --noise 2: "), "the same failure is repeated: %s", err);
     cr_expect(strstr(err, "fdsl-bench: the next 2 combinations failed in the same way\n"), "%s", err);
     cr_expect(strstr(err, "fdsl-bench: warning: --res 32 --noise 2: naive: too few samples"), "%s", err);
     cr_expect(strstr(err, "fdsl-bench: 3 of 6 combinations failed\n"), "%s", err);
@@ -145,7 +146,7 @@ Test(combinations, a_failing_one_leaves_the_others)
     cr_expect(!strstr(err, "in the same way"), "%s", err);
 }
 
-/* A value that a combination's line begins with is not repeated. */
+/* A message begins with the values of the combination. The error after them does not repeat such a value. */
 Test(combinations, a_message_names_a_value_once)
 {
     run(NAIVE " --batch 1,4 --scaling strong --dry-run --ranks 2");
@@ -156,7 +157,7 @@ Test(combinations, a_message_names_a_value_once)
     cr_expect_eq(count_of(err, "--scaling strong"), 1, "%s", err);
 }
 
-Test(combinations, values_that_set_the_same_are_refused)
+Test(combinations, values_with_the_same_effect_are_refused)
 {
     run(NAIVE " --scaling weak,strong");
     expect_error(2, "--scaling: weak and strong are the same with one rank; give one of them", "one rank");
@@ -172,12 +173,12 @@ Test(combinations, values_that_set_the_same_are_refused)
     cr_expect(status == 0 && count_of(out, "--threads ") == 2, "%s%s", out, err);
 }
 
-Test(combinations, errors_before_a_run)
+Test(combinations, errors_before_the_first_run)
 {
     static const struct refusal refusals[] = {
         {"--res 16,many", "--res: 'many' is not a whole number"},
         {"--res 16,32 --npy x.npy",
-         "--npy is for one combination, but the lists and ranges have 2; give it single"},
+         "--npy is for one combination, but the lists and ranges have 2; use single"},
         {"--res 16,32 --sheet x.png", "--sheet is for one combination"},
         {"--res 16,32 --png x", "--png is for one combination"},
         {"--res 16,32 --write-classes x.csv --classes 2", "--write-classes is for one combination"},
@@ -213,7 +214,7 @@ Test(combinations, training_and_loading)
         "--format csv",
         folder);
     cr_assert_eq(status, 0, "%s", err);
-    cr_expect_eq(count_of(out, ",cache,"), 1, "the runner adds this column: %s", out);
+    cr_expect_eq(count_of(out, ",cache,"), 1, "the column cache occurs more than once: %s", out);
     cr_expect_str_eq(value(out, 1, "cache"), "warm");
     cr_expect_str_eq(value(out, 4, "cache"), "any");
     cr_expect_eq(number(out, 4, "batch"), 4);
@@ -222,7 +223,7 @@ Test(combinations, training_and_loading)
 
 /* ---- Progress and signals ---- */
 
-Test(combinations, progress_counts_them)
+Test(combinations, progress_counts_combinations)
 {
     how.terminal_err = true;
     run_well(NAIVE " --batch 1,3 --format csv");
@@ -231,9 +232,9 @@ Test(combinations, progress_counts_them)
     cr_expect(!strstr(err, "[1/1]"), "%s", err);
 }
 
-/* Interrupts the program in its second combination, which takes long. Each warns about --mean when it begins.
- */
-Test(combinations, a_signal_says_how_many_are_done)
+/* Interrupts the program in its second combination, which takes long. The program warns about --mean at the
+ * start of each combination. */
+Test(combinations, an_interrupt_reports_completed_combinations)
 {
     char *argv[] = {program, "--variant",     "naive",    "--batch", "1,4096", "--res",   "1024", "--warmups",
                     "0",     "--warmup-time", "0",        "--loops", "1",      "--dtype", "f32",  "--mean",
@@ -254,10 +255,10 @@ Test(combinations, a_signal_says_how_many_are_done)
     cr_expect(WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGINT, "%x", wait_status);
     text = get("err.txt", NULL);
     cr_expect(strstr(text, "\nfdsl-bench: interrupted: 1 of 2 combinations are done, with their rows in "
-                           "rows.csv; to go on, repeat the same command with --batch 4096\n"),
+                           "rows.csv; to continue, repeat the same command with --batch 4096\n"),
               "%s", text);
     free(text);
     text = get("rows.csv", NULL);
-    cr_expect_eq(count_of(text, "\n"), 2, "the first combination's row is kept: %s", text);
+    cr_expect_eq(count_of(text, "\n"), 2, "the first combination's row is missing: %s", text);
     free(text);
 }

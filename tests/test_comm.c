@@ -1,4 +1,4 @@
-/* comm_serial.c, even if this build links comm_mpi.c, and the environment variables of launchers. */
+/* Tests comm_serial.c, even if the build links comm_mpi.c, and the environment variables of launchers. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +22,7 @@
 #define comm_gather_local serial_gather_local
 #include "comm_serial.c"
 
-/* The tests themselves may run under a launcher or in a job. */
+/* Removes the variables of launchers, because the tests themselves may run under a launcher or in a job. */
 static void forget_launchers(void)
 {
     static const char *const variables[] = {
@@ -89,7 +89,7 @@ Test(comm_serial, refuses_to_be_one_of_several)
     }
 }
 
-Test(comm_serial, refuses_a_rank_above_zero_where_the_size_is_not_told)
+Test(comm_serial, refuses_a_nonzero_rank_of_unknown_size)
 {
     expect_start("PMIX_RANK", "0");
     expect_refusal("PMIX_RANK", "3");
@@ -104,11 +104,11 @@ Test(comm_serial, refuses_several_tasks_of_srun)
 
 Test(comm_serial, runs_inside_a_batch_script)
 {
-    expect_start("SLURM_NTASKS", "8"); /* the number of tasks that the job may start, not a launch */
+    expect_start("SLURM_NTASKS", "8"); /* tasks that the job may start; nothing was launched */
     expect_start("SLURM_PROCID", "0");
 }
 
-Test(comm_serial, takes_a_strange_variable_for_none)
+Test(comm_serial, ignores_malformed_variables)
 {
     expect_start("OMPI_COMM_WORLD_SIZE", "");
     expect_start("PMI_SIZE", "many");
@@ -117,13 +117,13 @@ Test(comm_serial, takes_a_strange_variable_for_none)
 
 static struct launcher found;
 
-Test(launcher, none)
+Test(launcher, without_a_launcher)
 {
     cr_expect_not(launcher_find(&found));
     cr_expect(launcher_rank() == 0);
 }
 
-Test(launcher, tells_rank_and_ranks)
+Test(launcher, has_rank_and_ranks)
 {
     setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
     setenv("OMPI_COMM_WORLD_RANK", "3", 1);
@@ -133,7 +133,7 @@ Test(launcher, tells_rank_and_ranks)
 }
 
 /* mpirun on several machines of a Slurm job starts its ranks inside a step of srun. */
-Test(launcher, the_nearest_one_counts)
+Test(launcher, mpirun_inside_srun_takes_precedence)
 {
     setenv("SLURM_STEP_NUM_TASKS", "2", 1);
     setenv("SLURM_PROCID", "1", 1);
@@ -145,14 +145,14 @@ Test(launcher, the_nearest_one_counts)
     cr_expect(found.ranks == 1 && found.rank == 0);
 }
 
-Test(launcher, a_shell_that_srun_started_is_none)
+Test(launcher, a_shell_started_by_srun_is_no_launcher)
 {
     setenv("SLURM_STEP_NUM_TASKS", "1", 1);
     setenv("SLURM_PROCID", "0", 1);
     cr_expect_not(launcher_find(&found));
 }
 
-Test(launcher, pmix_tells_the_rank_alone)
+Test(launcher, pmix_provides_only_the_rank)
 {
     setenv("PMIX_RANK", "2", 1);
     cr_assert(launcher_find(&found));

@@ -1,4 +1,4 @@
-/* fdsl-bench --monitor FILE -- COMMAND: how any command is started, watched and ended. */
+/* Tests fdsl-bench --monitor FILE -- COMMAND: how a command is started, watched and ended. */
 #include "shell.h"
 
 #include <string.h>
@@ -6,7 +6,7 @@
 
 #include "machine/process.h"
 
-/* Burns CPU time, so that a busy machine makes no difference: burn(0.3) takes 0.3 s of it. */
+/* burn(0.3) computes until the process has used 0.3 s of CPU time, also on a busy machine. child() forks. */
 static const char tree[] = "import os, signal, subprocess, sys, time\n"
                            "def burn(seconds):\n"
                            "    end = time.process_time() + seconds\n"
@@ -18,7 +18,8 @@ static const char tree[] = "import os, signal, subprocess, sys, time\n"
                            "        os._exit(0)\n"
                            "    return pid\n";
 
-/* Prints sums over the rows of FILE: rows, CPU seconds, bytes written; the most memory; the lowest rate. */
+/* Prints the number of rows of a file, the sums of CPU seconds and written bytes, the largest memory, and the
+ * lowest rate. */
 static const char sums[] =
     "import csv, sys\n"
     "rows = list(csv.DictReader(open(sys.argv[1])))\n"
@@ -65,7 +66,7 @@ static void read_sums(void)
     cr_assert_eq(sscanf(out, "%lf %lf %lf %lf %lf %63s", &sum.rows, &sum.cpu_s, &sum.written, &sum.rss_bytes,
                         &sum.lowest, sum.variant),
                  6, "%s", out);
-    cr_expect_geq(sum.lowest, 0, "counters never run backwards: %s", out);
+    cr_expect_geq(sum.lowest, 0, "a rate is negative: %s", out);
 }
 
 /* ---- The command is itself ---- */
@@ -79,16 +80,16 @@ Test(command, has_its_own_input_output_and_exit_status)
     cr_expect_eq(strchr(out, '\n') - out, (long)strlen(out) - 1, "not one line: %s", out);
 }
 
-Test(command, that_is_very_short_has_samples)
+Test(command, a_very_short_command_has_samples)
 {
     EXPECT(0, "$P --monitor m.csv:60000 -- true");
     expect_line(0, "fdsl-bench: true: ");
     read_sums();
-    cr_expect_eq(sum.rows, 2, "one at the begin, one at the end");
+    cr_expect_eq(sum.rows, 2, "not one sample at the start and one at the end");
     cr_expect_str_eq(sum.variant, "true");
 }
 
-Test(command, that_cannot_be_started_is_named)
+Test(command, a_command_that_cannot_be_started_is_named)
 {
     EXPECT(127, "$P --monitor m.csv -- no-such-command");
     expect_line(127, "fdsl-bench: cannot start 'no-such-command': No such file or directory");
@@ -105,13 +106,13 @@ Test(command, is_not_started_if_its_samples_cannot_be_written)
     EXPECT(1, "test -e started");
 }
 
-Test(command, whose_samples_are_lost_ends_with_1)
+Test(command, a_command_whose_samples_are_lost_ends_with_1)
 {
     EXPECT(1, "mkdir d && $P --monitor d/m.csv -- rm -r d");
     cr_expect(says("d/m.csv cannot be opened") && !says(" samples in "), "%s", out);
 }
 
-Test(command, line_has_sizes_in_fitting_units)
+Test(command, output_line_has_sizes_in_suitable_units)
 {
     EXPECT(0, "$P --monitor m.csv:20 -- sleep 0.3");
     cr_expect(says("B of memory, ") && says(" kB written; "), "%s", out);
@@ -120,7 +121,7 @@ Test(command, line_has_sizes_in_fitting_units)
     cr_expect(says(" MB of memory"), "%s", out);
 }
 
-Test(command, line_is_checked)
+Test(command, command_line_is_checked)
 {
     static const char *const refused[][2] = {
         {"--monitor m.csv --", "name a command after --, e.g. --monitor FILE -- python3 train.py"},
@@ -141,7 +142,7 @@ Test(command, line_is_checked)
 
 /* ---- The tree ---- */
 
-/* A child, a grandchild and a daemon whose parents have ended, each with 0.3 s of CPU time. */
+/* A child, a grandchild and a daemon use 0.3 s of CPU time each. The daemon's parents have ended. */
 Test(command, is_watched_with_all_its_descendants)
 {
     watch("os.waitpid(child(lambda: (burn(0.3), os.waitpid(child(lambda: burn(0.3)), 0))), 0)\n"
@@ -157,14 +158,14 @@ Test(command, is_watched_with_all_its_descendants)
     const char *line = strstr(out, "fdsl-bench: python3: ");
     cr_assert_not_null(line, "%s", out);
     cr_assert_eq(sscanf(line, "fdsl-bench: python3: %*f s, %lf s of CPU time", &said_s), 1, "%s", out);
-    cr_expect(said_s >= 0.89 && said_s < 1.5, "each process counts once: %s", out);
+    cr_expect(said_s >= 0.89 && said_s < 1.5, "not 0.9 s, with each process counted once: %s", out);
     cr_expect(!says("still run"), "%s", out);
     read_sums();
     cr_expect_geq(sum.cpu_s, 0.85);
     cr_expect_leq(sum.cpu_s, said_s + 0.1);
 }
 
-/* Children that are collected without a wait leave nothing to their parent. */
+/* If SIGCHLD is ignored, the kernel does not add the CPU time of ended children to that of their parent. */
 Test(command, keeps_the_time_of_children_that_nobody_waits_for)
 {
     watch("signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
@@ -178,8 +179,8 @@ Test(command, keeps_the_time_of_children_that_nobody_waits_for)
     cr_expect_leq(sum.cpu_s, 2, "%g s", sum.cpu_s);
 }
 
-/* Processes that come and go faster than samples are counted once. */
-Test(command, may_have_many_short_processes)
+/* Processes that are shorter than the sampling period are counted, and only once. */
+Test(command, counts_many_short_processes_once)
 {
     watch("for i in range(100): os.waitpid(child(lambda: burn(0.01)), 0)\n"
           "print(sum(os.times()[:4]))\n");
@@ -190,7 +191,7 @@ Test(command, may_have_many_short_processes)
     cr_expect_leq(sum.cpu_s, 1.3 * own_s + 0.1, "%g of %g s", sum.cpu_s, own_s);
 }
 
-Test(command, memory_and_storage_are_those_of_its_children)
+Test(command, includes_memory_and_storage_of_children)
 {
     watch("def work():\n"
           "    block = b'x' * 50_000_000\n"
@@ -199,30 +200,31 @@ Test(command, memory_and_storage_are_those_of_its_children)
           "        os.fsync(file.fileno())\n"
           "    burn(0.2)\n"
           "    written = open('/proc/self/io').read().split('\\nwrite_bytes: ')[1].split()[0]\n"
-          "    os.write(1, f'{written}\\n'.encode())  # One call: print() may make two, and mix the lines\n"
+          "    os.write(1, f'{written}\\n'.encode())  # one call, because print() may use two, which mixes "
+          "lines\n"
           "first, second = child(work), child(work)\n"
           "os.waitpid(first, 0), os.waitpid(second, 0)\n"
           "time.sleep(0.1)\n");
     double written[2] = {0};
     cr_assert_eq(sscanf(out, "%lf %lf", &written[0], &written[1]), 2, "%s", out);
     read_sums();
-    cr_expect_geq(sum.rss_bytes, 60e6, "%g bytes: two processes of 50 MB", sum.rss_bytes);
+    cr_expect_geq(sum.rss_bytes, 60e6, "%g bytes for two processes of 50 MB", sum.rss_bytes);
     cr_expect_geq(sum.written, 0.95 * (written[0] + written[1]), "%g bytes", sum.written);
     cr_expect_leq(sum.written, 1.1 * (written[0] + written[1]) + 1e6, "%g bytes", sum.written);
 }
 
-Test(command, may_leave_processes_behind)
+Test(command, remaining_processes_are_reported)
 {
     EXPECT(0,
            "timeout 20 $P --monitor m.csv -- sh -c 'sleep 30 >/dev/null 2>&1 & echo $!' >pid 2>err; cat err; "
            "kill $(cat pid)");
-    cr_expect(says("; 1 of its processes still runs, unwatched; "), "%s", out);
+    cr_expect(says("; 1 of its processes still runs, no longer sampled; "), "%s", out);
 }
 
 /* ---- SIGCHLD ---- */
 
-/* The alarm ends a monitor that never learns of the end. */
-Test(command, ends_also_where_sigchld_is_ignored)
+/* The alarm ends a monitor that does not notice the end of its command. */
+Test(command, ends_if_sigchld_is_ignored)
 {
     static const char ignore[] = "import os, signal, sys\n"
                                  "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
@@ -235,13 +237,13 @@ Test(command, ends_also_where_sigchld_is_ignored)
     put("ignore.py", ignore, sizeof ignore - 1);
     put("job.py", job, sizeof job - 1);
     EXPECT(5, "python3 ignore.py $P --monitor m.csv:20 -- python3 job.py 2>err");
-    cr_expect_str_eq(out, "ignores\n", "the command starts as it would without the monitor");
+    cr_expect_str_eq(out, "ignores\n", "the command must inherit the ignored SIGCHLD");
     EXPECT(5, "$P --monitor m.csv:20 -- python3 job.py 2>err");
     cr_expect_str_eq(out, "waits\n");
     read_sums();
 }
 
-Test(command, that_another_function_has_collected_has_ended)
+Test(command, a_command_collected_elsewhere_counts_as_ended)
 {
     struct process_tree *processes;
     int wait_status = 0;
@@ -257,7 +259,7 @@ Test(command, that_another_function_has_collected_has_ended)
 
 /* ---- Signals ---- */
 
-Test(command, that_a_signal_kills_has_all_its_samples)
+Test(command, a_command_killed_by_a_signal_has_all_its_samples)
 {
     EXPECT(137, "$P --monitor m.csv:20 -- sh -c 'sleep 0.3; kill -9 $$'");
     expect_line(137, " samples in m.csv");
@@ -271,14 +273,15 @@ Test(command, that_a_signal_kills_has_all_its_samples)
     "sleep 0.01; done; "                                                                                   \
     "kill -" name " $p; wait $p; s=$?; cat said; exit $s"
 
-Test(command, gets_the_signals_that_the_monitor_gets)
+Test(command, the_monitor_forwards_its_signals)
 {
     static const char trap[] =
         "for s in HUP INT QUIT TERM USR1 USR2; do trap \"echo got $s; exit 5\" $s; done\n"
         "touch ready\n"
         "while :; do sleep 0.02; done\n";
     put("trap.sh", trap, sizeof trap - 1);
-    static const char *const names[] = {"TERM", "HUP", "USR1", "USR2"}; /* a shell's jobs ignore the others */
+    static const char *const names[] = {"TERM", "HUP", "USR1",
+                                        "USR2"}; /* background jobs of a shell ignore INT and QUIT */
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char wanted[32];
         run("n=%s; " SEND("$n"), names[i]);
@@ -289,7 +292,7 @@ Test(command, gets_the_signals_that_the_monitor_gets)
     read_sums();
 }
 
-Test(command, that_a_passed_signal_ends_reports_it)
+Test(command, a_forwarded_signal_that_ends_the_command_is_reported)
 {
     static const char plain[] = "touch ready; exec sleep 30\n";
     put("trap.sh", plain, sizeof plain - 1);

@@ -1,4 +1,4 @@
-/* fdsl-bench compare, as a user runs it: which rows match, verdicts, refusals, and the exit status. */
+/* Tests fdsl-bench compare on the command line: which rows match, verdicts, refusals, and the exit status. */
 #include "compare_rows.h"
 
 #include "run/compare_parts.h"
@@ -7,8 +7,8 @@ TestSuite(compare, .init = start, .fini = stop, .timeout = 120);
 
 /* ---- Verdicts ---- */
 
-/* 1.1 as long, and both medians within 1 %: the interval of the logarithm is half as wide as atanh(0.01)
- * sqrt(2) = 0.0141426. */
+/* The first row takes 1.1 times as long. Both medians are known to 1 %, so the interval of the ratio's
+ * logarithm extends by atanh(0.01) sqrt(2) = 0.0141426 to each side. */
 Test(compare, verdicts_and_exit_status)
 {
     put_rows("a.csv", "variant=slower", "variant=faster", "variant=same;median_error=0.001",
@@ -32,7 +32,7 @@ Test(compare, verdicts_and_exit_status)
     cr_expect_str_eq(value(out, 1, "measure"), "time_per_item");
 }
 
-Test(compare, nothing_slower_is_success)
+Test(compare, no_slower_row_is_success)
 {
     put_rows("a.csv", "", "batch=64;median_error=0.1", NULL);
     put_rows("b.csv", "time_median_s=0.016", "batch=64;median_error=0.1", NULL);
@@ -45,7 +45,7 @@ Test(compare, nothing_slower_is_success)
 Test(compare, margin_and_confidence)
 {
     put_rows("a.csv", "", NULL);
-    put_rows("b.csv", "time_median_s=0.0336", NULL); /* 1.05, from 1.0353 to 1.0650 */
+    put_rows("b.csv", "time_median_s=0.0336", NULL); /* ratio 1.05, interval 1.0353 to 1.0650 */
     compare(3, "--margin 3.5");
     compare(0, "--margin 3.6 --format csv");
     expect_verdict(1, "undecided");
@@ -71,8 +71,8 @@ Test(compare, higher_is_better_for_rates)
     compare(3, "--measure items_per_s --format csv");
     expect_verdict(1, "slower");
     expect_number(1, "ratio", 0.9);
-    compare(0,
-            "--measure energy_j_per_item --format csv"); /* no error: only repeated rows have an interval */
+    compare(0, "--measure energy_j_per_item --format csv"); /* energy has no error column, so single rows have
+                                                               no interval */
     expect_verdict(1, "undecided");
     cr_expect_str_eq(value(out, 1, "ratio_low"), "");
 }
@@ -115,7 +115,7 @@ Test(compare, the_order_of_rows_does_not_matter)
     cr_expect_eq(count_of(out, "\n"), 4);
 }
 
-/* Every parameter, in turn: another value has no partner, and --ignore gives it one. */
+/* For each parameter: rows with different values do not match, and --ignore makes them match. */
 Test(compare, rows_match_by_every_parameter)
 {
     static const char *const columns[] = {
@@ -148,12 +148,13 @@ Test(compare, several_parameters_are_ignored)
     put_rows("a.csv", "threads=2;line_width=0.1", NULL);
     put_rows("b.csv", "threads=4;line_width=0.2", NULL);
     compare(1, "");
-    cr_expect(strstr(err, "differ in threads and line_width; --ignore NAME,... matches them"), "%s", err);
+    cr_expect(strstr(err, "differ in threads and line_width; --ignore NAME,... matches rows that differ"),
+              "%s", err);
     compare(1, "--ignore threads");
     compare(0, "--ignore threads,line-width");
 }
 
-Test(compare, rows_without_a_partner_are_not_lost)
+Test(compare, rows_without_a_partner_are_reported)
 {
     put_rows("a.csv", "", "batch=1", "batch=2", NULL);
     put_rows("b.csv", "batch=3", "", NULL);
@@ -175,19 +176,18 @@ Test(compare, rows_without_a_partner_are_not_lost)
     cr_expect(strstr(err, "warning: 1 of the rows in b.csv has no partner"), "%s", err);
 }
 
-/* Each release may append to the same file. */
+/* One file may have rows of several hosts and revisions. */
 Test(compare, rows_of_different_origins_are_pooled_with_a_warning)
 {
     put_rows("a.csv", "revision=aaa", "revision=bbb;host=w", "batch=1;driver=5", NULL);
     put_rows("b.csv", "revision=ccc", "batch=1;driver=6", NULL);
     compare(0, "--format csv");
     expect_number(1, "runs_a", 2);
-    cr_expect_str_eq(
-        err, "fdsl-bench: warning: a.csv: rows that differ in host and revision are pooled as repeated runs; "
-             "use one file for each\n");
+    cr_expect_str_eq(err, "fdsl-bench: warning: a.csv: rows that differ in host and revision are pooled as "
+                          "repeated runs; to avoid this, write them to separate files\n");
 }
 
-/* A sweep of the ignored parameter would otherwise be repeated runs of one value. */
+/* Rows of a sweep of the ignored parameter must not count as repeated runs. */
 Test(compare, ignored_parameters_that_differ_within_a_file_are_not_judged)
 {
     static const char mixed[] = "fdsl-bench: warning: %s: rows that differ in variant and threads, which "
@@ -207,15 +207,15 @@ Test(compare, ignored_parameters_that_differ_within_a_file_are_not_judged)
     }
     compare(0, "--ignore variant,threads");
     cr_expect(strstr(out, "\nm mixed: ") && !strstr(out, "\nundecided"), "%s", out);
-    /* The mark decides, not the interval: these runs agree within each file. */
+    /* These rows agree within each file and are still not judged. */
     put_rows("a.csv", "threads=2", "threads=3", "threads=4", NULL);
     put_rows("b.csv", "threads=5;time_median_s=9", "threads=6;time_median_s=9", NULL);
     compare(0, "--ignore threads --format csv");
     expect_verdict(1, "undecided");
 }
 
-/* --cache is an option of load, and a column of every workload. */
-Test(compare, the_cache_of_load_is_one_parameter)
+/* `cache` is an option of load and a column of all workloads. It must count as one parameter. */
+Test(compare, cache_occurs_once_among_the_parameters_of_load)
 {
     const struct workload *load = workload_find("load");
     for (size_t side = 0; side < 2; side++) {
@@ -242,8 +242,8 @@ Test(compare, the_cache_of_load_is_one_parameter)
     expect_verdict(1, "same");
 }
 
-/* The row of all ranks stands for a run of several; those of single ranks do not. */
-Test(compare, of_several_ranks_the_row_of_all_counts)
+/* A run of several ranks is compared by its row of all ranks. The rows of single ranks are ignored. */
+Test(compare, of_several_ranks_only_the_row_all_is_compared)
 {
     put_rows("a.csv", "ranks=2;rank=0", "ranks=2;rank=1", "ranks=2;rank=all", NULL);
     put_rows("b.csv", "ranks=2;rank=0;time_median_s=9", "ranks=2;rank=1", "ranks=2;rank=all", NULL);
@@ -262,7 +262,7 @@ Test(compare, rows_without_a_time_are_left_out)
         put_rows("a.csv", "", row, NULL);
         put_rows("b.csv", "", NULL);
         compare(0, "--format csv");
-        cr_expect(strstr(err, "a.csv: 1 row without a positive time_per_item left out (the first: line 3)"),
+        cr_expect(strstr(err, "a.csv: left out 1 row without a positive time_per_item (the first: line 3)"),
                   "'%s': %s", times[i], err);
         cr_expect_eq(count_of(out, "\n"), 2, "'%s'", times[i]);
         compare(1, "--measure wall_s");
@@ -283,8 +283,8 @@ Test(compare, values_in_quotes)
     compare(0, "--ignore preset-file");
 }
 
-/* Every column with a known direction is one of some workload, or --measure could never name it. */
-Test(compare, measures_are_columns)
+/* Every column with a known direction must be a column of a workload. */
+Test(compare, known_measures_are_columns)
 {
     size_t count = 0;
     for (const struct direction *known = compare_directions; known->column; known++, count++) {
@@ -296,14 +296,14 @@ Test(compare, measures_are_columns)
         for (size_t i = 0; workload_table[i]; i++)
             for (const struct measure *measure = workload_table[i]->measures; measure->column; measure++)
                 found |= strcmp(measure->column, known->column) == 0;
-        cr_expect(found, "%s is no column", known->column);
+        cr_expect(found, "%s is not a column", known->column);
     }
     cr_expect(count > 10);
 }
 
 /* ---- Refusals ---- */
 
-Test(compare, command_lines_that_mean_nothing)
+Test(compare, invalid_command_lines)
 {
     static const struct refusal refusals[] = {
         {"", "compare needs two CSV files"},
@@ -323,8 +323,8 @@ Test(compare, command_lines_that_mean_nothing)
         {"a.csv b.csv --ignore device", "'device' is not a parameter of synth"},
         {"a.csv b.csv --measure time_media_s",
          "a.csv has no column 'time_media_s'; did you mean 'time_median_s'?"},
-        {"a.csv b.csv --measure outliers", "whether lower or higher is better is not known"},
-        {"a.csv b.csv --measure host", "whether lower or higher is better is not known"},
+        {"a.csv b.csv --measure outliers", "it is not known whether lower or higher values"},
+        {"a.csv b.csv --measure host", "it is not known whether lower or higher values"},
     };
     put_rows("a.csv", "", NULL);
     put_rows("b.csv", "", NULL);
@@ -352,7 +352,7 @@ Test(compare, files_of_other_rows_are_refused)
 {
     put_rows("a.csv", "", NULL);
     put_rows("b.csv", "", "schema=synth/1", NULL);
-    expect_b(2, "b.csv, line 3: rows of schema 'synth/1' cannot be compared, only those of 'synth/");
+    expect_b(2, "b.csv, line 3: rows of schema 'synth/1' cannot be compared, only rows of 'synth/");
     expect_b(2, "scripts/migrate_rows.py");
     put_rows("b.csv", "schema=monitor/1", NULL);
     expect_b(2, "b.csv, line 2: 'monitor/1' is not the schema of a workload; name a file that --out wrote");
@@ -407,7 +407,7 @@ Test(compare, malformed_files)
     expect_b(1, "b.csv, line 3: a NUL byte");
 }
 
-/* A spreadsheet writes a byte order mark and CRLF. */
+/* A spreadsheet writes a byte order mark, and CRLF at line ends. */
 Test(compare, files_from_a_spreadsheet)
 {
     put_rows("a.csv", "", "batch=2", NULL);
@@ -419,9 +419,9 @@ Test(compare, files_from_a_spreadsheet)
 
 /* ---- Size ---- */
 
-/* Two files of 50,000 rows, in opposite orders, in a few seconds of CPU time even in a build that checks
- * memory. */
-Test(compare, a_hundred_thousand_rows)
+/* Compares two files of 50,000 rows in opposite orders. This takes a few seconds of CPU time, even in a build
+ * with sanitizers. */
+Test(compare, two_files_of_50_000_rows)
 {
     enum { ROWS = 50000 };
     FILE *a = fopen("a.csv", "w"), *b = fopen("b.csv", "w");

@@ -1,4 +1,5 @@
-/* The interval of a ratio, and the verdict: known answers, and simulations of how often they are right. */
+/* Tests the interval of a ratio and the verdict, with known answers and with simulations of how often they
+ * are right. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -20,7 +21,7 @@ static void expect_near(const char *what, double value, double expected, double 
 
 /* ---- Known answers ---- */
 
-Test(ratio, student_quantiles_are_those_of_the_tables)
+Test(ratio, student_quantiles_equal_published_tables)
 {
     static const struct {
         double confidence, freedom, t;
@@ -32,7 +33,8 @@ Test(ratio, student_quantiles_are_those_of_the_tables)
         expect_near("t", stats_student(known[i].confidence, known[i].freedom), known[i].t, 1e-7);
 }
 
-/* Integrates the density, which is proportional to cos^(v - 1) over the angle of tan = t / sqrt(v). */
+/* Probability that |T| <= t. Integrates Student's density over the angle whose tangent is t / sqrt(v); there
+ * the density is proportional to cos^(v - 1). */
 static double probability_within(double t, double freedom)
 {
     enum { STEPS = 100000 };
@@ -45,7 +47,7 @@ static double probability_within(double t, double freedom)
     return inside / all;
 }
 
-Test(ratio, student_quantiles_of_broken_degrees_of_freedom)
+Test(ratio, student_quantiles_of_fractional_degrees_of_freedom)
 {
     static const double freedoms[] = {1.3, 2.5, 3.99, 17.2};
     for (size_t i = 0; i < COUNT_OF(freedoms); i++)
@@ -68,7 +70,7 @@ static void expect_ratio(struct ratio ratio, double centre, double half)
     expect_near("high", ratio.high, exp(centre + half), 1e-6);
 }
 
-Test(ratio, of_single_rows_has_the_root_of_the_squared_errors)
+Test(ratio, errors_of_single_rows_add_in_quadrature)
 {
     struct side a = side_of(1, (double[]){log(2)}, 0.03), b = side_of(1, (double[]){log(3)}, 0.04);
     expect_ratio(side_ratio(&a, &b, 0.95), log(1.5), sqrt(pow(atanh(0.03), 2) + pow(atanh(0.04), 2)));
@@ -76,17 +78,17 @@ Test(ratio, of_single_rows_has_the_root_of_the_squared_errors)
                  2.5758293 / NORMAL * sqrt(pow(atanh(0.03), 2) + pow(atanh(0.04), 2)));
 }
 
-/* The variance of each mean is 0.01^2 / 3, with 2 degrees of freedom: together 4, t = 2.776. */
-Test(ratio, of_repeated_rows_has_the_interval_of_welch)
+/* The variance of each mean is 0.01^2 / 3, with 2 degrees of freedom. Together they have 4: t = 2.776. */
+Test(ratio, repeated_rows_have_the_interval_of_welch)
 {
     static const double logarithms[] = {0, 0.01, -0.01}, higher[] = {0.05, 0.06, 0.04};
     struct side a = side_of(3, logarithms, 0.001), b = side_of(3, higher, NAN);
     expect_ratio(side_ratio(&a, &b, 0.95), 0.05, 2.77644511 * 0.01 * sqrt(2.0 / 3));
 }
 
-/* The run of A has no scatter of its own, so it is given that of B: with d = 0.02 between its two values, s
- * is d / sqrt(2), with one degree of freedom. */
-Test(ratio, of_one_run_and_two)
+/* One run of A shows no scatter, so the scatter of B is assumed for it. B's two values differ by d = 0.02, so
+ * their standard deviation is d / sqrt(2), with one degree of freedom. */
+Test(ratio, one_run_against_two)
 {
     static const double errors[] = {0.001, NAN, INFINITY};
     for (size_t i = 0; i < COUNT_OF(errors); i++) {
@@ -98,9 +100,9 @@ Test(ratio, of_one_run_and_two)
     }
 }
 
-/* The run of A is known to 20 %, those of B to 0.5 %: A scatters by what B does and by its own, larger error.
- */
-Test(ratio, of_one_uncertain_run_and_three)
+/* The run of A is known to 20 %, and those of B to 0.5 %. The variance of A is the scatter of B plus the
+ * amount by which A's squared error exceeds B's. */
+Test(ratio, one_uncertain_run_against_three)
 {
     static const double logarithms[] = {0, 0.01, -0.01};
     struct side a = side_of(1, (double[]){0}, tanh(0.2)), b = side_of(3, logarithms, tanh(0.005));
@@ -108,7 +110,7 @@ Test(ratio, of_one_uncertain_run_and_three)
     expect_ratio(side_ratio(&a, &b, 0.95), 0, 4.30265273 * sqrt(excess + 0.01 * 0.01 * 4 / 3));
 }
 
-/* Four rows that agree by chance, each known to 2 %: the mean of four is known to 1 %. */
+/* Four rows agree by chance. Each is known to 2 %, so their mean is known to 1 %. */
 Test(ratio, rows_that_agree_by_chance_keep_their_own_error)
 {
     struct side a = side_of(4, (double[]){0, 0, 0, 0}, tanh(0.02)),
@@ -116,13 +118,13 @@ Test(ratio, rows_that_agree_by_chance_keep_their_own_error)
     expect_ratio(side_ratio(&a, &b, 0.95), 0, 0.01 * sqrt(2));
 }
 
-Test(ratio, of_equal_rows_without_any_error_is_exact)
+Test(ratio, equal_rows_without_errors_give_an_exact_ratio)
 {
     struct side a = side_of(2, (double[]){0, 0}, 0), b = side_of(1, (double[]){0}, 0);
     expect_ratio(side_ratio(&a, &b, 0.95), 0, 0);
 }
 
-Test(ratio, has_no_interval_if_a_single_row_has_no_error)
+Test(ratio, no_interval_if_a_single_row_has_no_error)
 {
     static const double errors[] = {NAN, INFINITY, 1, -0.1};
     for (size_t i = 0; i < COUNT_OF(errors); i++) {
@@ -140,7 +142,7 @@ Test(ratio, verdicts)
         enum verdict lower_is_better, higher_is_better;
     } cases[] = {
         {0.99, 1.01, VERDICT_SAME, VERDICT_SAME},
-        {1.005, 1.015, VERDICT_SAME, VERDICT_SAME}, /* not 1, but within the margin */
+        {1.005, 1.015, VERDICT_SAME, VERDICT_SAME}, /* excludes 1, but is within the margin */
         {1.01, 1.03, VERDICT_UNDECIDED, VERDICT_UNDECIDED},
         {0.9, 1.1, VERDICT_UNDECIDED, VERDICT_UNDECIDED},
         {1.021, 1.03, VERDICT_WORSE, VERDICT_BETTER},
@@ -170,15 +172,16 @@ static double normal(void)
     return sqrt(-2 * log(uniform())) * cos(2 * M_PI * uniform());
 }
 
-/* How runs vary: `between` is the standard deviation of the logarithm of a run's median time, `within` that
- * of a sample around it. A run has one row, or `epochs` rows of one sample each. */
+/* How runs vary. `between` is the standard deviation of the logarithm of a run's median time. `within` is the
+ * standard deviation of the logarithm of a sample around it. A run has one row, or `epochs` rows of one
+ * sample each. */
 struct noise {
     size_t runs, samples;
     double between, within;
     size_t epochs;
 };
 
-/* Measures a program whose logarithmic median time is `centre` as the runner does. */
+/* Simulates runs of a program, measured as the runner does. `centre` is the logarithm of its median time. */
 static struct side measure(const struct noise *noise, double centre)
 {
     enum { SAMPLES_MAX = 1000 };
@@ -200,7 +203,8 @@ static struct side measure(const struct noise *noise, double centre)
     return side;
 }
 
-/* Shares of the comparisons with an interval. */
+/* Shares of the comparisons that have an interval: those whose interval covers the true ratio, and those with
+ * each verdict. */
 struct shares {
     double covered, verdicts[VERDICTS];
 };
@@ -281,7 +285,8 @@ Test(ratio, the_interval_of_repeated_rows_covers_the_ratio)
     expect_coverage(repeated, COUNT_OF(repeated));
 }
 
-/* The epochs of a run share what differs between runs, so the run counts once, with their median. */
+/* What differs between runs is the same in all epochs of a run. So a run counts once, with the median of its
+ * epochs. */
 Test(ratio, the_interval_of_trainings_covers_the_ratio)
 {
     expect_coverage(trainings, COUNT_OF(trainings));
@@ -293,8 +298,8 @@ Test(ratio, the_interval_of_one_run_against_several_covers_the_ratio)
         expect_covered(i, &against[i][0], &against[i][1]);
 }
 
-/* At the edge of the margin, each of the two wrong verdicts has a probability of 2.5 % at most. */
-Test(ratio, a_change_as_large_as_the_margin_is_rarely_judged)
+/* If the true change equals the margin, each of the two wrong verdicts has a probability of at most 2.5 %. */
+Test(ratio, a_change_equal_to_the_margin_is_rarely_judged)
 {
     for (size_t i = 0; i < COUNT_OF(single); i++) {
         struct shares shares = simulate(&single[i], log(1.02), 0.02, 2000);
@@ -303,8 +308,8 @@ Test(ratio, a_change_as_large_as_the_margin_is_rarely_judged)
     }
 }
 
-/* The default --max-error is 1 %: 100 samples that scatter by 4 % give it. */
-Test(ratio, a_slowdown_of_5_percent_is_found_and_none_is_invented)
+/* 100 samples that scatter by 4 % give a median with an error of 1 %, the default of --max-error. */
+Test(ratio, finds_a_slowdown_of_5_percent_and_no_false_one)
 {
     const struct noise noise = {1, 100, 0, 0.04, 0}, quiet = {1, 100, 0, 0.02, 0};
     cr_expect(simulate(&noise, log(1.05), 0.02, 2000).verdicts[VERDICT_WORSE] >= 0.9);
@@ -313,8 +318,8 @@ Test(ratio, a_slowdown_of_5_percent_is_found_and_none_is_invented)
     cr_expect(simulate(&quiet, 0, 0.02, 2000).verdicts[VERDICT_SAME] >= 0.99);
 }
 
-/* A single training has the interval of its epochs from six on. */
-Test(ratio, of_the_epochs_of_single_runs)
+/* A single training has an interval, that of its epochs, if it has at least six epochs. */
+Test(ratio, the_interval_of_single_trainings_uses_their_epochs)
 {
     static const double times[] = {2, 1, 1.01, 0.99, 1.02, 0.98};
     struct side few = {0}, enough = {0};
@@ -327,7 +332,7 @@ Test(ratio, of_the_epochs_of_single_runs)
     cr_expect(isnan(unknown.low) && known.low < 1 && known.high > 1);
 }
 
-/* What docs/compare.md says about single runs: their intervals do not know how runs scatter. */
+/* The intervals of single runs do not contain the scatter between runs, as docs/compare.md says. */
 Test(ratio, single_runs_do_not_show_how_runs_scatter)
 {
     const struct noise once = {1, 100, 0.02, 0.02, 0}, thrice = {3, 100, 0.02, 0.02, 0};

@@ -1,4 +1,4 @@
-/* Repeated runs in fdsl-bench compare: which rows are one run, and what a single run means. */
+/* Tests repeated runs in fdsl-bench compare: which rows belong to one run, and how a single run is judged. */
 #include "compare_rows.h"
 
 TestSuite(runs, .init = start, .fini = stop, .timeout = 120);
@@ -13,12 +13,12 @@ static void compare_self(const char *arguments)
 Test(runs, one_run_against_several)
 {
     static const char note[] =
-        "\none run against several: it is assumed to differ as much as the others do; ";
+        "\none run against several: the single run is assumed to vary as much as the repeated runs; ";
     put_rows("a.csv", "", NULL);
     put_rows("b.csv", "time_median_s=0.0331", "time_median_s=0.0335", "time_median_s=0.0339", NULL);
     compare(0, "");
     cr_expect(strstr(out, note) && !strstr(out, "runs 1/1"), "%s", out);
-    compare(0, "--format csv"); /* 1.047; by the error of A's row alone, it would be slower */
+    compare(0, "--format csv"); /* ratio 1.047: slower, if only the error of A's row counted */
     expect_verdict(1, "undecided");
     expect_number(1, "runs_a", 1);
     expect_number(1, "runs_b", 3);
@@ -29,7 +29,7 @@ Test(runs, one_run_against_several)
 
 #define TRAIN "--variant train-naive --model logreg --train-size 200 --test-size 50 --epochs 3 "
 
-/* A row of training is an epoch. The epochs of a run share one process, so they are one value. */
+/* Each row of a training is an epoch. The epochs of a run share one process, so they count as one value. */
 Test(runs, epochs_are_one_run)
 {
     run_well(TRAIN "--out a.csv");
@@ -46,7 +46,7 @@ Test(runs, epochs_are_one_run)
     cr_expect(strstr(out, " 1/1 ") && strstr(out, "\nruns 1/1: one run does not show"), "%s", out);
 }
 
-/* The test accuracy, for example, and the time of all epochs are those of the last one. */
+/* For example, the test accuracy and the total training time of a run are those of its last epoch. */
 Test(runs, some_measures_are_those_of_the_last_epoch)
 {
     static const char *const measures[] = {"test_acc", "test_loss", "train_acc", "train_loss", "trained_s"};
@@ -63,12 +63,14 @@ Test(runs, some_measures_are_those_of_the_last_epoch)
     cr_assert(system("head -n 3 a.csv > b.csv") == 0);
     run("compare a.csv b.csv --measure test_loss");
     cr_expect(status == 1 && strstr(err, "b.csv has no row to compare"), "%d: %s", status, err);
-    cr_expect(strstr(err, "b.csv: 1 run without the last epoch left out, because test_loss is of a whole "
-                          "training\n"),
-              "%s", err);
+    cr_expect(
+        strstr(
+            err,
+            "b.csv: left out 1 run without the last epoch, because test_loss describes a whole training\n"),
+        "%s", err);
 }
 
-/* Writes a file of trainings of three epochs from triples: job, epoch, and time in milliseconds. */
+/* Writes rows of trainings of three epochs. Each triple is one row: job, epoch, and time in milliseconds. */
 static void put_epochs(const char *path, const int (*epochs)[3], size_t count)
 {
     char text[1 << 16];
@@ -87,7 +89,8 @@ static void put_epochs(const char *path, const int (*epochs)[3], size_t count)
     put(path, text);
 }
 
-/* Trainings in one file: consecutive, interrupted and begun again, alternating, of two jobs, resumed. */
+/* Trainings in one file: a single one, consecutive, interrupted and restarted, alternating, of two jobs, and
+ * resumed. */
 Test(runs, epochs_belong_to_runs)
 {
     static const struct {
@@ -109,7 +112,7 @@ Test(runs, epochs_belong_to_runs)
         expect_number(1, "runs_a", (double)files[i].runs);
         cr_expect_eq(count_of(out, "\n"), 2, "%zu", i);
     }
-    /* The median of each run, 20 and 80, and then their geometric mean; all six rows would have another. */
+    /* The runs have medians of 20 and 80 ms, whose geometric mean is 40 ms. All six rows give another. */
     static const int epochs[][3] = {{1, 1, 900}, {1, 2, 20}, {1, 3, 10}, {1, 1, 80}, {1, 2, 81}, {1, 3, 79}};
     put_epochs("a.csv", epochs, COUNT_OF(epochs));
     compare_self("--format csv");

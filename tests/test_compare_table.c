@@ -1,4 +1,4 @@
-/* What fdsl-bench compare prints: the table, CSV and JSON. */
+/* Tests the output of fdsl-bench compare: the table, CSV and JSON. */
 #include "compare_rows.h"
 
 TestSuite(compare_table, .init = start, .fini = stop, .timeout = 120);
@@ -23,7 +23,7 @@ Test(compare_table, the_table_says_what_differs)
              "batch=2;items=2;revision=ccc;device=GPU", NULL);
     compare(0, "");
     static const char *const words[] = {
-        "synth: time_per_item of B / A, margin 2 %, 95 % intervals\n",
+        "synth: ratio B / A of time_per_item, margin 2 %, 95 % confidence intervals\n",
         "  A        a.csv (2 rows)\n",
         "  host     vm\n",
         "  device   A: CPU   B: GPU\n",
@@ -47,8 +47,8 @@ Test(compare_table, the_table_says_what_differs)
     cr_expect_str_eq(value(out, 2, "marks_b"), "");
 }
 
-/* A row names what differs from more than half of the rows. */
-Test(compare_table, the_table_leaves_out_what_most_rows_share)
+/* The label of a row has the values that differ from those of more than half of the rows. */
+Test(compare_table, the_table_omits_values_that_most_rows_share)
 {
     put_rows("a.csv", "out_res=512;noise=2", "variant=omp;threads=9;out_res=512;noise=2",
              "res=64;out_res=64;noise=2;preset=uji", "out_res=64;noise=2", "dtype=f16;out_res=512", NULL);
@@ -67,7 +67,7 @@ Test(compare_table, the_table_leaves_out_what_most_rows_share)
     cr_expect(strstr(out, "\nall "), "%s", out);
 }
 
-/* Without its empty value, the second row would have the label of the first. */
+/* The label of the second row shows its empty value. Otherwise both rows would have the same label. */
 Test(compare_table, rows_of_the_table_have_different_labels)
 {
     put_rows("a.csv", "noise=2", "noise=", "noise=2;batch=1", NULL);
@@ -93,12 +93,13 @@ Test(compare_table, huge_intervals_keep_the_columns)
     }
 }
 
-Test(compare_table, the_reason_of_undecided)
+Test(compare_table, undecided_rows_have_a_reason)
 {
     static const char wide[] = "\nundecided: the interval crosses the margin; ",
                       unknown[] = "\nundecided without an interval: a run has no median_error (older "
                                   "schema, or too few samples or epochs); repeat the runs\n",
-                      single[] = "\nundecided without an interval: a single run has no error of this measure";
+                      single[] =
+                          "\nundecided without an interval: a single run gives no error for this measure";
     put_rows("a.csv", "median_error=;energy_j_per_item=1", NULL);
     compare_same();
     cr_expect(strstr(out, unknown) && !strstr(out, wide), "%s", out);
@@ -109,7 +110,7 @@ Test(compare_table, the_reason_of_undecided)
     cr_expect(strstr(out, wide) && !strstr(out, unknown), "%s", out);
 }
 
-/* They fail the comparison if B has them. Their times are in no ratio and no mean. */
+/* Rows with wrong results fail the comparison if they are in B. Their times are in no ratio and no mean. */
 Test(compare_table, wrong_results_are_not_judged)
 {
     put_rows("a.csv", "", "batch=1", NULL);
@@ -127,7 +128,8 @@ Test(compare_table, wrong_results_are_not_judged)
     cr_expect(strstr(err, "1 of 2 pairs is slower"), "%s", err);
 }
 
-/* A row of B that is not compared counts as well; wrong results of A are those of the past. */
+/* Wrong results in B are an error, even in a row that is not compared. Wrong results in A, the older file,
+ * fail only with --strict. */
 Test(compare_table, wrong_results_of_each_file)
 {
     put_rows("a.csv", "wrong=3", NULL);
@@ -145,7 +147,8 @@ Test(compare_table, wrong_results_of_each_file)
 Test(compare_table, the_mean_ratio_is_geometric)
 {
     put_rows("a.csv", "batch=1", "batch=2", "batch=3", NULL);
-    put_rows("b.csv", "batch=1;time_median_s=0.064", "batch=2;time_median_s=0.008", NULL); /* 2 and 1/4 */
+    put_rows("b.csv", "batch=1;time_median_s=0.064", "batch=2;time_median_s=0.008",
+             NULL); /* ratios 2 and 1/4 */
     compare(3, "");
     cr_expect(strstr(out, "1 faster, 1 slower, 1 only in A; geometric mean of B/A: 0.7071"), "%s", out);
 }
@@ -182,7 +185,7 @@ Test(compare_table, colours_are_for_terminals)
     cr_expect(!strstr(out, "\033"), "%s", out);
 }
 
-Test(compare_table, a_full_stdout_is_a_failure)
+Test(compare_table, a_write_error_on_stdout_is_a_failure)
 {
     put_rows("a.csv", "", NULL);
     put_rows("b.csv", "", NULL);

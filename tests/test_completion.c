@@ -1,4 +1,4 @@
-/* scripts/packaging/completion.bash: completes options and values from the help of the program. */
+/* Tests scripts/packaging/completion.bash, which completes options and values from the program's help. */
 #include "shell.h"
 
 static void set_up(void)
@@ -10,7 +10,7 @@ static void set_up(void)
 
 TestSuite(completion, .init = set_up, .fini = shell_tear_down, .timeout = 60);
 
-/* Completes the last of these words of a command line; each suggestion gets a line in `out`. PATH has no
+/* Completes the last of these words of a command line. `out` has one line per suggestion. PATH has no
  * fdsl-bench. */
 static void complete(const char *words)
 {
@@ -69,15 +69,15 @@ Test(completion, options_are_those_of_the_help)
     complete("--prepare x --sto");
     cr_expect_str_eq(out, "--store\n");
     complete("--res 32 --lay");
-    cr_expect_str_eq(out, "--layout\n", "without a variant, the options of synth");
+    cr_expect_str_eq(out, "--layout\n", "without a variant, the options of synth are completed");
     complete("--verify --dt");
-    cr_expect_str_eq(out, "--dtype\n", "a flag has no value");
+    cr_expect_str_eq(out, "--dtype\n", "--verify takes no value");
     complete("compare a.csv --mar");
     cr_expect_str_eq(out, "--margin\n");
     complete("comp");
     cr_expect_str_eq(out, "compare\n");
     complete("--outp");
-    cr_expect_str_eq(out, "\n", "no former names");
+    cr_expect_str_eq(out, "\n", "former names are completed");
 }
 
 Test(completion, a_command_after_two_dashes_is_completed_as_a_command)
@@ -88,5 +88,5 @@ Test(completion, a_command_after_two_dashes_is_completed_as_a_command)
     complete("--monitor m.csv -- bas");
     cr_expect(says("bash\n"), "%s", out);
     complete("--monitor m.csv -- tool --vari");
-    cr_expect_str_eq(out, "\n", "not an option of this program");
+    cr_expect_str_eq(out, "\n", "options of this program are completed after --");
 }

@@ -1,5 +1,5 @@
-/* The option --compute, and batches for training steps: a fake consumer checks what the CPU variants of load
- * pass to it. */
+/* Tests the option --compute and batches for training steps. A fake consumer checks the batches of the CPU
+ * variants of load. */
 #include "load_support.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ static void expect_read(const char *text, double step_s, const char *model)
         cr_expect_str_eq(compute.task.model, model);
 }
 
-Test(compute, a_step_has_a_length_or_is_the_trainers)
+Test(compute, a_step_has_a_duration_or_trains_a_network)
 {
     expect_read("0.1", 1e-3 * 0.1, NULL);
     expect_read("5.0", 5e-3, NULL);
@@ -36,7 +36,7 @@ Test(compute, a_step_has_a_length_or_is_the_trainers)
     cr_expect(!compute_learns(&none));
 }
 
-Test(compute, anything_else_is_refused)
+Test(compute, invalid_values_are_refused)
 {
     static const struct {
         const char *text, *words;
@@ -62,7 +62,7 @@ static void expect_taught(struct task task, const char *name)
 {
     struct compute compute = {.text = "train", .task = task};
     cr_assert_eq(compute_teach(&compute), STATUS_OK, "%s", status_text());
-    cr_expect_str_eq(compute.text, name, "what the row says");
+    cr_expect_str_eq(compute.text, name, "the text in the row");
 }
 
 static void expect_untaught(struct task task, const char *words)
@@ -73,7 +73,7 @@ static void expect_untaught(struct task task, const char *words)
     cr_expect(strstr(status_text(), "--compute train"), "%s", status_text());
 }
 
-Test(compute, the_network_follows_from_the_pictures)
+Test(compute, the_default_network_depends_on_the_images)
 {
     expect_taught((struct task){"", 1, 28, 28, 10, 256, 256}, "train:cnn");
     expect_taught((struct task){"", 3, 28, 28, 10, 256, 256}, "train:cnn-fdsl");
@@ -85,7 +85,7 @@ Test(compute, the_network_follows_from_the_pictures)
     expect_untaught((struct task){"", 17, 28, 28, 2, 256, 256}, "at most 16");
     expect_untaught((struct task){"", 1, 4, 4, 2, 256, 256}, "too small");
     expect_untaught((struct task){"lenet", 1, 4, 4, 2, 256, 256},
-                    "choose another one with train:MODEL, for example train:logreg");
+                    "choose another network with train:MODEL, for example train:logreg");
 }
 
 /* ---- A data set for training steps ---- */
@@ -179,7 +179,7 @@ static double value_in(const struct batch *batch, uint32_t j, size_t i)
     return batch->type == DTYPE_U8 ? *at : batch->type == DTYPE_F16 ? half_to_float(half) : single;
 }
 
-/* Checks the label and the centre of an image, where a shift by one pixel brings in no zeros. */
+/* Checks the label and the pixel at the centre of each image. A shift by one pixel moves no zeros there. */
 static enum status look(struct consumer *consumer, const struct batch *batch)
 {
     struct looking *self = (struct looking *)consumer;
@@ -200,7 +200,7 @@ static enum status look(struct consumer *consumer, const struct batch *batch)
     return STATUS_OK;
 }
 
-/* Three epochs by every variant that reads files. */
+/* Reads three epochs with every variant of files. Expects each sample three times, with its label. */
 static void expect_learnt(const char *line, enum dtype type, bool interleaved, double scale)
 {
     static const struct consumer_type type_of_look = {.take_host = look};
@@ -219,9 +219,9 @@ static void expect_learnt(const char *line, enum dtype type, bool interleaved, d
                          status_text());
             variant->teardown(state);
             for (int i = 0; i < SAMPLES; i++)
-                cr_expect_eq(looking.seen[i], 3, "%s: sample %d came %d times", file_variants[v], i,
+                cr_expect_eq(looking.seen[i], 3, "%s: sample %d was delivered %d times", file_variants[v], i,
                              looking.seen[i]);
-            cr_expect_gt(looking.short_batches, 0, "the last one of an epoch is short");
+            cr_expect_gt(looking.short_batches, 0, "the last batch of an epoch must be short");
         }
         close_job(&job);
         pthread_mutex_destroy(&looking.lock);
@@ -247,8 +247,9 @@ Test(compute, augmented_arrays_are_floats)
                   1.0 / 255);
 }
 
-/* A valid array that is not an image. When the input is opened, only the first sample is checked. */
-Test(compute, an_array_that_is_no_picture_ends_the_run)
+/* Sample 5 is a valid array but not an image. When the input is opened, only the first sample is checked, so
+ * the run fails. */
+Test(compute, an_array_that_is_not_an_image_fails_the_run)
 {
     static const struct {
         const char *type, *shape;
@@ -264,8 +265,9 @@ Test(compute, an_array_that_is_no_picture_ends_the_run)
         cr_assert_eq(open_job(&job, "--cache any --compute train --decode"), STATUS_OK, "%s", status_text());
         const struct variant *variant = start(&job, "files", &state);
         cr_expect_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED, "%s", arrays[i].type);
-        cr_expect(strstr(status_text(), "sample '000005': its array's shape or type differs"), "%s",
-                  status_text());
+        cr_expect(
+            strstr(status_text(), "sample '000005': its array is not an image of the same shape and type"),
+            "%s", status_text());
         variant->teardown(state);
         close_job(&job);
     }
@@ -273,7 +275,7 @@ Test(compute, an_array_that_is_no_picture_ends_the_run)
 }
 
 #ifdef HAVE_PNG
-Test(compute, pictures_come_pixel_by_pixel)
+Test(compute, decoded_pictures_are_nhwc)
 {
     make_labelled_pictures();
     expect_learnt("--cache any --compute train --decode --batch 4 --epochs 3", DTYPE_U8, true, 1);
@@ -282,8 +284,9 @@ Test(compute, pictures_come_pixel_by_pixel)
                   1.0 / 255);
 }
 
-/* When the input is opened, only the first image is checked. */
-Test(compute, a_picture_of_another_shape_ends_the_run)
+/* The last image has another shape. When the input is opened, only the first image is checked, so the run
+ * fails. */
+Test(compute, a_picture_of_another_shape_fails_the_run)
 {
     struct job job;
     struct run_time unused;
@@ -332,7 +335,7 @@ Test(compute, labels_of_images_follow_from_their_numbers)
     enum status status = workload->open(&options, parameters, &(const struct partition){.ranks = 1}, &input);
 #ifndef HAVE_INIH
     cr_expect_neq(status, STATUS_OK);
-    cr_skip_test("this build draws no classes");
+    cr_skip_test("this build cannot draw classes");
 #endif
     cr_assert_eq(status, STATUS_OK, "%s", status_text());
     cr_expect_str_eq(workload->batches.step(parameters)->text, "train:cnn-fdsl");
@@ -359,9 +362,8 @@ Test(compute, labels_of_images_follow_from_their_numbers)
     free(parameters);
 }
 
-/* Ranks that divide a batch generate parts of it, and their steps are measured on these parts. Rank 0 also
- * generates the whole batch. */
-Test(compute, a_task_knows_the_share_of_a_rank)
+/* With strong scaling, each rank generates a part of the batch. Its step has this part's size: `share`. */
+Test(compute, a_task_has_the_share_of_the_rank)
 {
     static const struct {
         struct partition partition;
@@ -404,7 +406,7 @@ static void expect_no_task(const char *line, const char *words)
     close_job(&job);
 }
 
-Test(compute, sets_that_teach_nothing_are_refused)
+Test(compute, sets_without_labelled_images_are_refused)
 {
     static const char line[] = "--cache any --compute train --decode";
     make_arrays("|u1");
@@ -425,7 +427,7 @@ Test(compute, sets_that_teach_nothing_are_refused)
     remove_folder();
 }
 
-Test(compute, files_as_they_are_are_no_pictures)
+Test(compute, undecoded_files_are_refused)
 {
     struct job job;
     make_arrays("|u1");
@@ -446,8 +448,9 @@ Test(compute, files_as_they_are_are_no_pictures)
 
 #define FIXTURES "tests/data/figures"
 
-/* Rows that include one with a real training step, whose duration no other row has. */
-Test(compute, break_even_takes_steps_of_a_given_length_alone)
+/* Adds a row of a step of 7 ms, which no other row has. The table changes only if the step has a given
+ * duration, not if it trains a network. */
+Test(compute, break_even_ignores_real_training_steps)
 {
     static const char newer[] =
         "awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } { print } "

@@ -1,4 +1,5 @@
-/* --config: options from an INI file; options given twice; former names of options. */
+/* Tests --config, which reads options from an INI file, options that are given twice, and former names of
+ * options. */
 #include "shell.h"
 
 TestSuite(config, .init = shell_set_up, .fini = shell_tear_down, .timeout = 60);
@@ -46,19 +47,20 @@ Test(config, a_file_has_lists_and_ranges)
     cr_expect(says("--res 16 --batch 1\n--res 16 --batch 2\n--res 16 --batch 4\n--res 32 --batch 1\n"), "%s",
               out);
     EXPECT(0, "$P --config c.ini --dry-run --res 64");
-    cr_expect_str_eq(out, "--batch 1\n--batch 2\n--batch 4\n", "a value replaces a list");
+    cr_expect_str_eq(out, "--batch 1\n--batch 2\n--batch 4\n",
+                     "an option on the command line replaces a list of the file");
     EXPECT(0, "$P --config c.ini --dry-run --res 8,9 --batch 3,5");
     cr_expect_str_eq(out, "--res 8 --batch 3\n--res 8 --batch 5\n--res 9 --batch 3\n--res 9 --batch 5\n");
 }
 
-Test(config, prepare_takes_a_file_as_well)
+Test(config, prepare_takes_a_file_too)
 {
     config("from = counter\nsamples = 6\nsample-shape = 3\n");
     EXPECT(0, "$P --prepare set --config c.ini --shards 2 && ls set | grep -c tar$");
     cr_expect(says("2\n"), "%s", out);
 }
 
-Test(config, what_is_no_option_is_named)
+Test(config, invalid_lines_are_named)
 {
     static const struct {
         const char *text, *words;
@@ -66,7 +68,7 @@ Test(config, what_is_no_option_is_named)
         {"batch = 2\nres\n", "--config c.ini: line 2 is not an option; write \"name = value\""},
         {"batch = 2\nrse = 4\n", "--config c.ini: line 2: unknown option '--rse'; did you mean '--res'?"},
         {"res = 4\n\n; size\nres = 5\n", "--config c.ini: line 4: --res is given twice"},
-        {"config = d.ini\n", "--config c.ini: line 1: a file cannot name another one"},
+        {"config = d.ini\n", "--config c.ini: line 1: a file cannot name another file"},
         {"[images]\nres = many\n", "--config c.ini: line 2: --res: 'many' is not a whole number"},
         {"res = no\n", "--config c.ini: line 1: --res: 'no' is not a whole number"},
         {"output = f16\ndtype = f32\n",
@@ -184,7 +186,7 @@ Test(config, a_former_name_with_the_present_one_is_refused)
     }
 }
 
-Test(config, a_former_name_does_not_take_what_it_means_now)
+Test(config, current_values_of_a_former_name_are_refused)
 {
     static const struct {
         const char *options, *words;
@@ -197,7 +199,7 @@ Test(config, a_former_name_does_not_take_what_it_means_now)
         {"--variant shards --layout files",
          "--layout is an option of the workload synth; --list shows its variants"},
         {"--workload load --variant all --store shards",
-         "--store is an option of --prepare; --prepare --help lists them"},
+         "--store is an option of --prepare; --prepare --help lists its options"},
         {"--variant train-naive --samples 200",
          "--samples 200: --train-size N trains on N samples; --samples-out FILE names a file"},
         {"--variant naive --output f64", "--dtype: 'f64' is not one of u8, f16, f32, bf16"},
@@ -231,7 +233,9 @@ Test(config, former_names_are_hidden)
               out);
     EXPECT(2, "$P --variant naive --ou rows.csv " DRY);
     cr_expect(says("ambiguous: it could be --out or --out-res"), "%s", out);
-    EXPECT(0, "$P --variant naive --t 1 " DRY); /* --threads: --tensor is no option now */
+    EXPECT(
+        0,
+        "$P --variant naive --t 1 " DRY); /* --threads; the former name --tensor does not make it ambiguous */
 }
 
 Test(config, prepare_help_needs_no_folder)

@@ -1,5 +1,5 @@
-/* --compute: the wrapping variant, with a fake variant, workload and consumer. Each fake logs its calls, so
- * that tests can check their order. */
+/* Tests the variant that --compute wraps around another one, with a fake variant, workload and consumer. The
+ * fakes log their calls, so that tests can check the order. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -56,7 +56,7 @@ static enum status fake_ready(void *state, uint64_t number)
 static enum status fake_run(void *state, uint64_t number, struct run_time *time)
 {
     struct fake_state *self = state;
-    time->device_s = 0.5; /* the time of the batch; the run's time includes the step */
+    time->device_s = 0.5; /* the time of the batch alone; the time of a run includes the step */
     self->latest = number;
     hear("run %d:%d ", self->name, (int)number);
     return fail_at_run ? status_set(fail_at_run, "the run broke") : STATUS_OK;
@@ -193,7 +193,7 @@ static void run(void *state, uint64_t number)
 {
     struct run_time time = {0};
     cr_expect_eq(variant_run(&consumed_variant, state, number, &time), STATUS_OK, "%s", status_text());
-    cr_expect_lt(time.device_s, 0, "a run's time is the wall clock's");
+    cr_expect_lt(time.device_s, 0, "a run must have no device time, only wall time");
 }
 
 static uint64_t latest_of(void *state)
@@ -215,7 +215,7 @@ Test(consumed, batches_on_the_device_alternate_between_two_states)
     run(state, 1);
     run(state, 0);
     expect_heard("ready 2:1 run 2:1 take 1 ready 1:0 run 1:0 take 0 ");
-    cr_expect_eq(latest_of(state), 0, "verification looks at the latest run");
+    cr_expect_eq(latest_of(state), 0, "the result is not that of the latest run");
     run(state, 2); /* overwrites the batch of run 1 after its step has ended */
     expect_heard("ready 2:2 wait 1 run 2:2 take 2 ");
     cr_expect_eq(latest_of(state), 2);
@@ -226,7 +226,7 @@ Test(consumed, batches_on_the_device_alternate_between_two_states)
     cr_expect_eq(states_left, 0);
 }
 
-Test(consumed, batches_of_the_host_are_copied_away_and_need_one_state)
+Test(consumed, host_batches_are_copied_and_need_one_state)
 {
     struct fake_consumer consumer;
     struct variant on_host = on_device;
@@ -268,21 +268,22 @@ Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
     expect_heard("finish 2 ");
     cr_expect_str_eq(measures_get(&measures, "steps"), "2");
     cr_expect_str_eq(measures_get(&measures, "stall_share"), "0.125",
-                     "the gap over what follows the first wait: %s", measures_get(&measures, "stall_share"));
+                     "not wait_s over the span after the first wait: %s",
+                     measures_get(&measures, "stall_share"));
     cr_expect_float_eq(stall_share, 0.125, 1e-12);
     cr_expect_str_eq(measures_get(&measures, "first_batch_s"), "0.2");
     cr_expect_str_eq(measures_get(&measures, "step_s"), "0.35");
     cr_expect_str_eq(measures_get(&measures, "busy_share"), "0.7");
     cr_expect_str_eq(measures_get(&measures, "slowdown"), "1.25");
     cr_expect_str_eq(measures_get(&measures, "compute_ms"), "250",
-                     "the length in milliseconds, as it was asked for");
+                     "not the requested duration in milliseconds");
     cr_expect_str_eq(measures_get(&measures, "bus_share"), "0.75");
     cr_expect_str_eq(measures_get(&measures, "bus_slowdown"), "", "never measured");
     cr_expect_str_eq(measures_get(&measures, "loss"), "1.5");
     consumed_variant.teardown(state);
 }
 
-Test(consumed, a_second_state_that_cannot_be_made_leaves_nothing)
+Test(consumed, if_setup_of_the_second_state_fails_none_remains)
 {
     struct fake_consumer consumer;
     void *state = NULL;
@@ -293,7 +294,7 @@ Test(consumed, a_second_state_that_cannot_be_made_leaves_nothing)
     cr_expect_eq(states_left, 0);
 }
 
-Test(consumed, a_run_that_fails_hands_nothing_over)
+Test(consumed, a_failing_run_delivers_no_batch)
 {
     struct fake_consumer consumer;
     struct run_time time;
@@ -315,7 +316,7 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     double stall_share;
     void *state;
     cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
-    cr_expect_eq(states_left, 1, "variants have buffers of their own");
+    cr_expect_eq(states_left, 1, "a variant of many batches needs one state, because it has its own buffers");
     cr_expect_eq(told, &consumer.consumer);
     expect_heard("renew begin consumer ");
     consumer.times = (struct consumer_times){
@@ -325,7 +326,7 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     expect_heard("ready 1:1 begin run 1:1 finish 0 ");
     phase_enter(PHASE_TIMED);
     for (uint64_t number = 2; number < 4; number++) {
-        consumer.times = (struct consumer_times){.steps = 5 * number - 5,       /* 5, then 10: */
+        consumer.times = (struct consumer_times){.steps = 5 * number - 5,       /* 5, then 10 */
                                                  .whole_steps = 4 * number - 4, /* a fifth is short */
                                                  .first_wait_s = 0.1 * (double)number,
                                                  .wait_s = 0.05,
@@ -342,23 +343,24 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     consumed_detach(state);
     expect_heard("none "); /* later runs, such as those that measure copies, have no consumer */
     cr_expect_str_eq(measures_get(&measures, "steps"), "15");
-    cr_expect_str_eq(measures_get(&measures, "stall_share"), "0.222222", "0.05 + 0.3 + 0.05 of 2 - 0.2 s: %s",
-                     measures_get(&measures, "stall_share"));
-    cr_expect_str_eq(measures_get(&measures, "first_batch_s"), "0.2", "of the first run alone: %s",
+    cr_expect_str_eq(measures_get(&measures, "stall_share"), "0.222222",
+                     "not 0.05 + 0.3 + 0.05 of 2 - 0.2 s: %s", measures_get(&measures, "stall_share"));
+    cr_expect_str_eq(measures_get(&measures, "first_batch_s"), "0.2", "not that of the first run: %s",
                      measures_get(&measures, "first_batch_s"));
-    cr_expect_str_eq(measures_get(&measures, "step_s"), "0.11", "of whole batches alone: %s",
+    cr_expect_str_eq(measures_get(&measures, "step_s"), "0.11", "not that of full batches: %s",
                      measures_get(&measures, "step_s"));
-    cr_expect_str_eq(measures_get(&measures, "busy_share"), "0.75", "of all steps: %s",
+    cr_expect_str_eq(measures_get(&measures, "busy_share"), "0.75", "not that of all steps: %s",
                      measures_get(&measures, "busy_share"));
     cr_expect_float_eq(strtod(measures_get(&measures, "slowdown"), NULL), 0.11 / 0.28, 1e-6);
-    cr_expect_str_eq(measures_get(&measures, "loss"), "0.333333", "after the last run: %s",
+    cr_expect_str_eq(measures_get(&measures, "loss"), "0.333333", "not that after the last run: %s",
                      measures_get(&measures, "loss"));
     consumed_variant.teardown(state);
     cr_expect_null(told);
 }
 
-/* A reader that reads everything before it delivers its first batch makes the GPU wait in every run. */
-Test(consumed, a_reader_that_reads_all_in_its_first_wait_does_not_hide)
+/* A reader that reads everything before it delivers its first batch makes the GPU wait in every run. Only the
+ * wait before the first batch of all runs must not count as a stall. */
+Test(consumed, first_waits_of_later_runs_count_as_stalls)
 {
     struct fake_consumer consumer;
     struct measures measures = {.columns = steps_columns};
@@ -374,11 +376,11 @@ Test(consumed, a_reader_that_reads_all_in_its_first_wait_does_not_hide)
     cr_expect_eq(consumed_end(state, &measures, &stall_share), STATUS_OK);
     cr_expect_float_eq(stall_share, 9 * 0.9 / (10 - 0.9), 1e-12);
     cr_expect_str_eq(measures_get(&measures, "first_batch_s"), "0.9");
-    cr_expect_str_eq(measures_get(&measures, "step_s"), "", "no batch was whole");
+    cr_expect_str_eq(measures_get(&measures, "step_s"), "", "no batch was full");
     cr_expect_str_eq(measures_get(&measures, "busy_share"), "0.1");
     cr_expect_str_eq(measures_get(&measures, "slowdown"), "",
-                     "nor is there a step to hold against the one alone");
-    cr_expect_str_eq(measures_get(&measures, "loss"), "", "nobody learnt");
+                     "without a full batch, no step can be compared with a step that runs alone");
+    cr_expect_str_eq(measures_get(&measures, "loss"), "", "the consumer has no loss");
     consumed_variant.teardown(state);
 }
 

@@ -1,4 +1,5 @@
-/* The pages describe the program: everything they name exists, and everything that exists is on a page. */
+/* Tests that the pages fit the program: every option is on a page, links lead to files, and numbers equal
+ * those of the rows. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -16,7 +17,7 @@ static void start(void)
 TestSuite(docs, .init = start, .timeout = 60);
 
 #define PAGES "README.md docs/*.md"
-/* Copies the pages and the rows, so that a test can change them. */
+/* Copies the pages and the rows to $D, so that a test can change them. */
 #define COPY                                                                                   \
     "rm -rf $D/docs $D/results && mkdir -p $D/results && cp README.md $D && cp -r docs $D && " \
     "cp results/README.md $D/results && cp -r results/reference $D/results && "
@@ -32,7 +33,7 @@ Test(docs, every_option_is_on_a_page)
     cr_assert(says("--variant\n") && says("--sample-shape\n") && says("--verbose\n"), "%s", out);
     shell(OPTIONS " | while read -r option; do grep -qE -e \"$option([^a-z0-9-]|$)\" " PAGES
                   " || echo $option; done");
-    cr_expect_str_eq(out, "", "on no page: %s", out);
+    cr_expect_str_eq(out, "", "these options are on no page: %s", out);
 }
 
 Test(docs, every_link_leads_to_a_file)
@@ -43,7 +44,7 @@ Test(docs, every_link_leads_to_a_file)
     cr_expect_str_eq(out, "", "%s", out);
 }
 
-/* A program that is still writing when the man page has its examples must not end by SIGPIPE. */
+/* The program may still be writing when man.sh has read the examples. It must not end by SIGPIPE. */
 Test(docs, the_man_page_waits_for_a_slow_program)
 {
     shell("cd $(mktemp -d) && printf '#!/bin/sh\\n%%s \"$@\"; s=$?; sleep 0.1; echo; exit $s\\n' $P >slow && "
@@ -70,13 +71,15 @@ static void remove_copy(void)
 
 TestSuite(numbers, .init = need_python, .fini = remove_copy, .timeout = 300);
 
-Test(numbers, those_on_the_pages_are_those_of_the_rows)
+Test(numbers, numbers_on_the_pages_equal_those_of_the_rows)
 {
     shell("scripts/check/docs_numbers.py");
-    cr_expect_eq(status, 0, "scripts/check/docs_numbers.py --fix writes what the rows say: %s", out);
+    cr_expect_eq(status, 0,
+                 "scripts/check/docs_numbers.py --fix writes the numbers of the rows into the pages: %s",
+                 out);
 }
 
-/* Possible edits of the pages, and the resulting messages. */
+/* Changes of the pages, rows or docs/numbers.txt, and the resulting messages. */
 static const struct {
     const char *change, *says;
 } changes[] = {
@@ -86,11 +89,11 @@ static const struct {
     {"awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } $at[\"variant\"] == \"gbase\" { "
      "$at[\"time_median_s\"] *= 2 } 1' results/reference/h200_synth.csv > "
      "$D/results/reference/h200_synth.csv",
-     " is 1,630 by us(gbase batch=32)\n"},
-    {"sed -i 's/H200. This is [0-9.]* times/H200. This is 9.99 times/' $D/README.md", ": 9.99 is "},
+     " should be 1,630, from us(gbase batch=32)\n"},
+    {"sed -i 's/H200. This is [0-9.]* times/H200. This is 9.99 times/' $D/README.md", ": 9.99 should be "},
     {"sed -i 's/| `mem` | the paper.s memory/| `mem` | the memory/' $D/README.md",
-     "0 lines of README.md hold '| `mem` | the paper's memory step: noise in half precision | {} | {} |', "
-     "not 1"},
+     "0 lines of README.md contain '| `mem` | the paper's memory step: noise in half precision | {} | {} |', "
+     "expected 1"},
     {"echo 'A fast one takes 3.5 µs per image.' >> $D/README.md", ": 3.5 µs has no row in docs/numbers.txt"},
     {"printf '\\n| a | time |\\n|---|---|\\n| b | 12.5 |\\n' >> $D/docs/train_mixed.md",
      ": 12.5 has no row in docs/numbers.txt"},
@@ -102,7 +105,7 @@ static const struct {
     {"sed -i 's/us(naive batch=32)/us(naive batch=32).real/' $D/docs/numbers.txt", "is not arithmetic over"},
 };
 
-Test(numbers, changes_are_noticed)
+Test(numbers, changes_are_detected)
 {
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         shell(COPY "{ %s; } && " NUMBERS "README.md docs/train_mixed.md results/reference/README.md",

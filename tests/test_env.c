@@ -31,7 +31,7 @@ TestSuite(env, .timeout = 60);
 TestSuite(cgroup, .init = make_folder, .fini = remove_folder, .timeout = 60);
 TestSuite(nvml, .init = make_folder, .fini = remove_folder, .timeout = 60);
 
-Test(env, says_where_and_when)
+Test(env, has_host_and_time)
 {
     struct env env;
     char host[256];
@@ -73,14 +73,14 @@ Test(env, names_the_slurm_job)
     env_capture(&env);
     cr_expect(eq(str, env.job_id, "127"));
 
-    /* Each task of an array also has its own job id, which users do not know. */
+    /* Each task of an array also has its own job id. Users know only the id of the array. */
     setenv("SLURM_ARRAY_JOB_ID", "123", 1);
     setenv("SLURM_ARRAY_TASK_ID", "4", 1);
     env_capture(&env);
     cr_expect(eq(str, env.job_id, "123_4"));
 }
 
-Test(env, knows_the_processors)
+Test(env, has_the_processors)
 {
     struct env env;
     cpu_set_t allowed;
@@ -97,7 +97,7 @@ Test(env, knows_the_processors)
 #endif
 }
 
-Test(env, sees_affinity_and_not_only_the_machine)
+Test(env, counts_the_cores_of_the_affinity_mask)
 {
     struct env whole, bound;
     cpu_set_t allowed, one;
@@ -121,7 +121,7 @@ Test(env, sees_affinity_and_not_only_the_machine)
     cr_expect(eq(int, bound.cores, whole.cores));
 }
 
-Test(env, knows_the_memory)
+Test(env, has_the_memory)
 {
     struct env env;
     env_capture(&env);
@@ -158,7 +158,7 @@ Test(cgroup, no_limit_is_no_limit)
     cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/gone"), UINT64_MAX));
 }
 
-Test(cgroup, limits_of_the_groups_above_count)
+Test(cgroup, limits_of_parent_groups_apply)
 {
     make_groups();
     put("job/step/memory.max", "max\n");
@@ -168,13 +168,13 @@ Test(cgroup, limits_of_the_groups_above_count)
     put("job/step/memory.max", "500000\n");
     put("job/step/memory.current", "450000\n");
     cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job/step"), 50000));
-    put("memory.max", "30000\n"); /* in a container the root group has a limit, too */
+    put("memory.max", "30000\n"); /* in a container, the root group may have a limit */
     put("memory.current", "10000\n");
     cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job/step"), 20000));
     cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/"), 20000));
 }
 
-Test(cgroup, file_cache_is_free)
+Test(cgroup, file_cache_counts_as_free)
 {
     make_groups();
     put("job/memory.max", "1000000\n");
@@ -182,12 +182,12 @@ Test(cgroup, file_cache_is_free)
     put("job/memory.stat", "anon 90000\nfile 900000\ninactive_anon 90000\nactive_anon 0\n"
                            "inactive_file 700000\nactive_file 200000\n");
     cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job"), 910000));
-    put("job/memory.current", "1500000\n"); /* above the limit, which was lowered later */
+    put("job/memory.current", "1500000\n"); /* above the limit: the limit was lowered later */
     put("job/memory.stat", "inactive_file 0\nactive_file 0\n");
     cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job"), 0));
 }
 
-/* Writes the cpufreq files of a CPU under the folder; no file for NULL. */
+/* Writes the cpufreq files of a CPU under the folder. NULL omits the file. */
 static void put_frequency(int cpu, const char *driver, const char *khz)
 {
     char path[64], command[128];
@@ -201,7 +201,7 @@ static void put_frequency(int cpu, const char *driver, const char *khz)
         put(path, khz);
 }
 
-Test(env, the_highest_clock_is_that_of_the_fastest_core, .init = make_folder, .fini = remove_folder)
+Test(env, maximum_clock_is_that_of_the_fastest_core, .init = make_folder, .fini = remove_folder)
 {
     cr_expect(zero(dbl, env_max_clock_hz(folder)));
     put_frequency(0, "intel_pstate\n", "3700000\n");
@@ -210,20 +210,20 @@ Test(env, the_highest_clock_is_that_of_the_fastest_core, .init = make_folder, .f
     cr_expect(epsilon_eq(dbl, env_max_clock_hz(folder), 4.1e9, 1));
 }
 
-Test(env, no_clock_is_known_of_a_core_without_a_driver, .init = make_folder, .fini = remove_folder)
+Test(env, maximum_clock_is_unknown_if_a_core_has_no_driver, .init = make_folder, .fini = remove_folder)
 {
     put_frequency(0, "amd-pstate\n", "3700000\n");
     put_frequency(1, NULL, "3700000\n");
     cr_expect(zero(dbl, env_max_clock_hz(folder)));
 }
 
-Test(env, no_clock_is_known_that_may_lack_boost, .init = make_folder, .fini = remove_folder)
+Test(env, maximum_clock_is_unknown_if_the_driver_omits_boost, .init = make_folder, .fini = remove_folder)
 {
     put_frequency(0, "acpi-cpufreq\n", "2450000\n");
     cr_expect(zero(dbl, env_max_clock_hz(folder)));
 }
 
-Test(env, no_clock_is_known_without_a_number, .init = make_folder, .fini = remove_folder)
+Test(env, maximum_clock_is_unknown_without_a_number, .init = make_folder, .fini = remove_folder)
 {
     put_frequency(0, "amd-pstate\n", NULL);
     cr_expect(zero(dbl, env_max_clock_hz(folder)));
@@ -269,28 +269,28 @@ static void expect_link(const char *flags, double bytes_per_s)
     cr_expect(zero(dbl, nvml_pcie_peak_bytes_per_s("0000:18:00.0")));
 }
 
-/* 16 lanes: 32 GT/s with 128 bits of data in 130 are 63.0 GB/s. */
-Test(nvml, knows_the_peak_of_the_bus)
+/* 16 lanes of 32 GT/s, with 128 bits of data in 130 bits, have 63.0 GB/s. */
+Test(nvml, pcie_peak_of_generation_5)
 {
     expect_link("", 63015384615.4);
 }
 
-Test(nvml, knows_the_peak_of_an_older_bus_and_driver)
+Test(nvml, pcie_peak_of_generation_3_with_an_older_driver)
 {
     expect_link("-DOLD -DGENERATION=3", 15753846153.8);
 }
 
-Test(nvml, knows_the_peak_of_the_first_bus)
+Test(nvml, pcie_peak_of_generation_1)
 {
     expect_link("-DGENERATION=1", 4e9);
 }
 
-Test(nvml, knows_the_peak_of_the_sixth_bus)
+Test(nvml, pcie_peak_of_generation_6)
 {
     expect_link("-DGENERATION=6", 121e9);
 }
 
-Test(nvml, knows_no_peak_of_a_bus_to_come)
+Test(nvml, pcie_peak_of_generation_7_is_unknown)
 {
     expect_link("-DGENERATION=7", 0);
 }
@@ -308,19 +308,19 @@ static void expect_nothing_known(void)
     cr_expect(traffic.rx_bytes_per_s < 0 && traffic.tx_bytes_per_s < 0);
 }
 
-Test(nvml, lives_with_a_driver_that_has_no_readings)
+Test(nvml, accepts_a_driver_without_readings)
 {
     load_fake_nvml(folder, "-DBARE");
     expect_nothing_known();
 }
 
-Test(nvml, lives_with_a_gpu_that_gives_no_readings)
+Test(nvml, accepts_a_gpu_that_refuses_readings)
 {
     load_fake_nvml(folder, "-DMUTE");
     expect_nothing_known();
 }
 
-Test(nvml, asks_again_for_a_gpu_after_another)
+Test(nvml, finds_a_gpu_again_after_an_unknown_one)
 {
     struct gpu_state state;
     load_fake_nvml(folder, "");
@@ -330,7 +330,7 @@ Test(nvml, asks_again_for_a_gpu_after_another)
     }
 }
 
-Test(nvml, lives_with_an_older_driver)
+Test(nvml, accepts_an_older_driver)
 {
     struct gpu_state state;
     load_fake_nvml(folder, "-DOLD");
@@ -350,7 +350,7 @@ Test(nvml, says_which_gpu_is_unknown)
     cr_expect(state.sm_clock_mhz < 0 && state.temperature_c < 0 && state.power_w < 0);
 }
 
-Test(nvml, says_why_it_does_not_start)
+Test(nvml, reports_why_nvml_does_not_start)
 {
     struct gpu_state state;
     char driver[80] = "???";
@@ -364,7 +364,7 @@ Test(nvml, says_why_it_does_not_start)
     cr_expect(eq(str, driver, ""));
 }
 
-Test(nvml, names_a_driver_too_old)
+Test(nvml, reports_a_driver_that_is_too_old)
 {
     struct gpu_state state;
     load_fake_nvml(folder, "-DnvmlInit_v2=nvmlInit");
@@ -372,9 +372,9 @@ Test(nvml, names_a_driver_too_old)
     cr_expect(strstr(status_text(), "nvmlInit_v2") != NULL, "%s", status_text());
 }
 
-/* With a driver there is no such GPU; without one there is no library. The message states which of the two it
- * is. */
-Test(nvml, is_unavailable_for_a_gpu_that_cannot_be)
+/* With a driver, no GPU has this address. Without a driver, the library NVML is missing. Both messages name
+ * it. */
+Test(nvml, is_unavailable_for_an_impossible_gpu)
 {
     struct gpu_state state;
     status_set(STATUS_FAILED, "something else");
@@ -382,7 +382,7 @@ Test(nvml, is_unavailable_for_a_gpu_that_cannot_be)
     cr_expect(strstr(status_text(), "NVML") != NULL, "%s", status_text());
 }
 
-Test(nvml, puts_throttling_in_words)
+Test(nvml, names_the_reasons_of_throttling)
 {
     char text[80], tiny[6];
     cr_expect(eq(str, (char *)nvml_throttle_words(0, text, sizeof text), ""));

@@ -1,4 +1,4 @@
-/* Tests scripts/figures/draw.py: the rows that figures of generating select, errors, and output files. */
+/* Tests scripts/figures/draw.py: which rows the figures of generating use, errors, and output files. */
 #include "figures.h"
 
 #include "core/portable.h"
@@ -12,13 +12,14 @@ static const char *const names[] = {"vertices",          "resolution",      "bat
                                     "loading_latency",   "loading_loops",   "learning_loss",
                                     "learning_accuracy", "learning_time",   "fine_tuning",
                                     "monitor_loading",   "break_even",      "training_time"};
-#define OF_IMAGES   9  /* the first ones */
-#define OF_LOADING  14 /* and what follows them, up to here */
-#define OF_LEARNING 17 /* up to here, of learning; the others need images, loading and a GPU */
+/* Ends of ranges of `names`. */
+#define OF_IMAGES   9  /* names before this index: figures of generating */
+#define OF_LOADING  14 /* from OF_IMAGES: figures of loading */
+#define OF_LEARNING 17 /* from OF_LOADING: figures of learning; later figures combine several workloads */
 
 /* ---- What is drawn ---- */
 
-Test(figures, all_are_drawn_in_three_formats)
+Test(figures, all_figures_are_drawn_in_three_formats)
 {
     shell("cp " FIXTURES "/* $D/results && " FIGURES);
     cr_assert_eq(status, 0, "%s", out);
@@ -31,16 +32,16 @@ Test(figures, all_are_drawn_in_three_formats)
         cr_assert_eq(status, 0, "%s.svg: %s", names[i], out);
     }
     shell("ls -A $D/out | wc -l");
-    cr_assert_eq(atoi(out), (int)(3 * COUNT_OF(names)), "temporary files are left: %s", out);
+    cr_assert_eq(atoi(out), (int)(3 * COUNT_OF(names)), "temporary files remain: %s", out);
 }
 
-/* Rows of revisions before the column `bound` have no roofline. */
+/* Whether the reference rows have the column `bound`. Rows of older revisions have no roofline. */
 static bool reference_has_bounds(void)
 {
     return system("head -q -n 1 " REFERENCE "/*.csv | grep -q ',bound,'") == 0;
 }
 
-Test(figures, shipped_rows_are_enough)
+Test(figures, figures_of_generating_need_only_reference_rows)
 {
     shell(FIGURES);
     cr_assert_eq(status, 0, "%s", out);
@@ -52,7 +53,7 @@ Test(figures, shipped_rows_are_enough)
     }
 }
 
-Test(figures, some_by_name)
+Test(figures, draws_figures_by_name)
 {
     shell(FIGURES "ladder batch");
     cr_assert_eq(status, 0, "%s", out);
@@ -60,7 +61,7 @@ Test(figures, some_by_name)
     cr_assert_str_eq(out, "batch.pdf batch.png batch.svg ladder.pdf ladder.png ladder.svg ");
 }
 
-Test(figures, missing_data_names_the_command_and_is_no_failure)
+Test(figures, missing_data_skips_a_figure_and_names_the_command)
 {
     shell(FIGURES "--reference $D/reference");
     cr_assert_eq(status, 0, "%s", out);
@@ -96,7 +97,7 @@ Test(figures, long_names_and_single_points)
     cr_assert_eq(status, 0, "%s", out);
 }
 
-Test(figures, commands_are_shown)
+Test(figures, commands_of_gnuplot_are_printed)
 {
     shell("mkdir $D/out; " FIGURES "--commands ladder | sh");
     cr_assert_eq(status, 0, "%s", out);
@@ -106,8 +107,8 @@ Test(figures, commands_are_shown)
 
 /* ---- Selection of rows ---- */
 
-/* Returns the block of `fused` in the batch figure's data, with "x median low high" per line: the first
- * block, if only fused has rows. */
+/* Prints "x median" for each point of `fused` in the batch figure. If only fused has rows, its points are the
+ * first block of the data. */
 static void fused_over_batch(void)
 {
     shell(SELECT "--reference $D/reference batch");
@@ -123,11 +124,11 @@ Test(figures, newest_row_wins)
           " > $D/results/a.csv && cat $D/results/a.csv");
     cr_assert(says("0.000076"), "%s", out);
     fused_over_batch();
-    cr_assert_str_eq(out, "16 3.5 64 1.1875  ", "the newer, though it comes first: %s", out);
+    cr_assert_str_eq(out, "16 3.5 64 1.1875  ", "not the newer row, which is the first: %s", out);
 }
 
-/* A point of another machine or revision is not on the line, however new it is. */
-Test(figures, a_line_is_of_one_sweep)
+/* A row of another file or revision is not on the line, even if it is newer. */
+Test(figures, a_line_has_rows_of_one_machine_and_revision)
 {
     static const char *const elsewhere[] = {"b.csv", "a.csv"};
     for (size_t i = 0; i < COUNT_OF(elsewhere); i++) {
@@ -143,8 +144,8 @@ Test(figures, a_line_is_of_one_sweep)
     }
 }
 
-/* Rows without the column have no ring. */
-Test(figures, what_did_not_settle_is_marked)
+/* Rows that did not settle have a ring. Rows without the column `settled` have none. */
+Test(figures, rows_that_did_not_settle_are_marked)
 {
     shell("awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } "
           "{ print $0, NR == 1 ? \"settled\" : $at[\"variant\"] == \"rng\" || $at[\"batch\"] == 64 ? "
@@ -160,7 +161,7 @@ Test(figures, what_did_not_settle_is_marked)
     cr_assert(says("ring_block = 0\n") && !says("settle"), "%s", out);
 }
 
-Test(figures, stages_of_any_step_are_drawn)
+Test(figures, stages_of_every_variant_are_drawn)
 {
     shell("awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } "
           "$at[\"variant\"] == \"bat\" { $at[\"noise_s\"] = $at[\"vertices_s\"] = $at[\"painting_s\"] = "
@@ -177,16 +178,17 @@ Test(figures, stages_of_any_step_are_drawn)
     cr_assert_eq(status, 0, "%s", out);
 }
 
-Test(figures, other_hosts_are_other_series)
+Test(figures, each_host_is_a_series)
 {
     shell("cd " FIXTURES " && (head -1 synth.csv; grep ',fused,.*,\\(64\\|16\\),512,' synth.csv;"
           " grep ',fused,.*,\\(64\\|16\\),512,' synth.csv | sed s/node01/node02/) > $D/results/a.csv");
     shell(SELECT "--reference $D/reference batch && grep -c 'yours, node0[12]' $D/work/batch.vars && "
                  "grep '^series = ' $D/work/batch.vars");
-    cr_assert(says("series = 4"), "ours twice, the published points and the published code: %s", out);
+    cr_assert(says("series = 4"), "not two of our rows, the published points and the published code: %s",
+              out);
 }
 
-Test(figures, rows_of_single_ranks_do_not_count)
+Test(figures, rows_of_single_ranks_are_ignored)
 {
     shell("cp " FIXTURES "/sweep_scaling.csv $D/results && " SELECT
           "--reference $D/reference scaling && sed '/^$/q' $D/work/scaling.dat | "
@@ -196,9 +198,9 @@ Test(figures, rows_of_single_ranks_do_not_count)
     cr_assert(says("'99.1 %', '97.2 %', '99.1 %', '92.2 %'"), "%s", out);
 }
 
-Test(figures, other_jobs_do_not_count)
+Test(figures, rows_with_other_parameters_are_ignored)
 {
-    /* Different output, different noise, and wrong images. */
+    /* Rows with another element type, with another noise, and with wrong images. */
     shell("cd " FIXTURES " && (head -1 synth.csv; grep ',fused,.*,\\(16\\|64\\),512,' synth.csv; "
           "grep ',fused,.*,1,512,' synth.csv | sed 's/,u8,/,f16,/'; grep ',fused,.*,4,512,' synth.csv | "
           "sed 's/,2,0.002,25,/,3,0.002,25,/'; grep ',fused,.*,4,512,' synth.csv | sed 's/,yes,0$/,yes,7/') "
@@ -214,7 +216,7 @@ Test(figures, unverified_rows_are_named)
     shell("sed 's/,yes,0$/,no,/' " FIXTURES "/synth.csv > $D/results/a.csv; " SELECT
           "ladder && grep '^array caption' $D/work/ladder.vars");
     cr_assert(says("not verified: bat, fused, gbase, mem, rng); NVIDIA H200 (reference rows"),
-              "of the device alone that they are of: %s", out);
+              "unverified variants must be named at their own device only: %s", out);
     cr_assert(!says("All images verified"), "%s", out);
 }
 
@@ -224,7 +226,7 @@ Test(figures, the_older_schema_is_read_too)
     cr_assert(says("NVIDIA H200 (reference rows"), "%s", out);
 }
 
-Test(figures, what_is_no_measurement_is_left_out)
+Test(figures, files_without_measurements_are_skipped)
 {
     shell("cd $D/results && printf 'time_utc,host\\nnow,here\\n' > env.csv && printf "
           "'vertices,orbits\\n3,4\\n' > classes.csv"
@@ -235,7 +237,7 @@ Test(figures, what_is_no_measurement_is_left_out)
     cr_assert(says("classes.csv: no rows of a run; skipped") && !says("env.csv"), "%s", out);
 }
 
-Test(figures, the_last_run_of_a_monitor_file)
+Test(figures, the_last_run_of_a_monitor_file_is_drawn)
 {
     shell("(cat " FIXTURES "/monitor.csv; sed -n '2,9p' " FIXTURES
           "/monitor.csv) > $D/results/monitor.csv; " SELECT
@@ -243,20 +245,21 @@ Test(figures, the_last_run_of_a_monitor_file)
     cr_assert(says("\n8\n"), "%s", out);
 }
 
-Test(figures, a_monitor_figure_says_what_it_leaves_out)
+Test(figures, a_monitor_figure_reports_omitted_runs_and_files)
 {
     shell("(cat " FIXTURES "/monitor.csv; sed -n '2,9p' " FIXTURES "/monitor.csv) > $D/results/monitor.csv; "
           "cp " FIXTURES
           "/monitor.csv $D/results/a.csv; sed -i 's/2026-01/2025-01/' $D/results/a.csv; " FIGURES
           "--out $D/out monitor");
-    cr_assert(says("drawn: monitor.csv, the last of its 2 runs; 1 left out; the newest of 2 monitor files; 1 "
-                   "left out"),
-              "%s", out);
+    cr_assert(
+        says("drawn: monitor.csv, the last of its 2 runs (1 left out); the newest of 2 monitor files (1 "
+             "left out)"),
+        "%s", out);
     shell("cp " FIXTURES "/monitor.csv $D/results; rm $D/results/a.csv; " FIGURES "--out $D/out monitor");
     cr_assert(says("drawn   ") && !says("left out"), "%s", out);
 }
 
-Test(figures, ranks_that_share_cores_are_not_joined)
+Test(figures, points_with_different_threads_per_rank_are_not_joined)
 {
     shell("{ head -1 " FIXTURES "/sweep_scaling.csv; " ON_CPU("2", "16", "64", "weak")
               ON_CPU("4", "16", "128", "weak") "} > $D/results/a.csv; " SELECT
@@ -265,10 +268,10 @@ Test(figures, ranks_that_share_cores_are_not_joined)
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("'8 threads per rank at 2, 4 at 4'") && says("array joined[1] = [0]"), "%s", out);
     cr_assert(says("\t1009.08174\t0.454285714\t") && says("\t1009.08174\t0.908571429\t"),
-              "no loss is a row's own rate over its efficiency: %s", out);
+              "a row's rate over its efficiency is the line without loss: %s", out);
 }
 
-Test(figures, ranks_of_as_many_threads_are_joined)
+Test(figures, points_with_equal_threads_per_rank_are_joined)
 {
     shell("{ head -1 " FIXTURES "/sweep_scaling.csv; " ON_CPU("2", "8", "64", "weak")
               ON_CPU("4", "16", "128", "weak") "} > $D/results/a.csv; " SELECT
@@ -278,15 +281,16 @@ Test(figures, ranks_of_as_many_threads_are_joined)
     cr_assert(says("'4 threads per rank'") && says("array joined[1] = [1]"), "%s", out);
 }
 
-/* The fixture's row of omp with 1000 vertices, batch 32, with these vertices and this batch. */
+/* Shell command that prints the fixture's row of omp (1000 vertices, batch 32) with other vertices and
+ * another batch. */
 #define OMP(vertices, batch)                                                                             \
     "grep ',omp,.*,32,512,1000,' " FIXTURES "/synth.csv | sed 's/,32,512,1000,/," batch ",512," vertices \
     ",/'; "
 
-Test(figures, yours_leave_the_reference_in_its_place)
+Test(figures, your_rows_do_not_replace_reference_lines)
 {
     shell(SELECT "vertices && grep '^series = ' $D/work/vertices.vars");
-    cr_assert(says("series = 8"), "ours and the published: %s", out);
+    cr_assert(says("series = 8"), "not the reference and the published series: %s", out);
     shell("{ head -1 " FIXTURES "/synth.csv; " OMP("300", "32") OMP(
         "700", "32") "} > $D/results/a.csv; " SELECT "vertices && grep '^series = ' $D/work/vertices.vars");
     cr_assert(says("series = 9") && !says("of yours"), "%s", out);
@@ -315,7 +319,7 @@ Test(figures, rows_on_no_line_are_counted)
               "%s", out);
 }
 
-Test(figures, a_point_alone_is_drawn_without_a_line)
+Test(figures, a_single_point_is_drawn_without_a_line)
 {
     shell("{ head -1 " FIXTURES "/synth.csv; " OMP(
         "300", "32") "} > $D/results/a.csv; " SELECT
@@ -334,8 +338,8 @@ Test(figures, axis_of_vertices_fits_its_range)
               out);
 }
 
-/* Adds bounds; fused rows are bound by the bus. Columns: flops, bytes, peak_bytes_per_s, bound,
- * roofline_share. */
+/* Writes rows with bounds; fused rows are bound by the bus. The changed columns are flops, bytes,
+ * peak_bytes_per_s, bound and roofline_share. */
 #define WITH_BOUNDS                                                                                \
     "awk -F, -v OFS=, 'NR == 1 { print } $7 == \"fused\" { $57 = 1; $59 = 6.3e10; $60 = \"bus\"; " \
     "$61 = ++n == 2 ? 0.75 : 0.5; print } $7 == \"omp\" { $56 = 5; print }' " FIXTURES             \
@@ -353,18 +357,18 @@ Test(figures, a_bar_per_variant_nearest_to_its_roofline)
     cr_assert(says("['limited by', 'FLOPs', 'bus bandwidth']"), "%s", out);
 }
 
-/* Shares must match the other columns of the row, and not exceed 100 %. */
-Test(figures, shipped_shares_are_those_of_a_bound)
+/* Shares must follow from the other columns of their row, and be at most 100 %. */
+Test(figures, reference_rows_have_correct_shares)
 {
     shell("tests/check_rooflines.py " REFERENCE "/*.csv " FIXTURES "/live_training.csv");
     cr_assert(status == 0 && says(" 0 wrong\n") && !says("\n0 rows"), "%s", out);
 }
 
-Test(figures, a_share_that_is_no_bound_is_found)
+Test(figures, wrong_shares_are_detected)
 {
     static const char *const faults[][2] = {
         {"s/,0.2,/,1.2,/", "roofline_share is 1.2"},
-        {"s/,0.2,/,0.1,/", "roofline_share is 0.1, and work over peaks gives 0.2"},
+        {"s/,0.2,/,0.1,/", "roofline_share is 0.1, but the other columns give 0.2"},
         {"s/,compute,/,memory,/", "bound is 'memory', not one of ('compute',)"},
         {"s/,compute,/,,/", "bound is '' with a roofline_share of 0.25"}};
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
@@ -374,22 +378,22 @@ Test(figures, a_share_that_is_no_bound_is_found)
     }
 }
 
-/* Rows without a bound, which older programs wrote, have no bar. */
-Test(figures, a_share_without_its_bound_is_not_drawn)
+/* Rows of older programs have no bound, and so no bar. */
+Test(figures, rows_without_a_bound_are_not_drawn)
 {
     shell("cp " FIXTURES "/synth.csv $D/results; " SELECT "--reference $D/reference roofline");
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("skipped roofline: none of your 34 rows of synth has suitable parameters"), "%s", out);
 }
 
-Test(figures, files_from_elsewhere)
+Test(figures, a_byte_order_mark_and_files_without_rows)
 {
     shell("{ printf '\\357\\273\\277'; cat " FIXTURES "/synth.csv; } > $D/results/a.csv; head -1 " FIXTURES
           "/synth.csv > $D/results/b.csv; " SELECT "--reference $D/reference ladder"
           "&& cat $D/work/ladder.vars");
     cr_assert_eq(status, 0, "%s", out);
-    cr_assert(says("Made-up Accelerator X1 (your rows"), "a byte-order mark is no part of the header: %s",
-              out);
+    cr_assert(says("Made-up Accelerator X1 (your rows"),
+              "a byte-order mark is read as part of the header: %s", out);
     cr_assert(says("b.csv: no rows after the header"), "%s", out);
 }
 
@@ -439,9 +443,9 @@ Test(figures, bad_files_are_refused)
         shell("{ %s; } > $D/results/bad.csv; " FIGURES, refused[i].make);
         cr_expect_eq(status, 2, "%s: %d, %s", refused[i].make, status, out);
         cr_expect(says(refused[i].says), "%s: %s", refused[i].make, out);
-        cr_expect(strchr(out, '\n') == strrchr(out, '\n') && !says("Traceback"), "one line: %s", out);
+        cr_expect(strchr(out, '\n') == strrchr(out, '\n') && !says("Traceback"), "not one line: %s", out);
         shell("ls $D/out 2>/dev/null | wc -l");
-        cr_expect_eq(atoi(out), 0, "nothing is drawn from what is left");
+        cr_expect_eq(atoi(out), 0, "figures are drawn from the other files");
     }
     shell("printf '{' > $D/results/env.json; rm $D/results/bad.csv; " FIGURES);
     cr_expect_eq(status, 2);
@@ -485,9 +489,9 @@ Test(figures, folders_that_cannot_be_written)
     cr_expect_str_eq(out, "figures: /nowhere: no such folder; --results must name a folder of CSV files\n");
 }
 
-Test(figures, no_torn_figure_where_there_is_no_room)
+Test(figures, no_incomplete_figure_on_a_full_disk)
 {
-    shell("ulimit -f 60; " FIGURES "batch"); /* in blocks of 512 bytes: less than a PNG takes */
+    shell("ulimit -f 60; " FIGURES "batch"); /* 60 blocks of 512 bytes, less than a PNG needs */
     cr_expect_eq(status, 1);
     cr_expect(says("batch.png cannot be written: File too large; free some space") && !says("Traceback"),
               "%s", out);

@@ -1,4 +1,4 @@
-/* Tests figures of loading and of break-even: the rows that they select. */
+/* Tests which rows the figures of loading and of break-even use. */
 #include "figures.h"
 
 TestSuite(figures_load, .init = open_folder, .fini = remove_folder, .timeout = 120);
@@ -10,23 +10,25 @@ TestSuite(figures_load, .init = open_folder, .fini = remove_folder, .timeout = 1
     "{ { " filter "; } < " FIXTURES "/load.csv > $D/results/a.csv; " SELECT \
     "--reference $D/reference " names " && cat $D/work/loading*.vars $D/work/loading*.dat; }"
 
-Test(figures_load, loading_tells_orders_apart)
+Test(figures_load, each_order_has_its_own_lines)
 {
     shell(LOADING("grep '^schema\\|,shards-mmap,'", "loading"));
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("'memcpy alone', 'samples in order', 'shards-mmap', 'samples shuffled', 'shards-mmap'"),
               "%s", out);
     cr_assert(says("array series_style[3] = [91, 15, 55]"), "%s", out);
-    cr_assert(says("\n\n2\t0.14\t0.1302\t0.1512\n16\t0.6\t0.558\t0.648\n\n"), "in order: %s", out);
+    cr_assert(says("\n\n2\t0.14\t0.1302\t0.1512\n16\t0.6\t0.558\t0.648\n\n"),
+              "the line of samples in order is wrong: %s", out);
     cr_assert(says("\n\n2\t0.25\t0.2325\t0.27\n16\t1.3\t1.209\t1.404\n192.125\t7\t6.51\t7.56\n"), "%s", out);
-    cr_assert(says("2\t0.064\t"), "copies of 2 KiB at 32 GB/s: %s", out);
+    cr_assert(says("2\t0.064\t"), "not copies of 2 KiB at 32 GB/s: %s", out);
 }
 
-Test(figures_load, other_loaders_are_on_the_device_of_their_host)
+Test(figures_load, other_loaders_have_the_device_of_their_host)
 {
     shell(LOADING("cat", "loading loading_threads") "; grep -c '^NVIDIA\\|unnamed' $D/work/loading*.vars");
     cr_assert(says("'torch-shards'") && says("'torch-files'") && !says("unnamed"), "%s", out);
-    cr_assert(says("\n1\t1.09226667e+09\t") && says("\n2\t297890909\t"), "torch-files over workers: %s", out);
+    cr_assert(says("\n1\t1.09226667e+09\t") && says("\n2\t297890909\t"),
+              "the line of torch-files over workers is wrong: %s", out);
     shell(LOADING("grep '^schema\\|,torch-'", "loading"));
     cr_assert_eq(status, 0, "a host without rows of ours: %s", out);
     cr_assert(says("'unnamed device'") && says("revision unknown"), "%s", out);
@@ -34,11 +36,12 @@ Test(figures_load, other_loaders_are_on_the_device_of_their_host)
           "/load.csv > $D/results/newer.csv; " LOADING(
               "cat", "loading") " > /dev/null; grep -o \"legend_text.*\" $D/work/loading.vars");
     cr_assert(says("'Newer'") && strstr(out, "'torch-shards'") > strstr(out, "'Made-up"),
-              "on the machine of their file, not on another of that name: %s", out);
+              "other loaders must be on the machine of their file, not on another with that name: %s", out);
 }
 
-/* A row of the user, with reference rows of a device of the same name that is not the newest. */
-Test(figures_load, one_row_of_yours_leaves_the_reference_its_lines)
+/* The user has one row. The reference has rows of a device of the same name, and newer rows of another
+ * device. */
+Test(figures_load, one_row_of_yours_does_not_replace_reference_lines)
 {
     shell("cp " FIXTURES
           "/load.csv $D/reference && sed '1!{s/Made-up(R) Processor 9000/Newer/; s/,2026-/,2027-/}' " FIXTURES
@@ -57,12 +60,13 @@ Test(figures_load, one_row_of_yours_leaves_the_reference_its_lines)
     shell("rm $D/reference/*load.csv $D/reference/newer.csv; " SELECT
           "--reference $D/reference loading && cat "
           "$D/work/loading.vars");
-    cr_assert(says("x_tick_text[3] = ['1', '2', '4']"), "ticks of one size: %s", out);
+    cr_assert(says("x_tick_text[3] = ['1', '2', '4']"), "not the ticks of a single size: %s", out);
 }
 
-Test(figures_load, other_loading_does_not_count)
+Test(figures_load, rows_with_other_loading_are_ignored)
 {
-    /* Decoded files; shards with skipped or wrong samples. Columns: variant, decode, skipped, wrong. */
+    /* Rows of decoded files, and of shards with skipped or wrong samples. Columns: variant, decode, skipped,
+     * wrong. */
     shell(LOADING("awk -F, -v OFS=, 'NR > 1 && $7 ~ /^files/ { $25 = 1 } $7 == \"shards\" { $69 = 3 } "
                   "$7 == \"shards-uring\" { $102 = 2 } !/torch/'",
                   "loading"));
@@ -72,7 +76,7 @@ Test(figures_load, other_loading_does_not_count)
               "%s", out);
 }
 
-Test(figures_load, cold_bars_stand_beside_warm_ones_of_their_size)
+Test(figures_load, cold_bars_are_next_to_warm_bars_of_their_size)
 {
     shell(LOADING("cat", "loading_cold"));
     cr_assert(says("\n0.8\t60\t55.8\t64.8\t60.0 µs\t× 1\n"), "%s", out);
@@ -88,7 +92,7 @@ Test(figures_load, cold_bars_stand_beside_warm_ones_of_their_size)
     }
 }
 
-/* Two machines, one of them with two sample sizes: the axis has the user's size. */
+/* The user's machine has one sample size, the reference machines have two. The axis has the user's size. */
 Test(figures_load, one_axis_has_one_size)
 {
     shell(
@@ -101,11 +105,11 @@ Test(figures_load, one_axis_has_one_size)
         "grep -ho '[0-9.]* KiB per sample' $D/work/loading_*.vars | sort -u");
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("Samples of 2 KiB") && says("\n2 KiB per sample\n") && !says("128 KiB"), "%s", out);
-    cr_assert(says("Elsewhere (reference)") && says("groups = 10"), "the reference at the user's size: %s",
-              out);
+    cr_assert(says("Elsewhere (reference)") && says("groups = 10"),
+              "the reference is not at the user's size: %s", out);
 }
 
-Test(figures_load, loops_are_of_the_video_set)
+Test(figures_load, the_figure_of_loops_uses_the_video_set)
 {
     shell(LOADING("cat", "loading_loops"));
     cr_assert(says("500 loops") && says("1\t11\t10.23\t11.88\t11.0 µs\t× 1\n"), "%s", out);
@@ -113,29 +117,30 @@ Test(figures_load, loops_are_of_the_video_set)
     cr_assert(says("skipped loading_loops: none of your "), "%s", out);
 }
 
-Test(figures_load, threads_keep_to_one_size)
+Test(figures_load, the_figure_of_threads_has_one_sample_size)
 {
     shell(LOADING("grep -v torch", "loading_threads"));
     cr_assert(says("'yours, 16 KiB per sample'"), "%s", out);
-    cr_assert(!says("\n1\t1.46285714e+10\t"), "2 KiB of shards-omp: %s", out);
+    cr_assert(!says("\n1\t1.46285714e+10\t"), "has the 2 KiB samples of shards-omp: %s", out);
     cr_assert(says("\n1\t2.92571429e+09\t") && says("\n4\t1.17028571e+10\t"), "%s", out);
 }
 
 /* ---- Generate or read ---- */
 
-Test(figures_load, break_even_has_a_line_a_source_under_what_a_step_lets_through)
+Test(figures_load, break_even_has_one_line_per_source_below_the_limit_of_the_step)
 {
     shell("cp " FIXTURES "/break_even_*.csv $D/results; " SELECT
           "break_even && cat $D/work/break_even.vars $D/work/break_even.dat");
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("series = 13\n"), "%s", out);
-    cr_assert(says("\n0.5\t512000\n") && says("\n20\t12800\n"), "batch / step time: %s", out);
-    cr_assert(says("\n0.5\t504902.97\n1\t252451.485\n"), "fused: %s", out);
+    cr_assert(says("\n0.5\t512000\n") && says("\n20\t12800\n"), "the limit is not batch / step time: %s",
+              out);
+    cr_assert(says("\n0.5\t504902.97\n1\t252451.485\n"), "the line of fused is wrong: %s", out);
     cr_assert(says("'read, page cache cold'") && says("'shards-omp png'"), "%s", out);
     cr_assert(says("Made-up GPU 9000, Made-up 9000 (your rows, host node02"), "%s", out);
 }
 
-Test(figures_load, sources_of_break_even_have_symbols_of_their_own)
+Test(figures_load, sources_of_break_even_have_different_symbols)
 {
     shell("cd scripts/figures && python3 -B -c 'import break_even, collections\n"
           "slots = {name.split()[0]: slot for name, slot in break_even.SLOTS.items()}\n"
@@ -143,7 +148,7 @@ Test(figures_load, sources_of_break_even_have_symbols_of_their_own)
     cr_assert_str_eq(out, "[]\n", "%s", out);
 }
 
-Test(figures_load, break_even_says_which_wins)
+Test(figures_load, break_even_reports_which_source_wins)
 {
     shell("scripts/figures/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES "/break_even_load.csv");
     cr_assert_eq(status, 0, "%s", out);
@@ -165,9 +170,10 @@ Test(figures_load, break_even_says_which_wins)
     cr_assert(says("shards-omp png, warm         reading wins for steps below 19 ms"), "%s", out);
 }
 
-/* A step on a partial batch takes as long as on a full one: with 156 images per step, a reader that never
- * waits would stay below the limit of the step. The rate of the median run may exceed the limit. */
-Test(figures_load, break_even_takes_whole_batches_alone_and_tells_what_idles)
+/* A step of a given duration takes as long on a partial batch as on a full one. With 156 images per step, a
+ * reader that never waits would stay below the limit of the step. The rate of the median run may exceed the
+ * limit. */
+Test(figures_load, break_even_skips_partial_batches_and_reports_stalls)
 {
     shell("awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } $at[\"compute_ms\"] == 0.5 && "
           "$at[\"cache\"] == \"warm\" && $at[\"variant\"] == \"files-omp\" { $at[\"steps\"] = 6400 } "
@@ -185,7 +191,7 @@ Test(figures_load, break_even_takes_whole_batches_alone_and_tells_what_idles)
     cr_assert(status == 2 && says("no rows of both generating and reading"), "%s", out);
 }
 
-Test(figures_load, break_even_needs_both_halves)
+Test(figures_load, break_even_needs_rows_of_generating_and_reading)
 {
     shell("scripts/figures/break_even.py " FIXTURES "/break_even_synth.csv " FIXTURES
           "/break_even_synth.csv");
@@ -196,7 +202,7 @@ Test(figures_load, break_even_needs_both_halves)
     cr_assert_eq(status, 2, "%s", out);
 }
 
-Test(figures_load, rows_beside_a_step_are_of_no_other_figure)
+Test(figures_load, rows_with_a_step_are_in_no_other_figure)
 {
     shell("awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == \"compute_ms\") c = i } NR == 1 || "
           "$c' " FIXTURES "/break_even_load.csv > $D/results/a.csv; " SELECT
@@ -204,17 +210,17 @@ Test(figures_load, rows_beside_a_step_are_of_no_other_figure)
     cr_assert(says("skipped loading_threads: none of your "), "%s", out);
 }
 
-Test(figures_load, loaders_over_time_are_the_newest_timed_runs)
+Test(figures_load, loaders_over_time_use_the_newest_timed_runs)
 {
     shell("cp " FIXTURES "/monitor_loading.csv " FIXTURES "/break_even_load.csv $D/results; " SELECT
           "monitor_loading && cat $D/work/monitor_loading.vars $D/work/monitor_loading.dat");
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("series = 2\n") && says("'files-gpu'") && says("'shards-gpu'"), "%s", out);
-    cr_assert(says("x_high = 11.5\n"), "24 looks, 0.5 s apart: %s", out);
+    cr_assert(says("x_high = 11.5\n"), "not 24 samples, 0.5 s apart: %s", out);
     cr_assert(says("% of the time'") && says("GB/s'") && says("'throughput (GB/s)'") &&
                   !says("PCIe to the GPU"),
-              "the row of the same run tells the wait and the bytes: %s", out);
+              "the wait and the bytes are not from the row of the same run: %s", out);
     shell("grep -v shards-gpu " FIXTURES "/monitor_loading.csv > $D/results/monitor_loading.csv; " SELECT
           "monitor_loading && cat $D/work/monitor_loading.vars");
-    cr_assert(says("(reference, host"), "without shards-gpu the user's are no pair: %s", out);
+    cr_assert(says("(reference, host"), "the user's rows are drawn, although shards-gpu is missing: %s", out);
 }

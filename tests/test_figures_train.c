@@ -1,13 +1,13 @@
-/* Tests figures of training: the rows that they select. */
+/* Tests which rows the figures of training use. */
 #include "figures.h"
 
 #include "core/variant.h"
 
 TestSuite(figures_train, .init = open_folder, .fini = remove_folder, .timeout = 120);
 
-/* One line per variant, of the job with most lines, with the newest row of each epoch. Rows of inference are
- * ignored. */
-Test(figures_train, learning_takes_one_job)
+/* The job with the most lines is drawn: one line per variant, with the newest row of each epoch. Rows of
+ * inference are ignored. */
+Test(figures_train, figures_of_learning_draw_one_job)
 {
     shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && head -n 1 train.csv > other.csv && "
           "sed -n 2p train.csv | sed 's/,lenet,64,/,lenet,32,/; s/1\\.44690[0-9]*/7.5/' >> other.csv");
@@ -33,7 +33,7 @@ Test(figures_train, learning_takes_one_job)
     cr_expect(says("other.csv, line 2: unknown schema 'train/9'"), "%s", out);
 }
 
-/* All variants of the table, and an unknown one. */
+/* Every variant of training has a line, and so has an unknown variant. */
 Test(figures_train, every_variant_has_a_line)
 {
     for (size_t i = 0; i < variant_count; i++)
@@ -49,9 +49,9 @@ Test(figures_train, every_variant_has_a_line)
     cr_expect(says("train-unheard-of"), "%s", out);
 }
 
-/* One line per training-set size and initialisation, over the seeds. A size that was trained only one way has
- * no line. */
-Test(figures_train, fine_tuning_beside_scratch)
+/* The figure has one line per training-set size and initialisation, over all seeds. A size with rows of only
+ * one initialisation has no line. */
+Test(figures_train, fine_tuning_is_compared_with_training_from_scratch)
 {
     shell("cp " FIXTURES
           "/fine_tuning.csv $D/results && cd $D/results && head -n 1 fine_tuning.csv > other.csv && "
@@ -65,9 +65,10 @@ Test(figures_train, fine_tuning_beside_scratch)
               out);
 }
 
-/* The same images, live and loaded. Rows of other jobs, or of jobs without loaded samples, are on no line.
- * The figure of published points has no rows, because they are for other networks. */
-Test(figures_train, training_live_against_loaded)
+/* The figure compares trainings on the same images, generated live and loaded. Rows of other jobs, and of
+ * jobs without loaded samples, are on no line. The figure of published points draws none of the rows, because
+ * they are of other networks. */
+Test(figures_train, training_on_live_images_is_compared_with_loaded_ones)
 {
     shell("cp " FIXTURES
           "/live_training.csv $D/results && cd $D/results && head -n 1 live_training.csv > other.csv && "
@@ -82,7 +83,7 @@ Test(figures_train, training_live_against_loaded)
               "%s", out);
     cr_expect(says("lenet with 943,836") && says("parameters, batch 32") && says("images are identical"),
               "%s", out);
-    cr_expect(says("\n0.64\t") && says("\n1.92\t"), "%s", out); /* thousands */
+    cr_expect(says("\n0.64\t") && says("\n1.92\t"), "%s", out); /* thousands of images */
     cr_expect(says("Published points only: ") && !says("series = 7"), "%s", out);
     shell("sed -i '/shards/s/,2\\.16870378,/,2.16870379,/' $D/results/live_training.csv && " SELECT
           "training_time >/dev/null && cat $D/work/training_time.vars");
@@ -97,9 +98,8 @@ Test(figures_train, training_live_against_loaded)
               "%s", out);
 }
 
-/* A figure of reference rows only says so. A note explains why the user's rows do not suffice for a
- * figure. */
-Test(figures_train, training_without_rows_of_yours)
+/* A figure that has only reference rows says so. A note explains why it does not draw the user's rows. */
+Test(figures_train, figures_of_training_without_your_rows)
 {
     shell("cp " FIXTURES "/live_training.csv " FIXTURES "/fine_tuning.csv $D/reference && python3 -c '"
           "import csv, sys\n"

@@ -1,5 +1,5 @@
-/* Durability: the order in which files and folders are synced and renamed. This program replaces the system's
- * functions with ones that log their calls. */
+/* Tests the order in which files and folders are synced and renamed, so that data survive a power failure.
+ * This suite replaces fsync() and rename() with functions that log their calls. */
 #include <criterion/criterion.h>
 
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 #include "core/file.h"
 #include "run/record.h"
 
-/* The log: "F" a file was synced, "D" the test's folder was, "d" another folder was, "R" a rename. */
+/* The log: F, D, d: fsync() of a file, of the test's folder, of another folder; R: rename(). */
 static char notes[64], folder[] = "/tmp/fdsl-sync-XXXXXX";
 
 static void note(char letter)
@@ -59,8 +59,8 @@ static const char *in_folder(const char *name)
     return path;
 }
 
-/* First the bytes, then the name, then the folder with the name: after a power cut the file is complete. */
-Test(file_sync, a_whole_file_lasts)
+/* The file is synced, renamed, and its folder is synced. So the file is complete after a power failure. */
+Test(file_sync, a_file_is_durable)
 {
     cr_assert_eq(file_write_atomic(in_folder("new"), "one", 3), STATUS_OK, "%s", status_text());
     cr_expect_str_eq(notes, "FRD");
@@ -68,7 +68,7 @@ Test(file_sync, a_whole_file_lasts)
     cr_expect_str_eq(notes, "FRDFRD");
 }
 
-Test(file_sync, files_that_belong_together_are_complete_before_the_first_is_named)
+Test(file_sync, files_of_a_group_are_complete_before_the_first_is_renamed)
 {
     struct file_writer one, two;
     cr_assert(file_begin(&one, in_folder("one")) == STATUS_OK && file_add(&one, "1", 1) == STATUS_OK);
@@ -78,8 +78,8 @@ Test(file_sync, files_that_belong_together_are_complete_before_the_first_is_name
     cr_expect_str_eq(notes, "FFRDRD");
 }
 
-/* A row is synced, and with the first row also the name of the file. */
-Test(file_sync, a_row_and_its_new_file_last)
+/* Each row is synced. After the first row, the folder is synced too, as it has the name of the new file. */
+Test(file_sync, a_row_and_its_new_file_are_durable)
 {
     struct row row = {0};
     row_text(&row, "column", "text");

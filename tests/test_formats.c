@@ -1,4 +1,4 @@
-/* Formats: .npy headers, IDX, CIFAR-10, our index, the wids index, and PNG in memory. */
+/* Tests formats: .npy headers, IDX, CIFAR-10, the project's index, the wids index, and PNG in memory. */
 #include <criterion/criterion.h>
 
 #include <stdio.h>
@@ -61,7 +61,7 @@ Test(npy, headers_of_other_writers)
     cr_assert(header.values == 0 && header.value_bytes == 16);
 }
 
-Test(npy, what_is_refused)
+Test(npy, refused_headers)
 {
     static const char *const dictionaries[] = {
         "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", /* pickles */
@@ -87,8 +87,8 @@ Test(npy, what_is_refused)
     expect_text("bytes follow");
 }
 
-/* A header may end exactly at the end of the file. The byte that would complete a longer one is just past the
- * end. */
+/* A header may end exactly at the end of the file. If the file is up to six bytes shorter, the header must be
+ * refused, although the missing bytes are in memory. */
 Test(npy, header_may_end_with_file)
 {
     static const char dictionary[] = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }";
@@ -96,7 +96,7 @@ Test(npy, header_may_end_with_file)
     for (int version = 1; version <= 2; version++)
         for (size_t more = 0; more <= 6; more++) {
             size_t begin = version == 1 ? 10 : 12, size = begin + length - more;
-            uint8_t *bytes = calloc(1, begin + length); /* the rest is in memory but not part of the file */
+            uint8_t *bytes = calloc(1, begin + length); /* bytes past the end of the file are in memory */
             struct npy_header header;
             memcpy(bytes, "\x93NUMPY", 6);
             bytes[6] = (uint8_t)version;
@@ -160,7 +160,7 @@ Test(idx, gzipped_and_cut)
 #endif
 
 #ifdef HAVE_ZLIB
-/* Packs bytes as one gzip member. Returns its size. */
+/* Compresses bytes as one gzip member. Returns its size. */
 static size_t pack(const void *bytes, size_t size, uint8_t *packed, size_t room)
 {
     z_stream stream = {.next_in = (Bytef *)(uintptr_t)bytes,
@@ -216,8 +216,8 @@ Test(idx, gzip_with_excess_data)
     }
 }
 
-/* Non-IDX content is detected from the first bytes; the rest of a file that unpacks to 256 MiB is not
- * unpacked. A header that promises too much does not cause a large allocation. */
+/* Each file unpacks to 256 MiB. Content that is not IDX is detected from its first bytes, and the rest is not
+ * unpacked. A header that claims too many values does not cause a large allocation. */
 Test(idx, gzip_bombs_are_not_unpacked)
 {
     static const struct {
@@ -382,16 +382,16 @@ Test(index, bad_lines_are_reported)
     expect_bad_lines("other\tx\n", "not a known kind of line");
     expect_bad_lines("place\tx\t9999\t-\nsample\tb\tcls\t1536\t1\t0123456789abcdef\n"
                      "sample\ta\tcls\t512\t1\t0123456789abcdef\n",
-                     "line 4: x: offset 512: the previous member ends at 1537, which leaves no room");
+                     "line 4: x: offset 512: the previous member ends at 1537, so there is no room");
     expect_bad_lines("place\tx\t9999\t-\nsample\ta\tcls\t512\t600\t0123456789abcdef\tpng\t1536\t1\t"
                      "0123456789abcdef\n",
                      "line 3: x: offset 1536: the previous member ends at 1112");
     expect_bad_lines("place\tx\t9999\t-\nsample\ta\tcls\t511\t1\t0123456789abcdef\n", "no room");
 }
 
-/* Neither our index nor DALI's has quotes, so a name that would be parsed as several fields or lines is
- * refused. */
-Test(index, names_that_no_line_can_hold_are_refused)
+/* The project's index and DALI's index cannot quote names. So a name that would be parsed as several fields
+ * or lines is refused. */
+Test(index, names_that_a_line_cannot_store_are_refused)
 {
     static const char *const names[] = {"", "a b", "a\tb", "a\nb", "a\rb", "\x1b[2J", "a\x7f"};
     for (size_t i = 0; i < COUNT_OF(names); i++)
@@ -404,7 +404,7 @@ Test(index, names_that_no_line_can_hold_are_refused)
             cr_expect_eq(dali_add_sample(stream, key ? names[i] : "0", &member, 1), STATUS_FAILED);
             expect_text("rename the file");
             cr_assert_eq(fclose(stream), 0);
-            cr_expect_eq(size, 0, "nothing is written of it");
+            cr_expect_eq(size, 0, "a refused name is written in part");
             free(text);
         }
 }
@@ -502,9 +502,10 @@ Test(png, implausible_sizes_are_refused)
     static const struct {
         uint8_t width[4], height[4];
         const char *words;
-    } headers[] = {{{0, 0, 0x40, 0}, {0, 0, 0x40, 1}, "16384 x 16385 pixels does not fit"},
-                   {{0, 1, 0, 0}, {0, 1, 0, 0}, "65536 x 65536 pixels does not fit"},
-                   {{0, 0, 0x10, 0}, {0, 0, 0x10, 0}, "4096 x 4096 pixels does not fit its number of bytes"}};
+    } headers[] = {
+        {{0, 0, 0x40, 0}, {0, 0, 0x40, 1}, "16384 x 16385 pixels does not fit"},
+        {{0, 1, 0, 0}, {0, 1, 0, 0}, "65536 x 65536 pixels does not fit"},
+        {{0, 0, 0x10, 0}, {0, 0, 0x10, 0}, "4096 x 4096 pixels does not fit in a file of this size"}};
     const struct png_shape shape = {1, 1, 1};
     struct png_shape found;
     void *bytes;

@@ -1,5 +1,5 @@
-/* The fuzzing corpus: all files in tests/fuzz/, whole and truncated at each byte of their first kilobytes.
- * make fuzz continues from there. */
+/* Runs the fuzz targets on the corpus: all files in tests/fuzz/, complete and truncated at each byte of their
+ * first kilobytes. make fuzz starts from the same files. */
 #include <criterion/criterion.h>
 
 #include <dirent.h>

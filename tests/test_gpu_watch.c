@@ -1,4 +1,4 @@
-/* Watching a GPU during timed runs, with a fake NVML library. */
+/* Tests how a GPU is watched during timed runs, with a fake NVML library. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -50,8 +50,7 @@ Test(gpu_watch, clocks_power_and_reasons)
 {
     load_fake_nvml(folder, "-DUNSTEADY");
     struct gpu_watched watched = watch_for(1.2, PHASE_TIMED);
-    cr_expect_eq(watched.sm_clock_mhz, 1410, "the median, not the mean or the latest: %d",
-                 watched.sm_clock_mhz);
+    cr_expect_eq(watched.sm_clock_mhz, 1410, "not the median of the clocks: %d", watched.sm_clock_mhz);
     cr_expect_eq(watched.mem_clock_mhz, 3201);
     cr_expect_eq(watched.throttle_reasons, 0x24);
     cr_expect(fabs(watched.power_w - 250) <= 30, "%g W", watched.power_w);
@@ -66,7 +65,7 @@ Test(gpu_watch, short_runs_have_clocks_but_no_power)
     cr_expect(isnan(watched.power_w));
 }
 
-Test(gpu_watch, what_is_not_timed_does_not_count)
+Test(gpu_watch, other_phases_are_ignored)
 {
     load_fake_nvml(folder, "");
     struct gpu_watched watched = watch_for(0.12, PHASE_WARM_UP);
@@ -75,15 +74,16 @@ Test(gpu_watch, what_is_not_timed_does_not_count)
     cr_expect_eq(watched.throttle_reasons, 0);
 }
 
-Test(gpu_watch, drivers_that_do_not_tell)
+Test(gpu_watch, an_older_driver_has_no_energy)
 {
     load_fake_nvml(folder, "-DOLD");
     struct gpu_watched watched = watch_for(1, PHASE_TIMED);
     cr_expect_eq(watched.sm_clock_mhz, 1410);
-    cr_expect(isnan(watched.power_w), "no energy is counted: %g", watched.power_w);
+    cr_expect(isnan(watched.power_w), "the driver has no energy counter, but the power is %g W",
+              watched.power_w);
 }
 
-Test(gpu_watch, a_driver_that_refuses)
+Test(gpu_watch, a_gpu_that_refuses_readings)
 {
     load_fake_nvml(folder, "-DMUTE");
     struct gpu_watched watched = watch_for(1, PHASE_TIMED);
@@ -104,10 +104,10 @@ Test(gpu_watch, without_a_gpu_nothing_is_known)
     cr_expect(watched.sm_clock_mhz < 0 && watched.mem_clock_mhz < 0 && isnan(watched.power_w));
     load_fake_nvml(folder, "");
     cr_assert_eq(gpu_watch_begin("0000:ff:00.0", &watch), STATUS_OK);
-    cr_expect_null(watch, "NVML does not know it");
+    cr_expect_null(watch, "NVML does not have this GPU");
 }
 
-Test(gpu_watch, it_ends_at_once)
+Test(gpu_watch, ends_without_waiting_for_the_next_sample)
 {
     struct gpu_watch *watch;
     struct gpu_watched watched;
@@ -117,5 +117,5 @@ Test(gpu_watch, it_ends_at_once)
         cr_assert_eq(gpu_watch_begin(GPU, &watch), STATUS_OK);
         gpu_watch_end(watch, &watched);
     }
-    cr_expect_lt(timer_now_s() - begin_s, 20 * 0.05, "it does not wait for the next look");
+    cr_expect_lt(timer_now_s() - begin_s, 20 * 0.05, "it waits for the next sample");
 }

@@ -1,5 +1,5 @@
-/* Hostile inputs, given to --prepare and to the readers as programs: unusual names, sizes, ends and
- * depths. */
+/* Tests hostile inputs of --prepare and of the readers, by running the program: unusual names, sizes, ends of
+ * shards and depths of folders. */
 #include "shell.h"
 
 #include <fcntl.h>
@@ -12,8 +12,7 @@
 
 TestSuite(hostile, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
 
-/* Expects this status and a one-line message that contains these words, without control characters for the
- * terminal. */
+/* Expects this exit status and a one-line message that contains these words and no control characters. */
 static void expect_refusal(int wanted, const char *words, const char *command)
 {
     run("%s", command);
@@ -72,8 +71,7 @@ Test(hostile, extensions_that_would_inject_records)
     }
 }
 
-/* Names that differ only after byte 100, and keys of any length. None is truncated, so none collides with
- * another. */
+/* Tests names that differ only after byte 100, and very long keys. No name is truncated, so none collide. */
 Test(hostile, long_names_stay_apart)
 {
     char extension[1200], name[2000];
@@ -105,8 +103,9 @@ Test(hostile, long_names_stay_apart)
 
 /* ---- Ends of shards ---- */
 
-/* Zeros do not end a shard if data follows: cat a.tar b.tar, or a zeroed page. */
-Test(hostile, data_after_end_is_not_ignored)
+/* Blocks of zeros do not end a shard if data follows them, as in the output of cat a.tar b.tar or after a
+ * page was zeroed. */
+Test(hostile, data_after_the_end_of_a_shard_is_an_error)
 {
     EXPECT(0, "mkdir s t");
     for (int part = 0; part < 2; part++) {
@@ -126,14 +125,16 @@ Test(hostile, data_after_end_is_not_ignored)
                    "$P --variant shards --data t --cache any --min-time 0");
     EXPECT(0, "$P --variant shards --data t --cache any --on-error skip --min-time 0 --format csv");
     cr_expect_not_null(strstr(out, "data follows at offset 16384"), "%s", out);
-    EXPECT(0, "cp s/b t/x.tar && truncate -s +20480 t/x.tar"); /* records of 10 KiB and larger */
+    EXPECT(0,
+           "cp s/b t/x.tar && truncate -s +20480 t/x.tar"); /* padding, as to tar records of 10 KiB or more */
     EXPECT(0, "$P --variant shards --data t --cache any --min-time 0 --verify");
 }
 
 /* ---- Depth ---- */
 
-/* Folders as deep as a path allows, deeper than the stack and the limit of open files would permit. */
-Test(hostile, deep_folders_are_read)
+/* Folders may be as deep as a path allows. This is deeper than recursion with a small stack and few open
+ * files could go. */
+Test(hostile, very_deep_folders_are_read)
 {
     char path[PATH_MAX] = "";
     snprintf(path, sizeof path, "%s/s", folder);
@@ -171,7 +172,8 @@ Test(hostile, samples_csv_is_quoted)
                                           "000000,\"say \"\"a\"\", b\nc\",000/000000.txt,\n"
                                           "000001,x,000/000001.txt,000/000001.png\n");
     EXPECT(0, "$P --prepare o --from dataset --source s --store files");
-    cr_expect_not_null(strstr(out, "already complete"), "a line end in quotes ends no record: %s", out);
+    cr_expect_not_null(strstr(out, "already complete"), "a line end in quotes must not end a record: %s",
+                       out);
     if (run("python3 -c 'import csv' 2>/dev/null") != 0)
         return;
     EXPECT(0, "python3 -c \"import csv\n"
@@ -211,14 +213,14 @@ Test(hostile, a_target_in_its_own_source_is_refused)
     for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
         char command[256];
         snprintf(command, sizeof command, "$P --prepare %s --from dataset --source s", targets[i]);
-        expect_refusal(2, "this folder is inside its own source, s; name a folder outside it", command);
+        expect_refusal(2, "this folder is inside its source, s; name a folder outside the source", command);
     }
     EXPECT(0, "test \"$(find s | wc -l)\" = 3");
     EXPECT(0, "$P --prepare s2 --from dataset --source s"); /* a name that only begins with the same
                                                                characters is another folder */
 }
 
-/* An option value may look like an option. */
+/* With "=", a value may begin with dashes. */
 Test(hostile, a_folder_of_dashes)
 {
     expect_refusal(2, "--data --: no such folder", "$P --variant train-naive --data=--");
@@ -229,7 +231,7 @@ Test(hostile, a_folder_of_dashes)
 
 /* ---- A damaged index ---- */
 
-/* The remedies in the message work: prepare again, or read without the index. */
+/* Both remedies in the error message must work: preparing the set again, and reading it without the index. */
 Test(hostile, a_cut_index_can_be_prepared_again)
 {
     static const char options[] = "--samples 20 --shards 3 --sample-shape 3";

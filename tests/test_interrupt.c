@@ -1,9 +1,9 @@
-/* What a run that a signal ends says: what is kept, and how to go on. */
+/* Tests the message of a run that a signal ends: what is kept, and how to continue. */
 #include "shell.h"
 
 #include <string.h>
 
-/* Starts a command, sends a signal when a shell condition holds, and prints its stderr and exit status. */
+/* Starts a command, sends it a signal when a shell condition holds, and prints its stderr and exit status. */
 static const char interrupt[] =
     "import signal, subprocess, sys, time\n"
     "number, condition, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]\n"
@@ -30,25 +30,26 @@ TestSuite(interrupt, .init = start, .fini = shell_tear_down, .timeout = 120);
 #define SYNTH             "--batch 2 --res 32 --orbits 4 --warmup-time 0 --variant "
 #define EXPECT_SAYS(what) cr_expect(says("fdsl-bench: interrupted: " what), "%s", out)
 
-/* The first variant is over at once, the second takes a minute. */
-Test(interrupt, synth_names_the_variants_that_are_left)
+/* The signal ends the run during its first variant, then during its second. */
+Test(interrupt, synth_names_the_remaining_variants)
 {
     EXPECT(0, "$P " SYNTH "naive --loops 3 --out rows.csv && " INT "'sleep 1' $P " SYNTH
               "naive,omp --loops 100000000 --out rows.csv");
-    EXPECT_SAYS("kept: 0 new rows in rows.csv; to go on, repeat the same command with --variant naive,omp\n");
+    EXPECT_SAYS(
+        "kept: 0 new rows in rows.csv; to continue, repeat the same command with --variant naive,omp\n");
     EXPECT(0, "rm rows.csv; " INT ROWS(1) SYNTH "naive,omp --min-time 2 --max-time 2");
-    EXPECT_SAYS("kept: 1 new row in rows.csv; to go on, repeat the same command with --variant naive,omp "
+    EXPECT_SAYS("kept: 1 new row in rows.csv; to continue, repeat the same command with --variant naive,omp "
                 "(naive again, "
                 "for the speed-up)\n");
-    cr_expect(says(" -2\n"), "the signal ends the program: %s", out);
+    cr_expect(says(" -2\n"), "SIGINT does not end the program: %s", out);
     EXPECT(0, "$P " SYNTH "omp --min-time 0.1 --max-time 0.1 --out rows.csv && grep -c . rows.csv");
     cr_expect(says("\n3\n"), "%s", out);
     EXPECT(0, "rm rows.csv; " INT ROWS(1) SYNTH "naive,omp --min-time 2 --max-time 2 --baseline naive");
-    EXPECT_SAYS("kept: 1 new row in rows.csv; to go on, repeat the same command with --variant naive,omp "
+    EXPECT_SAYS("kept: 1 new row in rows.csv; to continue, repeat the same command with --variant naive,omp "
                 "(naive again, for the speed-up)\n");
     EXPECT(0, TERM "'sleep 1' $P " SYNTH "naive --loops 100000000");
     EXPECT_SAYS(
-        "kept: no rows except those on stdout, because --out FILE was not given; to go on, repeat the "
+        "kept: no rows except those on stdout, because --out FILE was not given; to continue, repeat the "
         "same command with --variant naive\n");
 }
 
@@ -58,7 +59,7 @@ Test(interrupt, json_without_a_file_loses_all_rows)
     EXPECT(0,
            "rm -f s.csv; " INT "'test $(grep -c . s.csv) -gt 1' $P --format json --samples-out s.csv " SYNTH
            "naive,omp --min-time 2 --max-time 2");
-    EXPECT_SAYS("kept: no rows, because --format json prints them at the end; to go on, repeat the same "
+    EXPECT_SAYS("kept: no rows, because --format json prints them at the end; to continue, repeat the same "
                 "command with --out FILE\n");
     EXPECT(
         0, INT
@@ -66,18 +67,18 @@ Test(interrupt, json_without_a_file_loses_all_rows)
         "--batch 2 --res 32,33 --warmup-time 0 --min-time 2 --max-time 2");
     EXPECT_SAYS(
         "1 of 2 combinations are done, but their rows are lost, because --format json prints all rows "
-        "at the end; to begin again, repeat the same command with --out FILE\n");
+        "at the end; to start again, repeat the same command with --out FILE\n");
 }
 #endif
 
 #ifdef HAVE_XXHASH
-Test(interrupt, load_names_the_variants_that_are_left)
+Test(interrupt, load_names_the_remaining_variants)
 {
     EXPECT(0, "$P --prepare d --samples 50 --shards 2 --sample-shape 10 && " TERM ROWS(
                   1) "--workload load --variant shards,shards-mmap --baseline shards --data d --min-time 2 "
                      "--max-time 2");
     EXPECT_SAYS(
-        "kept: 1 new row in rows.csv; to go on, repeat the same command with --variant shards,shards-mmap "
+        "kept: 1 new row in rows.csv; to continue, repeat the same command with --variant shards,shards-mmap "
         "(shards again, for the speed-up)\n");
     cr_expect(says(" -15\n"), "%s", out);
 }
@@ -89,19 +90,20 @@ Test(interrupt, train_says_how_to_resume)
     EXPECT(0, INT ROWS(2) TRAIN "--epochs 100000 --checkpoint ck");
     EXPECT_SAYS("kept: ");
     cr_expect(
-        says(" in rows.csv; the latest epoch is in ck; to go on, repeat the same command with --resume\n"),
+        says(" in rows.csv; the latest epoch is in ck; to continue, repeat the same command with --resume\n"),
         "%s", out);
     EXPECT(0, "n=$(grep -c . rows.csv); $P " TRAIN
               "--epochs $((n + 2)) --checkpoint ck --out rows.csv --resume && "
               "test $(grep -c . rows.csv) -eq $((n + 3))");
     EXPECT(0, "rm rows.csv; " TERM ROWS(2) TRAIN "--epochs 100000");
-    cr_expect(says(" in rows.csv; no epochs, because --checkpoint DIR was not given; to begin again, repeat "
+    cr_expect(says(" in rows.csv; no epochs, because --checkpoint DIR was not given; to start again, repeat "
                    "the same command with --variant train-naive\n"),
               "%s", out);
     EXPECT(0, INT "'test -e new/.lock && sleep 3' $P --variant train-naive --model cnn --train-size 10000 "
                   "--test-size 50 --checkpoint new");
-    EXPECT_SAYS("kept: no rows except those on stdout, because --out FILE was not given; this run has not "
-                "finished an epoch, so new is unchanged; to go on, repeat the same command with --resume\n");
+    EXPECT_SAYS(
+        "kept: no rows except those on stdout, because --out FILE was not given; this run has not "
+        "finished an epoch, so new is unchanged; to continue, repeat the same command with --resume\n");
 }
 
 Test(interrupt, prepare_counts_what_is_finished)
@@ -114,10 +116,10 @@ Test(interrupt, prepare_counts_what_is_finished)
     cr_assert_eq(sscanf(line, "fdsl-bench: interrupted: %d of 40 shards with %d samples", &kept, &samples), 2,
                  "%s", out);
     cr_expect(kept >= 1 && kept < 40 && samples == 100 * kept, "%s", out);
-    cr_expect(says(" samples are kept in d; to go on, repeat the same command\n"), "%s", out);
+    cr_expect(says(" samples are kept in d; to continue, repeat the same command\n"), "%s", out);
     EXPECT(0, "ls d/.prepare/*.part | grep -c .");
     int parts = atoi(out);
-    cr_expect(parts == kept || parts == kept + 1, "%d parts, %d told", parts, kept);
+    cr_expect(parts == kept || parts == kept + 1, "%d parts, but %d in the message", parts, kept);
     EXPECT(0, "$P --prepare d --from synth --classes 5 --samples 4000 --shards 40 --res 128");
     cr_expect(says(" already finished)"), "%s", out);
 }
@@ -135,7 +137,7 @@ Test(interrupt, piped_progress_is_lines)
     EXPECT(0, "grep -c . err");
     cr_expect_str_eq(out, "4\n");
     EXPECT(0, "FDSL_PROGRESS_S=x $P --prepare e --samples 1000 --shards 4 --sample-shape 10 2>&1 >/dev/null");
-    cr_expect_str_eq(out, "", "ten seconds are not over");
+    cr_expect_str_eq(out, "", "progress before the period of ten seconds is over");
 }
 
 Test(interrupt, progress_on_a_terminal_has_the_time_left)

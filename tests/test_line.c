@@ -1,4 +1,4 @@
-/* The reference line: Bresenham's algorithm compared with examples by hand, with its closed form, and at the
+/* Tests the reference line, Bresenham's algorithm, with examples by hand, with its closed form, and at the
  * end points. */
 #include <criterion/criterion.h>
 
@@ -25,8 +25,8 @@ static int walk(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_
     return count;
 }
 
-/* The line from (0, 0) to (4, 2) passes half-way between two pixels at x = 1 and 3, where it steps early. So
- * do its mirror images in all octants. Only `visualatom` draws the end point. */
+/* The line from (0, 0) to (4, 2) passes half-way between two pixels at x = 1 and 3, where it steps early. Its
+ * mirror images in all octants do the same. Only `visualatom` draws the end point. */
 Test(line, octants_by_hand)
 {
     static const struct pixel shape[] = {{0, 0}, {1, 1}, {2, 1}, {3, 2}, {4, 2}};
@@ -79,7 +79,7 @@ Test(line, points)
     cr_assert(pixels[0].x == 5 && pixels[0].y == -6);
 }
 
-/* Checks a random line with end points in -range .. range. */
+/* Sets `ends` to a random line with coordinates in -range .. range. */
 static void random_line(uint32_t number, int32_t range, int32_t ends[4])
 {
     struct philox_block block = philox(philox_key(42), number, 0, 0, 0);
@@ -87,9 +87,9 @@ static void random_line(uint32_t number, int32_t range, int32_t ends[4])
         ends[i] = (int32_t)philox_below(block.word[i], 2 * (uint32_t)range + 1) - range;
 }
 
-/* After s steps along the major axis there were floor((2 minor s + major) / (2 major))
- * along the minor one. */
-Test(line, closed_form)
+/* After s steps along the major axis, the line has made floor((2 minor s + major) / (2 major)) steps along
+ * the minor axis. */
+Test(line, steps_follow_the_closed_form)
 {
     for (uint32_t number = 0; number < 9000; number++) {
         int32_t e[4], range = number % 3 == 0 ? 3 : number % 3 == 1 ? 60 : 1500;
@@ -107,7 +107,7 @@ Test(line, closed_form)
     }
 }
 
-Test(line, ends_where_it_should)
+Test(line, begins_and_ends_at_its_end_points)
 {
     for (uint32_t number = 0; number < 5000; number++) {
         struct pixel with[PIXELS_MAX], without[PIXELS_MAX];
@@ -121,7 +121,7 @@ Test(line, ends_where_it_should)
     }
 }
 
-/* Whether the line passes exactly half-way between two pixels somewhere: 2 minor s = major (mod 2 major). */
+/* Whether the line passes exactly half-way between two pixels at a step s: 2 minor s = major mod 2 major. */
 static bool has_tie(int32_t major, int32_t minor)
 {
     for (int32_t s = 1; s < major; s++)
@@ -130,9 +130,9 @@ static bool has_tie(int32_t major, int32_t minor)
     return false;
 }
 
-/* The reversed line has the same pixels in reverse order, except at ties, where each direction steps
+/* A reversed line has the same pixels in reverse order. Lines with ties differ, because each direction steps
  * early. */
-Test(line, backwards)
+Test(line, reversed_lines)
 {
     int ties = 0, plain = 0;
     for (uint32_t number = 0; number < 5000; number++) {
@@ -166,14 +166,14 @@ Test(line, farthest_ends)
     cr_assert(line.x == far && line.y == far - 1);
 }
 
-Test(line, inside)
+Test(line, inside_the_image)
 {
     cr_assert(line_inside(0, 0, 32) && line_inside(31, 31, 32) && line_inside(0, 31, 32));
     cr_assert(!line_inside(-1, 0, 32) && !line_inside(0, -1, 32) && !line_inside(32, 0, 32) &&
               !line_inside(0, 32, 32) && !line_inside(-1, -1, 32) && !line_inside(INT32_MIN, 5, 32));
 }
 
-Test(line, drawn)
+Test(line, lines_are_drawn_or_skipped)
 {
     static const struct {
         int32_t x0, y0, x1, y1;

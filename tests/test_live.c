@@ -1,5 +1,5 @@
-/* Training samples generated during training: bit-identical to stored ones, for any generator and batch size;
- * and none of them is in the test set. */
+/* Tests training samples that are generated during training. They must be bit-identical to stored ones, for
+ * any generator and batch size. None may be in the test set. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 #define CLASSES    7
 #define RES        24
-#define LARGE      160 /* large enough for a whole image: on a small canvas some images are all black */
+#define LARGE      160 /* large enough that no image is all black, as some are on a small canvas */
 #define TRAIN      61
 #define TEST       33
 
@@ -36,7 +36,7 @@ static void open_data(int feed, bool fresh, uint64_t batch, uint64_t res, struct
 
 /* ---- Generators ---- */
 
-/* A sample as single-threaded scalar C generates it. */
+/* Generates a sample with `naive`, single-threaded scalar C. */
 static void make_alone(struct source_reader *naive, uint64_t number, uint8_t *into, uint64_t *label)
 {
     struct source_sample sample = {0};
@@ -54,8 +54,8 @@ static const uint64_t numbers[] = {
     5, 0, 6, UINT64_C(1) << 31, 5, 4294967301, 123456789012345, 93, 1000, 7777777, 3, 2047};
 #define NUMBERS ((uint32_t)COUNT_OF(numbers))
 
-/* Any sample numbers, also repeated, in any batches, with any number of threads. */
-Test(live, generators_make_any_sample)
+/* Sample numbers may be large, unordered and repeated. Batch sizes and numbers of threads must not matter. */
+Test(live, generators_generate_any_sample)
 {
     static const char *const by_naive[] = {"variant", "naive", "encode", "npy", "classes", "7",
                                            "res",     "24",    "batch",  "1",   NULL};
@@ -103,7 +103,7 @@ Test(live, missing_device_is_reported)
 
 /* ---- Sets ---- */
 
-/* A data set is the same for every feed. */
+/* Labels, hashes and normalisation of a data set must be the same for every feed. */
 Test(live, live_and_stored_sets_are_equal)
 {
     struct data stored, live, constant;
@@ -121,7 +121,7 @@ Test(live, live_and_stored_sets_are_equal)
     data_close(&constant);
 }
 
-/* Large live sets keep few samples in memory, but all labels. */
+/* A large live set keeps only some of its samples in memory, but all labels. */
 Test(live, live_sets_keep_few_samples_in_memory)
 {
     struct data live, constant;
@@ -145,7 +145,7 @@ Test(live, live_sets_keep_few_samples_in_memory)
     data_close(&constant);
 }
 
-/* No image is in both sets, in any epoch; with fresh samples, no image is in two epochs. */
+/* In no epoch is an image in both sets. With fresh samples, no image is in two epochs. */
 Test(live, test_samples_are_never_training_samples)
 {
     struct data data;
@@ -171,7 +171,7 @@ Test(live, test_samples_are_never_training_samples)
     generator_close(generator);
     free(samples);
     data_close(&data);
-    /* Sample numbers of all epochs of the largest set are either below or above those of the test set. */
+    /* All sample numbers of the largest training set are either below or above those of the test set. */
     for (uint32_t epoch = 0; epoch < 5; epoch++) {
         uint64_t first = data_number(UINT64_C(4294967296), epoch, 0), last = first + INT32_MAX - 1;
         cr_expect(last < UINT64_C(1) << 31 || first >= (UINT64_C(1) << 31) + INT32_MAX);
@@ -180,7 +180,7 @@ Test(live, test_samples_are_never_training_samples)
 
 /* ---- Engines ---- */
 
-/* The parameters after two epochs, for any number of threads and any batch. */
+/* Trains two epochs and sets `into` to the parameters. */
 static void learn(const struct engine *engine, int feed, bool fresh, uint32_t batch, int threads,
                   struct train_state *into)
 {

@@ -1,4 +1,4 @@
-/* The workload `load` on intact data: orders, checksums, latencies, and the results of every variant. */
+/* Tests the workload `load` on intact data: orders, checksums, latencies, and results of every variant. */
 #include "../cpu/load/reader.h"
 #include "load_support.h"
 
@@ -166,7 +166,7 @@ Test(load, augmentation_matches_definition)
     cr_assert(flips > 60 && flips < 140, "%d flips of 200", flips);
     cr_assert_gt(moves, 150);
     cr_assert(4 * flips_below > below && 4 * flips_below < 3 * below,
-              "half of them, whatever the shift: %d of %d", flips_below, below);
+              "not half of those that are shifted down: %d of %d", flips_below, below);
     cr_assert(4 * flips_right_of > right_of && 4 * flips_right_of < 3 * right_of, "%d of %d", flips_right_of,
               right_of);
 }
@@ -194,7 +194,7 @@ Test(load, a_png_decodes_to_its_pixels)
 }
 #endif
 
-Test(load, augmenting_halves_equals_augmenting_floats)
+Test(load, half_precision_samples_are_augmented_exactly)
 {
     char file[NPY_HEADER_MAX + 8];
     size_t header = npy_header_make(file, "<f2", "1, 1, 4"), room_bytes = 0;
@@ -256,7 +256,8 @@ static enum status count_batch(struct consumer *consumer, const struct batch *ba
 
 static const struct consumer_type counting_type = {.take_host = count_batch};
 
-/* Runs one epoch of the variant with that consumer. False if the variant cannot run here. */
+/* Runs one epoch of the variant with that consumer, and expects that status. Returns false if the variant
+ * cannot run here. */
 static bool consume_epoch(const char *name, const char *line, enum status expected, struct counting *counting)
 {
     struct job job;
@@ -310,11 +311,11 @@ Test(load, consumer_receives_training_batches, .init = make_folder, .fini = remo
     cr_assert(consume_epoch("files", "--cache any --batch 16 --decode --seed 9", STATUS_OK, &same));
     cr_expect(decoded.steps == 3 && decoded.bytes == 40 * 48, "%d bytes", (int)decoded.bytes);
     cr_expect(augmented.steps == 3 && augmented.bytes == 40 * 48 * 4, "%d bytes", (int)augmented.bytes);
-    cr_expect(decoded.sum == same.sum && decoded.sum > 0, "the same pixels in any order");
+    cr_expect(decoded.sum == same.sum && decoded.sum > 0, "another order has other pixels");
 }
 
 #ifdef HAVE_PNG
-/* Records which images of make_pictures() arrived. Image n is 45 bytes of the value 3 n. */
+/* Counts how often each image of make_pictures() is delivered. Image n has 45 bytes of the value 3 n. */
 struct viewing {
     struct consumer consumer;
     int seen[20], steps, spoilt;
@@ -370,7 +371,7 @@ Test(load, decoded_batches_hold_every_image_once, .init = make_folder, .fini = r
     remove_folder();
     make_folder();
     make_pictures(false);
-    /* The sample with the broken image also holds a valid array. It must not stay in the batch. */
+    /* The sample with the broken image also has a valid array. The array must not remain in the batch. */
     char array[NPY_HEADER_MAX + 45];
     size_t header = npy_header_make(array, "|u1", "5, 9");
     memset(array + header, 21, 45);
@@ -381,7 +382,7 @@ Test(load, decoded_batches_hold_every_image_once, .init = make_folder, .fini = r
 }
 #endif
 
-/* shards-uring also works if its buffers cannot be locked. */
+/* shards-uring must also work if its buffers cannot be locked. */
 Test(load, shards_uring_works_with_little_locked_memory, .init = make_folder, .fini = remove_folder)
 {
     const struct rlimit little = {1 << 20, 1 << 20}; /* enough for the ring itself */
@@ -451,7 +452,7 @@ Test(load, measures_are_plausible, .init = make_folder, .fini = remove_folder)
         }
 }
 
-/* Recreates the test's folder next to the program, because /tmp may be in memory. */
+/* Replaces the test's folder by one in `where`, because /tmp may be in memory. */
 static void make_folder_beside(const char *where)
 {
     remove_folder();
@@ -477,7 +478,7 @@ Test(load, a_cold_run_reads_from_the_device, .init = make_folder, .fini = remove
             continue;
         expect_between(shard_variants[v], line, "resident_share_before", 0, 0.01);
         measured(shard_variants[v], line, "storage_read_bytes", text);
-        if (*text) /* the kernel reports it */
+        if (*text) /* the kernel reports how many bytes came from the device */
             cr_expect_geq(strtod(text, NULL), 101 * 4000, "%s read %s bytes", shard_variants[v], text);
     }
 }
@@ -497,9 +498,9 @@ Test(load, tmpfs_refuses_cold, .init = make_folder, .fini = remove_folder)
     close_job(&job);
 }
 
-/* The samples left in the buffers are compared byte by byte, because the checksum of timed runs covers only
- * the edges. */
-Test(load, torn_sample_in_buffer_is_detected, .init = make_folder, .fini = remove_folder)
+/* Verification compares the samples in the buffers byte by byte, because the checksum of timed runs covers
+ * only the edges of members. */
+Test(load, changed_byte_in_buffer_is_detected, .init = make_folder, .fini = remove_folder)
 {
     make_shards(101);
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
@@ -522,7 +523,8 @@ Test(load, torn_sample_in_buffer_is_detected, .init = make_folder, .fini = remov
             cr_assert_eq(job.workload->verify(job.input, variant, state, 6, &wrong), STATUS_OK);
             cr_expect_eq(wrong, 2, "%s: %d", shard_variants[v], (int)wrong);
             cr_assert_eq(job.workload->verify(job.input, variant, state, 7, &wrong), STATUS_OK);
-            cr_expect_eq(wrong, 101, "%s: it is another run's: %d", shard_variants[v], (int)wrong);
+            cr_expect_eq(wrong, 101, "%s: the buffers have the samples of another run: %d wrong",
+                         shard_variants[v], (int)wrong);
             variant->teardown(state);
         }
         close_job(&job);

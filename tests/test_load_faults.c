@@ -1,4 +1,4 @@
-/* Every variant of `load` on data that is broken, or breaks during a run. */
+/* Tests every variant of `load` on data that are broken or that break during a run. */
 #include "load_support.h"
 
 TestSuite(load_faults, .timeout = 60);
@@ -9,7 +9,7 @@ Test(load_faults, truncated_shard_is_reported_with_offset, .init = make_folder, 
     cr_assert_eq(truncate(in_folder("x-000001.tar"), 20000), 0);
     expect_refused("x-000001.tar: offset ");
     expect_skipped(101 - 25 + whole_before(25, 20000),
-                   ""); /* the number of lost samples after the break is unknown */
+                   ""); /* the number of samples after the break is unknown */
 }
 
 Test(load_faults, flipped_bit_in_header_is_reported, .init = make_folder, .fini = remove_folder)
@@ -42,12 +42,13 @@ Test(load_faults, invalid_or_empty_folder_is_refused, .init = make_folder, .fini
     make_folder();
 }
 
-/* A fault after the data set was opened. Each variant ends with a one-line error; with --on-error skip it
- * continues, counts the lost samples and excludes them from the work. A run that loses other samples than
- * earlier runs is refused. */
+/* Truncates the shard `broken` after the data set was opened. The variant must fail with a one-line error.
+ * With
+ * --on-error skip it must continue, count the lost samples and exclude them from the work. A run that loses
+ * other samples than earlier runs must fail. */
 static void expect_run_fault(const char *name, const char *broken, const char *words)
 {
-    for (int skip = 0; skip <= 2; skip++) { /* 2: the fault occurs between two runs */
+    for (int skip = 0; skip <= 2; skip++) { /* 2: with skip, and the fault occurs between two runs */
         struct job job;
         void *state;
         struct run_time unused;
@@ -90,7 +91,7 @@ static void expect_run_fault(const char *name, const char *broken, const char *w
 Test(load_faults, shard_truncated_during_run_is_an_error, .init = make_folder, .fini = remove_folder)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants);
-         v++) { /* a mapping shows only which sample cannot be read */
+         v++) { /* a variant that maps files knows the sample, but not the offset where reading failed */
         bool maps =
             strcmp(shard_variants[v], "shards-mmap") == 0 || strcmp(shard_variants[v], "shards-omp") == 0;
         expect_run_fault(shard_variants[v], "x-000001.tar", maps ? "offset " : "offset 8192: ");
@@ -124,7 +125,7 @@ Test(load_faults, changed_or_deleted_file_is_an_error, .init = make_folder, .fin
         }
 }
 
-Test(load_faults, a_run_that_reads_nothing_is_an_error, .init = make_folder, .fini = remove_folder)
+Test(load_faults, a_run_that_reads_no_sample_is_an_error, .init = make_folder, .fini = remove_folder)
 {
     struct job job;
     void *state;
@@ -183,7 +184,7 @@ Test(load_faults, pipe_instead_of_file_is_reported, .init = make_folder, .fini =
     close_job(&job);
 }
 
-/* Removes a shard or file: its name then points nowhere, or to a pipe. */
+/* Moves a shard or file away. Then no file has its name, or a pipe has it. */
 static void take_away(const char *name, bool pipe_instead)
 {
     char moved[2 * PATH_MAX];
@@ -199,8 +200,8 @@ static void bring_back(const char *name)
     cr_assert_eq(rename(moved, in_folder(name)), 0); /* replaces a pipe too */
 }
 
-/* A shard disappears before a run. Without skip this is an error. With skip its samples are lost in every
- * run, and the row is still measured. */
+/* A shard disappears before a run. Without skip, this must be an error. With skip, its samples must be lost
+ * in every run, and the row must still be measured. */
 static void expect_loss_of_a_shard(const char *name, const char *cache, bool pipe_instead)
 {
     for (int skip = 0; skip <= 1; skip++) {
@@ -250,7 +251,8 @@ Test(load_faults, deleted_shard_is_an_error_or_skipped, .init = make_folder, .fi
     expect_loss_of_a_shard("shards-uring", "warm", true);
 }
 
-/* A truncated shard is excluded when copy bandwidth is measured; copying it would raise SIGBUS. */
+/* The measurement of copy bandwidth must exclude a truncated shard, because copying its mapping would raise
+ * SIGBUS. */
 Test(load_faults, truncated_shard_is_excluded_from_copy_bandwidth, .init = make_folder, .fini = remove_folder)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
@@ -271,7 +273,7 @@ Test(load_faults, truncated_shard_is_excluded_from_copy_bandwidth, .init = make_
     }
 }
 
-/* Reading a pipe that another process holds open for writing would never end. */
+/* A read of a pipe that another process holds open for writing would never end. */
 Test(load_faults, pipe_instead_of_file_does_not_hang, .init = make_folder, .fini = remove_folder)
 {
     static const char *const names[] = {"000/000050.bin", "000/000051.cls"}; /* the second file is empty */
@@ -307,8 +309,7 @@ Test(load_faults, pipe_instead_of_file_does_not_hang, .init = make_folder, .fini
                 }
 }
 
-/* The last member of a shard is empty, and its header is alone in the last block. That block must be read
- * too. */
+/* The last member of a shard is empty, so the last block has only its header. That block must be read too. */
 Test(load_faults, block_of_empty_last_member_is_read, .init = make_folder, .fini = remove_folder)
 {
     static const uint8_t zeros[TAR_END_BYTES], data[4096 - 512] = {1, 2, 3};
@@ -344,8 +345,7 @@ Test(load_faults, block_of_empty_last_member_is_read, .init = make_folder, .fini
 }
 
 #ifdef HAVE_PNG
-/* With several ranks, a different rank reads the broken sample in every epoch. Together they must always lose
- * it. */
+/* Another rank may read the broken sample in each epoch. In every run, exactly one rank must lose it. */
 static void expect_a_picture_lost(const char *name, uint64_t ranks)
 {
     uint64_t skipped[4] = {0};
@@ -413,7 +413,7 @@ Test(load_faults, undecodable_image_is_an_error_or_skipped, .init = make_folder,
 }
 #endif
 
-/* Each run detects a variant that delivers wrong bytes. */
+/* Every run must detect a variant that delivers wrong bytes. */
 Test(load_faults, wrong_bytes_are_detected, .init = make_folder, .fini = remove_folder)
 {
     struct job job;

@@ -1,5 +1,5 @@
-/* CPU tests of the basis of the GPU load variants: hashes, conversions, labels, arrays, keyed orders, and
- * option combinations refused before a device is used. */
+/* Tests, on the CPU, the functions that the GPU variants of load use: hashes, conversions, labels, arrays and
+ * keyed orders. Also tests combinations of options that are refused before a device is used. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -107,11 +107,13 @@ Test(load_gpu, conversion_matches_definition)
     cr_expect_eq(converted(convert_make(DTYPE_F16, DTYPE_F16, 0, 1), &half), half);
     cr_expect_eq(converted(convert_make(DTYPE_F16, DTYPE_BF16, -2, 0.5), &half), 0, "(-2 + 2) * 2");
     cr_expect_eq(converted(convert_make(DTYPE_F32, DTYPE_F32, 0, 1), &third), float_bits(third));
-    cr_expect_eq(converted(convert_make(DTYPE_F32, DTYPE_F32, 0, 1), &zero), 0x80000000u, "its sign stays");
-    cr_expect_eq(converted(convert_make(DTYPE_F32, DTYPE_F32, 0, 1), &nan), 0x7FFFFFFFu, "the one NaN");
+    cr_expect_eq(converted(convert_make(DTYPE_F32, DTYPE_F32, 0, 1), &zero), 0x80000000u,
+                 "-0 must keep its sign");
+    cr_expect_eq(converted(convert_make(DTYPE_F32, DTYPE_F32, 0, 1), &nan), 0x7FFFFFFFu,
+                 "every NaN becomes 0x7FFFFFFF");
     cr_expect_eq(converted(convert_make(DTYPE_F32, DTYPE_F16, 0, 1), &nan), 0x7FFF);
     cr_expect_eq(converted(convert_make(DTYPE_F32, DTYPE_STORED, 0, 1), &nan), nan,
-                 "raw bits are not touched");
+                 "raw values must keep their bits");
 }
 
 Test(load_gpu, labels_are_whole_numbers)
@@ -182,7 +184,7 @@ static void put(const char *name, const void *bytes, size_t size)
     fclose(stream);
 }
 
-/* Writes an array of `values` values. The file is `more` bytes longer than its header specifies. */
+/* Writes an array of `bytes` bytes of values. The file is `more` bytes longer than its header specifies. */
 static void put_array(const char *name, const char *type, const char *shape, size_t bytes, size_t more)
 {
     char header[NPY_HEADER_MAX], file[NPY_HEADER_MAX + 512] = {0};
@@ -222,7 +224,7 @@ static void expect_unfit(const char *words)
     struct arrays arrays;
     cr_assert_eq(dataset_open(folder, false, &dataset), STATUS_OK, "%s", status_text());
     cr_expect_eq(arrays_open(&dataset, true, &arrays), STATUS_USAGE, "%s", words);
-    cr_expect(strstr(status_text(), words), "'%s' without '%s'", status_text(), words);
+    cr_expect(strstr(status_text(), words), "'%s' lacks '%s'", status_text(), words);
     cr_expect(strstr(status_text(), "sample 'b'"), "'%s' names no sample", status_text());
     arrays_close(&arrays);
     dataset_close(&dataset);
@@ -247,7 +249,7 @@ Test(load_gpu, unsuitable_samples_are_refused_with_remedy, .init = make_folder, 
     put("b.json", "{}", 2);
     expect_unfit("one .npy");
     put("b.cls", "1", 1);
-    expect_unfit("this sample has no .npy");
+    expect_unfit("a GPU variant needs exactly one .npy per sample");
     put_array("b.npy", "|u1", "3, 5", 15, 0);
     put("b.cls", "cat", 3);
     expect_unfit("a label is a decimal 32-bit integer");
@@ -276,7 +278,8 @@ static enum status open_with(const char *line, struct options *options, void **p
     return workload->open(options, *parameters, &(const struct partition){.ranks = 1}, input);
 }
 
-/* Checks whether a variant with these traits accepts the command line, and the error message if not. */
+/* Expects a variant on the CPU or on a device to accept or refuse the command line. A refusal must contain
+ * `words`. */
 static void expect_accepts(const char *line, bool device, bool accepted, const char *words)
 {
     const struct workload *workload = workload_find("load");
@@ -303,7 +306,7 @@ Test(load_gpu, options_require_matching_variants, .init = make_folder, .fini = r
     expect_accepts("--dtype raw", false, true, "");
 }
 
-Test(load_gpu, columns_are_empty_where_an_option_does_not_apply, .init = make_folder, .fini = remove_folder)
+Test(load_gpu, columns_are_empty_if_an_option_does_not_apply, .init = make_folder, .fini = remove_folder)
 {
     static const struct {
         const char *option;
@@ -331,7 +334,7 @@ Test(load_gpu, columns_are_empty_where_an_option_does_not_apply, .init = make_fo
     free(parameters);
 }
 
-/* Work of 3 epochs of 100 samples, minus two that could not be read. */
+/* Returns the work of 3 epochs of 100 samples, of which two samples could not be read. */
 static struct work loading(const struct load_traits *traits)
 {
     const struct dataset dataset = {.sample_count = 100, .bytes = 5000};

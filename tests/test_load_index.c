@@ -1,4 +1,4 @@
-/* How `load` uses an index: lost samples, flipped bits, mismatching names and lists. */
+/* Tests how `load` uses an index: lost samples, flipped bits, and names and lists that do not match. */
 #include "data/dataset_open.h"
 #include "load_support.h"
 
@@ -31,7 +31,7 @@ Test(load_index, prepared_data_are_read_and_compared_with_their_index, .init = m
         remove_folder();
         make_folder();
     }
-    cr_assert_eq(checksums[0], checksums[1], "the same samples in either layout");
+    cr_assert_eq(checksums[0], checksums[1], "both layouts must have the same samples");
 }
 
 Test(load_index, flipped_bits_are_detected_by_index, .init = make_folder, .fini = remove_folder)
@@ -77,7 +77,8 @@ static void rename_member(const char *shard, uint64_t offset, const char *name)
     close(fd);
 }
 
-/* With --verify all variants must fail with this message; with skip all must skip the same samples. */
+/* Without skip, a verified run of every variant must fail with this message. With skip, every variant must
+ * skip the sample. */
 static void expect_headers_compared(const char *words)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
@@ -153,8 +154,8 @@ Test(load_index, missing_shard_and_unreadable_folder_are_reported, .init = make_
     cr_assert_eq(chmod(folder, 0700), 0);
 }
 
-/* Swaps two sample lines and signs the index again. It must be refused, because readers would have to seek
- * back. */
+/* Swaps two sample lines and corrects the hash of the index. The index must be refused, because readers would
+ * have to seek back. */
 Test(load_index, index_with_decreasing_offsets_is_refused, .init = make_folder, .fini = remove_folder)
 {
     struct index index;
@@ -172,7 +173,7 @@ Test(load_index, index_with_decreasing_offsets_is_refused, .init = make_folder, 
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++) {
         snprintf(command, sizeof command,
                  "%s --variant %s --data '%s' --cache any --on-error skip --min-time 0 2>&1 | "
-                 "grep -q 'leaves no room for a header'",
+                 "grep -q 'there is no room for a header'",
                  program ? program : "./fdsl-bench", shard_variants[v], folder);
         if (variant_available(variant_find(shard_variants[v]), &(const struct resources){.threads = 1}) ==
             STATUS_OK)
@@ -181,7 +182,8 @@ Test(load_index, index_with_decreasing_offsets_is_refused, .init = make_folder, 
 }
 
 #ifdef HAVE_JANSSON
-/* Writes a wids index for the shards of make_shards(), with given sample counts and sizes. */
+/* Writes a wids index for the shards of make_shards(). `first` is the URL of the first shard; `more` is JSON
+ * that is added to its entry. */
 static void write_wids(const char *first, const char *more)
 {
     FILE *stream = fopen(in_folder("x.wids.json"), "w");
@@ -251,8 +253,7 @@ Test(load_index, extensions_differing_in_case_are_reported, .init = make_folder,
     expect_skipped(100, "1");
 }
 
-/* Dangling names, and pipes among shards: with skip the run continues and reports that the number of lost
- * samples is unknown. */
+/* With skip, dangling links and pipes are skipped. How many samples a dangling link loses is unknown. */
 Test(load_index, unreadable_files_are_skipped, .init = make_folder, .fini = remove_folder)
 {
     make_files(101);
@@ -286,5 +287,5 @@ Test(load_index, duplicate_extension_is_reported, .init = make_folder, .fini = r
     fwrite(zeros, 1, sizeof zeros, stream);
     fclose(stream);
     expect_refused("twice.tar: offset 2048: sample '000001' has 'bin' twice");
-    expect_skipped(8, "1"); /* the others can be read */
+    expect_skipped(8, "1"); /* all other samples can be read */
 }

@@ -1,5 +1,5 @@
-/* `load` in its environment: restricted kernels, files of other users, comparison with other loaders, tars
- * from other programs. */
+/* Tests how `load` works with its environment: restricted kernels, files of other users, the comparison with
+ * other loaders, and tar files of other programs. */
 #include "load_support.h"
 
 TestSuite(load_others, .timeout = 60);
@@ -34,7 +34,7 @@ static void expect_no_uring(unsigned failure)
     cr_assert_eq(variant_available(variant_find("files-uring"), &resources), STATUS_UNAVAILABLE);
 }
 
-/* The filter also applies to programs started by this process. */
+/* The seccomp filter also applies to programs that this process starts. */
 Test(load_others, forbidden_io_uring_exits_4, .init = make_folder, .fini = remove_folder)
 {
     static const char *const names[] = {"shards-uring", "files-uring"};
@@ -67,7 +67,7 @@ Test(load_others, missing_io_uring_makes_variants_unavailable)
 
 /* ---- Files whose resident pages the kernel hides from this process ---- */
 
-Test(load_others, hidden_pages_are_not_guessed, .init = make_folder, .fini = remove_folder)
+Test(load_others, cold_and_warm_are_refused_if_pages_are_hidden, .init = make_folder, .fini = remove_folder)
 {
     struct cache_pages mine = {0}, theirs = {0};
     struct job job;
@@ -98,7 +98,7 @@ Test(load_others, hidden_pages_are_not_guessed, .init = make_folder, .fini = rem
 
 /* ---- The comparison with other loaders ---- */
 
-/* Runs compare/loading.py on the folder. True if it refuses the folder with this message. */
+/* Runs scripts/compare/loading.py on the folder. Returns whether it refuses the folder with this message. */
 static bool comparison_refuses(const char *words)
 {
     char command[2 * PATH_MAX];
@@ -109,7 +109,7 @@ static bool comparison_refuses(const char *words)
     return system(command) == 0;
 }
 
-Test(load_others, the_comparison_refuses_shards_that_tarfile_cuts_short, .init = make_folder,
+Test(load_others, the_comparison_refuses_shards_that_tarfile_truncates, .init = make_folder,
      .fini = remove_folder)
 {
     if (system("python3 -c pass 2>/dev/null") != 0)
@@ -121,7 +121,7 @@ Test(load_others, the_comparison_refuses_shards_that_tarfile_cuts_short, .init =
     for (int i = 0; i < 102; i++)
         fprintf(stream, "%06d\n", i);
     fclose(stream);
-    cr_assert(comparison_refuses("holds 101 samples and its samples.csv tells of 102"));
+    cr_assert(comparison_refuses("holds 101 samples, but its samples.csv lists 102"));
     cr_assert_eq(unlink(in_folder("samples.csv")), 0);
     cr_assert_eq(truncate(in_folder("x-000002.tar"), 0), 0);
     make_shards(101);
@@ -130,12 +130,12 @@ Test(load_others, the_comparison_refuses_shards_that_tarfile_cuts_short, .init =
     cr_assert_eq(truncate(in_folder("x-000002.tar"), whole.st_size - TAR_END_BYTES), 0);
     cr_assert(comparison_refuses("x-000002.tar: offset "));
     make_shards(101);
-    /* The second header: sample 0's first member has no data, so its label follows immediately. */
+    /* Damages the second header. It is at offset 512, because the first member of sample 0 has no data. */
     overwrite("x-000000.tar", 512, "z", 1);
     cr_assert(comparison_refuses("x-000000.tar: offset 512: a broken header"));
 }
 
-/* Its rows have the same columns as ours, so both fit in one table. */
+/* The rows of loading.py must have the same columns as the program's rows, so that both fit in one table. */
 Test(load_others, the_comparison_has_the_columns_of_our_rows, .init = make_folder, .fini = remove_folder)
 {
     char command[3 * PATH_MAX];
@@ -154,7 +154,8 @@ Test(load_others, the_comparison_has_the_columns_of_our_rows, .init = make_folde
     cr_assert_eq(system(command), 0);
 }
 
-/* Rows with zero workers and with one worker both have one thread. */
+/* Rows with zero workers and with one worker both have one thread, so loaders that can run without workers
+ * need two names. */
 Test(load_others, comparison_distinguishes_worker_counts)
 {
     if (system("python3 -c pass 2>/dev/null") != 0)
@@ -168,8 +169,9 @@ Test(load_others, comparison_distinguishes_worker_counts)
         0);
 }
 
-/* Refuses to append to a table with other columns. */
-Test(load_others, the_comparison_appends_to_no_other_table, .init = make_folder, .fini = remove_folder)
+/* loading.py must refuse to append to a table with other columns. */
+Test(load_others, the_comparison_refuses_tables_with_other_columns, .init = make_folder,
+     .fini = remove_folder)
 {
     static const struct {
         const char *table, *words;
@@ -192,8 +194,8 @@ Test(load_others, the_comparison_appends_to_no_other_table, .init = make_folder,
     }
 }
 
-/* With --gpu it is compared with a variant that delivers the same bytes on the GPU, with as many threads as
- * workers. */
+/* With --gpu, loading.py compares a loader with a variant that delivers the same bytes to the GPU, with as
+ * many threads as the loader has workers. */
 Test(load_others, comparison_uses_matching_variant, .init = make_folder, .fini = remove_folder)
 {
     char command[3 * PATH_MAX];
@@ -220,7 +222,7 @@ Test(load_others, comparison_uses_matching_variant, .init = make_folder, .fini =
 
 /* ---- Tars from other programs ---- */
 
-/* A global pax header must also apply in shares that start after it. */
+/* A global pax header must also apply in the shares of a shard that begin after the header. */
 Test(load_others, global_pax_header_applies_in_every_share, .init = make_folder, .fini = remove_folder)
 {
     static const uint8_t zeros[TAR_END_BYTES];
@@ -269,7 +271,7 @@ Test(load_others, global_pax_header_applies_in_every_share, .init = make_folder,
         }
 }
 
-/* Runs a Python script, which must not contain double quotes, with the folder as its argument. */
+/* Runs a Python script with the folder as its argument. The script must not contain double quotes. */
 static void make_with_python(const char *script)
 {
     char command[4096];
@@ -314,8 +316,9 @@ Test(load_others, pax_and_gnu_tars_of_python_are_read, .init = make_folder, .fin
     expect_read(40);
 }
 
-/* Same calls of tarfile as webdataset's TarWriter: a stream ("w|"), a sample's members sorted by extension
- * with the key first, TarWriter's owner and mode, a float time. */
+/* The script calls tarfile as webdataset's TarWriter does: it writes a stream ("w|") and sorts a sample's
+ * members by extension, with the key first. Members have TarWriter's owner and mode, and a time that is a
+ * float. */
 Test(load_others, tars_as_webdataset_writes_them_are_read, .init = make_folder, .fini = remove_folder)
 {
     static const char script[] =
@@ -335,7 +338,7 @@ Test(load_others, tars_as_webdataset_writes_them_are_read, .init = make_folder, 
     expect_read(60);
 }
 
-/* All formats of GNU tar, with names of the maximum length for each. Folders are members too. */
+/* Tests all formats of GNU tar, with the longest name that each can store. Folders are members too. */
 Test(load_others, every_format_of_gnu_tar_is_read, .init = make_folder, .fini = remove_folder)
 {
     static const struct {

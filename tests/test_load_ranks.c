@@ -1,5 +1,5 @@
-/* Several ranks that read one data set: whether it is identical on all of them, and whether together they
- * read all of it. */
+/* Tests several ranks that read one data set: whether they detect different data sets, and whether they read
+ * all samples together. */
 #include "load_support.h"
 
 #include <inttypes.h>
@@ -24,13 +24,13 @@ Test(load_ranks, identity_depends_on_contents)
     cr_expect_eq(identity(), whole);
     overwrite("x-000001.tar", TAR_BLOCK_BYTES, "other bytes", 11);
     uint64_t changed = identity();
-    cr_expect_neq(changed, whole, "another content of the same size");
+    cr_expect_neq(changed, whole, "other contents of the same size must change the hash");
     cr_assert_eq(
         rename(in_folder("x-000001.tar"), "/tmp/fdsl-load-gone.tar") + unlink("/tmp/fdsl-load-gone.tar"), 0);
-    cr_expect(identity() != changed && identity() != whole, "a shard is missing");
+    cr_expect(identity() != changed && identity() != whole, "a missing shard must change the hash");
 }
 
-/* Runs check_total() on a row that sums up all ranks. */
+/* Runs check_total() on a row of all ranks with these cells. */
 static enum status judge(const struct job *job, const char *skipped, uint64_t checksum)
 {
     struct measures total = {.columns = job->workload->measures};
@@ -60,6 +60,7 @@ Test(load_ranks, ranks_together_deliver_every_sample)
     cr_expect_eq(judge(&job, "0", sum), STATUS_OK, "%s", status_text());
     cr_expect_eq(judge(&job, "0", sum + 1), STATUS_WRONG);
     cr_expect_eq(judge(&job, "0", sum - result.checksum.sum), STATUS_WRONG, "one rank's samples are missing");
-    cr_expect_eq(judge(&job, "1", sum + 1), STATUS_OK, "which sample was skipped is not known");
+    cr_expect_eq(judge(&job, "1", sum + 1), STATUS_OK,
+                 "the checksum of a skipped sample is unknown, so any total must pass");
     close_job(&job);
 }

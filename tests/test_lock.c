@@ -1,5 +1,5 @@
-/* Files locked by another process: the program names that process, gives up in time, and loses no measured
- * row. A shared lock lets the check before the measurement pass but blocks the write after it. */
+/* Tests files that another process has locked: the program names that process, gives up in time, and loses no
+ * measured row. With a shared lock, the check before the measurement passes, but the write after it waits. */
 #include "program.h"
 
 #include <sys/file.h>
@@ -33,7 +33,7 @@ static const char *own_name(void)
     return name;
 }
 
-Test(lock, is_tried_before_anything_is_measured)
+Test(lock, a_locked_file_is_reported_before_the_measurement)
 {
     int fd = locked_rows(LOCK_EX);
     run("--variant naive --loops 1000000000 --out rows.csv --lock-timeout 0.2");
@@ -49,11 +49,11 @@ Test(lock, rows_that_cannot_be_written_are_printed)
     close(fd);
     cr_expect(status == 1 && strstr(err, own_name()), "exit %d: %s", status, err);
     cr_expect(strstr(err, header) && count_of(strstr(err, header), ",synth,naive,") == 1, "%s", err);
-    cr_expect(strstr(out, "naive"), "the table has its line, too: %s", out);
+    cr_expect(strstr(out, "naive"), "the table lacks the line of the variant: %s", out);
     cr_expect(rows_in("rows.csv") == 1);
 }
 
-/* Starts the program with rows.csv locked against writing, and returns when it reports that it is waiting. */
+/* Starts the program while rows.csv is locked. Returns when the program reports that it is waiting. */
 static pid_t start_waiting(char *const argv[])
 {
     int fd = open("err.txt", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -92,7 +92,7 @@ Test(lock, an_interrupted_wait_loses_no_row)
     cr_expect(rows_in("rows.csv") == 1);
 }
 
-Test(lock, a_wait_ends_with_the_lock)
+Test(lock, waits_until_the_lock_is_released)
 {
     int wait_status, fd = locked_rows(LOCK_SH);
     pid_t pid = start_waiting(waiting);

@@ -1,5 +1,5 @@
 /* Tests the Makefile: which probes it runs, how often, and how it uses the results. The compiler is a script
- * that knows the headers in a folder `have` and counts its calls. */
+ * that finds the headers in the folder `have` and counts its calls. */
 #include "shell.h"
 
 #define MAKE "env -i PATH=bin:$PATH CPATH=include $E make MPICC=false NVCC= CC=compiler "
@@ -22,7 +22,7 @@ static int calls(void)
     return atoi(out);
 }
 
-/* Evaluates an expression in the Makefile, with these arguments. */
+/* Expects an expression to have the value `what` when make runs with these arguments. */
 static void expect_shown(const char *what, const char *expression, const char *arguments)
 {
     char rule[256], line[256];
@@ -35,7 +35,7 @@ static void expect_shown(const char *what, const char *expression, const char *a
 
 TestSuite(make, .init = set_up, .fini = shell_tear_down, .timeout = 60);
 
-Test(make, asks_the_compiler_once)
+Test(make, probes_once)
 {
     EXPECT(0, MAKE "-n");
     int first = calls();
@@ -48,7 +48,7 @@ Test(make, asks_the_compiler_once)
     cr_expect_eq(calls(), 0);
 }
 
-Test(make, asks_again_when_a_package_or_a_flag_changes)
+Test(make, probes_again_if_a_package_or_a_flag_changes)
 {
     EXPECT(0, MAKE "report-parts");
     (void)calls();
@@ -60,13 +60,13 @@ Test(make, asks_again_when_a_package_or_a_flag_changes)
     cr_expect(calls() > 0);
     EXPECT(0, MAKE "report-parts CFLAGS=-O1");
     cr_expect_eq(calls(), 0);
-    /* Files with future timestamps must not cause endless probing. */
+    /* Files with timestamps in the future must not make every run probe again. */
     EXPECT(0, "touch -d tomorrow include");
     EXPECT(0, MAKE "report-parts CFLAGS=-O1");
     cr_expect(strstr(out, "✓ jansson"), "%s", out);
 }
 
-Test(make, leaves_out_what_is_0)
+Test(make, name_0_disables_a_part)
 {
     EXPECT(0, MAKE "report-parts PNG=0");
     cr_expect(strstr(out, "✗ libpng"), "%s", out);
@@ -76,7 +76,7 @@ Test(make, leaves_out_what_is_0)
     cr_expect(strstr(out, "✓ libpng"), "%s", out);
 }
 
-Test(make, is_parallel_unless_told_otherwise)
+Test(make, is_parallel_by_default)
 {
     EXPECT(0, "nproc");
     char jobs[64];
@@ -84,11 +84,11 @@ Test(make, is_parallel_unless_told_otherwise)
     expect_shown(jobs, "$(filter -j%,$(MAKEFLAGS))", "");
     expect_shown("-j3", "$(filter -j%,$(MAKEFLAGS))", "-j3");
     expect_shown("-j1", "$(filter -j%,$(MAKEFLAGS))", "-j1");
-    setenv("E", "OMP_NUM_THREADS=1", 1); /* sets the threads of a program, not of make */
+    setenv("E", "OMP_NUM_THREADS=1", 1); /* must not be read as the option -1 of make */
     expect_shown(jobs, "$(filter -j%,$(MAKEFLAGS))", "");
 }
 
-Test(make, compiles_for_this_machines_gpus)
+Test(make, compiles_for_the_gpus_of_the_machine)
 {
     static const char nvcc[] = "#!/bin/sh\nprintf 'sm_75\\nsm_80\\nsm_90\\nsm_100\\nsm_103\\n'\n";
     static const char smi[] = "#!/bin/sh\necho 9.0; echo 9.0; echo 10.3\n";
@@ -104,7 +104,7 @@ Test(make, compiles_for_this_machines_gpus)
     expect_shown("sm_90 sm_103", "$(codes)", "NVCC=nvcc");
 }
 
-/* Without git history, rows have the given revision; the file changes only if the revision does. */
+/* Without git history, rows have the given revision. build/revision is written only when it changes. */
 Test(make, takes_a_revision)
 {
     EXPECT(0, MAKE "REVISION=v1 build/revision >/dev/null && cat build/revision");
@@ -123,5 +123,5 @@ Test(make, help_names_the_goals)
                                         "make dist",  "CUDA_ARCHS", "CUDA=0"};
     for (size_t i = 0; i < COUNT_OF(goals); i++)
         cr_expect(strstr(out, goals[i]), "%s", goals[i]);
-    cr_expect_not(strstr(out, "VERSION  :="), "more than the comment at the top");
+    cr_expect_not(strstr(out, "VERSION  :="), "the help must end after the comment at the top");
 }

@@ -1,10 +1,11 @@
-/* Each allocation of the program fails in turn, and the program must end with a one-line error. */
+/* Each allocation of the program fails in turn. The program must end with an error about memory, or continue
+ * without that allocation. */
 #include "shell.h"
 
 #include <string.h>
 
-/* Makes allocation number FAIL_AT (malloc(), calloc(), ...) fail and creates the file FAILED. Counts only
- * calls by the program itself, not by libraries. */
+/* A library that makes allocation number FAIL_AT (malloc(), calloc(), ...) fail and then creates the file
+ * FAILED. It counts only calls by the program itself, not by libraries. */
 static const char allocator[] =
     "#define _GNU_SOURCE\n"
     "#include <errno.h>\n"
@@ -28,7 +29,7 @@ static const char allocator[] =
     "            begin = base + info->dlpi_phdr[i].p_vaddr;\n"
     "            end = begin + info->dlpi_phdr[i].p_memsz;\n"
     "        }\n"
-    "    return 1; /* the first is the program */\n"
+    "    return 1; /* the first object is the program */\n"
     "}\n"
     "__attribute__((constructor)) static void start(void)\n"
     "{\n"
@@ -70,7 +71,7 @@ static const char allocator[] =
 static void start(void)
 {
 #if defined __SANITIZE_ADDRESS__
-    cr_skip_test("a sanitizer has an allocator of its own");
+    cr_skip_test("a sanitizer has its own allocator");
 #endif
     shell_set_up();
     put("allocator.c", allocator, sizeof allocator - 1);
@@ -82,7 +83,8 @@ static void start(void)
 
 TestSuite(memory, .init = start, .fini = shell_tear_down, .timeout = 300);
 
-/* Runs the program once per allocation. Code that can do without the memory may continue. */
+/* Runs the program once per allocation, which fails. The program must end with a message about memory, or
+ * succeed without that allocation. */
 static void expect_refusals(const char *arguments)
 {
     bool failed = true;

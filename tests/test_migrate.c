@@ -1,5 +1,5 @@
 /* Tests scripts/migrate_rows.py: rows of every older schema become current rows without loss, and files that
- * cannot be converted stay as they are. tests/data/rows has the first rows of each older header. */
+ * cannot be converted do not change. tests/data/rows has the first rows of each older header. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -24,10 +24,10 @@ static void set_up(void)
 
 TestSuite(migrate, .init = set_up, .fini = shell_tear_down, .timeout = 120);
 
-/* ---- What becomes of values ---- */
+/* ---- Values after the conversion ---- */
 
-/* Compares FILE.old with FILE by the csv module, which the script does not use. Prints the columns whose
- * values are missing in FILE. `names` is independent of the script's table. */
+/* Compares FILE.old with FILE. Prints the columns whose values are missing in FILE. Python's csv module and
+ * `names` make the comparison independent of the script, which has its own parser and names. */
 static const char compare[] =
     "import csv, sys\n"
     "old, new = (list(csv.DictReader(open(sys.argv[1] + end))) for end in ('.old', ''))\n"
@@ -79,7 +79,7 @@ Test(migrate, every_older_schema)
                   "%s: lost %s", name, out);
         EXPECT(0, "test $(stat -c %%a a.csv) = 640 && tail -n +2 a.csv | cut -d, -f1 | sort -u");
         cr_expect(strncmp(out, files[i].now, strlen(files[i].now)) == 0, "%s", out);
-        /* The old file is kept only if values were left out. */
+        /* The old file is kept only if values were omitted. */
         EXPECT(0, "ls a.csv.*-* 2>/dev/null | wc -l");
         cr_expect_eq(atoi(out), *files[i].lost != '\0', "%s: %s", name, out);
         EXPECT(0, "for kept in a.csv.*-*; do test ! -e $kept || cmp $kept a.csv.old; done; rm -f a.csv.*-*");
@@ -114,7 +114,7 @@ Test(migrate, implied_values)
     cr_expect(strstr(out, "\n,Made-up Accelerator X1,220000000,,\n"), "%s", out);
 }
 
-/* Quotes, line ends, line breaks in quotes, empty lines and bytes that are not UTF-8 stay as they are. */
+/* Quotes, line ends, line breaks in quotes, empty lines and bytes that are not UTF-8 must not change. */
 Test(migrate, values_keep_their_bytes)
 {
     EXPECT(0, "{ cat " OLD
@@ -123,7 +123,8 @@ Test(migrate, values_keep_their_bytes)
               "sed 's,^train/3,train/4,' b.csv | tail -n +2 > c.csv && tail -n +2 a.csv | cmp - c.csv");
 }
 
-/* Rows of the current program with the former names become those rows again, byte for byte. */
+/* Rows of the current program get the former names of columns. The script must restore the rows byte for
+ * byte. */
 Test(migrate, former_names_become_current_ones)
 {
     EXPECT(0, NAIVE "--out a.csv --samples-out s.csv >log 2>&1 || { cat log; exit 1; }");
@@ -139,7 +140,7 @@ Test(migrate, former_names_become_current_ones)
 
 /* ---- The program ---- */
 
-/* The script's table has the columns that the program writes. */
+/* The script's table must have the columns that the program writes. */
 Test(migrate, columns_are_those_of_the_program)
 {
     EXPECT(0, NAIVE "--out rows_synth.csv --monitor rows_monitor.csv >log 2>&1 || { cat log; exit 1; }");
@@ -162,7 +163,7 @@ Test(migrate, columns_are_those_of_the_program)
               "%s", out);
 }
 
-/* The refusal names the command that makes appending possible. */
+/* The program refuses to append to rows of an older schema and names the command that converts them. */
 Test(migrate, the_program_names_the_script)
 {
     EXPECT(2, "cp " OLD "synth_5.csv a.csv; " NAIVE "--out a.csv");
@@ -186,7 +187,7 @@ Test(migrate, the_program_names_the_script)
     cr_expect(strstr(out, "has other columns") && !strstr(out, "migrate"), "%s", out);
 }
 
-/* ---- Files that stay as they are ---- */
+/* ---- Files that do not change ---- */
 
 Test(migrate, current_files_are_not_touched)
 {
@@ -200,7 +201,7 @@ Test(migrate, current_files_are_not_touched)
               "%s", out);
 }
 
-/* The figures and the pages read the reference rows, so a new schema includes their conversion. */
+/* The figures and the pages read the reference rows, so these must be converted with every new schema. */
 Test(migrate, the_reference_rows_are_current)
 {
     shell(MIGRATE "--check $R/results/reference/*.csv");
@@ -209,7 +210,7 @@ Test(migrate, the_reference_rows_are_current)
               "%d: %s", status, out);
 }
 
-Test(migrate, check_and_output_leave_the_file)
+Test(migrate, check_and_output_do_not_change_the_file)
 {
     EXPECT(3, "cp " OLD "synth_5.csv a.csv && touch -d 2001-01-01 a.csv && " MIGRATE "--check a.csv");
     cr_expect(
@@ -265,7 +266,7 @@ Test(migrate, bad_files_are_refused)
     }
     EXPECT(1, "cp " OLD "load_4.csv good.csv; " MIGRATE "bad.csv nosuch.csv good.csv");
     cr_expect(strstr(out, "nosuch.csv: no such file") && strstr(out, "good.csv: 2 rows of load/4 converted"),
-              "the others are converted: %s", out);
+              "the other files must be converted: %s", out);
 }
 
 /* ---- The file system ---- */
@@ -279,7 +280,7 @@ Test(migrate, links_are_followed)
 
 #define AS_OTHER "%s env PATH=/usr/bin:/bin python3 migrate_rows.py "
 
-/* As another user, because root may write anywhere. */
+/* Runs the script as another user, because root may write anywhere. */
 Test(migrate, a_folder_without_permission_to_write)
 {
     const char *as = geteuid() == 0 ? "setpriv --reuid 65534 --regid 65534 --clear-groups" : "";
@@ -311,8 +312,8 @@ Test(migrate, a_full_disk_changes_nothing)
     EXPECT(0, "cmp a.csv " OLD "load_4.csv && test $(ls -A | wc -l) = 1");
 }
 
-/* Runs the script with a signal after it has written the temporary file. */
-Test(migrate, an_interrupt_leaves_nothing_behind)
+/* A signal arrives after the script has written its temporary file. */
+Test(migrate, an_interrupt_changes_no_file)
 {
     static const char interrupted[] =
         "import os, runpy, signal, sys\n"
@@ -328,7 +329,7 @@ Test(migrate, an_interrupt_leaves_nothing_behind)
         EXPECT(signals[i].status, "cp " OLD "load_4.csv a.csv; python3 interrupted.py %s a.csv",
                signals[i].name);
         cr_expect_str_eq(out,
-                         "migrate_rows: interrupted; each file is either converted or as it was: run the "
+                         "migrate_rows: interrupted; each file is either converted or unchanged: run the "
                          "command again for the rest\n");
         EXPECT(0, "cmp a.csv " OLD "load_4.csv && test $(ls -A | wc -l) = 2");
     }

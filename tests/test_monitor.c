@@ -1,4 +1,4 @@
-/* The monitor: its sample times, values and output. The GPU is a fake. */
+/* Tests the monitor: its sample times, values and output. The NVML library is a fake. */
 #include "run/monitor.h"
 
 #include <criterion/criterion.h>
@@ -97,8 +97,8 @@ static void read_rows(void)
     rows--;
 }
 
-/* Returns a cell by row (1: the first after the header) and column name. Only cells of `device` and
- * `throttled` contain commas, and they are quoted. */
+/* Returns the text of a cell by row (1: the first after the header) and column name. Only cells of `device`
+ * and `throttled` contain commas, and these cells are quoted. */
 static const char *value(size_t row, const char *column)
 {
     static char cell[256];
@@ -140,13 +140,13 @@ static size_t count_phase(const char *variant, const char *phase)
 
 /* ---- Samples ---- */
 
-Test(monitor, a_row_says_who_was_watched)
+Test(monitor, a_row_has_the_host_job_and_device)
 {
     open_monitor(10, "");
     end_monitor();
     monitor_free(monitor);
     read_rows();
-    cr_assert_geq(rows, 1, "there is a sample at the very beginning");
+    cr_assert_geq(rows, 1, "there is no sample at the start");
     cr_expect_str_eq(value(1, "schema"), "monitor/2");
     cr_expect_str_eq(value(1, "time_utc"), env.time_utc);
     cr_expect_str_eq(value(1, "host"), "node7");
@@ -159,8 +159,8 @@ Test(monitor, a_row_says_who_was_watched)
     cr_expect(number(1, "time_s") >= 0);
 }
 
-/* On a busy machine a sample may be late, but never early, and never two for one time. */
-Test(monitor, looks_at_multiples_of_its_period)
+/* On a busy machine, a sample may be late. It is never early, and no period has two samples. */
+Test(monitor, samples_at_multiples_of_the_period)
 {
     open_monitor(20, "");
     sleep_for(0.4);
@@ -176,7 +176,7 @@ Test(monitor, looks_at_multiples_of_its_period)
     }
 }
 
-Test(monitor, stops_at_once_whatever_its_period)
+Test(monitor, stops_without_waiting_for_the_period)
 {
     double begin_s = timer_now_s();
     open_monitor(60000, "");
@@ -187,7 +187,7 @@ Test(monitor, stops_at_once_whatever_its_period)
     cr_expect_eq(rows, 1);
 }
 
-Test(monitor, knows_the_variant_and_its_phase)
+Test(monitor, rows_have_the_variant_and_the_phase)
 {
     static const enum phase phases[] = {PHASE_SETUP, PHASE_VERIFY,  PHASE_WARM_UP,
                                         PHASE_TIMED, PHASE_MEASURE, PHASE_TEARDOWN};
@@ -209,11 +209,11 @@ Test(monitor, knows_the_variant_and_its_phase)
     cr_expect_gt(count_phase("", "idle"), 0);
 }
 
-/* A killed run leaves all samples up to the end of the last variant that it completed. */
+/* Samples are written when a variant ends, so a killed run has those of all variants that it completed. */
 Test(monitor, writes_at_the_end_of_each_variant)
 {
     open_monitor(10, "");
-    cr_assert(access(path, F_OK) != 0, "nothing is written while something may be timed");
+    cr_assert(access(path, F_OK) != 0, "rows are written before the variant ends");
     cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
     phase_enter(PHASE_TIMED);
     wait_for_samples(5);
@@ -231,7 +231,7 @@ Test(monitor, writes_at_the_end_of_each_variant)
     cr_expect_geq(count_phase("two", "timed"), 5);
 }
 
-Test(monitor, sees_what_the_process_uses)
+Test(monitor, measures_the_process)
 {
     static char block[32 << 20];
     open_monitor(20, "");
@@ -250,7 +250,7 @@ Test(monitor, sees_what_the_process_uses)
     cr_expect_eq(summary->of[MONITOR_POWER_W].count, 0);
     monitor_free(monitor);
     read_rows();
-    cr_expect_str_empty(value(1, "cpu_cores"), "before the first sample there is nothing to compare with");
+    cr_expect_str_empty(value(1, "cpu_cores"), "the first sample has no earlier one to compute a rate");
     for (size_t row = 1; row <= rows; row++) {
         cr_expect_gt(number(row, "rss_bytes"), 1 << 20);
         cr_expect_str_empty(value(row, "gpu_utilisation_percent"));
@@ -272,7 +272,7 @@ static void watch_gpu(uint64_t period_ms, const char *flags, size_t samples)
     end_monitor();
 }
 
-Test(monitor, sees_the_gpu)
+Test(monitor, measures_the_gpu)
 {
     watch_gpu(50, "", 2);
     const struct monitor_summary *summary;
@@ -285,7 +285,7 @@ Test(monitor, sees_the_gpu)
     monitor_free(monitor);
     read_rows();
     cr_expect(number(rows, "gpu_utilisation_percent") == 97);
-    cr_expect_str_eq(value(rows, "gpu_memory_bytes"), "50754820095", "to the byte");
+    cr_expect_str_eq(value(rows, "gpu_memory_bytes"), "50754820095", "the value must be exact");
     cr_expect(number(rows, "temperature_c") == 61);
     cr_expect(number(rows, "power_w") == 312.5);
     cr_expect(number(rows, "sm_clock_mhz") == 1410);
@@ -295,7 +295,7 @@ Test(monitor, sees_the_gpu)
     cr_expect_str_eq(value(rows, "throttled"), "power cap, thermal");
 }
 
-Test(monitor, a_short_period_leaves_the_bus_alone)
+Test(monitor, a_short_period_omits_the_bus)
 {
     watch_gpu(20, "", 3);
     monitor_free(monitor);
@@ -304,7 +304,7 @@ Test(monitor, a_short_period_leaves_the_bus_alone)
     cr_expect(number(rows, "power_w") == 312.5);
 }
 
-Test(monitor, a_gpu_that_tells_nothing_leaves_its_columns_empty)
+Test(monitor, a_gpu_without_readings_has_empty_columns)
 {
     watch_gpu(50, "-DMUTE", 2);
     monitor_free(monitor);
@@ -325,7 +325,7 @@ static void expect_warning(const char *words)
     cr_expect(words ? strstr(said, words) != NULL : !strstr(said, "% of a core"), "%s", said);
 }
 
-Test(monitor, sees_several_gpus)
+Test(monitor, measures_several_gpus)
 {
     load_fake_nvml(folder, "");
     const struct monitor_gpu gpus[] = {{2, "one", GPU}, {3, "other", "0000:99:00.0"}};
@@ -340,18 +340,18 @@ Test(monitor, sees_several_gpus)
     size_t samples = summary->samples;
     monitor_free(monitor);
     read_rows();
-    cr_expect_geq(rows, 2 * samples, "a row per GPU");
+    cr_expect_geq(rows, 2 * samples, "not one row per GPU");
     cr_expect_str_eq(value(rows - 1, "gpu"), "2");
     cr_expect_str_eq(value(rows - 1, "device"), "one");
     cr_expect(number(rows - 1, "power_w") == 312.5);
     cr_expect_gt(number(rows - 1, "rss_bytes"), 0);
     cr_expect_str_eq(value(rows, "gpu"), "3");
     cr_expect_str_eq(value(rows, "device"), "other");
-    cr_expect_str_empty(value(rows, "power_w"), "no values of another GPU");
-    cr_expect_str_empty(value(rows, "rss_bytes"), "the processes are in the row of the first GPU");
+    cr_expect_str_empty(value(rows, "power_w"), "a row has the values of another GPU");
+    cr_expect_str_empty(value(rows, "rss_bytes"), "values of processes are only in the row of the first GPU");
 }
 
-Test(monitor, names_a_gpu)
+Test(monitor, has_the_name_of_a_gpu)
 {
     char name[64];
     load_fake_nvml(folder, "");
@@ -359,7 +359,7 @@ Test(monitor, names_a_gpu)
     cr_expect_str_eq(name, "Fake GPU");
 }
 
-Test(monitor, without_nvml_it_says_so_and_goes_on)
+Test(monitor, without_nvml_it_warns_and_continues)
 {
     cr_redirect_stderr();
     watch_gpu(10, "-DBROKEN", 2);
@@ -371,7 +371,7 @@ Test(monitor, without_nvml_it_says_so_and_goes_on)
 
 /* ---- Its own cost ---- */
 
-Test(monitor, costs_next_to_nothing)
+Test(monitor, low_cost_gives_no_warning)
 {
     cr_redirect_stderr();
     watch_gpu(50, "", MONITOR_SAMPLES_MIN + 1);
@@ -379,7 +379,7 @@ Test(monitor, costs_next_to_nothing)
     expect_warning(NULL);
 }
 
-Test(monitor, says_when_it_costs_too_much)
+Test(monitor, high_cost_gives_a_warning)
 {
     cr_redirect_stderr();
     watch_gpu(10, "-DBUSY", MONITOR_SAMPLES_MIN + 1);
@@ -387,7 +387,7 @@ Test(monitor, says_when_it_costs_too_much)
     expect_warning("% of a core, which may slow down what it watches; use a longer period than 10 ms");
 }
 
-Test(monitor, says_when_it_comes_too_late)
+Test(monitor, late_samples_give_a_warning)
 {
     cr_redirect_stderr();
     watch_gpu(10, "-DSLOW", MONITOR_SAMPLES_MIN + 1);
@@ -399,7 +399,7 @@ Test(monitor, says_when_it_comes_too_late)
 
 Test(monitor, a_file_that_cannot_be_written_is_a_failure)
 {
-    stop(); /* the folder is gone */
+    stop(); /* removes the folder */
     open_monitor(10, "");
     cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
     phase_enter(PHASE_TIMED);
@@ -418,7 +418,7 @@ static void expect_all_timed_samples(void)
     size_t samples = summary->samples;
     monitor_free(monitor);
     read_rows();
-    cr_expect_eq(count_phase("one", "timed"), samples, "each sample once");
+    cr_expect_eq(count_phase("one", "timed"), samples, "not each sample once");
 }
 
 Test(monitor, keeps_samples_until_they_can_be_written)
@@ -434,7 +434,7 @@ Test(monitor, keeps_samples_until_they_can_be_written)
     expect_all_timed_samples();
 }
 
-Test(monitor, tries_a_lock_for_a_short_time_only)
+Test(monitor, try_flush_waits_briefly_for_a_lock)
 {
     open_monitor(10, "");
     cr_assert(monitor_begin(monitor, "one") == STATUS_OK);
@@ -447,7 +447,8 @@ Test(monitor, tries_a_lock_for_a_short_time_only)
     double begin_s = timer_now_s();
     cr_expect_eq(monitor_try_flush(monitor), STATUS_FAILED);
     cr_expect_lt(timer_now_s() - begin_s, LOCK_TIMEOUT_S / 2);
-    cr_expect_eq(lock_set_timeout(LOCK_TIMEOUT_S), LOCK_TIMEOUT_S, "other locks are waited for as before");
+    cr_expect_eq(lock_set_timeout(LOCK_TIMEOUT_S), LOCK_TIMEOUT_S,
+                 "the time limit of other locks has changed");
     close(fd);
     expect_all_timed_samples();
 }
@@ -462,7 +463,7 @@ Test(monitor, a_file_of_other_rows_is_refused_beforehand)
     cr_expect(strstr(status_text(), "not 'host'"), "%s", status_text());
 }
 
-Test(monitor, none_watches_nothing)
+Test(monitor, a_null_monitor_does_nothing)
 {
     const struct monitor_summary *summaries;
     cr_expect_eq(monitor_begin(NULL, "one"), STATUS_OK);
@@ -475,7 +476,7 @@ Test(monitor, none_watches_nothing)
 
 /* ---- The best GPU ---- */
 
-Test(monitor, most_free_memory_wins_and_the_first_of_equal_ones)
+Test(monitor, the_gpu_with_most_free_memory_is_chosen)
 {
     static const int64_t equal[] = {7, 7, 7}, last[] = {1, 2, 150754820096}, tie[] = {3, 9, 5, 9};
     cr_expect_eq(gpu_most_free(equal, 3), 0);

@@ -1,4 +1,4 @@
-/* How the cores of a machine are divided among ranks under mpirun, and warnings about placements. */
+/* Tests how the cores of a machine are divided among ranks under mpirun, and warnings about placements. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -22,12 +22,12 @@ static bool apart(const pid_t *ranks, int count)
     return true;
 }
 
-Test(mpi_cores, ranks_share_out_the_cores_that_they_have_in_common)
+Test(mpi_cores, ranks_divide_the_cores_that_they_share)
 {
     cpu_set_t allowed;
     cr_assert(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
     if (CPU_COUNT(&allowed) < 2)
-        cr_skip_test("one hardware thread is nothing to share");
+        cr_skip_test("this machine has only one hardware thread");
     int ended;
     pid_t ranks[8], mpirun = start_ranks(1, "-n 2 $PROGRAM --variant naive --res 64 --vertices 20 --orbits 4 "
                                             "--batch 2 --min-samples 5 --min-time 0 --max-time 0");
@@ -36,15 +36,15 @@ Test(mpi_cores, ranks_share_out_the_cores_that_they_have_in_common)
     let_go();
     cr_assert(ends_within(mpirun, 60, &ended));
     cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 0, "%x", ended);
-    cr_expect(shared_out, "both ranks could run on the same cores");
+    cr_expect(shared_out, "both ranks may run on the same cores");
 }
 
-Test(mpi_cores, each_has_as_many_threads_as_it_got)
+Test(mpi_cores, each_rank_has_as_many_threads_as_cores)
 {
     cpu_set_t allowed;
     cr_assert(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
     if (VARIANT_COUNT < 2 || CPU_COUNT(&allowed) < 2 || CPU_COUNT(&allowed) > 64)
-        cr_skip_test("no second thread here");
+        cr_skip_test("needs OpenMP and 2 to 64 hardware threads");
     run_well(2, TINY "--batch 2 --format csv");
     double cores = number(out, 4, "threads") + number(out, 5, "threads");
     cr_expect(cores == CPU_COUNT(&allowed) || strstr(err, "more ranks than cores"), "%g", cores);
@@ -54,7 +54,7 @@ Test(mpi_cores, each_has_as_many_threads_as_it_got)
 }
 
 /* The launcher gives each of two ranks one hardware thread and leaves others idle. */
-Test(mpi_cores, cores_that_idle_are_warned_of_where_a_variant_would_use_them)
+Test(mpi_cores, idle_cores_give_a_warning_if_a_variant_would_use_them)
 {
     static const char line[] = "mpirun --bind-to none -n 1 taskset -c %d $PROGRAM " TINY
                                "--batch 2 %s : -n 1 taskset -c %d $PROGRAM " TINY "--batch 2 %s";
@@ -65,14 +65,14 @@ Test(mpi_cores, cores_that_idle_are_warned_of_where_a_variant_would_use_them)
         if (CPU_ISSET(cpu, &allowed))
             cpus[count++] = cpu;
     if (VARIANT_COUNT < 2 || CPU_COUNT(&allowed) < 3)
-        cr_skip_test("no third hardware thread here");
+        cr_skip_test("needs OpenMP and three hardware threads");
     shell(line, cpus[0], "", cpus[1], "");
     cr_expect(count_of(err, "so the others are idle") == 1, "%s", err);
     shell(line, cpus[0], "--variant naive", cpus[1], "--variant naive");
     cr_expect(status == 0 && !strstr(err, "idle"), "%s", err);
 }
 
-Test(mpi_cores, more_ranks_than_cores_are_warned_of)
+Test(mpi_cores, more_ranks_than_cores_give_a_warning)
 {
     cpu_set_t allowed;
     int cpu = 0;
@@ -83,12 +83,12 @@ Test(mpi_cores, more_ranks_than_cores_are_warned_of)
     cr_expect(status == 0, "exit %d: %s", status, err);
     cr_expect(count_of(err, "more ranks than cores") == 1, "%s", err);
     shell("taskset -c %d mpirun --bind-to none -n 2 $PROGRAM " TINY "--batch 2 --threads 0,1 --dry-run", cpu);
-    cr_expect(count_of(err, "0 threads means 1 per rank here, which --threads has as well") == 1, "%s", err);
+    cr_expect(count_of(err, "--threads: 0 means 1 per rank here; this number is listed too") == 1, "%s", err);
 }
 
 #ifdef _OPENMP
-/* libgomp then binds the first thread of each rank to the first core, before main() begins. */
-Test(mpi_cores, cores_that_openmp_has_taken_away_are_warned_of)
+/* With OMP_PROC_BIND, libgomp binds the first thread of each rank to the first core before main() begins. */
+Test(mpi_cores, binding_by_openmp_gives_a_warning)
 {
     setenv("OMP_PROC_BIND", "true", 1);
     run_well(2, TINY "--batch 2");

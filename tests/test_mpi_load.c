@@ -1,6 +1,6 @@
-/* Ranks that read data sets: data that differ from rank 0's are refused, and a rank that fails while it is
- * timed ends all ranks. Each rank can run in its own folder, so that the same command names different data
- * sets. Skipped if the build has no MPI or mpirun is missing. */
+/* Tests ranks that read data sets: data that differ from those of rank 0 are refused, and a rank that fails
+ * during the timing ends all ranks. Each rank can run in its own folder, so that one command names different
+ * data sets. Skipped if the build has no MPI or mpirun is missing. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -28,7 +28,7 @@ static void run_apart(const char *arguments)
           arguments, arguments);
 }
 
-Test(mpi_load, other_data_than_rank_0_has_are_refused)
+Test(mpi_load, data_that_differ_from_those_of_rank_0_are_refused)
 {
     static const char *const others[] = {"--samples 79 --shards 4 --sample-shape 50 --dtype u8",
                                          "--samples 80 --shards 4 --sample-shape 25 --dtype f16",
@@ -39,13 +39,13 @@ Test(mpi_load, other_data_than_rank_0_has_are_refused)
     for (size_t i = 0; i < COUNT_OF(others); i++) {
         prepare("two", others[i]);
         run_apart(line);
-        cr_expect(status == 2 && strstr(err, "fdsl-bench: rank 1: its data are not those of rank 0"),
+        cr_expect(status == 2 && strstr(err, "fdsl-bench: rank 1: its data differ from those of rank 0"),
                   "%s: %d: %s", others[i], status, err);
         shell("rm -r two");
     }
     shell("cp -r one two");
     run_apart(line);
-    cr_expect(status == 0, "the same data in another folder: %s", err);
+    cr_expect(status == 0, "the same data in another folder are refused: %s", err);
 }
 
 Test(mpi_load, classes_of_another_file_are_refused)
@@ -59,7 +59,8 @@ Test(mpi_load, classes_of_another_file_are_refused)
         cr_assert(status == 0, "%s", err);
     }
     run_apart("--variant naive --class classes.csv --batch 3 --res 32 --loops 1");
-    cr_expect(status == 2 && strstr(err, "rank 1: its data are not those of rank 0"), "%d: %s", status, err);
+    cr_expect(status == 2 && strstr(err, "rank 1: its data differ from those of rank 0"), "%d: %s", status,
+              err);
 }
 
 Test(mpi_load, ranks_prepare_one_data_set)
@@ -67,19 +68,19 @@ Test(mpi_load, ranks_prepare_one_data_set)
     static const char *const others[] = {"--samples 41", "--samples 40 --help",
                                          "--samples 40 --from cuonter"};
     static const char *const words[] = {"rank 1: its options or the files",
-                                        "rank 1: its options are not those", "rank 1: unknown source"};
+                                        "rank 1: its options differ from those", "rank 1: unknown source"};
     for (size_t i = 0; i < COUNT_OF(others); i++) {
         shell("timeout 50 mpirun -n 1 $PROGRAM --prepare set --samples 40 : -n 1 $PROGRAM --prepare set %s",
               others[i]);
         if (strstr(err, "not built"))
             cr_skip_test("this build cannot prepare data sets");
         cr_expect(status == 2 && strstr(err, words[i]), "%s: %d: %s", others[i], status, err);
-        cr_expect(access("set", F_OK) != 0, "nothing is made");
+        cr_expect(access("set", F_OK) != 0, "a folder was created");
     }
 }
 
-/* A file disappears from the data set of rank 1; rank 0 cannot notice. */
-Test(mpi_load, a_rank_that_fails_while_it_is_timed_ends_all)
+/* A file disappears from the data set of rank 1. Rank 0 reads another folder, so only rank 1 notices. */
+Test(mpi_load, a_rank_that_fails_during_the_timing_ends_all)
 {
     static const char line[] = READ "--min-time 1 --out ../rows.csv";
     char arguments[512];
@@ -93,7 +94,7 @@ Test(mpi_load, a_rank_that_fails_while_it_is_timed_ends_all)
     wait_until_held();
     cr_assert(system("rm two/set/000/*7.*") == 0);
     let_go();
-    cr_assert(ends_within(pid, 30, &ended), "the ranks go on");
+    cr_assert(ends_within(pid, 30, &ended), "the ranks continue");
     read_text("stderr.txt", err);
     cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 1, "%x: %s", ended, err);
     cr_expect(strstr(err, "fdsl-bench: rank 1: ") && strstr(err, "No such file"), "%s", err);

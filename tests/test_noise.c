@@ -1,4 +1,4 @@
-/* Tests the noise of a vertex: published values, both gradient rules, draws, and half precision. */
+/* Tests the noise of a vertex: published values, both rules for gradients, random draws, half precision. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -14,7 +14,7 @@ static float noise_at_place(const float *gradients, float place)
     return noise_at(gradients, (uint32_t)whole % NOISE_PERIOD, place - whole);
 }
 
-/* Values of the released data set's noise package for float32 positions. */
+/* Values that the noise package of the published data set computes for float32 positions. */
 Test(noise, visualatom_matches_the_published_table)
 {
     static const struct {
@@ -32,8 +32,9 @@ Test(noise, visualatom_matches_the_published_table)
 }
 
 /* In the middle of a cell the fade is 1/2, so the noise is (G(i) - G(i+1)) / 10. The hashes of cells 0 to 4
- * are 151, 160, 137, 91, 90: under `uji` gradients 8, 1, -2, -4, -3, under `visualatom` 8, 1, -1, -1, -1. */
-Test(noise, both_rules_by_hand)
+ * are 151, 160, 137, 91, 90. Gradients are 8, 1, -2, -4, -3 with `uji`, and 8, 1, -1, -1, -1 with
+ * `visualatom`. */
+Test(noise, examples_of_both_rules_by_hand)
 {
     float uji[NOISE_TABLE_COUNT], visualatom[NOISE_TABLE_COUNT];
     noise_gradients(FORMULA_UJI, uji);
@@ -43,16 +44,16 @@ Test(noise, both_rules_by_hand)
         cr_assert_float_eq(noise_at(uji, cell, 0.5f), uji_half[cell], 1e-6, "cell %u", cell);
         cr_assert_float_eq(noise_at(visualatom, cell, 0.5f), visualatom_half[cell], 1e-6, "cell %u", cell);
     }
-    /* Cell 3, t = 1/4: the fade is 0.103515625, the left gradient gives -4 t = -1, the right one -3 (t - 1) =
-     * 2.25. */
+    /* Cell 3, t = 1/4, with `uji`: the fade is 0.103515625. The left gradient gives -4 t = -1, the right
+     * gradient gives -3 (t - 1) = 2.25. */
     cr_assert_float_eq(noise_at(uji, 3, 0.25f), 0.4 * (-1 + 0.103515625 * 3.25), 1e-6);
-    /* Cell 3, t = 1/4 under `visualatom`: -t = -0.25 and 1 - t = 0.75. */
+    /* Cell 3, t = 1/4, with `visualatom`: the gradients give -t = -0.25 and 1 - t = 0.75. */
     cr_assert_float_eq(noise_at(visualatom, 3, 0.25f), 0.4 * (-0.25 + 0.103515625), 1e-6);
-    /* The last cell (hash 180: gradient 5) is followed by the first one's gradient 8. */
+    /* The last cell has hash 180 and gradient 5. The first cell, with gradient 8, follows it. */
     cr_assert_float_eq(noise_at(uji, 255, 0.5f), -0.3, 1e-6);
 }
 
-Test(noise, permutation_is_one)
+Test(noise, the_table_is_a_permutation)
 {
     int seen[NOISE_PERIOD] = {0};
     for (int i = 0; i < NOISE_PERIOD; i++)
@@ -61,7 +62,8 @@ Test(noise, permutation_is_one)
         cr_assert_eq(seen[i], 1, "%d", i);
 }
 
-/* At the right end the fade differs from 1 by a few units in the last place, times a rise of up to 3.2. */
+/* Near the right end, the fade differs from 1 by a few units in the last place. The noise is this difference
+ * times up to 3.2. */
 Test(noise, zero_at_every_border_and_continuous)
 {
     for (int formula = FORMULA_UJI; formula <= FORMULA_VISUALATOM; formula++) {
@@ -82,11 +84,11 @@ Test(noise, edge_draws)
     cr_assert_eq(noise_of_draw(gradients, 0), 0);
     /* 2^31 is exactly position 5000, the border of a cell. */
     cr_assert_eq(noise_of_draw(gradients, UINT32_C(1) << 31), 0);
-    /* The last draw is position 10000 - 10000/2^32: cell 9999 & 255 = 15; the fraction 2^32 - 10000 gives t =
-     * 2^24 - 40. */
+    /* The last draw is position 10000 - 10000/2^32. Its cell is 9999 & 255 = 15, and its fraction, rounded
+     * down to 24 bits, is t = (2^24 - 40) / 2^24. */
     cr_assert_eq(noise_of_draw(gradients, UINT32_MAX), noise_at(gradients, 15, 16777176.0f / 16777216.0f));
-    /* 2^31 + 2^29 is position 6250, cell 106; adding 107374 = 2^32/40000 moves it by a quarter (t =
-     * 0.2499996). */
+    /* 2^31 + 2^29 is position 6250, at the start of cell 106. Adding 107374, about 2^32/40000, moves it by a
+     * quarter (t = 0.2499996). */
     cr_assert_float_eq(noise_of_draw(gradients, 0xA0000000u + 107374u), noise_at(gradients, 106, 0.25f),
                        2e-6);
     cr_assert_neq(noise_at(gradients, 106, 0.25f), 0);
@@ -104,7 +106,8 @@ Test(noise, limit_holds)
     }
 }
 
-/* Mean 0 and the two known standard deviations, over draws spread evenly over all 2^32. */
+/* Returns the standard deviation of the noise over draws that are spread evenly over all 2^32, and sets
+ * `mean`. */
 static double deviation(enum formula formula, double *mean)
 {
     float gradients[NOISE_TABLE_COUNT];
@@ -120,7 +123,7 @@ static double deviation(enum formula formula, double *mean)
     return sqrt(squares / count - *mean * *mean);
 }
 
-Test(noise, deviations)
+Test(noise, mean_and_standard_deviation)
 {
     double uji_mean, visualatom_mean;
     double uji = deviation(FORMULA_UJI, &uji_mean),
@@ -146,7 +149,7 @@ static float float_of_bits(uint32_t bits)
     return value;
 }
 
-/* Every half under 65504, every midpoint between two halves, and the adjacent floats, with both signs. */
+/* Checks every half below 65504, every midpoint of two halves, and the adjacent floats, with both signs. */
 Test(noise, half_rounding_at_every_half_and_tie)
 {
     for (uint32_t half = 0; half < 0x7BFF; half++) {

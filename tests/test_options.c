@@ -61,13 +61,13 @@ static struct options options = {.tables = {{common_specs, COUNT_OF(common_specs
                                             {workload_specs, COUNT_OF(workload_specs), &values}},
                                  .table_count = 2};
 
-/* Parses "a b c" as a command line. Single blanks separate words; two blanks make an empty word. */
+/* Parses a command line. Single blanks separate words; two blanks give an empty word. */
 static enum status parse(const char *line)
 {
     static char text[1024];
     static char *argv[64];
     int argc = 0;
-    memset(&common, 0xff, sizeof common); /* all defaults must be written */
+    memset(&common, 0xff, sizeof common); /* defaults must overwrite earlier contents */
     memset(&values, 0xff, sizeof values);
     snprintf(text, sizeof text, "fdsl-bench %s", line);
     char *rest = *line ? text : strtok(text, " ");
@@ -147,12 +147,12 @@ Test(options, every_kind_in_both_spellings, .fini = stop)
 Test(options, given_flags, .fini = stop)
 {
     expect_ok("--batch 32 --verify");
-    cr_expect(options_given(&options, "batch"), "also when the value is the default");
+    cr_expect(options_given(&options, "batch"), "an option counts as given even if its value is the default");
     cr_expect(options_given(&options, "verify"));
     cr_expect(!options_given(&options, "seed") && !options_given(&options, "out"));
     cr_expect(!options_given(&options, "no-such-option"));
     options_free(&options);
-    cr_expect(!options_given(&options, "batch"), "nothing is given before a parse");
+    cr_expect(!options_given(&options, "batch"), "no option counts as given before a parse");
 }
 
 Test(options, none_is_given_twice, .fini = stop)
@@ -261,7 +261,7 @@ Test(options, wrong_counts_keep_the_value)
     cr_expect_eq(parse_count("rows", "10", 0, 9, &value), STATUS_USAGE);
     cr_expect_str_eq(status_text(), "rows: '10' is out of range; it must be 0 to 9");
     cr_expect_eq(value, 7);
-    cr_expect_eq(parse_count("rows", " 8", 0, 9, &value), STATUS_USAGE, "blanks are no digits");
+    cr_expect_eq(parse_count("rows", " 8", 0, 9, &value), STATUS_USAGE, "blanks are not digits");
     cr_expect_eq(parse_count("rows", "8\n", 0, 9, &value), STATUS_USAGE);
     cr_expect_eq(parse_count("rows", "007", 0, 9, &value), STATUS_OK);
     cr_expect_eq(value, 7);
@@ -285,7 +285,8 @@ Test(options, counts_are_exact_at_the_ends, .fini = stop)
     uint64_t value;
     cr_expect_eq(parse_count("n", "9007199254740993", 0, 0x1p53, &value), STATUS_USAGE);
     cr_expect_eq(parse_count("n", "9007199254740992", 0, 0x1p53, &value), STATUS_OK);
-    cr_expect_eq(parse_count("n", "2", 2.5, 9, &value), STATUS_USAGE, "a broken bound rounds inwards");
+    cr_expect_eq(parse_count("n", "2", 2.5, 9, &value), STATUS_USAGE,
+                 "a fractional bound is rounded inwards");
     cr_expect_eq(parse_count("n", "3", 2.5, 3.9, &value), STATUS_OK);
     cr_expect_eq(parse_count("n", "4", 2.5, 3.9, &value), STATUS_USAGE);
     cr_expect_eq(parse_count("n", "0", -5, 3, &value), STATUS_OK);
@@ -306,7 +307,8 @@ Test(options, wrong_reals)
     expect_usage("--rate 1e999", "--rate: '1e999' is out of range; it must be 0 to 1e+300");
     double value = 7;
     cr_expect_eq(parse_real("x", " 1", 0, 9, &value), STATUS_USAGE);
-    cr_expect_eq(parse_real("x", "1e999", 0, INFINITY, &value), STATUS_USAGE, "finite numbers only");
+    cr_expect_eq(parse_real("x", "1e999", 0, INFINITY, &value), STATUS_USAGE,
+                 "only finite numbers are accepted");
     cr_expect_eq(value, 7);
 }
 
@@ -353,7 +355,7 @@ Test(options, text_of_values, .fini = stop)
     options_text(&common_specs[2], &common, text, sizeof text);
     cr_expect_str_eq(text, "0");
     options_text(&common_specs[3], &common, text, sizeof text);
-    cr_expect_str_eq(text, "", "an absent text is empty");
+    cr_expect_str_eq(text, "", "a text that is not given must be empty");
     common.verify = true;
     options_text(&common_specs[2], &common, text, sizeof text);
     cr_expect_str_eq(text, "1");
@@ -377,7 +379,7 @@ Test(options, text_of_reals_is_shortest_and_exact)
     }
 }
 
-Test(options, hash_tells_apart_what_makes_a_difference, .fini = stop)
+Test(options, the_hash_depends_on_all_values_except_file_names, .fini = stop)
 {
     static const char *const lines[] = {"",         "--verify",    "--batch 33", "--seed 33",
                                         "--rate 1", "--mode fast", "--label f",  "--out f"};
@@ -389,9 +391,10 @@ Test(options, hash_tells_apart_what_makes_a_difference, .fini = stop)
             cr_expect(hashes[i] != hashes[j], "'%s' and '%s'", lines[i], lines[j]);
     }
     expect_ok("--batch 32 --format table");
-    cr_expect(options_hash(&options) == hashes[0], "defaults, given");
+    cr_expect(options_hash(&options) == hashes[0], "defaults that are given must not change the hash");
     expect_ok("--out another.csv");
-    cr_expect(options_hash(&options) == hashes[COUNT_OF(lines) - 1], "another file");
+    cr_expect(options_hash(&options) == hashes[COUNT_OF(lines) - 1],
+              "another file name must not change the hash");
 }
 
 Test(options, wrong_default_is_a_failure)
@@ -450,14 +453,17 @@ Test(options, nearest_word)
 {
     static const char *const names[] = {"naive", "omp", "bat", "bat-reuse", "fused", "gbase"};
     size_t count = COUNT_OF(names);
-    cr_expect_str_eq(nearest_word("bta", names, count), "bat", "a swap is one error");
-    cr_expect_str_eq(nearest_word("po", (const char *const[]){"op"}, 1), "op", "and not two");
+    cr_expect_str_eq(nearest_word("bta", names, count), "bat", "two swapped letters must count as one error");
+    cr_expect_str_eq(nearest_word("po", (const char *const[]){"op"}, 1), "op",
+                     "two swapped letters must not count as two errors");
     cr_expect_str_eq(nearest_word("nave", names, count), "naive");
     cr_expect_str_eq(nearest_word("FUSED", names, count), "fused");
     cr_expect_str_eq(nearest_word("bat-resue", names, count), "bat-reuse");
-    cr_expect_str_eq(nearest_word("bat-", names, count), "bat", "of two prefixes, the nearer one");
+    cr_expect_str_eq(nearest_word("bat-", names, count), "bat",
+                     "the longer of two words that begin alike is farther away");
     cr_expect_str_eq(nearest_word("bat-re", names, count), "bat-reuse");
-    cr_expect_str_eq(nearest_word("gbase-float2", names, count), "gbase", "a prefix is near enough");
+    cr_expect_str_eq(nearest_word("gbase-float2", names, count), "gbase",
+                     "a word that is a prefix must be found");
     cr_expect_str_eq(nearest_word("bat", names, count), "bat");
     cr_expect_null(nearest_word("transformer", names, count));
     cr_expect_null(nearest_word("", names, count));
@@ -469,7 +475,7 @@ Test(options, nearest_word)
     cr_expect_str_eq(nearest_word("opm", odd, 3), "omp");
 }
 
-Test(options, nearest_word_keeps_its_distance)
+Test(options, nearest_word_allows_errors_in_half_of_the_letters)
 {
     static const char *const names[] = {"abcdef"};
     cr_expect_str_eq(nearest_word("xbcxef", names, 1), "abcdef", "2 errors in 6 letters");

@@ -1,12 +1,12 @@
-/* Tests the oracle of synth: it draws images as defined, and accepts every valid painting order and nothing
- * else. */
+/* Tests the oracle of synth: it draws images as defined, accepts every valid painting order, and rejects all
+ * other images. */
 #include "synth_by_hand.h"
 
 TestSuite(oracle, .timeout = 60);
 
 /* ---- A second implementation of the definition ---- */
 
-/* The orbits of an image as layers: the pixels that each covers, and its gray. */
+/* The orbits of an image as layers: which pixels each orbit covers, and its gray. */
 struct layers {
     uint32_t count;
     uint8_t covered[ORBITS][PIXELS], gray[ORBITS];
@@ -43,8 +43,8 @@ static bool inside(int x, int y)
     return x >= 0 && y >= 0 && x < (int)synth.res && y < (int)synth.res;
 }
 
-/* Bresenham's line in closed form: after step i of `major`, it has moved round(i * minor / major) along the
- * minor axis, rounding half up. */
+/* Bresenham's line in closed form: after step i along the major axis, it has moved round(i * minor / major)
+ * along the minor axis. Halves are rounded up. */
 static void cover_line(uint8_t *covered, int x0, int y0, int x1, int y1)
 {
     int dx = abs(x1 - x0), dy = abs(y1 - y0), sx = x1 > x0 ? 1 : -1, sy = y1 > y0 ? 1 : -1;
@@ -85,7 +85,7 @@ static void make_layers(struct synth_image image, const float *noise, struct lay
     }
 }
 
-/* Paints the layers in this order; NULL: 0, 1, ... */
+/* Paints the layers in this order. NULL means the order 0, 1, ... */
 static void paint_layers(const struct layers *layers, const int *order, uint8_t *pixels)
 {
     memset(pixels, 0, PIXELS);
@@ -97,8 +97,8 @@ static void paint_layers(const struct layers *layers, const int *order, uint8_t 
     }
 }
 
-/* The noise of the shared streams: words 0 and 1 of a block are x and y of orbit 2j, words 2 and 3 those of
- * orbit 2j + 1. */
+/* Computes the noise of the shared streams. Words 0 and 1 of a block are x and y of orbit 2j; words 2 and 3
+ * are x and y of orbit 2j + 1. */
 static void counter_noise(struct synth_image image, float *noise)
 {
     const struct atom_class *class_ = &synth.classes[image.class_index];
@@ -136,11 +136,11 @@ Test(oracle, noise_of_the_shared_streams, .init = start, .fini = stop)
             cr_expect(noise[i] == noise_round_half(reference[i]));
             rounded += noise[i] != reference[i];
         }
-        cr_expect(rounded > count / 2, "half precision must show: %zu of %zu", rounded, count);
+        cr_expect(rounded > count / 2, "half precision must change most values: %zu of %zu", rounded, count);
     }
 }
 
-/* cuRAND's documented layout: four floats per call for x and y of two vertices, one subsequence per orbit. */
+/* cuRAND's documented layout: a call gives 4 floats, x and y of two vertices. An orbit is a subsequence. */
 Test(oracle, noise_of_four_uniform_floats_a_call, .init = start, .fini = stop)
 {
     const struct synth_traits uniform4 = {.noise = SYNTH_NOISE_UNIFORM4, .timed = "draw"};
@@ -154,7 +154,7 @@ Test(oracle, noise_of_four_uniform_floats_a_call, .init = start, .fini = stop)
         }
 }
 
-Test(oracle, draws_what_the_definition_says)
+Test(oracle, draws_images_as_defined)
 {
     static const enum formula formulas[] = {FORMULA_UJI, FORMULA_VISUALATOM};
     for (size_t f = 0; f < COUNT_OF(formulas); f++) {
@@ -171,14 +171,14 @@ Test(oracle, draws_what_the_definition_says)
             for (int p = 0; p < PIXELS; p++)
                 painted += pixels[p] != 0;
         }
-        cr_expect(painted > 200 * 50, "the images must show something: %zu pixels", painted);
+        cr_expect(painted > 200 * 50, "the images are almost black: %zu pixels", painted);
         stop();
     }
 }
 
 /* ---- Membership ---- */
 
-/* An image with five grays that differ from each other and from 0, and with overlapping orbits. */
+/* Finds an image with overlapping orbits, whose five grays differ from each other and from 0. */
 static struct synth_image choose_image(void)
 {
     for (uint64_t j = 0;; j += 2) { /* even: class 0 */
@@ -223,7 +223,7 @@ static bool next_order(int *order) /* next permutation in lexical order; false a
     return true;
 }
 
-Test(oracle, any_order_of_orbits_is_a_member, .init = start, .fini = stop)
+Test(oracle, every_order_of_orbits_is_accepted, .init = start, .fini = stop)
 {
     struct synth_image image = choose_image();
     int order[ORBITS] = {0, 1, 2, 3, 4}, orders = 0, others = 0;
@@ -235,10 +235,10 @@ Test(oracle, any_order_of_orbits_is_a_member, .init = start, .fini = stop)
         orders++;
     } while (next_order(order));
     cr_expect(orders == 120);
-    cr_expect(others > 60, "orders must show: %d of them differ from the exact one", others);
+    cr_expect(others > 60, "only %d orders give another image than the defined one", others);
 }
 
-Test(oracle, a_race_pixel_by_pixel_is_a_member, .init = start, .fini = stop)
+Test(oracle, any_order_at_each_pixel_is_accepted, .init = start, .fini = stop)
 {
     struct synth_image image = choose_image();
     paint_layers(&layers, NULL, pixels);
@@ -249,8 +249,9 @@ Test(oracle, a_race_pixel_by_pixel_is_a_member, .init = start, .fini = stop)
     cr_expect(member(image));
 }
 
-/* Sets each pixel to each wrong value among the image's grays and their neighbours. */
-Test(oracle, a_single_wrong_pixel_is_no_member, .init = start, .fini = stop)
+/* Sets every third pixel to each gray of the image and to a neighbour of each gray. Only grays that an orbit
+ * can give the pixel must be accepted. */
+Test(oracle, a_single_wrong_pixel_is_rejected, .init = start, .fini = stop)
 {
     struct synth_image image = choose_image();
     size_t wrong_values = 0;
@@ -270,7 +271,7 @@ Test(oracle, a_single_wrong_pixel_is_no_member, .init = start, .fini = stop)
     cr_expect(wrong_values > PIXELS / 3);
 }
 
-Test(oracle, a_pixel_painted_outside_of_every_line_is_no_member, .init = start, .fini = stop)
+Test(oracle, a_painted_pixel_outside_of_all_lines_is_rejected, .init = start, .fini = stop)
 {
     struct synth_image image = choose_image();
     int outside = 0;
@@ -286,7 +287,7 @@ Test(oracle, a_pixel_painted_outside_of_every_line_is_no_member, .init = start, 
     cr_expect(outside > PIXELS / 4);
 }
 
-Test(oracle, a_missing_pixel_is_no_member, .init = start, .fini = stop)
+Test(oracle, a_missing_pixel_is_rejected, .init = start, .fini = stop)
 {
     struct synth_image image = choose_image();
     int missing = 0;
@@ -308,7 +309,7 @@ Test(oracle, a_missing_pixel_is_no_member, .init = start, .fini = stop)
 /* ---- A batch, with a fake variant ---- */
 
 struct fake {
-    uint64_t run;   /* the run of its images */
+    uint64_t run;   /* the run that generated the images */
     uint64_t asked; /* the run to compare with */
     bool half_noise, flip_order;
     uint64_t bad_images; /* bit j: image j has one pixel too bright */
@@ -346,11 +347,11 @@ static uint64_t count_wrong(struct fake *fake, const struct synth_traits *traits
     fake->fails_at = UINT64_MAX;
     cr_assert(oracle_verify(&synth, &variant, fake, fake->asked, &wrong) == STATUS_OK, "%s", status_text());
     for (int j = 0; j < BATCH; j++)
-        cr_expect(fake->fetched[j] == 1, "image %d is checked once, not %u times", j, fake->fetched[j]);
+        cr_expect(fake->fetched[j] == 1, "image %d was fetched %u times, not once", j, fake->fetched[j]);
     return wrong;
 }
 
-Test(oracle, verify_accepts_a_right_batch, .init = start, .fini = stop)
+Test(oracle, verify_accepts_a_correct_batch, .init = start, .fini = stop)
 {
     cr_expect(count_wrong(&(struct fake){0}, &exact) == 0);
     cr_expect(count_wrong(&(struct fake){0}, &racy) == 0);
@@ -374,7 +375,7 @@ Test(oracle, verify_rejects_the_images_of_another_run, .init = start, .fini = st
     cr_expect(count_wrong(&(struct fake){.run = 1}, &racy) == BATCH);
 }
 
-Test(oracle, verify_knows_the_images_of_every_run, .init = start, .fini = stop)
+Test(oracle, verify_accepts_the_images_of_any_run, .init = start, .fini = stop)
 {
     static const uint64_t runs[] = {1, 2, 17, 100003};
     for (size_t i = 0; i < COUNT_OF(runs); i++) {
@@ -386,14 +387,14 @@ Test(oracle, verify_knows_the_images_of_every_run, .init = start, .fini = stop)
     }
 }
 
-Test(oracle, verify_tells_a_race_from_an_order, .init = start, .fini = stop)
+Test(oracle, verify_rejects_another_order_unless_the_variant_is_racy, .init = start, .fini = stop)
 {
     cr_expect(count_wrong(&(struct fake){.flip_order = true}, &racy) == 0);
     cr_expect(count_wrong(&(struct fake){.flip_order = true}, &exact) > BATCH / 2);
 }
 
 /* A rounding error of a vertex rarely changes a pixel, so few images distinguish the precisions. */
-Test(oracle, verify_tells_half_precision_from_single)
+Test(oracle, verify_distinguishes_half_precision_from_single)
 {
     const struct atom_class large = {.id = 1,
                                      .vertices = VERTICES,
@@ -401,7 +402,7 @@ Test(oracle, verify_tells_half_precision_from_single)
                                      .oval_x = 1,
                                      .oval_y = 1,
                                      .noise = 60,       /* amplifies the rounding */
-                                     .line_width = -60, /* but keeps the orbits inside the image */
+                                     .line_width = -60, /* keeps the orbits inside the image */
                                      .radius = 9};
     make_synth(FORMULA_VISUALATOM, &large, 1, BATCH, RES);
     cr_expect(count_wrong(&(struct fake){.half_noise = true}, &half) == 0);

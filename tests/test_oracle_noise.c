@@ -1,5 +1,5 @@
-/* Tests the oracle with noise from variants with their own generators: correct generators pass, and typical
- * errors are found. */
+/* Tests the oracle with noise of variants that have their own generators: correct generators pass, and
+ * typical errors are detected. */
 #include "synth_by_hand.h"
 
 #include <criterion/redirect.h>
@@ -10,9 +10,9 @@ enum { STREAM_VERTICES = 300, STREAM_ORBITS = 120, STREAM_BATCH = 8 };
 
 /* A fake variant with its own generator and configurable errors. */
 struct generator {
-    uint64_t made, asked; /* the run of its images, and the run to compare with */
+    uint64_t made, asked; /* the run that generated the images, and the run to compare with */
     float scale, shift;
-    uint64_t copy_from, copy_to; /* two images that share a stream; equal: none do */
+    uint64_t copy_from, copy_to; /* two images that share a stream; if equal, none do */
     bool same_axes;              /* the last orbit of the last image has equal draws for x and y */
     uint32_t still_from; /* from this orbit on, all draws after the first vertices are 0.5; 0: never */
     bool wrong_images;   /* the images use different noise */
@@ -27,7 +27,7 @@ static uint64_t splitmix64(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* One stream: an axis of an orbit of an image. */
+/* Draws one stream, the noise of one axis of one orbit of image `j`. */
 static void draw_stream(const struct generator *generator, uint64_t j, uint32_t k, uint32_t axis,
                         float *noise_)
 {
@@ -99,21 +99,21 @@ static uint64_t wrong_of(struct generator generator)
     return wrong;
 }
 
-Test(oracle_noise, of_a_sound_generator_is_accepted, .init = cr_redirect_stderr)
+Test(oracle_noise, noise_of_a_correct_generator_is_accepted, .init = cr_redirect_stderr)
 {
     cr_expect(wrong_of((struct generator){.scale = 1}) == 0);
     cr_expect_stderr_eq_str("");
 }
 
-/* The distribution test has 8 * 65536 draws: enough to find a shift of 1/100, or a change in spread of
- * 1/20. */
-Test(oracle_noise, that_is_shifted_is_rejected, .init = cr_redirect_stderr)
+/* The distribution test has 8 * 65536 draws. These suffice to detect a shift of 1/100, or a change of the
+ * spread by 1/20. */
+Test(oracle_noise, shifted_noise_is_rejected, .init = cr_redirect_stderr)
 {
     cr_expect(wrong_of((struct generator){.scale = 1, .shift = 0.01f}) == STREAM_BATCH);
     cr_expect(wrong_of((struct generator){.scale = 1, .shift = -0.01f}) == STREAM_BATCH);
 }
 
-Test(oracle_noise, that_is_spread_is_rejected, .init = cr_redirect_stderr)
+Test(oracle_noise, noise_with_another_spread_is_rejected, .init = cr_redirect_stderr)
 {
     cr_expect(wrong_of((struct generator){.scale = 1, .still_from = STREAM_ORBITS * 3 / 4}) == STREAM_BATCH);
     cr_expect(wrong_of((struct generator){.scale = 1.05f}) == STREAM_BATCH);
@@ -152,7 +152,7 @@ Test(oracle_noise, images_that_do_not_follow_from_their_noise_are_wrong)
     cr_expect(wrong_of((struct generator){.scale = 1, .wrong_images = true}) == STREAM_BATCH);
 }
 
-/* A run that does nothing leaves the images of an earlier run, which do not match its own noise. */
+/* If a run does nothing, the images of an earlier run remain. They do not match the noise of this run. */
 Test(oracle_noise, images_of_another_run_are_wrong)
 {
     cr_expect(wrong_of((struct generator){.scale = 1, .asked = 3}) == STREAM_BATCH);

@@ -1,5 +1,5 @@
-/* The shuffles of `load`: all permutations must be equally likely. Orders are pure functions of the seed and
- * the epoch, so these counts never change. */
+/* Tests the shuffles of `load`: all permutations must be equally likely. Orders are pure functions of the
+ * seed and the epoch, so the counts in these tests never change. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -9,10 +9,10 @@
 
 enum { ITEMS = 4, PERMUTATIONS = 24, EXPECTED = 200, EPOCHS = PERMUTATIONS * EXPECTED };
 
-/* Chi-square with 23 degrees of freedom exceeds this with probability 1 in 100,000. */
+/* Chi-square with 23 degrees of freedom exceeds this value with a probability of 1 in 100,000. */
 #define CHI_SQUARE_MAX 67.0
 
-/* Number of a permutation of 0 to 3. */
+/* Returns the number of a permutation of 0 to 3. */
 static unsigned number_of(const uint32_t *items)
 {
     unsigned number = 0;
@@ -45,7 +45,8 @@ static void expect_all_permutations(const struct order_plan *plan, const char *w
     order_close(&order);
 }
 
-/* A biased shuffle omits permutations. Sattolo's, for example, produces only single cycles. */
+/* A biased shuffle omits permutations or prefers some. Sattolo's algorithm, for one, gives only single
+ * cycles. */
 Test(order, permutations_are_equally_likely)
 {
     static const uint32_t each[] = {0, 1, 2, 3, 4}, all[] = {0, 4};
@@ -61,7 +62,7 @@ Test(order, permutations_are_equally_likely)
     expect_all_permutations(&keyed, "keys");
 }
 
-/* With many items, every item must reach every index equally often, including its original one. */
+/* With many items, every item must reach every index equally often, including its original index. */
 Test(order, every_item_reaches_every_index)
 {
     enum { COUNT = 50, TIMES = 100, ROUNDS = COUNT * TIMES };
@@ -80,8 +81,8 @@ Test(order, every_item_reaches_every_index)
     for (size_t i = 0; i < COUNT; i++)
         for (size_t j = 0; j < COUNT; j++)
             chi_square += ((double)counts[i][j] - TIMES) * ((double)counts[i][j] - TIMES) / TIMES;
-    /* 49 * 49 = 2401 degrees of freedom, standard deviation 69. The original index is hit once per round on
-     * average. */
+    /* Chi-square has 49 * 49 = 2401 degrees of freedom and a standard deviation of 69. In each round, one
+     * item is at its original index on average. */
     cr_expect(chi_square > 2401 - 5 * 69 && chi_square < 2401 + 5 * 69, "%g", chi_square);
     cr_expect(own > ROUNDS - 5 * 71 && own < ROUNDS + 5 * 71, "%g", own);
     order_close(&order);

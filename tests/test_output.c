@@ -1,4 +1,5 @@
-/* Tests output conversion: every combination against a second, simple implementation of the definition. */
+/* Tests output conversion: compares every combination of options with a second, simple implementation of the
+ * definition. */
 #include <criterion/criterion.h>
 
 #include <limits.h>
@@ -56,8 +57,8 @@ static uint16_t to_bf16(float value)
 static const struct conversion conversions[] = {{"half", to_half, half_value, 0x7C00, 65536},
                                                 {"bfloat16", to_bf16, bf16_value, 0x7F80, 0x1p128}};
 
-/* Every half converts to itself, with both signs. Midpoints go to the even neighbour, other values to the
- * nearest. */
+/* Every 16-bit number must convert to itself, with both signs. Midpoints must go to the even neighbour, other
+ * values to the nearest number. */
 static void expect_nearest(const struct conversion *c)
 {
     for (uint32_t bits = 0; bits <= c->infinity; bits++) {
@@ -68,7 +69,7 @@ static void expect_nearest(const struct conversion *c)
             break;
         double next = bits + 1 == c->infinity ? c->beyond : c->value(bits + 1);
         float middle = (float)((c->value(bits) + next) / 2);
-        cr_assert_eq((double)middle, (c->value(bits) + next) / 2, "half-way is a float");
+        cr_assert_eq((double)middle, (c->value(bits) + next) / 2, "the midpoint must be exact in float");
         cr_assert_eq(c->convert(middle), bits + (bits & 1), "%s %04x and a half", c->name, bits);
         cr_assert_eq(c->convert(-middle), (bits + (bits & 1)) | 0x8000, "%s -%04x", c->name, bits);
         cr_assert_eq(c->convert(nextafterf(middle, 0)), bits, "%s below %04x and a half", c->name, bits);
@@ -82,12 +83,12 @@ Test(output, conversions_take_the_nearest)
         expect_nearest(&conversions[i]);
 }
 
-Test(output, conversions_beyond_the_numbers)
+Test(output, conversions_of_very_large_and_small_floats)
 {
     cr_expect_eq(half_from_float(65519.996f), 0x7BFF);
     cr_expect_eq(half_from_float(65520), 0x7C00);
     cr_expect_eq(half_from_float(-1e30f), 0xFC00);
-    cr_expect_eq(half_from_float(0x1p-25f), 0, "a tie with zero");
+    cr_expect_eq(half_from_float(0x1p-25f), 0, "a tie between 0 and the smallest number goes to 0");
     cr_expect_eq(half_from_float(0x1.000002p-25f), 1);
     cr_expect_eq(half_from_float(-0x1p-149f), 0x8000);
     cr_expect_eq(bf16_from_float(0x1.fffffep127f), 0x7F80);
@@ -96,7 +97,7 @@ Test(output, conversions_beyond_the_numbers)
         cr_expect(isnan(conversions[i].value(conversions[i].convert(NAN))), "%s", conversions[i].name);
 }
 
-/* For floats of all magnitudes, no neighbour of the result is nearer. */
+/* For floats of all magnitudes, no neighbour of the result may be nearer than the result. */
 Test(output, conversions_of_many_floats)
 {
     for (size_t i = 0; i < COUNT_OF(conversions); i++) {
@@ -184,7 +185,7 @@ Test(output, spans_are_overlaps)
         }
 }
 
-Test(output, an_area_known_by_hand)
+Test(output, an_example_by_hand)
 {
     static const uint8_t canvas[] = {10, 20, 30, 40, 50, 60, 70, 80, 90};
     static const uint8_t small[] = {23, 37, 63, 77}; /* 210, 330, 570, 690 ninths */
@@ -215,7 +216,7 @@ Test(output, crops_follow_their_stream)
     cr_expect_eq(output_crop(key, 16384, 16384).x, 0);
 }
 
-Test(output, crops_reach_every_place_alike)
+Test(output, crops_reach_every_position_equally)
 {
     enum { PLACES = 5, DRAWS = 20000 };
     int counts[PLACES][PLACES] = {{0}};
@@ -224,7 +225,7 @@ Test(output, crops_reach_every_place_alike)
         counts[corner.y][corner.x]++;
     }
     for (int y = 0; y < PLACES; y++)
-        for (int x = 0; x < PLACES; x++) /* 800 expected, with a deviation of 28 */
+        for (int x = 0; x < PLACES; x++) /* 800 expected, with a standard deviation of 28 */
             cr_expect(counts[y][x] > 650 && counts[y][x] < 950, "(%d, %d): %d", x, y, counts[y][x]);
 }
 
@@ -236,12 +237,12 @@ static uint8_t *noisy_canvas(uint32_t res, size_t pitch)
     cr_assert_not_null(canvas);
     for (size_t i = 0; i < res * pitch; i++) {
         uint32_t word = philox(key, (uint32_t)i, 1, 0, 0).word[0];
-        canvas[i] = word & 3 ? (uint8_t)(word >> 8) : word & 4 ? 255 : 0; /* black and white more often */
+        canvas[i] = word & 3 ? (uint8_t)(word >> 8) : word & 4 ? 255 : 0; /* a quarter is black or white */
     }
     return canvas;
 }
 
-/* The definition: the sum over every pixel of the canvas. */
+/* The definition of a value: a weighted sum over all pixels of the canvas. */
 static uint64_t slow_sum(const struct synth_output *output, uint32_t res, const uint8_t *canvas, size_t pitch,
                          uint32_t y, uint32_t x)
 {
@@ -287,11 +288,11 @@ static void expect_value(const struct synth_output *output, uint32_t res, uint64
         cr_assert_eq(stored, value, "%a is not %a", (double)stored, (double)value);
         break;
     case DTYPE_STORED:
-        cr_assert_fail("no output has it");
+        cr_assert_fail("no output has this type");
     }
 }
 
-/* Checks every value of a conversion, and that nothing is written beyond the image. */
+/* Checks every value of a converted image, and that nothing is written after its end. */
 static void expect_conversion(const struct synth_output *like, uint32_t res)
 {
     static const double mean[] = {0.485, 0.25, -3}, deviation[] = {0.229, 1, 0.01};
@@ -351,7 +352,7 @@ Test(output, cropped_images)
             expect_conversions(OUTPUT_CROP, sides[a], sides[b]);
 }
 
-/* The largest possible sums: 255 * 2^28, beyond 32 bits. */
+/* The largest possible sums, 255 * 2^28, need more than 32 bits. */
 Test(output, the_largest_canvas)
 {
     enum { SIDE = 16384 };
@@ -372,7 +373,7 @@ Test(output, the_largest_canvas)
     free(canvas);
 }
 
-/* Weights whose products with the sums of a column need more than 32 bits. */
+/* The products of these weights and the sums of a column need more than 32 bits. */
 Test(output, large_weights)
 {
     enum { SIDE = 5000 };
@@ -387,7 +388,7 @@ Test(output, large_weights)
     free(image);
 }
 
-/* Enlarges two pixels to 16384. */
+/* Enlarges an image of 2 x 2 pixels to 16384 x 16384. */
 Test(output, the_largest_enlargement)
 {
     enum { SIDE = 16384 };

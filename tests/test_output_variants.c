@@ -1,5 +1,5 @@
-/* Tests outputs of variants: naive converts its canvases, other variants produce the same, and the oracle
- * finds errors. */
+/* Tests outputs of variants: naive converts its canvases, other variants give the same outputs, and the
+ * oracle detects errors. */
 #include "support.h"
 
 #include <stdio.h>
@@ -34,7 +34,7 @@ static const char *const output_lines[] = {
     "--dtype f16 --channels 3 --fit crop",
 };
 
-/* Returns the images of run 0, executed after another run, and their labels; the caller frees both. */
+/* Performs run 1, then run 0. Returns the images of run 0 and their labels; the caller frees both. */
 static uint8_t *make_batch(const struct opened *opened, const char *name, int threads, int64_t **labels)
 {
     static const uint64_t runs[] = {1, 0};
@@ -42,7 +42,7 @@ static uint8_t *make_batch(const struct opened *opened, const char *name, int th
 }
 
 #ifdef HAVE_INIH
-/* naive's outputs are its canvases, converted. */
+/* The outputs of naive must equal its canvases after output_convert(). */
 Test(output_variants, naive_converts_its_canvases)
 {
     static const char base[] = "--res 97 --classes 4 --batch 5 --instance 3 --seed 11";
@@ -76,7 +76,7 @@ Test(output_variants, naive_converts_its_canvases)
 }
 #endif
 
-/* The class number, which may differ from its index. */
+/* Expects labels to be the classes' numbers, which differ from their indices. */
 static void expect_labels(const char *line, const char *name, int threads)
 {
     static const int64_t numbers[] = {4000000000, 7, 12};
@@ -133,13 +133,14 @@ static void expect_same_as_naive(const char *line, int threads)
     close_synth(&opened);
 }
 
-Test(output_variants, omp_makes_the_same)
+Test(output_variants, omp_gives_the_same_outputs)
 {
     static const char *const isas[] = {"scalar", "avx2", "avx512"};
     for (size_t s = 0; s < COUNT_OF(isas); s++)
         for (size_t i = 0; omp_force_isa(isas[s]) && i < COUNT_OF(output_lines); i++)
             for (int batch = 1; batch <= 5; batch += 4)
-                for (int threads = 1; threads <= 8; threads = 2 * threads + 1) { /* 1, 3, 7: cut and whole */
+                for (int threads = 1; threads <= 8;
+                     threads = 2 * threads + 1) { /* 1, 3 and 7 threads, with and without a remainder */
                     char line[256];
                     snprintf(line, sizeof line, "--res 97 --classes 4 --batch %d %s", batch, output_lines[i]);
                     expect_same_as_naive(line, threads);
@@ -150,7 +151,7 @@ Test(output_variants, omp_makes_the_same)
 
 /* ---- The oracle ---- */
 
-/* naive with an error in image 1. */
+/* The error of spoiled_fetch() in image 1. */
 static enum { BAD_PIXEL, BAD_LABEL, NO_LABEL } mistake;
 
 static enum status spoiled_fetch(void *state, void *result)
@@ -198,8 +199,8 @@ Test(output_variants, the_oracle_checks_outputs_and_labels)
                      (int)mistake);
 }
 
-/* The oracle does not check labels of variants without labels. */
-Test(output_variants, the_oracle_asks_for_labels_where_they_are_made)
+/* The oracle must not check labels of variants that have none. */
+Test(output_variants, the_oracle_ignores_missing_labels_of_variants_without_labels)
 {
     struct variant unlabelled = *variant_find("naive")->variant;
     struct synth_traits traits = *(const struct synth_traits *)unlabelled.traits;
@@ -210,7 +211,7 @@ Test(output_variants, the_oracle_asks_for_labels_where_they_are_made)
     cr_expect_eq(wrong_of("--res 32 --vertices 40 --orbits 9 --batch 3", &unlabelled), 0);
 }
 
-Test(output_variants, variants_of_canvases_are_refused_for_others)
+Test(output_variants, variants_of_canvases_refuse_other_outputs)
 {
     struct variant plain = *variant_find("naive")->variant;
     struct synth_traits traits = *(const struct synth_traits *)plain.traits;
@@ -234,7 +235,7 @@ Test(output_variants, variants_of_canvases_are_refused_for_others)
 /* ---- Golden outputs ---- */
 
 #ifdef HAVE_XXHASH
-Test(output_variants, naive_makes_the_golden_outputs)
+Test(output_variants, naive_gives_the_golden_outputs)
 {
     for (size_t i = 0; i < COUNT_OF(golden_outputs); i++) {
         struct opened opened;

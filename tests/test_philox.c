@@ -1,4 +1,4 @@
-/* Philox4x32-10, and the random streams of an image. */
+/* Tests Philox4x32-10 and the random streams of an image. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -58,7 +58,7 @@ static struct philox_key some_key(void)
     return atom_image_key(0x0123456789abcdef, 7, 0x100000002);
 }
 
-/* Computed by an independent implementation; must never change. */
+/* Values that an independent implementation computed. They must never change. */
 Test(philox, frozen_streams)
 {
     struct philox_key key = some_key();
@@ -76,9 +76,9 @@ Test(philox, frozen_streams)
     cr_assert(centre.x == 342.5f && centre.y == 330.5f);
 }
 
-/* Orbits 2 and 3 share block 1: x and y of the even orbit, then of the odd one. The expected positions are
- * from the independent implementation. */
-Test(philox, noise_takes_its_own_words)
+/* Orbits 2 and 3 share block 1: it has x and y of the even orbit, then x and y of the odd orbit. An
+ * independent implementation computed the expected positions. */
+Test(philox, each_axis_and_orbit_has_its_own_word)
 {
     float gradients[NOISE_TABLE_COUNT];
     noise_gradients(FORMULA_UJI, gradients);
@@ -90,7 +90,7 @@ Test(philox, noise_takes_its_own_words)
     cr_assert_eq(odd.y, noise_at(gradients, 9, 3142977.0f / 16777216.0f));
 }
 
-Test(philox, grays_and_centres_reach_their_ends)
+Test(philox, grays_and_centres_reach_both_ends)
 {
     bool gray[2][256] = {{false}}, edge[2][2] = {{false}};
     for (uint32_t i = 0; i < 40000; i++) {
@@ -120,7 +120,7 @@ static int compare_blocks(const void *a, const void *b)
     return memcmp(a, b, sizeof(struct philox_block));
 }
 
-/* No two streams of an image, or of neighbouring images, share a block. */
+/* No two blocks of the streams of an image may be equal. */
 Test(philox, streams_share_no_block)
 {
     enum { VERTICES = 200, PAIRS = 100, GRAYS = 50, COUNT = VERTICES * PAIRS + GRAYS + 1 };
@@ -140,7 +140,7 @@ Test(philox, streams_share_no_block)
     free(blocks);
 }
 
-/* Words at the same index in different streams agree in half of their bits. */
+/* Words at the same index in different streams must agree in about half of their bits. */
 Test(philox, streams_are_uncorrelated)
 {
     enum { COUNT = 20000 };

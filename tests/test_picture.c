@@ -1,4 +1,4 @@
-/* Tests picture files: written pictures read back, and no temporary files remain. */
+/* Tests picture files: written pictures can be read again, and no temporary files remain. */
 #include <criterion/criterion.h>
 
 #include <dirent.h>
@@ -33,7 +33,7 @@ static const char *inside(const char *name)
     return path[turn];
 }
 
-/* Removes the files in `path`; returns their number. */
+/* Removes the files in `path` and returns their number. */
 static int empty_folder(const char *path)
 {
     int count = 0;
@@ -51,7 +51,7 @@ static int empty_folder(const char *path)
     return count;
 }
 
-/* Ends a test: expects this number of remaining entries. */
+/* Ends a test: expects the folder to have `count` entries, and removes it. */
 static void expect_files(int count)
 {
     cr_assert_eq(empty_folder(folder), count);
@@ -67,14 +67,14 @@ static uint8_t *noisy_pixels(uint32_t number, size_t count)
     return pixels;
 }
 
-/* Checks that the header is of an 8-bit gray image and returns the pixels; the caller frees them. */
+/* Expects an 8-bit gray PNG of this size. Returns its pixels, which the caller frees. */
 static uint8_t *read_png(const char *path, uint32_t width, uint32_t height)
 {
     unsigned char header[29];
     FILE *stream = fopen(path, "rb");
     cr_assert(stream && fread(header, 1, sizeof header, stream) == sizeof header, "%s", path);
     fclose(stream);
-    cr_assert(header[24] == 8 && header[25] == 0 && header[28] == 0, "8 bits, gray, not interlaced");
+    cr_assert(header[24] == 8 && header[25] == 0 && header[28] == 0, "not 8 bits, gray and not interlaced");
 
     png_image image = {.version = PNG_IMAGE_VERSION};
     cr_assert(png_image_begin_read_from_file(&image, path), "%s", image.message);
@@ -123,8 +123,8 @@ Test(picture, impossible_sizes, .init = make_folder)
     cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 1, 0), STATUS_USAGE);
     cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 65536, 65536), STATUS_USAGE);
     cr_assert_eq(picture_write_png(inside("a.png"), &pixel, UINT32_MAX, 1), STATUS_USAGE);
-    /* Within the program's limit, but not libpng's: its message is relayed. libpng refuses before it reads
-     * pixels. */
+    /* This width is within the program's limit but exceeds libpng's. libpng refuses it before it reads
+     * pixels, and its message must be relayed. */
     cr_assert_eq(picture_write_png(inside("a.png"), &pixel, 1000001, 1), STATUS_FAILED);
     cr_assert(strstr(status_text(), "a.png: libpng: "), "%s", status_text());
     expect_files(0);
@@ -163,8 +163,9 @@ Test(picture, the_current_folder, .init = make_folder)
     expect_files(3);
 }
 
-/* One file cannot be renamed, among many that threads write: its failure and message are returned. */
-Test(picture, failures_come_back_from_threads, .init = make_folder)
+/* Threads write many files, and one of them cannot be renamed. The status and the message of this failure
+ * must be returned. */
+Test(picture, failures_of_threads_are_returned, .init = make_folder)
 {
     enum { COUNT = 64 };
     uint8_t *pixels = noisy_pixels(1, 256);
@@ -174,11 +175,11 @@ Test(picture, failures_come_back_from_threads, .init = make_folder)
     cr_assert_eq(mkdir(inside("class-0_instance-33.png"), 0777), 0);
     cr_assert_eq(picture_write_folder(folder, pictures, COUNT), STATUS_FAILED);
     cr_assert(strstr(status_text(), "class-0_instance-33.png"), "%s", status_text());
-    cr_assert_neq(access(inside("index.tsv"), F_OK), 0, "no index of pictures that are not there");
+    cr_assert_neq(access(inside("index.tsv"), F_OK), 0, "index.tsv lists pictures that were not written");
 
     DIR *stream = opendir(folder);
     for (struct dirent *entry; (entry = readdir(stream));)
-        cr_assert(entry->d_name[0] == '.' || !strcmp(strrchr(entry->d_name, '.'), ".png"), "left: %s",
+        cr_assert(entry->d_name[0] == '.' || !strcmp(strrchr(entry->d_name, '.'), ".png"), "%s remains",
                   entry->d_name);
     closedir(stream);
     cr_assert(!strchr(status_text(), '\n'));
@@ -204,7 +205,7 @@ Test(picture, folders_are_checked, .init = make_folder)
     expect_files(1); /* a check creates nothing */
 }
 
-Test(picture, folders_are_made, .init = make_folder)
+Test(picture, folders_are_created, .init = make_folder)
 {
     uint8_t pixel = 0;
     struct picture picture = {&pixel, 1, 0, 0, 0};
@@ -221,7 +222,7 @@ Test(picture, unwritable_folder, .init = make_folder)
     uint8_t pixel = 0;
     struct picture picture = {&pixel, 1, 0, 0, 0};
     if (geteuid() ==
-        0) { /* root may write anywhere: switch to another user, who owns the folder and can remove it */
+        0) { /* root may write anywhere, so switch to another user, who owns the folder and can remove it */
         cr_assert_eq(chown(folder, 65534, 65534), 0);
         cr_assert_eq(setuid(65534), 0);
     }
@@ -238,7 +239,8 @@ Test(picture, unwritable_folder, .init = make_folder)
 
 /* ---- Sheets ---- */
 
-/* Five pictures: three columns, two rows, a border of 2 pixels around each, the last cell empty. */
+/* Five pictures give three columns and two rows, with a border of 2 pixels around each. The last cell is
+ * empty. */
 Test(picture, sheet_geometry, .init = make_folder)
 {
     enum { SIDE = 10, PITCH = 12, WIDTH = 3 * PITCH + 2, HEIGHT = 2 * PITCH + 2 };
@@ -269,8 +271,8 @@ Test(picture, sheet_geometry, .init = make_folder)
     expect_files(2);
 }
 
-/* Four pictures of 5001 pixels: two columns leave (8192 - 2) / 2 - 2 = 4093 per picture, so they are halved
- * to 2501; the last box has half the width. */
+/* The sheet has four pictures of 5001 x 5001 pixels. Two columns leave (8192 - 2) / 2 - 2 = 4093 pixels per
+ * picture, so pictures shrink to 2501 pixels by boxes of 2 x 2. The last box of a row has half the width. */
 Test(picture, sheet_shrinks_by_boxes, .init = make_folder)
 {
     enum { SIDE = 5001, SMALL = 2501, WIDTH = 2 * (SMALL + 2) + 2 };
@@ -278,7 +280,7 @@ Test(picture, sheet_shrinks_by_boxes, .init = make_folder)
     cr_assert_not_null(pixels);
     pixels[0] = 255, pixels[1] = 3, pixels[SIDE] = 100, pixels[SIDE + 1] = 20; /* mean 94.5, rounded up */
     pixels[SIDE - 1] = 10, pixels[2 * SIDE - 1] = 31;                          /* the right edge: mean 20.5 */
-    pixels[(size_t)SIDE * SIDE - 1] = 200;                                     /* the corner: alone */
+    pixels[(size_t)SIDE * SIDE - 1] = 200; /* the corner: a box of one pixel */
     struct picture pictures[4];
     for (uint32_t i = 0; i < 4; i++)
         pictures[i] = (struct picture){pixels, SIDE, i, 0, 0};
@@ -291,14 +293,14 @@ Test(picture, sheet_shrinks_by_boxes, .init = make_folder)
             cr_assert_eq(cell[1], 0);
             cr_assert_eq(cell[SMALL - 1], 21);
             cr_assert_eq(cell[(size_t)(SMALL - 1) * WIDTH + SMALL - 1], 200);
-            cr_assert_eq(cell[SMALL], 64, "the border begins");
+            cr_assert_eq(cell[SMALL], 64, "not the gray of the border");
         }
     free(sheet);
     free(pixels);
     expect_files(2);
 }
 
-/* A picture that just fits is not shrunk; one more pixel halves it. */
+/* A picture of the maximum size is not shrunk. With one more pixel per side, it is halved. */
 Test(picture, sheet_side_limit, .init = make_folder)
 {
     uint8_t *pixels = calloc(8189, 8189);
@@ -313,7 +315,7 @@ Test(picture, sheet_side_limit, .init = make_folder)
     expect_files(2);
 }
 
-Test(picture, sheets_that_cannot_be)
+Test(picture, impossible_sheets)
 {
     uint8_t pixel = 0;
     struct picture picture = {&pixel, 1, 0, 0, 0};

@@ -1,5 +1,5 @@
-/* Runs fdsl-bench --prepare as a program: what it writes, that repeated runs write the same bytes, and what
- * it refuses. */
+/* Tests fdsl-bench --prepare on the command line: what it writes, that repeated runs write the same bytes,
+ * and what it refuses. */
 #include "shell.h"
 
 #include <fcntl.h>
@@ -52,8 +52,8 @@ static void read_index(const char *name, struct index *index)
 
 /* ---- Output ---- */
 
-/* The tar parser, the index and the counter must agree on every byte. */
-Test(prepare, shards_hold_what_the_index_says)
+/* The tar parser, the index and the sample source `counter` must agree on every byte. */
+Test(prepare, shards_match_their_index)
 {
     static struct tar_parser parser;
     struct index index;
@@ -88,8 +88,8 @@ Test(prepare, shards_hold_what_the_index_says)
     index_free(&index);
 }
 
-/* Hashes are independent of the layout. */
-Test(prepare, files_and_shards_hold_the_same)
+/* Samples have the same hashes in both layouts. */
+Test(prepare, files_and_shards_have_the_same_samples)
 {
     struct index files, shards;
     EXPECT(0, "$P --prepare f --samples 1001 --sample-shape 3 --store files");
@@ -116,7 +116,7 @@ Test(prepare, repeated_runs_write_same_bytes)
               " --seed 1; cmp -s a/counter-000000.tar c/counter-000000.tar; test $? = 1");
 }
 
-/* Python reads DALI's index, the wids index and the tar files. */
+/* Python's tar reader must find the members that DALI's index and the wids index list. */
 Test(prepare, python_agrees)
 {
     if (run("python3 -c 'import tarfile, hashlib, json'") != 0)
@@ -188,7 +188,8 @@ Test(prepare, libarchive_agrees)
 }
 #endif
 
-/* With pyarrow, writes a table of all samples; without, exits with status 4 and one line. */
+/* With pyarrow, metadata_parquet.py writes a table of all samples. Without pyarrow, it exits with status 4
+ * and one line. */
 Test(prepare, parquet)
 {
     if (run("python3 -c 1") != 0)
@@ -217,7 +218,7 @@ Test(prepare, synth_images_and_labels)
     EXPECT(0, "tar xOf a/synth-000000.tar 000004.cls");
     cr_assert_str_eq(out, "1");
 
-    /* The pixels are those of run 0's images, also as an array. */
+    /* The pixels must equal those of the images of run 0, in a PNG file and as an array. */
     EXPECT(0, "$P --variant naive --classes 3 --batch 20 --res 32 --png p --warmups 0 --min-samples 1 "
               "--min-time 0");
     EXPECT(0, "tar xf a/synth-000000.tar && cmp 000004.png p/class-1_instance-1.png");
@@ -235,7 +236,7 @@ Test(prepare, synth_images_and_labels)
     free(raw);
 }
 
-/* The bytes do not depend on variant, batch size or thread count. */
+/* The bytes must not depend on the variant, the batch size or the number of threads. */
 Test(prepare, synth_bytes_do_not_depend_on_variant)
 {
     EXPECT(0, "$P --prepare a " SYNTH " --variant naive --batch 7 --threads 1 && $P --prepare b " SYNTH
@@ -245,7 +246,7 @@ Test(prepare, synth_bytes_do_not_depend_on_variant)
 Test(prepare, synth_refusals)
 {
     expect_refusal(2, "a " SYNTH " --dtype f16", "--encode png holds u8 images");
-    expect_refusal(2, "a " SYNTH " --png x", "--png writes images of a timed run");
+    expect_refusal(2, "a " SYNTH " --png x", "--png applies to timed runs only");
     expect_refusal(
         2, "a " SYNTH " --layout nhwc",
         "--layout nhwc: prepared samples are PNG files or arrays of the shape (channels, height, width)");
@@ -254,7 +255,8 @@ Test(prepare, synth_refusals)
     expect_refusal(2, "a --from synth", "set the number of samples");
     expect_refusal(2, "a --classes 3", "--classes is an option of --from synth; --prepare --help lists them");
     expect_refusal(2, "a --encode npy", "--encode is an option of --from synth, idx, cifar and digits; ");
-    expect_refusal(2, "a --verify", "--verify does not apply to --prepare; --prepare --help lists what does");
+    expect_refusal(2, "a --verify",
+                   "--verify does not apply to --prepare; --prepare --help lists the options that do");
     expect_refusal(2, "a --frobnicate", "unknown option '--frobnicate'");
     EXPECT(0, "! test -e a");
     EXPECT(0, "$P --prepare a " SYNTH " --dtype f16 --channels 3 --encode npy --out-res 16 --layout nchw");
@@ -292,7 +294,7 @@ Test(prepare, idx)
     cr_assert_eq(out[strlen(out) - 1], '7');
     expect_picture("a/000/000001.png", "efgh", 4);
 
-    /* A file with the same name but other content is another dataset. */
+    /* A source with the same name but other contents is another data set. */
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\3\5\6\x08", 11);
     expect_refusal(2, "a --from idx --source x-images-idx3-ubyte --store files", "other options (inputs=");
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\2\5\6", 10);
@@ -328,14 +330,16 @@ Test(prepare, cifar)
     expect_refusal(2, "b --from cifar --source one,,one", "a name between commas is empty");
     expect_refusal(1, "b --from cifar --source one,none", "none: cannot be read");
     EXPECT(0, "mkfifo pipe");
-    expect_refusal(1, "b --from cifar --source pipe", "pipe: not a regular file"); /* and does not wait */
+    expect_refusal(1, "b --from cifar --source pipe",
+                   "pipe: not a regular file"); /* without waiting for a writer */
 }
 #endif
 
 /* ---- Resuming ---- */
 
-/* Kills all ranks with SIGKILL repeatedly, each time after more units are finished but at most half of them,
- * then runs to completion. Finished units must be kept, and the result must equal that of a single run. */
+/* Kills all ranks with SIGKILL `rounds` times, each time after more units are finished, but at most half of
+ * them. Then runs to completion. Finished units must be kept, and the result must equal that of an
+ * uninterrupted run. */
 static void kill_and_resume(const char *launcher, const char *options, const char *first_place, int places,
                             int rounds)
 {
@@ -351,7 +355,8 @@ static void kill_and_resume(const char *launcher, const char *options, const cha
                "flock -w 20 a true && test -e a/.prepare/spec && ls a/.prepare | grep -c '[.]part$'; }",
                launcher, options, goal);
         kept = atoi(out);
-        cr_assert(kept >= goal && kept < places, "%d of %d places when %d were awaited", kept, places, goal);
+        cr_assert(kept >= goal && kept < places, "%d of %d units are finished, not at least %d", kept, places,
+                  goal);
         EXPECT(0, "stat -c %%i a/%s", first_place);
         cr_assert(i == 1 || strncmp(inode, out, sizeof inode) == 0, "%s was written again", first_place);
         memcpy(inode, out, sizeof inode);
@@ -385,14 +390,14 @@ Test(prepare, killed_synth_resumes)
 #endif
 
 #ifdef HAVE_MPI
-/* Settings that let mpirun start anywhere, and make the leak sanitizer ignore MPI's permanent allocations
- * (test_mpi.c checks our own leaks). */
+/* Settings with which mpirun can start anywhere. Leak detection is off, because MPI keeps allocations;
+ * test_mpi.c detects leaks of the program itself. */
 static const char ranks_settings[] =
     "ASAN_OPTIONS=detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
     "OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp "
     "OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo";
 
-/* The bytes do not depend on the number of ranks. */
+/* The bytes must not depend on the number of ranks. */
 Test(prepare, ranks_write_the_same_bytes)
 {
     char ranks[1024];
@@ -418,7 +423,7 @@ Test(prepare, killed_ranks_resume)
 }
 #endif
 
-/* A complete dataset that lost a file, or has one of the wrong size, is repaired. */
+/* A complete data set with a missing file, or with a file of the wrong size, is repaired. */
 Test(prepare, lost_files_are_repaired)
 {
     EXPECT(0, "$P --prepare whole " SMALL " && cp -r whole a && rm a/counter-000001.tar");
@@ -438,7 +443,8 @@ Test(prepare, lost_files_are_repaired)
                                          "truncate -s 0 a/samples.csv"};
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
         EXPECT(0, "%s && $P --prepare a " SMALL, broken[i]);
-        cr_assert_not_null(strstr(out, "is missing or cut; writing it again"), "%s: %s", broken[i], out);
+        cr_assert_not_null(strstr(out, "is missing or incomplete; writing it again"), "%s: %s", broken[i],
+                           out);
         cr_assert_not_null(strstr(out, "(3 of them were already finished)"), "%s", out);
         EXPECT(0, "diff -r whole a");
     }
@@ -503,7 +509,7 @@ Test(prepare, a_folder_without_permission)
     cr_assert_not_null(strstr(out, "cannot write into folder 'a'"), "%s", out);
 }
 
-/* A failed write, as on a full disk, leaves no partial file and keeps finished units. */
+/* A write that fails, as on a full disk, must leave no partial file. Finished units must be kept. */
 Test(prepare, failed_write_keeps_finished_units)
 {
     static const char options[] = "--samples 40 --shards 4 --sample-shape 1000";

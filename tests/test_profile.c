@@ -1,4 +1,4 @@
-/* Profiling: the NVTX ranges that variants open, and scripts/sweep/profile.sh with fake nsys and ncu.
+/* Tests profiling: the NVTX ranges that variants open, and scripts/sweep/profile.sh with fake nsys and ncu.
  *
  * FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #include <criterion/criterion.h>
@@ -12,7 +12,7 @@ TestSuite(profile, .init = shell_set_up, .fini = shell_tear_down, .timeout = 60)
 
 /* ---- Ranges ---- */
 
-/* Builds the recorder; skips the test if this build has no NVTX or its header is missing. */
+/* Builds the recorder. Skips the test if this build has no NVTX, or if the NVTX header is missing. */
 static void build_recorder(void)
 {
 #ifndef HAVE_NVTX
@@ -27,7 +27,7 @@ static void build_recorder(void)
         cr_skip_test("no compiler, or no NVTX header");
 }
 
-/* Runs the program with the recorder, which writes lines "count, enclosing range, range" to `out`. */
+/* Runs the program with the recorder. `out` then has lines of count, enclosing range and range. */
 static void record(const char *options)
 {
     EXPECT(0,
@@ -35,7 +35,7 @@ static void record(const char *options)
            "{ cat said; exit 1; }",
            options);
     EXPECT(0, "cat seen");
-    cr_expect(says("depth 0\n"), "ranges were left open: %s", out);
+    cr_expect(says("depth 0\n"), "ranges were not closed: %s", out);
 }
 
 static void expect_range(const char *range)
@@ -55,24 +55,24 @@ static void expect_ranges(const char *options, const char *const *names)
 #define SMALL "--batch 2 --res 32 --vertices 20 --orbits 4 --loops 1 --warmups 0 --warmup-time 0 "
 #define TRAIN "--model lenet --data digits --train-size 40 --test-size 4 --batch 20 --epochs 1 "
 
-Test(profile, generating_has_its_ranges)
+Test(profile, ranges_of_generating)
 {
     build_recorder();
     expect_ranges("--variant naive " SMALL, (const char *const[]){"draw", NULL});
-    cr_expect(says("2 sample draw\n"), "two images in a sample: %s", out);
+    cr_expect(says("2 sample draw\n"), "not two images in one sample: %s", out);
 #ifdef _OPENMP
     expect_ranges("--variant omp " SMALL,
                   (const char *const[]){"draw", "clear", "vertices", "painting", NULL});
 #endif
 }
 
-Test(profile, training_has_its_ranges)
+Test(profile, ranges_of_training)
 {
     build_recorder();
     expect_ranges("--variant train-naive " TRAIN,
                   (const char *const[]){"gather", "forward", "backward", "update", NULL});
     cr_expect(says("2 sample gather\n") && says("40 sample forward\n") && says("2 sample update\n"),
-              "two steps of 20 samples: %s", out);
+              "not two steps of 20 samples: %s", out);
 #ifdef _OPENMP
     expect_ranges("--variant train-omp " TRAIN,
                   (const char *const[]){"gather", "forward", "backward", "update", NULL});
@@ -83,7 +83,7 @@ Test(profile, training_has_its_ranges)
 }
 
 #ifdef HAVE_XXHASH
-Test(profile, loading_has_its_ranges)
+Test(profile, ranges_of_loading)
 {
     build_recorder();
     EXPECT(0, "$P --prepare shards --store shards --shards 2 --samples 20 --sample-shape 5000 --dtype u8");
@@ -110,7 +110,7 @@ Test(profile, loading_has_its_ranges)
 }
 #endif
 
-/* The names of ranges in the code and in docs/profiling.md are the same. */
+/* The names of ranges in the code and in docs/profiling.md must be the same. */
 Test(profile, the_page_lists_all_ranges)
 {
     EXPECT(0,
@@ -122,7 +122,8 @@ Test(profile, the_page_lists_all_ranges)
 
 /* ---- scripts/sweep/profile.sh ---- */
 
-/* Creates a fake tool with these commands, first on the PATH. It logs its arguments. */
+/* Creates a fake tool in bin/, which PROFILE puts first on the PATH. The tool logs its arguments and runs
+ * these commands. */
 static void put_tool(const char *name, const char *commands)
 {
     EXPECT(0,
@@ -132,7 +133,7 @@ static void put_tool(const char *name, const char *commands)
            folder, name, commands, name);
 }
 
-/* A fake ncu that runs the program and prints recorded output of a real ncu. */
+/* Creates a fake ncu, which runs the program and writes the recorded log of a real ncu. */
 static void put_ncu(void)
 {
     char commands[2 * PATH_MAX];
@@ -165,7 +166,7 @@ static void expect_row(const char *name, const char *calls, const char *total, c
                  "no row %s %s %s %s %s in: %s", name, calls, total, median, share, (run("cat said"), out));
 }
 
-Test(profile, ncu_makes_two_tables)
+Test(profile, ncu_gives_two_tables)
 {
     put_ncu();
     EXPECT(0, PROFILE "--tool ncu --launches 7 " SYNTH " >said", root);
@@ -180,10 +181,11 @@ Test(profile, ncu_makes_two_tables)
     cr_expect(says("--clock-control none --nvtx --launch-count 7 "), "%s", out);
     cr_expect(says("--variant naive --loops 3 --warmups 1 --warmup-time 0 --res 16"), "%s", out);
     EXPECT(0, PROFILE "--tool ncu " SYNTH " --loops 2 >said; cat arguments", root);
-    cr_expect(says("--loops 2") && !says("--loops 3"), "what the user gives stands: %s", out);
+    cr_expect(says("--loops 2") && !says("--loops 3"), "an option of the user must replace the default: %s",
+              out);
 }
 
-Test(profile, nsys_makes_two_tables)
+Test(profile, nsys_gives_two_tables)
 {
     put_ncu();
     put_nsys("echo report >$2.nsys-rep");
@@ -194,32 +196,32 @@ Test(profile, nsys_makes_two_tables)
     expect_row("painting", "4", "1 ms", "200 us", "50.0 %");
 }
 
-Test(profile, ncu_takes_over_where_nsys_makes_no_report)
+Test(profile, ncu_is_used_if_nsys_writes_no_report)
 {
     put_ncu();
     put_nsys("true"); /* succeeds but writes no report */
     EXPECT(0, PROFILE SYNTH " >said 2>note", root);
     expect_row("painting", "2", "9 us", "4.5 us", "90.0 %");
     EXPECT(0, "cat note");
-    cr_expect(says("nsys made no report here: taking ncu"), "%s", out);
+    cr_expect(says("nsys did not produce a report here; using ncu"), "%s", out);
     EXPECT(1, PROFILE "--tool nsys " SYNTH, root);
     cr_expect(says("nsys ended with status 1"), "%s", out);
 }
 
-Test(profile, a_failing_program_is_told)
+Test(profile, a_failing_program_is_reported)
 {
     put_ncu();
     EXPECT(1, PROFILE "--tool ncu naive --no-such-option", root);
     cr_expect(says("unknown option") && says("ncu ended with status 2"), "%s", out);
 }
 
-/* A PATH without either tool. Skipped if one is installed elsewhere on this machine. */
-Test(profile, what_to_install_is_said)
+/* PATH has neither tool. Skipped if a tool is installed at another usual location. */
+Test(profile, missing_tools_are_named)
 {
     if (run("ls -d /opt/nvidia/nsight-*/*/ncu /opt/nvidia/nsight-*/*/bin/nsys /usr/local/cuda/bin/ncu "
             "2>/dev/null | grep -q . || "
             "command -v ncu nsys") == 0)
-        cr_skip_test("this machine has one");
+        cr_skip_test("nsys or ncu is installed on this machine");
     EXPECT(4, PROFILE SYNTH, root);
     cr_expect(says("neither nsys nor ncu is installed: get Nsight"), "%s", out);
     EXPECT(4, PROFILE "--tool ncu " SYNTH, root);

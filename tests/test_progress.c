@@ -1,4 +1,4 @@
-/* Progress: durations, and when a line is due. */
+/* Tests progress: the text of durations, and when a line is due. */
 #include "core/progress.h"
 
 #include <criterion/criterion.h>
@@ -21,14 +21,14 @@ Test(progress, durations_are_short)
         cr_expect_str_eq(progress_duration(durations[i].seconds, text, sizeof text), durations[i].text);
 }
 
-Test(progress, lines_come_after_their_period)
+Test(progress, lines_are_due_after_their_period)
 {
     struct progress progress;
     char text[256];
     cr_redirect_stderr();
     setenv("FDSL_PROGRESS_S", "0", 1);
     progress_begin(&progress, false);
-    cr_expect(!progress_due(&progress), "no lines are wanted");
+    cr_expect(!progress_due(&progress), "a line is due, although lines are disabled");
     progress_begin(&progress, true);
     cr_expect(progress_due(&progress));
     progress_show(&progress, "%d of %d", 1, 2);

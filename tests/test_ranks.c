@@ -1,5 +1,4 @@
-/* Functions for several ranks that can be tested with one: shares of a batch and of cores, and the row of all
- * ranks. */
+/* Tests functions for several ranks without MPI: shares of a batch and of cores, and the row of all ranks. */
 #include <criterion/criterion.h>
 
 #include "core/partition.h"
@@ -12,7 +11,7 @@ TestSuite(ranks, .timeout = 60);
 
 /* ---- Shares of a batch ---- */
 
-Test(partition, weak_ranks_make_a_batch_each)
+Test(partition, weak_scaling_gives_each_rank_a_batch)
 {
     for (uint64_t rank = 0; rank < 4; rank++) {
         const struct partition partition = {rank, 4, false};
@@ -21,7 +20,7 @@ Test(partition, weak_ranks_make_a_batch_each)
     }
 }
 
-Test(partition, strong_shares_follow_each_other_and_differ_by_at_most_one)
+Test(partition, strong_shares_are_contiguous_and_differ_by_at_most_one)
 {
     for (uint64_t ranks = 1; ranks <= 9; ranks++)
         for (uint64_t batch = 0; batch <= 40; batch++) {
@@ -33,11 +32,11 @@ Test(partition, strong_shares_follow_each_other_and_differ_by_at_most_one)
                 cr_assert(share.count == batch / ranks || share.count == batch / ranks + 1);
                 next += share.count;
             }
-            cr_assert(next == batch, "%d over %d", (int)batch, (int)ranks);
+            cr_assert(next == batch, "batch %d, %d ranks", (int)batch, (int)ranks);
         }
 }
 
-Test(partition, one_rank_has_all_either_way)
+Test(partition, one_rank_has_the_whole_batch)
 {
     for (int strong = 0; strong < 2; strong++) {
         const struct partition partition = {0, 1, strong};
@@ -61,8 +60,9 @@ static struct cores_mask mask(unsigned long bits)
     return (struct cores_mask){{bits}};
 }
 
-/* Plans the cores of `count` ranks on a machine with `core_count` cores of two threads each. As on Linux,
- * core i has the threads i and i + core_count. */
+/* Plans the cores of `count` ranks, and expects this outcome and these sets. `ranks` has the threads that
+ * each rank may use. The machine has `core_count` cores of two threads each. As on Linux, core i has the
+ * threads i and i + core_count. */
 static void expect_plan(const unsigned long *ranks, int count, int core_count, enum cores_outcome outcome,
                         const unsigned long *expected)
 {
@@ -79,42 +79,42 @@ static void expect_plan(const unsigned long *ranks, int count, int core_count, e
     }
 }
 
-Test(cores, ranks_that_may_run_anywhere_get_whole_cores_each)
+Test(cores, ranks_that_may_run_anywhere_get_whole_cores)
 {
     expect_plan((const unsigned long[]){0xff, 0xff}, 2, 4, CORES_SPLIT, (const unsigned long[]){0x33, 0xcc});
     expect_plan((const unsigned long[]){0xff, 0xff, 0xff}, 3, 4, CORES_SPLIT,
                 (const unsigned long[]){0x33, 0x44, 0x88});
 }
 
-Test(cores, only_what_some_rank_may_use_is_shared_out)
+Test(cores, only_cores_that_a_rank_may_use_are_divided)
 {
     expect_plan((const unsigned long[]){0x66, 0x66}, 2, 4, CORES_SPLIT, (const unsigned long[]){0x22, 0x44});
-    /* one thread of a core counts as a core */
+    /* A core of which ranks may use only one thread counts as a core. */
     expect_plan((const unsigned long[]){0x03, 0x03}, 2, 4, CORES_SPLIT, (const unsigned long[]){0x01, 0x02});
 }
 
-Test(cores, sets_that_overlap_are_shared_out_anew)
+Test(cores, overlapping_sets_are_divided_again)
 {
     expect_plan((const unsigned long[]){0x77, 0xee}, 2, 4, CORES_SPLIT, (const unsigned long[]){0x33, 0xcc});
     expect_plan((const unsigned long[]){0x33, 0xcc, 0x33, 0xcc}, 4, 4, CORES_SPLIT,
                 (const unsigned long[]){0x11, 0x22, 0x44, 0x88});
 }
 
-Test(cores, what_the_launcher_gave_apart_stays)
+Test(cores, disjoint_sets_of_the_launcher_are_kept)
 {
     static const unsigned long all[] = {0x33, 0xcc}, some[] = {0x11, 0x88};
     expect_plan(all, 2, 4, CORES_KEPT, all);
     expect_plan(some, 2, 4, CORES_IDLE, some);
 }
 
-Test(cores, more_ranks_than_cores_take_one_in_turn)
+Test(cores, more_ranks_than_cores_share_cores_in_turn)
 {
     expect_plan((const unsigned long[]){0xf, 0xf, 0xf}, 3, 2, CORES_CROWDED,
                 (const unsigned long[]){0x5, 0xa, 0x5});
     expect_plan((const unsigned long[]){0x5, 0x5}, 2, 2, CORES_CROWDED, (const unsigned long[]){0x5, 0x5});
 }
 
-Test(cores, a_rank_alone_keeps_its_own)
+Test(cores, a_single_rank_keeps_its_cores)
 {
     static const unsigned long all[] = {0xff}, one[] = {0x11};
     expect_plan(all, 1, 4, CORES_KEPT, all);
@@ -123,7 +123,7 @@ Test(cores, a_rank_alone_keeps_its_own)
 
 /* ---- The row of all ranks ---- */
 
-Test(ranks, what_adds_up_is_added_up)
+Test(ranks, the_row_of_all_ranks_combines_each_column)
 {
     static const struct measure measures[] = {
         {"how", COMBINE_FIRST},   {"stage_s", COMBINE_MAX}, {"hash", COMBINE_HASHES},
@@ -156,8 +156,8 @@ Test(ranks, what_adds_up_is_added_up)
     cr_expect_str_eq(row_get(&total, "ranks_per_device"), "");
     cr_expect_str_eq(row_get(&total, "batch"), "11");
     cr_expect_str_eq(row_get(&total, "wrong"), "0");
-    cr_expect_str_eq(row_get(&total, "sm_clock_mhz"), "1500", "the slowest GPU's");
-    cr_expect_str_eq(row_get(&total, "memory_clock_mhz"), "", "not known of all");
+    cr_expect_str_eq(row_get(&total, "sm_clock_mhz"), "1500", "not the clock of the slowest GPU");
+    cr_expect_str_eq(row_get(&total, "memory_clock_mhz"), "", "one rank does not know it");
     cr_expect_str_eq(row_get(&total, "instruction_set"), "", "ranks used different ones");
     cr_expect_str_eq(row_get(&total, "how"), "fast");
     cr_expect_str_eq(row_get(&total, "stage_s"), "0.5");
@@ -166,17 +166,17 @@ Test(ranks, what_adds_up_is_added_up)
     cr_expect_str_eq(row_get(&total, "share"), "0.5");
     cr_expect_str_eq(row_get(&total, "moved"), "0.5");
     cr_expect_str_eq(row_get(&total, "alone"), "");
-    cr_expect_str_eq(row_get(&total, "half"), "", "not known of all");
+    cr_expect_str_eq(row_get(&total, "half"), "", "one rank does not know it");
     row_free(&rows[0]);
     row_free(&rows[1]);
     row_free(&total);
 }
 
-Test(ranks, the_efficiency_is_that_of_the_scaling)
+Test(ranks, efficiency_depends_on_the_scaling)
 {
     const struct partition weak = {.ranks = 4}, strong = {.ranks = 4, .strong = true};
-    cr_expect_eq(ranks_efficiency(&weak, 3, 3), 1, "each does what one does");
+    cr_expect_eq(ranks_efficiency(&weak, 3, 3), 1, "each rank has the work of a single rank");
     cr_expect_eq(ranks_efficiency(&weak, 3, 6), 0.5);
-    cr_expect_eq(ranks_efficiency(&strong, 12, 3), 1, "together they do what one does");
+    cr_expect_eq(ranks_efficiency(&strong, 12, 3), 1, "all ranks together have the work of a single rank");
     cr_expect_eq(ranks_efficiency(&strong, 3, 3), 0.25);
 }

@@ -1,4 +1,4 @@
-/* Result rows, and the CSV files that they are appended to. */
+/* Tests result rows and the CSV files that they are appended to. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* for unshare() */
 #endif
@@ -35,7 +35,7 @@ Test(record, fields_as_text)
     cr_expect(row.fields[0].kind == FIELD_TEXT && row.fields[2].kind == FIELD_NUMBER &&
               row.fields[4].kind == FIELD_NUMBER && row.fields[5].kind == FIELD_NUMBER);
     row_free(&row);
-    cr_expect(row.fields == NULL && row.count == 0, "a freed row can be used again");
+    cr_expect(row.fields == NULL && row.count == 0, "a freed row must be empty");
 }
 
 Test(record, many_fields_in_order)
@@ -52,7 +52,7 @@ Test(record, many_fields_in_order)
     row_free(&row);
 }
 
-Test(record, failed_row_is_written_nowhere)
+Test(record, a_failed_row_is_not_written)
 {
     struct row row = sample_row("a", "b", "0");
     row.failed = true;
@@ -117,10 +117,10 @@ static void expect_parsed(size_t rows)
     cr_assert_eq(pclose(python), 0);
 }
 
-Test(record, round_trip_through_a_real_parser)
+Test(record, rows_are_parsed_by_python)
 {
     if (system("python3 -c 'import csv' 2>/dev/null") != 0)
-        cr_skip_test("python3 is not there");
+        cr_skip_test("python3 is not installed");
     for (size_t r = 1; r <= TRICKY_COUNT; r++) {
         struct row row = {0};
         for (size_t i = 0; i < TRICKY_COUNT; i++) {
@@ -162,7 +162,7 @@ Test(record, empty_file_gets_a_header)
     expect_file("name,note,wrong\na,b,0\n");
 }
 
-Test(record, windows_line_ends_and_blank_lines_pass)
+Test(record, windows_line_ends_and_blank_lines_are_accepted)
 {
     put("name,note,wrong\r\nx,y,1\r\n\r\n");
     cr_expect_eq(check_sample(path), STATUS_OK, "%s", status_text());
@@ -204,7 +204,7 @@ Test(record, row_with_other_fields_is_refused)
     expect_refused("name,note,wrong\n\"x\n\nx\",y,1\nx\n", "line 5: 1 fields, but the header has 3");
 }
 
-Test(record, torn_row_is_cut_off)
+Test(record, torn_row_is_removed)
 {
     static const char *const tails[] = {"x", "x,", "x,y", "x,\"y", "x,\"y,z,\"\"", "\"", "x,\"y\""};
     for (size_t i = 0; i < COUNT_OF(tails); i++) {
@@ -229,7 +229,7 @@ Test(record, torn_header_is_rewritten)
     }
 }
 
-Test(record, last_row_that_may_be_whole_is_left_alone)
+Test(record, last_row_that_may_be_complete_is_refused)
 {
     const char *message = "this last row has no line end and may be incomplete; complete or delete it";
     expect_refused("name,note,wrong\nx,y,1", message);
@@ -238,7 +238,7 @@ Test(record, last_row_that_may_be_whole_is_left_alone)
     expect_refused("name,note,wrong\nx,\"y\nx,y,1\nx,y,1\n", message);
 }
 
-Test(record, concurrent_appenders_leave_whole_rows)
+Test(record, concurrent_appenders_write_complete_rows)
 {
     enum { PROCESSES = 4, ROWS = 50 };
     pid_t children[PROCESSES];
@@ -271,7 +271,7 @@ Test(record, concurrent_appenders_leave_whole_rows)
         int p = line[2] - 'a';
         cr_assert(p >= 0 && p < PROCESSES);
         cr_assert_eq(strspn(line + 2, (char[]){line[2], '\0'}), 5000);
-        cr_assert_eq(atoi(line + 2 + 5000 + 1), next[p]++, "each process's rows are in its order");
+        cr_assert_eq(atoi(line + 2 + 5000 + 1), next[p]++, "rows of a process are out of order");
     }
     for (int p = 0; p < PROCESSES; p++)
         cr_expect_eq(next[p], ROWS);
@@ -307,7 +307,7 @@ Test(record, processes_that_start_together_write_one_header)
     }
 }
 
-Test(record, killed_and_requeued_leaves_whole_rows)
+Test(record, killed_appenders_leave_complete_rows)
 {
     enum { BYTES = 400000 };
     static char note[BYTES + 1];
@@ -327,7 +327,7 @@ Test(record, killed_and_requeued_leaves_whole_rows)
         cr_assert_eq(kill(child, SIGKILL), 0);
         int status;
         cr_assert_eq(waitpid(child, &status, 0), child);
-        cr_assert(WIFSIGNALED(status), "the child gave up by itself");
+        cr_assert(WIFSIGNALED(status), "the child ended before it was killed");
         cr_assert_eq(append_sample("a", "b", "0"), STATUS_OK, "%s", status_text());
     }
     char *text = get(), *rest = text;
@@ -345,7 +345,7 @@ Test(record, killed_and_requeued_leaves_whole_rows)
 
 /* ---- Failures ---- */
 
-Test(record, full_disk_keeps_rows_whole)
+Test(record, full_disk_keeps_rows_complete)
 {
     const char *before = "name,note,wrong\nfirst,row,0\n";
     cr_assert_eq(append_sample("first", "row", "0"), STATUS_OK);
@@ -356,21 +356,22 @@ Test(record, full_disk_keeps_rows_whole)
         expect_message("a row could not be written (File too large); the rows before it are complete");
         expect_file(before);
     }
-    cr_expect_eq(append_sample("second", "row", "0"), STATUS_OK, "with room again it goes on");
+    cr_expect_eq(append_sample("second", "row", "0"), STATUS_OK,
+                 "rows must be appended again without the limit");
     expect_file("name,note,wrong\nfirst,row,0\nsecond,row,0\n");
 }
 
-Test(record, full_disk_leaves_no_header_alone)
+Test(record, full_disk_leaves_no_file_without_rows)
 {
     limit_file_size(20);
     cr_expect_eq(append_sample("first", "row", "0"), STATUS_FAILED);
     limit_file_size(0);
-    cr_expect(access(path, F_OK) != 0, "an empty file is left");
+    cr_expect(access(path, F_OK) != 0, "an empty file remains");
     cr_expect_eq(append_sample("first", "row", "0"), STATUS_OK, "%s", status_text());
     expect_file("name,note,wrong\nfirst,row,0\n");
 }
 
-/* If the file is removed while a process waits for its lock, the process writes to a new file. */
+/* If the file is removed while a process waits for its lock, the process must write to a new file. */
 Test(record, removed_file_is_recreated, .timeout = 60)
 {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -378,7 +379,7 @@ Test(record, removed_file_is_recreated, .timeout = 60)
     pid_t pid = fork();
     cr_assert(pid >= 0);
     if (pid == 0) {
-        close(fd); /* otherwise the child holds the lock too */
+        close(fd); /* otherwise the child would hold the lock too */
         _exit(append_sample("first", "row", "0") == STATUS_OK ? 0 : 1);
     }
     usleep(200000); /* time for the child to start waiting; if it starts later, it finds no file */
@@ -388,7 +389,7 @@ Test(record, removed_file_is_recreated, .timeout = 60)
     expect_file("name,note,wrong\nfirst,row,0\n");
 }
 
-Test(record, late_failure_is_truncated_too)
+Test(record, a_row_is_removed_if_its_sync_fails)
 {
     cr_assert_eq(append_sample("first", "row", "0"), STATUS_OK);
     fsync_error = EDQUOT;
@@ -398,7 +399,7 @@ Test(record, late_failure_is_truncated_too)
     expect_file("name,note,wrong\nfirst,row,0\n");
 }
 
-Test(record, without_locks_rows_are_appended_but_never_cut)
+Test(record, without_locks_rows_are_appended_but_not_removed)
 {
     flock_error = ENOSYS;
     cr_expect_eq(append_sample("first", "row", "0"), STATUS_OK, "%s", status_text());
@@ -413,7 +414,7 @@ Test(record, without_locks_rows_are_appended_but_never_cut)
     put("name,note,wrong\n");
     fsync_error = EIO;
     cr_expect_eq(append_sample("third", "row", "0"), STATUS_FAILED);
-    expect_message("may be incomplete; delete its last line");
+    expect_message("may be incomplete; delete the last line of the file");
 }
 
 Test(record, lock_failure_is_reported)

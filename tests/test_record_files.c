@@ -1,4 +1,4 @@
-/* Checks of files before a run, atomically written files, and what signals leave behind. */
+/* Tests checks of files before a run, atomically written files, and which files remain after signals. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* for unshare() */
 #endif
@@ -15,7 +15,7 @@ static void expect_check_refuses(const char *where, const char *message)
     expect_message(message);
 }
 
-Test(record, check_touches_nothing)
+Test(record, check_changes_no_file)
 {
     cr_expect_eq(check_sample(path), STATUS_OK, "%s", status_text());
     cr_expect_neq(access(path, F_OK), 0);
@@ -42,7 +42,7 @@ Test(record, check_refuses_non_files)
     snprintf(where, sizeof where, "%s/none/", folder);
     expect_check_refuses(where, "names no file");
     snprintf(where, sizeof where, "%s/none/rows.csv", folder);
-    expect_check_refuses(where, "its folder does not exist; make it with: mkdir -p '");
+    expect_check_refuses(where, "its folder does not exist; create it with: mkdir -p '");
     put("name,note,wrong\n");
     snprintf(where, sizeof where, "%s/rows.csv", path);
     expect_check_refuses(where, "Not a directory");
@@ -80,7 +80,7 @@ Test(record, links_are_followed)
     expect_file("name,note,wrong\na,b,0\nc,d,0\n");
 }
 
-/* Runs in a child process: drops root's override of permissions. Returns 0 if both calls fail as expected. */
+/* Runs in a child process, which gives up root's permissions. Returns 0 if both checks fail as expected. */
 static int check_without_permission(void)
 {
     if (getuid() == 0 && setuid(65534) != 0)
@@ -95,7 +95,7 @@ static int check_without_permission(void)
     return 0;
 }
 
-Test(record, check_sees_missing_permissions)
+Test(record, check_detects_missing_permissions)
 {
     put("name,note,wrong\n");
     cr_assert_eq(chmod(path, 0444), 0);
@@ -128,7 +128,7 @@ static int check_read_only(void)
     return 0;
 }
 
-Test(record, check_sees_read_only_file_systems)
+Test(record, check_detects_read_only_file_systems)
 {
     pid_t child = fork();
     cr_assert_geq(child, 0);
@@ -138,7 +138,7 @@ Test(record, check_sees_read_only_file_systems)
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_assert(WIFEXITED(status));
     if (WEXITSTATUS(status) == 77)
-        cr_skip_test("no mounts here");
+        cr_skip_test("this process may not mount file systems");
     cr_expect_eq(WEXITSTATUS(status), 0, "step %d", WEXITSTATUS(status));
 }
 
@@ -158,13 +158,13 @@ Test(record, atomic_write_replaces)
     expect_file("two");
     struct stat info;
     cr_assert_eq(stat(path, &info), 0);
-    cr_expect_eq(info.st_mode & 0777, 0640, "the usual permissions, not those of a temporary file");
+    cr_expect_eq(info.st_mode & 0777, 0640, "the permissions must follow the umask");
     cr_expect_eq(file_write_atomic(path, "", 0), STATUS_OK);
     expect_file("");
     expect_lone_file();
 }
 
-Test(record, atomic_write_fails_whole)
+Test(record, failed_atomic_write_changes_nothing)
 {
     cr_assert_eq(file_write_atomic(path, "one\n", 4), STATUS_OK);
     limit_file_size(3);
@@ -213,7 +213,7 @@ Test(record, abandoned_file_keeps_old_content)
     expect_lone_file();
 }
 
-Test(record, atomic_write_spares_devices_and_folders)
+Test(record, atomic_write_refuses_devices_and_folders)
 {
     char where[PATH_MAX];
     cr_expect_eq(file_write_atomic("/dev/null", "x", 1), STATUS_FAILED);
@@ -240,7 +240,7 @@ Test(record, atomic_write_follows_links)
     cr_expect(S_ISLNK(info.st_mode));
 }
 
-Test(record, files_that_are_complete_wait_for_their_end)
+Test(record, complete_files_appear_only_at_file_end)
 {
     struct file_writer writer;
     put("old");
@@ -255,7 +255,7 @@ Test(record, files_that_are_complete_wait_for_their_end)
 
 /* ---- Signals ---- */
 
-/* Writes a file repeatedly, like the threads that write images. */
+/* Writes a file repeatedly, as the threads that write images do. */
 static void *write_for_ever(void *number)
 {
     char name[PATH_MAX];
@@ -269,7 +269,7 @@ static void write_until_killed(void)
 {
     int numbers[] = {0, 1, 2, 3};
     pthread_t thread;
-    signal(SIGINT, SIG_DFL); /* shells ignore it in background processes */
+    signal(SIGINT, SIG_DFL); /* shells ignore SIGINT in background processes */
     signal(SIGHUP, SIG_DFL);
     file_remove_on_signals();
     for (int i = 1; i < 4; i++)
@@ -308,7 +308,7 @@ Test(record, an_ignored_signal_stays_ignored)
     pid_t pid = fork();
     cr_assert_geq(pid, 0);
     if (pid == 0) {
-        signal(SIGHUP, SIG_IGN); /* like nohup */
+        signal(SIGHUP, SIG_IGN); /* as nohup does */
         file_remove_on_signals();
         raise(SIGHUP);
         _exit(7);
@@ -317,14 +317,14 @@ Test(record, an_ignored_signal_stays_ignored)
     cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 7);
 }
 
-/* A row produced elsewhere is added once, and only if its columns match. */
-Test(record, a_kept_row_is_completed)
+/* A row that another process produced is added once, and only if its columns match. */
+Test(record, a_row_of_another_process_is_added_once)
 {
     bool added;
     char *text;
     struct row row = sample_row("a", "two\nlines", "0"), like = sample_row("", "", "");
     cr_assert_eq(csv_text(&row, &text), STATUS_OK);
-    cr_assert_eq(append_sample("xa", "two\nlines", "0"), STATUS_OK); /* same ending as our row */
+    cr_assert_eq(append_sample("xa", "two\nlines", "0"), STATUS_OK); /* ends like the row in `text` */
     cr_expect_eq(csv_complete(path, &like, text, &added), STATUS_OK, "%s", status_text());
     cr_expect(added);
     expect_file("name,note,wrong\nxa,\"two\nlines\",0\na,\"two\nlines\",0\n");
@@ -335,7 +335,7 @@ Test(record, a_kept_row_is_completed)
     expect_file("name,note,wrong\na,\"two\nlines\",0\n");
     text[0] = 'N';
     cr_expect_eq(csv_complete(path, &like, text, &added), STATUS_USAGE);
-    expect_message("its columns differ from those");
+    expect_message("its columns differ from the columns of this program");
     free(text);
     row_free(&row);
     row_free(&like);

@@ -15,7 +15,7 @@ TestSuite(reference, .init = open_reference, .fini = remove_folder, .timeout = 1
 #define PUBLISHED                                                                        \
     "scripts/compare/published.py tests/data/published $D/results/published.csv --nvcc " \
     "tests/data/published/nvcc.sh --images 4 "
-/* Prints variant, resolution, vertices, batch, microseconds per batch, device and verified of each row. */
+/* Prints variant, resolution, vertices, batch, microseconds per batch, device and `verified` of each row. */
 #define SHOW                                                                                               \
     "awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } { print $at[\"variant\"], "           \
     "$at[\"res\"], "                                                                                       \
@@ -23,16 +23,16 @@ TestSuite(reference, .init = open_reference, .fini = remove_folder, .timeout = 1
     "}' "                                                                                                  \
     "$D/results/published.csv"
 
-Test(reference, published_code_is_timed_over_the_sizes_of_the_figures)
+Test(reference, published_code_is_timed_at_the_sizes_of_the_figures)
 {
     shell(PUBLISHED "&& " SHOW);
     cr_assert_eq(status, 0, "%s", out);
     cr_expect(says("\npublished-python 512 200 1 205 Made-up(R) Processor 9000 no\n"),
-              "the median of four images, 1.01 to 1.04 times 200 us: %s", out);
+              "not the median of four images of 1.01 to 1.04 times 200 us: %s", out);
     cr_expect(says("\npublished-numpy 1024 1000 1 512.5 "), "%s", out);
     cr_expect(says("\npublished-gbase 256 1000 1 100.3 Made-up Accelerator X1 no\n"), "%s", out);
     cr_expect(says("\npublished-bat 512 1000 512 54067.2 ") && says("\npublished-bat 512 400 256 11033.6 "),
-              "of a batch, from constants that were changed: %s", out);
+              "not the times of batches, with changed constants: %s", out);
     shell("cut -d, -f7 $D/results/published.csv | sort | uniq -c | tr -s ' ' | tr '\\n' ';'");
     cr_expect_str_eq(
         out, " 16 published-bat; 7 published-gbase; 7 published-numpy; 7 published-python; 1 variant;", "%s",
@@ -45,7 +45,7 @@ Test(reference, published_code_is_timed_over_the_sizes_of_the_figures)
     cr_expect(!says("\n0\n"), "%s", out);
 }
 
-Test(reference, published_code_in_part_or_not_at_all)
+Test(reference, missing_parts_of_the_published_code_are_skipped)
 {
     shell("cp -r tests/data/published $D/clone; sed -i '1a import noise.nowhere as noise' "
           "$D/clone/cpu/datagen.py; "
@@ -67,7 +67,8 @@ Test(reference, published_code_in_part_or_not_at_all)
     cr_expect(status == 2 && says("cuda/baseline/profile.cu has 0 constants res, not one"), "%s", out);
     shell("STUB_FAILS=gbase scripts/compare/published.sh tests/data/published $D/results/r.csv && head -2 "
           "$D/results/r.csv");
-    cr_expect(status == 0 && says("published-python"), "without a GPU the clone's Python is all: %s", out);
+    cr_expect(status == 0 && says("published-python"),
+              "without a GPU, the Python code of the clone must be timed: %s", out);
 }
 
 /* ---- Reference rows ---- */
@@ -78,18 +79,18 @@ Test(reference, default_sections_fit_ten_minutes)
         "scripts/sweep/reference.sh $D/out --list | awk '$3 == \"yes\" { s += $2 } END { print s <= 600 }'");
     cr_expect_str_eq(out, "1\n", "%s", out);
     shell("scripts/sweep/reference.sh $D/out --mnist $D --dry-run");
-    cr_expect(status == 0 && says("ladder: some ") && says("train-graph") && !says("compare/pytorch"), "%s",
-              out);
+    cr_expect(status == 0 && says("ladder: takes about ") && says("train-graph") && !says("compare/pytorch"),
+              "%s", out);
     shell("scripts/sweep/reference.sh $D/out --mnist $D --dry-run --section "
           "$(scripts/sweep/reference.sh $D/out --list | awk '{ print $1 }' | paste -sd,)");
     cr_expect(status == 0 && says("compare/pytorch.py"), "%s", out);
-    /* Every file that reference.sh writes exists in results/reference. */
+    /* results/reference must have every file that reference.sh writes. */
     shell("ls $(scripts/sweep/reference.sh $D/out --list | awk '{ for (i = 4; i <= NF; i++) print "
           "\"results/reference/h200_\" $i \".csv\" }')");
     cr_expect_eq(status, 0, "%s", out);
 }
 
-Test(reference, faults_are_told_first)
+Test(reference, errors_are_reported_first)
 {
     static const struct {
         const char *arguments;
@@ -97,7 +98,7 @@ Test(reference, faults_are_told_first)
         const char *says;
     } faults[] = {
         {"", 2, "name a folder for the rows"},
-        {"$D/out --section steps", 2, "no section 'steps'; there are ladder break-even"},
+        {"$D/out --section steps", 2, "no section 'steps'; the sections are ladder break-even"},
         {"$D/out --section train", 2, "section train needs --mnist DIR"},
         {"$D/out --sections ladder", 2, "unknown option --sections"},
         {"$D/out $D/other", 2, "one folder at a time"},
@@ -121,5 +122,5 @@ Test(reference, a_section_replaces_its_files)
     shell("STUB_FAILS=naive scripts/sweep/reference.sh $D/out --section ladder,monitor; cut -d, -f7 "
           "$D/out/h200_synth.csv | uniq");
     cr_expect(says("ladder: failed with exit status 4") && says("failed: ladder monitor") && says("omp\n"),
-              "what comes after a failure is measured all the same: %s", out);
+              "measurements after a failure are missing: %s", out);
 }

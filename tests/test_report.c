@@ -1,15 +1,16 @@
-/* Tests scripts/figures/report.py: the contents of the page, and that its commands repeat their rows. */
+/* Tests scripts/figures/report.py: the contents of the page, and that its commands repeat their rows'
+ * measurements. */
 #include "figures.h"
 
 TestSuite(report, .init = open_folder, .fini = remove_folder, .timeout = 120);
 
-Test(report, stands_alone)
+Test(report, refers_to_nothing_outside)
 {
     shell("cp " FIXTURES "/* $D/results && sed -i 's/X1/<X\\&1>/' $D/results/*.csv && " REPORT
           "&& tests/check_page.py $D/report.html");
     cr_assert_eq(status, 0, "%s", out);
     shell("test $(grep -c '<svg' $D/report.html) = $(scripts/figures/draw.py --list | wc -l)");
-    cr_assert_eq(status, 0, "a figure is not there");
+    cr_assert_eq(status, 0, "a figure is missing");
     shell("grep -o '<pre>mpirun [^<]* 4 [^<]*\\|<dd>128.0 GiB' $D/report.html");
     cr_assert(
         says(
@@ -18,7 +19,7 @@ Test(report, stands_alone)
         "%s", out);
 }
 
-/* The user's rows come first, and every workload has its table. */
+/* The user's rows come first, and every workload has a table. */
 Test(report, yours_first_and_every_workload)
 {
     shell(
@@ -46,7 +47,7 @@ Test(report, yours_first_and_every_workload)
     cr_assert(says("± 0.5 %") && says("± 7.4 %") && says("yes (not settled)"), "%s", out);
 }
 
-Test(report, repeats_threads)
+Test(report, commands_have_the_threads_of_their_rows)
 {
     shell("{ head -1 " FIXTURES "/sweep_scaling.csv; " ON_CPU("2", "16", "64", "weak")
               ON_CPU("2", "5", "64", "strong") "} > $D/results/a.csv; " REPORT
@@ -56,7 +57,7 @@ Test(report, repeats_threads)
         says("mpirun --bind-to none -n 2 ./fdsl-bench --variant omp --scaling weak --threads 8 --verify\n"),
         "%s", out);
     cr_assert(says("./fdsl-bench --variant omp --batch 64 --scaling strong --verify\n"),
-              "parts that differ are what they are by default: %s", out);
+              "threads that differ between ranks must be left to the default: %s", out);
 }
 
 Test(report, without_rows)
@@ -67,7 +68,7 @@ Test(report, without_rows)
     cr_assert_eq(atoi(out), 17, "%s", out);
 }
 
-Test(report, of_loading)
+Test(report, commands_of_loading)
 {
     shell("cp " FIXTURES "/load.csv $D/results && " REPORT
           "--reference $D/reference && tests/check_page.py $D/report.html && grep -o '<h3>[0-9]* "
@@ -82,7 +83,7 @@ Test(report, of_loading)
               out);
     cr_assert(says("1000 samples of 192.1 KiB, 10 shards, samples shuffled, cache warm, batch 32\n"), "%s",
               out);
-    /* Columns: ranks, rank, scaling, batch; for rank=all, batch is the sum. */
+    /* Sets ranks, rank, scaling and batch of a row. In a row of all ranks, batch is the sum. */
     shell("awk -F, -v OFS=, '$7 == \"shards-omp\" && $13 == 2 { $11 = 2; $12 = \"all\"; $14 = \"strong\"; "
           "$17 = "
           "128 } NR == 1 || $17 == 128' " FIXTURES "/load.csv > $D/results/load.csv && " REPORT
@@ -97,7 +98,7 @@ Test(report, of_loading)
     " --res 40 --batch 3 --vertices 20 --orbits 4 --formula visualatom --seed 7 --instance 5 --noise 1.5" \
     " --line-width 0.25 --radius 3 --oval-x 1.1 --oval-y 1.7 --freq1 3 --freq2 6"
 
-/* The parameters of all rows, without columns that differ between runs. */
+/* Prints the parameters of all rows, without columns that differ between runs. */
 #define PARAMETERS "cut -d, -f 7,11- %s | sed 's/,u8,\\|,f16,/&\\n/' | grep -v '^[^s]*e-'"
 
 Test(report, commands_repeat_their_rows)
@@ -139,14 +140,14 @@ Test(report, commands_repeat_their_rows_of_loading)
     setenv("B", program ? program : "./fdsl-bench", 1);
     shell("\"$B\" --prepare $D/set --store shards --shards 2 --samples 20 --sample-shape 3,4,4 --dtype "
           "u8");
-    if (status == 4) /* a build that cannot */
+    if (status == 4) /* this build cannot prepare data sets */
         cr_skip_test("%s", out);
     cr_assert_eq(status, 0, "%s", out);
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
         shell("rm -f $D/results/a.csv $D/b.csv; \"$B\" --data $D/set --variant %s" TINY
               " --out $D/results/a.csv",
               jobs[i]);
-        if (status == 4) /* without omp, say */
+        if (status == 4) /* for example, a build without omp */
             continue;
         cr_assert_eq(status, 0, "%s", out);
         shell(REPORT

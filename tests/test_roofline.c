@@ -48,7 +48,7 @@ Test(roofline, peaks_of_an_h200)
 }
 
 /* Peak rates published by NVIDIA, in TFLOP/s, with the clock that they refer to. */
-Test(roofline, peaks_are_the_published_ones)
+Test(roofline, peaks_equal_the_published_ones)
 {
     static const struct {
         int major, minor, multiprocessors;
@@ -75,7 +75,7 @@ Test(roofline, peaks_are_the_published_ones)
     }
 }
 
-Test(roofline, a_multiprocessor_of_each_architecture)
+Test(roofline, flops_of_a_multiprocessor_by_architecture)
 {
     static const struct {
         int major, minor;
@@ -93,7 +93,7 @@ Test(roofline, a_multiprocessor_of_each_architecture)
     }
 }
 
-Test(roofline, a_core_by_its_instructions)
+Test(roofline, flops_of_a_core_by_instruction_set)
 {
 #if defined(__x86_64__)
     cr_expect_eq(roofline_cpu_flops_per_cycle("avx512"), 64);
@@ -105,7 +105,7 @@ Test(roofline, a_core_by_its_instructions)
     cr_expect_eq(roofline_cpu_flops_per_cycle("none such"), 0);
 }
 
-/* ---- Work over peaks ---- */
+/* ---- Work divided by peaks ---- */
 
 static const struct machine_peaks machine = {.flops_per_s = {100, 400, 800},
                                              .memory_bytes_per_s = 10,
@@ -124,7 +124,7 @@ static const struct {
     {"tensor cores", {.flops = 800, .unit = UNIT_HALF}, {800, 800, 0, 10, BOUND_COMPUTE, 1}},
     {"TF32", {.flops = 800, .unit = UNIT_TF32}, {800, 400, 0, 10, BOUND_COMPUTE, 2}},
     {"in the cache", {.once_bytes = 7}, {.peak_bytes_per_s = 10}},
-    {"a byte too many", {.once_bytes = 8}, {0, 0, 1, 10, BOUND_MEMORY, 0.1}},
+    {"one byte more than the cache", {.once_bytes = 8}, {0, 0, 1, 10, BOUND_MEMORY, 0.1}},
     {"on the chip", {.round_bytes = 20, .rounds = 1000}, {.peak_bytes_per_s = 10}},
     {"rounds", {.once_bytes = 17, .round_bytes = 25, .rounds = 4}, {0, 0, 30, 10, BOUND_MEMORY, 3}},
     {"bus", {.flops = 100, .bus_bytes = 6}, {100, 100, 6, 2, BOUND_BUS, 3}},
@@ -141,7 +141,7 @@ static void expect_roofline(const struct roofline *got, const struct roofline *w
     cr_expect_eq(got->floor_s, wanted->floor_s, "%s: floor %g s", name, got->floor_s);
 }
 
-Test(roofline, the_larger_of_both_bounds_counts)
+Test(roofline, the_larger_bound_is_the_roofline)
 {
     for (size_t i = 0; i < COUNT_OF(works); i++) {
         const struct roofline got = roofline_of(&works[i].work, &machine);
@@ -168,8 +168,8 @@ Test(roofline, bounds_have_names)
     cr_expect_str_eq(roofline_bound_name(BOUND_BUS), "bus");
 }
 
-/* Two ranks share a GPU; a third has its own GPU and more work. */
-Test(roofline, ranks_add_up_to_the_slowest)
+/* Two ranks share a GPU. A third rank has its own GPU and more work. */
+Test(roofline, the_roofline_of_all_ranks_is_that_of_the_slowest)
 {
     const struct roofline part = {100, 40, 5, 8, BOUND_COMPUTE, 2.5},
                           large = {10, 40, 24, 8, BOUND_MEMORY, 3};
@@ -182,7 +182,7 @@ Test(roofline, ranks_add_up_to_the_slowest)
 
 /* ---- The minimum work of a workload ---- */
 
-/* Returns the work of a workload with these options, for a variant with these traits. */
+/* Returns the work of a workload with these options for a variant. */
 static struct work work_of(const char *workload, const char *const *given, const struct variant *variant)
 {
     char words[32][64] = {"fdsl-bench", "--variant"}, *argv[33] = {0};
@@ -205,8 +205,9 @@ static struct work work_of(const char *workload, const char *const *given, const
     return work;
 }
 
-/* Canvases so small that most lines are outside or painted over, without randomness: a correct program may
- * skip all of these lines. Only writing the images is necessary, so no share may exceed 100 % of that. */
+/* On small canvases, most lines are outside or painted over, and a correct program may skip them. Only
+ * writing the images is necessary work. So the minimum work must be that of writing, or a share could exceed
+ * 100 %. */
 Test(roofline, no_image_needs_more_than_its_pixels)
 {
     static const char *const formulas[] = {"uji", "visualatom"}, *const orbits[] = {"1", "5000"},
@@ -230,19 +231,21 @@ Test(roofline, no_image_needs_more_than_its_pixels)
                                      res,
                                      NULL};
         const struct work work = work_of("synth", given, naive);
-        double side = strtod(res, NULL), bytes = 4096 * (side * side + 8); /* with a label each */
+        double side = strtod(res, NULL),
+               bytes = 4096 * (side * side + 8); /* each image has a label of 8 bytes */
         cr_expect_eq(work.least.flops, 0);
         cr_expect_eq(work.least.once_bytes, bytes, "%g", work.least.once_bytes);
         cr_expect_eq(work.bytes, bytes);
         cr_expect(work.least.round_bytes == 0 && work.least.bus_bytes == 0);
         const struct roofline roofline = roofline_of(&work.least, &peaks);
-        double writing_s = bytes / peaks.memory_bytes_per_s; /* for a program that only writes them */
+        double writing_s =
+            bytes / peaks.memory_bytes_per_s; /* time of a program that only writes the images */
         cr_expect_leq(roofline.floor_s, writing_s);
         cr_expect_eq(roofline.bound, side > 100 ? BOUND_MEMORY : BOUND_UNKNOWN);
     }
 }
 
-/* The flops of a sample of cnn on 28 x 28 pixels, by hand. */
+/* Multiply-adds of the layers of cnn per sample of 28 x 28 pixels, computed by hand. */
 #define CONV1 (26 * 26 * 32 * 9.0)
 #define CONV2 (24 * 24 * 64 * 32 * 9.0)
 #define DENSE (9216 * 128.0 + 1280)
@@ -289,7 +292,7 @@ Test(roofline, train_graph_is_near_16_percent)
     cr_expect_eq(roofline.bound, BOUND_COMPUTE);
 }
 
-/* Returns the work of a variant with `engine`: 500 samples in batches of 64, with this optimizer. */
+/* Returns the work of an epoch of 500 samples in batches of 64, with this engine, optimizer and feed. */
 static struct work training(const struct engine *engine, const char *optimizer, const char *momentum,
                             const char *feed)
 {
@@ -302,8 +305,8 @@ static struct work training(const struct engine *engine, const char *optimizer, 
     return work_of("train", given, &variant);
 }
 
-/* Products that variants of this build may skip. */
-Test(roofline, variants_that_skip_zeros_say_so)
+/* Engines declare which products with zeros they skip. The minimum work omits these products. */
+Test(roofline, variants_that_skip_zeros_declare_it)
 {
     static const struct {
         const char *variant;
@@ -334,11 +337,11 @@ Test(roofline, work_of_an_epoch)
         cr_expect_eq(work.least.unit, UNIT_HALF);
         cr_expect_eq(work.least.once_bytes, 500 * 784.0);
         cr_expect_eq(work.least.round_bytes, cases[i].tensors * 4 * 7850, "%s", cases[i].optimizer);
-        cr_expect_eq(work.least.rounds, 2 * 8.0); /* read and written in each of 8 steps */
+        cr_expect_eq(work.least.rounds, 2 * 8.0); /* one read and one write in each of 8 steps */
     }
     const struct work constant = training(&plain, "adam", NULL, "constant");
     cr_expect_eq(constant.least.unit, UNIT_FP32);
-    cr_expect_eq(constant.least.once_bytes, 0, "samples that are not read again are counted");
+    cr_expect_eq(constant.least.once_bytes, 0, "constant samples stay in the cache and must not count");
 }
 
 /* ---- Output of the program ---- */
@@ -348,8 +351,8 @@ static const char *avx2(void)
     return "avx2";
 }
 
-/* A run of 1e9 FLOPs on a CPU with 3 GHz, with 8 threads of which 5 have a core. */
-Test(roofline, of_a_cpu_takes_physical_cores_and_instructions)
+/* The run has 1e9 FLOPs and 8 threads. The CPU has 3 GHz, and the process may use 5 cores. */
+Test(roofline, peaks_of_a_cpu_use_physical_cores_and_instruction_set)
 {
     struct settings settings = {.resources.threads = 8};
     const struct variant threaded = {.platform = "cpu", .threaded = true, .instruction_set = avx2},
@@ -372,12 +375,12 @@ Test(roofline, of_a_cpu_takes_physical_cores_and_instructions)
     roofline = runner_roofline(&runner, &work);
     cr_expect(roofline.peak_flops == 0 && roofline.floor_s == 0);
     entry.variant = &threaded;
-    runner.env.max_clock_hz = 0; /* no driver reports it */
+    runner.env.max_clock_hz = 0; /* no driver reports the clock */
     roofline = runner_roofline(&runner, &work);
     cr_expect(roofline.peak_flops == 0 && roofline.floor_s == 0 && roofline.flops == 1e9);
 }
 
-Test(roofline, of_a_gpu_takes_its_peaks)
+Test(roofline, peaks_of_a_gpu_are_used)
 {
     const struct variant variant = {.platform = "cuda"};
     const struct variant_entry entry = {"x", "train", "NOTHING", "", &variant};
@@ -390,7 +393,7 @@ Test(roofline, of_a_gpu_takes_its_peaks)
     }
 }
 
-/* Returns the columns of a result with this roofline. */
+/* Expects the row of a result with this roofline to have these cells. */
 static void expect_columns(const struct roofline *roofline, const char *const *wanted)
 {
     static const char *const columns[] = {"flops", "bytes",         "peak_flops_per_s", "peak_bytes_per_s",
@@ -410,14 +413,14 @@ static void expect_columns(const struct roofline *roofline, const char *const *w
     settings_free(&settings);
 }
 
-Test(roofline, a_row_holds_it)
+Test(roofline, a_row_has_the_roofline)
 {
     const struct roofline known = {800, 1000, 20, 10, BOUND_MEMORY, 2}, unknown = {.flops = 800};
     expect_columns(&known, (const char *const[]){"800", "20", "1000", "10", "memory", "0.5"});
     expect_columns(&unknown, (const char *const[]){"800", "", "", "", "", ""});
 }
 
-/* Returns the table's text for a result with this roofline. */
+/* Expects the table of a result with this roofline to contain this text. */
 static void expect_cell(const struct roofline *roofline, const char *wanted)
 {
     char *argv[] = {"fdsl-bench", "--variant", "naive", NULL}, text[4096] = "", path[] = "/tmp/fdsl-XXXXXX";
@@ -447,7 +450,7 @@ static void expect_cell(const struct roofline *roofline, const char *wanted)
     settings_free(&settings);
 }
 
-Test(roofline, the_table_says_which_bound)
+Test(roofline, the_table_has_the_bound)
 {
     expect_cell(&(const struct roofline){.bound = BOUND_COMPUTE, .floor_s = 0.5}, " 12.50% compute ");
     expect_cell(&(const struct roofline){.bound = BOUND_BUS, .floor_s = 3}, " 75.00% bus ");

@@ -1,4 +1,5 @@
-/* Rows and table: the error of the median, the state of the machine, and comparisons with other variants. */
+/* Tests rows and the table: the error of the median, the state of the machine, and speed-ups over other
+ * variants. */
 #include "program.h"
 
 #include "run/runner_parts.h"
@@ -11,7 +12,7 @@ TestSuite(rows, .init = start, .fini = stop, .timeout = 120);
 
 /* ---- Whether the median settled ---- */
 
-Test(rows, say_whether_the_median_settled)
+Test(rows, have_whether_the_median_settled)
 {
     run_well("--variant naive " SMALL
              "--max-error 100 --min-samples 100 --min-time 0 --max-time 20 --format csv");
@@ -22,7 +23,7 @@ Test(rows, say_whether_the_median_settled)
     cr_expect_str_eq(value(out, 1, "settled"), "no");
     run_well("--variant naive " LOOPS(5) "--format csv");
     cr_expect_str_eq(value(out, 1, "settled"), "no");
-    cr_expect_str_eq(value(out, 1, "median_error"), "", "five samples have no interval");
+    cr_expect_str_eq(value(out, 1, "median_error"), "", "five samples are too few for an interval");
 }
 
 Test(rows, one_sample_has_no_spread)
@@ -35,7 +36,7 @@ Test(rows, one_sample_has_no_spread)
     cr_expect(number(out, 1, "time_sd_s") >= 0 && number(out, 1, "time_cv") >= 0);
 }
 
-Test(rows, an_epoch_neither_settles_nor_fails_to)
+Test(rows, epochs_leave_settled_empty)
 {
     run_well("--variant train-naive --data digits --train-size 40 --test-size 10 --model logreg --batch 10 "
              "--epochs "
@@ -49,7 +50,7 @@ Test(rows, an_epoch_neither_settles_nor_fails_to)
     cr_expect(!strstr(out, "*"), "%s", out);
 }
 
-Test(rows, the_table_marks_what_did_not_settle)
+Test(rows, the_table_marks_medians_that_did_not_settle)
 {
     run_well("--variant naive " SMALL "--max-error 0.000001 --max-time 0 --min-time 0 --min-samples 200");
     cr_expect(strstr(out, "%* "), "%s", out);
@@ -61,7 +62,7 @@ Test(rows, the_table_marks_what_did_not_settle)
 }
 
 #ifdef HAVE_JANSSON
-Test(rows, of_json_say_it_as_a_flag)
+Test(rows, json_has_settled_as_a_flag)
 {
     run_well("--variant naive " LOOPS(4) "--format json");
     cr_expect_eq(count_of(out, "\"settled\": false"), 1, "%s", out);
@@ -72,7 +73,7 @@ Test(rows, of_json_say_it_as_a_flag)
 
 /* ---- The machine ---- */
 
-Test(rows, name_the_instructions_that_were_used)
+Test(rows, have_the_instruction_set_that_was_used)
 {
     run_well("--variant " VARIANTS " " LOOPS(3) "--format csv");
     for (size_t row = 1; row <= VARIANT_COUNT; row++) {
@@ -100,17 +101,17 @@ static void expect_speedups(const char *csv, size_t rows, const char *baseline)
 }
 
 #ifdef _OPENMP
-Test(rows, compare_with_naive_whatever_comes_first)
+Test(rows, naive_is_the_default_baseline_in_any_order)
 {
     run_well("--variant omp,naive " LOOPS(9) "--format csv");
-    cr_expect_str_eq(value(out, 1, "variant"), "naive", "it runs first");
+    cr_expect_str_eq(value(out, 1, "variant"), "naive", "the baseline must run first");
     expect_speedups(out, 2, "naive");
     run_well("--variant naive,omp --baseline omp " LOOPS(9) "--format csv");
     cr_expect_str_eq(value(out, 1, "variant"), "omp");
     expect_speedups(out, 2, "omp");
 }
 
-Test(rows, compare_with_nothing_where_the_baseline_is_not_there)
+Test(rows, without_the_baseline_there_is_no_speed_up)
 {
     run_well("--variant omp " LOOPS(9) "--format csv");
     cr_expect_str_eq(value(out, 1, "speedup"), "");
@@ -128,14 +129,14 @@ Test(rows, the_header_of_the_table_names_the_baseline)
 {
     run_well("--variant omp,naive " LOOPS(9));
     cr_expect(strstr(out, "; speed-up over naive\n"), "%s", out);
-    cr_expect(count_of(out, " 1.00x ") >= 1, "naive is compared with itself: %s", out);
+    cr_expect(count_of(out, " 1.00x ") >= 1, "the speed-up of naive over itself is missing: %s", out);
     run_well("--variant omp " LOOPS(9));
     cr_expect(strstr(out, "; speed-up is unknown without naive\n"), "%s", out);
     cr_expect(!strstr(out, "x "), "%s", out);
 }
 
-/* The speed-up of an epoch compares with the median of the baseline's epochs. */
-Test(rows, of_training_have_speedups_too)
+/* The speed-up of an epoch refers to the median time of the baseline's epochs. */
+Test(rows, epochs_have_speed_ups)
 {
     run_well("--workload train --variant train-omp,train-naive --data digits --train-size 200 --test-size 10 "
              "--model "
@@ -160,8 +161,8 @@ Test(rows, of_training_have_speedups_too)
 
 /* ---- A busy machine ---- */
 
-/* Gets the warning of runner_warn() for a row of a variant whose threads got this share of their cores'
- * time. */
+/* Sets `text` to the warning of runner_warn(). On one of two ranks, the threads got this share of the CPU
+ * time of their cores and were preempted this often. */
 static void warn_of(int threads, double share, double preempted_per_s, char text[1024])
 {
     const struct variant variant = {.platform = "cpu", .threaded = threads > 1};
@@ -186,29 +187,29 @@ static void warn_of(int threads, double share, double preempted_per_s, char text
     free(whole);
 }
 
-Test(rows, a_busy_machine_is_warned_of)
+Test(rows, a_busy_machine_gives_a_warning)
 {
     char text[1024];
     warn_of(4, 0.45, 120, text);
     cr_expect(strstr(text,
                      "naive: its threads got 45 % of the CPU time of their cores and were preempted 120 "
                      "times per second, so times are too long: stop other processes, or lower --threads\n"),
-              "of the rank that had least: %s", text);
+              "not the warning for the rank with the least CPU time: %s", text);
     warn_of(1, 0.45, 120, text);
     cr_expect(strstr(text,
                      "naive: its thread got 45 % of the CPU time of its core and was preempted 120 times "
                      "per second, so times are too long: stop other processes\n"),
-              "one thread cannot become fewer: %s", text);
+              "with one thread, --threads must not be advised: %s", text);
     warn_of(4, 0.45, 3, text);
-    cr_expect_str_eq(text, "", "threads that wait for each other are not interrupted");
+    cr_expect_str_eq(text, "", "a warning about threads that were rarely preempted");
     warn_of(4, 0.97, 500, text);
     cr_expect_str_eq(text, "");
     warn_of(4, NAN, NAN, text);
-    cr_expect_str_eq(text, "", "nothing is known of who waits for a device");
+    cr_expect_str_eq(text, "", "a warning about a variant on a device, whose CPU share is unknown");
 }
 
-/* Threads that got half of their core: the same CPU time in twice the wall time. */
-Test(rows, the_cpu_time_is_that_of_all_threads)
+/* Four threads used 4 s of CPU time in 2 s, so each got half of a core. */
+Test(rows, the_cpu_share_counts_all_threads)
 {
     struct variant threaded = {.platform = "cpu", .threaded = true}, device = {.platform = "cuda"};
     struct settings settings = {.workload = workload_find("synth"), .resources.threads = 4};
@@ -220,13 +221,13 @@ Test(rows, the_cpu_time_is_that_of_all_threads)
     cr_expect(share == 0.5 && preempted_per_s == 50, "%g %g", share, preempted_per_s);
     runner.env.allowed_threads = 2;
     runner_cpu_use(&runner, &bench, &share, &preempted_per_s);
-    cr_expect(share == 1, "more threads than cores cannot have more: %g", share);
+    cr_expect(share == 1, "two hardware threads give at most 4 s of CPU time: %g", share);
     threaded.threaded = false;
     runner_cpu_use(&runner, &bench, &share, &preempted_per_s);
     cr_expect(share == 2, "%g", share);
     bench.span_s = 0.1;
     runner_cpu_use(&runner, &bench, &share, &preempted_per_s);
-    cr_expect(isnan(share) && isnan(preempted_per_s), "too short");
+    cr_expect(isnan(share) && isnan(preempted_per_s), "the span is too short to know the share");
     bench.span_s = 2;
     entry.variant = &device;
     runner_cpu_use(&runner, &bench, &share, &preempted_per_s);

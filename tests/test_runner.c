@@ -1,4 +1,4 @@
-/* The runner with variants that give wrong results or fail: what the user sees. */
+/* Tests the runner with variants that give wrong results or fail: its status, messages and rows. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
@@ -18,7 +18,7 @@ static const struct variant *naive(void)
     return variant_find("naive")->variant;
 }
 
-/* A variant that corrupts one pixel of one image. */
+/* The fetch() of a variant that corrupts one pixel of image 1. */
 static enum status spoiled_fetch(void *state, void *result)
 {
     struct synth_fetch *fetch = result;
@@ -28,7 +28,7 @@ static enum status spoiled_fetch(void *state, void *result)
     return status;
 }
 
-/* A variant whose third run fails: after verification, while it is timed. */
+/* The run() of a variant whose third run fails: after the verification, during the timing. */
 static uint64_t runs;
 
 static enum status failing_run(void *state, uint64_t number, struct run_time *time)
@@ -40,9 +40,10 @@ static enum status failing_run(void *state, uint64_t number, struct run_time *ti
 
 static const char *batch = "3"; /* the value of --batch */
 
-/* Runs `variant` as "fake" and then naive, both verified, on a tiny batch with this output type; rows go to
- * `out`. `names` is the value of --variant, `baseline` that of --baseline (NULL: not given). The baseline
- * runs first. */
+/* Runs the program with `variant` as the variant "fake" on a tiny batch of this output type, with --verify
+ * and
+ * --out `out`. `names` is the value of --variant, `baseline` the value of --baseline (NULL: not given). The
+ * baseline runs first. */
 static enum status run_with(const struct variant *variant, const char *names, const char *baseline,
                             const char *type, const char *out)
 {
@@ -113,7 +114,7 @@ static int count_lines(const char *text)
     return count;
 }
 
-Test(runner, wrong_results_are_counted_and_not_timed)
+Test(runner, variants_with_wrong_results_have_no_row)
 {
     char out[] = "/tmp/fdsl-runner-XXXXXX";
     close(mkstemp(out));
@@ -124,14 +125,14 @@ Test(runner, wrong_results_are_counted_and_not_timed)
     cr_expect_eq(run_with(&wrong, "fake,naive", NULL, "u8", out), STATUS_WRONG);
     cr_expect(strstr(status_text(), "1 of 2 variants gave wrong results"), "%s", status_text());
     char *rows = read_file(out);
-    cr_expect(!strstr(rows, ",fake,"), "the time of a wrong variant was recorded");
-    cr_expect(strstr(rows, ",naive,"), "the variants after a wrong one still run");
+    cr_expect(!strstr(rows, ",fake,"), "a variant with wrong results has a row");
+    cr_expect(strstr(rows, ",naive,"), "variants after the wrong one did not run");
     free(rows);
     unlink(out);
 }
 
-/* The spoiled image is the second one, so a batch of one is right. */
-Test(runner, a_wrong_combination_leaves_the_others)
+/* The corrupted image is the second one, so a batch of one image is correct. */
+Test(runner, a_wrong_combination_does_not_stop_the_others)
 {
     char out[] = "/tmp/fdsl-runner-XXXXXX";
     close(mkstemp(out));
@@ -146,7 +147,7 @@ Test(runner, a_wrong_combination_leaves_the_others)
     char text[4096] = "";
     FILE *messages = cr_get_redirected_stderr();
     text[fread(text, 1, sizeof text - 1, messages)] = '\0';
-    cr_expect(strstr(text, "fdsl-bench: --batch 3: fake: 1 of 3 images are wrong; its time"), "%s", text);
+    cr_expect(strstr(text, "fdsl-bench: --batch 3: fake: 1 of 3 images are wrong; the time"), "%s", text);
     cr_expect(strstr(text, "fdsl-bench: --batch 3: 1 of 2 variants gave wrong results\n"), "%s", text);
     char *rows = read_file(out);
     cr_expect(strstr(rows, ",fake,") && count_lines(rows) == 4, "%s", rows);
@@ -187,7 +188,7 @@ Test(runner, a_failure_ends_the_runs)
     unlink(out);
 }
 
-/* naive, as if it only generated canvases. */
+/* Returns naive with the traits of a variant that only generates canvases. */
 static struct variant canvas_only(void)
 {
     static struct synth_traits traits;
@@ -198,8 +199,8 @@ static struct variant canvas_only(void)
     return plain;
 }
 
-/* A variant that only generates canvases is refused if named, and dropped from "all". */
-Test(runner, a_variant_that_cannot_make_the_output)
+/* A variant that only generates canvases must be refused if it is named. With "all", it must be skipped. */
+Test(runner, variants_without_the_output_are_refused_or_skipped)
 {
     char out[] = "/tmp/fdsl-runner-XXXXXX";
     close(mkstemp(out));
@@ -210,19 +211,19 @@ Test(runner, a_variant_that_cannot_make_the_output)
     cr_expect(strstr(status_text(), "variant 'fake' cannot do this: supports only u8"), "%s", status_text());
     cr_expect(strstr(status_text(), "use naive"), "%s", status_text());
     char *rows = read_file(out);
-    cr_expect_str_empty(rows, "nothing runs: %s", rows);
+    cr_expect_str_empty(rows, "a variant ran: %s", rows);
     free(rows);
 
     cr_expect_eq(run_with(&plain, "all", NULL, "f16", out), STATUS_OK, "%s", status_text());
     fflush(stderr);
-    cr_expect_stderr_neq_str("", "a note says what was skipped");
+    cr_expect_stderr_neq_str("", "no note about the skipped variant");
     rows = read_file(out);
     cr_expect(!strstr(rows, ",fake,") && strstr(rows, ",naive,"), "%s", rows);
     free(rows);
     unlink(out);
 }
 
-/* A variant that one combination drops from "all" runs in the next one. */
+/* A variant that "all" skips in one combination must run in the next one. */
 Test(runner, each_combination_has_all_variants)
 {
     char out[] = "/tmp/fdsl-runner-XXXXXX";
@@ -237,7 +238,7 @@ Test(runner, each_combination_has_all_variants)
     unlink(out);
 }
 
-Test(runner, a_variant_that_makes_canvases_may_do_so)
+Test(runner, a_variant_of_canvases_runs_for_canvases)
 {
     char out[] = "/tmp/fdsl-runner-XXXXXX";
     close(mkstemp(out));

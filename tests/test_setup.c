@@ -19,8 +19,8 @@ static void set_up(void)
 
 TestSuite(setup, .init = set_up, .fini = shell_tear_down, .timeout = 60);
 
-/* git and mpicc are not on this PATH. */
-Test(setup, says_what_and_how_before_it_installs)
+/* This PATH has neither git nor mpicc. */
+Test(setup, prints_packages_and_command_before_it_installs)
 {
     if (geteuid() != 0)
         cr_skip_test("only root installs");
@@ -29,13 +29,13 @@ Test(setup, says_what_and_how_before_it_installs)
     expect(0, "git (revision in results)");
     expect(0,
            "setup: installing as root, with apt-get: env DEBIAN_FRONTEND=noninteractive apt-get install -y ");
-    expect(0, "setup: to install nothing, interrupt this and say: make bench SETUP=0\n");
+    expect(0, "setup: to install nothing, interrupt this and run: make bench SETUP=0\n");
     cr_expect(strstr(out, "missing to build") < strstr(out, "installing as root"), "%s", out);
     run("cat calls");
     expect(0, "install -y --no-install-recommends git ");
 }
 
-Test(setup, asks_a_compiler_that_is_started_by_another_program)
+Test(setup, probes_a_compiler_behind_a_wrapper)
 {
     static const char ccache[] = "#!/bin/sh\nexec \"$@\"\n";
     put("bin/ccache", ccache, sizeof ccache - 1);
@@ -47,7 +47,7 @@ Test(setup, asks_a_compiler_that_is_started_by_another_program)
     cr_expect_not(says("libc6-dev"), "%s", out);
 }
 
-Test(setup, installs_nothing_when_told)
+Test(setup, setup_0_installs_nothing)
 {
     run("E=SETUP=0; " SETUP);
     expect(0, "missing: git (revision in results)");

@@ -1,4 +1,4 @@
-/* Sample sources opened inside the program. */
+/* Tests sample sources without --prepare. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
@@ -7,7 +7,8 @@
 
 TestSuite(source, .timeout = 60);
 
-/* --prepare computes the number of shards and the size of chunks from these sizes. */
+/* The sizes of samples that sources report must be correct, because --prepare computes the number of shards
+ * and the size of chunks from them. */
 Test(source, sample_bytes_is_the_size_of_a_tensor_and_its_header)
 {
     static const char *const encode[] = {"encode", "npy", NULL}, *const none[] = {NULL};

@@ -34,11 +34,11 @@ Test(stats, one_sample)
     expect_near("cv", stats.cv, 0);
     expect_near("low", stats.median_low, 7);
     expect_near("high", stats.median_high, 7);
-    cr_expect(isinf(stats.median_error), "a sample alone has no interval");
+    cr_expect(isinf(stats.median_error), "a single sample has no interval");
     cr_expect_eq(stats.outliers, 0);
 }
 
-Test(stats, an_interval_takes_six_samples)
+Test(stats, an_interval_needs_six_samples)
 {
     cr_expect(isinf(compute((double[]){1, 2, 3, 4, 5}, 5).median_error));
     expect_near("error", compute((double[]){1, 6, 2, 5, 3, 4}, 6).median_error, 2.5 / 3.5);
@@ -90,17 +90,19 @@ Test(stats, five_samples_with_an_outlier)
     expect_near("mean", stats.mean, 14.1);
     expect_near("p95", stats.p95, 11 + 0.8 * 19);
     expect_near("sd", stats.sd, sqrt((16.81 + 252.81 + 9.61 + 26.01 + 12.96) / 4));
-    cr_expect_eq(stats.outliers, 1, "the distances are 0 0.5 0.5 1.5 19.5: the cutoff is 2.59");
+    cr_expect_eq(stats.outliers, 1,
+                 "the distances from the median are 0 0.5 0.5 1.5 19.5, so the cutoff is 2.59");
 }
 
-Test(stats, outliers_count_from_the_cutoff_on)
+Test(stats, outliers_begin_at_the_cutoff)
 {
-    /* Median 11, distances 0 0 1 2 x: their median is 1, the cutoff 3.5 * 1.4826 = 5.1891. */
+    /* The median is 11 and the distances are 0 0 1 2 x. Their median is 1, so the cutoff is 3.5 * 1.4826
+     * = 5.1891. */
     cr_expect_eq(compute((double[]){9, 10, 11, 11, 16.18}, 5).outliers, 0);
     cr_expect_eq(compute((double[]){9, 10, 11, 11, 16.20}, 5).outliers, 1);
     cr_expect_eq(compute((double[]){13, 12, 11, 11, 5.82}, 5).outliers, 0);
     cr_expect_eq(compute((double[]){13, 12, 11, 11, 5.80}, 5).outliers, 1);
-    /* Median 11, distances 0 1 1 2 2 3 x: the cutoff is twice that, 10.3782. */
+    /* The median is 11 and the distances are 0 1 1 2 2 3 x. Their median is 2, so the cutoff is 10.3782. */
     cr_expect_eq(compute((double[]){8, 9, 10, 11, 12, 13, 21.37}, 7).outliers, 0);
     cr_expect_eq(compute((double[]){8, 9, 10, 11, 12, 13, 21.38}, 7).outliers, 1);
     cr_expect_eq(compute((double[]){-20, 8, 9, 10, 11, 12, 13, 14, 40}, 9).outliers, 2);
@@ -127,9 +129,9 @@ Test(stats, spread_around_zero_is_infinite)
     cr_expect(isinf(stats.cv) && isinf(stats.median_error));
 }
 
-Test(stats, coarse_clock_makes_no_outliers)
+Test(stats, a_coarse_clock_gives_no_outliers)
 {
-    /* The median absolute deviation is 0, the mean absolute deviation 2.5 / 11. The cutoff is
+    /* The median absolute deviation is 0, so the mean absolute deviation, 2.5 / 11, is used. The cutoff is
      * 3.5 * 1.2533 * 2.5 / 11 = 0.997. */
     double ticks[] = {10, 10, 10, 10, 10, 10, 10.5, 10.5, 10.5, 9.5, 9.5};
     cr_expect_eq(compute(ticks, 11).outliers, 0);
@@ -137,7 +139,7 @@ Test(stats, coarse_clock_makes_no_outliers)
     cr_expect_eq(compute(ticks, 11).outliers, 1);
 }
 
-Test(stats, the_samples_stay_as_they_are)
+Test(stats, samples_are_not_changed)
 {
     double samples[] = {5, 3, 9, 1, 7, 2, 8};
     struct stats stats = compute(samples, 7);
@@ -149,7 +151,7 @@ Test(stats, the_samples_stay_as_they_are)
 
 /* ---- The interval of the median ---- */
 
-/* The ranks 1 to n, ordered so that neighbours differ as much as possible: 1, n, 2, n - 1, ... */
+/* Fills `samples` with 1 to n, ordered so that neighbours differ as much as possible: 1, n, 2, n - 1, ... */
 static void fill_zigzag(double *samples, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -173,7 +175,7 @@ Test(stats, median_interval_covers_95_percent)
     enum { MOST = 1000 };
     double samples[MOST];
     for (size_t n = 1; n <= MOST; n++) {
-        fill_zigzag(samples, n); /* a sample is its own rank */
+        fill_zigzag(samples, n); /* each sample equals its rank */
         struct stats stats = compute(samples, n);
         size_t low = (size_t)stats.median_low, high = (size_t)stats.median_high;
         cr_assert_eq(low + high, n + 1, "n = %zu: %zu .. %zu", n, low, high);
@@ -199,7 +201,8 @@ static double normal(uint64_t *state)
     return sqrt(-2 * log(uniform[0])) * cos(2 * M_PI * uniform[1]);
 }
 
-/* Autoregressive times: each keeps a share of the previous one. Median 100, sd 1. */
+/* Fills `samples` with autoregressive times: each keeps the share `memory` of the previous deviation. The
+ * median is 100, the standard deviation 1. */
 static void fill_series(double *samples, size_t n, double memory, uint64_t *state)
 {
     double value = normal(state);
@@ -209,8 +212,8 @@ static void fill_series(double *samples, size_t n, double memory, uint64_t *stat
     }
 }
 
-/* Computes the share of `SERIES` series that have an interval, and the share of these intervals that contain
- * the true median. */
+/* The share of `SERIES` series that have an interval, the share of these intervals that contain the true
+ * median, and the mean relative width of the intervals. */
 enum { SERIES = 1000, LONGEST = 1000 };
 struct simulated {
     double known, covered, width;
@@ -231,7 +234,7 @@ static struct simulated simulate(size_t n, double memory)
         width += stats.median_error;
     }
     struct simulated simulated = {known / SERIES, known > 0 ? covered / known : 1, width / known};
-    /* The table of docs/notes/median_interval.md, with --verbose */
+    /* --verbose prints the table of docs/notes/median_interval.md. */
     cr_log_info("n %5zu  memory %.2f: %5.1f %% have an interval, %5.1f %% of which cover; +-%.3f\n", n,
                 memory, 100 * simulated.known, 100 * simulated.covered, 100 * simulated.width);
     return simulated;
@@ -252,8 +255,8 @@ Test(stats, the_interval_covers_the_median_of_series_with_memory)
         }
 }
 
-/* Too few samples to estimate their autocorrelation: if there is an interval nevertheless, it misses the
- * median in at most one series of ten. */
+/* These series are too short to estimate their autocorrelation. Most must have no interval. At most one
+ * series in ten may have an interval that misses the median. */
 Test(stats, short_series_with_memory_have_no_interval)
 {
     static const size_t counts[] = {10, 20, 50, 100};
@@ -274,7 +277,7 @@ Test(stats, independent_samples_keep_their_interval)
     cr_expect(simulated.known > 0.5, "%g", simulated.known);
 }
 
-/* Samples that alternate slowly between two states, and a slow drift. */
+/* Tests samples that alternate slowly between two states, slowly drifting samples, autoregressive ones. */
 Test(stats, effective_samples)
 {
     enum { MOST = 100000 };
@@ -292,7 +295,7 @@ Test(stats, effective_samples)
     double effective = compute(samples, MOST).effective;
     cr_expect(effective > MOST / 199.0 / 2 && effective < MOST / 199.0 * 2, "%g", effective);
     fill_zigzag(samples, 9);
-    cr_expect(compute(samples, 9).effective == 9, "never more than there are");
+    cr_expect(compute(samples, 9).effective == 9, "more effective samples than samples");
     for (size_t i = 0; i < 7; i++)
         samples[i] = 3;
     cr_expect(compute(samples, 7).effective == 7);
@@ -323,13 +326,14 @@ Test(stats, ks_of_disjoint_sets_is_1)
     expect_near("above", stats_ks((float[]){3, 4, 5}, 3, (float[]){1, 2}, 2), 1);
 }
 
-Test(stats, ks_takes_ties_together)
+Test(stats, ks_handles_ties)
 {
-    /* After 1: 1/4 and 2/3, the largest distance; after 2: 3/4 and 2/3; after 3: 1 and 1. */
+    /* The distribution functions are 1/4 and 2/3 at 1, which is the largest distance, 3/4 and 2/3 at 2, and 1
+     * at 3. */
     float a[] = {1, 2, 2, 3}, b[] = {1, 1, 3};
     expect_near("ks", stats_ks(a, 4, b, 3), 5.0 / 12);
     expect_near("swapped", stats_ks(b, 3, a, 4), 5.0 / 12);
-    /* All tied but one: stepping through the ties one by one would find 3/4. */
+    /* All values are tied except one. Code that steps through ties one by one would find 3/4. */
     expect_near("ties", stats_ks((float[]){5, 5, 5, 5}, 4, (float[]){5, 5, 5, 6}, 4), 0.25);
 }
 
@@ -342,7 +346,7 @@ Test(stats, ks_ends_on_nan)
 
 Test(stats, ks_critical_value)
 {
-    /* Published critical values: 1.3581 at 5 %, 1.6276 at 1 %, times sqrt((n + m) / nm). */
+    /* The published critical values are 1.3581 at 5 % and 1.6276 at 1 %, times sqrt((n + m) / nm). */
     cr_expect_float_eq(stats_ks_critical(100, 100, 0.05), 1.3581 * sqrt(0.02), 1e-5);
     cr_expect_float_eq(stats_ks_critical(1000, 250, 0.01), 1.6276 * sqrt(0.005), 1e-5);
 }

@@ -14,7 +14,7 @@ enum { TEXT_MAX = 1023 }; /* 1 KiB with the terminating zero */
 
 TestSuite(status, .timeout = 60);
 
-/* Returns `count` times the letter. Static; the next call overwrites it. */
+/* Returns a text of `count` letters. The next call overwrites it. */
 static const char *letters(char letter, size_t count)
 {
     static char text[4096];
@@ -47,7 +47,7 @@ Test(status, codes_are_the_documented_exit_statuses)
               STATUS_UNAVAILABLE == 4);
 }
 
-Test(status, the_latest_failure_counts)
+Test(status, the_latest_message_replaces_earlier_ones)
 {
     status_set(STATUS_FAILED, "a long message that comes first");
     status_set(STATUS_USAGE, "short");
@@ -62,7 +62,7 @@ Test(status, prefixes_nest_outwards_and_keep_the_code)
     cr_expect_str_eq(status_text(), "file.csv: line 7: the cause");
 }
 
-/* Names come first and remedies last, so messages that are too long lose their middle. */
+/* A message begins with names and ends with the remedy, so a message that is too long loses its middle. */
 Test(status, a_long_message_loses_its_middle)
 {
     status_set(STATUS_FAILED, "begin%send", letters('a', 3000));
@@ -70,10 +70,10 @@ Test(status, a_long_message_loses_its_middle)
     cr_expect(strncmp(status_text(), "beginaaa", 8) == 0 && strstr(status_text(), "a ... a"));
     cr_expect_str_eq(status_text() + TEXT_MAX - 4, "aend");
     status_set(STATUS_FAILED, "%s", letters('b', TEXT_MAX));
-    cr_expect(strspn(status_text(), "b") == TEXT_MAX, "one that just fits is whole");
+    cr_expect(strspn(status_text(), "b") == TEXT_MAX, "a message of the maximum length must be complete");
 }
 
-Test(status, a_prefix_leaves_the_end_of_a_long_message)
+Test(status, a_prefix_keeps_the_end_of_a_long_message)
 {
     status_set(STATUS_FAILED, "%s; do this", letters('m', TEXT_MAX));
     status_prefix(STATUS_FAILED, "file");
@@ -85,8 +85,8 @@ Test(status, a_prefix_leaves_the_end_of_a_long_message)
     cr_expect_str_eq(status_text() + strlen(status_text()) - 9, "; do this");
 }
 
-/* Truncation never splits a character. */
-Test(status, a_cut_leaves_characters_whole)
+/* Truncation must not split a UTF-8 character. */
+Test(status, truncation_keeps_characters_whole)
 {
     for (size_t shift = 0; shift < 4; shift++) {
         char text[4 * TEXT_MAX] = "", shown[sizeof text];
@@ -100,8 +100,8 @@ Test(status, a_cut_leaves_characters_whole)
     }
 }
 
-/* File names are untrusted, and terminals execute control sequences. */
-Test(status, what_a_terminal_would_obey_is_escaped)
+/* Messages contain file names, which are untrusted, and terminals execute control sequences. */
+Test(status, control_sequences_are_escaped)
 {
     static const char hostile[] = "a\033]0;title\007\n\tb\x9b\xff";
     static const char harmless[] = "a\\x1b]0;title\\x07\\n\\tb\\x9b\\xff";
@@ -151,17 +151,17 @@ Test(status, try_returns_at_the_first_failure)
     cr_expect(reached == 1);
 }
 
-Test(status, prints_plain_lines_where_stderr_is_no_terminal, .init = cr_redirect_stderr)
+Test(status, prints_plain_lines_if_stderr_is_not_a_terminal, .init = cr_redirect_stderr)
 {
     status_set(STATUS_FAILED, "it failed");
     status_print();
     status_warn("%d samples are few", 3);
-    cr_expect_str_eq(status_text(), "it failed", "a warning is no failure");
+    cr_expect_str_eq(status_text(), "it failed", "a warning must not replace the message of a failure");
     fflush(stderr);
     cr_expect_stderr_eq_str("fdsl-bench: it failed\nfdsl-bench: warning: 3 samples are few\n");
 }
 
-Test(status, rank_0_speaks_for_all, .init = cr_redirect_stderr)
+Test(status, only_rank_0_prints_messages_of_all_ranks, .init = cr_redirect_stderr)
 {
     status_joined(2, 4);
     status_set(STATUS_FAILED, "an error of all");
@@ -175,7 +175,7 @@ Test(status, rank_0_speaks_for_all, .init = cr_redirect_stderr)
     cr_expect_stderr_eq_str("fdsl-bench: warning: rank 2: 95 degrees here\n");
 }
 
-Test(status, a_rank_that_may_be_alone_speaks_for_itself, .init = cr_redirect_stderr)
+Test(status, a_rank_without_known_peers_prints_its_errors, .init = cr_redirect_stderr)
 {
     status_launched(2, 0);
     status_set(STATUS_UNAVAILABLE, "no MPI");
@@ -184,7 +184,7 @@ Test(status, a_rank_that_may_be_alone_speaks_for_itself, .init = cr_redirect_std
     cr_expect_stderr_eq_str("fdsl-bench: rank 2: no MPI\n");
 }
 
-Test(status, rank_0_says_what_concerns_all_without_its_number, .init = cr_redirect_stderr)
+Test(status, warnings_for_all_ranks_have_no_rank_number, .init = cr_redirect_stderr)
 {
     status_launched(0, 4);
     status_warn("a warning for all");
@@ -194,7 +194,7 @@ Test(status, rank_0_says_what_concerns_all_without_its_number, .init = cr_redire
                             "fdsl-bench: warning: rank 0: only here\n");
 }
 
-Test(status, a_rank_alone_has_no_number, .init = cr_redirect_stderr)
+Test(status, a_single_rank_has_no_number, .init = cr_redirect_stderr)
 {
     status_warn_own("only here");
     fflush(stderr);
@@ -202,7 +202,7 @@ Test(status, a_rank_alone_has_no_number, .init = cr_redirect_stderr)
 }
 
 /* A failure that ends the run must not be mistaken for wrong results, after which the run continues. */
-Test(status, wrong_results_are_the_least_of_the_failures)
+Test(status, wrong_results_are_the_least_severe_failure)
 {
     static const enum status failures[] = {STATUS_FAILED, STATUS_USAGE, STATUS_UNAVAILABLE};
     cr_expect(status_severity(STATUS_OK) == 0);

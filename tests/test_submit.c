@@ -1,5 +1,6 @@
-/* slurm/submit.sh: --dry-run needs no Slurm and changes no file; otherwise the calls of a fake sbatch are
- * checked. */
+/* Tests slurm/submit.sh: --dry-run, which needs no Slurm and changes no file, and the calls of a fake sbatch
+ * without
+ * --dry-run. */
 #include "shell.h"
 
 #include <string.h>
@@ -14,7 +15,7 @@ static void start(void)
 
 TestSuite(submit, .init = start, .fini = shell_tear_down, .timeout = 60);
 
-/* An sbatch that only logs its arguments. */
+/* Puts a fake sbatch, which only logs its arguments, on the PATH of the following command. */
 #define PRETEND                                                                         \
     "mkdir -p bin && echo 'echo \"$@\" >>calls; echo 4$(wc -l <calls)' >bin/sbatch && " \
     "sed -i 1i'#!/bin/sh' bin/sbatch && chmod +x bin/sbatch && PATH=$PWD/bin:$PATH "
@@ -32,8 +33,8 @@ Test(submit, a_dry_run_prints_the_commands)
     EXPECT(1, "test -e results");
 }
 
-/* The printed commands do what a real call does. */
-Test(submit, the_printed_commands_are_those_of_a_real_call)
+/* The printed commands must make the same calls of sbatch as submit.sh without --dry-run. */
+Test(submit, printed_commands_equal_those_of_a_real_call)
 {
     EXPECT(0, PRETEND "slurm/submit.sh --dry-run t.tsv --gpus=1 >printed");
     EXPECT(1, "test -e calls");

@@ -1,5 +1,5 @@
 /* Tests scripts/sweep/run.sh and slurm/: valid and invalid tables, the files of tasks that succeed, fail or
- * are killed, and the calls of Slurm. make check-slurm uses a real Slurm.
+ * are killed, and the calls of Slurm, which is a fake here. make check-slurm uses a real Slurm.
  *
  * FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef _GNU_SOURCE
@@ -43,7 +43,7 @@ static void put(const char *path, const char *text)
     cr_assert(fputs(text, file) >= 0 && fclose(file) == 0);
 }
 
-/* Returns the contents of a file in a static buffer; empty if it does not exist. */
+/* Returns the contents of a file, or "" if it does not exist. The next call overwrites them. */
 static const char *get(const char *path)
 {
     static char text[TEXT_MAX];
@@ -83,7 +83,7 @@ static void expect_no_leftovers(void)
 {
     glob_t found;
     int none = glob("r/sweep/t/*.part*", 0, NULL, &found);
-    cr_expect(none == GLOB_NOMATCH, "%s is left", none ? "?" : found.gl_pathv[0]);
+    cr_expect(none == GLOB_NOMATCH, "%s remains", none ? "?" : found.gl_pathv[0]);
     globfree(&found);
     cr_expect(glob("r/*.part*", 0, NULL, &found) == GLOB_NOMATCH);
     globfree(&found);
@@ -121,7 +121,7 @@ Test(sweep, every_task_has_its_rows_once_in_the_order_of_the_table)
     expect_no_leftovers();
 }
 
-Test(sweep, a_table_with_a_fault_runs_nothing)
+Test(sweep, a_table_with_an_error_runs_nothing)
 {
     static const struct {
         const char *table, *words;
@@ -129,9 +129,9 @@ Test(sweep, a_table_with_a_fault_runs_nothing)
         {"variant\tbacth\nnaive\t1\n", "t.tsv:1: unknown column 'bacth'; did you mean 'batch'?"},
         {"variant\toutput\nnaive\tf16\n", "t.tsv:1: column 'output' is now called 'dtype'"},
         {"variant\tdepth\nshards\t3\n", "t.tsv:1: column 'depth' is now called 'iodepth'"},
-        {"variant\t--batch\nnaive\t1\n", "t.tsv:1: unknown column '--batch'; leave out its dashes"},
+        {"variant\t--batch\nnaive\t1\n", "t.tsv:1: unknown column '--batch'; write it without dashes"},
         {"variant batch\nnaive 1\n",
-         "t.tsv:1: unknown column 'variant batch'; a tab parts columns, no space"},
+         "t.tsv:1: unknown column 'variant batch'; separate columns by tabs, not spaces"},
         {"\033[2J\nnaive\n", "t.tsv:1: unknown column '?[2J'"},
         {"variant\tranks\tscaling\tbatch\nnaive\t4\tstrong\t2\n",
          "t.tsv:2: --scaling strong: more ranks (4)"},
@@ -140,9 +140,9 @@ Test(sweep, a_table_with_a_fault_runs_nothing)
         {"variant\tvert\nnaive\t1\n", "t.tsv:1: unknown column 'vert'; columns are"},
         {"variant\tbatch \nnaive\t1\n", "t.tsv:1: unknown column 'batch '"},
         {"variant\t\nnaive\t1\n", "t.tsv:1: unknown column ''"},
-        {"variant\tout\nnaive\tx.csv\n", "t.tsv:1: column 'out' is not for sweeps"},
-        {"variant\thelp\nnaive\tyes\n", "t.tsv:1: column 'help' is not for sweeps"},
-        {"batch\tvariant\tbatch\n1\tnaive\t2\n", "t.tsv:1: column 'batch' comes twice"},
+        {"variant\tout\nnaive\tx.csv\n", "t.tsv:1: column 'out' cannot be used in a sweep"},
+        {"variant\thelp\nnaive\tyes\n", "t.tsv:1: column 'help' cannot be used in a sweep"},
+        {"batch\tvariant\tbatch\n1\tnaive\t2\n", "t.tsv:1: column 'batch' occurs twice"},
         {HEADER TASK("1") "naiv\t2" QUICK "\n", "t.tsv:3: unknown variant 'naiv'; did you mean 'naive'?"},
         {HEADER TASK("1") TASK("two"), "t.tsv:3: --vertices: 'two' is not a whole number"},
         {"variant\tbatch\nnaive\t1\nnaive\n", "t.tsv:3: 1 fields, but the header has 2"},
@@ -154,7 +154,7 @@ Test(sweep, a_table_with_a_fault_runs_nothing)
         {"variant\tranks\nnaive\t1\nnaive\t-\n", "t.tsv:3: the same task as line 2"},
         {"variant\tranks\nnaive\ttwo\n", "t.tsv:2: ranks is 'two', not a number from 1"},
         {"variant\tranks\n-\t2\n", "t.tsv:2: no option is given"},
-        {"batch\n3\n", "t.tsv:2: say what to run with --variant"},
+        {"batch\n3\n", "t.tsv:2: --variant NAME is missing"},
         {"variant\n", "t.tsv: no tasks"},
         {"", "t.tsv: no tasks"},
     };
@@ -167,7 +167,7 @@ Test(sweep, a_table_with_a_fault_runs_nothing)
     }
 }
 
-Test(sweep, shipped_tables_have_no_fault)
+Test(sweep, tables_in_configs_have_no_error)
 {
     glob_t tables;
     cr_assert(glob("configs/sweep_*.tsv", 0, NULL, &tables) == 0);
@@ -178,7 +178,7 @@ Test(sweep, shipped_tables_have_no_fault)
     globfree(&tables);
 }
 
-Test(sweep, a_flag_is_yes_and_a_dash_is_not_given)
+Test(sweep, yes_sets_a_flag_and_a_dash_omits_an_option)
 {
     sweep("variant\tverify\tvertices\nnaive\tyes\t-\nnaive\t-\t7\n", "--dry-run");
     expect(0, "task 1, line 2, to run: fdsl-bench --variant=naive --verify\n"
@@ -188,7 +188,7 @@ Test(sweep, a_flag_is_yes_and_a_dash_is_not_given)
     cr_expect_str_eq(out, "2\n");
 }
 
-Test(sweep, usage_is_checked)
+Test(sweep, options_are_checked)
 {
     static const struct {
         const char *options, *words;
@@ -209,7 +209,7 @@ Test(sweep, usage_is_checked)
     shell("scripts/sweep/run.sh gone.tsv");
     expect(2, "gone.tsv is missing");
     shell("FDSL_BENCH=/gone " SWEEP);
-    expect(4, "/gone is not there; run make first");
+    expect(4, "/gone does not exist; run make first");
     shell("scripts/sweep/run.sh --help");
     expect(0, "Runs the lines of a table through fdsl-bench");
     expect(0, "Exit status: ");
@@ -217,7 +217,7 @@ Test(sweep, usage_is_checked)
 
 /* ---- Continuing ---- */
 
-Test(sweep, finished_tasks_are_skipped_unless_told_otherwise)
+Test(sweep, finished_tasks_are_skipped_without_redo)
 {
     sweep(HEADER TASK("8") TASK("9"), "");
     expect(0, "2 finished, 0 finished before");
@@ -245,7 +245,7 @@ Test(sweep, an_edited_line_is_a_new_task)
     expect_rows("7");
 }
 
-Test(sweep, a_task_alone_merges_nothing)
+Test(sweep, a_single_task_does_not_merge)
 {
     sweep(HEADER TASK("8") TASK("9"), "--task 2");
     expect(0, "task 2 of 2: ");
@@ -260,7 +260,7 @@ Test(sweep, a_task_alone_merges_nothing)
     expect_rows("9");
 }
 
-Test(sweep, what_a_killed_task_left_is_no_row)
+Test(sweep, incomplete_files_of_killed_tasks_are_ignored)
 {
     sweep(HEADER TASK("8"), "");
     cr_assert(unlink("r/sweep/t/task_1.csv") == 0);
@@ -287,7 +287,7 @@ Test(sweep, rows_with_other_columns_are_not_merged)
 
 /* ---- Tasks that fail ---- */
 
-/* A launcher that does this. */
+/* Sets MPIRUN to a launcher that runs these commands. */
 static void launch_with(const char *commands)
 {
     char text[1024];
@@ -296,7 +296,7 @@ static void launch_with(const char *commands)
     cr_assert(chmod("launcher", 0755) == 0 && setenv("MPIRUN", "./launcher -n", 1) == 0);
 }
 
-Test(sweep, ranks_go_to_the_launcher)
+Test(sweep, ranks_are_started_by_the_launcher)
 {
     launch_with("echo \"$1 $2\" >ranks; shift 2; exec \"$@\"");
     sweep(RANKS_HEADER "naive\t1" QUICK "\n", "");
@@ -308,7 +308,7 @@ Test(sweep, ranks_go_to_the_launcher)
     cr_expect_str_eq(get("ranks"), "-n 3\n");
 }
 
-Test(sweep, a_failing_task_is_told_and_the_others_go_on)
+Test(sweep, a_failing_task_is_reported_and_others_continue)
 {
     launch_with("echo 'fdsl-bench: the device caught fire' >&2; exit 3");
     sweep(RANKS_HEADER "naive\t1" QUICK "\nnaive\t2" QUICK "\nnaive\t-\t16\t2\t4\t0\t0\t6\t0\t0\n", "");
@@ -324,7 +324,7 @@ Test(sweep, a_failing_task_is_told_and_the_others_go_on)
     expect(0, "1 finished, 2 finished before, 0 skipped, 0 failed\nrows of 3 tasks: r/sweep_t.csv\n");
 }
 
-Test(sweep, what_cannot_run_here_is_skipped)
+Test(sweep, unavailable_tasks_are_skipped)
 {
     launch_with("echo noise >&2; echo 'fdsl-bench: this build has no MPI' >&2; exit 4");
     sweep(RANKS_HEADER "naive\t2" QUICK "\nnaive\t1" QUICK "\n", "");
@@ -340,11 +340,12 @@ Test(sweep, what_cannot_run_here_is_skipped)
     sweep(NULL, "");
     cr_assert(setenv("MPIRUN", "./launcher --other -n", 1) == 0);
     sweep(NULL, "");
-    expect(0, "0 finished, 1 finished before, 0 skipped"); /* for example, rows from another machine */
+    expect(0, "0 finished, 1 finished before, 0 skipped"); /* a finished task needs no launcher; its rows may
+                                                              be from another machine */
 }
 
-/* Open MPI's own message is a screen long. */
-Test(sweep, what_the_launcher_forbids_is_said_before_anything_runs)
+/* Open MPI's own message fills a screen, so the sweep prints a short one. */
+Test(sweep, refusals_of_the_launcher_are_reported_before_the_first_task)
 {
     static const char table[] = RANKS_HEADER "naive\t1" QUICK "\nnaive\t4" QUICK "\n";
     launch_with("printf '\\n-----\\nThere are not enough slots available in the system to satisfy the 4\\n' "
@@ -361,26 +362,26 @@ Test(sweep, what_the_launcher_forbids_is_said_before_anything_runs)
               "OMPI_ALLOW_RUN_AS_ROOT=1");
 }
 
-Test(sweep, two_tables_of_one_name_do_not_mix)
+Test(sweep, tables_of_the_same_name_are_not_mixed)
 {
     sweep(HEADER TASK("8"), "");
     cr_assert(mkdir("b", 0755) == 0);
     put("b/sweep_t.tsv", HEADER TASK("9"));
     shell("scripts/sweep/run.sh b/sweep_t.tsv --out r");
-    expect(2, "r/sweep/t holds the tasks of ");
+    expect(2, "r/sweep/t has the tasks of ");
     expect_rows("8");
     cr_assert(rename("t.tsv", "b/t.tsv") == 0);
     shell("scripts/sweep/run.sh b/t.tsv --out r");
     expect(0, "0 finished, 1 finished before");
 }
 
-Test(sweep, a_byte_order_mark_is_no_part_of_a_name)
+Test(sweep, a_byte_order_mark_is_skipped)
 {
     sweep("\xef\xbb\xbf" HEADER TASK("8"), "");
     expect(0, "1 finished");
 }
 
-Test(sweep, the_program_is_looked_up_as_a_command_is)
+Test(sweep, the_program_is_found_on_the_path)
 {
     static char path[2 * PATH_MAX];
     put("t.tsv", HEADER TASK("8"));
@@ -391,7 +392,7 @@ Test(sweep, the_program_is_looked_up_as_a_command_is)
     expect(0, "1 finished");
 }
 
-Test(sweep, warnings_of_a_task_are_told)
+Test(sweep, warnings_of_a_task_are_printed)
 {
     sweep("variant\twarmups\twarmup-time\tmin-samples\tmin-time\tmax-time\nnaive\t0\t0\t1\t0\t0\n", "");
     expect(0, "task 1 of 1: warning: naive: too few samples (1)");
@@ -417,7 +418,7 @@ Test(sweep, results_that_cannot_be_written_are_an_error)
     expect_no_leftovers();
 }
 
-Test(sweep, one_process_at_a_time_is_at_a_task)
+Test(sweep, a_task_runs_in_one_process_at_a_time)
 {
     sweep(HEADER TASK("8"), "");
     int fd = open("r/sweep/t/task_1.command", O_RDWR | O_CLOEXEC);
@@ -449,11 +450,11 @@ static pid_t start_long(void)
     }
     while (!strstr(get("r/sweep/t/task_1.command"), "naive") && waitpid(pid, NULL, WNOHANG) == 0)
         usleep(10000);
-    usleep(300000); /* into the run; a signal that comes sooner must do the same */
+    usleep(300000); /* reaches the run in most cases; an earlier signal must have the same effect */
     return pid;
 }
 
-/* The program has ended when the lock that it inherited is free. */
+/* Expects the program to end within 5 s. It inherited a lock, which is free when the program has ended. */
 static void expect_all_ended(void)
 {
     int fd = open("r/sweep/t/task_1.command", O_RDWR | O_CLOEXEC), free_now = -1;
@@ -469,7 +470,7 @@ static void expect_ends(int number)
 {
     int ended;
     pid_t pid = start_long();
-    /* Signals only the script, as Slurm may: the program must not outlive it. */
+    /* Only the script gets the signal, as under Slurm. The program must not outlive the script. */
     cr_assert(kill(pid, number) == 0 && waitpid(pid, &ended, 0) == pid);
     cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 128 + number, "signal %d: %x", number, ended);
     expect_all_ended();
@@ -477,17 +478,17 @@ static void expect_ends(int number)
     cr_expect(!exists("r/sweep/t/task_1.csv"));
 }
 
-Test(sweep, sigint_ends_it_and_leaves_nothing)
+Test(sweep, sigint_ends_the_sweep_without_leftovers)
 {
     expect_ends(SIGINT);
 }
 
-Test(sweep, sigterm_ends_it_and_leaves_nothing)
+Test(sweep, sigterm_ends_the_sweep_without_leftovers)
 {
     expect_ends(SIGTERM);
 }
 
-Test(sweep, after_sigkill_it_begins_the_task_anew)
+Test(sweep, a_task_restarts_after_sigkill)
 {
     pid_t pid = start_long();
     cr_assert(kill(-pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
@@ -502,7 +503,7 @@ Test(sweep, after_sigkill_it_begins_the_task_anew)
 
 /* ---- Slurm ---- */
 
-/* An sbatch that only logs its arguments. */
+/* Creates a fake sbatch that only logs its arguments, and puts it on the PATH. */
 static void pretend_sbatch(void)
 {
     char path[PATH_MAX + 4096];
@@ -511,7 +512,7 @@ static void pretend_sbatch(void)
     cr_assert(chmod("sbatch", 0755) == 0 && setenv("PATH", path, 1) == 0);
 }
 
-Test(sweep, a_table_becomes_an_array_and_a_job_after_it)
+Test(sweep, a_table_becomes_an_array_and_a_merging_job)
 {
     static char wanted[3 * PATH_MAX];
     pretend_sbatch();
@@ -528,7 +529,7 @@ Test(sweep, a_table_becomes_an_array_and_a_job_after_it)
     cr_expect(exists("results/sweep/cpu/log"));
 }
 
-Test(sweep, a_table_with_a_fault_is_not_submitted)
+Test(sweep, a_table_with_an_error_is_not_submitted)
 {
     pretend_sbatch();
     put("t.tsv", "variant\nnaiv\n");
@@ -541,7 +542,7 @@ Test(sweep, a_table_with_a_fault_is_not_submitted)
     cr_expect(!exists("calls"));
 }
 
-/* Returns the tasks of a scaling job for this number of ranks, without their common options. */
+/* Expects these tasks of a scaling job with `most` ranks, without their common words. */
 static void scale(const char *table, int most, const char *wanted)
 {
     put("s.tsv", table);
@@ -552,7 +553,7 @@ static void scale(const char *table, int most, const char *wanted)
     cr_expect_str_eq(out, wanted);
 }
 
-Test(sweep, a_scaling_job_doubles_its_ranks_up_to_all)
+Test(sweep, a_scaling_job_doubles_ranks_up_to_the_allocation)
 {
     scale("# c\nvariant\tranks\tbatch\nnaive\t1\t8\nnaive\t2\t8\nnaive\t-\t9\n", 6,
           "task 1, line 3 naive --batch=8\ntask 2, line 3 2 naive --batch=8 weak\n"
@@ -562,7 +563,7 @@ Test(sweep, a_scaling_job_doubles_its_ranks_up_to_all)
     scale("variant\nnaive\n", 1, "task 1, line 2 naive\n");
 }
 
-Test(sweep, a_scaling_job_has_the_kinds_that_the_table_names)
+Test(sweep, a_scaling_job_has_the_scalings_of_the_table)
 {
     scale("variant\tranks\tscaling\nnaive\t1\tstrong\nomp\t1\t-"
           "\nomp\t2\tstrong\nomp\t4\tweak\nomp\t4\tstrong\n",
@@ -575,7 +576,7 @@ Test(sweep, a_scaling_job_has_the_kinds_that_the_table_names)
     cr_expect(!exists("results"));
 }
 
-Test(sweep, without_a_cluster_one_line_says_so)
+Test(sweep, without_a_cluster_prints_one_line)
 {
     pretend_sbatch();
     put("sbatch",

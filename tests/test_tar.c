@@ -1,4 +1,4 @@
-/* The tar parser and writer, keys, and interoperability with libarchive and Python's tarfile in both
+/* Tests the tar parser and writer, keys, and interoperability with libarchive and Python's tarfile in both
  * directions. */
 #include <criterion/criterion.h>
 
@@ -37,7 +37,7 @@ static void end_shard(void)
     shard_size += TAR_END_BYTES;
 }
 
-/* Three members: of 1, 1000 and 0 bytes. */
+/* Writes a shard of three members, which have 1, 1000 and 0 bytes. */
 static void small_shard(void)
 {
     static uint8_t thousand[1000];
@@ -62,7 +62,7 @@ static void repair(size_t at)
 
 /* ---- Reading ---- */
 
-/* One line "name header data size" per member. */
+/* The members that the parser found, with one line "name header data size" per member. */
 static char listing[LISTING_MAX];
 
 static enum status list_shard(const uint8_t *bytes, size_t size, uint64_t known)
@@ -118,7 +118,7 @@ Test(tar, header_is_reproducible_ustar)
         cr_assert_eq(shard[i], 0, "byte %zu", i);
 }
 
-Test(tar, header_refuses_what_ustar_cannot_hold)
+Test(tar, header_refuses_what_ustar_cannot_store)
 {
     uint8_t block[TAR_BLOCK_BYTES];
     char name[102];
@@ -131,7 +131,7 @@ Test(tar, header_refuses_what_ustar_cannot_hold)
     cr_assert_eq(tar_header(block, name, (UINT64_C(1) << 33) - 1), STATUS_OK);
 }
 
-/* The parser requests more data until it has enough, and never requests data past the end. */
+/* The parser must request more data until it has enough, but at most as much as the end-of-archive blocks. */
 Test(tar, any_buffer_size_gives_same_result)
 {
     static struct tar_parser parser;
@@ -158,12 +158,12 @@ Test(tar, any_buffer_size_gives_same_result)
 
 /* ---- Faults ---- */
 
-Test(tar, cut_anywhere_is_refused)
+Test(tar, truncated_shards_are_refused)
 {
     small_shard();
     size_t whole = shard_size,
            ends = whole -
-                  TAR_BLOCK_BYTES; /* a single block of zeros at the end of the file also ends the shard */
+                  TAR_BLOCK_BYTES; /* one block of zeros at the end of the file is enough to end the shard */
     for (shard_size = 0; shard_size < ends; shard_size++) {
         cr_assert_eq(list_shard(shard, shard_size, shard_size), STATUS_FAILED, "cut at %zu", shard_size);
         cr_assert_eq(list_shard(shard, shard_size, TAR_SIZE_UNKNOWN), STATUS_FAILED, "cut at %zu",
@@ -180,8 +180,8 @@ Test(tar, a_flipped_bit_in_any_header_is_refused)
         for (size_t bit = 0; bit < 8 * TAR_BLOCK_BYTES; bit++) {
             size_t at = headers[h] + bit / 8;
             shard[at] ^= (uint8_t)(1 << bit % 8);
-            /* A flipped bit may pass only if the checksum field has the same value, such as "01" and " 1".
-             * Nothing else is wrong then. */
+            /* A flipped bit may pass only in the checksum field, if the field's value is the same, as for
+             * "01" and " 1". Then the header is correct. */
             bool passed = list_shard(shard, shard_size, shard_size) == STATUS_OK;
             cr_assert(!passed || (at - headers[h] >= 148 && at - headers[h] < 156), "header %zu, bit %zu", h,
                       bit);
@@ -211,7 +211,7 @@ Test(tar, implausible_sizes_are_refused)
     expect_refusal("more than any file holds");
 }
 
-Test(tar, faults_name_their_offset)
+Test(tar, errors_have_an_offset)
 {
     small_shard();
     shard[1024] ^= 1;
@@ -248,7 +248,7 @@ Test(tar, other_file_types_are_skipped)
 
 /* ---- Data after the end ---- */
 
-/* The result must not depend on how many bytes the parser receives at a time. */
+/* Parses the shard and returns the status at its end. The parser gets at least `window` bytes at a time. */
 static enum status end_of_shard(size_t window)
 {
     static struct tar_parser parser;
@@ -276,7 +276,7 @@ static void expect_end_refused(const char *words)
     }
 }
 
-/* Tars are padded to records of 10 KiB. Everything after the end-of-archive blocks must be zero. */
+/* tar pads files to records of 10 KiB. So zeros may follow the end-of-archive blocks, but nothing else. */
 Test(tar, data_after_the_end_is_refused)
 {
     small_shard();
@@ -295,7 +295,7 @@ Test(tar, data_after_the_end_is_refused)
     }
 }
 
-/* A zeroed page looks like an end with data after it, at any position. */
+/* A zeroed page looks like the end of a shard with data after it. It must be refused at any position. */
 Test(tar, a_zeroed_page_is_refused)
 {
     for (size_t page = 0; page < 4; page++) {
@@ -347,7 +347,7 @@ static void long_shard(void)
     end_shard();
 }
 
-/* Callbacks for each name that a reader finds; all names must be found. */
+/* Called for each name that a reader finds. Expects the next name of the list. */
 static size_t long_found;
 static void expect_long(const char *name, uint8_t content, uint64_t size)
 {
@@ -377,7 +377,7 @@ Test(tar, long_names_round_trip)
     cr_assert_eq(long_found, 2 * COUNT_OF(long_lengths));
 }
 
-Test(tar, a_name_beyond_every_limit_is_refused)
+Test(tar, names_that_are_too_long_are_refused)
 {
     uint8_t bytes[TAR_HEADERS_MAX];
     char name[TAR_NAME_MAX + 2];
@@ -394,7 +394,7 @@ Test(tar, a_name_beyond_every_limit_is_refused)
 
 /* ---- Shards from other programs ---- */
 
-/* Runs a Python script that writes to the file argv[1], and reads that file into the shard. */
+/* Runs a Python script that writes the file argv[1]. Reads that file into the shard. */
 static void shard_by_python(const char *script)
 {
     char path[] = "/tmp/fdsl-tar-XXXXXX", command[8192], *bytes;
@@ -436,7 +436,7 @@ static void expect_names(const char *expected)
     cr_assert_str_eq(names, expected);
 }
 
-/* webdataset sets a float time, so every member gets a pax header. */
+/* webdataset sets a time that is a float, so every member gets a pax header. */
 Test(tar, python_pax)
 {
     shard_by_python(PYTHON "with tarfile.open(sys.argv[1], 'w', format=tarfile.PAX_FORMAT) as t:\n"
@@ -476,7 +476,7 @@ Test(tar, python_ustar_prefix)
     expect_names(expected);
 }
 
-/* Python's tarfile, which webdataset uses, reads the long names that we write. */
+/* Python's tarfile, which webdataset uses, must read the long names that the writer writes. */
 Test(tar, python_reads_our_long_names)
 {
     char path[] = "/tmp/fdsl-tar-XXXXXX", command[1024];
@@ -516,7 +516,7 @@ Test(tar, base256_size)
 }
 
 #ifdef HAVE_ARCHIVE
-Test(tar, libarchive_reads_ours)
+Test(tar, libarchive_reads_our_shards)
 {
     small_shard();
     struct archive *archive = archive_read_new();
@@ -574,7 +574,7 @@ static void expect_key(const char *name, const char *key, const char *extension)
     cr_assert_str_eq(found, extension);
 }
 
-Test(key, as_webdataset_splits)
+Test(key, names_are_split_as_by_webdataset)
 {
     expect_key("a.b/c.jpg", "a.b/c", "jpg");
     expect_key("x/194.left.jpg", "x/194", "left.jpg");

@@ -1,4 +1,4 @@
-/* External text: escaping for terminals, and CSV. */
+/* Tests the escaping of external text for terminals and CSV. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static const struct {
      "\\xc2\\x9b31m"}, /* CSI, as UTF-8 */
     {"\x9b"
      "31m",
-     "\\x9b31m"}, /* and as a single byte */
+     "\\x9b31m"}, /* CSI, as a single byte */
     {"\xe2\x80\xae"
      "gnp.exe",
      "\\xe2\\x80\\xaegnp.exe"}, /* right-to-left override */
@@ -35,13 +35,14 @@ static const struct {
     {"x\xe2\x82y", "x\\xe2\\x82y"},
 };
 
-Test(text, what_a_terminal_is_shown)
+Test(text, printable_text)
 {
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char shown[64], again[64], *printed = NULL;
         size_t size;
         cr_expect_str_eq(text_printable(cases[i].text, shown, sizeof shown), cases[i].shown);
-        cr_expect_str_eq(text_printable(shown, again, sizeof again), shown, "twice is as once");
+        cr_expect_str_eq(text_printable(shown, again, sizeof again), shown,
+                         "escaped text must not be escaped again");
         FILE *stream = open_memstream(&printed, &size);
         text_print(stream, cases[i].text);
         cr_assert(fclose(stream) == 0);
@@ -50,8 +51,9 @@ Test(text, what_a_terminal_is_shown)
     }
 }
 
-/* All pairs of bytes, in a buffer of exact size, so that a sanitizer detects reads past the end. */
-Test(text, no_bytes_reach_a_terminal_raw)
+/* Tests all pairs of bytes. The buffer has exactly their size, so that a sanitizer detects reads past the
+ * end. */
+Test(text, control_bytes_are_always_escaped)
 {
     for (unsigned i = 0x0101; i < 0x10000; i++) {
         char *text = malloc(3), shown[16];
@@ -65,7 +67,7 @@ Test(text, no_bytes_reach_a_terminal_raw)
     }
 }
 
-Test(text, what_does_not_fit_is_cut_between_characters)
+Test(text, long_text_is_truncated_between_characters)
 {
     static const char text[] = "a\u20ac\x1b";
     static const char *const shown[] = {"",        "",        "a",       "a",       "a",

@@ -1,10 +1,9 @@
-/* Threads: they work with small stacks, and too many of them cause a warning. */
+/* Tests that variants work with small stacks, and that too many threads cause a warning. */
 #include "program.h"
 
 TestSuite(threads, .init = start, .fini = stop, .timeout = 120);
 
-/* Runs all CPU variants with stacks of 64 KiB, also for OpenMP threads, and then with 32 KiB for OpenMP
- * threads. */
+/* Runs CPU variants of synth, train and infer. The caller has limited the size of stacks. */
 static void run_all(void)
 {
     static const char *const lines[] = {
@@ -26,7 +25,7 @@ static void run_all(void)
     cr_expect(status == 0 || status == 4, "infer: exit %d: %s", status, err);
 }
 
-/* Data sets are written and read with small stacks, too. */
+/* Writes a data set and reads it with CPU variants of load. The caller has limited the size of stacks. */
 static void run_loaders(void)
 {
     run("--prepare set --samples 40 --shards 3 --sample-shape 3,8 --dtype f16");
@@ -36,7 +35,7 @@ static void run_loaders(void)
     cr_expect(status == 0 || status == 4 || strstr(err, "not built"), "shards: exit %d: %s", status, err);
 }
 
-/* The environment is stored on the stack and may be larger than the limit. */
+/* Removes all variables except PATH, because the environment is on the stack and may exceed the limit. */
 static void forget_environment(void)
 {
     char *path = strdup(getenv("PATH"));
@@ -64,7 +63,7 @@ Test(threads, small_stacks_of_openmp_suffice)
     run_loaders();
 }
 
-Test(threads, more_than_the_machine_can_use_are_warned_of)
+Test(threads, too_many_threads_give_a_warning)
 {
 #ifndef _OPENMP
     SKIP("this build has no variant with threads");
@@ -76,7 +75,7 @@ Test(threads, more_than_the_machine_can_use_are_warned_of)
     cr_expect(strstr(err, "more threads mostly wait for each other; omit --threads"), "%s", err);
     snprintf(line, sizeof line, "--variant naive " TINY " --threads %ld", 4 * hardware + 4);
     run_well(line);
-    cr_expect(!strstr(err, "more threads"), "naive has one: %s", err);
+    cr_expect(!strstr(err, "more threads"), "a warning for naive, which has one thread: %s", err);
     run_well("--variant omp " TINY " --threads 2");
     cr_expect(!strstr(err, "more threads"), "%s", err);
 }

@@ -1,5 +1,5 @@
-/* Variants that give correct results only while they are not timed. Timed runs are verified, so none writes a
- * row. */
+/* Tests variants that give correct results only while they are not timed. --verify checks timed runs, so none
+ * of these variants may get a row. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
@@ -33,31 +33,31 @@ TestSuite(timed, .init = start, .fini = stop, .timeout = 120);
 static const struct variant *real; /* the correct variant */
 static uint64_t calls;
 
-/* Only performs runs 0 and 1. */
+/* Performs only runs 0 and 1. */
 static enum status first_two(void *state, uint64_t number, struct run_time *time)
 {
     return number >= 2 ? STATUS_OK : real->run(state, number, time);
 }
 
-/* Only performs untimed runs. */
+/* Performs only runs that are not timed. */
 static enum status unless_timed(void *state, uint64_t number, struct run_time *time)
 {
     return phase_now() == PHASE_TIMED ? STATUS_OK : real->run(state, number, time);
 }
 
-/* Performs the previous run again. */
+/* From run 2 on, performs the previous run again. */
 static enum status late_by_one(void *state, uint64_t number, struct run_time *time)
 {
     return real->run(state, number >= 2 ? number - 1 : number, time);
 }
 
-/* From run 2 on, only performs runs whose number is a multiple of 5, such as the last one. */
+/* From run 2 on, performs only runs whose number is a multiple of 5, such as the last run, 15. */
 static enum status every_fifth(void *state, uint64_t number, struct run_time *time)
 {
     return number >= 2 && number % 5 ? STATUS_OK : real->run(state, number, time);
 }
 
-/* Works at first and then stops. All epochs have the same number. */
+/* Performs only the first call. In training, all epochs have the same run number. */
 static enum status once(void *state, uint64_t number, struct run_time *time)
 {
     return calls++ > 0 ? STATUS_OK : real->run(state, number, time);
@@ -112,19 +112,20 @@ static bool available(const char *name)
     return variant_available(variant_find(name), &resources) == STATUS_OK;
 }
 
-/* The variant is correct without the fault and wrong with it; the message contains `words`. */
+/* Expects the variant to pass without the fault. With the fault, expects wrong results, a message with
+ * `words`, and no row. */
 static void expect_caught(const char *name, const char *arguments, faulty_run *fault, const char *words)
 {
     if (!available(name))
         return;
     cr_assert_eq(run_words(arguments, name, NULL), STATUS_OK, "%s %s: %s", name, arguments, status_text());
     cr_assert(file_has_rows("rows.csv"), "%s", name);
-    cr_assert_eq(run_words(arguments, name, fault), STATUS_WRONG, "%s %s is not caught", name, arguments);
+    cr_assert_eq(run_words(arguments, name, fault), STATUS_WRONG, "%s %s is not detected", name, arguments);
     cr_assert(strstr(status_text(), words), "%s: '%s' is not in: %s", name, words, status_text());
     cr_assert(!file_has_rows("rows.csv"), "%s: a row was written", name);
 }
 
-/* Two warm-ups and 13 timed runs: the last one is number 15. */
+/* Two warm-ups and 13 timed runs; the last run is number 15. */
 #define RUNS " --warmups 2 --warmup-time 0 --loops 13 "
 #define TINY RUNS "--res 32 --batch 3 --vertices 7 --orbits 5 "
 
@@ -136,13 +137,13 @@ Test(timed, images)
     cr_redirect_stdout();
     cr_redirect_stderr();
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
-        bool chance = faults[i] == every_fifth; /* caught unless run 5 or 10 is drawn */
+        bool chance = faults[i] == every_fifth; /* detected unless run 5 or 10 is drawn */
         for (int tries = 0; tries < (chance ? 20 : 1); tries++) {
             if (!chance)
                 expect_caught("naive", TINY, faults[i], one_wrong);
             else if (run_words(TINY, "naive", faults[i]) == STATUS_WRONG)
                 break;
-            cr_assert(tries < 19, "a run that is drawn is never wrong");
+            cr_assert(tries < 19, "no drawn run was wrong in 20 tries");
         }
     }
     expect_caught("omp", TINY "--threads 2 ", first_two, one_wrong);
@@ -164,7 +165,7 @@ Test(timed, samples)
         "3,8,8 --dtype u8 >/dev/null 2>&1 || exit; done",
         program);
     if (!available("files"))
-        cr_skip_test("a build that reads nothing");
+        cr_skip_test("this build cannot prepare data sets");
     cr_assert_eq(system(command), 0, "%s", command);
     cr_redirect_stdout();
     cr_redirect_stderr();
@@ -191,17 +192,18 @@ Test(timed, epochs)
         cr_assert_eq(run_words(TRAINING "--epochs 1", name, unless_timed), STATUS_WRONG, "%s", name);
         cr_assert(!file_has_rows("rows.csv"));
         cr_assert_eq(run_words(TRAINING "--epochs 2", name, once), STATUS_WRONG, "%s", name);
-        cr_assert(file_has_rows("rows.csv"), "the first epoch was right");
+        cr_assert(file_has_rows("rows.csv"), "the row of the first epoch, which was correct, is missing");
     }
 }
 
-/* Five batches of test samples, and a single batch, for which all runs compute the same logits. */
+/* With --batch 4, runs evaluate five different batches. With --batch 20, all runs evaluate the same batch and
+ * have the same logits. */
 Test(timed, inference)
 {
     cr_redirect_stdout();
     cr_redirect_stderr();
     if (!available("files")) /* checkpoints need xxHash, as files does */
-        cr_skip_test("a build without checkpoints");
+        cr_skip_test("this build has no checkpoints");
     cr_assert_eq(run_words(TRAINING "--epochs 1 --checkpoint net", "train-naive", NULL), STATUS_OK, "%s",
                  status_text());
     for (int i = 0; i < 2; i++) {

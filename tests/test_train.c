@@ -1,4 +1,4 @@
-/* Tests of the parts of training: draws, optimizers, schedules, checkpoints. */
+/* Tests the parts of training: random draws, optimizers, schedules and checkpoints. */
 #include <criterion/criterion.h>
 
 #include <float.h>
@@ -27,14 +27,14 @@ Test(train, an_order_contains_every_sample_once)
         for (uint32_t index = 0; index < count; index++) {
             uint32_t sample = draw_order_at(&order, index);
             cr_assert_lt(sample, count);
-            cr_assert(!seen[sample]++, "%u of %u comes twice", sample, count);
+            cr_assert(!seen[sample]++, "%u of %u occurs twice", sample, count);
         }
         free(seen);
     }
 }
 
-/* In a random permutation the mean distance of an element from its index is a third of the length. Two epochs
- * agree in about one index. */
+/* In a random permutation, the mean distance of an element from its original index is a third of the length.
+ * The orders of two epochs agree at about one index. */
 Test(train, orders_are_shuffled_and_differ_between_epochs)
 {
     const uint32_t count = 10000;
@@ -80,12 +80,12 @@ Test(train, shifts_stay_in_range)
     for (int i = 0; i < 25; i++) {
         uint32_t count = seen[i / 5][i % 5], mirrored = flipped[i / 5][i % 5];
         cr_expect(count > 120 && count < 280, "%d: %u", i, count);
-        cr_expect(4 * mirrored > count && 4 * mirrored < 3 * count, "half of any shift: %u of %u", mirrored,
-                  count);
+        cr_expect(4 * mirrored > count && 4 * mirrored < 3 * count,
+                  "not half of the samples with this shift are flipped: %u of %u", mirrored, count);
     }
     cr_expect(flips > 2300 && flips < 2700);
     const struct draw_move move = {1, -1, true};
-    cr_expect_eq(draw_moved(&move, 3, 4, 0, 0), 1 * 4 + 2); /* the last pixel but one of the next row */
+    cr_expect_eq(draw_moved(&move, 3, 4, 0, 0), 1 * 4 + 2); /* next row, last pixel but one */
     cr_expect_eq(draw_moved(&move, 3, 4, 2, 0), -1);
     cr_expect_eq(draw_moved(&move, 3, 4, 0, 3), -1);
 }
@@ -122,16 +122,18 @@ static void expect_steps(const struct optimizer *optimizer, const double expecte
 
 Test(train, optimizers_match_hand_computed_values)
 {
-    /* 1 - 0.1 * 0.5; then momentum 0.9 * 0.5 - 0.25 */
+    /* SGD: the first update is -0.1 * 0.5. The second momentum is 0.9 * 0.5 - 0.25. */
     expect_steps(&(struct optimizer){.kind = OPTIMIZER_SGD, .momentum = 0.9}, (const double[]){0.95, 0.93});
-    /* gradients 0.5 + 0.2 * 1 and -0.25 + 0.2 * 0.93 */
+    /* SGD with weight decay: the gradients are 0.5 + 0.2 * 1 and -0.25 + 0.2 * 0.93. */
     expect_steps(&(struct optimizer){.kind = OPTIMIZER_SGD, .weight_decay = 0.2},
                  (const double[]){0.93, 0.9364});
-    /* moments 0.05 and 0.00025, then 0.02 and 0.00031225, over 1 - 0.9^t and 1 - 0.999^t */
+    /* Adam: the moments are 0.05 and 0.00025, then 0.02 and 0.00031225, each divided by 1 - 0.9^t or 1 -
+     * 0.999^t. */
     const double adam = 0.9 - 0.1 * (0.02 / 0.19) / sqrt(0.00031225 / 0.001999);
     expect_steps(&(struct optimizer){.kind = OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8},
                  (const double[]){0.9, adam});
-    /* the same updates, but before each one the parameter shrinks by 0.1 * 0.1 */
+    /* AdamW: the updates are those of Adam, and before each update the parameter shrinks by the factor
+     * 1 - 0.1 * 0.1. */
     expect_steps(
         &(struct optimizer){
             .kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.1},
@@ -186,7 +188,7 @@ Test(train, halves)
 
 /* ---- Input and output of an engine ---- */
 
-/* After normalisation, each channel of the training set has mean 0 and deviation 1. */
+/* After normalisation, each channel of the training set must have mean 0 and standard deviation 1. */
 Test(train, samples_are_normalised)
 {
     struct data data;
@@ -206,7 +208,8 @@ Test(train, samples_are_normalised)
     data_close(&data);
 }
 
-/* A short last batch, several steps per call, and logits of any part of a set. */
+/* One engine runs all steps, including a short last batch, and evaluates all samples in one call. The other
+ * makes one call per step and per sample. */
 Test(train, steps_and_logits_do_not_depend_on_call_sizes)
 {
     const struct shape shape = {1, 1, 16, 16};
@@ -229,8 +232,8 @@ Test(train, steps_and_logits_do_not_depend_on_call_sizes)
     net_close(&two);
 }
 
-/* Computed by hand: kernel taps on padding zeros do not count as work. test_roofline.c also counts the
- * backward pass. */
+/* Compares counts with those computed by hand. Kernel taps on padding zeros do not count as work.
+ * test_roofline.c also counts the backward pass. */
 Test(train, flops_match_hand_counts)
 {
     struct model model;
@@ -242,13 +245,13 @@ Test(train, flops_match_hand_counts)
         {.kind = LAYER_LINEAR}};
     const struct model_table padded = {"padded", "", false, specs, COUNT_OF(specs)};
     must(model_build(&padded, (struct shape){2, 1, 4, 5}, 7, &model));
-    /* Of three taps per axis, one is outside at the first and at the last position: 3 * 4 - 2 and 3 * 5 -
-     * 2 */
+    /* At the first and at the last position of an axis, one of three taps is outside. This leaves 3 * 4 - 2 =
+     * 10 and 3 * 5 - 2 = 13 taps. */
     cr_expect_eq(model.multiplications, 2 * 3 * 10 * 13 + 60 * 7.0);
     cr_expect_eq(model_flops(&model, &(struct model_savings){.backward = true}), 2 * model.multiplications);
 }
 
-/* Comparisons treat NaN as the worst value. */
+/* Comparisons must treat NaN as the worst value. */
 Test(train, nan_is_the_worst_value)
 {
     cr_expect(isnan(worse(NAN, 1)) && isnan(worse(1, NAN)) && isnan(worse(worse(0, NAN), 2)));
@@ -354,7 +357,7 @@ static void expect_fault(const char *path, const char *words)
     checkpoint_free(&back);
 }
 
-/* Detects every flipped byte and every truncation. */
+/* Every flipped byte and every truncation must be detected. */
 Test(checkpoint, detects_damage)
 {
     char path[PATH_MAX], *bytes;
@@ -382,7 +385,7 @@ Test(checkpoint, detects_damage)
     free(bytes);
 }
 
-/* Reads the checkpoint before a damaged one; if all are damaged, that is an error. */
+/* If the latest checkpoint is damaged, the one before it must be read. If all are, reading must fail. */
 Test(checkpoint, reads_the_latest_undamaged_one)
 {
     char path[PATH_MAX];
@@ -403,8 +406,8 @@ Test(checkpoint, reads_the_latest_undamaged_one)
     cr_expect(!found);
 }
 
-/* Only known damage is skipped, so that nothing else is overwritten: neither a newer schema nor a file that
- * cannot be read. */
+/* Only a checkpoint with detected damage may be skipped and later overwritten. A checkpoint of a newer
+ * schema, and a file that cannot be read, must cause an error. */
 Test(checkpoint, skips_only_damaged_ones)
 {
     char path[PATH_MAX], *bytes;
@@ -421,14 +424,15 @@ Test(checkpoint, skips_only_damaged_ones)
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
     cr_expect(!found && strstr(status_text(), "has schema 4"), "%s", status_text());
     cr_assert_eq(unlink(path), 0);
-    cr_assert_eq(mkdir(path, 0777), 0); /* unreadable, like a file of another user */
+    cr_assert_eq(mkdir(path, 0777), 0); /* cannot be read, like a file of another user */
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
     cr_expect(!found && strstr(status_text(), "not a regular file"), "%s", status_text());
     cr_expect_eq(checkpoint_read_latest("/nowhere", true, &back, &found), STATUS_FAILED);
     cr_expect_eq(checkpoint_exists("/nowhere", &found), STATUS_FAILED);
 }
 
-/* One training at a time. Locking removes half-written files of a killed training, but nothing else. */
+/* Only one training may lock a folder. Locking removes incomplete files of a killed training, but no other
+ * file. */
 Test(checkpoint, lock_is_exclusive)
 {
     char path[PATH_MAX], other[PATH_MAX];
@@ -440,7 +444,7 @@ Test(checkpoint, lock_is_exclusive)
     must(checkpoint_lock(folder, &first));
     cr_expect(access(path, F_OK) != 0 && access(other, F_OK) == 0);
     cr_expect_eq(checkpoint_lock(folder, &second), STATUS_USAGE);
-    cr_expect(strstr(status_text(), "another training is writing there"), "%s", status_text());
+    cr_expect(strstr(status_text(), "another training run is writing there"), "%s", status_text());
     checkpoint_unlock(first);
     must(checkpoint_lock(folder, &second));
     checkpoint_unlock(second);

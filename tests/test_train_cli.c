@@ -1,4 +1,4 @@
-/* Training and inference from the command line: rows, learning, resuming after a kill, and what is
+/* Tests training and inference on the command line: rows, learning, resuming after a kill, and what is
  * rejected. */
 #include "shell.h"
 
@@ -8,7 +8,8 @@
 
 /* ---- Running ---- */
 
-/* Expects one line that contains `words`. Options that begin with a comma name more variants. */
+/* Runs training with these options. Expects this exit status and one line that contains `words`. Options that
+ * begin with a comma name more variants. */
 static void expect_refusal(int wanted, const char *options, const char *words)
 {
     const char *variant = strncmp(options, "--variant ", 10) == 0 ? "" : "--variant train-naive";
@@ -50,7 +51,7 @@ Test(train_cli, learns_digits_in_one_epoch)
     cr_expect_geq(number(out, 1, "test_acc"), 0.97, "%s", out);
 }
 
-/* The same command gives the same bits every time; another seed gives others. */
+/* The same command must give the same bits every time, and another seed other bits. */
 Test(train_cli, the_same_command_gives_the_same_parameters)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --shift 2 --flip --export a");
@@ -64,15 +65,16 @@ Test(train_cli, the_same_command_gives_the_same_parameters)
 
 /* ---- Resuming ---- */
 
-/* How much slower the program is with sanitizers; epochs then have that many times fewer samples. */
+/* With sanitizers, the program is several times slower, so epochs have fewer samples. */
 #ifdef __SANITIZE_ADDRESS__
 #define SLOWER 5
 #else
 #define SLOWER 1
 #endif
 
-/* Killed 20 times, each time one epoch later plus a varying delay, training ends with the same bits. An epoch
- * takes some tens of milliseconds, so that training does not finish earlier. */
+/* Training is killed 20 times, each time one epoch later plus a varying delay. It must end with the same bits
+ * as an uninterrupted training. An epoch takes some tens of milliseconds, so that training does not end
+ * before the last kill. */
 static void kill_and_resume(const char *variant, unsigned samples)
 {
     char train[512];
@@ -109,7 +111,8 @@ Test(train_cli, train_omp_killed_and_resumed)
 }
 #endif
 
-/* What was lost after the last epoch (export, row) is restored, and nothing appears twice. */
+/* A run may have been killed after its last epoch, before the row or the export was written. --resume must
+ * write them, and no row may occur twice. */
 Test(train_cli, resume_restores_a_missing_export_or_row)
 {
 #define ON_AND_ON "$P " SMALL "--epochs 3 --checkpoint k --out r.csv --resume "
@@ -127,7 +130,7 @@ Test(train_cli, resume_restores_a_missing_export_or_row)
     EXPECT(0, "[ $(wc -l < r.csv) = 5 ] && head -n 4 r.csv | cmp - rows");
 }
 
-/* If the export fails (here because of the file size limit), the row is still written. */
+/* The export fails because of a limit on the size of files. The row must be written nevertheless. */
 Test(train_cli, row_is_written_before_the_export)
 {
     EXPECT(1, "trap '' XFSZ; ulimit -f 20; $P " SMALL "--epochs 1 --out r.csv --export e");
@@ -135,7 +138,7 @@ Test(train_cli, row_is_written_before_the_export)
     EXPECT(0, "[ $(wc -l < r.csv) = 2 ] && [ ! -e e ]");
 }
 
-/* A truncated checkpoint is skipped with a warning; only time is lost. */
+/* A truncated checkpoint is skipped with a warning, and training repeats its epochs. */
 Test(train_cli, resumes_from_before_a_truncated_checkpoint)
 {
     EXPECT(0, "$P " SMALL "--epochs 4 --export whole");
@@ -143,11 +146,11 @@ Test(train_cli, resumes_from_before_a_truncated_checkpoint)
     EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --export again --format csv");
     cr_expect_not_null(strstr(out, "k/epoch-000003.ckpt: this checkpoint is truncated"));
     EXPECT(0, "cmp whole again");
-    EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --format csv"); /* nothing left to do */
+    EXPECT(0, "$P " SMALL "--epochs 4 --checkpoint k --resume --format csv"); /* all epochs are done */
     cr_expect_str_eq(out, "fdsl-bench: 4 of 4 epochs are done: nothing to do\n");
 }
 
-/* A checkpoint that another program may be able to read is not overwritten. */
+/* A checkpoint of a newer schema must not be overwritten, because a newer program may be able to read it. */
 Test(train_cli, newer_schema_is_an_error)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k");
@@ -167,7 +170,7 @@ Test(train_cli, rejects_checkpoints_of_other_trainings)
     expect_refusal(2, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k",
                    "holds checkpoints already: add --resume");
     expect_refusal(2, "--model lenet --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "are of another model: logreg");
+                   "belong to another model: logreg");
     expect_refusal(2, "--model logreg --train-size 200 --test-size 50 --batch 17 --checkpoint k --resume",
                    "other options: batch=16 in the checkpoint, 17 now");
     expect_refusal(2,
@@ -179,7 +182,7 @@ Test(train_cli, rejects_checkpoints_of_other_trainings)
                    "--optimizer sgd",
                    "other options: optimizer=adam in the checkpoint, sgd now");
     expect_refusal(2, "--model logreg --train-size 201 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "are of other samples: of --data");
+                   "belong to other samples: --data");
     cr_expect_not_null(strstr(out, "--train-size 200 --test-size 50"), "%s", out);
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --resume", "--resume needs --checkpoint");
     expect_refusal(2, "--model logreg --train-size 200 --batch 16 --checkpoint /proc/no",
@@ -192,14 +195,15 @@ Test(train_cli, rejects_checkpoints_of_other_trainings)
 
 /* ---- Starting from another training's parameters ---- */
 
-/* With a learning rate of 0, parameters stay as they start. They are those of a pre-training on synth with
- * another size and number of classes, except the last layer's; with the same number of classes, all of
- * them. */
+/* With a learning rate of 0, parameters keep their initial values. All tensors except those of the last layer
+ * must be those of a pre-training on synth, which had another image size and number of classes. With the same
+ * number of classes, the last layer must be taken too. */
 #ifdef _OPENMP
 Test(train_cli, fine_tuning_starts_from_the_checkpoint)
 {
 #define TAUGHT "$P --variant train-omp --model cnn-fdsl --train-size 30 --test-size 10 --batch 10 "
-#define KEPT   1920768 /* bytes of all tensors but the last layer's; LAST_7: the last layer's for 7 classes */
+/* Bytes of all tensors except those of the last layer, and of the last layer for 7 classes. */
+#define KEPT   1920768
 #define LAST_7 3612
     EXPECT(0, TAUGHT "--data synth --res 16 --classes 7 --epochs 2 --checkpoint pre --export taught");
     EXPECT(0,
@@ -218,8 +222,8 @@ Test(train_cli, fine_tuning_starts_from_the_checkpoint)
     EXPECT(0, "tail -c %d taught > a && tail -c %d same > b && cmp a b", KEPT + LAST_7, KEPT + LAST_7);
 }
 
-/* The rows and the identity record the parameters that training started with: the same command resumes,
- * another one is rejected. */
+/* The rows and the checkpoints record which parameters training started with. A command with the same
+ * parameters must resume, another must be rejected. */
 Test(train_cli, fine_tuning_can_be_resumed)
 {
 #define FINE TAUGHT "--data digits --seed 1 "
@@ -276,19 +280,19 @@ Test(train_cli, inference_from_a_checkpoint)
     cr_expect(number(out, 1, "epoch") == 4 && number(out, 1, "time_p99_s") > 0);
     cr_expect_eq(number(out, 1, "flops"), 10 * 2 * 7840.0); /* forward only */
     EXPECT(0, INFER "--batch 7 --checkpoint k/epoch-000002.ckpt");
-    cr_expect_eq(number(out, 1, "test_samples"), 50); /* including the rest that is not a whole batch */
+    cr_expect_eq(number(out, 1, "test_samples"), 50); /* includes the samples after the last full batch */
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --format csv --checkpoint k");
     cr_expect(number(out, 1, "train_size") == 200 && number(out, 1, "test_size") == 50);
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --test-size 40 --checkpoint k");
-    cr_expect_not_null(strstr(out, "the number of test samples differs from that during training"));
+    cr_expect_not_null(strstr(out, "the number of test samples differs from the number during training"));
     EXPECT(
         0,
         "$P --variant infer-naive --loops 10 --batch 10 --data synth --res 28 --test-size 40 --checkpoint k");
     cr_expect_not_null(strstr(out, "these are not the test samples that were used"));
     EXPECT(0, "$P --variant infer-naive --loops 10 --format csv --checkpoint k");
     cr_expect_str_eq(value(out, 1, "batch"), "50"); /* the size of the test set */
-    /* Generated test samples are the same for any number of training samples. */
+    /* Generated test samples must be the same for any number of training samples. */
     EXPECT(0, "$P --variant infer-naive --loops 10 --batch 10 --train-size 300 --checkpoint k");
     cr_expect_null(strstr(out, "these are not the test samples"), "%s", out);
     EXPECT(2, INFER "--batch 51 --checkpoint k");
@@ -305,14 +309,14 @@ Test(train_cli, inference_from_a_checkpoint)
 }
 
 #ifdef _OPENMP
-/* One variant continues where another stopped. */
+/* One variant must continue from a checkpoint of another. */
 Test(train_cli, omp_continues_from_a_checkpoint_of_naive)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --export naive");
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k");
     EXPECT(0, "$P --variant train-omp --model logreg --train-size 200 --test-size 50 --batch 16 --epochs 2 "
               "--checkpoint k --resume --verify --out r.csv");
-    EXPECT(0, "tail -n 1 r.csv | grep -q train-omp && [ $(wc -l < r.csv) = 3 ]"); /* including naive's row */
+    EXPECT(0, "tail -n 1 r.csv | grep -q train-omp && [ $(wc -l < r.csv) = 3 ]"); /* one of train-naive */
 }
 #endif
 
@@ -320,7 +324,7 @@ Test(train_cli, omp_continues_from_a_checkpoint_of_naive)
 
 /* ---- Exports ---- */
 
-/* Parses the file as other programs do: the length of the header, the header, the values. */
+/* Parses the file as other programs do: first the length of the header, then the header, then the values. */
 Test(train_cli, export_is_valid_safetensors)
 {
     EXPECT(0, "$P " SMALL "--epochs 1 --export e");
@@ -352,7 +356,7 @@ Test(train_cli, export_is_valid_safetensors)
     free(header);
 }
 
-/* Overwrites only our own exports; any other file stays. */
+/* --export must overwrite only earlier exports and empty files. */
 Test(train_cli, export_overwrites_only_exports)
 {
     EXPECT(0, "echo mine > text && : > empty && head -c 99 /dev/zero > zeros");
@@ -366,7 +370,8 @@ Test(train_cli, export_overwrites_only_exports)
     EXPECT(1, "cmp -s empty first");
 }
 
-/* Each epoch has its own start time: if the others took more than a second, it differs. */
+/* Each epoch has its own start time. If the first three epochs took more than a second, the fourth has
+ * another time. */
 Test(train_cli, each_epoch_has_its_own_start_time)
 {
     EXPECT(0,
@@ -397,7 +402,7 @@ Test(train_cli, non_finite_loss_ends_the_run)
     cr_expect_str_eq(value(out, 2, "train_loss"), "");
 }
 
-/* If the oracle's own loss is not finite, nothing can be compared; the message says which step. */
+/* If the oracle's own loss is not finite, nothing can be compared. The message must name the step. */
 Test(train_cli, verification_of_a_diverging_training)
 {
     expect_refusal(1, "--model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e38 --verify",
@@ -409,7 +414,7 @@ Test(train_cli, verification_of_a_diverging_training)
 }
 
 #ifdef _OPENMP
-/* Adam amplifies rounding over that many steps; --verify distinguishes this from a fault of the engine. */
+/* Adam amplifies rounding errors over 50 steps. --verify must not take this for an error of the engine. */
 Test(train_cli, fifty_steps_of_adam_verify)
 {
     EXPECT(0, "$P --variant train-omp --train-size 400 --test-size 50 --batch 8 --epochs 1 --verify "
@@ -424,11 +429,12 @@ Test(train_cli, rejects_invalid_options)
     expect_refusal(2, "--momentum 0.5", "--momentum needs --optimizer sgd; add that");
     expect_refusal(2, "--lr-gamma 0.5", "--lr-gamma needs --lr-schedule step");
     expect_refusal(2, "--res 32", "--res needs --data synth");
-    expect_refusal(2, "--data nowhere", "no such folder; digits, clips and synth need none\n");
+    expect_refusal(2, "--data nowhere", "no such folder; digits, clips and synth need no folder\n");
     expect_refusal(2, "--data digit", "; did you mean 'digits'?\n");
     expect_refusal(2, "--data mnist", "; scripts/setup/fetch_mnist.sh mnist downloads it\n");
-    expect_refusal(2, "--data digits --classes 5", "--classes 5: digits has 10; give at least that many");
-    expect_refusal(2, "--data clips --model cnn3d --classes 7", "--classes 7: clips has 8; give at least");
+    expect_refusal(2, "--data digits --classes 5",
+                   "--classes 5: digits has 10 classes; give at least as many");
+    expect_refusal(2, "--data clips --model cnn3d --classes 7", "--classes 7: clips has 8 classes; give at least");
     expect_refusal(2, "--data clips --model cnn", "these samples have a depth of 8; use cnn3d");
     expect_refusal(2, "--lr-schedule cosine --lr-warmup 5", "leaves none of the 5 epochs");
     expect_refusal(2, "--export none/x", "its folder does not exist");
@@ -443,15 +449,15 @@ Test(train_cli, rejects_invalid_options)
     expect_refusal(2, "--warmups 3", "--warmups: train does not repeat runs");
     expect_refusal(2, "--max-time 3", "--max-time: train does not repeat runs");
     expect_refusal(2, "--shift 28", "--shift 28: these samples are 28x28");
-    /* Checked before any data is read: the missing folder is not mentioned. */
+    /* These options are checked before any data are read, so the missing folder is not mentioned. */
     expect_refusal(2, ",train-omp --data nowhere --checkpoint k",
                    "--checkpoint works with one variant at a time, but --variant names 2");
     expect_refusal(2, ",train-omp --data nowhere --export x", "--export works with one variant at a time");
     expect_refusal(2, ",train-omp --data nowhere --export-step x", "--export-step works with one variant");
 }
 
-/* Sets that do not fit into memory are rejected before they are generated; sets that fit are accepted,
- * however large a sample is. */
+/* Sets that do not fit into memory must be rejected before they are generated. Sets that fit must be
+ * accepted, even with very large samples. */
 Test(train_cli, rejects_sets_larger_than_memory)
 {
     expect_refusal(2, "--data digits --train-size 2147483647 --dry-run",
@@ -482,7 +488,7 @@ Test(train_cli, single_network_engine_rejects_others)
 
 /* ---- Scripts ---- */
 
-/* As far as the script runs without PyTorch: a stub module stands in for it and has no CUDA. */
+/* Tests scripts/compare/pytorch.py with a stub module in place of PyTorch. The stub has no CUDA. */
 Test(train_cli, rejects_impossible_comparisons)
 {
     if (run("command -v python3") != 0)
@@ -533,7 +539,7 @@ Test(train_cli, rejects_impossible_comparisons)
         "c.main = lambda: print(1); "
         "sys.exit(c.program())' > /dev/full",
         root);
-    expect_line(1, "compare/pytorch.py: what is written has no room: No space left on device");
+    expect_line(1, "compare/pytorch.py: output cannot be written: No space left on device");
     EXPECT(2, COMPARE "--model lenett", root);
     cr_expect_str_eq(
         out, "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl; did you mean "
@@ -542,7 +548,7 @@ Test(train_cli, rejects_impossible_comparisons)
     cr_expect_not_null(strstr(out, "none: No such file or directory; build it"), "%s", out);
 }
 
-/* Scripts generate nothing if the variant cannot run. */
+/* Scripts must generate nothing if the variant cannot run. */
 Test(train_cli, scripts_check_the_variant_first)
 {
     EXPECT(2, "%s/scripts/compare/fine_tuning.sh", root);

@@ -1,4 +1,4 @@
-/* Training data from the command line: samples generated during training, and files with faults. */
+/* Tests training data on the command line: samples generated during training, and files with errors. */
 #include "shell.h"
 
 #include <stdint.h>
@@ -9,7 +9,8 @@
 #include "cells.h"
 #include "data/npy.h"
 
-/* Expects one line that contains `words`. Options that begin with a comma name more variants. */
+/* Runs training with these options. Expects this exit status and one line that contains `words`. Options that
+ * begin with a comma name more variants. */
 static void expect_refusal(int wanted, const char *options, const char *words)
 {
     run("timeout 60 $P --variant train-naive%s%s", *options == ',' ? "" : " ", options);
@@ -26,7 +27,8 @@ TestSuite(train_data, .init = shell_set_up, .fini = shell_tear_down, .timeout = 
     " --test-size 20 --batch 16 "
 #define LIVE LIVE_OF(20, 90)
 
-/* Live or stored, in one run or resumed, from one to the other: the same parameters. */
+/* Live and stored samples must give the same parameters, in one run and in a resumed run that changes between
+ * them. */
 Test(train_data, live_samples_equal_stored_ones)
 {
     EXPECT(0, "$P " LIVE "--epochs 3 --export a --format csv --verify --shift 2");
@@ -45,7 +47,7 @@ Test(train_data, live_samples_equal_stored_ones)
     EXPECT(0, "$P --variant infer-naive --checkpoint c --batch 7 --min-samples 1 --min-time 0 --max-time 0");
 }
 
-/* Fresh samples differ between epochs, and a resumed run gets the same ones. */
+/* Fresh samples differ between epochs. A resumed run must get the same samples as an uninterrupted one. */
 Test(train_data, resume_with_fresh_samples)
 {
     EXPECT(0, "$P " LIVE "--epochs 2 --export a");
@@ -80,7 +82,7 @@ Test(train_data, rejects_invalid_live_options)
 
 /* ---- Files ---- */
 
-/* Rejects what a faulty mirror returns. */
+/* fetch_mnist.sh must reject wrong files from a mirror. */
 Test(train_data, rejects_files_of_a_bad_mirror)
 {
     if (run("command -v curl") != 0)
@@ -120,11 +122,12 @@ Test(train_data, idx_files_and_their_faults)
     expect_refusal(2, ON "--train-size 21", "--train-size 21: there are only 20");
     expect_refusal(
         2, ON "--classes 4",
-        "--data m: its largest label is 9, and there are 4 classes; give --classes N, at least 10\n");
+        "--data m: its largest label is 9, but there are only 4 classes; give --classes 10 or more\n");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 19, 9);
     expect_refusal(1, ON, "does not hold one label for each of the 20 images");
     put_idx("m/train-images-idx3-ubyte", "m/train-labels-idx1-ubyte", 20, 20, 11);
-    expect_refusal(2, ON, "its largest label is 11, and there are 10 classes; give --classes N, at least 12");
+    expect_refusal(2, ON,
+                   "its largest label is 11, but there are only 10 classes; give --classes 12 or more");
     EXPECT(0, "$P --variant train-naive " ON "--classes 12");
     put("m/train-images-idx3-ubyte", "\0\1\10\3", 4);
     expect_refusal(1, ON, "not an IDX file");
@@ -172,7 +175,7 @@ Test(train_data, cifar_files_and_their_faults)
 }
 
 #ifdef HAVE_XXHASH
-/* Data sets made by --prepare: two folders, or one of which a tenth is held out. */
+/* Trains on data sets of --prepare: one folder, of which a tenth becomes the test set, or two folders. */
 Test(train_data, datasets_and_their_faults)
 {
     EXPECT(0, "$P --prepare m --from digits --samples 300");
@@ -189,7 +192,7 @@ Test(train_data, datasets_and_their_faults)
     EXPECT(0, "rm -r m && mkdir m && printf 3 > m/a.cls && printf 4 > m/a.txt");
     expect_refusal(1, ON, "no member npy or png");
     EXPECT(0, "rm m/* && for i in 1 2 3 4 5 6 7 8 9; do cp f/00000$i.png m/; printf 3 > m/00000$i.cls; done");
-    EXPECT(0, "printf %%070d 4 > m/000004.cls"); /* truncated to 64 digits it would be a 0 */
+    EXPECT(0, "printf %%070d 4 > m/000004.cls"); /* truncated to 64 digits, the label would be 0 */
     expect_refusal(1, ON, "sample 3, '000004': its label is not a class from 0 to 16777215");
     EXPECT(0, "printf '4\\0005' > m/000004.cls");
     expect_refusal(1, ON, "sample 3, '000004': its label is not a class from 0 to 16777215");
@@ -197,12 +200,13 @@ Test(train_data, datasets_and_their_faults)
     expect_refusal(2, "--data two/none", "--data two/none");
     cr_expect_null(strstr(strstr(out, "--data") + 1, "--data two/none: "), "%s", out);
     EXPECT(0, "rm -r two/test");
-    expect_refusal(2, "--data two", "it contains a data set train but no test");
+    expect_refusal(2, "--data two", "it contains a data set 'train' but no 'test'");
 }
 #endif
 
 #ifdef HAVE_XXHASH
-/* A non-finite half is reported when it is read, not later as a bad learning rate. */
+/* A half-precision value that is not finite must be reported when it is read, and not later as a bad learning
+ * rate. */
 Test(train_data, non_finite_halves_are_reported_with_their_sample)
 {
     static const struct {
@@ -235,7 +239,7 @@ Test(train_data, non_finite_halves_are_reported_with_their_sample)
 #endif
 
 #ifdef _OPENMP
-/* It learns without normalisation layers, from the first step on. */
+/* cnn-fdsl has no normalisation layers. It must learn nevertheless, within two epochs. */
 Test(train_data, residual_net_learns)
 {
     EXPECT(0,
@@ -244,7 +248,7 @@ Test(train_data, residual_net_learns)
     cr_expect_geq(number(out, 2, "test_acc"), 0.9, "%s", out);
 }
 
-/* The class is a motion that no single frame shows. */
+/* The class of a clip is a motion, which no single frame shows. */
 Test(train_data, learns_clips)
 {
     EXPECT(0,

@@ -1,5 +1,5 @@
-/* The display does not change what training does: trains a recording engine with stderr as a terminal and as
- * a file, and compares its calls. */
+/* Tests that the progress display does not change the training. An engine that records its calls is trained
+ * with stderr as a terminal and with stderr as a file, and the calls are compared. */
 #include <criterion/criterion.h>
 
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 
 TestSuite(train_display, .timeout = 60);
 
-#define STEP_US 60000 /* an epoch's steps take several times the interval of the display */
+#define STEP_US 60000 /* duration of a step; an epoch takes several times the interval of the display */
 #define EPOCHS  2
 
 static char calls[4096]; /* calls of the recording engine, without progress() */
@@ -86,7 +86,7 @@ static void train_epochs(void)
     net_close(&net);
 }
 
-/* Trains with stderr as `fd`, and closes `fd`. */
+/* Trains with stderr redirected to `fd`, and closes `fd`. */
 static void train_before(int fd)
 {
     int before = dup(STDERR_FILENO);
@@ -104,20 +104,21 @@ Test(train_display, display_does_not_change_the_calls)
     FILE *file = tmpfile();
     cr_assert_not_null(file);
     train_before(dup(fileno(file)));
-    cr_expect_eq(lseek(fileno(file), 0, SEEK_END), 0, "stderr is no terminal, and progress was shown");
+    cr_expect_eq(lseek(fileno(file), 0, SEEK_END), 0,
+                 "progress was shown, although stderr is not a terminal");
     strcpy(alone, calls);
     fclose(file);
 
     int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
     if (terminal < 0)
-        cr_skip_test("no pseudo-terminals here");
+        cr_skip_test("this system has no pseudo-terminals");
     cr_assert(grantpt(terminal) == 0 && unlockpt(terminal) == 0);
     int slave = open(ptsname(terminal), O_RDWR | O_NOCTTY);
-    int kept = dup(slave); /* the output can be read until this is closed */
+    int kept = dup(slave); /* keeps the output readable after train_before() */
     train_before(slave);
     cr_expect_str_eq(calls, alone, "without a terminal:\n%s\nwith one:\n%s", alone, calls);
-    cr_expect(strstr(alone, "steps 0 0 10\n") && strstr(alone, "steps 1 0 10\n"), "an epoch is one call: %s",
-              alone);
+    cr_expect(strstr(alone, "steps 0 0 10\n") && strstr(alone, "steps 1 0 10\n"),
+              "not one call per epoch: %s", alone);
     ssize_t length = read(terminal, shown, sizeof shown - 1);
     shown[length > 0 ? length : 0] = '\0';
     cr_expect(strstr(shown, "train-naive: epoch 1 of 2, step "), "progress is not shown: %s", shown);
@@ -133,7 +134,7 @@ static void expect_progress(const struct engine *engine, void *state, uint64_t s
     cr_expect_eq(progress.loss, loss, "%s: %g, not %g", engine->name, progress.loss, loss);
 }
 
-/* Progress counts the steps since totals(); reading it does not change the totals. */
+/* progress() must count the steps since totals(). A call of progress() must not change the totals. */
 static void follow(const struct engine *engine)
 {
     struct net net;

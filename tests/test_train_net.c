@@ -1,4 +1,4 @@
-/* The reference of training: gradients of every layer and every network, compared with central
+/* Tests the reference of training: compares the gradients of every layer and every network with central
  * differences. */
 #include <criterion/criterion.h>
 
@@ -11,14 +11,14 @@
 #include "train/trainer.h"
 #include "train_support.h"
 
-/* Differences reach 2^-20 to either side, and parameters are multiples of it, so floats represent both ends
- * exactly. The oracle computes in double: the truncation error is about 1e-12, the rounding error about
- * 1e-10. */
+/* Differences extend by 2^-20 to each side. Parameters are multiples of 2^-20, so floats represent both ends
+ * exactly. The oracle computes in double precision. The truncation error is about 1e-12, the rounding error
+ * about 1e-10. */
 #define REACH     0x1p-20f
 #define TOLERANCE 1e-6
 #define CHECKED   12 /* parameters per tensor */
 
-/* The mean loss of step 0 with these parameters. */
+/* Runs step 0 from these parameters. Returns its mean loss. */
 static double loss_at(const struct net *net, float *parameters)
 {
     struct train_totals totals;
@@ -30,7 +30,7 @@ static double loss_at(const struct net *net, float *parameters)
     return totals.loss / (double)totals.samples;
 }
 
-/* Compares the gradients of a step with differences, for CHECKED parameters spread over each tensor. */
+/* Compares the gradients of a step with central differences, for about CHECKED parameters of each tensor. */
 static void check_gradients(const struct model_table *table, struct shape input, uint32_t classes,
                             uint32_t count, float smoothing)
 {
@@ -95,8 +95,8 @@ LAYERS(add, false, PLAIN(4), {.kind = LAYER_RELU}, PLAIN(4), {.kind = LAYER_DROP
        {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_RELU},
        {.kind = LAYER_POOL, .kernel = {1, 2, 1}}, PLAIN(4), {.kind = LAYER_ADD, .back = 2},
        {.kind = LAYER_LINEAR});
-/* The pooling drops the last row of its input. That input is also added to the pooling's own output, which is
- * padded to the same height. */
+/* The pooling drops the last row of its input. That input is also added to the output of the following
+ * convolution, which pads the pooled rows to the same height. */
 LAYERS(add_pool, false, PLAIN(2), {.kind = LAYER_RELU}, {.kind = LAYER_POOL, .kernel = {1, 2, 1}},
        {.kind = LAYER_CONV, .channels = 2, .kernel = {1, 1, 1}, .padding = {0, 2, 0}},
        {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_LINEAR});
@@ -118,7 +118,7 @@ Test(train_net, gradients_of_layers)
     check_gradients(&add_pool, small, 4, 7, 0);
 }
 
-/* Images of 8 x 8 suffice for it, and its many layers take long. */
+/* Whether the network is cnn-fdsl. Its many layers take long, so it is tested with small images only. */
 static bool is_large(const struct model_table *table)
 {
     return strcmp(table->name, "cnn-fdsl") == 0;
@@ -153,7 +153,7 @@ LAYERS(adds_relu_in_place, false, {.kind = LAYER_LINEAR}, {.kind = LAYER_RELU}, 
 LAYERS(adds_another_shape, false, {.kind = LAYER_LINEAR, .channels = 3}, {.kind = LAYER_LINEAR},
        {.kind = LAYER_ADD, .back = 2});
 
-/* Tables that no engine can compute. */
+/* Tables with additions that no engine can compute must be rejected. */
 Test(train_net, rejects_impossible_additions)
 {
     static const struct {
@@ -170,7 +170,7 @@ Test(train_net, rejects_impossible_additions)
     }
 }
 
-/* One class: the loss is 0 for any network, and so is every gradient. */
+/* With one class, the loss and all gradients are 0 for any network. */
 Test(train_net, one_class)
 {
     struct net net;
@@ -202,8 +202,9 @@ Test(train_net, parameters_of_the_models)
 LAYERS(known, false, {.kind = LAYER_CONV, .channels = 1, .kernel = {1, 2, 2}}, {.kind = LAYER_RELU},
        {.kind = LAYER_POOL, .kernel = {1, 2, 2}}, {.kind = LAYER_LINEAR});
 
-/* Inputs 1 to 9 with weights 1, 10, 100, 1000 give 5421, 6532, 8754, 9865. The largest is doubled, minus 1;
- * with negative weights ReLU gives 0. */
+/* A convolution of the inputs 1 to 9 with the weights 1, 10, 100, 1000 gives 5421, 6532, 8754, 9865. Pooling
+ * selects the largest value x, and the linear layer computes 2 x - 1. With negative weights, ReLU gives x =
+ * 0. */
 Test(train_net, forward_matches_hand_computed_values)
 {
     struct net net;
@@ -230,8 +231,8 @@ Test(train_net, forward_matches_hand_computed_values)
 
 /* ---- Non-finite values ---- */
 
-/* Runs the first step from net->initial. Its loss must be NaN, it must be the bad step, and the reference
- * must name the layer where the NaN first appeared. */
+/* Runs the first step from net->initial. The loss must not be finite, the step must be the bad step, and the
+ * reference must name the layer where the NaN first appeared. */
 static void expect_bad(struct net *net, const char *what, const char *layer)
 {
     struct train_totals totals;
@@ -242,14 +243,14 @@ static void expect_bad(struct net *net, const char *what, const char *layer)
     must(net->engine->totals(net->state, &totals));
     cr_expect(!isfinite(totals.loss), "%s, %s: a NaN in %s leaves a loss of %g", net->engine->name,
               net->model.name, what, totals.loss);
-    cr_expect_eq(totals.bad_step, 0, "%s, %s: a NaN in %s is not noticed", net->engine->name, net->model.name,
-                 what);
+    cr_expect_eq(totals.bad_step, 0, "%s, %s: a NaN in %s is not detected", net->engine->name,
+                 net->model.name, what);
     must(naive_find_bad_layer(&net->train, &begin, 0, 0, &found));
-    cr_expect_str_eq(found, layer, "%s: a NaN in %s is said to be of %s", net->model.name, what, found);
+    cr_expect_str_eq(found, layer, "%s: a NaN in %s is reported in layer %s", net->model.name, what, found);
 }
 
-/* Plants a NaN in a value of a sample, then in one value of each parameter tensor, if the engine accepts the
- * network. */
+/* If the engine accepts the network: plants a NaN in a sample, then in each parameter
+ * tensor, one at a time. */
 static void plant_nans(const struct engine *engine, const struct model_table *table)
 {
     struct net net;
@@ -262,7 +263,7 @@ static void plant_nans(const struct engine *engine, const struct model_table *ta
     }
     uint16_t *middle = (uint16_t *)net.data.sets[DATA_TRAIN].values + 9 * net.data.sample_values / 2,
              before = *middle;
-    *middle = 0x7E00; /* in the fifth sample; the normalisation is already computed */
+    *middle = 0x7E00; /* a NaN in the fifth sample, after the normalisation was computed */
     net_reopen(&net, engine);
     expect_bad(&net, "a sample", net.model.layers[0].name);
     *middle = before;
@@ -279,7 +280,7 @@ static void plant_nans(const struct engine *engine, const struct model_table *ta
     net_close(&net);
 }
 
-/* Every engine that runs on this machine, and the oracle. */
+/* Tests the oracle and every engine that runs on this machine. */
 Test(train_net, nan_is_a_bad_loss_and_its_layer_is_named, .timeout = 300)
 {
     const struct resources resources = {.threads = 2};
@@ -292,9 +293,10 @@ Test(train_net, nan_is_a_bad_loss_and_its_layer_is_named, .timeout = 300)
     }
 }
 
-/* ---- What differences cannot show ---- */
+/* ---- Properties that differences cannot test ---- */
 
-/* Hidden values of exactly 0 pass no gradient back: ReLU's gradient at 0 is defined as 0. */
+/* Sets the first layer's parameters to 0, so hidden values are exactly 0. They must pass no gradient back,
+ * because ReLU's gradient at 0 is defined as 0. */
 static void expect_no_gradient_at_zero(const struct engine *engine)
 {
     struct net net;
@@ -312,7 +314,7 @@ static void expect_no_gradient_at_zero(const struct engine *engine)
     double last = 0;
     for (size_t i = 0; i < net.model.tensors[3].values; i++)
         last += fabs(gradients[net.model.tensors[3].first + i]);
-    cr_assert_gt(last, 0, "%s: the last layer learns", engine->name);
+    cr_assert_gt(last, 0, "%s: the last layer has no gradient", engine->name);
     free(gradients);
     net_close(&net);
 }
@@ -327,8 +329,8 @@ Test(train_net, relu_has_no_gradient_at_zero)
             expect_no_gradient_at_zero(entry->variant->traits);
 }
 
-/* Run n of inference evaluates batch n modulo the number of whole batches: here two batches of 2 from 5
- * samples. */
+/* Run n of inference evaluates batch n modulo the number of full batches. Here, 5 samples give two batches
+ * of 2. */
 Test(train_net, inference_runs_evaluate_consecutive_batches)
 {
     const struct resources resources = {.threads = 2};

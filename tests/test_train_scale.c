@@ -1,5 +1,5 @@
-/* Loss scaling on the host: the rule, verification with skipped steps, what epochs report, and the scale in
- * checkpoints. */
+/* Tests loss scaling on the host: its rule, verification with skipped steps, the skipped steps that an epoch
+ * reports, and the scale in checkpoints. */
 #include "train_support.h"
 
 #include <limits.h>
@@ -41,7 +41,8 @@ Test(loss_scale, has_a_minimum_and_a_maximum)
 
 /* ---- The trainer ---- */
 
-/* The reference with simulated overflow: the next `left` steps change nothing and are counted as skipped. */
+/* State of an engine that adds simulated overflow to the reference: the next `left` steps change no parameter
+ * and are counted as skipped. */
 static struct {
     uint32_t left;
     uint64_t skipped;
@@ -114,13 +115,13 @@ static uint64_t wrong_of(const struct engine *engine, const struct net *net, uin
     must(trainer_open(engine, &resources, &job, &trainer));
     scaling.left = overflows;
     must(trainer_verify(NULL, NULL, trainer, 0, &wrong));
-    cr_expect(scaling.now.scale == LOSS_SCALE_BEGIN, "the scale is as it was");
+    cr_expect(scaling.now.scale == LOSS_SCALE_BEGIN, "verification has changed the scale");
     trainer_close(trainer);
     return wrong;
 }
 
-/* Steps that overflow are repeated and compared once they are applied; a step that always overflows is
- * wrong. */
+/* Verification must repeat a step that overflows until the step is applied, and then compare it. A step that
+ * always overflows must count as wrong. */
 Test(loss_scale, verification_compares_applied_steps)
 {
     struct net net;
@@ -185,7 +186,7 @@ Test(loss_scale, is_saved_in_checkpoints)
     net_open(&net, &engine_naive, &model_tables[0], small, 3, 40, 9, 0);
     const struct train_job job = job_of(&net, 3, folder);
     void *trainer = open_trainer(&engine, &job);
-    cr_expect_eq(scaling.given.scale, 0, "nothing to go on with");
+    cr_expect_eq(scaling.given.scale, 0, "a new training must have no scale");
     scaling.left = 2;
     next_epoch(trainer);
     trainer_close(trainer);

@@ -1,4 +1,4 @@
-/* --verify of training detects faults: before the first epoch, and after a timed epoch. */
+/* Tests that --verify of training detects faults, both before the first epoch and after a timed epoch. */
 #include <criterion/criterion.h>
 
 #include <string.h>
@@ -48,7 +48,7 @@ static enum status get_off(void *state, struct train_state *into)
     return status;
 }
 
-/* Detects a loss that is off by 3 in 10,000, and a parameter that is slightly off. */
+/* Verification must detect a loss with an error of 3 in 10,000, and a parameter with a small error. */
 Test(train_verify, verification_can_fail)
 {
     struct net net;
@@ -70,8 +70,8 @@ static enum status late_steps(void *state, uint32_t epoch, uint32_t first, uint3
     return engine_naive.steps(state, epoch, first - (steps_left-- == 0), count);
 }
 
-/* Every step is checked, although the engine takes over the oracle's state in between. Of 23 steps, the 17th
- * with other samples is one wrong loss; tensors that are wrong from then on count once. */
+/* Every step must be checked, although the engine takes over the oracle's state several times. Of 23 steps,
+ * the 17th uses other samples and must be detected. A tensor that is wrong several times counts once. */
 Test(train_verify, verification_checks_every_step)
 {
     struct net net;
@@ -89,7 +89,7 @@ Test(train_verify, verification_checks_every_step)
 
 /* ---- Timed epochs are verified ---- */
 
-/* Engines that omit steps but claim to have taken all samples: batches of 4 of TIMED_SAMPLES. */
+/* The engines below omit steps, but claim to have used all TIMED_SAMPLES samples, in batches of 4. */
 enum { TIMED_SAMPLES = 123 };
 static uint64_t claimed;
 
@@ -99,7 +99,7 @@ static void claim(uint32_t first, uint32_t count)
     claimed += (end < TIMED_SAMPLES ? end : TIMED_SAMPLES) - 4 * first;
 }
 
-/* Omits all steps after the first two of an epoch. */
+/* Runs only the first two steps of an epoch. */
 static enum status two_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     claim(first, count);
@@ -107,21 +107,21 @@ static enum status two_steps(void *state, uint32_t epoch, uint32_t first, uint32
                      : STATUS_OK;
 }
 
-/* Omits steps if asked for many in one call. */
+/* Omits the last step of a call with more than five steps. */
 static enum status few_of_many(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     claim(first, count);
     return engine_naive.steps(state, epoch, first, count > 5 ? count - 1 : count);
 }
 
-/* Omits every epoch after the first. */
+/* Runs only the first epoch. */
 static enum status one_epoch(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     claim(first, count);
     return epoch == 0 ? engine_naive.steps(state, epoch, first, count) : STATUS_OK;
 }
 
-/* Runs all steps, but discards the result of the last of many. */
+/* Runs all steps. In a call with more than five steps, discards the result of the last one. */
 static enum status forgetful(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     claim(first, count);
@@ -145,8 +145,8 @@ static enum status claimed_totals(void *state, struct train_totals *totals)
     return STATUS_OK;
 }
 
-/* Trains two epochs with an engine; verifies each if `verifies`. Returns the number of wrong items in
- * both. */
+/* Trains two epochs with an engine, and verifies each if `verifies`. Returns the number of wrong items in
+ * both epochs. */
 static uint64_t train_two(const struct engine *engine, const struct net *net, bool verifies,
                           struct train_epoch *epoch)
 {
@@ -184,7 +184,7 @@ Test(train_verify, epoch_is_verified_after_timing)
     cr_expect_eq(train_two(&engine_naive, &net, true, &verified), 0, "%s", verdict);
     cr_expect(plain.loss == verified.loss && plain.test_loss == verified.test_loss &&
                   plain.test_accuracy == verified.test_accuracy,
-              "it changes nothing of what follows");
+              "verification changes the results of the epoch");
     cr_expect(strstr(verdict, "of epoch 2 (drawn: step "), "%s", verdict);
     net_close(&net);
 }
@@ -197,7 +197,7 @@ Test(train_verify, detects_omitted_steps)
     struct train_epoch unused;
     open_timed(&net);
     for (size_t f = 0; f < COUNT_OF(faults); f++)
-        for (int i = 0; i < 4; i++) { /* whichever step is drawn */
+        for (int i = 0; i < 4; i++) { /* the verified step is random; any of them must detect the fault */
             struct engine engine = engine_naive;
             engine.totals = claimed_totals;
             engine.steps = faults[f];

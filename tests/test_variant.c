@@ -19,10 +19,10 @@ static void expect_refusal(const char *list, const char *workload, const char *w
     chosen = &unset;
     cr_expect(variant_select(list, workload, &chosen, &count) == STATUS_USAGE, "'%s'", list);
     cr_expect(strstr(status_text(), words), "'%s': '%s' is not in: %s", list, words, status_text());
-    cr_expect_null(chosen, "'%s': nothing is left to free", list);
+    cr_expect_null(chosen, "'%s': a list was returned, although the call failed", list);
 }
 
-Test(variant, the_table_is_sound)
+Test(variant, the_table_is_valid)
 {
     cr_expect(variant_table_check() == STATUS_OK, "%s", status_text());
     cr_assert(variant_count > 0);
@@ -41,7 +41,7 @@ Test(variant, the_table_is_sound)
     }
 }
 
-Test(variant, the_ones_that_compute_on_the_cpu_name_their_instruction_set)
+Test(variant, cpu_variants_have_an_instruction_set)
 {
     for (size_t i = 0; i < variant_count; i++) {
         const struct variant_entry *entry = &variant_table[i];
@@ -82,7 +82,7 @@ Test(variant, is_found_by_its_exact_name)
     cr_expect_null(variant_find("all"));
 }
 
-Test(variant, the_reference_runs_everywhere_and_what_is_not_built_says_so)
+Test(variant, naive_is_available_and_missing_variants_say_so)
 {
     const struct resources resources = {.threads = 1};
     cr_expect(variant_available(variant_find("naive"), &resources) == STATUS_OK);
@@ -120,7 +120,7 @@ static enum status refuse(const struct resources *resources)
     return status_set(STATUS_UNAVAILABLE, "device %d is away", resources->device);
 }
 
-Test(variant, a_probe_decides)
+Test(variant, the_probe_decides_availability)
 {
     const struct variant probed = {.platform = "cpu", .probe = refuse};
     const struct variant_entry entry = {"x", "synth", "NOTHING", "", &probed};
@@ -129,7 +129,7 @@ Test(variant, a_probe_decides)
     cr_expect_str_eq(status_text(), "device 3 is away");
 }
 
-Test(variant, selects_one_and_several_in_the_order_asked)
+Test(variant, selects_variants_in_the_given_order)
 {
     cr_assert(variant_select("naive", NULL, &chosen, &count) == STATUS_OK);
     cr_expect(count == 1 && chosen[0] == variant_find("naive"));
@@ -144,7 +144,7 @@ Test(variant, selects_one_and_several_in_the_order_asked)
     free(chosen);
 }
 
-Test(variant, all_means_the_workload_in_the_order_of_the_table)
+Test(variant, all_selects_the_workload_in_table_order)
 {
     static const char *const workloads[] = {NULL, "synth"};
     for (size_t w = 0; w < COUNT_OF(workloads); w++) {
@@ -160,7 +160,7 @@ Test(variant, all_means_the_workload_in_the_order_of_the_table)
     }
 }
 
-Test(variant, the_same_one_twice_is_refused)
+Test(variant, a_repeated_name_is_refused)
 {
     expect_refusal("naive,naive", NULL, "'naive' is named twice");
     expect_refusal("naive,omp,naive", "synth", "'naive' is named twice");
@@ -198,7 +198,7 @@ Test(variant, empty_names_are_refused)
 #define SLOWER ""
 #endif
 
-Test(variant, kernels_that_the_driver_compiles_are_warned_of, .init = cr_redirect_stderr)
+Test(variant, kernels_compiled_at_load_give_a_warning, .init = cr_redirect_stderr)
 {
     struct device_info device = {.name = "NVIDIA H200", .architecture = "sm_90", .code_architecture = 90};
     report_compiled_at_load(&device);

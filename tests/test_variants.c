@@ -33,7 +33,7 @@ static void open_golden(struct opened *opened, const struct golden *golden)
 }
 
 #ifdef HAVE_XXHASH
-Test(variants, naive_makes_the_golden_images)
+Test(variants, naive_gives_the_golden_images)
 {
     for (size_t i = 0; i < COUNT_OF(golden_images); i++) {
         struct opened opened;
@@ -48,7 +48,7 @@ Test(variants, naive_makes_the_golden_images)
 }
 #endif
 
-Test(variants, the_oracle_agrees_on_the_golden_images)
+Test(variants, the_oracle_gives_the_golden_images)
 {
     const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER};
     for (size_t i = 0; i < COUNT_OF(golden_images); i++) {
@@ -95,7 +95,8 @@ Test(variants, runs_of_naive_are_independent)
 static const char *const isas[] = {"scalar", "avx2", "avx512"};
 static const int thread_counts[] = {1, 2, 3, 8};
 
-/* Compares the last of `numbers` with naive's run of that number, by one instruction set. */
+/* Performs the runs `numbers` of omp with one instruction set. Expects the images of the last run to equal
+ * `expected`. */
 static void compare(const struct opened *opened, const char *line, const char *isa, int threads,
                     const uint64_t *numbers, int count, const uint8_t *expected)
 {
@@ -108,8 +109,8 @@ static void compare(const struct opened *opened, const char *line, const char *i
     free(images);
 }
 
-/* Compares run 0 of this command line for every instruction set of this machine, with one thread count or, if
- * it is 0, with all. */
+/* Compares run 0 of omp with naive, for every instruction set of this machine. `threads` is one number of
+ * threads, or 0 for all of thread_counts. */
 static void expect_same(const char *line, int threads)
 {
     struct opened opened;
@@ -127,7 +128,7 @@ static void expect_same_sizes(const char *formula)
 {
     static const int vertices[] = {1, 2, 3, 7, 15, 16, 17, 31, 997, 1025}, orbits[] = {1, 2, 3, 201};
     static const int sides[] = {1, 2, 3, 31, 97, 224, 513}, batches[] = {1, 3, 7};
-    int turn = 0; /* alternate thread counts and batches */
+    int turn = 0; /* selects the number of threads and the batch */
     for (size_t v = 0; v < COUNT_OF(vertices); v++)
         for (size_t k = 0; k < COUNT_OF(orbits); k++)
             for (size_t r = 0; r < COUNT_OF(sides); r++, turn++) {
@@ -158,7 +159,7 @@ Test(variants, omp_over_threads_and_batches)
     }
 }
 
-/* More threads than vertices: some have no work. */
+/* With more threads than vertices, some threads have no work. */
 Test(variants, omp_with_fewer_vertices_than_threads)
 {
     expect_same("--vertices 1 --orbits 60 --res 100 --batch 1", 0);
@@ -188,7 +189,8 @@ Test(variants, omp_mixed_classes)
     }
 }
 
-/* Lines of many vectors, lines too long for vectors, and ends far outside. */
+/* Tests lines of many vectors, lines that are too long for vectors, and lines with ends far outside the
+ * image. */
 Test(variants, omp_long_lines)
 {
     static const char *const formulas[] = {"uji", "visualatom"};
@@ -208,9 +210,9 @@ Test(variants, omp_long_lines)
         }
 }
 
-/* Vertices that leave the image and return, through steps, noise or both, and vertices that never return. omp
- * culls only the latter and must distinguish the two. */
-Test(variants, omp_vertices_that_come_back)
+/* Some vertices leave the image and return, because of steps, noise or both. Others never return. omp culls
+ * only vertices that never return, so it must distinguish the two. */
+Test(variants, omp_vertices_that_return)
 {
     static const char classes[] =
         "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width\n"
@@ -240,7 +242,7 @@ Test(variants, omp_vertices_that_come_back)
     unlink(path);
 }
 
-/* Lines about as long as the tables allow, which cross the borders on all sides. */
+/* Tests lines that are about as long as the tables allow and that cross the borders on all sides. */
 Test(variants, omp_lines_across_the_border)
 {
     static const char *const formulas[] = {"uji", "visualatom"};
@@ -269,7 +271,7 @@ Test(variants, omp_large_images)
     expect_same("--batch 1 --vertices 500 --orbits 30 --res 8191 --formula visualatom", 2);
 }
 
-/* No image contains remains of an earlier run, whether images are split among threads or not. */
+/* No image may contain pixels of an earlier run, whether threads share an image or not. */
 Test(variants, runs_of_omp_are_independent)
 {
     static const uint64_t both[] = {1, 0};

@@ -1,4 +1,4 @@
-/* Support for the training suites: small random data sets and an engine that uses them. */
+/* Shared by the training suites: small random data sets, and an engine that uses them. */
 #ifndef FDSL_TESTS_TRAIN_SUPPORT_H
 #define FDSL_TESTS_TRAIN_SUPPORT_H
 
@@ -13,7 +13,7 @@
 
 #define must(call) cr_assert_eq(call, STATUS_OK, "%s", status_text())
 
-/* The larger value; NaN counts as the largest, which fmax() would drop. */
+/* Returns the larger value. NaN counts as the largest, whereas fmax() ignores it. */
 static inline double worse(double a, double b)
 {
     return isnan(a) || a > b ? a : b;
@@ -29,7 +29,7 @@ struct net {
     float *initial, *zeros; /* arenas */
 };
 
-/* Random bytes with random labels. */
+/* Creates both data sets with random bytes and random labels. */
 static inline void data_random(struct data *data, struct shape shape, uint32_t classes, uint32_t train_count,
                                uint32_t test_count)
 {
@@ -73,7 +73,7 @@ static inline void net_open(struct net *net, const struct engine *engine, const 
     must(engine->set(net->state, &state));
 }
 
-/* Replaces the engine after the data or the training changed; starts from the initial parameters. */
+/* Opens an engine again, after the data or the training has changed. It has the initial parameters. */
 static inline void net_reopen(struct net *net, const struct engine *engine)
 {
     const struct resources resources = {.threads = 2};
@@ -84,7 +84,7 @@ static inline void net_reopen(struct net *net, const struct engine *engine)
     must(net->engine->set(net->state, &begin));
 }
 
-/* Replaces bytes with halves from 1 to 2. */
+/* Replaces bytes by half-precision values from 1 to 2. */
 static inline void data_to_halves(struct data *data)
 {
     data->type = DTYPE_F16;

@@ -1,5 +1,5 @@
-/* `files` and `files-omp`: open, read and close one file per member, in random order, with one thread or all
- * threads. This is what most loaders do, reduced to the three system calls. */
+/* `files` and `files-omp` open, read and close one file per member, in random order. `files` uses one thread,
+ * `files-omp` all threads. Most loaders work this way; here only the three system calls remain. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -34,12 +34,12 @@ static enum status read_member(struct worker *worker, const struct dataset_membe
     const char *name = dataset->files[member->file].name;
     uint64_t begin_ns = 0;
     lap(worker, LOAD_OPEN, &begin_ns);
-    /* O_NONBLOCK: the file may have been replaced by a pipe. */
+    /* With O_NONBLOCK, openat() does not wait if the file was replaced by a pipe. */
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));
     lap(worker, LOAD_OPEN, &begin_ns);
-    /* Reads one byte more than expected, to detect a file that grew. pread() fails on pipes. */
+    /* Read one byte more than expected, to detect a file that grew. pread() fails on a pipe. */
     ssize_t count = pread(fd, bytes, member->size + 1, 0);
     lap(worker, LOAD_READ, &begin_ns);
     int failure = count < 0 ? errno : 0;
@@ -66,7 +66,7 @@ static enum status read_sample(struct worker *worker, uint32_t number, uint8_t *
     return STATUS_OK;
 }
 
-/* Reads the samples of indices first .. first + count - 1 into slots 0 .. count - 1. */
+/* Reads the samples at indices first .. first + count - 1 of the order into slots 0 .. count - 1. */
 static enum status read_batch(struct worker *worker, uint32_t first, uint32_t count)
 {
     RANGE(READ);

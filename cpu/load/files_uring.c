@@ -1,10 +1,10 @@
-/* `files-uring`: one thread keeps --iodepth files in flight. Each file is a chain of open, read and close
- * that the kernel executes alone. The open file gets no descriptor of this process, only an entry in the
- * ring's file table.
+/* `files-uring`: one thread keeps --iodepth files in flight. Each file is a chain of linked requests (open,
+ * advise, read, close) that the kernel executes without further system calls. An open file takes an entry in
+ * the ring's file table instead of a descriptor of this process.
  *
- * A file may have been replaced by a pipe. Even if opened without blocking, reading it would not end while
- * some process holds it open for writing, because io_uring polls it. So an fadvise sits between open and
- * read. It has no effect on a file, but fails on a pipe (ESPIPE) and breaks the chain. */
+ * A file may have been replaced by a pipe. io_uring polls a pipe, even one opened with O_NONBLOCK. So a read
+ * would wait as long as some process has the pipe open for writing. The fadvise between open and read
+ * prevents this wait: it has no effect on a file, but it fails on a pipe (ESPIPE) and breaks the chain. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@ enum call { OPEN, ADVISE, READ, CLOSE, CALLS }; /* steps of a chain */
 struct chain {
     uint32_t sample, member, slot;
     int32_t results[CALLS];
-    uint8_t left; /* completions still outstanding */
+    uint8_t left; /* number of requests that are not complete yet */
 };
 
 struct files_uring {
@@ -26,16 +26,17 @@ struct files_uring {
     struct io_uring ring;
     bool has_ring;
     struct chain *chains; /* `iodepth` chains */
-    uint32_t *idle;       /* stack of free chains */
+    uint32_t *idle;       /* stack: indices of the free chains */
     uint32_t idle_count;
-    uint16_t *pending;           /* per slot: members not read yet */
+    uint16_t *pending;           /* per slot: number of members not read yet */
     uint32_t next_index, member; /* the next file to submit */
-    uint64_t offset;             /* offset of the member in its slot */
-    uint32_t slots;              /* slots, in whole batches */
+    uint64_t offset;             /* offset of that file's member in its slot */
+    uint32_t slots;              /* number of slots, a multiple of the batch size */
 };
 
 /* ---- Submission ---- */
 
+/* Queues the requests that read member uring->member of a sample. */
 static enum status queue_chain(struct worker *worker, struct files_uring *uring, uint32_t sample,
                                uint32_t slot)
 {
@@ -46,18 +47,18 @@ static enum status queue_chain(struct worker *worker, struct files_uring *uring,
     struct io_uring_sqe *calls[CALLS];
     for (int call = 0; call < CALLS; call++)
         if (!(calls[call] = io_uring_get_sqe(&uring->ring)))
-            return status_set(STATUS_FAILED, "io_uring: its queue is full");
+            return status_set(STATUS_FAILED, "io_uring: the submission queue is full");
     uring->chains[index] =
         (struct chain){.sample = sample, .member = uring->member, .slot = slot, .left = CALLS};
     io_uring_prep_openat_direct(calls[OPEN], dataset->directory, dataset->files[member->file].name,
                                 O_RDONLY | O_NONBLOCK, 0, index);
     io_uring_prep_fadvise(calls[ADVISE], (int)index, 0, 0, POSIX_FADV_NORMAL);
-    /* One byte more, as in `files`, to detect a file that grew. It may overwrite the first byte of the next
-     * member, but then the sample is lost anyway. */
+    /* Read one byte more than expected, to detect a file that grew. The byte may overwrite the first byte of
+     * the next member, but the sample is then lost anyway. */
     io_uring_prep_read(calls[READ], (int)index, bytes, (unsigned)member->size + 1, 0);
     io_uring_prep_close_direct(calls[CLOSE], index);
     calls[OPEN]->flags |= IOSQE_IO_LINK;
-    /* If the chain breaks at ADVISE, the next open into this table entry closes the file. */
+    /* If the chain breaks at ADVISE, the file stays open until the next open into this table entry. */
     calls[ADVISE]->flags |= IOSQE_FIXED_FILE | IOSQE_IO_LINK;
     calls[READ]->flags |= IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK; /* close even if the read fails */
     for (int call = 0; call < CALLS; call++)
@@ -65,8 +66,7 @@ static enum status queue_chain(struct worker *worker, struct files_uring *uring,
     return STATUS_OK;
 }
 
-/* Submits files while chains are free and their batches have slots. Slots of indices before `delivered` are
- * free. */
+/* Queues files as long as there are free chains and free slots. The slots of delivered indices are free. */
 static enum status submit(struct worker *worker, struct files_uring *uring)
 {
     const struct dataset *dataset = worker->load->dataset;
@@ -91,6 +91,7 @@ static enum status submit(struct worker *worker, struct files_uring *uring)
 
 /* ---- Completion ---- */
 
+/* Evaluates the results of a complete chain. */
 static enum status chain_done(struct worker *worker, struct files_uring *uring, const struct chain *chain)
 {
     const struct dataset *dataset = worker->load->dataset;
@@ -133,7 +134,7 @@ static enum status reap(struct worker *worker, struct files_uring *uring)
     return STATUS_OK;
 }
 
-/* Delivers complete batches in order. */
+/* Delivers the batches that are complete, in order. */
 static enum status deliver(struct worker *worker, const struct files_uring *uring)
 {
     uint32_t batch = worker->load->batch, count = worker->order.count;
@@ -232,7 +233,7 @@ static enum status files_uring_setup(const struct resources *resources, const vo
     struct files_uring *uring = *state = calloc(1, sizeof *uring);
     if (!uring)
         return status_set(STATUS_FAILED, "out of memory");
-    /* Slots for `iodepth` files in flight, plus one batch that is being delivered. */
+    /* Slots for the samples of `iodepth` files in flight, plus the batch that is being delivered. */
     uring->slots = (load->iodepth / load->batch + 2) * load->batch;
     TRY(reader_open(&uring->reader, load, 1, uring->slots, files_uring_epoch));
     return open_ring(uring, load);

@@ -1,8 +1,9 @@
-/* `shards-mmap` and `shards-omp`: map shards into memory and copy each sample once, from the page cache into
- * its slot. One thread, or all threads with shards of their own.
+/* `shards-mmap` and `shards-omp` map shards into memory and copy each sample once, from the page cache into
+ * its slot. `shards-mmap` uses one thread. `shards-omp` uses all threads, each with its own share of the
+ * samples.
  *
- * If a mapped file shrinks, a copy raises SIGBUS. Copies are guarded (load/guard.h), so this is reported like
- * any other broken sample. */
+ * If a mapped file shrinks, access to the lost pages raises SIGBUS. Copies are guarded (load/guard.h), so
+ * such a sample is reported like any other broken sample. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,7 @@
 
 struct mapped {
     struct reader reader; /* must be first: variants share its functions */
-    uint8_t **shards;     /* per file; NULL if not mapped, or if mapping failed and samples may be lost */
+    uint8_t **shards; /* mapping per file; NULL if not mapped, also if mapping failed with --on-error skip */
     struct guard guard;
 };
 
@@ -50,8 +51,8 @@ static enum status map_shard(struct mapped *mapped, uint32_t file)
     return STATUS_OK;
 }
 
-/* Maps all files that are not mapped yet. This happens inside the run with a cold or unspecified page cache,
- * otherwise before the first run. */
+/* Maps all shards that are not mapped yet. With --cache warm this happens before the first run, otherwise
+ * inside each run. */
 static enum status map_all(struct mapped *mapped)
 {
     const struct dataset *dataset = mapped->reader.load->dataset;
@@ -64,7 +65,7 @@ static enum status map_all(struct mapped *mapped)
     return STATUS_OK;
 }
 
-/* Asks the kernel to read the pages of a segment. */
+/* Asks the kernel to read the pages of a segment into the page cache. */
 static void ask_for(const struct mapped *mapped, const struct order_segment *segment)
 {
     const struct dataset *dataset = mapped->reader.load->dataset;
@@ -78,8 +79,9 @@ static void ask_for(const struct mapped *mapped, const struct order_segment *seg
     madvise(mapped->shards[segment->shard] + begin, end->offset + end->size - begin, MADV_WILLNEED);
 }
 
-/* Requests the segments that start within `prefetch` segments after index `index`. Updates `*asked` and
- * `*entered` (the index where the next segment begins). */
+/* Asks for the segment that contains `index` and for the next `prefetch` segments. Keeps its state in
+ * `*asked` (the next segment to ask for), `*current` (the next segment to enter) and `*entered` (the index
+ * where that segment begins). */
 static void read_ahead(const struct worker *worker, const struct mapped *mapped, uint32_t index,
                        uint32_t *asked, uint32_t *current, uint32_t *entered)
 {
@@ -92,23 +94,25 @@ static void read_ahead(const struct worker *worker, const struct mapped *mapped,
 
 /* ---- Reading ---- */
 
-/* The hardware prefetcher follows a stream, but not across a tar header or after a shuffle. So the header's
- * cache lines are prefetched as if they were read. If the next sample is not adjacent, or is too small for
- * the hardware to detect, it is prefetched piece by piece while the current sample is copied. On one core of
- * an EPYC 9005 this made streams of 16 KiB samples a third faster. */
+/* The hardware prefetcher follows a stream, but it stops at a tar header and does not know the next sample of
+ * a shuffled order. So copy_member() prefetches the cache lines of the header. If the next sample is not
+ * adjacent, or is too small for the hardware to detect, copy_member() also prefetches it piece by piece while
+ * it copies the current sample. On one core of an EPYC 9005 this made streams of 16 KiB samples a third
+ * faster. */
 #define PIECE_BYTES 4096
 #define LINE_BYTES  64
 
-/* Forced inline: the compiler sees no effect in a function that only prefetches, and removes calls to it. */
+/* Prefetches cache lines. Forced inline: the compiler removes calls of a function that has no effect but
+ * prefetching. */
 static inline __attribute__((always_inline)) void ask_for_lines(const uint8_t *from, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += LINE_BYTES)
         __builtin_prefetch(from + at);
 }
 
-/* First member of the next sample. */
+/* First member of the next sample: the bytes not prefetched yet. */
 struct next {
-    const uint8_t *data; /* NULL if there is none, or if it is adjacent and the hardware prefetches it */
+    const uint8_t *data; /* NULL if there is no next sample, or if the hardware prefetches it */
     size_t bytes;
 };
 
@@ -126,8 +130,8 @@ static struct next next_sample(const struct worker *worker, const struct mapped 
     return (struct next){shard + member->offset, member->size};
 }
 
-/* Copies one member into its slot. `*end` is where the previous one ended in the mapping. False if a page no
- * longer exists. */
+/* Copies one member into its slot and prefetches part of the next sample. `*end` is the end of the previous
+ * member in the mapping. False if a page no longer exists. */
 static bool copy_member(uint8_t *slot, const uint8_t *data, size_t bytes, struct next *next,
                         const uint8_t **end)
 {
@@ -166,13 +170,13 @@ static enum status copy_sample(const struct worker *worker, const struct mapped 
     return STATUS_OK;
 }
 
-/* Position in an epoch. */
+/* State of reading an epoch. */
 struct position {
     uint32_t asked, current, entered; /* used by read_ahead() */
     const uint8_t *end;               /* used by copy_member() */
 };
 
-/* Copies the samples of indices first .. first + count - 1 into slots 0 .. count - 1. */
+/* Copies the samples at indices first .. first + count - 1 of the order into slots 0 .. count - 1. */
 static enum status copy_batch(struct worker *worker, uint32_t first, uint32_t count, struct position *at)
 {
     const struct mapped *mapped = (const struct mapped *)worker->reader;
@@ -240,7 +244,7 @@ static enum status mapped_ready(void *state, uint64_t number)
 {
     struct mapped *mapped = state;
     if (mapped->reader.load->cache != LOAD_WARM)
-        unmap(mapped); /* mapped pages cannot be evicted; a new reader starts without mappings */
+        unmap(mapped); /* mapped pages cannot be evicted, and the run must include the mapping */
     TRY(reader_ready(mapped, number));
     return mapped->reader.load->cache == LOAD_WARM ? map_all(mapped) : STATUS_OK;
 }

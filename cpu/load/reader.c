@@ -14,7 +14,7 @@
 #include "machine/env.h"
 
 #define HUGE_BYTES     ((size_t)2 << 20)
-#define COPY_MAX_BYTES ((size_t)2 << 30) /* limit of the working set copied to measure bandwidth */
+#define COPY_MAX_BYTES ((size_t)2 << 30) /* largest working set that reader_copy() copies */
 
 /* ---- Memory ---- */
 
@@ -30,7 +30,7 @@ void *buffer_open(size_t bytes)
     if (buffer == MAP_FAILED)
         return NULL;
     madvise(buffer, wanted,
-            MADV_HUGEPAGE); /* only a hint: without huge pages the program is slower but correct */
+            MADV_HUGEPAGE); /* only a hint; without huge pages the program is slower but correct */
     memset(buffer, 0, wanted);
     return buffer;
 }
@@ -87,8 +87,8 @@ static enum status open_worker(struct reader *reader, struct worker *worker)
 enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots,
                         reader_epoch *epoch)
 {
-    /* Slots are one byte longer than a sample, to detect files that grew. The stride is not a power of two,
-     * so the slots of a batch do not map to the same cache sets. */
+    /* A slot is at least one byte longer than any sample, to detect files that grew. The stride is not a
+     * multiple of 4096 bytes, because the slots of a batch would then map to the same cache sets. */
     size_t stride = (load->dataset->sample_bytes_max + 1 + 63) / 64 * 64;
     *reader = (struct reader){.load = load,
                               .epoch = epoch,
@@ -121,7 +121,7 @@ enum status reader_ready(void *state, uint64_t number)
 {
     struct reader *reader = state;
     const struct load *load = reader->load;
-    /* Marks every slot READER_LOST: nothing has arrived yet in this run. */
+    /* Mark every slot READER_LOST, because no sample has arrived yet in this run. */
     for (int w = 0; w < reader->threads; w++)
         memset(reader->workers[w].held, 0xff, reader->slots * sizeof *reader->workers[w].held);
     if (load->cache == LOAD_COLD)
@@ -155,18 +155,18 @@ static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch)
         verifier_note(verifier, &worker->losses, &worker->order, worker->losses.checksum.count - lost);
 }
 
-/* Warns once that --decode or --augment found no images. */
+/* Warns if --decode or --augment found no images in a run. Warns only once. */
 static void warn_imageless(struct reader *reader, uint64_t images)
 {
     if (!reader->load->decode || images > 0 || reader->result.checksum.count == 0 || reader->imageless)
         return;
     reader->imageless = true;
     status_warn("--%s: no sample holds a supported image (png; npy of |u1, <f2 or <f4 with two or three "
-                "axes, in C order), so it had no effect",
+                "axes, in C order), so this option had no effect",
                 reader->load->augment ? "augment" : "decode");
 }
 
-/* Adds up the workers' results and compares them with what the plain reader read. */
+/* Adds up the results of all workers and passes them to the verifier. */
 static enum status finish(struct reader *reader, uint64_t number)
 {
     struct load_result *result = &reader->result;
@@ -210,7 +210,7 @@ enum status reader_run(void *state, uint64_t number, struct run_time *time)
 
 /* ---- Delivery ---- */
 
-/* Grows the image buffer of the batch by `bytes` for one more image. */
+/* Appends room for an image of `bytes` bytes to the images of the batch. Sets `*room` to it. */
 static enum status add_image(struct worker *worker, size_t bytes, void **room)
 {
     size_t begin = worker->images_bytes, end = begin + bytes;
@@ -227,7 +227,7 @@ static enum status add_image(struct worker *worker, size_t bytes, void **room)
     return STATUS_OK;
 }
 
-/* Appends an image to the batch in the form that training uses. */
+/* Appends an image to the batch: augmented with --augment, otherwise as decoded. */
 static enum status finish_image(struct worker *worker, const struct image *image, uint32_t number)
 {
     const struct load *load = worker->load;
@@ -248,6 +248,7 @@ static enum status finish_image(struct worker *worker, const struct image *image
     return STATUS_OK;
 }
 
+/* Prepends the file, the offset and the sample to the error message. */
 static enum status at_member(const struct dataset *dataset, const struct dataset_sample *sample,
                              const struct dataset_member *member, enum status status)
 {
@@ -255,8 +256,8 @@ static enum status at_member(const struct dataset *dataset, const struct dataset
                          dataset->files[member->file].name, (unsigned long long)member->offset, sample->key);
 }
 
-/* Decodes and augments one sample. With --compute train, each sample must yield one image, so that a batch
- * has as many images as labels. */
+/* Decodes and augments the images of one sample. With --compute train, a sample must have exactly one image,
+ * so that a batch has as many images as labels. */
 static enum status prepare(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct load *load = worker->load;
@@ -281,11 +282,11 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
     if (load->pictures && worker->image_count != images + 1)
         return at_member(
             load->dataset, sample, members,
-            status_set(STATUS_FAILED, "its array's shape or type differs from that of the other images"));
+            status_set(STATUS_FAILED, "its array is not an image of the same shape and type as the others"));
     return STATUS_OK;
 }
 
-/* Hash of a sample, given the hash function for its members. */
+/* Hash of a sample. `hash_member` hashes each member. */
 static inline uint64_t hash_of(const struct dataset *dataset, uint32_t number, const uint8_t *data,
                                uint64_t (*hash_member)(const uint8_t *data, size_t size))
 {
@@ -299,7 +300,7 @@ static inline uint64_t hash_of(const struct dataset *dataset, uint32_t number, c
     return checksum_sample(sample->key_hash, hashes, sample->members);
 }
 
-/* With --verify: compares every byte, sample by sample. */
+/* With --verify: compares the hash over all bytes of a sample with the hash of the plain reader. */
 static void check_whole(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset_sample *sample = &worker->load->dataset->samples[number];
@@ -310,6 +311,7 @@ static void check_whole(struct worker *worker, uint32_t number, const uint8_t *d
     checksum_add(&worker->checksum, hash, sample->bytes);
 }
 
+/* In timed runs: adds the hash over the edges of a sample to the checksum. */
 static void check_edges(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset *dataset = worker->load->dataset;
@@ -332,7 +334,7 @@ enum status reader_verify_slots(void *state, uint64_t *wrong)
     return STATUS_OK;
 }
 
-/* Passes the batch to the consumer: the images if decoded, otherwise the slots as read. */
+/* Passes the batch to the consumer: with --decode the images, otherwise the slots. */
 static enum status consume(struct worker *worker, uint32_t slot, uint32_t count)
 {
     const struct load *load = worker->load;
@@ -364,7 +366,7 @@ enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
             continue;
         size_t images_bytes = worker->images_bytes;
         enum status status = load->decode ? prepare(worker, number, data) : STATUS_OK;
-        if (status != STATUS_OK) { /* the sample is lost: discard its partial images */
+        if (status != STATUS_OK) { /* the sample is lost: discard its images */
             worker->images_bytes = images_bytes;
             TRY(worker_lose(worker, number, status));
             continue;
@@ -403,7 +405,7 @@ enum status worker_lose(struct worker *worker, uint32_t sample, enum status stat
 
 /* ---- Copy bandwidth ---- */
 
-/* Bytes of a file in the working set. For shards: whole pages, or 0 if none of its samples is read. */
+/* Bytes of a file in the working set. A shard counts whole pages, or 0 if none of its samples is read. */
 static size_t set_bytes_of(const struct dataset *dataset, uint32_t file)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = dataset->files[file].bytes;
@@ -413,8 +415,8 @@ static size_t set_bytes_of(const struct dataset *dataset, uint32_t file)
     return read ? (bytes + page - 1) / page * page : 0;
 }
 
-/* Maps one file at `memory`, up to its current end: `*mapped` bytes, in whole pages. A truncated file counts
- * only its remaining pages. A missing file counts as empty if samples may be lost. */
+/* Maps up to `bytes` bytes of a file at `memory`, in whole pages. Sets `*mapped` to the number of bytes
+ * mapped, which is smaller if the file was truncated. With --on-error skip, a missing file is empty. */
 static enum status map_over(const struct load *load, uint32_t file, uint8_t *memory, size_t bytes,
                             size_t *mapped)
 {
@@ -450,8 +452,8 @@ static enum status map_shards(const struct load *load, uint8_t *memory, size_t *
     return STATUS_OK;
 }
 
-/* Creates the working set in memory: shards mapped consecutively from the page cache, or for files plain
- * pages of the same size. */
+/* Creates the working set in memory. For shards it is their consecutive mappings. For files it is
+ * anonymous memory of the same size. */
 static enum status open_set(struct reader *reader)
 {
     const struct dataset *dataset = reader->load->dataset;
@@ -461,7 +463,7 @@ static enum status open_set(struct reader *reader)
     wanted = wanted < COPY_MAX_BYTES ? (wanted + page - 1) / page * page : COPY_MAX_BYTES;
     uint8_t *memory = mmap(NULL, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
-        return status_set(STATUS_FAILED, "no memory for %zu bytes to measure the copy bandwidth", wanted);
+        return status_set(STATUS_FAILED, "out of memory for %zu bytes to measure the copy bandwidth", wanted);
     reader->set = memory;
     reader->set_bytes = reader->copied_bytes = wanted;
     if (dataset->shards)
@@ -471,8 +473,8 @@ static enum status open_set(struct reader *reader)
     return STATUS_OK;
 }
 
-/* Copies worker w's part of the working set in pieces, one per batch slot; a larger piece spans several
- * slots. False if a page no longer exists. */
+/* Copies worker w's part of the working set in pieces of `piece` bytes. Each piece goes to the next slot of a
+ * batch; a piece larger than a slot always starts at slot 0. False if a page no longer exists. */
 static bool copy_part(const struct reader *reader, int w, size_t piece)
 {
     size_t threads = (size_t)reader->threads, slots = piece > reader->stride ? 1 : reader->load->batch;
@@ -488,7 +490,7 @@ static bool copy_part(const struct reader *reader, int w, size_t piece)
     return true;
 }
 
-/* Copies the whole set once. Returns bytes per second, or 0 if a page no longer exists. */
+/* Copies the whole working set once. Returns bytes per second, or 0 if a page no longer exists. */
 static double copy_all(const struct reader *reader, size_t piece)
 {
     int threads = reader->threads, torn = 0;
@@ -506,7 +508,7 @@ enum status reader_copy(void *state, double *bytes_per_s)
     if (!reader->set)
         TRY(open_set(reader));
     TRY(guard_open(&guard));
-    size_t sample = reader->copied_bytes / reader->load->dataset->sample_count + 1; /* with headers */
+    size_t sample = reader->copied_bytes / reader->load->dataset->sample_count + 1; /* with tar headers */
     double by_sample = copy_all(reader, sample < reader->stride ? sample : reader->stride);
     double by_batch = copy_all(reader, reader->load->batch * reader->stride);
     guard_close(&guard);

@@ -1,5 +1,5 @@
-/* Common part of the CPU load variants: threads, each with its order, buffer and checksum, and the delivery
- * of complete batches. A variant adds how a sample gets from its file into a slot. */
+/* Common part of the CPU load variants: the threads, their orders, buffers and checksums, and the delivery of
+ * complete batches. A variant adds the code that reads a sample from its file into a slot. */
 #ifndef FDSL_CPU_LOAD_READER_H
 #define FDSL_CPU_LOAD_READER_H
 
@@ -11,19 +11,19 @@
 #include "load/input.h"
 #include "load/verifier.h"
 
-#define READER_LOST UINT32_MAX /* in worker->held: this slot's sample could not be read */
+#define READER_LOST UINT32_MAX /* value of worker->held[i] if slot i holds no sample */
 
 struct reader;
 
-/* State of one thread. Its buffer has slots of reader->stride bytes; a batch is `batch` consecutive slots. */
+/* State of one thread. Its buffer has slots of reader->stride bytes. A batch is `batch` consecutive slots. */
 struct worker {
     const struct load *load;
     struct reader *reader;
     struct order order; /* order of the current epoch */
     uint64_t epoch;
     uint8_t *slots;
-    uint32_t *held;     /* per slot: number of its sample */
-    uint32_t delivered; /* stream readers: order indices delivered so far */
+    uint32_t *held;     /* per slot: number of the sample that it holds */
+    uint32_t delivered; /* number of samples of the epoch in delivered batches; not used by all variants */
 
     struct checksum checksum; /* of delivered samples */
     struct losses losses;     /* samples that could not be read */
@@ -31,17 +31,17 @@ struct worker {
     double decode_s, augment_s;
     uint8_t *decoded; /* scratch buffer of image_decode() */
     size_t decoded_bytes;
-    uint8_t *images; /* decoded, augmented images of the batch, consecutive; for the consumer */
+    uint8_t *images; /* decoded or augmented images of the batch, stored consecutively for the consumer */
     size_t images_bytes, images_room;
-    int32_t *labels; /* labels of a batch, with --compute train */
+    int32_t *labels; /* labels of the batch, with --compute train */
     uint32_t label_count;
-    uint64_t image_count; /* in this run */
+    uint64_t image_count; /* number of images in this run */
 
     enum status status;
     char failure[1024]; /* error message, if the run failed */
 };
 
-/* Reads the samples in worker->order. */
+/* Reads and delivers the samples of worker->order. Each variant has one such function. */
 typedef enum status reader_epoch(struct worker *worker);
 
 struct reader {
@@ -51,7 +51,7 @@ struct reader {
     size_t stride;
     uint32_t slots; /* per worker */
     struct worker *workers;
-    bool imageless; /* already warned that a run found no image to decode */
+    bool imageless; /* a run found no image to decode, and a warning was printed */
     struct verifier verifier;
     uint8_t *set; /* working set in memory for reader_copy(): set_bytes allocated, copied_bytes used */
     size_t set_bytes, copied_bytes;
@@ -64,12 +64,12 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
                         reader_epoch *epoch);
 void reader_close(struct reader *reader);
 
-/* Slots needed by samples that arrive in shard order, so that each is written once, directly into its place
- * in the batch. */
+/* Number of slots per worker for a variant that reads samples in shard order. With so many slots, a sample is
+ * copied only once, directly into its slot of a batch. */
 uint32_t reader_stream_slots(const struct load *load);
 
-/* ready() of the variants, whose states begin with their reader. Prepares the page cache and computes the
- * expected checksum. */
+/* ready() of the variants. Prepares the page cache and computes the expected checksum. Here and in the
+ * functions below, `state` begins with its struct reader. */
 enum status reader_ready(void *state, uint64_t number);
 
 /* run() of the variants: each worker calls reader->epoch(). STATUS_WRONG if the delivered samples differ from
@@ -80,26 +80,29 @@ enum status reader_run(void *state, uint64_t number, struct run_time *time);
 enum status reader_fetch(void *state, void *result);
 
 /* copy() of the variants' traits. The worker threads copy the working set into their buffers, once batch by
- * batch and once sample by sample. The faster result is the upper bound for any loader. The set is the shards
- * mapped from the page cache, or for files plain memory of the same size. */
+ * batch and once sample by sample. The faster result is the upper bound of any loader. For shards, the
+ * working set is their mappings; for files, anonymous memory of the same size. At most 2 GiB are copied. */
 enum status reader_copy(void *state, double *bytes_per_s);
 
 /* verify_slots() of the variants' traits: checks the samples in all slots. */
 enum status reader_verify_slots(void *state, uint64_t *wrong);
 
-/* Delivers a complete batch: `count` samples in consecutive slots from `slot` on. */
+/* Delivers a complete batch: the samples in the `count` consecutive slots from `slot` on. Decodes them if
+ * requested, adds them to the checksum, and passes the batch to the consumer, if there is one. */
 enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count);
 
-/* worker_slot() returns the slot of an arrival. worker_arrived() reports that the slot is filled, and
- * delivers batches as they become complete. */
+/* For variants that read samples in shard order; `arrival` counts the samples read in the epoch, from 0.
+ * worker_slot() returns the slot to write the sample to. worker_arrived() records that the slot is filled, or
+ * that the sample is lost, and delivers the batches that are complete. */
 uint8_t *worker_slot(struct worker *worker, uint32_t arrival);
 enum status worker_arrived(struct worker *worker, uint32_t arrival, uint32_t sample, bool lost);
 
-/* Records that a sample could not be read or decoded; the error message is already set. STATUS_OK if it may
- * be skipped, otherwise `status`. */
+/* Records that a sample could not be read or decoded; the error message is already set. STATUS_OK if the
+ * sample may be skipped, otherwise `status`. */
 enum status worker_lose(struct worker *worker, uint32_t sample, enum status status);
 
-/* Allocates memory, in huge pages if available, and touches every page. NULL if there is none. */
+/* Allocates zeroed memory, in huge pages if available, and touches every page. NULL if memory runs out. The
+ * caller frees it with buffer_close() and the same size. */
 void *buffer_open(size_t bytes);
 void buffer_close(void *buffer, size_t bytes);
 

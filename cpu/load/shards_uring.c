@@ -1,7 +1,7 @@
-/* `shards-uring`: one thread keeps --iodepth reads of --block bytes in flight. The buffers are registered
- * with the kernel if they can be locked. Reads bypass the page cache (O_DIRECT) unless it is to be warm.
- * Ranges are aligned to pages. The blocks of a shard are processed in order, and reads of the next shard
- * start before the current one ends. */
+/* `shards-uring`: one thread keeps up to --iodepth reads of --block KiB in flight. The buffers are registered
+ * with the kernel, if the limit of locked memory permits. Reads bypass the page cache (O_DIRECT), except with
+ * --cache warm. They are aligned to pages. The blocks of a shard are processed in order. Reads of the next
+ * shard start before the current shard is complete. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -17,7 +17,7 @@
 
 #define ALIGNMENT 4096u /* of offsets, lengths and buffers; sufficient for any device */
 
-/* A read that is in flight, or complete and waiting for earlier ones. */
+/* A read that is in flight, or complete but not processed yet. */
 struct block {
     uint64_t offset;
     uint64_t wanted; /* bytes of the range that exist in the file */
@@ -30,13 +30,13 @@ struct shards_uring {
     struct reader reader; /* must be first: variants share its functions */
     struct io_uring ring;
     bool has_ring;
-    bool registered;      /* the buffers are registered with the kernel */
-    uint8_t *buffers;     /* `iodepth` buffers of block_bytes each */
-    struct block *blocks; /* a ring: block n is blocks[n % iodepth] */
-    int *fds;             /* file descriptor per segment of the epoch */
-    uint64_t submitted, taken;
+    bool registered;           /* the buffers are registered with the kernel */
+    uint8_t *buffers;          /* `iodepth` buffers of block_bytes each */
+    struct block *blocks;      /* a ring: block n is blocks[n % iodepth] */
+    int *fds;                  /* file descriptor per segment of the epoch */
+    uint64_t submitted, taken; /* number of blocks submitted and processed in this epoch */
 
-    /* Start of the next block. */
+    /* The next block to submit: its segment, its offset in the shard, and the end of the segment. */
     uint32_t segment;
     uint64_t offset, end;
 };
@@ -48,7 +48,7 @@ static const struct dataset_member *last_member(const struct dataset *dataset, u
     return &dataset->members[dataset->samples[sample].member + dataset->samples[sample].members - 1];
 }
 
-/* Computes the page-aligned range of a segment. */
+/* Computes the range of a segment in its shard. The start is aligned to pages. */
 static void segment_range(const struct dataset *dataset, const struct order_segment *segment, uint64_t *begin,
                           uint64_t *end)
 {
@@ -57,8 +57,8 @@ static void segment_range(const struct dataset *dataset, const struct order_segm
     *end = last->offset + last->size;
 }
 
-/* Opens the shard of the next segment. If it cannot be opened and its samples may be lost, sets `*failure` to
- * the errno. */
+/* Opens the shard of the next segment. Sets `*failure` to the errno, or 0. If the shard cannot be opened but
+ * its samples may be lost, returns STATUS_OK. */
 static enum status open_segment(struct shards_uring *uring, const struct order *order, int *failure)
 {
     const struct load *load = uring->reader.load;
@@ -74,8 +74,8 @@ static enum status open_segment(struct shards_uring *uring, const struct order *
     return load->skip && *failure != EMFILE ? STATUS_OK : STATUS_FAILED;
 }
 
-/* Represents a shard that cannot be opened as one failed block. It is processed in order, and its samples are
- * lost. */
+/* Adds one failed block in place of a segment whose shard cannot be opened. When the block is processed, the
+ * samples of the segment are lost. */
 static void submit_failure(struct shards_uring *uring, int failure)
 {
     uring->blocks[uring->submitted++ % uring->reader.load->iodepth] =
@@ -104,7 +104,7 @@ static void prepare_read(const struct shards_uring *uring, struct io_uring_sqe *
         io_uring_prep_read(sqe, fd, buffer, aligned, uring->offset);
 }
 
-/* Submits reads until `iodepth` blocks are in flight or waiting. A range shorter than a block is one read. */
+/* Queues reads until `iodepth` blocks are in flight or not processed yet. */
 static enum status submit(struct shards_uring *uring, const struct order *order)
 {
     const struct load *load = uring->reader.load;
@@ -122,7 +122,7 @@ static enum status submit(struct shards_uring *uring, const struct order *order)
         struct io_uring_sqe *sqe =
             io_uring_get_sqe(&uring->ring); /* the ring has room for `iodepth` entries */
         if (!sqe)
-            return status_set(STATUS_FAILED, "io_uring: its queue is full");
+            return status_set(STATUS_FAILED, "io_uring: the submission queue is full");
         uring->blocks[index] =
             (struct block){.offset = uring->offset, .segment = uring->segment, .wanted = wanted};
         prepare_read(uring, sqe, uring->buffers + (size_t)index * load->block_bytes, wanted);
@@ -148,15 +148,15 @@ static void reap(struct shards_uring *uring)
     }
 }
 
-/* Waits for the next block in order. If a read returned fewer bytes before the end of the file, reads the
- * rest immediately. */
+/* Waits for the next block in order. If the read was short and the file has more data, reads the rest with
+ * pread(). */
 static enum status await(struct shards_uring *uring, const struct order *order, struct block **next)
 {
     const struct load *load = uring->reader.load;
     uint32_t index = (uint32_t)(uring->taken % load->iodepth);
     struct block *block = *next = &uring->blocks[index];
     TRY(submit(uring, order));
-    /* Submit in time, so that the device stays busy while this thread copies. */
+    /* Submit before the reads in flight run out, so that the device stays busy while this thread copies. */
     if (io_uring_sq_ready(&uring->ring) > load->iodepth / 8)
         TRY(uring_submit(&uring->ring));
     reap(uring);
@@ -181,11 +181,11 @@ static enum status await(struct shards_uring *uring, const struct order *order, 
 
 /* ---- Samples ---- */
 
-/* Position in the sample being assembled. */
+/* The sample that is being copied, and the position in it. */
 struct cursor {
     uint32_t arrival, sample, member;
     uint64_t done; /* bytes of the member already copied */
-    uint8_t *to;   /* destination of the next byte; NULL before the sample's first */
+    uint8_t *to;   /* destination of the next byte; NULL before the first byte of the sample */
     bool lost;
 };
 
@@ -201,7 +201,7 @@ static enum status block_fault(const struct shards_uring *uring, const struct or
                       result < 0 ? strerror(-result) : "the file ends inside this sample");
 }
 
-/* Copies the segment's samples from a block, up to sample number `end`. */
+/* Copies the parts of samples that a block holds, up to sample number `end` (exclusive). */
 static enum status take_block(struct worker *worker, const struct block *block, const uint8_t *bytes,
                               uint32_t end, struct cursor *cursor)
 {
@@ -214,7 +214,7 @@ static enum status take_block(struct worker *worker, const struct block *block, 
         const struct dataset_sample *sample = &dataset->samples[cursor->sample];
         const struct dataset_member *member = &dataset->members[sample->member + cursor->member];
         uint64_t from = member->offset + cursor->done, left = member->size - cursor->done;
-        /* An empty member also waits, so that every block is processed. */
+        /* An empty member also waits for the block that reaches its offset, so that no block is left over. */
         if (from > stop || (left > 0 && from == stop))
             return STATUS_OK;
         if (!cursor->to)
@@ -260,7 +260,7 @@ static enum status take_all(struct worker *worker)
     return STATUS_OK;
 }
 
-/* After a failure, waits for reads that still write to the buffers. */
+/* After a failure, waits for the reads in flight, because they write to the buffers. */
 static void drain(struct shards_uring *uring)
 {
     for (; uring->taken < uring->submitted; uring->taken++)
@@ -310,15 +310,15 @@ static void uring_teardown(void *state)
     free(uring);
 }
 
-/* Warns once that every read must pin its pages. */
+/* Warns once that the buffers are not registered, so the kernel must pin their pages for every read. */
 static void warn_unregistered(size_t bytes, int failure)
 {
     static bool said;
     if (!said)
-        status_warn(
-            "shards-uring: reads use unregistered buffers and are slower: cannot register %zu bytes: %s%s",
-            bytes, strerror(-failure),
-            failure == -ENOMEM ? "; raise ulimit -l, or lower --iodepth or --block" : "");
+        status_warn("shards-uring: reads use unregistered buffers and are slower, because %zu bytes cannot "
+                    "be registered: %s%s",
+                    bytes, strerror(-failure),
+                    failure == -ENOMEM ? "; raise ulimit -l, or lower --iodepth or --block" : "");
     said = true;
 }
 

@@ -1,7 +1,6 @@
-/* `shards`: one thread reads its part of each shard sequentially with read(2) and finds the samples from the
- * tar headers on the way. The position of the data comes only from these headers, with one exception: if a
- * share starts in the middle of a shard, the start is known from the opened data set and reached by
- * one seek. */
+/* `shards`: one thread reads each shard sequentially with read(2) and finds the samples by their tar headers.
+ * Offsets come only from these headers, with one exception: if the share of a rank starts in the middle of a
+ * shard, the offset comes from the list of samples, and the thread seeks to it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -15,7 +14,7 @@
 #include "data/tar.h"
 #include "reader.h"
 
-/* State of streaming one shard through the buffer. */
+/* State of reading one shard through the buffer. */
 struct stream {
     struct reader reader; /* must be first: variants share its functions */
     struct tar_parser parser;
@@ -24,24 +23,26 @@ struct stream {
     uint8_t *buffer;
     size_t buffer_bytes;
     uint64_t begin; /* offset in the shard of the buffer's first byte */
-    size_t held;    /* bytes in the buffer */
-    bool at_end;
+    size_t held;    /* number of bytes in the buffer */
+    bool at_end;    /* the end of the shard was read */
 };
 
+/* Prepends the shard to the error message. */
 static enum status broken(const struct stream *stream, enum status status)
 {
     const struct dataset *dataset = stream->reader.load->dataset;
     return status_prefix(status, "%s/%s", dataset->path, dataset->files[stream->file].name);
 }
 
-/* Provides `need` bytes from offset `from` on in the buffer, or as many as the shard has. Discards the bytes
- * before them. */
+/* Reads until the buffer holds `need` bytes from offset `from` on, or the shard ends. Discards the bytes
+ * before `from`. */
 static enum status fill(struct stream *stream, uint64_t from, size_t need)
 {
     size_t gone = from - stream->begin < stream->held ? (size_t)(from - stream->begin) : stream->held;
     RANGE(READ);
     if (need > stream->buffer_bytes)
-        return status_set(STATUS_FAILED, "offset %llu: a header of %zu bytes; raise --block",
+        return status_set(STATUS_FAILED,
+                          "offset %llu: a header of %zu bytes does not fit in the buffer; raise --block",
                           (unsigned long long)from, need);
     memmove(stream->buffer, stream->buffer + gone, stream->held - gone);
     stream->held -= gone;
@@ -63,7 +64,7 @@ static enum status fill(struct stream *stream, uint64_t from, size_t need)
     return STATUS_OK;
 }
 
-/* Finds the next member that belongs to a sample, and its extension. */
+/* Finds the next member that belongs to a sample. Sets its key's length and its extension. */
 static enum status next_member(struct stream *stream, struct tar_member *member, size_t *key_length,
                                const char **extension)
 {
@@ -89,7 +90,7 @@ static enum status next_member(struct stream *stream, struct tar_member *member,
     }
 }
 
-/* Copies a member's data into the slot: first what is in the buffer, then the rest directly from the file. */
+/* Copies a member's data into the slot: first the bytes in the buffer, then the rest from the file. */
 static enum status take_data(struct stream *stream, const struct tar_member *member, uint8_t *slot)
 {
     uint64_t from = member->data;
@@ -104,7 +105,7 @@ static enum status take_data(struct stream *stream, const struct tar_member *mem
         left -= ready;
     }
     if (left > 0 &&
-        left < stream->buffer_bytes / 4) { /* small: read it through the buffer, with the data that follows */
+        left < stream->buffer_bytes / 4) { /* small: read it with the data that follows, through the buffer */
         TRY(fill(stream, from, left));
         if (from + left > stream->begin + stream->held)
             return status_set(STATUS_FAILED, "offset %llu: the shard ends inside a member",
@@ -133,13 +134,13 @@ static enum status read_sample(struct stream *stream, const struct dataset_sampl
         struct tar_member member;
         size_t length;
         const char *extension;
-        do /* earlier samples were skipped when the data set was opened, or belong to another share */
+        do /* skip samples that are not in the list, or belong to another share */
             TRY(next_member(stream, &member, &length, &extension));
         while (member.data < members[m].offset);
         if (strlen(sample->key) != length || memcmp(sample->key, member.name, length) != 0 ||
             strcasecmp(extension, members[m].extension) != 0 || member.size != members[m].size)
             return status_set(STATUS_FAILED,
-                              "offset %llu: found '%s' of %llu bytes, expected '%s.%s' of %llu",
+                              "offset %llu: found '%s' of %llu bytes, expected '%s.%s' of %llu bytes",
                               (unsigned long long)member.header, member.name, (unsigned long long)member.size,
                               sample->key, members[m].extension, (unsigned long long)members[m].size);
         TRY(take_data(stream, &member, slot));
@@ -148,8 +149,8 @@ static enum status read_sample(struct stream *stream, const struct dataset_sampl
     return STATUS_OK;
 }
 
-/* Starts a shard at its first byte, or in the middle, after the previous sample. Starts at the first byte too
- * if a global pax header may precede. */
+/* Opens the shard of a segment and moves to the end of the sample before the segment. Starts at the first
+ * byte instead if the shard may contain global pax headers, because the parser must see them. */
 static enum status begin_segment(struct stream *stream, const struct order_segment *segment)
 {
     const struct dataset *dataset = stream->reader.load->dataset;
@@ -174,18 +175,18 @@ static enum status begin_segment(struct stream *stream, const struct order_segme
     return STATUS_OK;
 }
 
-/* Asks the kernel to read ahead the shard of a later segment. */
+/* Asks the kernel to read the shard of a later segment into the page cache. */
 static void ask_for(const struct stream *stream, const struct order_segment *segment)
 {
     int fd = dataset_file_open(stream->reader.load->dataset, segment->shard, 0);
     if (fd < 0)
-        return; /* reported when it is read */
+        return; /* read_segment() reports the failure */
     posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
     close(fd);
 }
 
 /* Reads the samples of a segment. After a broken header the rest of the shard cannot be parsed, so all later
- * samples are lost. */
+ * samples of the segment are lost. */
 static enum status read_segment(struct worker *worker, struct stream *stream,
                                 const struct order_segment *segment, uint32_t arrival)
 {

@@ -12,7 +12,7 @@ enum status uring_probe(const int *operations)
         return status_set(
             STATUS_UNAVAILABLE, "io_uring is not available: %s%s", strerror(-failure),
             failure == -EPERM
-                ? " (blocked by a seccomp filter, as in containers, or by kernel.io_uring_disabled)"
+                ? " (blocked by kernel.io_uring_disabled, or by a seccomp filter, as in many containers)"
             : failure == -ENOMEM ? " (the limit of locked memory is too low: ulimit -l)"
             : failure == -ENOSYS ? " (the kernel is too old, or a seccomp filter blocks it)"
                                  : "");

@@ -10,8 +10,8 @@
  * STATUS_UNAVAILABLE with the reason otherwise. */
 enum status uring_probe(const int *operations);
 
-/* Submits queued requests. Requests that the kernel does not accept now stay queued for uring_wait().
- * STATUS_FAILED with the reason. */
+/* Submits queued requests. Requests that the kernel does not accept yet stay queued until uring_wait()
+ * submits them. STATUS_FAILED with the reason. */
 enum status uring_submit(struct io_uring *ring);
 
 /* Submits queued requests and waits for at least one completion. STATUS_FAILED with the reason. */

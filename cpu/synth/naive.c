@@ -1,5 +1,5 @@
-/* `naive`: one thread, scalar C, one image, orbit and line at a time. The baseline for the speed of all other
- * variants; it is never optimised. */
+/* `naive`: one thread, scalar C, one image, orbit and line at a time. The speed of all other variants is
+ * compared with it. Do not optimise it. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* `omp`: OpenMP over images, SIMD over vertices and pixels; bit-identical to `naive`. docs/omp.md breaks down
- * the time.
+/* `omp`: OpenMP over images, SIMD over vertices and pixels; bit-identical to `naive`. docs/omp.md shows where
+ * the time goes.
  *
  * If the batch has fewer images than there are threads, each image is split into parts. Vertices are
  * independent of each other, so a polygon is cut into runs of consecutive vertices ("arcs"). A part is two
@@ -7,7 +7,7 @@
  * paints orbit numbers on its own canvas; the highest number at a pixel determines its gray.
  *
  * The rows of a canvas are an odd number of cache lines apart, so that vertically adjacent pixels map to
- * different sets of the L1 cache. This saves a tenth of the time. */
+ * different sets of the L1 cache. This saves 10 % of the time. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,7 +43,7 @@ struct omp {
     uint8_t *images;    /* the batch, synth_output_bytes() per image */
     int64_t *labels;    /* one per image */
     uint8_t *merged;    /* `batch` canvases if images are split and then converted, else NULL */
-    uint16_t *canvases; /* orbit numbers, batch * parts canvases if images are split, else NULL */
+    uint16_t *canvases; /* orbit numbers plus one; batch * parts canvases if images are split, else NULL */
     uint32_t *heaviest; /* classes in order of decreasing work */
     uint64_t *order;    /* images of a batch in order of decreasing work */
     struct worker *workers;
@@ -108,8 +108,8 @@ static void omp_teardown(void *state)
     free(omp);
 }
 
-/* Pixels beyond the right border are before the left border of the next row. Rows therefore need a margin on
- * one side only; the canvas as a whole needs one at both ends. */
+/* Number of pixels of a canvas. The margin to the right of a row is also the margin to the left of the next
+ * row. Rows therefore need a margin on one side only; the canvas as a whole needs one at both ends. */
 static size_t canvas_pixels(const struct omp *omp)
 {
     return (size_t)(omp->synth->res + 2 * OMP_GUARD) * omp->pitch + 2 * OMP_GUARD;
@@ -213,8 +213,8 @@ static bool fill_state(struct omp *omp)
     return true;
 }
 
-/* Returns the number of parts per image that keeps all threads busy. Returns 1 if the orbit numbers do not
- * fit a canvas pixel or the canvases do not fit in memory. */
+/* Returns the number of parts per image that keeps all threads busy. Returns 1 if orbit numbers exceed the 16
+ * bits of a canvas pixel, or if the canvases do not fit in memory. */
 static uint32_t choose_parts(const struct synth *synth, int threads)
 {
     uint64_t parts = (uint64_t)threads / synth->batch;
@@ -234,7 +234,7 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
 {
     const struct synth *synth = input;
     TRY(synth_check_batch_memory(synth));
-    struct omp *omp = *state = aligned_alloc(ALIGNMENT, sizeof *omp); /* sizeof is a multiple of it */
+    struct omp *omp = *state = aligned_alloc(ALIGNMENT, sizeof *omp); /* a multiple of ALIGNMENT */
     if (!omp)
         return status_set(STATUS_FAILED, "omp: out of memory");
     *omp = (struct omp){0};
@@ -300,8 +300,8 @@ static void place_arc(const struct omp *omp, struct synth_image image, struct ph
     omp->kernel->begin(arc);
 }
 
-/* Begins a stage if stages are timed separately. Other runs have no clock reads and no NVTX ranges between
- * stages. */
+/* Begins a stage if stages are timed separately, and returns its start time. In other runs, stages have no
+ * clock reads and no NVTX ranges. */
 static double begin_stage(const struct omp *omp, const char *name)
 {
     if (!omp->timed)
@@ -450,7 +450,7 @@ static void merge_share(const struct omp *omp, struct synth_image image, uint64_
     end_stage(omp, start_s, &worker->painting_s);
 }
 
-/* Converts share number `part` of the output rows of image j. Call it when the whole canvas is merged. */
+/* Converts share number `part` of the output rows of image j. Call it after the whole canvas is merged. */
 static void finish_share(const struct omp *omp, struct synth_image image, uint64_t j, uint32_t part,
                          struct worker *worker)
 {
@@ -511,8 +511,8 @@ static enum status omp_fetch(void *state, void *result)
     return synth_fetch_host(omp->synth, omp->images, omp->labels, result);
 }
 
-/* Repeats the latest run. Noise and vertices are computed in one loop, so one column has the time of both.
- * Times are averages over the threads. */
+/* Repeats the latest run. Noise and vertices are computed in one loop, so `*noise_s` is the time of both and
+ * `*vertices_s` is 0. Times are averages over the threads. */
 static enum status omp_stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
 {
     struct omp *omp = state;

@@ -48,7 +48,7 @@ static inline void v_compress(const struct omp_tables *tables, void *p, uint32_t
     v_store(p, _mm256_permutevar8x32_epi32(a, _mm256_cvtepu8_epi32(lanes)));
 }
 
-/* Stores at + lane number, one byte each, for the lanes in `mask`. Writes LANES bytes; those after the last
+/* Stores the number at + lane, as one byte, for each lane in `mask`. Writes LANES bytes; those after the last
  * set lane are undefined. */
 static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p, uint32_t mask, uint32_t at)
 {
@@ -64,8 +64,8 @@ static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p,
     _mm256_blendv_ps(a, b, _mm256_castsi256_ps(_mm256_slli_epi32(selector, 31 - (bit))))
 
 /* Returns the scaled gradients on both sides of each cell. Looks up first the hash, then its gradient, in
- * registers. The hash table has 32 words and one instruction indexes 8, so four lookups are combined. Gathers
- * take five times as long. */
+ * registers. The hash table has 32 words and one instruction indexes 8 of them, so four lookups are combined.
+ * Gather instructions would take five times as long. */
 static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal *left, vreal *right)
 {
     vint shift = v_and(v_right(cell, 3), v_set(28));

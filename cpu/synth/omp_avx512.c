@@ -45,7 +45,7 @@ typedef __m512 vreal;
 #define v_compress(tables, p, mask, a) \
     ((void)(tables), _mm512_storeu_si512(p, _mm512_maskz_compress_epi32((__mmask16)(mask), a)))
 
-/* Stores at + lane number, one byte each, for the lanes in `mask`. Writes at most LANES bytes. */
+/* Stores the number at + lane, as one byte, for each lane in `mask`. Writes at most LANES bytes. */
 static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p, uint32_t mask, uint32_t at)
 {
     (void)tables;

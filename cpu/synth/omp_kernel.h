@@ -1,8 +1,9 @@
 /* Internals of `omp`, shared by its kernels for different instruction sets.
  *
  * An image is drawn orbit by orbit. A kernel moves the vertices by two orbits at a time, because one Philox
- * block has draws for two, and then converts the lines of each orbit to a list of pixels. All pixels of an
- * orbit have the same gray, so their order is irrelevant and vector lanes can walk different lines. */
+ * block contains the random words of two orbits. It then converts the lines of each orbit to a list of
+ * pixels. All pixels of an orbit have the same gray, so their order is irrelevant and vector lanes can walk
+ * different lines. */
 #ifndef FDSL_CPU_SYNTH_OMP_KERNEL_H
 #define FDSL_CPU_SYNTH_OMP_KERNEL_H
 
@@ -32,7 +33,7 @@ enum { OCTANT_LEFT = 1, OCTANT_UP = 2, OCTANT_STEEP = 4, OCTANT_COUNT = 8 };
 /* Constant tables, computed once per state. */
 struct omp_tables {
     float gradients[NOISE_TABLE_COUNT]; /* from noise_gradients() */
-    uint32_t hashes[2][32];           /* hash & 15 of cell c, and of c + 1, at nibble c >> 5 of word c & 31 */
+    uint32_t hashes[2][32];           /* hash & 15 of cell c and of c + 1, in nibble c >> 5 of word c & 31 */
     float hash_gradients[16];         /* the gradient of a hash, times 2^-24 */
     float noise_low, noise_high;      /* bounds of the noise */
     int32_t step_pixel[OCTANT_COUNT]; /* omp_pack_step() in canvas pixels */
@@ -48,8 +49,8 @@ struct synth;
 /* Fills `tables`, which must be zero, for canvases with `pitch` pixels from one row to the next. */
 void omp_fill_tables(const struct synth *synth, int32_t pitch, struct omp_tables *tables);
 
-/* A run of consecutive vertices of one image, followed by the end of its last line: the next vertex. If the
- * arc is the whole polygon, that is vertex 0 again. Arrays are padded to whole vectors. */
+/* An arc: consecutive vertices of one image, and the next vertex, where the last line ends. If the arc is the
+ * whole polygon, the next vertex is vertex 0. Arrays are padded to whole vectors. */
 struct omp_arc {
     const struct omp_tables *tables;
     enum formula formula;
@@ -57,7 +58,7 @@ struct omp_arc {
     uint32_t vertices;     /* of the polygon */
     uint32_t first, count; /* vertices first .. first + count - 1, and `count` lines */
     float p;               /* the noise coefficient */
-    float noise_bounds[2]; /* of p * noise, unordered */
+    float noise_bounds[2]; /* bounds of p * noise, in either order */
     uint32_t orbits;       /* of the image */
     struct philox_key keys[PHILOX_ROUNDS];
 
@@ -66,7 +67,7 @@ struct omp_arc {
     uint64_t *stir[2]; /* private to the kernel: Philox intermediates that depend on the vertex only */
     int32_t *column[2], *row[2]; /* pixel coordinates after the even and the odd orbit of a pair */
 
-    /* Private to the kernel: first vertices of the vectors to move, and of those with possibly visible
+    /* Private to the kernel: the first vertices of vectors to move, and of vectors with possibly visible
      * lines */
     uint32_t *moved, *traced;
     uint32_t moved_count, traced_count;
@@ -85,8 +86,8 @@ struct omp_kernel {
     const char *name;
     bool (*supported)(void);
     size_t room_bytes;
-    void (*begin)(struct omp_arc *arc);                  /* x and y hold the start; prepares the rest */
-    void (*advance)(struct omp_arc *arc, uint32_t pair); /* orbits 2 pair and 2 pair + 1 */
+    void (*begin)(struct omp_arc *arc);                  /* prepares the arc; x and y hold the start */
+    void (*advance)(struct omp_arc *arc, uint32_t pair); /* computes orbits 2 * pair and 2 * pair + 1 */
     void (*trace)(const struct omp_arc *arc, int parity,
                   const struct omp_pen *pen); /* draws one orbit of the pair */
 };
@@ -100,7 +101,7 @@ extern const struct omp_kernel omp_kernel_avx2, omp_kernel_avx512;
  * false if the kernel is unknown or this machine cannot run it. */
 bool omp_force_isa(const char *name);
 
-/* Returns the number in the polygon of vertex i of the arc. */
+/* Returns the number that vertex i of the arc has in the polygon. */
 static inline uint32_t omp_vertex(const struct omp_arc *arc, uint32_t i)
 {
     return arc->first + i < arc->vertices ? arc->first + i : arc->first + i - arc->vertices;

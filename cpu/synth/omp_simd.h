@@ -1,32 +1,33 @@
 /* The vector kernel of `omp`. One source file per instruction set defines LANES, vint, vreal and the
  * operations v_...(), and includes this file. Loads and stores may be unaligned.
  *
- * The arithmetic repeats that of noise.h and atom.h operation by operation, so results are bit-identical.
- * Only scaling by powers of two, which is exact, happens at different places.
- */
+ * The code repeats the arithmetic of noise.h and atom.h operation by operation, so results are bit-identical.
+ * Only factors that are powers of two are applied elsewhere; they are exact. */
 #include <string.h>
 
 #include "synth/line.h"
 
 enum {
     BORDERS = 4,
-    ORBITS_SURE = 1 << 16 /* if more orbits remain, no vertex is culled */
+    ORBITS_SURE = 1 << 16 /* while more orbits remain, no line is culled */
 };
 
 /* ---- Vertices ---- */
 
-/* Philox works in 64-bit lanes with one counter word in the low half of each, because the widening
+/* Computes the parts of Philox that depend only on the vertex, and stores them in arc->stir.
+ *
+ * Philox works in 64-bit lanes with one counter word in the low half of each, because the widening
  * multiplication reads only that half. A vector holds LANES / 2 vertices, so LANES vertices take two vectors:
- * `half` 0 has the even vertices, 1 the odd ones.
+ * `half` 0 has the even vertices, `half` 1 the odd ones.
  *
  * In the counter (vertex, pair, 0, 0) only the second word depends on the pair. Half of the work of the first
- * three rounds therefore depends on the vertex alone. With m = M0 vertex, n = M1 (high(m) ^ k1 of round 1):
+ * three rounds therefore depends only on the vertex. With m = M0 vertex, n = M1 (high(m) ^ k1 of round 1):
  *
  *     round 1 gives  (pair ^ k0,  0,  high(m) ^ k1,  low(m))
  *     round 2        (high(n) ^ k0,  low(n),  high(M0 (pair ^ k0)) ^ low(m) ^ k1,  low(M0 (pair ^ k0)))
  *
- * and round 3 multiplies the first of these by M0. That product goes into stir[1]; low(m) and low(n) go into
- * the halves of stir[0]. */
+ * Round 3 multiplies the first word of round 2 by M0. stir[1] stores this product. The halves of stir[0]
+ * store low(m) and low(n). */
 static void begin(struct omp_arc *arc)
 {
     const struct philox_key *keys = arc->keys;
@@ -45,8 +46,8 @@ static void begin(struct omp_arc *arc)
     }
 }
 
-/* Completes the four words of LANES / 2 vertices from what begin() stored. `high` and `low` are the halves of
- * M0 (pair ^ k0 of round 1), already combined with the keys of rounds 2 and 3. */
+/* Computes the four random words of LANES / 2 vertices from the values that begin() stored. `high` and `low`
+ * are the halves of M0 (pair ^ k0 of round 1), already combined with the keys of rounds 2 and 3. */
 static inline void philox_words(const struct philox_key *keys, vint stirred, vint product, vint high,
                                 vint low, vint word[4])
 {
@@ -66,8 +67,8 @@ static inline void philox_words(const struct philox_key *keys, vint stirred, vin
     }
 }
 
-/* noise_of_draw() for draws in the low halves of 64-bit lanes. T is 2^24 t; the gradients are scaled by 2^-24
- * and the polynomial of the fade curve by 2^-72. */
+/* noise_of_draw() for random words in the low halves of 64-bit lanes. `t` is scaled by 2^24, the gradients by
+ * 2^-24 and the polynomial of the fade curve by 2^-72. */
 static inline vreal noise_of_draws(const struct omp_tables *tables, vint even, vint odd)
 {
     const vint range = v_set64(NOISE_RANGE);
@@ -103,8 +104,9 @@ static inline void move(const struct omp_arc *arc, uint32_t i, vint words[2][4])
     v_real_store(arc->y + i, y);
 }
 
-/* Computes one mask per border: which of vertices i .. i + LANES - 1 are beyond it and cannot return within
- * `orbits_left` orbits, whatever the noise. The hundredths cover the rounding of ORBITS_SURE steps. */
+/* Computes one mask per border of the vertices i .. i + LANES - 1 that are beyond this border and cannot
+ * return within `orbits_left` orbits, whatever the noise. The margins of 1 % cover the rounding of
+ * ORBITS_SURE steps. */
 static inline void gone(const struct omp_arc *arc, uint32_t i, uint32_t orbits_left, uint32_t masks[BORDERS])
 {
     const float res = (float)arc->res;
@@ -123,7 +125,7 @@ static inline void gone(const struct omp_arc *arc, uint32_t i, uint32_t orbits_l
 }
 
 /* Lists the vectors of lines that may still become visible, and the vectors of vertices that must be moved
- * for them. A vector of lines is culled if all its ends are permanently beyond the same border. */
+ * for them. A vector of lines is culled if all ends of its lines are permanently beyond the same border. */
 static void cull(struct omp_arc *arc, uint32_t orbits_left)
 {
     const uint32_t all = (1u << LANES) - 1;
@@ -148,8 +150,9 @@ static void cull(struct omp_arc *arc, uint32_t orbits_left)
         arc->moved[arc->moved_count++] = 0;
 }
 
-/* Generates random words for several vectors before using them. Each of the two loops is then small enough
- * for two iterations to overlap in the core, which hides the latency of the multiplications. */
+/* Moves the vertices by orbits 2 * pair and 2 * pair + 1. Generates the random words of several vectors
+ * before using them. Each of the two inner loops is then so small that two iterations overlap in the core,
+ * which hides the latency of the multiplications. */
 static void advance(struct omp_arc *arc, uint32_t pair)
 {
     enum { GROUP = 4, CULL_PAIRS = 8 };
@@ -199,7 +202,8 @@ struct lines {
     uint32_t up_to_8_count, up_to_16_count, up_to_32_count, longer_count, crossing_count;
 };
 
-/* A list of pixels to paint. Long lists use up cache; short lists cost one mispredicted branch each. */
+/* A list of pixels to paint. A longer list would take more cache; a shorter one would be flushed more often,
+ * each time with a mispredicted branch. */
 struct pixels {
     int32_t list[BLOCK * OMP_SHORT + OMP_SHORT];
     size_t count;
@@ -217,7 +221,7 @@ static void flush(struct pixels *pixels, const struct omp_pen *pen)
     pixels->count = 0;
 }
 
-/* Reserves space for `count` pixels, plus one line that may be written beyond them. */
+/* Reserves space for `count` pixels, and OMP_SHORT more that stores of whole vectors may overwrite. */
 static inline int32_t *reserve(struct pixels *pixels, size_t count, const struct omp_pen *pen)
 {
     if (pixels->count + count + OMP_SHORT > COUNT_OF(pixels->list))
@@ -225,8 +229,8 @@ static inline int32_t *reserve(struct pixels *pixels, size_t count, const struct
     return pixels->list + pixels->count;
 }
 
-/* Returns the mask of possibly visible lines. `uji` drops lines with both ends outside; for both formulas, a
- * line with both ends beyond the same border is invisible. */
+/* Returns the mask of possibly visible lines. `uji` drops lines with both ends outside the image.
+ * `visualatom` draws them, but a line with both ends beyond the same border is invisible. */
 static inline uint32_t visible(enum formula formula, vint x0, vint y0, vint x1, vint y1, vint last)
 {
     if (formula == FORMULA_UJI)
@@ -235,7 +239,8 @@ static inline uint32_t visible(enum formula formula, vint x0, vint y0, vint x1, 
                          v_and(v_sub(last, y0), v_sub(last, y1))));
 }
 
-/* Appends at + lane number for the lanes in `mask`; returns their count. May write up to LANES bytes. */
+/* Appends the number at + lane to `list` for each lane in `mask`. Returns how many it appended, but may write
+ * up to LANES bytes. */
 static inline uint32_t append(const struct omp_tables *tables, uint8_t *list, uint32_t mask, uint32_t at)
 {
     v_compress_lanes(tables, list, mask, at);
@@ -246,8 +251,8 @@ _Static_assert(OMP_SHORT == 32 && OMP_GUARD >= OMP_SHORT,
                "lines of up to 32 pixels are walked without a test");
 
 /* Sets up the lines that begin at the vertices of the `vectors` vectors in `traced`, and adds the possibly
- * visible ones to the lists. The ends of a visible line are within its length of the image, so short lines
- * stay within the guard. Not inlined, because the registers just suffice. */
+ * visible lines to the lists. The ends of a visible line are at most its length away from the image, so short
+ * lines stay within the guard. Not inlined, because the function already uses all registers. */
 static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const int32_t *column,
                                              const int32_t *row, const uint32_t *traced, uint32_t vectors,
                                              struct lines *lines)
@@ -295,8 +300,8 @@ static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const in
     lines->crossing_count = crossings;
 }
 
-/* Walks lines of at most `most` pixels (8, 16 or OMP_SHORT) by table. Each line overwrites what the previous
- * one wrote beyond its end. */
+/* Walks lines of at most `most` pixels (8, 16 or OMP_SHORT) with the table of patterns. Writes `most` pixels
+ * per line; the next line overwrites those beyond the end. */
 static inline void walk_short(const struct omp_tables *tables, const struct lines *lines,
                               const uint8_t *numbers, uint32_t count, uint32_t most, struct pixels *pixels,
                               const struct omp_pen *pen)
@@ -360,8 +365,8 @@ static inline void walk_longer(const struct omp_arc *arc, struct lines *lines, u
     }
 }
 
-/* Walks the line from vertex i with a bounds test per pixel: it crosses the border and is longer than the
- * guard is wide. */
+/* Walks the line from vertex i with a bounds test per pixel. Such a line crosses the border and is longer
+ * than the guard is wide. */
 static inline void walk_crossing(const struct omp_arc *arc, const int32_t *column, const int32_t *row,
                                  uint32_t i, struct pixels *pixels, const struct omp_pen *pen)
 {

@@ -1,4 +1,4 @@
-/* The constant tables of `omp`, which set-up computes once. */
+/* The constant tables of `omp`. setup() computes them once. */
 #include <math.h>
 #include <string.h>
 
@@ -17,12 +17,13 @@ static void fill_gradients(const struct synth *synth, struct omp_tables *tables)
     }
 }
 
-/* Bounds the noise by its extremes at PLACES positions per cell, plus a margin: the slope is at most 2 (1 +
- * 15/8) = 5.75 times the steepest gradient. The factor 6 covers rounding. */
+/* Bounds the noise by its extremes at PLACES positions per cell, plus a margin for the positions in between.
+ * The slope is at most 2 (1 + 15/8) = 5.75 times the steepest gradient; the factor 6 leaves room for
+ * rounding. */
 static void fill_noise_bounds(struct omp_tables *tables)
 {
     enum { PLACES = 512 };
-    const float margin = 6 * NOISE_LIMIT / (2 * PLACES); /* slope times half the distance of positions */
+    const float margin = 6 * NOISE_LIMIT / (2 * PLACES); /* slope times half the distance between positions */
     for (uint32_t cell = 0; cell < NOISE_PERIOD; cell++)
         for (uint32_t place = 0; place < PLACES; place++) {
             float noise = noise_at(tables->gradients, cell, (float)place / PLACES);

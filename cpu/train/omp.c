@@ -2,9 +2,9 @@
  * time goes.
  *
  * Convolutions process one sample per thread; linear layers process the whole batch. Results are
- * bit-identical for any number of threads, because the order of every sum is fixed. One thread does all work
- * of a sample, and the order in a GEMM element does not depend on its tile. Convolution gradients are summed
- * per chunk of the batch. */
+ * bit-identical for any number of threads, because the order of every sum is fixed. One thread does all the
+ * work of a sample. An element of a GEMM is summed in the same order in any tile. Convolution gradients are
+ * summed per chunk of the batch, then over the chunks in order. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +17,7 @@
 #include "variants.h"
 
 #define LITTLE_WORK 5e5 /* multiply-adds of a batch's forward pass: about ten microseconds */
-/* Shares per thread of a GEMM; more than one, so that other threads can help a slow one. */
+/* Shares of a GEMM per thread. There are several, so that other threads can help a slow one. */
 #define TILE_SHARES 4
 
 /* ---- Kernels ---- */
@@ -34,7 +34,7 @@ static const struct net_kernel *forced_kernel;
 static const struct net_kernel *best_kernel(void)
 {
     size_t i = 0;
-    while (!kernels[i]->supported()) /* the last one always is */
+    while (!kernels[i]->supported()) /* the last one is always supported */
         i++;
     return kernels[i];
 }
@@ -71,7 +71,7 @@ bool omp_net_force_isa(const char *name)
 
 /* ---- Linear layers ---- */
 
-/* Distributes shares of the GEMM to the threads. Does not end with a barrier. */
+/* Distributes shares of a GEMM to the threads. Does not end with a barrier. */
 static void multiply_by_all(const struct net *net, const struct gemm *gemm)
 {
     size_t tiles = net->gemm.tiles(gemm), shares = (size_t)net->threads * TILE_SHARES;
@@ -171,8 +171,8 @@ static void after_rows(struct net *net, const struct block *block, uint32_t epoc
 
 /* ---- The loss ---- */
 
-/* Softmax cross-entropy with label smoothing; writes the gradient of the logits, for the mean over `count`
- * samples. */
+/* Returns the softmax cross-entropy of one sample, with label smoothing. `delta` receives the gradient of the
+ * mean loss of `count` samples with respect to the logits. */
 static float loss_of(const struct train *train, const float *logits, uint32_t label, uint32_t count,
                      float *delta)
 {
@@ -328,8 +328,8 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     net->train = train;
     net->kernel = chosen_kernel();
     net->gemm = gemm;
-    /* A small batch is computed faster than threads can synchronise, especially if one of them has to be
-     * woken. */
+    /* One thread computes a small batch faster than several threads can synchronise, especially if a thread
+     * must be woken. */
     bool little = train->batch * train->model->multiplications < LITTLE_WORK;
     net->threads = little ? 1 : resources->threads;
     net->batch = train->batch;
@@ -413,7 +413,7 @@ static enum status omp_gradients(void *state, float *gradients)
     return STATUS_OK;
 }
 
-/* Samples first .. first + count - 1; `count` is at most a batch. */
+/* Evaluates samples first .. first + count - 1; `count` is at most the batch size. */
 static void evaluate_batch(struct net *net, enum data_part part, uint32_t first, uint32_t count,
                            float *logits)
 {

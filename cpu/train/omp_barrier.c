@@ -24,9 +24,9 @@ void barrier_destroy(struct barrier *barrier)
     pthread_mutex_destroy(&barrier->mutex);
 }
 
-/* OpenMP's own barriers spin for milliseconds. When other processes need the cores as well, the spinning
- * threads keep the last thread from running: a training step then took six times the CPU time. So spin
- * briefly, then sleep. */
+/* OpenMP's own barriers spin for milliseconds. If other processes need the cores too, the spinning threads
+ * keep the last thread from running; a training step then took six times the CPU time. This barrier therefore
+ * spins briefly and then sleeps. */
 void barrier_wait(struct barrier *barrier)
 {
     uint32_t threads = (uint32_t)omp_get_num_threads(), round = atomic_load(&barrier->passed);

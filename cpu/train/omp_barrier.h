@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 struct barrier {
-    atomic_uint arrived, passed; /* threads in the current round; rounds completed */
+    atomic_uint arrived, passed; /* threads that have arrived in this round; completed rounds */
     pthread_mutex_t mutex;
     pthread_cond_t released;
 };

@@ -1,8 +1,8 @@
-/* `train-omp-blas`: `train-omp` with OpenBLAS, as frameworks use it. Gathered operands are copied into a
- * matrix (im2col), and single-threaded sgemm multiplies it. It is the baseline for our own GEMM.
+/* `train-omp-blas`: `train-omp` with OpenBLAS, used as frameworks use it. Gathered operands are copied into a
+ * matrix (im2col), which single-threaded sgemm multiplies. This variant is the baseline for our own GEMM.
  *
- * The library is opened when the variant is requested. If it were linked, it would start threads in every
- * run. */
+ * The library is loaded with dlopen() when the variant is requested. If it were linked, it would start its
+ * threads in every run of the program. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,7 +55,7 @@ static size_t least(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* The distance between neighbouring offsets if it is constant; otherwise 0. */
+/* Returns the distance between neighbouring offsets if it is constant; otherwise 0. */
 static size_t spacing(const uint32_t *offsets, size_t count)
 {
     size_t apart = count > 1 ? offsets[1] - offsets[0] : 1;
@@ -65,6 +65,7 @@ static size_t spacing(const uint32_t *offsets, size_t count)
     return apart;
 }
 
+/* Sets rows of c to the bias, or to zero; the GEMM then adds to them. */
 static void begin_rows(const struct gemm *gemm, size_t first, size_t end)
 {
     for (size_t i = first; i < end && !gemm->add; i++)
@@ -82,7 +83,7 @@ static void call(const struct gemm *gemm, const float *a, bool transposed, size_
           gemm->c + first * gemm->c_pitch, (int)gemm->c_pitch);
 }
 
-/* Rows first .. end - 1: copies parts of a into a matrix, and multiplies it, piece by piece. */
+/* For rows first .. end - 1: copies parts of `a` into a matrix and multiplies it, piece by piece. */
 static void multiply_copied(const struct gemm *gemm, size_t first, size_t end)
 {
     float few[ROOM_VALUES_MIN],
@@ -129,6 +130,7 @@ enum status omp_blas_open(const struct train *train, const struct resources *res
     return omp_net_open(train, resources, (struct gemm_kernels){tiles, multiply}, state);
 }
 
-/* OpenBLAS chooses the instruction set by the same criteria. */
+/* The reported instruction set is that of `train-omp`: OpenBLAS chooses its own by the same properties of the
+ * CPU. */
 TRAINING_BY(variant_train_omp_blas, engine_omp_blas, .threaded = true,
             .instruction_set = omp_net_instruction_set, .probe = blas_probe);

@@ -16,16 +16,16 @@ bool omp_net_force_isa(const char *name);
 /* The name of the kernel that open() will use. */
 const char *omp_net_instruction_set(void);
 
-/* The GEMM implementation, as in struct net_kernel. */
+/* A GEMM implementation; members as in struct net_kernel. */
 struct gemm_kernels {
     size_t (*tiles)(const struct gemm *gemm);
     void (*multiply)(const struct gemm *gemm, size_t first, size_t count);
 };
 
-/* The GEMM of the kernel that open() will use; also for tests that plant a fault in it. */
+/* Returns the GEMM of the kernel that open() will use. Tests wrap it to plant a fault. */
 struct gemm_kernels omp_net_gemm_kernels(void);
 
-/* open() of the engine, with the given GEMM. */
+/* open() of an engine, with the given GEMM. */
 enum status omp_net_open(const struct train *train, const struct resources *resources,
                          struct gemm_kernels gemm, void **state);
 

@@ -15,24 +15,24 @@
  *
  *     c[i][n] = (bias[n] or c[i][n] or 0) + sum over s of a[rows[i] + steps[s]] * b[s][n]
  *
- * With rows[i] = i * pitch and steps[s] = s this is a matrix product. If rows are image positions and steps
- * are kernel offsets, it is a convolution without an im2col copy. With rows and steps exchanged, it is the
- * gradient of the weights. Each element is summed in the order of s, on any thread. */
+ * With rows[i] = i * pitch and steps[s] = s this is a matrix product. If `rows` has image positions and
+ * `steps` has kernel offsets, it is a convolution without an im2col copy. With `rows` and `steps` exchanged,
+ * it is the gradient of the weights. Each element of c is summed in the order of s, on any thread. */
 struct gemm {
     const float *a;
     const uint32_t *rows, *steps;
     size_t row_count, step_count;
     const float *b;
-    size_t b_pitch; /* distance between rows, like c_pitch */
+    size_t b_pitch; /* distance between two rows in floats, like c_pitch */
     float *c;
     size_t c_pitch;
-    size_t columns;    /* of b and c; a multiple of the lanes */
+    size_t columns;    /* of b and c; a multiple of the kernel's `lanes` */
     const float *bias; /* NULL: no bias */
     bool add;          /* add to the contents of c; then bias is not used */
     bool relu;         /* apply ReLU to the sum */
 };
 
-/* Max-pooling over positions of `pitch` floats: the maximum of each window and its position. */
+/* Max-pooling over positions of `pitch` floats: finds the maximum of each window and its position. */
 struct pool {
     struct shape in, out; /* their channel counts are not used */
     const uint32_t *kernel;
@@ -42,7 +42,7 @@ struct pool {
 /* The non-zero gradients of one output channel of a convolution followed by max-pooling. They are few,
  * because only the maximum of each window has a gradient. */
 struct argmax_list {
-    const uint32_t *positions; /* offsets in the input, in floats, where the kernel's window begins */
+    const uint32_t *positions; /* offsets in the input, in floats, where the windows of the kernel begin */
     const float *deltas;
     size_t count;
 };
@@ -58,8 +58,8 @@ struct net_kernel {
 
     void (*pool)(const struct pool *pool, const float *in, float *out, uint32_t *positions);
 
-    /* Kernel windows have `vectors` vectors at offsets runs[]. For every list entry and vector: weight_delta
-     * += delta * in and, unless in_delta is NULL, in_delta += delta * weight. */
+    /* A window of the kernel has `vectors` vectors at the offsets runs[]. For every list entry and every
+     * vector: weight_delta += delta * in and, unless in_delta is NULL, in_delta += delta * weight. */
     void (*spread)(const struct argmax_list *argmax, const uint32_t *runs, size_t vectors, const float *in,
                    float *weight_delta, const float *weight, float *in_delta);
 

@@ -18,34 +18,36 @@
 
 #define NET_BLOCKS_MAX (MODEL_LAYERS_MAX + 2)
 #define NET_CHUNK      4 /* minimum number of samples whose convolution gradients one thread sums */
-/* Maximum number of chunks with a sum of their own. The sums are added in order, so the result does not
+/* Maximum number of chunks. Each chunk has its own sum. The sums are added in order, so the result does not
  * depend on the number of threads. */
 #define NET_CHUNKS_MAX 64
 
 enum block_kind { BLOCK_INPUT, BLOCK_CONV, BLOCK_POOL, BLOCK_ADD, BLOCK_MEAN, BLOCK_FLAT, BLOCK_LINEAR };
 
-/* Geometry of a convolution, in floats of its zero-padded input. */
+/* Geometry of a convolution. Offsets are in floats of the zero-padded input. */
 struct conv {
     uint32_t kernel[MODEL_AXES], padding[MODEL_AXES];
     bool padded;
     struct shape around;   /* padded input */
     size_t depth;          /* weights per output channel, ordered (t, y, x, channel) */
-    uint32_t *positions;   /* of each output */
-    uint32_t *taps;        /* of each weight */
+    uint32_t *positions;   /* offset of each output's window */
+    uint32_t *taps;        /* offset of each weight inside a window */
     float *forward;        /* weights [depth][out_pitch] */
-    size_t gradient;       /* offset of [weights][out_pitch of biases] in a chunk's sums */
-    size_t gradient_count; /* weights only */
+    size_t gradient;       /* offset in a chunk's sums: gradient_count weights, then biases */
+    size_t gradient_count; /* weights only, with padding */
 
-    /* Backward without pooling: a convolution of the zero-padded gradients. */
+    /* Backward without pooling: a convolution of the output gradients with zero padding. `wide`: their padded
+     * shape. */
     struct shape wide;
     uint32_t *back_positions, *back_taps;
 
-    /* Backward through pooling: the kernel's window as vectors along its rows. */
+    /* Backward through pooling: `runs` has the offsets of the vectors that cover the kernel's window, row by
+     * row. */
     uint32_t *runs;
     size_t run_vectors, vectors; /* vectors per row, vectors per window */
     size_t band;                 /* pooling windows per band, so that their input stays in the L1 cache */
 
-    float *backward; /* weights as [taps][out channels][in_pitch] or [out channel][vectors] */
+    float *backward; /* weights [taps][out channels][in_pitch]; with pooling [out channel][vectors] */
 };
 
 struct block {
@@ -53,13 +55,13 @@ struct block {
     const struct layer *layer; /* all kinds except INPUT and FLAT */
     const struct layer *pool;  /* the max-pooling that is fused into a convolution, or NULL */
     bool relu;                 /* ReLU directly after the layer, before `pool` */
-    uint32_t after, after_end; /* range of layers that run in place in its output */
-    bool is_added;             /* a later ADD uses its output */
+    uint32_t after, after_end; /* range of layers that run in place in the block's output */
+    bool is_added;             /* a later ADD uses the block's output */
     const struct block *added; /* ADD only: the earlier block ... */
-    size_t held;               /* ... and the offset in worker->held where its gradients wait */
+    size_t held;               /* ... and the offset in worker->held of the gradients for that block */
 
-    /* Input and output. FLAT and LINEAR have one position; their pitch is the number of floats from one row
-     * to the next. */
+    /* Shapes of input and output. FLAT and LINEAR have one position; their pitch is the distance between two
+     * rows in floats. */
     struct shape in, out;
     size_t in_pitch, out_pitch;
     size_t positions;      /* number of output positions */
@@ -67,15 +69,17 @@ struct block {
     struct pool pooling;
     struct conv conv;
 
-    /* FLAT and LINEAR. rows, deltas: batch * out_pitch floats. transposed (LINEAR): weights
-     * [in][out_vectors]. row_positions: offsets of the rows of a batch, in floats. */
+    /* FLAT and LINEAR only. `rows`, `deltas`: batch * out_pitch floats each. `transposed`: LINEAR weights as
+     * [in][out_vectors]. `row_positions`: offsets of the rows of a batch, in floats. */
     float *rows, *deltas, *transposed;
     uint32_t *row_positions;
     size_t weight, bias; /* offsets in the net's arenas; LINEAR weights have rows of in_pitch floats */
     size_t out_vectors;
 };
 
-/* Scratch memory of one thread. */
+/* Scratch memory of one thread: `sample` as gathered, `around` a padded input, `plain` an output before
+ * pooling, `wide` padded gradients, `deltas` gradients of a block's output and input, `held` gradients that
+ * wait for an earlier block. */
 struct worker {
     float *sample, *around, *plain, *wide, *deltas[2], *held;
     uint32_t *list_positions, *list_counts;
@@ -98,7 +102,7 @@ struct net {
     size_t arena_values;
     float *parameters, *gradients, *m, *v;
 
-    /* Data kept per sample for the backward pass; draws: random bytes of dropout layers. */
+    /* Data kept per sample for the backward pass. `draws`: random bytes of dropout layers. */
     size_t kept_values, kept_argmax, kept_draws;
     size_t held_values; /* per sample, backward: gradients that wait for the earlier block of an ADD */
     size_t draws_of[MODEL_LAYERS_MAX];
@@ -136,8 +140,9 @@ struct passing {
 
 /* ---- omp_plan.c ---- */
 
-/* Creates the blocks and allocates memory for net->train. STATUS_FAILED if memory runs out; the caller calls
- * net_free() also then. */
+/* Creates the blocks and allocates memory for net->train. STATUS_FAILED if memory runs out,
+ * STATUS_UNAVAILABLE if the order of the layers is not supported, STATUS_USAGE if the batch is too large. The
+ * caller calls net_free(), also after a failure. */
 enum status net_plan(struct net *net);
 void net_free(struct net *net);
 
@@ -150,7 +155,7 @@ void net_give_arena(const struct net *net, const float *from, float *into);
 /* Copies weights into the layouts that the GEMMs use. Call it after every change of the parameters. */
 void net_prepare_weights(struct net *net);
 
-/* Adds the first `chunks` sums and writes them to the gradients. */
+/* Adds up the sums of the first `chunks` chunks and writes the result to the gradients. */
 void net_gather_sums(struct net *net, uint32_t chunks);
 
 /* ---- omp_sample.c ---- */

@@ -10,7 +10,7 @@
 
 #define LINE        16 /* floats per cache line */
 #define PAGE_BYTES  (UINT64_C(2) << 20)
-#define BAND_VALUES 5120 /* 20 KB of input, and as much of its gradient */
+#define BAND_VALUES 5120 /* floats of input per band: 20 KB, and as much of its gradient */
 
 /* ---- Memory ---- */
 
@@ -34,7 +34,8 @@ static void *take(struct net *net, size_t count, size_t size)
 {
     uint64_t bytes = count * size + LINE * sizeof(float), alignment = bytes < PAGE_BYTES ? 64 : PAGE_BYTES;
     bytes = (bytes + alignment - 1) / alignment * alignment;
-    /* Linux overcommits memory and kills the process on first use, so check what is available. */
+    /* Linux overcommits memory and may kill the process at the first access, so check the available
+     * memory. */
     bool there = bytes < PAGE_BYTES || bytes <= env_memory_available_bytes();
     void *room = there && can_hold_more(net) ? aligned_alloc(alignment, bytes) : NULL;
     if (!room) {
@@ -119,7 +120,7 @@ static int last_spatial_layer(const struct model *model)
     return last;
 }
 
-/* The block whose output, after its in-place layers, is the output of `layer`. */
+/* Returns the block whose output, after its in-place layers, is the output of `layer`. */
 static const struct block *block_of(const struct net *net, uint32_t layer)
 {
     const struct block *block = net->blocks;
@@ -170,8 +171,8 @@ static void lay_out_block(struct net *net, struct block *block)
     block->in_pitch = first ? 0 : block[-1].out_pitch;
     block->out_pitch = rows ? row_pitch(shape_values(&block->out)) : round_up(block->out.channels, lanes);
     if (first && block[1].kind == BLOCK_CONV && !block->is_added)
-        block->out_pitch = block->out.channels; /* the GEMM only broadcasts its values or reads them along
-                                                 * rows, so it needs no padding */
+        block->out_pitch = block->out.channels; /* the next block only broadcasts single input values or loads
+                                                   vectors along image rows, so channels need no padding */
     block->values = net->kept_values;
     block->argmax = net->kept_argmax;
     if (rows)
@@ -216,7 +217,7 @@ static uint32_t *make_positions(struct net *net, const struct shape *shape, cons
     return positions;
 }
 
-/* Offsets of a kernel's weights in order (t, y, x, channel), or with t, y and x `mirrored`. */
+/* Offsets of a kernel's weights in the order (t, y, x, channel); if `mirrored`, t, y and x run backwards. */
 static uint32_t *make_taps(struct net *net, const uint32_t *kernel, uint32_t channels,
                            const struct shape *around, size_t pitch, bool mirrored)
 {
@@ -382,7 +383,7 @@ static void plan_batch(struct net *net)
     net->workers = take(net, (size_t)net->threads, sizeof *net->workers);
 }
 
-/* Offsets have 32 bits. */
+/* Checks that all offsets fit in 32 bits. */
 static enum status check_offsets(const struct net *net)
 {
     for (uint32_t i = 0; i < net->block_count; i++) {
@@ -420,7 +421,8 @@ enum status net_plan(struct net *net)
 
 /* ---- Parameters ---- */
 
-/* Copies tensors row by row between the two arena layouts; linear layers have wider rows in the net's. */
+/* Copies tensors row by row between the layout of model.h and the net's, where linear layers have wider rows.
+ * With `back`, copies to the layout of model.h. */
 static void copy_arena(const struct net *net, const float *from, float *into, bool back)
 {
     for (uint32_t i = 1; i < net->block_count; i++) {
@@ -450,21 +452,22 @@ void net_give_arena(const struct net *net, const float *from, float *into)
     copy_arena(net, from, into, true);
 }
 
-/* Index of output o's weight (tap, channel) in the `forward` layout and, without pooling, in the sums of
- * gradients. */
+/* Index of the weight (tap, channel) of output channel o in the `forward` layout and, without pooling, in the
+ * sums of gradients. */
 static size_t forward_at(const struct block *block, size_t o, size_t tap, size_t channel)
 {
     return (tap * block->in.channels + channel) * block->out_pitch + o;
 }
 
-/* Index of output o's weight (tap, channel) in the `backward` layout of a block without pooling. */
+/* Index of the weight (tap, channel) of output channel o in the `backward` layout of a block without
+ * pooling. */
 static size_t backward_at(const struct block *block, size_t o, size_t tap, size_t channel)
 {
     return (tap * block->out.channels + o) * block->in_pitch + channel;
 }
 
-/* Index of output o's weight (tap, channel) in the `backward` layout of a block with pooling, and in the
- * block's sums of gradients. */
+/* Index of the weight (tap, channel) of output channel o in the `backward` layout of a block with pooling,
+ * and in the sums of gradients of such a block. */
 static size_t window_at(const struct net *net, const struct block *block, size_t o, size_t tap,
                         size_t channel)
 {

@@ -1,5 +1,4 @@
-/* `train-omp`: forward and backward pass of one sample, on one thread, through all layers except linear
- * ones. */
+/* `train-omp`: forward and backward pass of one sample through all blocks up to FLAT, on one thread. */
 #include <string.h>
 
 #include "core/phase.h"
@@ -24,7 +23,7 @@ static size_t values_count(const struct block *block)
 
 /* ---- In-place layers ---- */
 
-/* Random bytes are in C order; values are stored position by position. */
+/* Applies dropout to values that are stored position by position. `bytes` are in C order. */
 static void drop_positions(const struct block *block, const uint8_t *bytes, uint32_t threshold, float *values)
 {
     const float scale = 256.0f / (float)(256 - threshold);
@@ -248,8 +247,8 @@ static void conv_backward(const struct net *net, struct worker *worker, const st
         conv_backward_input(net, worker, block, deltas, in_deltas);
 }
 
-/* For windows first .. first + count - 1: lists argmax offsets and non-zero gradients, one list per output
- * channel with room for `count` entries. */
+/* Lists the argmax offsets and non-zero gradients of pooling windows first .. first + count - 1. There is one
+ * list per output channel, with room for `count` entries. */
 static void list_argmax(const struct block *block, struct worker *worker, const uint32_t *argmax,
                         const float *deltas, size_t first, size_t count)
 {
@@ -267,8 +266,8 @@ static void list_argmax(const struct block *block, struct worker *worker, const 
         }
 }
 
-/* Backward through a convolution and its max-pooling. Only the maximum of each window has a gradient, and
- * none if dropout or ReLU zeroed it. The remaining work is a small part of the dense GEMM. */
+/* Backward through a convolution and its max-pooling. Only the maximum of each window has a gradient, unless
+ * dropout or ReLU set it to zero. The remaining work is a small part of the work of a dense GEMM. */
 static void argmax_backward(const struct net *net, struct worker *worker, const struct block *block,
                             const float *in, const uint32_t *argmax, const float *deltas, float *in_deltas,
                             float *sums)
@@ -304,8 +303,8 @@ static void pool_backward(const struct block *block, const uint32_t *argmax, con
         }
 }
 
-/* Both inputs of an ADD have the same gradient. The earlier block runs later in the backward pass, so its
- * copy waits in worker->held. */
+/* Both inputs of an ADD have the same gradient. The backward pass reaches the earlier block later, so a copy
+ * of the gradient waits in worker->held. */
 static void add_backward(const struct worker *worker, const struct block *block, const float *deltas,
                          float *in_deltas)
 {
@@ -315,7 +314,7 @@ static void add_backward(const struct worker *worker, const struct block *block,
         memcpy(in_deltas, deltas, bytes);
 }
 
-/* Adds the gradients that wait for a block, in the order of the ADD blocks. */
+/* Adds the gradients that wait for `block` in worker->held, in the order of the ADD blocks. */
 static void take_held(const struct net *net, const struct worker *worker, const struct block *block,
                       float *deltas)
 {

@@ -16,9 +16,9 @@ static size_t least(size_t a, size_t b)
 
 /* ---- GEMM ----
  *
- * A tile of c, ROWS x PANEL vectors, stays in registers while s runs. Each step loads PANEL vectors of b and
- * broadcasts ROWS elements of a, for ROWS * PANEL multiply-adds. Panels of b are split every STEPS steps, so
- * that a panel stays in the L1 cache while all tiles below each other use it. */
+ * A tile of c, ROWS rows of PANEL vectors, stays in registers during the loop over s. Each step loads PANEL
+ * vectors of b and broadcasts ROWS elements of a, for ROWS * PANEL multiply-adds. Panels of b are split every
+ * STEPS steps, so that a panel stays in the L1 cache while all tiles of a column of tiles use it. */
 
 #define ROWS_MAX 8
 #define STEPS    144
@@ -127,8 +127,8 @@ static void multiply(const struct gemm *gemm, size_t first, size_t count)
 
 /* ---- Max-pooling ---- */
 
-/* Pools one window, all channels; `corner` is its first position. Of equal values the first wins; a NaN wins
- * over any value. */
+/* Pools one window for all channels; `corner` is its first position. The first of equal values wins; a NaN
+ * wins over any number. */
 static void pool_window(const struct pool *pool, size_t corner, const float *in, float *out,
                         uint32_t *positions)
 {
@@ -165,7 +165,7 @@ static void pool(const struct pool *pool, const float *in, float *out, uint32_t 
 
 /* ---- Backward through a convolution and its max-pooling ----
  *
- * A group of vectors of the weights and of their gradient stays in registers while the loop runs over the
+ * A group of vectors of the weights and of their gradient stays in registers during the loop over the
  * list. */
 
 INLINE void spread_group(const struct argmax_list *argmax, const uint32_t *runs, const float *in,
@@ -262,7 +262,8 @@ static void relu_backward(const float *restrict values, float *restrict deltas, 
         deltas[i] = values[i] <= 0 ? 0 : deltas[i];
 }
 
-/* Element order equals byte order in memory: draw_kept() uses the lowest byte first. */
+/* Copies the words of each block as they are in memory, because draw_kept() takes the lowest byte of a word
+ * first. */
 static void draw(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t layer, size_t count, uint8_t *bytes)
 {
     for (size_t i = 0; i < count; i += DRAW_DROPOUT_ELEMENTS) {
@@ -271,7 +272,7 @@ static void draw(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t layer,
     }
 }
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "draw() wants the lowest byte of a word first"
+#error "draw() needs a little-endian machine"
 #endif
 
 static void drop(const uint8_t *restrict bytes, uint32_t threshold, float *restrict values, size_t count)

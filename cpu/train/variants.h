@@ -1,5 +1,5 @@
-/* The variants that train or infer by an engine on the CPU. Further members of struct variant may follow the
- * engine. */
+/* Macros that define a variant for training or inference from an engine on the CPU. Arguments after the
+ * engine initialise further members of struct variant. */
 #ifndef FDSL_CPU_TRAIN_VARIANTS_H
 #define FDSL_CPU_TRAIN_VARIANTS_H
 

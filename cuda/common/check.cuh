@@ -1,4 +1,4 @@
-/* Error checking of CUDA calls: a failing call returns STATUS_FAILED with its text, file and line. */
+/* Error checking of CUDA calls. The message of a failure has the call, CUDA's error text, file and line. */
 #ifndef FDSL_CUDA_COMMON_CHECK_CUH
 #define FDSL_CUDA_COMMON_CHECK_CUH
 
@@ -6,6 +6,7 @@
 
 #include "core/status.h"
 
+/* Converts the result of a CUDA call: STATUS_OK, or STATUS_FAILED with a message that begins with `call`. */
 static inline enum status cuda_status(cudaError_t error, const char *call, const char *file, int line)
 {
     if (error == cudaSuccess)
@@ -14,10 +15,10 @@ static inline enum status cuda_status(cudaError_t error, const char *call, const
     return status_set(STATUS_FAILED, "%s failed: %s (%s:%d)", call, cudaGetErrorString(error), file, line);
 }
 
-/* Returns from the calling function unless the CUDA call succeeds. */
+/* Returns STATUS_FAILED from the calling function if the CUDA call fails. */
 #define CUDA_TRY(call) TRY(cuda_status((call), #call, __FILE__, __LINE__))
 
-/* Returns from the calling function if the preceding kernel launch failed. */
+/* Returns STATUS_FAILED from the calling function if the preceding kernel launch failed. */
 #define CUDA_TRY_LAUNCH(kernel) TRY(cuda_status(cudaGetLastError(), "launch of " kernel, __FILE__, __LINE__))
 
 #endif

@@ -9,8 +9,8 @@
 #include "common/consumer_parts.cuh"
 #include "machine/device.h"
 
-/* Maximum training steps in flight. A step is dozens of launches, and the device queues about a thousand.
- * Beyond that, a launch would block, and with it every other CUDA call. */
+/* Maximum number of real training steps in flight. A step launches dozens of kernels, and about a thousand
+ * launches can be queued. When the queue is full, a launch blocks, and all other CUDA calls wait for it. */
 #define TRAINING_STEPS_AHEAD 8
 
 static struct cuda_consumer *self_of(struct consumer *consumer)
@@ -20,8 +20,8 @@ static struct cuda_consumer *self_of(struct consumer *consumer)
 
 /* ---- Steps and their waiting times ---- */
 
-/* Waits for the oldest uncounted step and counts it. Its end event moves to last_end, because the next step
- * needs it; the event from last_end takes its place in the ring. */
+/* Waits for the oldest uncounted step and adds its times to the span. Then swaps the step's end event with
+ * last_end: the waiting time of the next step is measured from last_end. */
 static enum status count_step(struct cuda_consumer *self)
 {
     uint64_t at = self->counted % CONSUMER_STEPS_AHEAD;
@@ -52,7 +52,9 @@ static enum status count_all(struct cuda_consumer *self)
     return STATUS_OK;
 }
 
-/* Enqueues a step on a batch in device memory. The step waits for the event `ready` unless it is NULL. */
+/* Enqueues a step on a batch in device memory. The step waits for the event `ready` unless it is NULL.
+ * `*done` is the event that ends the step. If the maximum number of steps is in flight, first waits for the
+ * oldest one. */
 static enum status enqueue(struct cuda_consumer *self, const struct batch *batch, cudaEvent_t ready,
                            cudaEvent_t *done)
 {
@@ -183,8 +185,8 @@ static void leave_slot(struct cuda_consumer *self, struct slot *slot)
 /* Alignment of the labels in a slot, in bytes. */
 #define SLOT_ALIGNMENT ((size_t)16)
 
-/* Copies the batch to the slot's pinned memory: values, followed by labels. `*there` describes the batch on
- * the device; `*bytes` is the size of the copy to the device. */
+/* Copies the batch to the slot's pinned memory: values, followed by labels. `*there` describes the batch as
+ * it will be in the slot's device memory; `*bytes` is the number of bytes to copy there. */
 static enum status fill_slot(struct slot *slot, const struct batch *batch, struct batch *there, size_t *bytes)
 {
     size_t labels_at = (batch->bytes + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
@@ -192,8 +194,8 @@ static enum status fill_slot(struct slot *slot, const struct batch *batch, struc
     *bytes = labels_bytes ? labels_at + labels_bytes : batch->bytes;
     if (grow_slot(slot, *bytes) != STATUS_OK)
         return status_prefix(STATUS_FAILED,
-                             "--compute: out of memory for %d batches of %.1f MB in flight to the GPU", RING,
-                             1e-6 * (double)*bytes);
+                             "--compute: out of memory for %d batches of %.1f MB each on the way to the GPU",
+                             RING, 1e-6 * (double)*bytes);
     if (batch->bytes)
         memcpy(slot->pinned, batch->values, batch->bytes);
     if (labels_bytes)
@@ -245,7 +247,7 @@ static void destroy(cudaEvent_t event)
         (void)cudaEventDestroy(event);
 }
 
-/* Errors are ignored: nothing depends on them. */
+/* Waits for all steps and frees everything. Ignores errors, because no result depends on them. */
 static void cuda_close(struct consumer *consumer)
 {
     struct cuda_consumer *self = self_of(consumer);
@@ -285,7 +287,7 @@ static enum status make_streams(struct cuda_consumer *self)
     CUDA_TRY(cudaStreamCreateWithFlags(&self->copies, cudaStreamNonBlocking));
     for (int i = 0; i < CONSUMER_STEPS_AHEAD; i++) {
         CUDA_TRY(cudaEventCreate(&self->begins[i]));
-        /* Blocking waits free the core for threads that load data. */
+        /* A thread that waits for this event sleeps, so threads that load data can use its core. */
         CUDA_TRY(cudaEventCreateWithFlags(&self->ends[i], cudaEventBlockingSync));
     }
     CUDA_TRY(cudaEventCreateWithFlags(&self->last_end, cudaEventBlockingSync));

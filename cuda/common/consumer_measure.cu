@@ -10,14 +10,14 @@
 /* ---- A step alone ---- */
 
 #define UNITS_MAX     (1u << 26)
-#define WARM_S        0.3  /* warm-up: clocks rise under load, and fall as the GPU heats up */
-#define ROUND_S       0.05 /* minimum duration of a measurement */
+#define WARM_S        0.3  /* minimum warm-up: clocks rise under load, then fall as the GPU heats up */
+#define ROUND_S       0.05 /* intended duration of a measurement; REPEATS_MIN and REPEATS_MAX limit it */
 #define REPEATS_MIN   5
 #define REPEATS_MAX   64
 #define ROUNDS_MAX    12
-#define ERROR_WANTED  0.003
-#define ERROR_SILENT  0.02
-#define ERROR_ALLOWED 0.1
+#define ERROR_WANTED  0.003 /* relative error at which calibration stops */
+#define ERROR_SILENT  0.02  /* maximum relative error without a warning */
+#define ERROR_ALLOWED 0.1   /* maximum relative error with a warning */
 
 static int by_value(const void *a, const void *b)
 {
@@ -28,7 +28,7 @@ static int by_value(const void *a, const void *b)
 /* Measures the median time of `repeats` consecutive steps. */
 static enum status measure(struct cuda_consumer *self, const struct batch *batch, int repeats, double *step_s)
 {
-    static_assert(REPEATS_MAX < CONSUMER_STEPS_AHEAD, "calibration borrows the events of steps");
+    static_assert(REPEATS_MAX < CONSUMER_STEPS_AHEAD, "calibration reuses the events of steps");
     double times_s[REPEATS_MAX];
     cudaEvent_t *events = self->begins;
     CUDA_TRY(cudaEventRecord(events[0], self->steps));
@@ -53,7 +53,7 @@ static int repeats_of(double seconds, double step_s)
     return repeats < REPEATS_MIN ? REPEATS_MIN : repeats > REPEATS_MAX ? REPEATS_MAX : (int)repeats;
 }
 
-/* Adjusts the units of the product until a step takes wanted_s. */
+/* Adjusts the product's number of units until a step takes wanted_s seconds. */
 static enum status calibrate(struct cuda_consumer *self, double wanted_s)
 {
     struct product *product = &self->product;
@@ -72,19 +72,19 @@ static enum status calibrate(struct cuda_consumer *self, double wanted_s)
     }
     double error = fabs(*alone_s / wanted_s - 1);
     if (error > ERROR_SILENT && error < ERROR_ALLOWED)
-        status_warn("--compute: a step of %g ms takes %.4g ms: GPU clocks vary, or another process is using "
-                    "the GPU; stop other processes, or use a longer step",
-                    1e3 * wanted_s, 1e3 * *alone_s);
+        status_warn(
+            "--compute: the requested step of %g ms takes %.4g ms: GPU clocks vary, or another process "
+            "is using the GPU; stop other processes, or use a longer step",
+            1e3 * wanted_s, 1e3 * *alone_s);
     if (error < ERROR_ALLOWED)
         return STATUS_OK;
-    return status_set(
-        STATUS_FAILED,
-        "a step of %g ms took %.4g ms after %d rounds of calibration: GPU clocks vary, or another "
-        "process is using the GPU; stop other processes, or use a longer step",
-        1e3 * wanted_s, 1e3 * *alone_s, ROUNDS_MAX);
+    return status_set(STATUS_FAILED,
+                      "the requested step of %g ms takes %.4g ms after %d rounds of calibration: GPU clocks "
+                      "vary, or another process is using the GPU; stop other processes, or use a longer step",
+                      1e3 * wanted_s, 1e3 * *alone_s, ROUNDS_MAX);
 }
 
-/* Measures the duration of the trainer's own step, which is not adjustable. */
+/* Measures the duration of the trainer's own step, which cannot be adjusted. */
 static enum status measure_alone(struct cuda_consumer *self, const struct batch *batch)
 {
     double *alone_s = &self->consumer.facts.alone_s;
@@ -99,8 +99,9 @@ static enum status measure_alone(struct cuda_consumer *self, const struct batch 
 
 /* ---- The bus ---- */
 
-/* Runs steps and pinned copies to the device concurrently, each in back-to-back groups. Copies run about
- * twice as long as steps. A group counts only if the other kind was active during all of it. */
+/* One stream runs training steps while another runs pinned copies to the device. Each stream runs its work in
+ * groups, without gaps. All copies together take about twice as long as all steps, so that copies run during
+ * every step. A group counts only if the other stream was busy during the whole group. */
 #define BUS_BYTES  ((size_t)64 << 20) /* per copy */
 #define BUS_GROUPS 32
 #define BUS_TIME_S 0.15 /* minimum duration of all steps */
@@ -111,7 +112,7 @@ struct bus {
     cudaEvent_t *step_begins, *step_ends, *copy_begins, *copy_ends; /* BUS_GROUPS each */
     int steps, groups;                                              /* steps per group; groups of steps */
     int copies;               /* copies per group; there are BUS_GROUPS groups */
-    double copies_s, steps_s; /* duration of a group of copies, or of steps, alone */
+    double copies_s, steps_s; /* duration of a group of copies and of a group of steps, each measured alone */
 };
 
 static enum status make_copies(struct cuda_consumer *self, const struct bus *bus, int group)
@@ -133,9 +134,8 @@ static enum status make_steps(struct cuda_consumer *self, const struct batch *ba
     return STATUS_OK;
 }
 
-/* Returns the mean time of the groups that began after `after` and ended before `before`; NaN if there are
- * none.
- */
+/* Computes the mean time of the groups that began after `after` and ended before `before`; NaN if there are
+ * none. */
 static enum status mean_between(const cudaEvent_t *begins, const cudaEvent_t *ends, int groups,
                                 cudaEvent_t after, cudaEvent_t before, double *mean_s)
 {
@@ -155,7 +155,8 @@ static enum status mean_between(const cudaEvent_t *begins, const cudaEvent_t *en
     return STATUS_OK;
 }
 
-/* Measures copies alone, then chooses the number of copies per group. */
+/* Measures copies alone. Then chooses the number of copies per group, such that all groups take about twice
+ * `steps_s`, the time of all steps. */
 static enum status copy_alone(struct cuda_consumer *self, struct bus *bus, double steps_s)
 {
     bus->copies = 1;
@@ -169,8 +170,8 @@ static enum status copy_alone(struct cuda_consumer *self, struct bus *bus, doubl
     return STATUS_OK;
 }
 
-/* Measures steps alone, in the groups that later run concurrently with copies. The overhead of groups and any
- * drop in clocks since calibration then affect both measurements. */
+/* Measures steps alone, in the same groups that later run concurrently with copies. Both measurements then
+ * include the overhead of a group and any drop in clocks since the calibration. */
 static enum status step_alone(struct cuda_consumer *self, const struct batch *batch, struct bus *bus)
 {
     for (int group = 0; group < bus->groups; group++)
@@ -188,8 +189,8 @@ static enum status run_bus(struct cuda_consumer *self, const struct batch *batch
     bus->steps = (int)ceil(wanted_s / (bus->groups * facts->alone_s));
     TRY(copy_alone(self, bus, bus->groups * bus->steps * facts->alone_s));
     TRY(step_alone(self, batch, bus));
-    for (int group = 0; group < BUS_GROUPS;
-         group++) { /* interleaved: a full launch queue would block the other stream */
+    /* Alternate between the streams: if the launch queue filled with steps, copies could not be enqueued. */
+    for (int group = 0; group < BUS_GROUPS; group++) {
         if (group < bus->groups)
             TRY(make_steps(self, batch, bus, group));
         TRY(make_copies(self, bus, group));
@@ -205,10 +206,10 @@ static enum status run_bus(struct cuda_consumer *self, const struct batch *batch
     return STATUS_OK;
 }
 
-/* Measures how a step and pinned copies slow each other down. Runs before any loader starts. */
+/* Measures how steps and pinned copies slow each other down. Call before any loader starts. */
 static enum status measure_bus(struct cuda_consumer *self, const struct batch *batch)
 {
-    static_assert(2 * BUS_GROUPS <= CONSUMER_STEPS_AHEAD, "the measurement borrows the events of steps");
+    static_assert(2 * BUS_GROUPS <= CONSUMER_STEPS_AHEAD, "the measurement reuses the events of steps");
     struct bus bus = {};
     bus.step_begins = self->begins;
     bus.step_ends = self->begins + BUS_GROUPS;
@@ -231,8 +232,8 @@ static enum status measure_bus(struct cuda_consumer *self, const struct batch *b
 
 #define FILL_BLOCK 256
 
-/* Fills with uniformly distributed grays: the top bits of a hash of the index, by the finaliser of
- * MurmurHash3. */
+/* Fills `pixels` with uniformly distributed gray values. A value is the top byte of a hash of its index, by
+ * the finaliser of MurmurHash3. */
 static __global__ void fill_kernel(uint8_t *pixels, size_t count)
 {
     size_t i = (size_t)blockIdx.x * FILL_BLOCK + threadIdx.x;
@@ -252,7 +253,7 @@ static enum status fill_pixels(uint8_t *pixels, size_t count, cudaStream_t strea
 }
 
 /* Measures with random u8 pixels, because there are no batches yet. The duration of a step hardly depends on
- * the values; wider types take longer to convert. */
+ * the values. Types wider than u8 take longer to convert. */
 enum status measure_task(struct cuda_consumer *self, const struct task *task)
 {
     size_t sample_bytes = (size_t)task->channels * task->height * task->width;

@@ -1,5 +1,5 @@
-/* Shared by consumer.cu (passes batches to steps) and consumer_measure.cu (measures steps alone and next to
- * copies). No other file includes this. */
+/* Declarations shared by consumer.cu (passes batches to steps) and consumer_measure.cu (measures steps alone
+ * and concurrently with copies). No other file includes this one. */
 #ifndef FDSL_CUDA_COMMON_CONSUMER_PARTS_CUH
 #define FDSL_CUDA_COMMON_CONSUMER_PARTS_CUH
 
@@ -10,27 +10,28 @@
 #include "core/consumer.h"
 #include "core/step_backend.h"
 
-#define RING 4 /* host batches in flight */
+#define RING 4 /* slots; the maximum number of host batches in flight */
 
+/* The buffers of one host batch. */
 struct slot {
     void *pinned, *device;
     size_t bytes;
-    uint64_t turn;      /* batches that this slot has passed on */
-    cudaEvent_t copied; /* recorded when the batch is on the device */
-    cudaEvent_t done;   /* end of the step on the batch; NULL before the first */
+    uint64_t turn;      /* number of times that this slot has been released */
+    cudaEvent_t copied; /* recorded after the copy to the device */
+    cudaEvent_t done;   /* recorded after the step on the slot's latest batch; NULL before the first batch */
 };
 
 struct cuda_consumer {
     struct consumer consumer; /* first */
     int device;
-    pthread_mutex_t lock;   /* protects everything below, except a slot's buffers while a thread owns it */
+    pthread_mutex_t lock;   /* protects everything below, except the buffers of a slot that a thread owns */
     pthread_cond_t changed; /* signals that a slot's turn has changed */
     struct product product;
     struct step_backend *backend; /* runs the steps; NULL: `product` does */
     unsigned ahead;               /* maximum steps in flight */
-    uint32_t share; /* samples of a full batch; 0: the duration of a step does not depend on the batch */
+    uint32_t share; /* samples in a full batch; 0: the duration of a step does not depend on the batch */
     cudaStream_t steps, copies;
-    cudaEvent_t origin; /* begin of the span */
+    cudaEvent_t origin; /* start of the span, which lasts from consumer_begin() to consumer_finish() */
     cudaEvent_t begins[CONSUMER_STEPS_AHEAD], ends[CONSUMER_STEPS_AHEAD];
     bool whole[CONSUMER_STEPS_AHEAD]; /* whether the step between these events has a full batch */
     cudaEvent_t last_end;             /* end of the latest counted step */
@@ -48,10 +49,10 @@ static inline enum status make_step(struct cuda_consumer *self, const struct bat
                          : product_launch(&self->product, self->steps);
 }
 
-/* Opens a product and calibrates it to take `step_s`. Fills the consumer's facts. */
+/* Opens a product and calibrates it to take `step_s` seconds. Fills the consumer's facts. */
 enum status measure_product(struct cuda_consumer *self, double step_s);
 
-/* Measures the step of the step backend on a training task. Fills the consumer's facts. */
+/* Measures the training step of the step backend for `task`. Fills the consumer's facts. */
 enum status measure_task(struct cuda_consumer *self, const struct task *task);
 
 #endif

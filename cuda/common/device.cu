@@ -5,7 +5,7 @@
 #include "common/check.cuh"
 #include "machine/nvml.h"
 
-/* Its attributes tell whether this build has code for a device. */
+/* Never launched. Its attributes show whether this build has code for a device. */
 static __global__ void probe_kernel(void)
 {
 }
@@ -33,14 +33,14 @@ enum status device_probe(int device)
         (error == cudaSuccess && count == 0))
         return status_set(STATUS_UNAVAILABLE, "no CUDA device (%s)",
                           error == cudaErrorInsufficientDriver
-                              ? "no driver, or one older than CUDA's runtime needs"
+                              ? "no driver, or a driver that is too old for this CUDA runtime"
                               : "the driver sees no GPU");
     if (error != cudaSuccess)
         return status_set(STATUS_UNAVAILABLE, "cannot initialise CUDA: %s", cudaGetErrorString(error));
     if (device >= count)
         return status_set(STATUS_UNAVAILABLE, "no CUDA device %d: there %s %d, numbered from 0; see --device",
                           device, count == 1 ? "is" : "are", count);
-    /* Without this check, a build for other architectures would fail at the first launch. */
+    /* Without this check, a build that has no code for this device would fail at its first launch. */
     cudaFuncAttributes attributes;
     error = cudaSetDevice(device);
     if (error == cudaSuccess)
@@ -57,15 +57,14 @@ enum status device_code(int device, int *architecture, bool *at_load)
     cudaFuncAttributes attributes;
     CUDA_TRY(cudaSetDevice(device));
     CUDA_TRY(cudaFuncGetAttributes(&attributes, probe_kernel));
-    /* nvcc sets both versions to the same value. Code compiled by the driver is for the device itself, from
-     * PTX of an older version.
-     */
+    /* For code compiled by nvcc, both versions are equal. For code compiled by the driver, binaryVersion is
+     * that of the device, and ptxVersion is that of the older PTX. */
     *architecture = attributes.ptxVersion;
     *at_load = attributes.ptxVersion < attributes.binaryVersion;
     return STATUS_OK;
 }
 
-/* CUDA reports the rated boost clock. Many devices exceed it, up to NVML's maximum clock. */
+/* CUDA reports the rated boost clock. Many devices run faster, up to the maximum clock that NVML reports. */
 static double highest_clock_hz(const char *pci_bus_id, int rated_khz)
 {
     struct gpu_state state;
@@ -74,7 +73,7 @@ static double highest_clock_hz(const char *pci_bus_id, int rated_khz)
     return known && 1e6 * state.sm_clock_max_mhz > rated_hz ? 1e6 * state.sm_clock_max_mhz : rated_hz;
 }
 
-/* Returns the peak rate of PCIe; 0 if a faster, cache-coherent link leads to the host. */
+/* Gets the peak rate of PCIe. 0 if a faster, cache-coherent link (NVLink-C2C) connects the host. */
 static enum status bus_peak(int device, const char *pci_bus_id, double *bytes_per_s)
 {
     int coherent = 0;

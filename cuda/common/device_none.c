@@ -1,4 +1,4 @@
-/* Stub of the device functions for builds without CUDA: no device, with the reason. */
+/* Stubs of the device functions for builds without CUDA: there is no device, and queries give the reason. */
 #include "machine/device.h"
 
 int device_count(void)

@@ -4,10 +4,10 @@
 
 #include "common/check.cuh"
 
-/* Products of float32 matrices of SIDE x SIDE values. A block multiplies a strip of A by a strip of B, over a
- * part of the k dimension, into a tile of C. Strips are short, so a block takes some tens of microseconds and
- * blocks of other kernels can run in between, as between the kernels of a network. The duration of a step is
- * a number of units; in one unit, a wave of blocks advances by DEPTH along k. */
+/* Multiplies float32 matrices of SIDE x SIDE values. A block multiplies a strip of A by a strip of B, over a
+ * part of the k dimension, into a tile of C. Strips are short, so that a block takes only some tens of
+ * microseconds. Blocks of other kernels can run in between, as they can between the kernels of a network.
+ * The work of a step is a number of units. In one unit, each block of a wave advances by DEPTH along k. */
 #define SIDE       PRODUCT_SIDE
 #define TILE       PRODUCT_TILE
 #define DEPTH      PRODUCT_DEPTH
@@ -18,7 +18,7 @@
 static __global__ void __launch_bounds__(BLOCK) fill_kernel(float *values, size_t count)
 {
     size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
-    if (i < count) /* in [-1, 1), with bit patterns like those of weights: zeros would draw less power */
+    if (i < count) /* in [-1, 1): varied bits, like those of weights, because zeros would draw less power */
         values[i] = (float)(int32_t)((uint32_t)i * 2654435761u) * 0x1p-31f;
 }
 
@@ -78,11 +78,10 @@ enum status product_open(int device, cudaStream_t stream, struct product *produc
     product->wave = (unsigned)(multiprocessors * blocks);
     if (cudaMalloc(&product->matrices, values * sizeof(float)) != cudaSuccess) {
         (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
-        return status_set(
-            STATUS_FAILED,
-            "GPU %d does not have %.0f MB of free memory for the matrices of the step; free some, or choose "
-            "another GPU with --device",
-            device, 1e-6 * (double)(values * sizeof(float)));
+        return status_set(STATUS_FAILED,
+                          "GPU %d does not have %.0f MB of free memory for the matrices of the step; free "
+                          "memory, or choose another GPU with --device",
+                          device, 1e-6 * (double)(values * sizeof(float)));
     }
     product->units = WAVE_UNITS;
     return fill_noise(product->matrices, values, stream);

@@ -1,4 +1,4 @@
-/* A kernel of adjustable duration that loads the device like training: the step of --compute MS. */
+/* The step of --compute MS: a kernel of adjustable duration that keeps the device busy as training does. */
 #ifndef FDSL_CUDA_COMMON_PRODUCT_CUH
 #define FDSL_CUDA_COMMON_PRODUCT_CUH
 
@@ -7,9 +7,9 @@
 
 #include "core/status.h"
 
-/* Matrices are square. Block i computes tile i mod (number of tiles) of C, row by row. In each unit it
- * advances by PRODUCT_DEPTH columns of A and rows of B; blocks of the first pass over the tiles begin at 0.
- */
+/* Matrices are square. Tiles of C are numbered row by row, and block i computes tile i mod (number of tiles).
+ * In each unit, a block advances by PRODUCT_DEPTH columns of A and rows of B. The first block of each tile
+ * begins at column 0 of A. */
 #define PRODUCT_SIDE  2048
 #define PRODUCT_TILE  64
 #define PRODUCT_DEPTH 8
@@ -17,15 +17,16 @@
 struct product {
     float *matrices; /* A, B, C */
     unsigned wave;   /* blocks that the device runs concurrently */
-    unsigned units;  /* units per step; the duration is proportional to it */
+    unsigned units;  /* units per step; the duration is proportional to them */
 };
 
-/* Allocates the matrices and fills them on `stream`; the initial product is one wave of blocks. STATUS_FAILED
- * if memory runs out. The caller calls product_close(), even after a failure; it accepts a zeroed struct. */
+/* Allocates the matrices and fills them on `stream`. Sets `units` such that a step is one wave of blocks.
+ * STATUS_FAILED if memory runs out. The caller calls product_close(), even after a failure; product_close()
+ * also accepts a zeroed struct. */
 enum status product_open(int device, cudaStream_t stream, struct product *product);
 void product_close(struct product *product);
 
-/* Enqueues one product. */
+/* Enqueues one step of product->units units. STATUS_FAILED if the launch fails. */
 enum status product_launch(const struct product *product, cudaStream_t stream);
 
 #endif

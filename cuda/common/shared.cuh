@@ -1,15 +1,15 @@
-/* Access to shared memory through 32-bit addresses.
+/* Access to shared memory through 32-bit byte addresses.
  *
- * With a pointer, the compiler recomputes the address of dynamic shared memory at every use, from special
- * registers that are slow to read. In inner loops, an address in a register costs a third of that.
- */
+ * If dynamic shared memory is accessed through a pointer, the compiler recomputes its address at every use,
+ * from special registers that are slow to read. In inner loops, an address that stays in a register costs a
+ * third as much. An access of 2, 4, 8 or 16 bytes must be aligned to its size. */
 #ifndef FDSL_CUDA_COMMON_SHARED_CUH
 #define FDSL_CUDA_COMMON_SHARED_CUH
 
 #include <stdint.h>
 
-/* Returns `value`, but hides its origin from the compiler, which then keeps it in a register instead of
- * recomputing it. */
+/* Returns `value` and hides from the compiler how it was computed. The compiler therefore keeps it in a
+ * register instead of recomputing it. */
 static __device__ __forceinline__ uint32_t keep(uint32_t value)
 {
     asm volatile("" : "+r"(value));
@@ -22,6 +22,7 @@ template <class T> static __device__ __forceinline__ T *keep(T *pointer)
     return pointer;
 }
 
+/* Converts a pointer to shared memory to its address. */
 static __device__ __forceinline__ uint32_t shared_address(const void *pointer)
 {
     return keep((uint32_t)__cvta_generic_to_shared(pointer));
@@ -52,6 +53,7 @@ static __device__ __forceinline__ uint32_t shared_load(uint32_t address)
     return value;
 }
 
+/* Loads 16 bits. The upper half of the result is 0. */
 static __device__ __forceinline__ uint32_t shared_load16(uint32_t address)
 {
     uint32_t value;

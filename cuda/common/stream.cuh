@@ -4,9 +4,9 @@
 
 #include "common/check.cuh"
 
-/* Creates a stream with the highest priority on the current device. Its kernels run before those of a
- * training step (common/consumer.cu), which would otherwise delay the batch that the next step needs. The
- * caller destroys it. */
+/* Creates a stream with the highest priority on the current device. Its kernels take precedence over those of
+ * a training step (common/consumer.cu), because a late batch would delay the next step. The caller destroys
+ * the stream. */
 static inline enum status stream_open(cudaStream_t *stream)
 {
     int lowest, highest;

@@ -5,8 +5,8 @@
 #include "data/checksum.h"
 #include "load/xxh3.cuh"
 
-/* Hash of part `part` (of XXH3_PARTS) of the edges of a member larger than 2 * CHECKSUM_EDGE bytes. Pass the
- * sum of the parts to xxh3_of_parts(). */
+/* Returns part `part` (0 to XXH3_PARTS - 1) of the hash of the edges of a member. The member must be larger
+ * than 2 * CHECKSUM_EDGE bytes. xxh3_of_parts() turns the sum of all parts into the hash. */
 FDSL_HD uint64_t device_checksum_part(const uint8_t *bytes, uint64_t size, uint32_t part)
 {
     uint32_t at = xxh3_part_at(part);
@@ -14,7 +14,7 @@ FDSL_HD uint64_t device_checksum_part(const uint8_t *bytes, uint64_t size, uint3
     return xxh3_part(xxh3_read64(words), xxh3_read64(words + 8), part, size);
 }
 
-/* Same result as checksum_edges(): XXH3-64 of the edges, or of all bytes if there are at most 2 *
+/* Returns the same hash as checksum_edges(): XXH3-64 of the edges, or of all bytes if there are at most 2 *
  * CHECKSUM_EDGE. The seed is the size. */
 FDSL_HD uint64_t device_checksum_edges(const uint8_t *bytes, uint64_t size)
 {
@@ -26,13 +26,13 @@ FDSL_HD uint64_t device_checksum_edges(const uint8_t *bytes, uint64_t size)
     return xxh3_of_parts(sum);
 }
 
-/* Same result as checksum_whole(): XXH3-64 of all bytes, without a seed. */
+/* Returns the same hash as checksum_whole(): XXH3-64 of all bytes, without a seed. */
 FDSL_HD uint64_t device_checksum_whole(const uint8_t *bytes, uint64_t size)
 {
     return xxh3_64(bytes, size, 0);
 }
 
-/* Same result as checksum_sample(): XXH3-64 of the hashes of the members, seeded with the key. */
+/* Returns the same hash as checksum_sample(): XXH3-64 of the members' hashes, seeded with the key's hash. */
 FDSL_HD uint64_t device_checksum_sample(uint64_t key, const uint64_t *members, uint32_t count)
 {
     return xxh3_64((const uint8_t *)members, count * sizeof *members, key);

@@ -27,8 +27,8 @@ static enum status load_functions(void *handle, struct cufile *library)
         if (!symbol && !functions[i].optional)
             return status_set(STATUS_UNAVAILABLE, "the cuFile library lacks %s: it is too old",
                               functions[i].name);
-        memcpy(functions[i].pointer, &symbol,
-               sizeof symbol); /* POSIX allows this conversion to a function pointer */
+        /* POSIX allows this conversion of an object pointer to a function pointer. */
+        memcpy(functions[i].pointer, &symbol, sizeof symbol);
     }
     return STATUS_OK;
 }
@@ -54,7 +54,7 @@ static enum status open_library(struct cufile *library)
 enum status cufile_open(const struct cufile **library)
 {
     static std::mutex lock;
-    static struct cufile only; /* stays open until the process ends, like CUDA */
+    static struct cufile only; /* stays open until the process ends, as CUDA does */
     static bool tried;
     static enum status status;
     static char reason[512];

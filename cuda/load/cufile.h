@@ -1,5 +1,5 @@
 /* cuFile (GPUDirect Storage), loaded at run time. The program starts without the library and builds without
- * its header. The declarations follow the documented interface, as far as they are used here. */
+ * its header. These declarations are the part of the documented interface that is used here. */
 #ifndef FDSL_CUDA_LOAD_CUFILE_H
 #define FDSL_CUDA_LOAD_CUFILE_H
 
@@ -13,7 +13,7 @@
 #include "core/status.h"
 
 struct cufile_error {
-    int error; /* 0, or 5001 and higher */
+    int error; /* 0: success; errors are 5001 and higher */
     int cuda;  /* a CUresult */
 };
 
@@ -68,7 +68,7 @@ struct cufile_event {
 #define CUFILE_STATUS_PENDING  0x02
 #define CUFILE_STATUS_COMPLETE 0x10
 
-/* Functions of the library. The last four are NULL in versions without batches. */
+/* The library's functions. The last four are NULL in library versions without batches. */
 struct cufile {
     struct cufile_error (*open_driver)(void);
     struct cufile_error (*properties)(struct cufile_properties *properties);
@@ -91,9 +91,9 @@ FDSL_C_BEGIN
 enum status cufile_open(const struct cufile **library);
 
 /* Queries how cuFile reads. `*direct` is set only if the kernel driver is present and reads through host
- * memory are disabled (allow_compat_mode false in cufile.json). Files that cannot be read directly are then
- * refused, and whole-block reads of files opened with O_DIRECT come straight from the disk. STATUS_FAILED if
- * the driver does not report its properties. */
+ * memory are disabled (allow_compat_mode false in cufile.json). cuFile then refuses files that it cannot read
+ * directly. If a file is opened with O_DIRECT, reads of whole blocks come straight from the disk. `*batches`
+ * is set if the library supports batches of reads. STATUS_FAILED if it does not report its properties. */
 enum status cufile_way(const struct cufile *library, bool *direct, bool *batches);
 
 FDSL_C_END

@@ -78,13 +78,14 @@ enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t mo
     const struct load *load = delivery->load;
     uint64_t buffers = (slots + load->batch - 1) / load->batch, bytes;
     if (buffers * load->batch > UINT32_MAX)
-        return status_set(STATUS_USAGE, "more than %u slots; lower --batch or --shuffle", UINT32_MAX);
+        return status_set(STATUS_USAGE, "a worker would need more than %u slots; lower --batch or --shuffle",
+                          UINT32_MAX);
     if (__builtin_mul_overflow(delivery->workers * buffers * load->batch, delivery->stride + 12, &bytes) ||
         __builtin_add_overflow(bytes, load->dataset->sample_count * sizeof *delivery->samples + more_bytes,
                                &bytes))
         bytes = UINT64_MAX; /* larger than any device */
     TRY(device_check_room(
-        delivery->device, bytes, "its buffers and batches need",
+        delivery->device, bytes, "the buffers and batches need",
         "lower --batch, --shuffle, --threads, --ring or --chunk, or use a smaller --dtype"));
     delivery->buffers = (uint32_t)buffers;
     delivery->slots = (uint32_t)(buffers * load->batch);
@@ -143,7 +144,8 @@ static struct batch batch_in(const struct output_queue *queue, uint32_t index)
     return batch;
 }
 
-/* Passes batches to the consumer in turn, as long as the next one is ready. Needs the lock. */
+/* Passes batches to the consumer in rotation over the workers, until the next batch in turn is not ready. The
+ * caller holds the lock. */
 static enum status hand_over(struct delivery *delivery)
 {
     for (uint32_t passed = 0; passed < delivery->workers;) {
@@ -152,7 +154,7 @@ static enum status hand_over(struct delivery *delivery)
         if (delivery->left[worker] > 0 && ready->empty())
             return STATUS_OK;
         delivery->next = (worker + 1) % delivery->workers;
-        if (delivery->left[worker] == 0) { /* this worker's share had fewer batches */
+        if (delivery->left[worker] == 0) { /* all batches of this worker's share have been passed on */
             passed++;
             continue;
         }
@@ -185,9 +187,9 @@ enum status queue_check_failed(struct output_queue *queue)
     return status_set(STATUS_FAILED, "another reader failed");
 }
 
-/* Waits until the consumer has the batch, so that `done` is recorded. `*ended` is set if the step has
- * certainly ended: the consumer limits the number of steps in flight, and records the event again only after
- * that. */
+/* Waits until the consumer has received the batch, so that `done` is valid. Sets `*ended` if at least
+ * CONSUMER_STEPS_AHEAD steps were enqueued after the batch's step. That step has then ended, because the
+ * consumer limits the steps in flight, and `done` may already belong to a later step. */
 static enum status await_handed(struct output_queue *queue, const struct batch_buffer *buffer, bool *ended)
 {
     struct delivery *delivery = queue->delivery;
@@ -197,8 +199,8 @@ static enum status await_handed(struct output_queue *queue, const struct batch_b
     return buffer->handed ? STATUS_OK : queue_check_failed(queue);
 }
 
-/* Waits on the host for the step that consumes a buffer. With --verify, checks the batch only then: it must
- * be correct, and must have stayed so while the step could read it. */
+/* Waits on the host for the step that consumes a buffer. With --verify, checks the batch only after the step:
+ * the batch must have stayed correct for as long as the step could read it. */
 static enum status await_step(struct output_queue *queue, uint32_t index)
 {
     const struct load *load = queue->delivery->load;
@@ -239,14 +241,14 @@ static enum status await_steps(struct output_queue *queue)
 
 /* ---- Delivery ---- */
 
-/* Whether anything waits for the batch. If not, the event is not recorded, which saves about 1 µs of the
- * stream's time. */
+/* Returns whether a consumer or --verify uses the batches. If not, no events are recorded, which saves about
+ * 1 µs of the stream's time per batch. */
 static bool is_wanted(const struct delivery *delivery)
 {
     return delivery->load->control->whole || delivery->load->control->consumer;
 }
 
-/* Needs the lock if there is a consumer. */
+/* Delivers the batch in buffer `index`. The caller holds the lock if there is a consumer. */
 static enum status deliver(struct output_queue *queue, uint32_t index, uint32_t count)
 {
     struct delivery *delivery = queue->delivery;
@@ -360,8 +362,8 @@ bool queue_make_room(struct output_queue *queue, uint64_t end)
             return false;
         if (delivery->steps - buffer->step <= CONSUMER_STEPS_AHEAD &&
             cudaEventQuery(buffer->done) != cudaSuccess) {
-            (void)cudaGetLastError(); /* not complete yet; errors are reported by the call that waits for the
-                                         event */
+            /* The step has not ended. If this was an error, the call that waits for the event reports it. */
+            (void)cudaGetLastError();
             return false;
         }
         buffer->waiting = false;
@@ -410,7 +412,7 @@ struct unpack queue_job(const struct output_queue *queue)
 enum status delivery_ready(void *state, uint64_t number)
 {
     struct delivery *delivery = static_cast<struct delivery *>(state);
-    for (uint32_t w = 0; w < delivery->workers; w++) /* no sample of this run has arrived: DELIVERY_LOST */
+    for (uint32_t w = 0; w < delivery->workers; w++) /* DELIVERY_LOST: no sample of this run has arrived */
         memset(delivery->queues[w].held, 0xff, delivery->slots * sizeof *delivery->queues[w].held);
     return verifier_ready(&delivery->verifier, number, &delivery->result.before);
 }
@@ -449,7 +451,8 @@ static void work(struct output_queue *queue, enum status (*read)(struct output_q
     give_up(queue->delivery);
 }
 
-/* Waits until nothing is in flight, because the caller will free its memory. */
+/* Waits until nothing is in flight, because the caller will free the memory. Returns the failure of a worker,
+ * preferably of one that did not stop because of another. */
 static enum status stop_after_failure(struct delivery *delivery)
 {
     const struct output_queue *first = nullptr;
@@ -477,7 +480,7 @@ static void begin_share(struct output_queue *queue, uint64_t number)
     queue->failure[0] = '\0';
 }
 
-/* Starts all shares before any thread runs, because threads may read each other's shares. */
+/* Initialises all shares before any thread runs, because threads may read from each other's shares. */
 static enum status begin_run(struct delivery *delivery, uint64_t number)
 {
     const struct load *load = delivery->load;
@@ -523,7 +526,7 @@ enum status delivery_run(struct delivery *delivery, uint64_t number,
     try {
         for (uint32_t w = 1; w < delivery->workers; w++)
             threads.emplace_back(work, &delivery->queues[w], read);
-    } catch (const std::exception &) { /* thrown if there are no more threads or no memory */
+    } catch (const std::exception &) { /* thrown if threads or memory run out */
         started = false;
         give_up(delivery);
     }

@@ -1,5 +1,5 @@
-/* --verify: compares batches on the device with the reference, samples of the plain reader converted by the
- * reference conversion. */
+/* --verify: compares batches on the device with the reference. The reference is the samples that the plain
+ * reader reads, converted on the host. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,8 +7,8 @@
 #include "data/label.h"
 #include "load/delivery.cuh"
 
-#define GROUP_BYTES \
-    (4u << 20) /* slots are copied in groups of this size, because each copy takes 10 to 20 us */
+/* Slots are copied in groups of this size, because each copy takes at least 10 to 20 us. */
+#define GROUP_BYTES (4u << 20)
 
 /* Returns the number of slots in a group, at least 1 and at most a batch. */
 static uint32_t group_slots(const struct delivery *delivery)
@@ -17,7 +17,7 @@ static uint32_t group_slots(const struct delivery *delivery)
     return slots < 1 ? 1 : slots < delivery->load->batch ? (uint32_t)slots : delivery->load->batch;
 }
 
-/* Allocates the buffers of a queue's check once. Keeps none of them if memory runs out. */
+/* Allocates a queue's buffers for the check, unless they exist. Keeps none of them if memory runs out. */
 static enum status room_to_verify(struct output_queue *queue)
 {
     const struct delivery *delivery = queue->delivery;
@@ -81,8 +81,8 @@ static enum status copy_group(struct output_queue *queue, uint32_t first, uint32
     return STATUS_OK;
 }
 
-/* Compares slot `first + i` of the copied group with the expected values, label, and hash computed during
- * unpacking. */
+/* Compares slot `first + i`, which is slot i of the copied group, with the reference: its values, its label,
+ * and the hash that the kernel computed. */
 static enum status check_slot(struct output_queue *queue, uint32_t first, uint32_t i, bool *right)
 {
     const struct delivery *delivery = queue->delivery;
@@ -97,7 +97,7 @@ static enum status check_slot(struct output_queue *queue, uint32_t first, uint32
     return STATUS_OK;
 }
 
-/* Counts the samples of a group that are right. */
+/* Counts the correct samples of a group in `seen`. */
 static enum status check_group(struct output_queue *queue, uint32_t first, uint32_t count)
 {
     TRY(copy_group(queue, first, count));
@@ -122,7 +122,7 @@ enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t coun
     return STATUS_OK;
 }
 
-#define LOOKED_AT 4096 /* maximum slots per worker; each takes about 50 us */
+#define LOOKED_AT 4096 /* maximum number of slots to check per worker; each takes about 50 us */
 
 enum status delivery_verify_slots(void *state, uint64_t *wrong)
 {

@@ -7,15 +7,17 @@
 
 #include "core/status.h"
 
-/* Measures the rate of copies of `bytes` each, in bytes per second: from pinned memory to the device, or
- * within the device (counting bytes read plus bytes written). */
+/* Measures the rate of copies of `bytes` each, in bytes per second. With cudaMemcpyHostToDevice, copies from
+ * pinned memory to the device. With cudaMemcpyDeviceToDevice, copies within the device and counts bytes read
+ * plus bytes written. */
 enum status device_copy_rate(int device, uint64_t bytes, enum cudaMemcpyKind kind, double *bytes_per_s);
 
-/* Copies pageable memory to the device and waits until it has arrived. cudaMemcpy() alone may return while
- * the last bytes are in flight, and non-blocking streams do not wait for them. */
+/* Copies pageable host memory to the current device and waits until all bytes have arrived. cudaMemcpy()
+ * alone may return while the last bytes are in flight, and non-blocking streams do not wait for them. */
 enum status device_put(void *to, const void *from, uint64_t bytes);
 
-/* STATUS_USAGE if `bytes` exceed the device's free memory. The message gives both sizes and the remedy. */
+/* Makes the device current. Returns STATUS_USAGE if `bytes` exceed its free memory. The message begins with
+ * `what` ("the batches need"), gives both sizes, and ends with `remedy`. */
 enum status device_check_room(int device, uint64_t bytes, const char *what, const char *remedy);
 
 #endif

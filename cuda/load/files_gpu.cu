@@ -1,5 +1,5 @@
-/* `files-gpu`: the baseline. For each sample: open, read and close into pageable memory, copy to the device,
- * launch a kernel, wait for it. */
+/* `files-gpu`: the baseline. For each sample it opens the file, reads it into pageable memory, closes it,
+ * copies the bytes to the device, launches a kernel, and waits. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static enum status read_member(const struct dataset *dataset, const struct datas
                                uint8_t *bytes)
 {
     const char *name = dataset->files[member->file].name;
-    /* O_NONBLOCK: the file may have been replaced by a pipe. */
+    /* O_NONBLOCK, because opening a pipe that has replaced the file would block. */
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));
@@ -57,7 +57,8 @@ static enum status transfer(struct files_gpu *files, struct output_queue *queue,
     struct unpack_entry *entry = reinterpret_cast<struct unpack_entry *>(files->host + files->table);
     struct unpack job = queue_job(queue);
     *entry = {0, number, slot};
-    /* In the kernel's stream, because cudaMemcpy() may return while the last bytes are in flight. */
+    /* Copy in the kernel's stream: cudaMemcpy() may return while the last bytes are in flight, and this
+     * stream would not wait for them. */
     {
         RANGE(COPY);
         CUDA_TRY(cudaMemcpyAsync(files->device, files->host, files->table + sizeof *entry,

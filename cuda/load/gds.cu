@@ -1,8 +1,10 @@
-/* `gds`: like shards-gpu, but cuFile reads chunks of shards into device buffers. With GPUDirect Storage's
+/* `gds`: like `shards-gpu`, but cuFile reads chunks of shards into device buffers. With GPUDirect Storage's
  * kernel driver and a supported file system, data goes directly from the disk to the GPU. Files are then
  * opened with O_DIRECT and read in whole blocks, because other reads may go through host memory. Otherwise
- * cuFile reads through host memory, and the column `gds` is `compat`. Reads of a whole ring are in flight
- * together; each chunk is one batch if the library supports batches. */
+ * cuFile reads through host memory, and the column `gds` is `compat`.
+ *
+ * If the library supports batches, each chunk is one cuFile batch, and the reads of a whole ring are in
+ * flight together. Otherwise, a worker reads one chunk at a time. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -26,7 +28,7 @@ struct gds {
     uint32_t registered; /* workers whose buffers are registered with cuFile */
 };
 
-/* Batches of a worker, one per buffer. */
+/* The cuFile batches of a worker, one per buffer of its ring. */
 struct gds_worker {
     void **batches;
     struct cufile_request *requests;
@@ -53,7 +55,7 @@ static enum status register_shard(const struct cufile *library, const struct dat
         return direct && errno == EINVAL
                    ? status_set(STATUS_UNAVAILABLE,
                                 "%s/%s: this file system does not support O_DIRECT, which GPUDirect Storage "
-                                "needs: keep the shards on another one (ext4, xfs, ...), or use shards-gpu",
+                                "needs: keep the shards on one that does (ext4, xfs, ...), or use shards-gpu",
                                 dataset->path, dataset->files[shard].name)
                    : STATUS_FAILED;
     descriptor.type = CUFILE_OPAQUE_FD;
@@ -86,8 +88,8 @@ static enum status gds_open(struct ring_worker *worker, struct piece *piece)
         piece->handle = file;
     else
         free(file);
-    return status == STATUS_UNAVAILABLE ? STATUS_FAILED
-                                        : status; /* gds_accepts() has registered other shards successfully */
+    /* gds_accepts() has registered the first shard, so the variant is available and this shard failed. */
+    return status == STATUS_UNAVAILABLE ? STATUS_FAILED : status;
 }
 
 static void gds_close(struct ring_worker *worker, void *handle)
@@ -96,7 +98,8 @@ static void gds_close(struct ring_worker *worker, void *handle)
     free(handle);
 }
 
-/* Checks, before the variant is chosen, that the library supports the shards. */
+/* Checks that the library can read the shards, by registering the first one. Called before the variant is
+ * chosen. */
 static enum status gds_accepts(const struct load *load)
 {
     const struct cufile *library;
@@ -146,7 +149,7 @@ static enum status gds_start(struct ring_worker *worker, uint32_t index)
     request->cookie = piece;
     struct cufile_error submitted = gds->library->batch_submit(own->batches[index], 1, request, 0);
     if (submitted.error != 0)
-        return status_set(STATUS_FAILED, "cuFile refuses a batch (error %d); see cufile.log",
+        return status_set(STATUS_FAILED, "cuFile refuses a batch of reads (error %d); see cufile.log",
                           submitted.error);
     piece->read = true;
     return STATUS_OK;
@@ -164,8 +167,8 @@ static enum status gds_complete(struct ring_worker *worker, uint32_t index)
         struct cufile_error got =
             gds_of(worker)->library->batch_status(own->batches[index], 1, &count, &event, NULL);
         if (got.error != 0)
-            return status_set(STATUS_FAILED, "cannot query a cuFile batch (error %d); see cufile.log",
-                              got.error);
+            return status_set(STATUS_FAILED,
+                              "cannot query a cuFile batch of reads (error %d); see cufile.log", got.error);
         if (count == 1 && !(event.status & (CUFILE_STATUS_WAITING | CUFILE_STATUS_PENDING)))
             take(piece, event.status == CUFILE_STATUS_COMPLETE ? (ssize_t)event.bytes : -2);
     }
@@ -244,7 +247,7 @@ static enum status open_gds(struct gds *gds, const struct resources *resources, 
     for (uint32_t w = 0; w < gds->ring.delivery.workers; w++) {
         struct ring_worker *worker = &gds->ring.workers[w];
         TRY(open_batches(gds, worker));
-        /* An unregistered buffer also works, through the library's own buffers. */
+        /* A buffer that cannot be registered also works: the library then copies through its own buffers. */
         if (gds->registered == w &&
             gds->library->register_buffer(worker->device, gds->ring.buffers * gds->ring.buffer_bytes, 0)
                     .error == 0)

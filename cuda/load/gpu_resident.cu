@@ -1,6 +1,6 @@
-/* `gpu-resident`: the whole set is in device memory, read once before any timing. Each epoch sorts the
- * samples by random keys. A kernel gathers and converts several batches at a time in that order. No data
- * crosses the bus. */
+/* `gpu-resident`: the whole data set is read into device memory once, before any timing. Each epoch sorts the
+ * sample numbers by random keys. A kernel gathers and converts several batches at a time in that order. No
+ * data crosses the bus during a run. */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -11,9 +11,9 @@
 #include "machine/device.h"
 #include "load/delivery.cuh"
 
-/* Tensor bytes per launch. The start and end of a launch cost about 5 us. */
+/* Tensor bytes per launch. A launch is large, because its start and end cost about 5 us. */
 #define LAUNCH_BYTES ((uint64_t)256 << 20)
-#define LAUNCHES     2                    /* launches that have their own slots */
+#define LAUNCHES     2                    /* number of launches for which there are slots */
 #define STAGE_BYTES  ((uint64_t)16 << 20) /* pinned buffer for the upload */
 #define COPY_BYTES   ((uint64_t)1 << 30)  /* size of a copy that measures the bandwidth */
 #define KEY_THREADS  256
@@ -22,7 +22,7 @@ struct resident {
     struct delivery delivery;
     uint8_t *bytes; /* all samples, consecutive */
     uint64_t *keys[2];
-    uint32_t *order[2]; /* sample numbers: in order, and sorted by key */
+    uint32_t *order[2]; /* sample numbers: ascending, and sorted by key; `keys` has the same order */
     void *scratch;      /* scratch memory of the sort */
     size_t scratch_bytes;
     cudaGraphExec_t sorting;
@@ -48,7 +48,7 @@ static cudaError_t sort(struct resident *resident, void *scratch, size_t *scratc
         static_cast<int64_t>(resident->delivery.load->dataset->sample_count), 0, ORDER_KEY_BITS, stream);
 }
 
-/* Records the sort as a graph, because its kernels take longer to launch one by one than to run. */
+/* Records the sort as a graph, because launching its kernels one by one takes longer than running them. */
 static enum status record_sort(struct resident *resident)
 {
     cudaStream_t stream = resident->delivery.queues[0].stream;
@@ -64,7 +64,8 @@ static enum status record_sort(struct resident *resident)
     return cuda_status(error, "recording the sort", __FILE__, __LINE__);
 }
 
-/* The sort is stable: equal keys stay in order of sample number, as in order_make(). */
+/* Computes the order of the epoch. The sort is stable: equal keys stay in order of sample number, as in
+ * order_make(). */
 static enum status make_order(struct resident *resident, const struct output_queue *queue)
 {
     const struct load *load = resident->delivery.load;
@@ -78,7 +79,8 @@ static enum status make_order(struct resident *resident, const struct output_que
 
 /* ---- An epoch ---- */
 
-/* Copies the order to the host when the host must know which sample is in which slot. */
+/* Copies `count` sample numbers of the order to the host, which needs them to know which sample is in which
+ * slot. */
 static enum status fetch_order(struct resident *resident, struct output_queue *queue, uint32_t begin,
                                uint32_t count)
 {
@@ -88,7 +90,8 @@ static enum status fetch_order(struct resident *resident, struct output_queue *q
     return STATUS_OK;
 }
 
-/* Gathers the samples [index, index + count) of the order into consecutive slots and delivers batches. */
+/* Gathers samples [index, index + count) of this rank's share of the order, which starts at `begin`, into
+ * consecutive slots, and delivers them in batches. */
 static enum status gather(struct resident *resident, struct output_queue *queue, uint32_t begin,
                           uint32_t index, uint32_t count)
 {
@@ -146,8 +149,8 @@ static enum status read_member(const struct dataset *dataset, const struct datas
     return STATUS_OK;
 }
 
-/* Places samples consecutively, each packed as in load/arrays.h. Offsets then count from the first byte of
- * the set, so a kernel needs only the sample's number. Returns the size of the set in bytes. */
+/* Lays out the samples consecutively, each packed as in load/arrays.h. Makes offsets count from the first
+ * byte of the set, so that a kernel needs only the sample's number. Returns the size of the set in bytes. */
 static uint64_t lay_out(struct arrays *arrays, uint32_t count)
 {
     uint64_t set_bytes = 0;
@@ -162,8 +165,8 @@ static uint64_t lay_out(struct arrays *arrays, uint32_t count)
     return set_bytes;
 }
 
-/* Reads the members of a sample. `bytes` corresponds to byte `first` of the set. Keeps the last file open in
- * `*fd` and its number in `*file`. */
+/* Reads the members of a sample into a buffer; `bytes` is the buffer's address of byte `first` of the set.
+ * Keeps the last file open in `*fd` and its number in `*file`. */
 static enum status read_sample(const struct resident *resident, uint32_t number, int *fd, uint32_t *file,
                                uint8_t *bytes, uint64_t first)
 {
@@ -258,7 +261,7 @@ static enum status open_resident(struct resident *resident, const struct resourc
     uint32_t count = load->dataset->sample_count;
     TRY(delivery_begin(delivery, resources, load, true, true, 1));
     CUDA_TRY(cudaSetDevice(delivery->device));
-    CUDA_TRY(sort(resident, NULL, &resident->scratch_bytes, NULL)); /* returns the scratch size */
+    CUDA_TRY(sort(resident, NULL, &resident->scratch_bytes, NULL)); /* only computes scratch_bytes */
     uint64_t set_bytes = lay_out(&delivery->arrays, count);
     uint64_t batches = LAUNCH_BYTES / (load->batch * delivery->stride);
     uint64_t all_batches = ((uint64_t)count + load->batch - 1) / load->batch;
@@ -267,7 +270,7 @@ static enum status open_resident(struct resident *resident, const struct resourc
                           count * (2 * sizeof *resident->keys[0] + 2 * sizeof *resident->order[0]);
     TRY(device_check_room(delivery->device, kept_bytes + LAUNCHES * batches * load->batch * delivery->stride,
                           "the set and its batches need",
-                          "use a smaller set, or shards-gpu, which reads it in every epoch"));
+                          "use a smaller set, or shards-gpu, which reads the set in every epoch"));
     TRY(delivery_open(delivery, LAUNCHES * batches * load->batch, kept_bytes));
     TRY(bring_in(resident, set_bytes));
     resident->launch_slots = (uint32_t)(batches * load->batch);
@@ -286,8 +289,8 @@ static enum status resident_run(void *state, uint64_t number, struct run_time *t
     return STATUS_OK;
 }
 
-/* The host learns only here which sample is in which slot. The order of the last epoch is still on the
- * device. */
+/* Timed runs do not copy the order to the host. The order of the last epoch is still on the device; this
+ * function fetches it to learn which sample is in which slot. */
 static enum status resident_verify_slots(void *state, uint64_t *wrong)
 {
     struct resident *resident = static_cast<struct resident *>(state);
@@ -304,7 +307,7 @@ static enum status resident_verify_slots(void *state, uint64_t *wrong)
     return delivery_verify_slots(delivery, wrong);
 }
 
-/* Measures a copy within device memory. Counts bytes read plus bytes written, like moved_bytes. */
+/* Measures a copy within device memory. Counts bytes read plus bytes written, as moved_bytes does. */
 static enum status resident_copy(void *state, double *bytes_per_s)
 {
     const struct delivery *delivery = &static_cast<struct resident *>(state)->delivery;

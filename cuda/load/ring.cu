@@ -15,7 +15,7 @@
 #include "core/timer.h"
 #include "machine/env.h"
 
-#define PIECE_ALIGNMENT 512 /* of pieces in a buffer; preserves the alignment of tar members */
+#define PIECE_ALIGNMENT 512 /* of pieces in a buffer, in bytes; preserves the alignment of tar members */
 #define COPY_MIN_BYTES  ((uint64_t)1 << 30)
 #define COPY_MAX_BYTES  ((uint64_t)4 << 30)
 
@@ -26,13 +26,13 @@ static uint64_t align_to(uint64_t bytes, uint64_t alignment)
 
 /* ---- Planning a chunk ---- */
 
-/* Starts kernel read-ahead for the shards of the next segments. */
+/* Asks the operating system to read ahead the shards of the next segments. */
 static void read_ahead(const struct ring_worker *worker, struct ring_share *share)
 {
     const struct load *load = share->queue->delivery->load;
     const struct order *order = &share->queue->order;
     if (load->cache == LOAD_WARM || worker->ring->type->on_device)
-        return; /* already resident, or must not go through the page cache */
+        return; /* the data is in the page cache, or must not go through the page cache */
     for (; share->asked < order->segment_count && share->asked <= share->segment + load->prefetch;
          share->asked++) {
         int fd = dataset_file_open(load->dataset, order->segments[share->asked].shard, 0);
@@ -43,7 +43,7 @@ static void read_ahead(const struct ring_worker *worker, struct ring_share *shar
     }
 }
 
-/* Drops one reference; the last closes the shard. */
+/* Drops one reference to an open shard, and closes the shard if it was the last one. */
 static void release(struct ring_worker *worker, struct open_shard *opened)
 {
     if (!opened || __atomic_sub_fetch(&opened->users, 1, __ATOMIC_ACQ_REL) > 0)
@@ -53,7 +53,8 @@ static void release(struct ring_worker *worker, struct open_shard *opened)
     free(opened);
 }
 
-/* Opens the shard of a new segment. */
+/* Opens the shard of a new segment. If unreadable samples are skipped, a shard that cannot be opened is not
+ * an error: its samples are lost. */
 static enum status open_segment(struct ring_worker *worker, struct ring_share *share, uint32_t shard)
 {
     struct piece piece = {};
@@ -129,8 +130,7 @@ static void take_piece(struct ring_worker *worker, struct ring_share *share, str
     share->within = 0;
 }
 
-/* Plans the next chunk: samples in sequence, until the buffer is full or the shuffle group (see
- * delivery_span()) ends. */
+/* Plans the next chunk: consecutive samples until the buffer is full or the span (delivery_span()) ends. */
 static enum status plan_chunk(struct ring_worker *worker, struct ring_share *share, struct chunk *chunk)
 {
     const struct ring *ring = worker->ring;
@@ -208,16 +208,16 @@ static void begin_epoch(struct ring_share *share)
     share->epochs++;
 }
 
-/* Whether the slots of the next chunk may be written. A chunk never extends past the end of its shuffle
- * group (see delivery_span()). */
+/* Returns whether the slots of the next chunk may be written: all slots up to the end of its span (see
+ * delivery_span()). */
 static bool has_room(const struct ring *ring, const struct ring_share *share)
 {
     return queue_make_room(share->queue, (share->arrival / ring->span + 1) * ring->span);
 }
 
-/* Claims the share of the worker's next chunk, once its slots may be written. Returns NULL if nothing is
- * left. Also returns NULL instead of waiting if the worker still has chunks to complete, because others may
- * wait for them. */
+/* Sets `*claimed` to the share of the worker's next chunk, once the chunk's slots may be written. Sets NULL
+ * if no samples are left. Also sets NULL instead of waiting if the worker still has chunks to complete,
+ * because others may wait for them. */
 static enum status claim(struct ring_worker *worker, struct ring_share **claimed)
 {
     struct delivery *delivery = &worker->ring->delivery;
@@ -232,8 +232,8 @@ static enum status claim(struct ring_worker *worker, struct ring_share **claimed
         if (over || (!fits && worker->completed < worker->started))
             return STATUS_OK;
         if (!fits && !(share && queue_handed(share->queue))) {
-            /* Reached only with a consumer, so the lock is held; otherwise the share has one worker and
-             * always has room. */
+            /* Reached only with a consumer, so the lock is held. Without a consumer, a share has only one
+             * worker and always has room. */
             RANGE(WAIT);
             delivery->changed.wait(guard);
             continue;
@@ -279,7 +279,7 @@ static enum status piece_fault(const struct output_queue *queue, const struct pi
                       piece->error ? strerror(piece->error) : "the file ends inside this sample");
 }
 
-/* Adds the samples of a piece to the table, except those that were not read. */
+/* Adds the samples of a piece to the table. Samples that could not be read are recorded as lost instead. */
 static enum status tabulate(struct output_queue *queue, const struct piece *piece, struct unpack_entry *table,
                             uint32_t *count)
 {
@@ -323,7 +323,7 @@ static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t c
     return STATUS_OK;
 }
 
-/* Records that the chunk's samples are in the stream, and delivers the batches that are now complete. */
+/* Records that the chunk's samples are enqueued, and delivers the batches that are now complete. */
 static enum status deliver(struct chunk *chunk)
 {
     struct ring_share *share = chunk->share;
@@ -348,7 +348,7 @@ static enum status complete(struct ring_worker *worker)
     for (uint32_t p = 0; p < chunk->piece_count; p++) {
         TRY(tabulate(chunk->share->queue, &chunk->pieces[p], entries, &count));
         release(worker, chunk->pieces[p].opened);
-        chunk->pieces[p].opened = NULL; /* only once: after a failure, abandon() visits this chunk again */
+        chunk->pieces[p].opened = NULL; /* after a failure, abandon() must not release it again */
     }
     worker->completed++;
     if (count > 0)
@@ -358,8 +358,8 @@ static enum status complete(struct ring_worker *worker)
 
 /* ---- Reading ---- */
 
-/* Waits on the host until the oldest buffer is unpacked, not only copied. Then no copy has to wait, and
- * copies follow each other without a gap. */
+/* Waits on the host until the oldest buffer is unpacked, not only copied. Copies then never wait for a
+ * kernel, and follow each other without a gap. */
 static enum status await_buffer(struct ring_worker *worker)
 {
     uint32_t index = (uint32_t)(worker->started % worker->ring->buffers);
@@ -403,7 +403,7 @@ static enum status read_all(struct ring_worker *worker)
     }
 }
 
-/* After a failure: waits for reads in flight and closes files. */
+/* After a failure: waits for reads in flight and closes their shards. */
 static void abandon(struct ring_worker *worker)
 {
     for (; worker->completed < worker->started; worker->completed++) {
@@ -476,7 +476,8 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
     return STATUS_OK;
 }
 
-/* Sizes buffers for one chunk, or for the largest sample. The table has room for as many samples as fit. */
+/* Sizes the buffers for one chunk, or for the largest sample if that is larger. The table has room for the
+ * maximum number of samples in a buffer. */
 static void size_buffers(struct ring *ring, const struct load *load)
 {
     const struct arrays *arrays = &ring->delivery.arrays;
@@ -573,7 +574,7 @@ enum status ring_copy(void *state, double *bytes_per_s)
     try {
         for (uint32_t w = 1; w < workers; w++)
             threads.emplace_back([&, w] { errors[w] = copy_share(&ring->workers[w], bytes / workers); });
-    } catch (const std::exception &) { /* thrown if there are no more threads or no memory */
+    } catch (const std::exception &) { /* thrown if threads or memory run out */
         started = false;
     }
     errors[0] = copy_share(&ring->workers[0], bytes / workers);

@@ -1,9 +1,10 @@
 /* Transfers chunks of shards to the device. Each worker has a ring of buffers. It reads consecutive samples
- * into a buffer, copies it to the device, and unpacks it there. Reading, copies and kernels overlap.
+ * into a buffer, copies the buffer to the device, and unpacks the samples there. Reading, copies and kernels
+ * overlap.
  *
  * Without a consumer, a worker reads its own share and waits only for events of its own chunks. With a
- * consumer, each worker reads the chunk that is needed first, of any share. Streams never wait for a training
- * step. Instead the host waits before it reads data that would overwrite the step's batch.
+ * consumer, a worker reads whichever chunk is needed first, from any share. Streams never wait for a training
+ * step. Instead, the host waits for the step before it reads samples that will overwrite the step's batch.
  *
  * A variant adds how bytes get from a shard into a buffer. */
 #ifndef FDSL_CUDA_LOAD_RING_CUH
@@ -13,8 +14,8 @@
 
 #define PIECES_MAX 256 /* per chunk */
 
-/* An open shard, shared by the pieces that read it, until the last one is read. NULL if there is nothing to
- * close and no error to report. */
+/* An open shard, shared by the pieces that read from it. The last user closes it. Pointers to this struct are
+ * NULL if there is nothing to close and no error to report. */
 struct open_shard {
     void *handle;       /* owned by the variant; may be NULL */
     uint32_t users;     /* number of pieces, plus one while the share is inside this shard; atomic */
@@ -47,32 +48,31 @@ struct chunk {
 struct ring_share {
     struct output_queue *queue;
     struct open_shard *opened; /* shard of the current segment */
-    bool broken;               /* this shard could not be opened */
+    bool broken;               /* the shard of the current segment could not be opened */
     uint32_t epochs;           /* epochs started */
     uint64_t lost;             /* samples lost in earlier epochs */
 
     /* Start of the next chunk. */
     uint32_t segment, within, arrival;
-    uint32_t asked; /* segments that the kernel was asked to read ahead */
+    uint32_t asked; /* segments that the operating system was asked to read ahead */
 
     /* Protected by delivery_guard(). */
     bool claimed;
-    uint32_t in_flight; /* chunks planned but not yet launched */
+    uint32_t in_flight; /* chunks that were claimed and are not yet delivered */
 };
 
 struct ring_worker;
 
 /* How bytes get into buffers. */
 struct ring_type {
-    bool on_device;      /* reads directly into device buffers; otherwise into pinned buffers, which are then
-                            copied */
+    bool on_device;      /* true: reads into device buffers; false: into pinned buffers, which are copied */
     uint32_t pieces_max; /* per chunk */
-    uint32_t alignment;  /* alignment of reads in the shard, start and end; 1 for any */
-    enum status (*open)(struct ring_worker *worker,
-                        struct piece *piece); /* opens the shard and sets `handle`, which may stay NULL */
+    uint32_t alignment;  /* of the start and end of reads, in the shard; 1 for any */
+    /* Opens piece->shard and sets piece->handle, which may stay NULL. */
+    enum status (*open)(struct ring_worker *worker, struct piece *piece);
     void (*close)(struct ring_worker *worker, void *handle); /* may be NULL */
-    /* start() begins reading the chunk in buffer `index`; complete() ends it. Then `got` is set in all
-     * pieces. */
+    /* start() begins to read the chunk into buffer `index`. complete() waits for the read and sets `got` in
+     * all pieces, unless start() has done so. */
     enum status (*start)(struct ring_worker *worker, uint32_t index);
     enum status (*complete)(struct ring_worker *worker, uint32_t index);
 };
@@ -83,9 +83,9 @@ struct ring_worker {
     cudaStream_t copies;
     uint8_t *host, *device; /* pinned and device memory: ring->buffers buffers of ring->buffer_bytes each */
     cudaEvent_t *copied, *unpacked;
-    struct chunk *chunks; /* per buffer */
-    uint64_t started, completed;
-    void *own; /* data of the variant */
+    struct chunk *chunks;        /* per buffer */
+    uint64_t started, completed; /* chunks of the run */
+    void *own;                   /* data of the variant */
 };
 
 struct ring {
@@ -109,11 +109,11 @@ void ring_close(struct ring *ring);
 /* run() of the variants, whose states begin with their ring. */
 enum status ring_run(void *state, uint64_t number, struct run_time *time);
 
-/* copy() of the variants' traits. Measures the bandwidth of pinned memory: copies as many bytes as the set
- * has, through the same rings, with the same threads. */
+/* copy() of the variants' traits. Measures the rate of copies from pinned memory: copies as many bytes as the
+ * set has (at least 1 GiB, at most 4 GiB) through the same rings, with the same threads. */
 enum status ring_copy(void *state, double *bytes_per_s);
 
-/* Buffer `index` of a worker. */
+/* Return the address of buffer `index` of a worker, in pinned memory and in device memory. */
 static inline uint8_t *ring_host(const struct ring_worker *worker, uint32_t index)
 {
     return worker->host + index * worker->ring->buffer_bytes;

@@ -1,7 +1,9 @@
 /* `shards-gpu`: all threads read chunks of shards into pinned buffers, which are copied to the device and
- * unpacked there. With a warm page cache, data is copied from mappings under a guard; shards are mapped only
- * once. Otherwise data is read, because page faults are slower than reads if pages are missing.
- * docs/load_gpu.md has measurements. */
+ * unpacked there.
+ *
+ * With a warm page cache, shards are mapped once, and data is copied from the mappings (load/guard.h).
+ * Otherwise, data is read with pread(), because page faults on missing pages are slower than reads.
+ * docs/notes/load_gpu.md has measurements. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +23,8 @@ struct shards_gpu {
 
 /* ---- Bytes into buffers ---- */
 
-/* Handle of a shard that is read by descriptor: the descriptor plus one, because NULL means no handle. */
+/* Returns the handle of a shard that is read with pread(): the descriptor plus one, because NULL means no
+ * handle. */
 static void *handle_of(int fd)
 {
     return reinterpret_cast<void *>(static_cast<intptr_t>(fd) + 1);
@@ -70,7 +73,8 @@ static void read_piece(uint8_t *to, struct piece *piece)
     }
 }
 
-/* Copies sample by sample if a page no longer exists, so that the samples before it are not lost. */
+/* Copies a piece from its mapping. If a page no longer exists, copies sample by sample, so that the samples
+ * before that page are not lost. */
 static void copy_piece(const struct ring_worker *worker, uint8_t *to, struct piece *piece)
 {
     RANGE(COPY);
@@ -135,7 +139,7 @@ static enum status map_shard(struct shards_gpu *shards, uint32_t shard)
     return STATUS_OK;
 }
 
-/* Maps all shards before the first run, after they were read into the page cache. */
+/* Maps all shards that have samples, unless they are mapped. Called when the shards are in the page cache. */
 static enum status map_all(struct shards_gpu *shards)
 {
     const struct dataset *dataset = shards->ring.delivery.load->dataset;

@@ -9,11 +9,11 @@
 #include "load/checksum.cuh"
 
 #define BLOCK_THREADS    256
-#define BLOCKS_WANTED    4   /* per multiprocessor; at this register limit only checksum code spills */
+#define BLOCKS_WANTED    4   /* per multiprocessor; at the resulting register limit, only checksums spill */
 #define GROUP_BYTES      16  /* tensor bytes per thread and store; a warp then writes whole cache lines */
-#define GROUPS_MAX       8u  /* per thread: the number of loads in flight */
-#define FLIGHT_BYTES     128 /* maximum bytes of a thread's loads, which are held in registers */
-#define CHECKSUM_SAMPLES (BLOCK_THREADS / XXH3_PARTS) /* checksummed per block */
+#define GROUPS_MAX       8u  /* maximum groups per thread; all their loads are in flight together */
+#define FLIGHT_BYTES     128 /* maximum bytes of a thread's loads in flight, which are held in registers */
+#define CHECKSUM_SAMPLES (BLOCK_THREADS / XXH3_PARTS) /* samples that a block checksums */
 
 static __device__ __forceinline__ struct unpack_entry entry_at(const struct unpack &job, uint32_t i)
 {
@@ -24,13 +24,15 @@ static __device__ __forceinline__ struct unpack_entry entry_at(const struct unpa
 
 /* ---- Checksums: one thread per part of a sample's edges ---- */
 
+/* Returns the hash of a member, computed by a single thread. */
 static __device__ __noinline__ uint64_t hash_alone(const uint8_t *bytes, uint64_t size, bool whole)
 {
     return whole ? device_checksum_whole(bytes, size) : device_checksum_edges(bytes, size);
 }
 
-/* Hash of a member, valid at least in lane 0 of its threads. All threads of the warp must call it; `there`
- * tells whether the thread has a member. */
+/* Returns the hash of a member, computed by XXH3_PARTS threads; `lane` is a thread's number among them. The
+ * result is valid in lane 0. All threads of the warp must call this; `there` is false if a thread has no
+ * member. */
 static __device__ __forceinline__ uint64_t hash_member(const uint8_t *bytes, uint64_t size, bool whole,
                                                        uint32_t lane, bool there)
 {
@@ -43,7 +45,7 @@ static __device__ __forceinline__ uint64_t hash_member(const uint8_t *bytes, uin
     return there && lane == 0 ? hash_alone(bytes, size, whole) : 0;
 }
 
-/* Sum over a warp, valid in lane 0. */
+/* Returns the sum over a warp, valid in lane 0. */
 static __device__ uint64_t warp_sum(uint64_t value)
 {
     for (int distance = 16; distance > 0; distance /= 2)
@@ -56,8 +58,8 @@ static __device__ void add(uint64_t *to, uint64_t value)
     atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(value));
 }
 
-/* Adds the block's sum with one set of atomics, because atomics to one address serialise. All threads must
- * call it. */
+/* Adds the checksums of all threads of the block to `*to`. Uses one set of atomics per block, because atomics
+ * on one address serialise. All threads of the block must call this. */
 static __device__ void block_add(struct checksum *to, struct checksum own)
 {
     __shared__ struct checksum warps[BLOCK_THREADS / 32];
@@ -77,6 +79,7 @@ static __device__ void block_add(struct checksum *to, struct checksum own)
     add(&to->sum, own.sum);
 }
 
+/* Hashes CHECKSUM_SAMPLES samples and parses their labels. */
 static __device__ void checksum_samples(const struct unpack &job, uint32_t block)
 {
     uint32_t i = block * CHECKSUM_SAMPLES + threadIdx.x / XXH3_PARTS, lane = threadIdx.x % XXH3_PARTS;
@@ -101,7 +104,8 @@ static __device__ void checksum_samples(const struct unpack &job, uint32_t block
 
 /* ---- Conversion: several groups of values per thread ---- */
 
-/* The bytes of a group as words. The address must be aligned to the group's size, at most 16 bytes. */
+/* The bytes of a group as 32-bit words. load() and store() need addresses aligned to the group's size, or to
+ * 16 bytes if the group is larger. */
 template <int BYTES> struct words {
     uint32_t word[BYTES / 4];
 };
@@ -146,7 +150,7 @@ static __host__ __device__ constexpr int tensor_bytes(enum dtype source, enum dt
     return tensor == DTYPE_STORED ? source_bytes(source) : tensor == DTYPE_F32 ? 4 : 2;
 }
 
-/* Values per group, the source bytes of a group, and groups per thread. */
+/* A group: its number of values, its source bytes, and the number of groups per thread. */
 template <enum dtype S, enum dtype T>
 struct group {
     static constexpr int VALUES = GROUP_BYTES / tensor_bytes(S, T);
@@ -154,8 +158,8 @@ struct group {
     static constexpr uint32_t GROUPS = FROM * GROUPS_MAX <= FLIGHT_BYTES ? GROUPS_MAX : FLIGHT_BYTES / FROM;
 };
 
-/* Converts value i of a group to float. A byte becomes the low bits of the float 2^23 + byte, minus 2^23: two
- * full-rate instructions. */
+/* Converts value i of a group to float. A byte is inserted into the low bits of the float 2^23, which gives
+ * 2^23 + byte; then 2^23 is subtracted. This takes two full-rate instructions. */
 template <enum dtype S, int BYTES>
 static __device__ __forceinline__ float value_of(const struct words<BYTES> &words, int i)
 {
@@ -167,7 +171,7 @@ static __device__ __forceinline__ float value_of(const struct words<BYTES> &word
         return __uint_as_float(words.word[i]);
 }
 
-/* Scales a value. The NaN check is omitted for bytes, which never produce NaN. */
+/* Scales a value. Omits the NaN check for bytes, because they never produce a NaN. */
 template <enum dtype S>
 static __device__ __forceinline__ float scaled(const struct convert &convert, float value)
 {
@@ -191,7 +195,7 @@ static __device__ __forceinline__ void put_pair(struct words<BYTES> &words, int 
     }
 }
 
-/* Converts a group with the results of convert_one(). */
+/* Converts a group. The results are bit-identical to those of convert_one(). */
 template <enum dtype S, enum dtype T>
 static __device__ __forceinline__ struct words<GROUP_BYTES>
 convert_group(const struct convert &convert, const struct words<group<S, T>::FROM> &from) {
@@ -207,8 +211,8 @@ convert_group(const struct convert &convert, const struct words<group<S, T>::FRO
     }
 }
 
-/* How groups are distributed over threads. Each sample gets `lanes` threads (a power of two, at most a
- * block); a thread converts every lanes'th group, group::GROUPS of them. A sample with more groups than a
+/* How groups are distributed over threads. Each sample gets `lanes` threads: a power of two, at most a block.
+ * A thread converts every `lanes`-th group, at most group::GROUPS groups. A sample with more groups than a
  * block converts gets `pieces` blocks. */
 struct share {
     uint32_t groups, whole; /* groups per sample; full groups among them */
@@ -216,7 +220,7 @@ struct share {
     uint32_t run; /* converting blocks after each checksumming block */
 };
 
-/* Converts value by value: the end of a sample, or groups at an unaligned address. */
+/* Converts a group value by value: at the end of a sample, or if its address is not aligned. */
 template <enum dtype S, enum dtype T>
 static __device__ __noinline__ void convert_rest(const struct convert &convert, const uint8_t *values,
                                                  uint64_t first, uint64_t end, uint8_t *slot)
@@ -257,8 +261,8 @@ static __device__ __forceinline__ void convert_values(const struct unpack &job, 
                                job.values, slot);
 }
 
-/* Checksumming blocks are interleaved with the blocks that convert the same samples. They have few loads in
- * flight, and should neither run together nor last. */
+/* Each checksumming block is followed by share.run converting blocks. Checksumming blocks have few loads in
+ * flight, so they should neither all run at the same time nor run last. */
 template <enum dtype S, enum dtype T>
 static __global__
 __launch_bounds__(BLOCK_THREADS, BLOCKS_WANTED) void unpack_kernel(const __grid_constant__ struct unpack job,
@@ -273,7 +277,7 @@ __launch_bounds__(BLOCK_THREADS, BLOCKS_WANTED) void unpack_kernel(const __grid_
 
 /* ---- Launching ---- */
 
-/* A kernel, and the amount of work per thread. */
+/* A kernel and the amount of work per thread. */
 struct unpacker {
     void (*kernel)(const struct unpack, const struct share);
     uint32_t values, groups; /* values per group; groups per thread */
@@ -305,8 +309,8 @@ static struct unpacker choose(const struct convert *convert)
                                           : unpacker_from<DTYPE_F32>(convert->tensor);
 }
 
-/* Computes the distribution: one block per piece of a sample, or several samples per block if they are
- * small. */
+/* Computes the distribution and the number of blocks. A block converts a piece of a sample, or several
+ * samples if they are small. */
 static struct share share_of(const struct unpack *unpack, const struct unpacker *unpacker, uint64_t *blocks)
 {
     struct share share = {static_cast<uint32_t>((unpack->values + unpacker->values - 1) / unpacker->values),

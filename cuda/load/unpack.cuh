@@ -1,5 +1,5 @@
-/* Unpacks samples on the device. One kernel per chunk finds the samples by a table, converts them into the
- * slots of a batch tensor, parses their labels, and checksums the original bytes. */
+/* Unpacks samples on the device. One kernel per chunk finds the samples through a table, converts them into
+ * slots of a tensor, parses their labels, and checksums their original bytes. */
 #ifndef FDSL_CUDA_LOAD_UNPACK_CUH
 #define FDSL_CUDA_LOAD_UNPACK_CUH
 
@@ -23,8 +23,8 @@ struct unpack {
     const uint8_t *bytes; /* the chunk */
     uint32_t count;       /* number of samples in it */
 
-    /* Either a table, or an order: `count` sample numbers whose offsets count from `bytes`, written to
-     * consecutive slots from `slot` on. */
+    /* Either a table, `entries`, or an order. `order` has `count` sample numbers; the samples go to
+     * consecutive slots from `slot` on, and their offsets count from `bytes`. */
     const struct unpack_entry *entries;
     const uint32_t *order;
     uint32_t slot;
@@ -36,15 +36,15 @@ struct unpack {
     uint8_t *tensor;
     uint64_t stride;           /* bytes per slot, a multiple of UNPACK_ALIGNMENT */
     int32_t *labels;           /* per slot; LABEL_NONE if the sample has no label */
-    uint64_t *hashes;          /* per slot: hash of the sample, as in `checksum` */
+    uint64_t *hashes;          /* per slot: the hash of the sample that is added to `checksum` */
     bool whole;                /* hash every byte, not only the edges */
     struct checksum *checksum; /* the results are added here */
 };
 
 #define UNPACK_ALIGNMENT 32
 
-/* Launches the kernel on the stream. STATUS_USAGE if the samples exceed the kernel's limits; STATUS_FAILED on
- * CUDA errors. */
+/* Launches the kernel on the stream; launches nothing if `count` is 0. STATUS_USAGE if the samples exceed the
+ * kernel's limits; STATUS_FAILED on CUDA errors. */
 enum status unpack_launch(const struct unpack *unpack, cudaStream_t stream);
 
 #endif

@@ -1,8 +1,8 @@
-/* XXH3-64 for a single device thread; the same source runs on the host.
+/* XXH3-64 for a single device thread. The same source runs on the host.
  *
  * Follows the xxHash specification (doc/xxhash_spec.md of Cyan4973/xxHash, "XXH3 algorithm overview") with
- * its default secret; a seed modifies the secret as specified. tests/test_load_gpu.c compares it with
- * libxxhash. */
+ * its default secret. A seed modifies the secret as specified. tests/test_load_gpu.c compares this
+ * implementation with libxxhash. */
 #ifndef FDSL_CUDA_LOAD_XXH3_CUH
 #define FDSL_CUDA_LOAD_XXH3_CUH
 
@@ -24,7 +24,7 @@
 #define XXH3_LANES     8
 #define XXH3_STRIPE    64                 /* bytes; the secret advances by 8 per stripe */
 #define XXH3_SECRET    192                /* bytes */
-#define XXH3_BLOCK     (16 * XXH3_STRIPE) /* bytes until the secret is used up */
+#define XXH3_BLOCK     (16 * XXH3_STRIPE) /* bytes until the end of the secret is reached */
 #define XXH3_LAST_KEY  (XXH3_SECRET - XXH3_STRIPE)
 
 /* The secret as words of 8 bytes, lowest byte first. */
@@ -54,7 +54,7 @@ FDSL_HD uint64_t xxh3_secret_word(uint32_t word)
 #endif
 }
 
-/* Eight bytes of the secret from byte `at` on, modified by the seed. */
+/* Returns eight bytes of the secret from byte `at` on, modified by the seed. */
 FDSL_HD uint64_t xxh3_key(uint32_t at, uint64_t seed)
 {
     uint32_t word = at / 8, bits = at % 8 * 8;
@@ -65,7 +65,8 @@ FDSL_HD uint64_t xxh3_key(uint32_t at, uint64_t seed)
     return low >> bits | high << (64 - bits);
 }
 
-/* Read little-endian words at any address; aligned words with one load. */
+/* xxh3_read64() and xxh3_read32() read little-endian words at any address. On the device, xxh3_read64() reads
+ * an aligned word with one load. */
 FDSL_HD uint64_t xxh3_read64(const uint8_t *bytes)
 {
 #ifdef __CUDA_ARCH__
@@ -180,7 +181,7 @@ FDSL_HD uint64_t xxh3_up_to_128(const uint8_t *bytes, uint64_t size, uint64_t se
 }
 
 /* XXH3-64 of exactly 128 bytes, as a sum of XXH3_PARTS parts that separate threads can compute. Part i covers
- * the two words at xxh3_part_at(i). */
+ * two words of 8 bytes, from byte xxh3_part_at(i) on. */
 #define XXH3_PARTS 8
 
 FDSL_HD uint32_t xxh3_part_at(uint32_t part)
@@ -210,7 +211,7 @@ FDSL_HD uint64_t xxh3_up_to_240(const uint8_t *bytes, uint64_t size, uint64_t se
     return xxh3_avalanche(hash);
 }
 
-/* Accumulates a stripe into the lanes, with the secret from byte `at` on. */
+/* Adds a stripe to the lanes, with the secret from byte `at` on. */
 FDSL_HD void xxh3_stripe(uint64_t lanes[XXH3_LANES], const uint8_t *bytes, uint32_t at, uint64_t seed)
 {
     for (uint32_t i = 0; i < XXH3_LANES; i++) {
@@ -238,7 +239,7 @@ FDSL_HD uint64_t xxh3_long(const uint8_t *bytes, uint64_t size, uint64_t seed)
     return xxh3_avalanche(hash);
 }
 
-/* XXH3-64 of `size` bytes at any address. */
+/* Returns XXH3-64 of `size` bytes at any address. */
 FDSL_HD uint64_t xxh3_64(const uint8_t *bytes, uint64_t size, uint64_t seed)
 {
     if (size > 240)

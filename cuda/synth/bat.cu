@@ -1,4 +1,5 @@
-/* `bat`: the paper's BAT. The device launches the stages of rng; the host launches one kernel per batch. */
+/* `bat`: the paper's BAT. The host launches one kernel per batch, and the device launches the stages of `rng`
+ * for each image. */
 #include "synth/bat.cuh"
 
 static __global__ void __launch_bounds__(NOISE_BLOCK)

@@ -1,13 +1,12 @@
 /* One launch per batch: the device launches the kernels of each image (dynamic parallelism).
  *
- * A parent grid with one block per image launches each image's noise kernel as a fire-and-forget launch. That
- * kernel then launches the vertex kernel and the painting kernel as tail launches, in this order. Images run
- * concurrently as far as device resources allow.
+ * The parent grid has one block per image. The block launches the image's noise kernel (fire-and-forget). The
+ * noise kernel launches the vertex kernel and then the painting kernel as tail launches, which run in this
+ * order. Images run concurrently as far as device resources allow.
  *
- * If the pool of pending launches is full, a device-side launch is lost, and so is its image. Therefore the
- * pool is enlarged, larger batches (or batches whose scratch does not fit in memory) are split, and the
- * device checks every launch and reports errors to the host through `failure`.
- */
+ * If the pool of pending launches is full, a device-side launch fails, and its image is lost. setup()
+ * therefore enlarges the pool, and splits batches that are larger than BAT_SPLIT_MAX or whose scratch memory
+ * does not fit. The device checks every launch and reports errors to the host through `failure`. */
 #ifndef FDSL_CUDA_SYNTH_BAT_CUH
 #define FDSL_CUDA_SYNTH_BAT_CUH
 
@@ -18,10 +17,10 @@
 #include "synth/device_launch.cuh"
 #include "synth/stages.cuh"
 
-#define BAT_SPLIT_MAX          1024 /* images per launch; more use more scratch memory and are no faster */
+#define BAT_SPLIT_MAX          1024 /* images per launch; more would use more memory and be no faster */
 #define BAT_LAUNCHES_PER_IMAGE 3
 #define BAT_LAUNCHES_SPARE     64
-#define BAT_SCRATCH_SHARE      0.8 /* maximum share of the memory that is free after allocating the images */
+#define BAT_SCRATCH_SHARE      0.8 /* maximum share of free memory for scratch, after allocating the images */
 
 /* Scratch memory of one launch, one slot per image. */
 struct bat_scratch {
@@ -33,9 +32,9 @@ struct bat_scratch {
 /* Arguments of a launch, which generates images first .. first + gridDim.x - 1 of run `run`.
  *
  * `stages`: all stages, unless they are timed separately. `paint_blocks`: the maximum number of blocks that
- * paint one image, one per multiprocessor, so that the device paints several images at once. Orbits of one
- * image write the same 32-byte sectors repeatedly; if all are painted at once, they contend in the L2 cache
- * (docs/ladder.md has measurements). */
+ * paint one image. It is one per multiprocessor, so that the device paints several images at once. The orbits
+ * of one image write to the same 32-byte sectors. If all orbits of an image were painted at once, these
+ * writes would contend in the L2 cache (docs/notes/ladder.md has measurements). */
 struct bat_launch {
     struct device_input input;
     struct bat_scratch scratch;
@@ -62,7 +61,7 @@ static __device__ __forceinline__ image_work<noise_half2> bat_work(const struct 
     return work;
 }
 
-/* Launches the requested stages that follow the noise. One thread of the grid must call it. */
+/* Launches the requested stages that follow the noise. Exactly one thread per image calls this. */
 static __device__ __forceinline__ void bat_follow(const image_work<noise_half2> &work, const bat_rest &rest,
                                                   cudaStream_t stream)
 {
@@ -79,8 +78,8 @@ static __device__ __forceinline__ void bat_follow(const image_work<noise_half2> 
 
 /* The parent kernel. `Step` defines how it launches an image's noise kernel:
  *     static __device__ void launch(const image_work<noise_half2> &work, const bat_rest &rest);
- * The first block of the noise kernel calls bat_follow() with cudaStreamTailLaunch. A launch without the
- * noise stage has at most one stage. */
+ * The first block of the noise kernel calls bat_follow() with cudaStreamTailLaunch. Without the noise stage,
+ * the parent launches at most one stage, because fire-and-forget launches are not ordered. */
 template <class Step> static __global__ void bat_parent_kernel(struct bat_launch launch)
 {
     const bat_rest rest = {launch.stages, launch.paint_blocks, launch.scratch.failure};
@@ -114,7 +113,8 @@ template <class Step> struct bat_batch : staged<bat_batch<Step>> {
         scratch.slot_bytes = (scratch.grays_offset + synth->orbits_max + align - 1) / align * align;
     }
 
-    /* Sets `split`: as many images per launch as scratch memory allows, in launches of equal size. */
+    /* Sets `split`: as many images per launch as BAT_SPLIT_MAX and scratch memory allow. The launches of a
+     * batch have about equal sizes. */
     enum status choose_split(const struct synth *synth)
     {
         size_t free_bytes;
@@ -126,7 +126,8 @@ template <class Step> struct bat_batch : staged<bat_batch<Step>> {
         return STATUS_OK;
     }
 
-    /* The pool of pending launches belongs to the device context, so it is never made smaller. */
+    /* Enlarges the pool of pending launches if needed. Never shrinks it, because the whole device context
+     * shares it. */
     enum status grow_pending_launches() const
     {
         size_t needed = BAT_LAUNCHES_PER_IMAGE * split + BAT_LAUNCHES_SPARE, limit;
@@ -147,7 +148,7 @@ template <class Step> struct bat_batch : staged<bat_batch<Step>> {
         return device_launch_open(&scratch.failure);
     }
 
-    /* Enqueues stages of images first .. first + split - 1, up to the end of the batch. */
+    /* Enqueues stages of images first .. first + split - 1, or up to the end of the batch. */
     enum status launch(uint64_t first, unsigned stages) const
     {
         uint64_t left = batch.synth->batch - first, count = left < split ? left : split;

@@ -1,5 +1,5 @@
-/* `bat-reuse`, an alternative from the paper: bat with the noise kernel of rng-reuse. That kernel has little
- * parallelism within an image; a batch of images makes up for it. */
+/* `bat-reuse`, an alternative from the paper: `bat` with the noise kernel of `rng-reuse`. That kernel has
+ * little parallelism within an image, but many images of a batch run concurrently. */
 #include "synth/bat.cuh"
 
 static __global__ void __launch_bounds__(STREAM_BLOCK)

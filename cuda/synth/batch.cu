@@ -16,11 +16,12 @@ enum status device_free_bytes(int device, size_t *bytes)
     return STATUS_OK;
 }
 
-/* Offsets of the tables in their common allocation. */
+/* Offsets of the tables in their common allocation, and its size in bytes. */
 struct layout {
     size_t classes, offsets, spokes, gradients, bytes;
 };
 
+/* Appends `bytes` to an allocation of `*end` bytes; returns their offset, a multiple of 256. */
 static size_t place(size_t *end, size_t bytes)
 {
     size_t begin = (*end + 255) / 256 * 256;
@@ -57,12 +58,12 @@ enum status device_check_memory(int device, const struct synth *synth, size_t by
 
 /* ---- Tables ---- */
 
-/* Uses its own stream and synchronises it: a copy from pageable memory on the default stream may return
- * before it is complete. */
+/* Copies the tables on `stream` and waits for it. A plain cudaMemcpy() from pageable memory may return before
+ * the data has reached the device. */
 static enum status copy_tables(const struct synth *synth, char *base, const struct layout *layout,
                                cudaStream_t stream)
 {
-    static_assert(sizeof(size_t) == sizeof(uint64_t), "offsets are copied as they are");
+    static_assert(sizeof(size_t) == sizeof(uint64_t), "offsets are copied without conversion");
     size_t vertices = synth->spoke_offset[synth->class_count];
     const struct {
         size_t at;
@@ -118,7 +119,7 @@ enum status device_clock_open(struct device_clock *clock)
 
 void device_clock_close(struct device_clock *clock)
 {
-    /* Errors are ignored: nothing depends on them. */
+    /* Errors are ignored, because no result depends on them. */
     if (clock->end)
         (void)cudaEventDestroy(clock->end);
     if (clock->begin)

@@ -8,7 +8,7 @@
 #include "core/variant.h"
 #include "synth/input.h"
 
-/* The input of the workload; pointers are to device memory. */
+/* The input of the workload. All pointers point to device memory. */
 struct device_input {
     enum formula formula;
     uint32_t res, class_count;
@@ -16,7 +16,7 @@ struct device_input {
     const struct atom_class *classes;
     const uint64_t *spoke_offset; /* class_count + 1 entries */
     const float *spoke_tables;    /* as in struct synth */
-    const float *gradients;       /* NOISE_TABLE_COUNT */
+    const float *gradients;       /* NOISE_TABLE_COUNT entries */
     uint8_t *pixels;              /* images of the latest run, res * res bytes each */
 };
 
@@ -31,8 +31,8 @@ struct image_input {
     uint32_t res;
 };
 
-/* Returns image j of run `run`. `classes` and `spoke_offset` must be readable by the caller: device memory in
- * a kernel, host memory on the host. */
+/* Returns the parameters of image j of run `run`. `classes` and `spoke_offset` are pointers that the caller
+ * can dereference: to device memory in a kernel, to host memory on the host. */
 FDSL_HD struct image_input image_input_at(const struct device_input &input, const struct atom_class *classes,
                                           const uint64_t *spoke_offset, uint64_t run, uint64_t j)
 {
@@ -50,12 +50,13 @@ FDSL_HD struct image_input image_input_at(const struct device_input &input, cons
     return image;
 }
 
-/* Copies the tables to device memory and fills `input`, except `pixels`. `*tables` is their only allocation;
- * the caller frees it. Waits for the copies. */
+/* Copies the tables to device memory, waits for the copies, and fills `input` except `pixels`. `*tables`
+ * (NULL before) becomes the one allocation of all tables. The caller frees it with cudaFree(), also after a
+ * failure. */
 enum status device_input_open(int device, const struct synth *synth, struct device_input *input,
                               void **tables);
 
-/* Returns the bytes of the tables of device_input_open(). */
+/* Returns the size of the allocation of device_input_open(), in bytes. */
 size_t device_input_bytes(const struct synth *synth);
 
 /* A stream with events that time its work. */
@@ -64,15 +65,18 @@ struct device_clock {
     cudaEvent_t begin, end;
 };
 
+/* Creates a stream of the highest priority and the events on the current device. The caller closes the clock,
+ * also after a failure. */
 enum status device_clock_open(struct device_clock *clock);
 /* Destroys the stream and events. Accepts a zeroed or partially initialised clock. */
 void device_clock_close(struct device_clock *clock);
+/* Records the start of the timed work on the stream. */
 enum status device_clock_begin(struct device_clock *clock);
-/* Waits for the stream and returns the device time since device_clock_begin(). */
+/* Waits for the stream and sets time->device_s to the device time since device_clock_begin(). */
 enum status device_clock_end(struct device_clock *clock, struct run_time *time);
 
-/* Calls `enqueue()`, which returns a status, waits for the clock's stream, and adds the device time of the
- * enqueued work. */
+/* Calls enqueue(), which enqueues work on the clock's stream and returns an enum status. Waits for the stream
+ * and adds the device time of that work to `*total_s`, in seconds. */
 template <class Enqueue>
 enum status device_clock_add(const struct device_clock *clock, double *total_s, Enqueue enqueue)
 {
@@ -95,25 +99,26 @@ struct device_batch {
     uint64_t run; /* number of the latest run */
 };
 
-/* Allocates the batch. STATUS_USAGE if the images and `scratch_bytes` do not fit in device memory; the
- * message gives both sizes. */
+/* Allocates the batch. The caller will allocate `scratch_bytes` more. STATUS_USAGE if all this does not fit
+ * in the free device memory; the message gives both sizes. Nothing is left allocated after a failure. */
 enum status device_batch_open(struct device_batch *batch, const struct resources *resources,
                               const struct synth *synth, size_t scratch_bytes);
-/* Frees a batch. Accepts a zeroed or partially initialised one. */
+/* Frees a batch. Accepts a zeroed or partially initialised batch. */
 void device_batch_close(struct device_batch *batch);
 
-/* The begin and the end of a run on batch->clock.stream. device_batch_begin() clears the images, which is
- * part of the timed work. device_batch_end() waits for the stream and returns the device time. */
+/* Begin and end a run on batch->clock.stream. device_batch_begin() makes the device current and clears the
+ * images; clearing is timed. device_batch_end() waits for the stream and sets time->device_s. */
 enum status device_batch_begin(struct device_batch *batch, uint64_t run);
 enum status device_batch_end(struct device_batch *batch, struct run_time *time);
 
-/* Copies one image to the host: fetch() of a synth variant. */
+/* Copies image fetch->j of the latest run to the host: fetch() of a synth variant. */
 enum status device_batch_fetch(struct device_batch *batch, struct synth_fetch *fetch);
 
-/* Returns the free device memory in bytes. */
+/* Makes the device current and gets its free memory in bytes. */
 enum status device_free_bytes(int device, size_t *bytes);
 
-/* Returns STATUS_USAGE if `bytes` for a batch exceed the free device memory; the message gives both sizes. */
+/* Returns STATUS_USAGE if a batch needs more `bytes` than the free device memory; the message gives both
+ * sizes. Makes the device current. */
 enum status device_check_memory(int device, const struct synth *synth, size_t bytes);
 
 #endif

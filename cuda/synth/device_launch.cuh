@@ -16,10 +16,10 @@ static inline enum status device_launch_open(int **failure)
 
 static inline void device_launch_close(int *failure)
 {
-    (void)cudaFreeHost(failure); /* errors are ignored: nothing depends on them */
+    (void)cudaFreeHost(failure); /* errors are ignored, because no result depends on them */
 }
 
-/* Records the error of the calling thread's last launch, if there is one. */
+/* Records the error of the calling thread's last launch, if it failed. */
 static __device__ __forceinline__ void device_launch_check(int *failure)
 {
     cudaError_t error = cudaGetLastError();

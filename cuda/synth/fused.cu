@@ -1,5 +1,4 @@
-/* The plan of `fused`: selects kernels, allocates memory and launches. docs/fused.md explains the algorithm.
- */
+/* The plan of `fused`: selects kernels, allocates memory, launches. docs/fused.md explains the algorithm. */
 #include "synth/fused.h"
 
 #include <stdlib.h>
@@ -12,14 +11,14 @@
 #include "synth/fused_reduce.cuh"
 #include "synth/fused_vertices.cuh"
 
-#define SLICE_MAX   ORDER_BLOCK
+#define SLICE_MAX   ORDER_BLOCK       /* images */
 #define SLICE_BYTES ((size_t)1 << 31) /* maximum device memory of the slices in flight */
 #define LANES_MAX   2
-#define SPLIT_BELOW 6                   /* groups per multiprocessor */
+#define SPLIT_BELOW 6                   /* groups per multiprocessor; see splits() */
 #define UNITS_MAX   ((uint64_t)1 << 25) /* per image: limited by the unit field of a queue entry */
-#define OUT_MOST    512                 /* maximum side of a tile's output */
+#define OUT_MOST    512                 /* maximum side of a tile's output in pixels */
 #define TILE_WORTH  96 /* minimum tile side that makes two blocks per multiprocessor worthwhile */
-#define TILE_LEAST  32
+#define TILE_LEAST  32 /* minimum for the side of a tile's canvas */
 
 /* Scratch memory of a slice in flight, and the stream of its kernels. */
 struct fused_lane {
@@ -28,7 +27,7 @@ struct fused_lane {
     void *ends;
     struct fused_card *cards;
     uint32_t *order;
-    uint8_t *canvases; /* only if a separate kernel reduces them */
+    uint8_t *canvases; /* NULL unless fused_reduce_kernel() resizes them */
     /* Unused in the first lane, which uses the caller's stream: */
     cudaStream_t stream;
     cudaEvent_t done;
@@ -37,12 +36,12 @@ struct fused_lane {
 struct fused_plan {
     const struct synth *synth;
     int device, multiprocessors;
-    struct fused_job job; /* fields common to all slices: all but the image numbers, begin, count, images,
-                             labels and the memory of a lane */
+    struct fused_job job; /* without the fields that differ between slices: image numbers, begin, count,
+                             images, labels and the memory of a lane */
     void *tables;
     struct fused_lane lanes[LANES_MAX];
     uint32_t lane_count;
-    cudaEvent_t forked; /* with several lanes: the caller's stream has reached this run */
+    cudaEvent_t forked; /* recorded on the caller's stream at the start of a run; only with several lanes */
     uint32_t slice;     /* images per slice */
     uint32_t side;      /* maximum side of a tile's canvas */
     bool wide;          /* coordinates do not fit packed words */
@@ -52,10 +51,10 @@ struct fused_plan {
 
 /* ---- Selection of kernels ---- */
 
-/* Returns whether coordinates may be too large for packed words: they must lie within FUSED_NEAR of every
- * tile. A vertex gets up to class_reach() away from the centre, and further in the surplus orbits of the last
- * unit. Rounding of positions adds at most 2^-11 per orbit below 2^14; class_reach() allows at least 1 per
- * orbit. */
+/* Returns whether coordinates may be too large for packed words, that is, not within FUSED_NEAR of every
+ * tile. A vertex gets up to class_reach() away from the centre. The last unit may have up to FUSED_ORBITS - 1
+ * surplus orbits, which move the vertex farther. For positions below 2^14, rounding adds at most 2^-11 per
+ * orbit. The factor 1 + 2^-10 covers this, because class_reach() grows by at least 1 per orbit. */
 static bool needs_wide(const struct synth *synth)
 {
     double reach = 0;
@@ -73,15 +72,15 @@ static uint32_t round_up(uint32_t value, uint32_t multiple)
     return (value + multiple - 1) / multiple * multiple;
 }
 
-/* Returns the words from one canvas row to the next: a whole number of vectors, such that rows begin in
- * different banks. */
+/* Returns the words per canvas row, padding included. A row is a whole number of 16-byte vectors, and
+ * adjacent rows begin in different banks. */
 static uint32_t pitch_of(uint32_t width)
 {
     return round_up(width, 8) + 4;
 }
 
 /* Computes the tiling of `output` with canvases of at most `side` pixels per side. Returns false if a single
- * output pixel needs more. */
+ * output pixel covers a larger area. */
 static bool tile_with(const struct synth_output *output, uint32_t res, uint32_t side,
                       struct fused_tiling *tiling)
 {
@@ -90,7 +89,7 @@ static bool tile_with(const struct synth_output *output, uint32_t res, uint32_t 
         most = (uint64_t)(side - 2) * output->res / res;
     if (most == 0)
         return false;
-    most = most < OUT_MOST ? most : OUT_MOST; /* when enlarging, a tile could be a whole image */
+    most = most < OUT_MOST ? most : OUT_MOST; /* an enlarged image could otherwise be a single tile */
     uint32_t count = (uint32_t)((output->res + most - 1) / most);
     uint32_t out_side = (output->res + count - 1) / count;
     if (round_up(out_side, 4) <= most)
@@ -103,13 +102,15 @@ static bool tile_with(const struct synth_output *output, uint32_t res, uint32_t 
     return true;
 }
 
-/* Returns the shared memory of a block with a canvas of this size. Each idle lane needs one word of it. */
+/* Returns the shared memory of a painting block in bytes, for a canvas of this size. The canvas has at least
+ * 32 words, because each lane without a line paints to its own word. */
 static size_t paint_bytes(uint32_t width, uint32_t height)
 {
     size_t words = (size_t)pitch_of(width) * height;
     return offsetof(paint_shared, canvas) + (words < FUSED_WARP ? FUSED_WARP : words) * sizeof(uint32_t);
 }
 
+/* Returns the largest canvas side for which a block fits `bytes` of shared memory, at least TILE_LEAST. */
 static uint32_t side_within(size_t bytes)
 {
     uint32_t side = TILE_MOST;
@@ -132,8 +133,8 @@ static enum status choose_side(struct fused_plan *plan)
     return STATUS_OK;
 }
 
-/* Chooses the largest tiles, because small tiles process more units twice. Chooses smaller tiles if there
- * would be too few to keep most multiprocessors busy. */
+/* Chooses the largest tiles, because a unit that touches two tiles is processed twice. Halves their side
+ * while there are fewer tiles than 3/4 of the multiprocessors. */
 static void choose_tiling(const struct fused_plan *plan, const struct synth_output *output,
                           struct fused_tiling *tiling)
 {
@@ -154,23 +155,23 @@ static size_t end_bytes(const struct fused_plan *plan)
     return plan->wide ? sizeof(fused_end<true>) : sizeof(fused_end<false>);
 }
 
-/* Returns the scratch bytes per image. */
+/* Returns the scratch memory per image in bytes. */
 static size_t image_bytes(const struct fused_plan *plan, bool reduce)
 {
     return plan->job.units * (sizeof(uint2) + sizeof(uint4) + FUSED_WARP * end_bytes(plan)) +
            sizeof(struct fused_card) + sizeof(uint32_t) + (reduce ? synth_image_bytes(plan->synth) : 0);
 }
 
-/* Returns whether there are too few warps to occupy the multiprocessors, so that one block per group is
- * faster. */
+/* Returns whether a group gets a block instead of a warp. This is faster if one warp per group gives too few
+ * warps to occupy the multiprocessors. */
 static bool splits(const struct fused_plan *plan, uint64_t images)
 {
     return images * plan->job.groups < (uint64_t)plan->multiprocessors * SPLIT_BELOW;
 }
 
-/* Chooses the number of lanes and the images per slice: as many as the memory budget allows, in slices of
- * equal size, at least one per lane. There are two lanes if half the batch keeps the device busy; painting in
- * one lane then overlaps with the last vertices of the other. */
+/* Chooses the number of lanes and of images per slice. Slices are of about equal size and as large as the
+ * memory budget allows, with at least one slice per lane. There are two lanes if half the batch keeps the
+ * device busy. Painting in one lane then overlaps with the last vertices of the other lane. */
 static enum status choose_slice(struct fused_plan *plan, bool reduce)
 {
     const struct synth *synth = plan->synth;
@@ -179,7 +180,7 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce)
     free_bytes -= free_bytes / 32; /* margin, because allocations are rounded up to pages */
     if (plan->job.units > UNITS_MAX)
         return status_set(STATUS_USAGE,
-                          "fused draws images of up to %.2g lines, not %.2g; lower --vertices or --orbits",
+                          "fused supports up to %.2g lines per image, not %.2g; lower --vertices or --orbits",
                           (double)UNITS_MAX * FUSED_LINES * FUSED_ORBITS,
                           (double)plan->job.units * FUSED_LINES * FUSED_ORBITS);
     if (bytes > free_bytes)
@@ -200,7 +201,7 @@ static enum status choose_slice(struct fused_plan *plan, bool reduce)
     return STATUS_OK;
 }
 
-/* Computes the maximum number of groups and of units over the classes. */
+/* Sets the numbers of groups and of units per image to their maxima over the classes. */
 static void measure_classes(const struct synth *synth, struct fused_job *job)
 {
     for (uint32_t c = 0; c < synth->class_count; c++) {
@@ -231,7 +232,7 @@ static enum status open_lane(const struct fused_plan *plan, struct fused_lane *l
 
 static void close_lane(struct fused_lane *lane)
 {
-    /* Errors are ignored: nothing depends on them. */
+    /* Errors are ignored, because no result depends on them. */
     if (lane->done)
         (void)cudaEventDestroy(lane->done);
     if (lane->stream)
@@ -269,7 +270,8 @@ static fused_kernel *vertices_kernel_of(const struct fused_plan *plan)
     return plan->wide ? fused_vertices_kernel<true> : fused_vertices_kernel<false>;
 }
 
-/* Loads the kernels now: CUDA loads code lazily, and it must not do so during a capture. */
+/* Loads the kernels. CUDA would otherwise load them at their first launch, and it must not do so while a
+ * stream is captured. */
 static enum status load_kernels(const struct fused_plan *plan)
 {
     cudaFuncAttributes attributes;
@@ -346,12 +348,11 @@ void fused_close(struct fused_plan *plan)
 struct fused_slice {
     struct fused_job job;
     const struct fused_lane *lane;
-    uint8_t *images; /* destination of the output; differs from job.images if a separate kernel reduces the
-                        canvases */
+    uint8_t *images; /* destination of the output; job.images is lane->canvases if that is not NULL */
 };
 
-/* Returns the slice that begins at image `begin` of `count`. `from` gives the image numbers and the
- * destination. */
+/* Returns the slice of a run of `count` images that begins at image `begin`. `from` has the image numbers and
+ * the destination of the run. */
 static struct fused_slice slice_at(const struct fused_plan *plan, const struct fused_lane *lane,
                                    const struct fused_job *from, uint64_t begin, uint64_t count)
 {
@@ -430,7 +431,7 @@ static enum status join_lanes(const struct fused_plan *plan, cudaStream_t stream
     return STATUS_OK;
 }
 
-/* Enqueues `count` images, slice by slice. `from` gives the image numbers and the destination. */
+/* Enqueues `count` images, slice by slice. `from` has the image numbers and the destination. */
 static enum status enqueue_all(const struct fused_plan *plan, const struct fused_job *from, uint64_t count,
                                cudaStream_t stream)
 {

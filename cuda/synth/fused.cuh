@@ -1,12 +1,12 @@
 /* Types and functions that the kernels of `fused` share. docs/fused.md explains the design.
  *
- *   vertices  a warp computes the ends of 31 adjacent lines, orbit by orbit, and stores them in units of four
- *             orbits, each with the bounding box of its ends
- *   painting  a block takes a tile of an image, finds the units whose boxes touch it, and draws their lines
- *             on a canvas in shared memory
+ *   vertices  a warp computes the ends of 31 adjacent lines, orbit by orbit; four orbits are stored as one
+ *             unit, together with the bounding box of the unit's ends
+ *   painting  a block takes a tile of an image, finds the units whose boxes touch the tile, and draws their
+ *             lines on a canvas in shared memory
  *
  * A canvas pixel is a word, (orbit + 1) << 8 | gray, and drawing is an atomic maximum. The latest orbit wins
- * in any order of execution, so there is no synchronisation between orbits.
+ * in any order of execution, so orbits need no synchronisation.
  */
 #ifndef FDSL_CUDA_SYNTH_FUSED_CUH
 #define FDSL_CUDA_SYNTH_FUSED_CUH
@@ -18,31 +18,32 @@
 
 #define FUSED_WARP   32u
 #define FUSED_ALL    0xFFFFFFFFu /* all lanes of a warp */
-#define FUSED_LINES  31u         /* lines per unit and orbit: one less than ends */
+#define FUSED_LINES  31u         /* lines per unit and orbit: the warp's 32 ends bound 31 lines */
 #define FUSED_ORBITS 4u          /* orbits per unit: two Philox blocks per vertex */
 
-/* Maximum side of a tile's canvas, chosen so that two blocks fit on one H100 multiprocessor. */
+/* Maximum side of a tile's canvas in pixels, chosen so that two blocks fit on one H100 multiprocessor. */
 #define TILE_MOST 136
 
 /* Packs a corner of a box, or an end of a line, into one word: y * 65536 + x. x and y may be negative, so the
  * 16-bit fields are valid only after adding a bias that makes both non-negative. */
 #define FUSED_PACK(x, y) ((uint32_t)((y)*65536 + (x)))
 
-/* Packed coordinates must lie within +-FUSED_NEAR of every tile: 14 bits and a sign. */
+/* Packed coordinates must be within +-FUSED_NEAR pixels of every tile, so that 14 bits and a sign suffice.
+ * FUSED_BIAS makes both fields non-negative. */
 #define FUSED_NEAR 0x4000
 #define FUSED_BIAS (FUSED_NEAR * 65537u)
 
 /* Both corners of a box that touches no tile. */
 #define FUSED_NOWHERE FUSED_PACK(-1, -1)
 
-/* The positions of one of the 32 ends of a unit, one per orbit: packed, or (x, y) if Wide. */
+/* One of the 32 ends of a unit: its position in each of the unit's orbits, packed, or as (x, y) if Wide. */
 template <bool Wide> struct alignas(16) fused_end {
     std::conditional_t<Wide, int2, uint32_t> at[FUSED_ORBITS];
 };
 
 /* The parameters of an image that painting needs. */
 struct alignas(16) fused_card {
-    uint32_t units;
+    uint32_t units; /* number of units */
     uint32_t class_id;
     struct output_corner corner; /* of the crop; 0 without a crop */
 };
@@ -50,19 +51,19 @@ struct alignas(16) fused_card {
 /* The division of images into tiles; lengths in pixels. */
 struct fused_tiling {
     uint32_t columns, rows;         /* tiles per image */
-    uint32_t out_width, out_height; /* size of a tile's output; the last ones may be smaller */
-    uint32_t width, height, pitch;  /* maximum canvas of a tile; words from one row to the next */
+    uint32_t out_width, out_height; /* size of a tile's output; smaller at the right and lower edges */
+    uint32_t width, height, pitch;  /* maximum canvas of a tile; words per canvas row, padding included */
 };
 
-/* A slice of a batch: the images that one stream of the plan (struct fused_lane) processes at a time, in its
- * scratch memory. */
+/* The arguments of the kernels for one slice of a batch. A slice is the images that one lane of the plan
+ * (struct fused_lane) processes at a time, in the lane's scratch memory. */
 struct fused_job {
     struct device_input input;
-    struct synth_output output; /* output format that painting writes */
+    struct synth_output output; /* format that painting writes */
     uint8_t *images;            /* destination, `count` images */
     int64_t *labels;            /* `count` labels */
     uint64_t number;            /* run number */
-    const uint64_t *counter;    /* word of device memory that is added to `number`, or NULL */
+    const uint64_t *counter;    /* NULL, or device memory: the kernels add `*counter` to `number` */
     const uint64_t *listed;     /* numbers of all images, relative to input.first; NULL: the run's images */
     uint64_t begin;             /* first image of the slice */
     uint32_t count;             /* images in the slice */
@@ -70,7 +71,7 @@ struct fused_job {
     uint32_t groups;            /* groups of 31 lines per image (maximum over classes) */
     size_t units;               /* units allocated per image (maximum over classes) */
     uint2 *boxes;               /* low and high corner per unit; count * units */
-    uint4 *values; /* value painted per orbit of a unit: (orbit + 1) << 8 | gray; 0: no such orbit */
+    uint4 *values; /* per unit, the values that its orbits paint: (orbit + 1) << 8 | gray; 0: no such orbit */
     void *ends;    /* FUSED_WARP entries of fused_end per unit */
     struct fused_card *cards; /* `count` entries */
     struct fused_tiling tiling;
@@ -83,24 +84,25 @@ static __device__ __forceinline__ uint64_t fused_run(const fused_job &job)
     return job.number + (job.counter ? *job.counter : 0);
 }
 
-/* The run and image numbers of a slice index, for synth_image_at(). Listed images belong to run 0. */
+/* The run number and the image number for synth_image_at(). Listed images belong to run 0. */
 struct fused_number {
     uint64_t run, j;
 };
 
+/* Returns the numbers of image `place` of the slice. */
 static __device__ __forceinline__ fused_number fused_number_at(const fused_job &job, uint32_t place)
 {
     uint64_t j = job.begin + place;
     return job.listed ? fused_number{0, job.listed[j]} : fused_number{fused_run(job), j};
 }
 
-/* Returns the slice index of the image at position `rank` in the order of work. */
+/* Returns the index in the slice of the image with rank `rank`; rank 0 has the most work. */
 static __device__ __forceinline__ uint32_t fused_place(const fused_job &job, uint32_t rank)
 {
     return job.order ? job.order[rank] : rank;
 }
 
-/* Returns the index of the first unit of the image at a slice index. */
+/* Returns the index of the first unit of image `place` of the slice. */
 static __device__ __forceinline__ size_t fused_first_unit(const fused_job &job, uint32_t place)
 {
     return place * job.units;

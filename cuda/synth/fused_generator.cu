@@ -1,4 +1,4 @@
-/* `fused` as a generator: any list of images, on the caller's stream. */
+/* `fused` as a generator (core/generator.h): generates any list of images on the caller's stream. */
 #include <stdlib.h>
 
 #include "common/check.cuh"
@@ -10,7 +10,7 @@ struct fused_generator {
     struct synth synth;
     int device;
     struct fused_plan *plan;
-    int64_t *labels; /* unused output: callers derive the class from the image number */
+    int64_t *labels; /* written but not used: callers derive the class from the image number */
 };
 
 static enum status make(struct generator *generator, const uint64_t *numbers, uint32_t count, void *samples,
@@ -30,7 +30,7 @@ static uint64_t memory_bytes(const struct generator *generator)
 static void free_all(struct generator *generator)
 {
     struct fused_generator *self = reinterpret_cast<struct fused_generator *>(generator);
-    /* Errors are ignored: nothing depends on them. */
+    /* Errors are ignored, because no result depends on them. */
     (void)cudaSetDevice(self->device);
     fused_close(self->plan);
     (void)cudaFree(self->labels);

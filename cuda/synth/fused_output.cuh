@@ -9,22 +9,22 @@
 
 /* A tile of an image. */
 struct tile {
-    int32_t x, y, width, height; /* its area of the image, in canvas pixels */
-    uint32_t out_x, out_y, out_width, out_height;
-    uint32_t pitch; /* words from one row to the next of the canvas in shared memory */
+    int32_t x, y, width, height;                  /* its area of the image, in canvas pixels */
+    uint32_t out_x, out_y, out_width, out_height; /* its area of the output, in output pixels */
+    uint32_t pitch; /* words per row of the canvas in shared memory, padding included */
 };
 
 /* Destination and format of an image's output. */
 struct output_sink {
     const struct synth_output &output;
-    uint32_t area;
+    uint32_t area; /* output_area() */
     void *image;
     bool four; /* runs of four pixels are aligned, so vector stores are possible */
 };
 
 /* ---- Values ---- */
 
-/* output_value_u8(), with 32-bit division if that suffices. */
+/* Returns output_value_u8(), computed with a 32-bit division if that suffices. */
 static __device__ __forceinline__ uint8_t fused_value_u8(uint64_t sum, uint32_t area)
 {
     if (area == 1)
@@ -44,7 +44,7 @@ static __device__ __forceinline__ uint32_t bf16_bits(float value)
     return __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
-/* Stores four consecutive values, aligned to their total size. */
+/* Stores four consecutive values of a floating-point type at index `i`, aligned to their total size. */
 static __device__ __forceinline__ void store_four(const output_sink &sink, size_t i, const float values[4])
 {
     switch (sink.output.type) {
@@ -71,7 +71,7 @@ static __device__ __forceinline__ void store_four_u8(const output_sink &sink, si
         first | second << 8 | third << 16 | fourth << 24;
 }
 
-/* Stores pixels (y, x) .. (y, x + 3) of an image with one channel or with planar channels. */
+/* Stores pixels (y, x) .. (y, x + 3) of an image with a single channel or with planar channels. */
 static __device__ __forceinline__ void store_planes(const output_sink &sink, uint32_t y, uint32_t x,
                                                     const uint64_t sums[4])
 {
@@ -116,7 +116,7 @@ static __device__ __forceinline__ void store_pixels(const output_sink &sink, uin
     }
 }
 
-/* Stores up to four pixels, (y, x) .. (y, end - 1). */
+/* Stores pixels (y, x) .. (y, x + 3), but none from column `end` on. */
 static __device__ __forceinline__ void store_run(const output_sink &sink, uint32_t y, uint32_t x,
                                                  uint32_t end, const uint64_t sums[4])
 {
@@ -136,8 +136,8 @@ static __device__ __forceinline__ void store_run(const output_sink &sink, uint32
 
 /* ---- Sums ---- */
 
-/* Returns the weighted sum of grays of an output pixel; row_at(y)(x) is the gray of a canvas pixel. `Sum` can
- * represent 255 * area. */
+/* Returns the weighted sum of grays of an output pixel; row_at(y)(x) is the gray of a canvas pixel. The type
+ * `Sum` must be able to represent 255 * area. */
 template <class Sum, class Rows>
 static __device__ __forceinline__ Sum span_sum(uint32_t out_res, const struct output_span &rows,
                                                const struct output_span &columns, Rows row_at)
@@ -157,14 +157,14 @@ static __device__ __forceinline__ Sum span_sum(uint32_t out_res, const struct ou
 
 /* ---- From a tile ---- */
 
-/* Loads four canvas words from column x of row y; rows are padded to whole vectors. */
+/* Loads four canvas words from column x of row y on. Rows are padded to whole vectors. */
 static __device__ __forceinline__ uint4 canvas_words(const struct tile &tile, const uint32_t *canvas,
                                                      uint32_t y, uint32_t x)
 {
     return *reinterpret_cast<const uint4 *>(canvas + y * tile.pitch + x);
 }
 
-/* Writes four pixels from column x of row y of an unscaled tile. */
+/* Writes up to four pixels of an unscaled tile, from column x of row y on. */
 static __device__ __forceinline__ void write_run(const output_sink &sink, const struct tile &tile,
                                                  const uint32_t *canvas, uint32_t y, uint32_t x)
 {
@@ -173,8 +173,8 @@ static __device__ __forceinline__ void write_run(const output_sink &sink, const 
     store_run(sink, tile.out_y + y, tile.out_x + x, tile.out_x + tile.out_width, sums);
 }
 
-/* Writes a resized tile; each lane handles the same four columns in all rows. `Sum` can represent 255 *
- * area. */
+/* Writes a resized tile. A lane writes four columns in all rows of its warp, so that it computes their spans
+ * once. The type `Sum` must be able to represent 255 * area. */
 template <class Sum>
 static __device__ __forceinline__ void write_resized(const output_sink &sink, uint32_t res,
                                                      const struct tile &tile, const uint32_t *canvas)
@@ -200,7 +200,7 @@ static __device__ __forceinline__ void write_resized(const output_sink &sink, ui
     }
 }
 
-/* Writes the gray bytes of the canvas, four pixels per word. */
+/* Writes an unscaled u8 tile with one channel: the gray bytes of four canvas words per store. */
 static __device__ __forceinline__ void write_grays(const struct tile &tile, const uint32_t *canvas,
                                                    uint8_t *image, uint32_t res)
 {
@@ -213,7 +213,7 @@ static __device__ __forceinline__ void write_grays(const struct tile &tile, cons
         }
 }
 
-/* Writes an unscaled tile: one warp per row, four pixels per lane. */
+/* Writes a tile in the output format: one warp per row, four pixels per lane. */
 static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t place,
                                                   const struct tile &tile, const uint32_t *canvas)
 {

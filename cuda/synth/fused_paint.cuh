@@ -1,4 +1,4 @@
-/* Second kernel of `fused`: draws the lines of a tile on a canvas in shared memory, then writes its
+/* Second kernel of `fused`: draws the lines of a tile on a canvas in shared memory, then writes the tile's
  * output. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_PAINT_CUH
 #define FDSL_CUDA_SYNTH_FUSED_PAINT_CUH
@@ -15,15 +15,16 @@
 /* ---- Queues ----
  *
  * A warp queues the lines that touch its tile until it has 32 of one kind, so that all lanes have work. The
- * kinds are lines inside the tile, lines that cross its border, and unfinished lines ("strokes"). */
+ * kinds are lines inside the tile, lines that cross its border, and strokes (the rest of a line after its
+ * first pixels). */
 
 #define PAINT_WARPS   16
 #define PAINT_BLOCK   (PAINT_WARPS * FUSED_WARP)
-#define PAINT_HITS    2048 /* units in a block's list */
-#define QUEUE_LINES   96   /* 31 left over, plus 62 of two orbits */
-#define QUEUE_STROKES 64   /* 31 left over, plus 32 */
+#define PAINT_HITS    2048 /* maximum number of units in a block's list */
+#define QUEUE_LINES   96   /* at most 31 waiting lines, plus 62 of two orbits */
+#define QUEUE_STROKES 64   /* at most 31 waiting strokes, plus 32 */
 
-static_assert(PAINT_HITS % PAINT_BLOCK == 0, "find() processes whole rounds");
+static_assert(PAINT_HITS % PAINT_BLOCK == 0, "in find(), each thread tests the same number of units");
 
 enum queue_kind { QUEUE_STROKE, QUEUE_INSIDE, QUEUE_CROSSING, QUEUE_KINDS };
 
@@ -36,16 +37,17 @@ struct queues {
 struct paint_shared {
     struct queues queues[PAINT_WARPS];
     uint32_t counts[QUEUE_KINDS][PAINT_WARPS];
-    uint16_t hits[PAINT_HITS];
+    uint16_t hits[PAINT_HITS];               /* the block's list: units whose boxes touch the tile */
     uint32_t found;                          /* number of hits */
     alignas(16) uint32_t canvas[FUSED_WARP]; /* continues beyond the struct, row by row */
 };
 
-/* The warp and queue index of entry `i`, counting through the queues of one kind of all warps. */
+/* The position of a queue entry: the warp, and the index in that warp's queue. */
 struct queue_place {
     uint32_t warp, at;
 };
 
+/* Returns the position of entry `i`, counted over the queues of all warps; `counts` has each queue's size. */
 static __device__ __forceinline__ queue_place queue_find(const uint32_t *counts, uint32_t i)
 {
     queue_place place = {0, i};
@@ -60,17 +62,17 @@ template <bool Wide, formula Formula> struct painter {
     paint_shared *shared;
     struct tile tile;
     int32_t res;
-    uint32_t canvas, mine;              /* addresses: the canvas, the warp's queues */
-    uint32_t inside, crossing, strokes; /* entries in the queues */
-    uint32_t steep, flat;               /* values of stroke.place */
+    uint32_t canvas, mine;              /* addresses of the canvas and of the warp's queues */
+    uint32_t inside, crossing, strokes; /* number of entries in each queue */
+    uint32_t steep, flat;               /* stroke.place for major axis y, and for major axis x */
     uint32_t warp, lane, lower;         /* `lower`: mask of the lanes below this one */
-    uint32_t here; /* added to packed coordinates: makes them relative to the tile and biased */
-    uint32_t
-        beyond; /* added to biased coordinates: sets a field's top bit if it is right of or below the tile */
+    uint32_t here;                      /* packed coordinates + here: relative to the tile, and biased */
+    uint32_t beyond;    /* biased coordinates + beyond: a top bit is set if right of or below the tile */
     const uint2 *boxes; /* per unit of the image */
     const uint4 *values;
     const fused_end<Wide> *ends;
 
+    /* Returns the number of lower lanes in `mask`. */
     __device__ __forceinline__ uint32_t rank(uint32_t mask) const
     {
         return __popc(mask & lower);
@@ -81,11 +83,12 @@ template <bool Wide, formula Formula> struct painter {
     /* Returns the slope of a line in fixed point; see fused_stroke.cuh. */
     static __device__ __forceinline__ int32_t slope_of(int32_t major, int32_t minor)
     {
-        /* If major is 0, so is minor; the conversion turns the NaN into 0. */
+        /* If major is 0, minor is 0, too. The quotient is then NaN, which the conversion turns into 0. */
         return (int32_t)__fdividef((float)(minor << 16), (float)major) + 1;
     }
 
-    /* Returns the stroke of a line in tile coordinates. Its first pixel may be outside the tile. */
+    /* Returns the stroke of a whole line in tile coordinates, and its slope. The first pixel may be outside
+     * the tile. */
     __device__ __forceinline__ stroke stroke_of(int2 from, int2 to, uint32_t value, int32_t *slope) const
     {
         int32_t dx = to.x - from.x, dy = to.y - from.y;
@@ -116,7 +119,7 @@ template <bool Wide, formula Formula> struct painter {
     static __device__ __forceinline__ int32_t first_step(int32_t count, int32_t slope)
     {
         int32_t way = (min(count, STROKE_MAJOR_MAX + 1) << 16) - STROKE_BIAS;
-        /* The quotient has an error of at most 2^-16 for relevant s, so this is s or s - 1. */
+        /* For relevant s, the quotient has an error of at most 2^-16. This value is therefore s or s - 1. */
         int32_t s = (int32_t)(__fdividef((float)way, (float)slope) + 0x1p-8f);
         s += s * slope < way;
         return min(s, STROKE_MAJOR_MAX + 1);
@@ -133,9 +136,9 @@ template <bool Wide, formula Formula> struct painter {
                 size_minor = is_steep ? tile.width : tile.height;
         int32_t first = major < 0 ? begin_major - (size_major - 1) : -begin_major;
         int32_t end = major < 0 ? begin_major + 1 : size_major - begin_major;
-        int32_t enter = minor < 0 ? begin_minor - (size_minor - 1)
-                                  : -begin_minor; /* minor steps until it enters the tile */
-        int32_t leave = minor < 0 ? begin_minor + 1 : size_minor - begin_minor; /* and until it leaves */
+        /* The number of minor steps until the line enters the tile, and until it leaves the tile. */
+        int32_t enter = minor < 0 ? begin_minor - (size_minor - 1) : -begin_minor;
+        int32_t leave = minor < 0 ? begin_minor + 1 : size_minor - begin_minor;
         if (enter > 0)
             first = max(first, first_step(enter, slope));
         end = leave > 0 ? min(end, first_step(leave, slope)) : 0;
@@ -155,11 +158,11 @@ template <bool Wide, formula Formula> struct painter {
         return point;
     }
 
-    /* Draws one long line from (x, y) to (z, w) with the whole warp, one pixel per lane. Computes m(s) in
-     * integers. */
+    /* Draws one long line from (x, y) to (z, w) with the whole warp, one pixel per lane. Computes m(s) of
+     * fused_stroke.cuh in integers. */
     __device__ __forceinline__ void draw_long(int4 between, uint32_t value) const
     {
-        /* 32 bits suffice for packed coordinates: they lie within 2^15, so 2 minor s + major < 2^32. */
+        /* Packed ends are less than 2^15 apart, so 2 minor s + major < 2^32: 32 bits suffice. */
         using whole = std::conditional_t<Wide, uint64_t, uint32_t>;
         struct line line = line_begin(Formula, between.x, between.y, between.z, between.w);
         bool is_steep = line.major_y != 0, back = line.major_x + line.major_y < 0;
@@ -175,7 +178,8 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
-    /* Converts a queue entry of a line that crosses the tile's border. Draws long lines immediately. */
+    /* Converts a queue entry of a line that crosses the tile's border. Draws long lines at once, and returns
+     * stroke_none() for them. */
     __device__ __forceinline__ stroke stroke_crossing(uint32_t entry, bool valid) const
     {
         uint32_t unit = entry >> 7, orbit = entry >> 5 & 3;
@@ -201,6 +205,7 @@ template <bool Wide, formula Formula> struct painter {
         return valid && self.left > 0 ? self : stroke_none(lane);
     }
 
+    /* Converts a queue entry of a stroke. */
     __device__ __forceinline__ stroke stroke_again(uint4 entry) const
     {
         return {entry.x, entry.y, entry.w & 0x100 ? steep : flat, entry.z, (int32_t)(entry.w & 0xFF)};
@@ -232,7 +237,7 @@ template <bool Wide, formula Formula> struct painter {
             true);
     }
 
-    /* Walks a stroke for STROKE_STEPS pixels and queues the rest. */
+    /* Paints STROKE_STEPS pixels of each lane's stroke and queues the rest. */
     __device__ __forceinline__ void walk(stroke self)
     {
         stroke_walk(self, canvas);
@@ -265,8 +270,8 @@ template <bool Wide, formula Formula> struct painter {
 
     /* -- Units -- */
 
-    /* Classifies an end relative to the tile: bit 31 is set if it is below, 30 above, 15 right, 14 left;
-     * other bits are undefined. The fields of `end` have 15 bits. */
+    /* Returns on which sides of the tile an end is: bit 31 is set if it is below, bit 30 above, bit 15 right,
+     * bit 14 left. The other bits are undefined. The fields of `end` have 15 bits. */
     __device__ __forceinline__ uint32_t sides(uint32_t end) const
     {
         /* Bits 31 and 15 come from end + beyond, bits 30 and 14 from ~end. */
@@ -275,14 +280,14 @@ template <bool Wide, formula Formula> struct painter {
         return result;
     }
 
-    /* Zero-length lines are drawn only in formulas that draw end points. */
+    /* Returns whether the formula paints end points. Only then do lines of length zero have a pixel. */
     static __device__ constexpr bool paints_points()
     {
         return Formula == FORMULA_VISUALATOM;
     }
 
-    /* Queues the lines of an orbit that touch the tile, from packed ends. For surplus orbits of the last unit
-     * `value` is 0, so drawing them changes nothing. */
+    /* Queues the lines of an orbit that touch the tile, from packed ends. Surplus orbits of the last unit
+     * have value 0, so that drawing their lines changes nothing. */
     __device__ __forceinline__ void push(uint32_t packed, uint32_t entry, uint32_t value)
     {
         const uint32_t all = 0xC000C000u;
@@ -315,7 +320,7 @@ template <bool Wide, formula Formula> struct painter {
         return (uint32_t)point.x < (uint32_t)tile.width && (uint32_t)point.y < (uint32_t)tile.height;
     }
 
-    /* Appends lines to the queues. `bytes`: the four coordinates of a line inside the tile. */
+    /* Appends each lane's line to a queue. `bytes`: the four coordinates of a line inside the tile. */
     __device__ __forceinline__ void push_lines(bool is_inside, bool is_crossing, uint32_t bytes,
                                                uint32_t entry, uint32_t value)
     {
@@ -333,12 +338,12 @@ template <bool Wide, formula Formula> struct painter {
         crossing += __popc(crossing_mask);
     }
 
-    /* Lists the units in begin .. end - 1 whose boxes touch the tile, at most PAINT_HITS. All threads of the
-     * block must call it. */
+    /* Lists the units in begin .. end - 1, at most PAINT_HITS, whose boxes touch the tile. All threads of the
+     * block must call this. */
     __device__ __forceinline__ void find(uint32_t begin, uint32_t end)
     {
-        /* A box touches the tile unless its high corner is left of or above the tile, or its low corner right
-         * of or below it. */
+        /* A box touches the tile unless its high corner is left of or above the tile, or its low corner is
+         * right of or below the tile. */
         uint32_t outside = FUSED_BIAS - FUSED_PACK(tile.width, tile.height);
         const uint32_t each = PAINT_HITS / PAINT_BLOCK;
         uint2 box[each];
@@ -381,7 +386,7 @@ template <bool Wide, formula Formula> struct painter {
         return self;
     }
 
-    /* Queues the lines of a unit, and processes queues with 32 or more entries. */
+    /* Queues the lines of a unit, two orbits at a time. Processes queues that reach 32 entries. */
     __device__ __forceinline__ void draw_unit(const load &unit)
     {
 #pragma unroll 1
@@ -396,8 +401,8 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
-    /* Draws the lines of the listed units; fewer than 32 of each kind stay queued. Loads the next unit while
-     * it processes the current one. */
+    /* Draws the lines of the listed units, except fewer than 32 of each kind, which stay queued. The next
+     * unit is loaded while the current one is processed. */
     __device__ __forceinline__ void draw(uint32_t begin)
     {
         uint32_t found = shared->found, hits = shared_address(shared->hits);
@@ -412,19 +417,22 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
-    /* -- Remaining entries of all queues, drained by the whole block -- */
+    /* -- At the end, the block shares the entries left in the queues of all warps -- */
 
+    /* Stores the number of entries in this warp's queue for the other warps. */
     __device__ __forceinline__ void publish(enum queue_kind kind, uint32_t count)
     {
         if (lane == 0)
             shared->counts[kind][warp] = count;
     }
 
+    /* Returns the number of entries in the queues of all warps. */
     __device__ __forceinline__ uint32_t published(enum queue_kind kind) const
     {
         return __reduce_add_sync(FUSED_ALL, lane < PAINT_WARPS ? shared->counts[kind][lane] : 0);
     }
 
+    /* Draws the lines left in all queues, 32 per warp at a time. */
     __device__ __forceinline__ void finish_lines()
     {
         publish(QUEUE_INSIDE, inside);
@@ -451,6 +459,7 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
+    /* Draws the strokes left in all queues, 32 per warp at a time. */
     __device__ __forceinline__ void finish_strokes()
     {
         publish(QUEUE_STROKE, strokes);
@@ -459,7 +468,7 @@ template <bool Wide, formula Formula> struct painter {
         for (uint32_t base = warp * FUSED_WARP; base < all; base += PAINT_BLOCK) {
             queue_place place = queue_find(shared->counts[QUEUE_STROKE], min(base + lane, all - 1));
             stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
-            /* A finished line stays at its last pixel. */
+            /* Lanes beyond the last entry draw the last entry, too, which changes nothing. */
             while (__any_sync(FUSED_ALL, self.left > 0)) {
                 self = self.left > 0 ? self : stroke_none(lane);
                 stroke_walk(self, canvas);
@@ -467,6 +476,7 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
+    /* Draws an image's units on the canvas. All threads of the block must call this. */
     __device__ __forceinline__ void paint(uint32_t unit_count)
     {
         for (uint32_t begin = 0; begin < unit_count; begin += PAINT_HITS) {
@@ -487,6 +497,7 @@ template <bool Wide, formula Formula> struct painter {
 
 /* ---- The kernel ---- */
 
+/* Returns the tile of this block. */
 static __device__ __forceinline__ struct tile tile_at(const fused_job &job, const fused_card &card)
 {
     const struct fused_tiling &tiling = job.tiling;
@@ -529,7 +540,7 @@ painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, 
     self.lane = lane;
     self.lower = keep((1u << lane) - 1);
     self.here = keep(FUSED_BIAS - FUSED_PACK(tile.x, tile.y));
-    /* The last lane begins no line, so for it every end counts as outside. */
+    /* The last lane has no line of its own, so its ends always count as outside. */
     self.beyond = keep(lane < FUSED_LINES ? FUSED_BIAS - FUSED_PACK(tile.width, tile.height) : 0x80008000u);
     self.boxes = keep(job.boxes + first_unit);
     self.values = keep(job.values + first_unit);
@@ -537,7 +548,7 @@ painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, 
     return self;
 }
 
-/* One block per tile: the grid is column, row, rank of the image. */
+/* One block per tile. The dimensions of the grid are the tile's column and row, and the image's rank. */
 template <bool Wide, formula Formula>
 static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
     fused_paint_kernel(const __grid_constant__ fused_job job)
@@ -562,8 +573,8 @@ static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
         job.labels[place] = card.class_id;
 }
 
-/* The instantiations of the kernel, one source file each, because each takes seconds to compile. The `wide`
- * kernels handle images whose coordinates do not fit packed words. */
+/* The instantiations of the kernel. There is one source file per instantiation, because each takes seconds to
+ * compile. The `wide` kernels handle images whose coordinates do not fit packed words. */
 extern fused_kernel *const fused_paint_visualatom, *const fused_paint_visualatom_wide;
 extern fused_kernel *const fused_paint_uji, *const fused_paint_uji_wide;
 

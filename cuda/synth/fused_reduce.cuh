@@ -1,5 +1,5 @@
-/* `fused`, third kernel: resizes whole canvases. It runs only where one output pixel covers more of the
- * canvas than a tile holds. */
+/* Third kernel of `fused`: resizes whole canvases. It runs only if one output pixel covers a larger area of
+ * the canvas than a tile has. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_REDUCE_CUH
 #define FDSL_CUDA_SYNTH_FUSED_REDUCE_CUH
 
@@ -7,7 +7,7 @@
 
 #define REDUCE_BLOCK 256
 
-/* One thread per output pixel. `canvases`: one byte of gray per pixel. */
+/* One thread per output pixel. `canvases` has one gray byte per pixel. */
 static __global__ void __launch_bounds__(REDUCE_BLOCK)
     fused_reduce_kernel(const __grid_constant__ fused_job job, const struct synth_output output,
                         const uint8_t *canvases, uint8_t *images)

@@ -1,14 +1,15 @@
-/* `fused`: each lane walks along a line on a canvas in shared memory.
+/* `fused`: each lane draws a line on a canvas in shared memory, pixel by pixel.
  *
- * Pixel s of a line is s steps along the major axis and m(s) = floor((2 minor s + major) / (2 major)) steps
- * along the minor axis from its beginning (line.h). For short lines, m(s) is the integer part of bias + s *
- * slope in 16-bit fixed point. The slope is minor / major * 2^16 + 1, rounded down. The quotient has an error
- * of at most 2 ulp = 2^-6, so the slope is at most 1 + 2^-6 too large and 2^-6 too small. The bias is half a
- * pixel plus 4, which outweighs 135 * 2^-6. The sum is thus never too small, and too large by less than 135 *
- * (1 + 2^-6) + 8 = 146 < 2^16 / (2 * 135), which is less than the distance to the next larger multiple of 1 /
- * (2 major). Lines inside a tile are short, with at most 135 steps; other lines count as short up to
- * STROKE_MAJOR_MAX steps.
- */
+ * Pixel s of a line is s steps from its beginning along the major axis, and m(s) = floor((2 minor s + major)
+ * / (2 major)) steps along the minor axis (line.h). For short lines, m(s) is the integer part of bias + s *
+ * slope, in fixed point with 16 fraction bits. Lines inside a tile are short: they have at most 135 steps.
+ * Other lines count as short up to STROKE_MAJOR_MAX steps.
+ *
+ * The integer part is exact. All errors below are in units of 2^-16 pixel. The slope is minor / major * 2^16
+ * + 1, rounded down. The quotient has an error of at most 2 ulp = 2^-6. The slope is therefore at most 1 +
+ * 2^-6 too large and 2^-6 too small. The bias is half a pixel plus 4, and 4 exceeds 135 * 2^-6. The sum is
+ * therefore never too small. It is too large by less than 135 * (1 + 2^-6) + 8 = 146. The exact value is a
+ * multiple of 1 / (2 major) pixel. An error below 2^16 / (2 * 135) = 242 never reaches the next integer. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_STROKE_CUH
 #define FDSL_CUDA_SYNTH_FUSED_STROKE_CUH
 
@@ -17,16 +18,16 @@
 #include "common/shared.cuh"
 #include "synth/fused.cuh"
 
-static_assert(TILE_MOST <= 136, "the error bound holds for up to 135 steps");
+static_assert(TILE_MOST <= 136, "the error bound is for up to 135 steps");
 #define STROKE_MAJOR_MAX 127
 #define STROKE_BIAS      (0x8000 + 4)
 #define STROKE_STEPS     8 /* pixels per call of stroke_walk() */
 
-/* A line that a lane is drawing. `at` is major << 24 | minor << 16 | fraction of minor, in tile coordinates,
- * so that one addition makes a step. */
+/* A line that a lane is drawing. `at` is the next pixel in tile coordinates: major << 24 | minor << 16 |
+ * fraction of minor. Adding `step` moves to the pixel after it. */
 struct stroke {
     uint32_t at, step;
-    uint32_t place; /* bytes between adjacent canvas pixels: along the minor axis | major axis << 16 */
+    uint32_t place; /* bytes to the next canvas pixel along the minor axis | along the major axis << 16 */
     uint32_t value; /* value to paint; the larger value wins */
     int32_t left;   /* remaining pixels, at least 1 */
 };
@@ -52,7 +53,8 @@ static __device__ __forceinline__ void stroke_walk(stroke &self, uint32_t canvas
     self.left -= STROKE_STEPS;
 }
 
-/* A stroke for a lane without a line: paints 0 at an address that no other lane uses. */
+/* Returns a stroke for a lane without a line. It paints 0, at an address that no other lane of the warp uses
+ * for this. */
 static __device__ __forceinline__ stroke stroke_none(uint32_t lane)
 {
     return {lane << 16, 0, sizeof(uint32_t), 0, 1};

@@ -1,5 +1,4 @@
-/* `fused` and `fused-graph`: bit-exact images, many times faster than the paper's kernels; see
- * docs/fused.md. */
+/* `fused` and `fused-graph`: images that are bit-identical to those of `naive`; see docs/fused.md. */
 #include <stdlib.h>
 
 #include "common/check.cuh"
@@ -15,10 +14,10 @@ struct fused_batch {
     struct device_clock clock;
     uint8_t *images;
     int64_t *labels;
-    uint64_t latest; /* latest run */
+    uint64_t latest; /* number of the latest run */
     /* fused-graph only: */
     cudaGraphExec_t graph;
-    uint64_t *counter, *number; /* run number, in device memory and in pinned memory */
+    uint64_t *counter, *number; /* the run number in device memory, and in pinned host memory */
 };
 
 static void fused_teardown(void *state)
@@ -35,7 +34,7 @@ static void fused_teardown(void *state)
     free(self);
 }
 
-/* Enqueues a run; the stream may be capturing. */
+/* Enqueues a run. When it executes, it reads its number from self->number. The stream may be capturing. */
 static enum status record(struct fused_batch *self)
 {
     CUDA_TRY(cudaMemcpyAsync(self->counter, self->number, sizeof *self->number, cudaMemcpyHostToDevice,
@@ -97,7 +96,7 @@ static enum status fused_run_graph(void *state, uint64_t number, struct run_time
 {
     struct fused_batch *self = static_cast<struct fused_batch *>(state);
     CUDA_TRY(cudaSetDevice(self->device));
-    self->latest = *self->number = number; /* safe to overwrite: the last run has been waited for */
+    self->latest = *self->number = number; /* safe to overwrite: the previous run has ended */
     TRY(device_clock_begin(&self->clock));
     RANGE(GRAPH);
     CUDA_TRY(cudaGraphLaunch(self->graph, self->clock.stream));
@@ -115,7 +114,7 @@ static enum status fused_fetch(void *state, void *result)
     return STATUS_OK;
 }
 
-/* Noise and vertices are one kernel, so one column has the time of both, as for omp. */
+/* Noise and vertices are one kernel, so the noise column has the time of both, as for `omp`. */
 static enum status fused_stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
 {
     struct fused_batch *self = static_cast<struct fused_batch *>(state);

@@ -6,12 +6,13 @@
 
 /* ---- Noise ---- */
 
-/* Bit-identical to noise_of_draw(), with fewer instructions; check-gpu compares all 2^32 draws.
+/* Returns the same bits as noise_of_draw() with fewer instructions. `make check-gpu` compares all 2^32 draws.
  *
- * The relevant bits are 8 to 39 of draw * 10000 = 16 * (625 draw): the low word of floor(625 draw / 16) = 39
- * draw + floor(draw / 16). Its upper 8 bits are the cell, the lower 24 are t * 2^24. The code keeps t scaled
- * by 2^24. The powers of two are folded into constants and, as 2^-24, into the gradients. This changes no bit
- * of the result, because no value comes near the limits of float's range. */
+ * The cell and t are bits 8 to 39 of draw * 10000 = 16 * (625 draw). These are the low word of floor(625 draw
+ * / 16) = 39 draw + floor(draw / 16). The upper 8 bits of this word are the cell, the lower 24 are t * 2^24.
+ * The code keeps t scaled by 2^24. The constants of the polynomial contain the inverse powers of two, and the
+ * gradients contain 2^-24. Powers of two change no bit of the result, because no value comes near the limits
+ * of float's range. */
 static __device__ __forceinline__ float fused_noise(const float2 *gradients, uint32_t draw)
 {
     uint32_t place = 39 * draw + (draw >> 4);
@@ -25,8 +26,8 @@ static __device__ __forceinline__ float fused_noise(const float2 *gradients, uin
 
 #define FUSED_GRADIENTS NOISE_PERIOD
 
-/* Fills the table of fused_noise(): the gradients on both sides of each cell. All threads of the block must
- * call it. */
+/* Fills the table of fused_noise() with the gradients at both ends of each cell. All threads of the block
+ * must call this. */
 static __device__ __forceinline__ void fused_fill_gradients(const float *gradients, float2 *table)
 {
     for (uint32_t i = threadIdx.x; i < FUSED_GRADIENTS; i += blockDim.x)
@@ -45,11 +46,13 @@ struct fused_group {
     size_t first_unit; /* index of the group's first unit */
 };
 
-/* The step lengths of a vertex in two orbits; atom_advance() multiplies them by the direction. */
+/* The step lengths of a vertex in an even orbit and the next one, per axis. The caller multiplies them by the
+ * vertex's direction. */
 struct fused_steps {
     float2 even, odd;
 };
 
+/* Returns the step lengths in orbits 2 pair and 2 pair + 1. */
 static __device__ __forceinline__ fused_steps fused_steps_of(const fused_group &group,
                                                              const float2 *gradients, uint32_t pair)
 {
@@ -63,7 +66,7 @@ static __device__ __forceinline__ fused_steps fused_steps_of(const fused_group &
     return steps;
 }
 
-/* Returns the values that the orbits of a unit paint; 0 past the last orbit. */
+/* Returns the values that the orbits of a unit paint, with 0 for orbits beyond the last one. */
 static __device__ __forceinline__ uint4 fused_values(const struct image_input &input, uint32_t quad)
 {
     struct philox_block block = atom_gray_block(input.key, quad);
@@ -87,9 +90,9 @@ static __device__ __forceinline__ void fused_write_card(const fused_job &job, co
     job.cards[place] = card;
 }
 
-/* Opens group `number` of the image with rank `rank` in the order of work; returns false if the image has no
- * such group. Threads `first`, `first` + `step`, ... initialise its units as invisible. Lanes past the end of
- * the last line take vertex 0, so their lines have length 0. */
+/* Opens group `number` of the image with rank `rank`; returns false if the image has no such group. The
+ * calling thread initialises units `first`, `first` + `step`, ... of the group as invisible. Lanes beyond the
+ * last vertex take vertex 0. The first of them closes the polygon; lines between the others have length 0. */
 static __device__ __forceinline__ bool fused_open_group(const fused_job &job, uint32_t rank, uint32_t number,
                                                         uint32_t first, uint32_t step, fused_group *self)
 {
@@ -114,7 +117,7 @@ static __device__ __forceinline__ bool fused_open_group(const fused_job &job, ui
     }
     if (number == 0 && first == 0)
         fused_write_card(job, input, place, groups * self->quads);
-    /* Equal in all lanes; the reduction lets the compiler keep it in uniform registers. */
+    /* The key is equal in all lanes. The reduction lets the compiler keep it in uniform registers. */
     self->input.key.word[0] = __reduce_or_sync(FUSED_ALL, input.key.word[0]);
     self->input.key.word[1] = __reduce_or_sync(FUSED_ALL, input.key.word[1]);
     return true;
@@ -147,19 +150,20 @@ static __device__ __forceinline__ fused_box fused_box_of(const int2 at[FUSED_ORB
             __reduce_max_sync(FUSED_ALL, max(max(at[0].y, at[1].y), max(at[2].y, at[3].y)))};
 }
 
+/* Returns whether a box touches the image. `last`: index of the last row and column of the image. */
 static __device__ __forceinline__ bool fused_visible(const fused_box &box, int32_t last)
 {
     return box.low_x <= last && box.low_y <= last && box.high_x >= 0 && box.high_y >= 0;
 }
 
-/* Stores a unit, one end per lane. `to` and `ends` belong to the unit. */
+/* Stores a unit: each lane stores its end to `ends`, and lane 0 stores the box to `*to`. */
 template <bool Wide>
 static __device__ __forceinline__ void fused_store_unit(fused_box box, int32_t last, uint2 *to,
                                                         fused_end<Wide> *ends, const int2 at[FUSED_ORBITS])
 {
     uint32_t lane = threadIdx.x % FUSED_WARP;
     fused_store_end(ends + lane, at);
-    if (Wide) { /* clamp: positions far outside the image matter to no tile */
+    if (Wide) { /* clamp, so that corners can be packed: boxes outside the image touch no tile */
         box.low_x = max(box.low_x, -1);
         box.low_y = max(box.low_y, -1);
         box.high_x = min(box.high_x, last);
@@ -169,13 +173,12 @@ static __device__ __forceinline__ void fused_store_unit(fused_box box, int32_t l
         *to = make_uint2(FUSED_PACK(box.low_x, box.low_y), FUSED_PACK(box.high_x, box.high_y));
 }
 
-/* ---- Lines that never come back ----
+/* ---- Groups that stay outside the image ----
  *
- * Per orbit, a vertex moves along x by cosine * (advance - p * noise), and the noise is bounded. In a cell
- * with gradients g and h it is a mean of g t and h (t - 1) with weights 1 - fade and fade, so its magnitude
- * is at most max(|g|, |h|) * (t + fade (1 - 2 t)) <= max(|g|, |h|) / 2. This bounds how far the vertices of a
- * group move per orbit. A group is done when it is farther from the image than the remaining orbits can move
- * it. */
+ * A group is done when its distance from the image exceeds the distance that it can move in the remaining
+ * orbits. Per orbit, a vertex moves along x by cosine * (advance - p * noise), and the noise is bounded. In a
+ * cell with gradients g and h, the noise is a mean of g t and h (t - 1), with weights 1 - fade and fade. Its
+ * magnitude is therefore at most max(|g|, |h|) * (t + fade (1 - 2 t)) <= max(|g|, |h|) / 2. */
 
 #define FUSED_NOISE_LIMIT (0.5f * NOISE_LIMIT)
 
@@ -184,7 +187,8 @@ struct fused_drift {
     float left, right, up, down;
 };
 
-/* Returns the maximum of 0 and all lanes' values. Non-negative floats order like their bit patterns. */
+/* Returns the maximum of 0 and all lanes' values. The bit patterns of non-negative floats have the order of
+ * the floats. */
 static __device__ __forceinline__ float fused_largest(float value)
 {
     return __uint_as_float(__reduce_max_sync(FUSED_ALL, __float_as_uint(fmaxf(value, 0.0f))));
@@ -192,7 +196,7 @@ static __device__ __forceinline__ float fused_largest(float value)
 
 template <bool Wide> static __device__ __forceinline__ fused_drift fused_drift_of(const fused_group &group)
 {
-    /* Exceeds the rounding error per orbit of a position below 2^23 (Wide) or 2^14. */
+    /* More than the rounding error per orbit, for positions below 2^23 (Wide) or 2^14. */
     const float rounding = Wide ? 1.0f : 0x1p-8f;
     float noise = fabsf(group.input.class_.noise) * FUSED_NOISE_LIMIT;
     float either_x = fmaf(fabsf(group.cosine), noise, rounding), right = group.cosine * group.advance;
@@ -213,7 +217,8 @@ static __device__ __forceinline__ bool fused_gone(const fused_box &box, const fu
 
 /* ---- The kernel for many images: one warp per group ---- */
 
-/* Few warps per block: they end at different times, and resources are freed per block. */
+/* Few warps per block: warps end at different times, and a block frees its resources only after its last
+ * warp. */
 #define VERTICES_BLOCK 64
 
 static __device__ __forceinline__ int2 fused_pixel(struct atom_point point)
@@ -221,7 +226,7 @@ static __device__ __forceinline__ int2 fused_pixel(struct atom_point point)
     return make_int2((int)point.x, (int)point.y);
 }
 
-/* Moves a vertex by a pair of orbits and returns its pixel after each. */
+/* Moves a vertex by a pair of orbits and returns its pixel after each of them. */
 static __device__ __forceinline__ void fused_walk_pair(const fused_group &group, const float2 *gradients,
                                                        uint32_t pair, struct atom_point *point, int2 at[2])
 {
@@ -270,20 +275,21 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, 16)
 #define SPLIT_BLOCK 512
 #define SPLIT_QUADS 48 /* units processed at a time in shared memory */
 
-/* Rows in shared memory, one per orbit and axis: 32 vertices' steps, later replaced by positions. */
+/* Rows in shared memory, one per orbit and axis. A row has 32 vertices' steps, later their positions. */
 #define SPLIT_ROWS  (SPLIT_QUADS * FUSED_ORBITS * 2)
 #define SPLIT_BYTES (SPLIT_ROWS * FUSED_WARP * sizeof(float))
 
-/* Replaces the steps of one axis, in every other row, by their running sum. Only this part is serial; its
- * loads are issued ahead. */
+/* Replaces the steps along one axis, which are in every other row, by positions: `position` plus the running
+ * sum of steps. Returns the last position. Only this part is serial over the orbits; its loads are issued
+ * ahead. */
 static __device__ __forceinline__ float fused_add_up(float *row, uint32_t quads, float direction,
                                                      float position)
 {
     const uint32_t stride = 2 * FUSED_WARP;
 #pragma unroll 1
     for (uint32_t quad = 0; quad < quads; quad += 2, row += 2 * FUSED_ORBITS * stride) {
-        float steps[2 * FUSED_ORBITS]; /* may read one unit too many if their number is odd: shared memory has
-                                          space for it */
+        /* If `quads` is odd, the last iteration also loads the unit after it, for which there is space. */
+        float steps[2 * FUSED_ORBITS];
 #pragma unroll
         for (uint32_t k = 0; k < 2 * FUSED_ORBITS; k++)
             steps[k] = row[k * stride];
@@ -354,8 +360,8 @@ static __global__ void __launch_bounds__(SPLIT_BLOCK)
 
 #define ORDER_BLOCK 1024
 
-/* Orders the images of the slice (at most ORDER_BLOCK) by decreasing work, so that no long one is last. The
- * rank of an image is the number of images before it. Launch with one block. */
+/* Orders the images of the slice (at most ORDER_BLOCK) by decreasing work, so that no image with much work is
+ * the last. The rank of an image is the number of images before it. Launch with one block. */
 static __global__ void __launch_bounds__(ORDER_BLOCK)
     fused_order_kernel(const __grid_constant__ fused_job job)
 {

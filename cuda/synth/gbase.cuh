@@ -15,7 +15,7 @@ static __global__ void __launch_bounds__(NOISE_BLOCK) gbase_noise_kernel(image_w
         return;
     curandStateXORWOW_t state;
     curand_init(curand_seed(work.input.key), i, 0, &state);
-    /* One index covers all x, then all y, because the array of y follows that of x. */
+    /* Index i covers all x and then all y, because the y array follows the x array in memory. */
     work.noise.x[i] = noise_of_draw(work.input.gradients, curand(&state));
 }
 

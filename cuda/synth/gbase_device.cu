@@ -1,12 +1,11 @@
-/* `gbase-device`: gbase with one launch per image from the host. A parent kernel of one thread launches the
- * three kernels of the image (dynamic parallelism). As in gbase, each image waits for the previous one.
- */
+/* `gbase-device`: `gbase` with one launch per image from the host. A parent kernel of one thread launches the
+ * three kernels of the image (dynamic parallelism). As in `gbase`, each image waits for the previous one. */
 #include "core/phase.h"
 #include "synth/device_launch.cuh"
 #include "synth/gbase.cuh"
 
-/* Launches `stages` of an image. Tail launches run in launch order, each after the previous one has ended;
- * the parent completes when all of them have. */
+/* Launches `stages` of an image. Tail launches run in launch order, and each waits until the previous one has
+ * ended. The parent kernel completes when all its tail launches have completed. */
 static __global__ void gbase_parent_kernel(image_work<noise_apart> work, unsigned stages, int *failure)
 {
     if (stages & STAGE_NOISE) {

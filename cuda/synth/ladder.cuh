@@ -1,4 +1,4 @@
-/* The variants of the paper's ladder that generate a batch one image at a time.
+/* The variants of the paper's ladder (docs/ladder.md) that generate a batch one image at a time.
  *
  * A variant defines a `Step`: how it stores noise, and how the host launches the noise stage.
  *
@@ -8,8 +8,7 @@
  *     };
  *     LADDER_VARIANT(variant_name, ladder<step>, SYNTH_NOISE_COUNTER)
  *
- * ladder_by<Launcher> uses a launcher other than host_launcher (gbase_device.cu).
- */
+ * A variant with another launcher than host_launcher uses ladder_by<Launcher> (see gbase_device.cu). */
 #ifndef FDSL_CUDA_SYNTH_LADDER_CUH
 #define FDSL_CUDA_SYNTH_LADDER_CUH
 
@@ -59,12 +58,13 @@ template <class Step> struct host_launcher {
     }
 };
 
+/* The state of a variant. Scratch memory for one image suffices, because images run in sequence. */
 template <class Launcher> struct ladder_by : staged<ladder_by<Launcher>> {
     using noise = typename Launcher::noise;
     using staged<ladder_by<Launcher>>::batch;
 
     Launcher launcher;
-    void *noise_memory; /* scratch for one image, because images run in sequence on one stream */
+    void *noise_memory;
     int2 *points;
     uint8_t *grays;
 
@@ -115,7 +115,8 @@ template <class Launcher> struct ladder_by : staged<ladder_by<Launcher>> {
         return launcher.finish();
     }
 
-    /* Regenerates the noise of an image, a pure function of its key, and copies it to the host. */
+    /* Generates the noise of an image again and copies it to the host. The noise is a pure function of the
+     * image's key, so it is the same as in run `run`. */
     static enum status fetch_noise(void *state, uint64_t run, uint64_t j, float *result)
     {
         ladder_by *self = static_cast<ladder_by *>(state);

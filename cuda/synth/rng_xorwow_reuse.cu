@@ -1,5 +1,5 @@
-/* `rng-xorwow-reuse`, an alternative from the paper: XORWOW with one state per orbit, so it seeks once per
- * orbit instead of once per sample. */
+/* `rng-xorwow-reuse`, an alternative from the paper: XORWOW with one thread and one state per orbit. A thread
+ * seeks once per orbit instead of once per sample. */
 #include <curand_kernel.h>
 
 #include "synth/ladder.cuh"

@@ -1,8 +1,9 @@
-/* The three stages of the paper's ladder, and the storage formats of noise.
+/* The three stages of the paper's ladder (docs/ladder.md), and the storage formats of noise.
  *
  *   noise     one pass over all (orbit, vertex) samples; the variants differ in this stage
  *   vertices  one thread per vertex computes its position after each orbit
- *   painting  one thread per segment draws its line; all orbits run concurrently, so painting is a race
+ *   painting  one thread per segment draws its line; all orbits run concurrently, so either of two
+ *             overlapping orbits may end up on top
  */
 #ifndef FDSL_CUDA_SYNTH_STAGES_CUH
 #define FDSL_CUDA_SYNTH_STAGES_CUH
@@ -16,7 +17,7 @@
 #include "synth/batch.cuh"
 #include "synth/line.h"
 
-/* A set of stages. */
+/* The bits of a set of stages. */
 enum : unsigned {
     STAGE_NOISE = 1,
     STAGE_VERTICES = 2,
@@ -48,7 +49,7 @@ struct noise_apart {
     }
 };
 
-/* x and y interleaved, one 8-byte access. */
+/* x and y interleaved: one 8-byte access per sample. */
 struct noise_float2 {
     static constexpr size_t bytes = sizeof(float2);
     static constexpr bool half = false;
@@ -68,7 +69,7 @@ struct noise_float2 {
     }
 };
 
-/* x and y interleaved in half precision, one 4-byte access. */
+/* x and y interleaved in half precision: one 4-byte access per sample. */
 struct noise_half2 {
     static constexpr size_t bytes = sizeof(__half2);
     static constexpr bool half = true;
@@ -92,8 +93,8 @@ struct noise_half2 {
 
 template <class Noise> struct image_work {
     struct image_input input;
-    Noise noise;    /* vertices * orbits samples, vertex fastest */
-    int2 *points;   /* vertices * orbits pixel positions: of each vertex after each orbit */
+    Noise noise;  /* vertices * orbits samples, vertex fastest */
+    int2 *points; /* vertices * orbits pixels: the position of each vertex after each orbit, vertex fastest */
     uint8_t *grays; /* one per orbit */
 
     __host__ __device__ uint32_t vertices() const
@@ -110,7 +111,8 @@ template <class Noise> struct image_work {
     }
 };
 
-/* Returns the seed of cuRAND's generators for an image: its key, so no two images share a stream. */
+/* Returns the seed of cuRAND's generators for an image. It is the image's key, so images have different
+ * streams. */
 static __device__ __forceinline__ unsigned long long curand_seed(struct philox_key key)
 {
     return (unsigned long long)key.word[1] << 32 | key.word[0];
@@ -125,7 +127,8 @@ static __host__ __device__ __forceinline__ unsigned blocks_for(uint64_t threads,
 
 /* Small blocks spread the thousand vertices of an image over many multiprocessors. */
 #define VERTEX_BLOCK 32
-/* Orbits whose noise is loaded ahead: the walk over the orbits is serial, but its loads are independent. */
+/* Number of orbits whose noise is loaded ahead. A position depends on that of the previous orbit, but the
+ * loads do not depend on each other. */
 #define VERTEX_AHEAD 8
 
 template <class Noise> __global__ void __launch_bounds__(VERTEX_BLOCK) vertex_kernel(image_work<Noise> work)
@@ -156,8 +159,8 @@ template <class Noise> __global__ void __launch_bounds__(VERTEX_BLOCK) vertex_ke
     }
 }
 
-/* Returns the number of blocks for the `threads` of one orbit. The grid is orbits times that, so that no
- * index overflows 32 bits. */
+/* Returns the number of blocks for the `threads` of one orbit. A grid has this many blocks per orbit. Kernels
+ * derive the orbit from the block index, so no 32-bit index overflows. */
 static __host__ __device__ __forceinline__ unsigned blocks_per_orbit(uint32_t threads, unsigned block)
 {
     return (threads + block - 1) / block;
@@ -165,8 +168,8 @@ static __host__ __device__ __forceinline__ unsigned blocks_per_orbit(uint32_t th
 
 #define PAINT_BLOCK 256
 
-/* Draws the line between two points. If both ends are inside the image, as in nearly all visible lines,
- * pixels need no bounds test. */
+/* Draws the line between two points. Nearly all visible lines have both ends inside the image; their pixels
+ * need no bounds test. */
 static __device__ __forceinline__ void paint_line(const struct image_input &image, int2 from, int2 to,
                                                   uint8_t gray)
 {
@@ -181,7 +184,8 @@ static __device__ __forceinline__ void paint_line(const struct image_input &imag
                 image.pixels[line.y * res + line.x] = gray;
 }
 
-/* Returns the grid size with which each painting thread draws one line. With a smaller grid, threads loop. */
+/* Returns the number of blocks with which each thread of paint_kernel() draws at most one line. With fewer
+ * blocks, threads loop over several lines. */
 static __host__ __device__ __forceinline__ unsigned paint_grid(uint32_t vertices, uint32_t orbits)
 {
     return orbits * blocks_per_orbit(vertices, PAINT_BLOCK);
@@ -207,8 +211,8 @@ template <class Noise> __global__ void __launch_bounds__(PAINT_BLOCK) paint_kern
 #define NOISE_BLOCK  256
 #define STREAM_BLOCK 32
 
-/* One thread per sample: computes the Philox block of its (vertex, pair of orbits) and uses its half of the
- * words. */
+/* One thread per sample. The thread computes the Philox block of its vertex and pair of orbits, and uses the
+ * two words of its orbit. */
 template <class Noise> __device__ __forceinline__ void noise_by_sample(const image_work<Noise> &work)
 {
     uint32_t q = work.vertices(), blocks = blocks_per_orbit(q, NOISE_BLOCK);
@@ -219,8 +223,8 @@ template <class Noise> __device__ __forceinline__ void noise_by_sample(const ima
     work.noise.put((size_t)orbit * q + vertex, noise.x, noise.y);
 }
 
-/* One thread per orbit, which loops over the vertices: the draws of noise_by_sample(), without parallelism
- * within an orbit. */
+/* One thread per orbit, which loops over the vertices. The noise is that of noise_by_sample(), but an orbit
+ * is computed serially. */
 template <class Noise> __device__ __forceinline__ void noise_by_orbit(const image_work<Noise> &work)
 {
     uint32_t orbit = blockIdx.x * STREAM_BLOCK + threadIdx.x;
@@ -235,7 +239,7 @@ template <class Noise> __device__ __forceinline__ void noise_by_orbit(const imag
 
 /* ---- Variants ---- */
 
-/* Base of the state `self` of a variant, which is zeroed and adds
+/* Base class of the state of a variant. `self` is the derived class. Its memory is zeroed, and it defines
  *
  *     enum status make(const struct resources *resources, const struct synth *synth);
  *     static void teardown(void *state);
@@ -243,9 +247,8 @@ template <class Noise> __device__ __forceinline__ void noise_by_orbit(const imag
  *     enum status launch(uint64_t first, unsigned stages) const;
  *     enum status finish() const;
  *
- * step() returns the number of images per launch. launch() enqueues stages of the images from `first` on.
- * finish() returns the status of the launched work, once it is done.
- */
+ * step() returns the number of images per launch. launch() enqueues stages of step() images from `first` on.
+ * finish() returns the status of the launched work; call it after waiting for the stream. */
 template <class self> struct staged {
     struct device_batch batch;
 
@@ -272,8 +275,8 @@ template <class self> struct staged {
         return made->finish();
     }
 
-    /* Repeats the latest run: each stage for all images of a launch, then the next stage. Does not clear the
-     * images first. */
+    /* Repeats the latest run and times each stage: a stage runs for all images of a launch, then the next
+     * stage. Does not clear the images. */
     static enum status stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
     {
         self *made = static_cast<self *>(state);

@@ -1,24 +1,24 @@
 /* Convolutions as GEMMs. The matrix of windows is never stored; the kernels compute its indices ("implicit
- * GEMM": Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014). The sums are:
+ * GEMM": Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014).
  *
- * - forward, out[o][position]: over (c, tap), weight[o][c, tap] * in[c, position + tap];
- * - backward, in_delta[c][position]: over (o, tap), weight[o][c, opposite tap] * out_delta[o, position +
- * tap];
- * - gradient[o][c, tap] of the weights: over (sample, position), out_delta[o][position] * in[c, position +
- * tap]. */
+ *     forward   out[o][position]      = sum over (c, tap) of weight[o][c, tap] * in[c, position + tap]
+ *     backward  in_delta[c][position] = sum over (o, tap) of
+ *                                       weight[o][c, opposite tap] * out_delta[o, position + tap]
+ *     weights   gradient[o][c, tap]   = sum over (sample, position) of
+ *                                       out_delta[o][position] * in[c, position + tap] */
 #include "train/conv.cuh"
 
 /* ---- Window offsets ---- */
 
-/* A convolution that reads `from` and writes `into`; `lead` is the zero padding before each axis of
- * `from`. */
+/* A convolution that reads `from` and writes `into`. `lead` is the number of padding zeros before the first
+ * element along each axis of `from`. */
 struct window_plan {
     struct shape from, into;
     uint32_t kernel[MODEL_AXES];
     int32_t lead[MODEL_AXES];
 };
 
-/* Index of an element in a channel of the tensor that is read. */
+/* Index of element (t, y, x) in a channel of `from`. */
 static __device__ __forceinline__ int32_t element_at(const struct shape *from, int32_t t, int32_t y,
                                                      int32_t x)
 {
@@ -100,8 +100,9 @@ enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allo
         forward.kernel[i] = conv->spec.kernel[i];
         forward.lead[i] = (int32_t)conv->spec.padding[i];
     }
-    /* Backward convolves out_delta with the flipped kernel. Output i reads input i + tap - lead, so input j
-     * contributes to output j + (lead - tap); the last tap gives the first of these outputs. */
+    /* The backward pass convolves out_delta with the flipped kernel. Output i reads input i + tap - lead, so
+     * input j contributes to output j + lead - tap. The first of these outputs belongs to the last tap,
+     * kernel - 1. */
     struct window_plan backward = forward;
     backward.from = conv->out;
     backward.into = conv->in;

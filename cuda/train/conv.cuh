@@ -1,16 +1,16 @@
-/* Parts of the convolution GEMMs: see conv.cu. */
+/* Shared by the source files of the convolution GEMMs, which conv.cu describes. */
 #ifndef FDSL_CUDA_TRAIN_CONV_CUH
 #define FDSL_CUDA_TRAIN_CONV_CUH
 
 #include "train/product.cuh"
 
-/* The two GEMMs of the backward pass. Each GEMM of a convolution has its own source file, because each
+/* The two GEMMs of the backward pass. Each of a convolution's three GEMMs has its own source file, because it
  * instantiates 16 kernels: padded or not, two tile sizes, four precisions. */
 
-/* Writes the gradient of the weights to pass->gradients, [out channel][in channel, tap]. */
+/* Writes the gradient of the weights to pass->gradients, as [out channel][in channel, tap]. */
 enum status conv_weights_backward(const struct device_layer *layer, const struct pass *pass);
 
-/* Writes layer->in_delta, [sample][in channel][position]. */
+/* Writes the gradient of the input to layer->in_delta, as [sample][in channel][position]. */
 enum status conv_input_backward(const struct device_layer *layer, const struct pass *pass);
 
 /* The GEMM of conv_forward() and conv_input_backward(): rows are channels, columns are (sample, position). */

@@ -1,4 +1,4 @@
-/* Convolution, forward: one GEMM per layer. */
+/* Forward pass of a convolution: one GEMM per layer. */
 #include "train/conv.cuh"
 
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass)

@@ -1,4 +1,4 @@
-/* Convolution, backward: the gradient of the input. */
+/* Backward pass of a convolution: the GEMM that computes the gradient of the input. */
 #include "train/conv.cuh"
 
 enum status conv_input_backward(const struct device_layer *layer, const struct pass *pass)

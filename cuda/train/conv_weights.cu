@@ -1,5 +1,5 @@
-/* Convolution, backward: the gradient of the weights. Rows are output channels, columns are (channel, tap);
- * each sum runs over the whole batch. */
+/* Backward pass of a convolution: the GEMM that computes the gradient of the weights. Rows are output
+ * channels, and columns are (channel, tap). Each sum runs over all positions of the batch. */
 #include "train/conv.cuh"
 
 template <bool PADDED>

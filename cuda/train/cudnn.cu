@@ -1,9 +1,9 @@
 /* Convolutions by cuDNN, for `train-cudnn` and `train-cudnn-tf32`: the baseline for our own kernels. Tensors
- * are fp32 in the layout of all layers here (batch, channels, ...). Only deterministic algorithms are used.
+ * are fp32 in the layout of all our layers (batch, channels, ...). Only deterministic algorithms are used.
  *
- * The library is opened when the variant is requested, so nothing else depends on it; its header provides the
- * types. The calls belong to cuDNN's older API, which cuDNN 9 deprecates but still has in full. The newer API
- * is a header-only C++ library. */
+ * The library is loaded when one of these variants is requested, so other variants run without it. Its header
+ * provides the types. The calls belong to cuDNN's older API, which cuDNN 9 deprecates but still has in full.
+ * The newer API is a header-only C++ library. */
 #include "train/cudnn.cuh"
 
 #include <dlfcn.h>
@@ -17,7 +17,7 @@
 #define CUDNN_LIBRARY     "libcudnn.so.9"
 #define ALGORITHMS_MAX    16
 #define CUDNN_SCRATCH_MAX ((size_t)256 << 20) /* limit in bytes for the workspace of an algorithm */
-#define CUDNN_AXES        (MODEL_AXES + 2)    /* axes of a tensor: samples, channels, and those of a kernel */
+#define CUDNN_AXES        (MODEL_AXES + 2)    /* axes of a tensor: sample, channel, and the kernel's axes */
 
 /* ---- The library ---- */
 
@@ -75,7 +75,7 @@ static enum status cudnn_status(cudnnStatus_t result, const char *call, int line
                                                        cudnn.GetErrorString(result), __FILE__, line);
 }
 
-/* Calls cudnn##call; returns from the calling function if it fails. */
+/* Calls a cuDNN function, without the prefix cudnn; if it fails, returns from the enclosing function. */
 #define CUDNN_TRY(call) TRY(cudnn_status(cudnn.call, #call, __LINE__))
 
 /* ---- One layer ---- */
@@ -91,7 +91,7 @@ struct convolution {
     struct allocations *allocations; /* the engine's; the workspace may have to grow */
     void *scratch;
     size_t scratch_bytes, held_bytes; /* requested size, allocated size */
-    uint32_t count;                   /* batch size that the descriptors and algorithms are for */
+    uint32_t count;                   /* current descriptors and algorithms are for this batch size */
 };
 
 static void release(struct device_layer *layer)
@@ -171,8 +171,8 @@ static enum status create(struct convolution *self, cudaStream_t stream)
 
 /* ---- Algorithms ---- */
 
-/* Chooses the first algorithm that is deterministic and within the workspace limit. cuDNN sorts them by
- * expected speed, fastest first. */
+/* Chooses the first algorithm that is deterministic and within the workspace limit. cuDNN sorts algorithms by
+ * expected speed, fastest first. Raises `*scratch_bytes` to the algorithm's workspace if that is larger. */
 template <class Found, class Algorithm>
 static enum status choose(const Found *found, int count, const char *what, Algorithm *algorithm,
                           size_t *scratch_bytes)
@@ -209,7 +209,7 @@ static enum status choose_all(const struct device_layer *layer, struct convoluti
     return choose(data, count, name, &self->data, &self->scratch_bytes);
 }
 
-/* Prepares for a batch of `count` samples: a short batch may need other algorithms and a larger workspace. */
+/* Prepares for a batch of `count` samples. A short batch may need other algorithms and a larger workspace. */
 static enum status plan_batch(const struct device_layer *layer, uint32_t count)
 {
     struct convolution *self = static_cast<struct convolution *>(layer->library);
@@ -218,8 +218,8 @@ static enum status plan_batch(const struct device_layer *layer, uint32_t count)
     TRY(describe_tensor(layer->layer, count, &layer->layer->in, self->in));
     TRY(describe_tensor(layer->layer, count, &layer->layer->out, self->out));
     TRY(choose_all(layer, self));
-    if (self->scratch_bytes > self->held_bytes) { /* like all of an engine's memory, the old workspace stays
-                                                   * allocated until close */
+    if (self->scratch_bytes > self->held_bytes) {
+        /* The old workspace stays allocated until the engine closes. */
         TRY(allocate_bytes(self->allocations, &self->scratch, self->scratch_bytes));
         self->held_bytes = self->scratch_bytes;
     }

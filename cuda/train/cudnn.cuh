@@ -4,10 +4,10 @@
 
 #include "train/network.cuh"
 
-/* Strict fp32; and TF32 on tensor cores where cuDNN chooses it. */
+/* cudnn_conv_fp32 computes in strict fp32. cudnn_conv_tf32 lets cuDNN use TF32 on tensor cores. */
 extern const struct layer_passes cudnn_conv_fp32, cudnn_conv_tf32;
 
-/* STATUS_UNAVAILABLE with a remedy if cuDNN is missing. */
+/* Loads cuDNN. Returns STATUS_UNAVAILABLE, with a remedy in the message, if it is missing. */
 enum status cudnn_probe(void);
 
 #endif

@@ -1,6 +1,7 @@
-/* `train-cuda`, `infer-cuda`, and in other precisions `train-tf32`, `train-bf16`, `train-amp`. Both data
- * sets, parameters and activations are in device memory. A step is a sequence of asynchronous launches; loss
- * sums stay on the device until totals(). */
+/* The engine of `train-cuda` and `infer-cuda` (fp32), `train-tf32`, `train-bf16` and `train-amp` (other
+ * precisions), `train-cudnn` and `train-cudnn-tf32` (convolutions by cuDNN). Both data sets, parameters and
+ * activations are in device memory. A step is a sequence of asynchronous launches. Sums of losses stay on the
+ * device until totals(). */
 #include "train/engine.cuh"
 
 #include <stdlib.h>
@@ -30,8 +31,8 @@ struct network {
     struct device_progress progress;
     struct device_layer layers[MODEL_LAYERS_MAX];
     struct layer_passes passes[LAYER_KINDS];
-    /* Events around the gather of one step: the middle step of the latest call of steps(). By then the device
-     * has queued work, so launch latency is not part of the measured time. */
+    /* Events around the gather of one step: the middle step of the latest call of steps(). By then, launches
+     * are queued, so the measured time contains no launch latency. */
     cudaEvent_t gather_begin, gather_end;
     uint64_t steps; /* since the last totals() */
 };
@@ -103,7 +104,7 @@ enum status totals_clear(struct train_totals *totals, cudaStream_t stream)
 
 /* ---- Opening ---- */
 
-/* Kernels index the elements of a batch with 31 bits. */
+/* Kernels index the elements of a batch with 31 bits, which limits the batch size. */
 static enum status check_size(const struct train *train)
 {
     const struct model *model = train->model;
@@ -128,8 +129,8 @@ static bool has_products(const struct layer *layer)
     return layer->spec.kind == LAYER_CONV || layer->spec.kind == LAYER_LINEAR;
 }
 
-/* Fuses a ReLU into its neighbours. Its backward pass runs separately if the next layer does not overwrite
- * the whole gradient. */
+/* Fuses a ReLU into its neighbours. If a later LAYER_ADD also uses the ReLU's output, the next layer computes
+ * only a part of that output's gradient. The ReLU's backward pass then stays separate. */
 static void share_relu(struct device_layer *before, struct device_layer *relu, struct device_layer *behind)
 {
     if (relu->layer->spec.kind != LAYER_RELU)
@@ -155,7 +156,7 @@ static enum status open_layer(struct network *network, uint32_t i)
         self->out_delta = self->in_delta;
     } else
         TRY(allocate(&network->allocations, &self->out, outputs));
-    /* Zeroed: pool_back_kernel does not write elements outside all windows. */
+    /* Zeroed, because pool_back_kernel does not write elements outside all windows. */
     if (!self->out_delta && !network->train->forward_only)
         TRY(allocate_zeros(&network->allocations, &self->out_delta, outputs, network->stream));
     if (layer->spec.kind == LAYER_POOL)
@@ -260,7 +261,7 @@ static void cuda_close(void *state)
     free(network);
 }
 
-/* Opens a network with convolutions by CONV and the given GEMM precision. */
+/* Opens a network whose convolutions are computed by CONV, and whose GEMMs have PRECISION. */
 template <const struct layer_passes *CONV, enum precision PRECISION>
 static enum status cuda_open(const struct train *train, const struct resources *resources, void **state)
 {
@@ -278,7 +279,7 @@ static enum status cuda_open(const struct train *train, const struct resources *
 
 /* ---- Copying the state ---- */
 
-/* Copies parameters and, when training, the optimizer's state; synchronises. */
+/* Copies parameters and, when training, the optimizer's state, and waits for the copies. */
 static enum status copy_state(struct network *network, const struct train_state *to,
                               const struct train_state *from)
 {
@@ -288,7 +289,7 @@ static enum status copy_state(struct network *network, const struct train_state 
     return STATUS_OK;
 }
 
-/* Copies the loss scale; synchronises. */
+/* Copies the loss scale, and waits for the copy. */
 static enum status copy_scale(struct network *network, struct loss_scale *to, const struct loss_scale *from)
 {
     CUDA_TRY(cudaMemcpyAsync(to, from, sizeof *to, cudaMemcpyDefault, network->stream));
@@ -348,8 +349,8 @@ static enum status forward(struct network *network, const struct pass *pass)
     return STATUS_OK;
 }
 
-/* Each layer overwrites the gradient of its input. LAYER_ADD layers run earlier in the backward pass, so
- * their gradients are added afterwards. */
+/* Each layer overwrites the gradient of its input. If LAYER_ADD layers use that input too, they ran earlier
+ * in the backward pass; their gradients are added after the overwrite. */
 static enum status backward(struct network *network, const struct pass *pass)
 {
     const struct device_layer *end = last_layer(network) + 1;
@@ -380,7 +381,7 @@ static enum status gather_step(struct network *network, uint32_t epoch, uint32_t
     return live ? device_feed_release(&network->feed, network->stream) : STATUS_OK;
 }
 
-/* Samples in a step; only the last step of an epoch can have a short batch. */
+/* Number of samples in a step. Only the last step of an epoch can have a short batch. */
 static uint32_t step_count(const struct train *train, uint32_t step)
 {
     uint32_t left = train->data->sets[DATA_TRAIN].count - step * train->batch;
@@ -435,8 +436,8 @@ static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint3
     return STATUS_OK;
 }
 
-/* `data_s` is the time of one step times the number of steps, because timing each step would take longer than
- * the steps. */
+/* `data_s` is the gather time of one step times the number of steps, because events around every step would
+ * slow the steps down. */
 static enum status cuda_totals(void *state, struct train_totals *totals)
 {
     struct network *network = static_cast<struct network *>(state);
@@ -550,7 +551,7 @@ const struct engine engine_amp =
 
 #ifdef HAVE_CUDNN
 const struct engine engine_cudnn = engine_of<&cudnn_conv_fp32, PRECISION_FP32>("cudnn", ENGINE_BOUNDS_FLOAT);
-/* TF32 operands have 10 mantissa bits: a relative error of 5e-4 per factor, compared with 6e-8 in fp32. */
+/* TF32 operands have 10 mantissa bits: a relative rounding error of 5e-4 per factor (fp32: 6e-8). */
 const struct engine engine_cudnn_tf32 = engine_of<&cudnn_conv_tf32, PRECISION_FP32, UNIT_TF32>(
     "cudnn-tf32", {.loss = 1e-2, .floor = 1e-2, .drift = 0.2, .logits = 1e-2});
 #endif

@@ -1,5 +1,5 @@
-/* The engine of train-cuda and infer-cuda: fp32, one plain kernel per layer. With GEMMs on tensor cores, it
- * is also the engine of train-tf32, train-bf16 and train-amp (fp16 with loss scaling). */
+/* Engines that run one plain kernel per layer. engine_cuda (train-cuda, infer-cuda) computes in fp32. The
+ * engines of train-tf32, train-bf16 and train-amp (fp16 with loss scaling) run GEMMs on tensor cores. */
 #ifndef FDSL_CUDA_TRAIN_ENGINE_CUH
 #define FDSL_CUDA_TRAIN_ENGINE_CUH
 
@@ -11,15 +11,15 @@ extern "C" const struct engine engine_cuda, engine_tf32, engine_bf16, engine_amp
 extern "C" const struct engine engine_cudnn,
     engine_cudnn_tf32; /* only with HAVE_CUDNN: convolutions by cuDNN */
 
-/* Device buffers of the batch that every step of DATA_CONSTANT uses. Writing to them on `stream`, between
- * steps, chooses the training batch. Values and labels are those of data->sets[DATA_TRAIN]. `totals` are the
- * running sums of engine->totals(), valid in stream order. */
+/* With DATA_CONSTANT, every step reads its batch from these device buffers. To choose the next batch, write
+ * to them on `stream` between steps. They initially hold a copy of data->sets[DATA_TRAIN]. `totals` are the
+ * sums since the last engine->totals(); read them on `stream`. The engine owns the stream and the memory. */
 struct engine_batch {
     cudaStream_t stream; /* default priority, which is the lowest */
     void *values;
     uint32_t *labels;
     const struct train_totals *totals;
 };
-struct engine_batch engine_batch(const void *state); /* `state` is of an engine above */
+struct engine_batch engine_batch(const void *state); /* `state`: of one of the engines above */
 
 #endif

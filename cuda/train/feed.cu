@@ -38,8 +38,8 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
         TRY(open_buffer(&buffer, train, allocations));
     for (struct feed_timing &timing : feed->timings)
         TRY(open_timing(&timing));
-    /* Highest priority. With the lowest, steps take as long, but generating a batch spreads over most of a
-     * step, so generate_s would measure that span instead of the work. */
+    /* This stream has the highest priority. With the lowest, training steps take equally long, but generating
+     * a batch stretches over most of a step. generate_s would then measure that span instead of the work. */
     TRY(stream_open(&feed->stream));
     const struct generator_request request = {
         .on_device = true, .resources = {.threads = 1, .device = device}, .batch = train->batch};
@@ -88,8 +88,8 @@ static struct feed_timing *current_timing(struct device_feed *feed)
                : nullptr;
 }
 
-/* Generates the batch of step `number` into a buffer; on the device it waits until the buffer's previous
- * batch has been consumed. */
+/* Enqueues the generation of the batch of step `number` into a buffer. On the device, this work waits until
+ * the buffer's previous batch has been gathered. */
 static enum status make(struct device_feed *feed, struct feed_buffer *buffer, uint64_t number,
                         const struct feed_timing *timing)
 {
@@ -99,7 +99,7 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
     uint32_t first = (uint32_t)(number % steps) * train->batch, all = train->data->sets[DATA_TRAIN].count;
     uint32_t count = all - first < train->batch ? all - first : train->batch;
     struct draw_order order = draw_order(train->seed, epoch, all);
-    buffer->step = FEED_EMPTY; /* until everything is enqueued */
+    buffer->step = FEED_EMPTY; /* stays so if an error prevents the batch from being enqueued */
     CUDA_TRY(cudaStreamWaitEvent(feed->stream, buffer->taken, 0));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_begin, feed->stream));
@@ -158,8 +158,8 @@ enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct 
     for (uint32_t i = 0; i < feed->timing_count; i++) {
         float one_wait_ms, one_make_ms;
         const struct feed_timing *timing = &feed->timings[i];
-        CUDA_TRY(cudaEventSynchronize(
-            timing->make_end)); /* the latest one may belong to a step that is still ahead */
+        /* The batch of the next step may still be in generation. */
+        CUDA_TRY(cudaEventSynchronize(timing->make_end));
         CUDA_TRY(cudaEventElapsedTime(&one_wait_ms, timing->wait_begin, timing->wait_end));
         CUDA_TRY(cudaEventElapsedTime(&one_make_ms, timing->make_begin, timing->make_end));
         wait_ms += one_wait_ms;

@@ -1,13 +1,12 @@
-/* Live training samples on the device. A separate stream generates them, one batch ahead of the steps, into
- * one of two buffers. Events order both streams; the host does not wait.
+/* Live training samples on the device. A separate stream generates them, one batch ahead of the training
+ * steps, into one of two buffers. Events order the two streams; the host does not wait.
  *
  *     training     take 0 ─ gather 0 ─ release ─ train 0 ────── take 1 ─ gather 1 ─ release ─ train 1 ──
  *     generating   gen 0  ┘            └ gen 1 (other buffer)  ┘                    └ gen 2 ...
  *
- * Generating batch i + 1 waits until batch i - 1 has been gathered, because it reuses that buffer. It can
- * overlap the rest of step i - 1 and all of step i. Batches are pure functions of their step. A buffer that
- * holds the requested step is therefore valid whatever came before, so steps can be repeated and resumed
- * anywhere. */
+ * Batch i + 1 uses the buffer of batch i - 1, so generating it waits until batch i - 1 has been gathered. It
+ * can overlap the rest of step i - 1 and all of step i. A batch is a pure function of its step. A buffer that
+ * holds the requested step is therefore always valid, and steps can be repeated or resumed anywhere. */
 #ifndef FDSL_CUDA_TRAIN_FEED_CUH
 #define FDSL_CUDA_TRAIN_FEED_CUH
 
@@ -15,7 +14,7 @@
 #include "train/network.cuh"
 
 #define FEED_BUFFERS 2
-/* Number of steps that are timed between two totals(); events around every step would cost too much. */
+/* Maximum number of timed steps between two totals(). Events around every step would cost too much time. */
 #define FEED_TIMINGS 16
 
 /* One batch buffer. */
@@ -23,10 +22,11 @@ struct feed_buffer {
     uint8_t *samples;
     uint64_t *numbers;
     cudaEvent_t made, taken; /* batch generated; batch gathered, so the buffer may be overwritten */
-    uint64_t step;           /* step that it holds or will hold, epoch * steps + step; FEED_EMPTY: none */
+    uint64_t step;           /* number of the batch's step over all epochs; FEED_EMPTY: no batch */
 };
 
-/* Events of one timed step: around waiting and gathering, and around generating the next batch. */
+/* Events of one timed step. The wait pair brackets waiting for the batch and gathering it. The make pair
+ * brackets generating the next batch. */
 struct feed_timing {
     cudaEvent_t wait_begin, wait_end, make_begin, make_end;
 };
@@ -38,7 +38,8 @@ struct device_feed {
     struct feed_buffer buffers[FEED_BUFFERS];
     uint32_t turn; /* index of the buffer taken last */
     struct feed_timing timings[FEED_TIMINGS];
-    uint32_t timing_count, stride, since; /* one in `stride` steps is timed; steps since the last timed one */
+    uint32_t timing_count;  /* timings in use */
+    uint32_t stride, since; /* one in `stride` steps is timed; `since`: step index modulo `stride` */
 };
 
 #define FEED_EMPTY UINT64_MAX
@@ -54,22 +55,23 @@ static inline bool device_feed_is_live(const struct device_feed *feed)
     return feed->generator;
 }
 
-/* Makes the samples of a step available in `set` to work enqueued on `stream` from now on; set->labels stays
- * unchanged. */
+/* Sets set->values to the batch of a step, and set->batch_alone to true; set->labels stays unchanged. Work
+ * enqueued on `stream` from now on may read the values, until device_feed_release(). */
 enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
                              struct device_set *set);
 
-/* Work enqueued on `stream` from now on no longer needs the samples. Starts generating the next step. */
+/* Call when the work enqueued on `stream` from now on no longer reads the samples. Enqueues the generation of
+ * the next step's batch. */
 enum status device_feed_release(struct device_feed *feed, cudaStream_t stream);
 
-/* Announces `steps` steps; spreads the timed ones over them. */
+/* Call before `steps` steps: spreads at most FEED_TIMINGS timed steps evenly over them. */
 void device_feed_plan_timings(struct device_feed *feed, uint32_t steps);
 
-/* Sets data_s and generate_s for the `steps` steps since the last call, extrapolated from the timed ones. All
- * steps must have finished. */
+/* Sets totals->data_s and totals->generate_s for the `steps` steps since the last call. Both are extrapolated
+ * from the timed steps. All training steps must have finished. */
 enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct train_totals *totals);
 
-/* Returns the bytes of device memory that the feed uses in addition to its buffers. */
+/* Returns the device memory of the feed's generator in bytes. The feed's buffers are not included. */
 uint64_t device_feed_memory_bytes(const struct device_feed *feed);
 
 #endif

@@ -1,11 +1,11 @@
-/* The layers without GEMMs: ReLU, max-pooling, dropout; and the gradients of biases. */
+/* Layers without GEMMs (ReLU, max-pooling, dropout), and the gradients of biases. */
 #include "train/multiply.cuh"
 #include "train/network.cuh"
 
 /* ---- Biases ---- */
 
-/* Block (channel, z) sums slice z of its channel's gradients: thread i sums elements i, i + BLOCK, ..., then
- * a tree reduction. */
+/* Block (channel, z) sums slice z of its channel's gradients. Thread i sums elements i, i + BLOCK, ...; a
+ * tree reduction adds the threads. */
 static __global__ void bias_kernel(const float *deltas, uint32_t channels, const struct divider positions,
                                    const struct gemm size, float *slices)
 {
@@ -24,10 +24,11 @@ static __global__ void bias_kernel(const float *deltas, uint32_t channels, const
         slices[blockIdx.y * channels + blockIdx.x] = sums[0];
 }
 
-/* Minimum elements per block; doubled until the number of slices is small enough. */
+/* Minimum number of elements per block. bias_slice() doubles it until there are few enough slices. */
 #define BIAS_SLICE (8 * BLOCK)
 
-/* Terms per slice: the smallest size for which the slices fit the workspace and SLICES_MAX. */
+/* Number of terms per slice: the smallest for which the slices fit into the workspace and do not exceed
+ * SLICES_MAX. */
 static uint32_t bias_slice(uint32_t channels, uint32_t depth)
 {
     uint64_t most = WORKSPACE_VALUES / channels, slice = BIAS_SLICE;
@@ -65,8 +66,8 @@ static __global__ void relu_kernel(float *values, uint32_t count)
         values[i] = 0;
 }
 
-/* An output of 0 means that the input was not positive. A later in-place dropout may also have zeroed it; its
- * gradient is then 0 already. */
+/* An output of 0 means that the input was not positive. If a later dropout zeroed the output in place, its
+ * gradient is already 0. */
 static __global__ void relu_back_kernel(const float *values, float *deltas, uint32_t count)
 {
     uint32_t i = own_element();
@@ -99,7 +100,7 @@ enum status relu_backward(const struct device_layer *layer, const struct pass *p
     return relu_mask(layer->out, layer->in_delta, count, pass->stream);
 }
 
-/* ---- Max-pooling: of equal values the first wins; NaN wins over any value ---- */
+/* ---- Max-pooling: the first of equal maxima wins; NaN wins over any value ---- */
 
 struct pool_plan {
     struct divider width, height, depth, channels; /* of the output */
@@ -109,7 +110,7 @@ struct pool_plan {
     uint32_t count;     /* outputs in the batch */
 };
 
-/* Splits i = rest * unit.by + position. */
+/* Splits i into rest * unit.by + position; returns `rest`. */
 static __device__ __forceinline__ uint32_t split(uint32_t i, const struct divider &unit, uint32_t *position)
 {
     uint32_t rest = unit.quotient(i);
@@ -117,9 +118,9 @@ static __device__ __forceinline__ uint32_t split(uint32_t i, const struct divide
     return rest;
 }
 
-/* Where the window of an output begins, and in which sample. */
+/* The window of an output: its sample, and the index of its first element in that sample. */
 struct window {
-    uint32_t sample, first; /* index in the sample */
+    uint32_t sample, first;
 };
 
 static __device__ __forceinline__ struct window window_at(const struct pool_plan *plan, uint32_t i)
@@ -131,7 +132,7 @@ static __device__ __forceinline__ struct window window_at(const struct pool_plan
     return {sample, (plane * plan->in_height + y * plan->kernel[1]) * plan->in_width + x * plan->kernel[2]};
 }
 
-/* Calls visit(index) for the elements of a window, in order. */
+/* Calls visit(index in the sample) for each element of a window, in order. */
 template <class Visit>
 static __device__ __forceinline__ void visit_window(const struct pool_plan *plan, uint32_t first,
                                                     const Visit &visit)
@@ -163,10 +164,12 @@ static __global__ void pool_kernel(const struct pool_plan plan, const float *in,
     largest[i] = best;
 }
 
-/* Windows do not overlap, so each output writes all elements of its window. open_layer() zeroed the elements
- * outside all windows; they stay zero. If the input comes from a ReLU, `above` is the output: a window with
- * maximum 0 passes no gradient on. (A later in-place dropout may also have zeroed it; its gradient is then 0
- * already.) */
+/* Windows do not overlap, so the thread of each output writes all elements of its window. open_layer() zeroed
+ * the elements outside all windows; they stay zero.
+ *
+ * If this kernel also computes the ReLU before the pooling, `above` is the pooling's output; otherwise it is
+ * NULL. With `above`, an output of 0 passes no gradient to its window. If a later dropout zeroed the output
+ * in place, its gradient is already 0. */
 static __global__ void pool_back_kernel(const struct pool_plan plan, const float *out_deltas,
                                         const uint32_t *largest, const float *above, float *in_deltas)
 {
@@ -223,7 +226,7 @@ struct dropout_plan {
     uint64_t seed;
     uint32_t epoch, layer, threshold;
     uint32_t sample_values, count; /* sample_values: per sample; count: samples in the batch */
-    struct divider fours;          /* groups of NEIGHBOURS elements per sample, rounded up */
+    struct divider fours;          /* number of groups of NEIGHBOURS elements per sample, rounded up */
     float factor;
 };
 

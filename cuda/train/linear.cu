@@ -1,11 +1,11 @@
-/* Linear layers as GEMMs; weights are (out, in).
+/* Linear layers as GEMMs. Weights are (out, in).
  *
  *     forward   out[sample][o]      = sum over i of in[sample][i] * weight[o][i]
  *     backward  in_delta[sample][i] = sum over o of out_delta[sample][o] * weight[o][i]
  *     weights   gradient[o][i]      = sum over samples of out_delta[sample][o] * in[sample][i] */
 #include "train/product.cuh"
 
-/* Tiles of 64 x 64, because these matrices are small. */
+/* A block has DOWN x ACROSS warps. These are 64 x 64 tiles, because the matrices are small. */
 #define DOWN   2
 #define ACROSS 1
 

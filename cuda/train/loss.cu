@@ -1,4 +1,4 @@
-/* Softmax cross-entropy and its gradient, the totals of a step, and the parameter update. */
+/* Softmax cross-entropy and its gradient, the update of the totals, and the parameter update. */
 #include "common/check.cuh"
 #include "train/network.cuh"
 
@@ -19,7 +19,7 @@ struct candidate {
     uint32_t number;
 };
 
-/* The larger logit; of equal logits the lower class. */
+/* Returns the candidate with the larger logit; if logits are equal, the lower class. */
 static __device__ __forceinline__ struct candidate better(struct candidate a, struct candidate b)
 {
     bool b_wins = b.logit > a.logit || (b.logit == a.logit && b.number < a.number);
@@ -41,8 +41,8 @@ struct loss_plan {
     float smoothing;
 };
 
-/* Warp j takes sample j. Subtracting the largest logit prevents overflow of exp(). A NaN never becomes the
- * best candidate, but it propagates through the sum. */
+/* Warp j computes sample j. Subtracting the largest logit prevents overflow of exp(). A NaN never becomes the
+ * best candidate, but it propagates to the loss through the sum. */
 static __global__ void loss_kernel(const struct loss_plan plan, const float *logits, const uint32_t *labels,
                                    const struct device_scale *scale, float *deltas, float *losses,
                                    uint32_t *right)
@@ -73,7 +73,7 @@ static __global__ void loss_kernel(const struct loss_plan plan, const float *log
     }
 }
 
-/* One block sums the batch: thread i sums samples i, i + BLOCK, ..., then a tree reduction. */
+/* One block sums the batch. Thread i sums samples i, i + BLOCK, ...; a tree reduction adds the threads. */
 static __global__ void totals_kernel(const float *losses, const uint32_t *right, uint32_t count,
                                      uint64_t step, bool scaled, struct train_totals *totals)
 {

@@ -1,19 +1,20 @@
-/* Thin wrappers of PTX for tensor cores (sm_80 and later). mma m16n8k16 multiplies fp16 and bf16, and m16n8k8
- * TF32. ldmatrix loads fragments from shared memory, and cp.async copies without registers.
+/* Thin wrappers around PTX instructions for tensor cores (sm_80 and later). mma.m16n8k16 multiplies fp16 and
+ * bf16; mma.m16n8k8 multiplies TF32. ldmatrix loads fragments from shared memory. cp.async copies from global
+ * to shared memory without registers.
  *
  * D = A B + C, where A (16, k) is row-major, B (k, 8) is column-major, and C and D (16, 8) are fp32. With g =
  * l / 4 and t = l % 4, lane l of a warp holds (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "...
  * m16n8k8"):
  *
  *     C, D            c[0], c[1]: row g, columns 2t, 2t + 1;  c[2], c[3]: row g + 8, the same columns
- *     A of 16 bits    a[0]: row g, columns 2t, 2t + 1;  a[1]: row g + 8, the same;
- *                     a[2]: row g, columns 2t + 8, 2t + 9;  a[3]: row g + 8, the same
+ *     A of 16 bits    a[0]: row g, columns 2t, 2t + 1;  a[1]: row g + 8, the same columns
+ *                     a[2]: row g, columns 2t + 8, 2t + 9;  a[3]: row g + 8, the same columns
  *     B of 16 bits    b[0]: rows 2t, 2t + 1 of column g;  b[1]: rows 2t + 8, 2t + 9
  *     A of TF32       a[0]: (g, t);  a[1]: (g + 8, t);  a[2]: (g, t + 4);  a[3]: (g + 8, t + 4)
  *     B of TF32       b[0]: (t, g);  b[1]: (t + 4, g)
  *
- * A word holds two 16-bit values, the lower row or column in its lower half, or one TF32 value. Sums are
- * fp32. The hardware chooses their order, but the order is always the same. */
+ * A word of A or B holds one TF32 value or two 16-bit values. The value with the lower row or column is in
+ * the lower half. Sums are fp32. The hardware chooses the order of additions; it is always the same. */
 #ifndef FDSL_CUDA_TRAIN_MMA_CUH
 #define FDSL_CUDA_TRAIN_MMA_CUH
 
@@ -58,10 +59,10 @@ static __device__ __forceinline__ uint32_t mma_tf32(float value)
 
 /* ---- Fragments from shared memory ---- */
 
-/* Load four 8 x 8 matrices of 16-bit values. Lanes 8i .. 8i + 7 pass the row addresses of matrix i (16 bytes
- * per row, 16-byte aligned). Then word[i] of lane l holds row l / 4, columns 2 (l % 4) and 2 (l % 4) + 1;
- * transposed, column l / 4, rows 2 (l % 4) and 2 (l % 4) + 1. Rows are shared memory addresses or, in the
- * overloads below, pointers. */
+/* Load four 8 x 8 matrices of 16-bit values. Lanes 8i to 8i + 7 pass the row addresses of matrix i (16 bytes
+ * per row, 16-byte aligned). mma_load4() puts row l / 4, columns 2 (l % 4) and 2 (l % 4) + 1 of matrix i into
+ * word[i] of lane l. mma_load4_transposed() puts column l / 4, rows 2 (l % 4) and 2 (l % 4) + 1 there. `row`
+ * is a shared memory address or, in the overloads below, a pointer. */
 static __device__ __forceinline__ void mma_load4(uint32_t word[4], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -76,7 +77,7 @@ static __device__ __forceinline__ void mma_load4_transposed(uint32_t word[4], ui
                  : "r"(row));
 }
 
-/* Loads only the first two matrices; lanes 0 .. 15 pass the row addresses. */
+/* Loads two 8 x 8 matrices, transposed. Lanes 0 to 15 pass the row addresses. */
 static __device__ __forceinline__ void mma_load2_transposed(uint32_t word[2], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
@@ -97,8 +98,8 @@ static __device__ __forceinline__ void mma_load4_transposed(uint32_t word[4], co
 
 /* ---- Asynchronous copies from global to shared memory ---- */
 
-/* Copies 16 bytes, both addresses 16-byte aligned. Writes zeros if `inside` is false (`from` must still be a
- * valid address). */
+/* Copies 16 bytes; both addresses are 16-byte aligned. If `inside` is false, it writes zeros, but `from` must
+ * still be a valid address. */
 static __device__ __forceinline__ void copy_async16(void *to, const void *from, bool inside = true)
 {
     asm volatile(
@@ -106,14 +107,14 @@ static __device__ __forceinline__ void copy_async16(void *to, const void *from, 
         "l"(from), "r"(inside ? 16 : 0));
 }
 
-/* Commits the copies so far as a group. */
+/* Commits this thread's copies since the last commit as one group. */
 static __device__ __forceinline__ void copy_commit(void)
 {
     asm volatile("cp.async.commit_group;");
 }
 
-/* Waits for all groups of this thread except the latest LEFT. A barrier is needed to see other threads'
- * copies. */
+/* Waits for all of this thread's groups except the latest LEFT. To see the copies of other threads, a barrier
+ * is needed too. */
 template <int LEFT> static __device__ __forceinline__ void copy_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT));

@@ -3,13 +3,13 @@
  *
  *     out[row][column] = sum over k of left(row, k) * right(column, k)
  *
- * They differ in what the two operands (operands.cuh) read and where the sums go. A warp computes 32 x 64
- * sums, a thread 8 x 8 of them in registers. For each k, a thread reads 16 floats from shared memory and does
- * 64 multiply-adds. Blocks of DOWN x ACROSS warps share a tile of both operands, TILE_DEPTH deep; the next
- * tile is loaded while this one is multiplied.
+ * These GEMMs differ only in what the two operands read and where the sums go (operands.cuh). A warp computes
+ * 32 x 64 sums. A thread keeps 8 x 8 of them in registers. For each k, a thread reads 16 floats from shared
+ * memory and does 64 multiply-adds. The DOWN x ACROSS warps of a block share one tile of each operand,
+ * TILE_DEPTH deep. The next tiles are loaded while these are multiplied.
  *
- * If there are few tiles and the sum is long, the sum is split into slices (split-k), which slices_kernel
- * adds in a fixed order. The result does not depend on the order of blocks. */
+ * If there are few tiles and the sums are long, each sum is split into slices (split-k). slices_kernel adds
+ * the slices in a fixed order, so the result does not depend on the order of blocks. */
 #ifndef FDSL_CUDA_TRAIN_MULTIPLY_CUH
 #define FDSL_CUDA_TRAIN_MULTIPLY_CUH
 
@@ -20,15 +20,15 @@
 #define WARP_ROWS  32
 #define WARP_SUMS  64 /* columns per warp */
 
-/* Warps per multiprocessor at 128 registers per thread, and warps that fill an H200. These are constants, not
- * device queries, so that the slices and hence the rounding are the same on every GPU. */
+/* Number of warps per multiprocessor at 128 registers per thread, and number of warps that fill an H200. They
+ * are constants, not device queries, so that every GPU uses the same slices and gets the same rounding. */
 #define WARPS_HELD 16
 #define FULL_WARPS (132 * WARPS_HELD)
-#define SLICES_MIN 4 /* with fewer, adding the slices costs more than it gains */
+#define SLICES_MIN 4 /* with fewer slices, adding them takes longer than the split saves */
 #define SLICES_MAX 1024
 #define SLICE_MIN  32 /* minimum terms per slice */
 
-/* Floats for the slices of all sums: one tile for each warp that fills the GPU. */
+/* Size in floats of the buffer for slices: one 32 x 64 tile for each of FULL_WARPS. */
 #define WORKSPACE_VALUES ((size_t)FULL_WARPS * WARP_ROWS * WARP_SUMS)
 
 struct gemm {
@@ -39,8 +39,9 @@ struct gemm {
 /* ---- Global to shared memory ---- */
 
 /* One thread's part of loading tiles of EXTENT lines, TILE_DEPTH deep. Adjacent threads read adjacent memory:
- * along the depth (8 per line, the 32 bytes of a sector), or across the lines. Values that depend only on the
- * line are kept. Lines past the end read the last line; their sums are not stored. */
+ * along the depth (8 values per line, the 32 bytes of a sector), or across the lines. The results of
+ * line_at() are kept for all tiles. Lines past the end are read as the last line; their sums are not
+ * stored. */
 template <class Operand, int EXTENT, int THREADS> struct loader {
     static constexpr int COUNT = EXTENT * TILE_DEPTH / THREADS;
     static constexpr int LINES = Operand::ALONG_DEPTH ? COUNT : EXTENT > THREADS ? EXTENT / THREADS : 1;
@@ -108,12 +109,12 @@ template <class Operand, int EXTENT, int THREADS> struct loader {
 
 /* ---- GEMM ---- */
 
-/* A thread's 8 x 8 sums are four squares of 4 x 4, half a warp tile apart, so that its accesses to shared
- * memory and its stores are 16 bytes wide and adjacent to those of its neighbours.
+/* A thread's 8 x 8 sums are four squares of 4 x 4, half a warp tile apart. Each access to shared memory and
+ * each store is therefore 16 bytes wide, and neighbouring threads access adjacent 16 bytes.
  *
- * A warp is 4 threads down and 8 across. A 16-byte read per thread takes two passes of shared memory if
- * neighbouring lanes (that differ in bit 0 or in bit 1) read the same address, and four passes otherwise.
- * Hence bit 0 goes across and bit 1 goes down: each operand benefits from one of them. */
+ * A warp is 4 threads down and 8 across. When each lane reads 16 bytes, shared memory takes two passes if
+ * lanes that differ in bit 0 (or in bit 1) read the same address. Otherwise it takes four passes. So bit 0
+ * selects the column and bit 1 the row: each operand is then read in two passes. */
 static __device__ __forceinline__ uint32_t lane_down(uint32_t lane)
 {
     return (lane >> 1 & 1) | (lane >> 4) << 1;
@@ -135,7 +136,7 @@ static __device__ __forceinline__ void read_halves(float values[8], const float 
     *reinterpret_cast<float4 *>(values + 4) = *reinterpret_cast<const float4 *>(from + apart);
 }
 
-/* Adds the contribution of one tile. */
+/* Adds the products of one tile to a thread's sums. */
 template <int ROWS, int COLUMNS>
 static __device__ __forceinline__ void add_tile(float sums[8][8], const float (*left)[ROWS],
                                                 const float (*right)[COLUMNS], uint32_t row, uint32_t column)
@@ -153,7 +154,7 @@ static __device__ __forceinline__ void add_tile(float sums[8][8], const float (*
     }
 }
 
-/* Stores a thread's sums; `row` and `column` are those of the first sum. */
+/* Stores a thread's sums. `row` and `column` are the position of its first sum. */
 template <class Into>
 static __device__ __forceinline__ void put_sums(const Into &into, const struct gemm &size,
                                                 const float sums[8][8], uint32_t row, uint32_t column)
@@ -166,8 +167,9 @@ static __device__ __forceinline__ void put_sums(const Into &into, const struct g
                 into.put(row + sum_row(i), column + half * (WARP_SUMS / 2), size.columns, &sums[i][4 * half]);
 }
 
-/* Blocks per multiprocessor to compile for. A single warp that loads a tile alone, and four warps that share
- * a large tile, need more than 128 registers per thread. Lower occupancy is better than spilling. */
+/* Number of blocks per multiprocessor that __launch_bounds__ requests. Blocks of one warp, which loads its
+ * tiles alone, and of four warps, which share large tiles, need more than 128 registers per thread. Lower
+ * occupancy costs less than spilling. */
 static constexpr int blocks_held(int warps)
 {
     return (warps == 2 ? WARPS_HELD : WARPS_HELD * 3 / 4) / warps;
@@ -223,8 +225,8 @@ static __global__ void __launch_bounds__(32 * DOWN * ACROSS, blocks_held(DOWN *A
 
 #define ADDERS 16 /* threads per sum */
 
-/* Thread (x, y) adds slices y, y + ADDERS, ... of sum x, with eight loads in flight; then thread (x, 0) adds
- * the partial sums. */
+/* Thread (x, y) adds slices y, y + ADDERS, ... of sum x, with eight loads in flight. Then thread (x, 0) adds
+ * the partial sums of threads (x, 0), (x, 1), ... and stores the result. */
 template <class Into>
 static __global__ void slices_kernel(const float *slices, uint32_t count, const Into into,
                                      const struct gemm size)
@@ -263,8 +265,8 @@ static inline uint32_t round_up(uint32_t count, uint32_t unit)
     return (count + unit - 1) / unit * unit;
 }
 
-/* Terms per slice, if `blocks` fill the GPU and the GEMM has `tiles` tiles; the whole depth if it is not
- * split. */
+/* Returns the number of terms per slice, a multiple of TILE_DEPTH. The GEMM has `tiles` tiles, and `blocks`
+ * blocks fill the GPU. Without a split, one slice covers the whole depth. */
 static inline uint32_t slice_of(uint32_t depth, uint64_t tiles, uint32_t blocks)
 {
     uint64_t slices = min(min(blocks / tiles, (uint64_t)depth / SLICE_MIN), (uint64_t)SLICES_MAX);

@@ -22,22 +22,23 @@ struct device_layer {
     const struct layer *layer;
     float *in, *out;
     float *in_delta, *out_delta; /* gradients of the loss; in_delta is NULL if it is not needed */
-    /* A ReLU is fused into its neighbours if they allow it. In the forward pass, the preceding layer applies
-     * it if it has a GEMM or is an addition. In the backward pass, the following layer applies it if it has a
-     * GEMM or is a pooling. */
-    bool relu, relu_before; /* this layer applies the ReLU after it (forward), before it (backward) */
-    bool forward_done, backward_done; /* ReLU only: a neighbour applies it */
+    /* A ReLU is fused into its neighbours where possible. In the forward pass, the preceding layer applies it
+     * if that layer has a GEMM or is an addition. In the backward pass, the following layer applies the
+     * ReLU's mask if that layer has a GEMM or is a pooling (exception: share_relu() in engine.cu). */
+    bool relu;                        /* this layer also computes the next layer, a ReLU, forward */
+    bool relu_before;                 /* this layer also computes the previous layer, a ReLU, backward */
+    bool forward_done, backward_done; /* ReLU only: a neighbour computes this pass */
     struct windows forward, backward; /* convolution only: windows over `in`, and over `out_delta` */
-    uint32_t *largest;         /* pooling only: for each output, the index of the maximum in its sample */
-    struct {                   /* convolutions of packed_conv.cu; otherwise NULL */
-        uint16_t *in, *deltas; /* 16-bit copies, (sample, position, channel) */
+    uint32_t *largest;                /* pooling only: per output, the index of the maximum in its sample */
+    struct {                          /* convolutions of packed_conv.cu; otherwise NULL */
+        uint16_t *in, *deltas;        /* 16-bit copies, (sample, position, channel) */
         uint16_t *weights, *opposite; /* (out, tap, in), and (in, opposite tap, out) */
     } packed;
     const struct device_layer *added; /* LAYER_ADD only: the earlier layer */
     void *library;                    /* state of the library that computes this layer, if one does */
 };
 
-/* What all layers need to know about the current batch. */
+/* Data about the current batch that all layers use. Pointers are to device memory. */
 struct pass {
     cudaStream_t stream;
     uint32_t count; /* samples */
@@ -45,7 +46,7 @@ struct pass {
     enum precision precision;
     uint64_t seed;
     uint32_t epoch;
-    const uint32_t *numbers; /* of the samples */
+    const uint32_t *numbers; /* sample numbers, which select the random draws */
     const float *parameters;
     float *gradients;
     float *workspace; /* WORKSPACE_VALUES floats */
@@ -58,7 +59,8 @@ struct allocations {
     uint64_t bytes;
 };
 
-/* Allocates device memory; allocations_free() frees it. STATUS_USAGE with a remedy if there is not enough. */
+/* Allocates device memory; allocations_free() frees it. Returns STATUS_USAGE, with a remedy in the message,
+ * if device memory runs out. */
 enum status allocate_bytes(struct allocations *allocations, void **pointer, size_t bytes);
 void allocations_free(struct allocations *allocations);
 
@@ -68,7 +70,7 @@ static inline enum status allocate(struct allocations *allocations, T **pointer,
     return allocate_bytes(allocations, reinterpret_cast<void **>(pointer), count * sizeof(T));
 }
 
-/* Allocates zeroed device memory. */
+/* Allocates device memory and enqueues zeroing it. */
 template <class T>
 static inline enum status allocate_zeros(struct allocations *allocations, T **pointer, size_t count,
                                          cudaStream_t stream)
@@ -78,7 +80,7 @@ static inline enum status allocate_zeros(struct allocations *allocations, T **po
     return STATUS_OK;
 }
 
-/* Allocates device memory and copies host memory to it. */
+/* Allocates device memory and enqueues a copy of `bytes` bytes of host memory to it. */
 template <class T>
 static inline enum status allocate_copy(struct allocations *allocations, T **pointer, const void *from,
                                         size_t bytes, cudaStream_t stream)
@@ -90,19 +92,19 @@ static inline enum status allocate_copy(struct allocations *allocations, T **poi
     return STATUS_OK;
 }
 
-/* Copies an arena between host and device, in either direction. */
+/* Enqueues a copy of an arena between host and device, in either direction. */
 enum status arena_copy(const struct train *train, float *to, const float *from, cudaStream_t stream);
 
-/* Copies parameters and, when training, the optimizer's moments. */
+/* Enqueues a copy of the parameters and, when training, of the optimizer's moments, in either direction. */
 enum status state_copy(const struct train *train, const struct train_state *to,
                        const struct train_state *from, cudaStream_t stream);
 
-/* Resets the totals of an engine, in device memory. */
+/* Enqueues a reset of an engine's totals, which are in device memory. */
 enum status totals_clear(struct train_totals *totals, cudaStream_t stream);
 
-/* Implementation of a kind of layer. Before the first pass, `prepare` creates what it needs for batches of up
- * to `batch` samples. `release` frees everything except device memory, also after a failure. Both may be
- * NULL. */
+/* Implementation of a kind of layer. Before the first pass, `prepare` creates what the layer needs for
+ * batches of up to `batch` samples. `release` frees all of it except device memory, also if `prepare` failed.
+ * Both may be NULL. */
 struct layer_passes {
     enum status (*prepare)(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
                            cudaStream_t stream);
@@ -111,14 +113,15 @@ struct layer_passes {
     void (*release)(struct device_layer *layer);
 };
 
-/* The layers, each in its own file. Forward fills layer->out. Backward fills layer->in_delta from
- * layer->out_delta, and the gradients of the layer's parameters. */
+/* The kinds of layers. Forward fills layer->out. Backward reads layer->out_delta. It fills layer->in_delta,
+ * unless that is NULL, and the gradients of the layer's parameters in pass->gradients. */
 enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
                          cudaStream_t stream);
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass);
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass);
-/* Convolutions in 16-bit formats. packed_prepare() allocates the copies for convolutions whose channels and
- * precision allow it, and ignores all other layers. `learns`: there will be a backward pass. */
+/* Convolutions in 16-bit formats. packed_prepare() allocates layer->packed if the layer is a convolution with
+ * suitable channel counts and precision; it ignores all other layers. `learns`: there will be a backward
+ * pass. */
 enum status packed_prepare(struct device_layer *layer, enum precision precision, uint32_t batch, bool learns,
                            struct allocations *allocations);
 enum status packed_forward(const struct device_layer *layer, const struct pass *pass);
@@ -136,28 +139,28 @@ enum status add_backward(const struct device_layer *layer, const struct pass *pa
 enum status mean_forward(const struct device_layer *layer, const struct pass *pass);
 enum status mean_backward(const struct device_layer *layer, const struct pass *pass);
 
-/* After the next layer has stored layer->out_delta, adds the gradients of all LAYER_ADDs before `end` that
- * use the layer's output, in order. */
+/* Call after the next layer has stored layer->out_delta. Adds to it the gradients of all LAYER_ADD layers
+ * before `end` that use this layer's output, in order. */
 enum status added_backward(const struct device_layer *layer, const struct device_layer *end,
                            const struct pass *pass);
 
-/* Zeroes `deltas` where a ReLU's output is not positive. */
+/* Zeroes each element of `deltas` whose element of `values`, a ReLU's output, is not positive. */
 enum status relu_mask(const float *values, float *deltas, uint32_t count, cudaStream_t stream);
 
-/* Gradient of a bias: the sum of layer->out_delta over samples and positions. */
+/* Computes the gradient of the layer's bias: the sum of layer->out_delta over samples and positions. */
 enum status bias_backward(const struct device_layer *layer, const struct pass *pass);
 
 /* ---- Samples ---- */
 
-/* A data set in device memory; with batch_alone, only the values of a batch, stored consecutively, and the
- * labels of the whole set. */
+/* A data set in device memory. With batch_alone, `values` holds only the samples of the current batch, in the
+ * order of the batch; `labels` always covers the whole set. */
 struct device_set {
     const void *values;
     const uint32_t *labels;
     bool batch_alone;
 };
 
-/* The samples of a batch: sample numbers, labels, and shifts. */
+/* The samples of a batch in device memory: sample numbers, labels, and shifts. */
 struct device_batch {
     uint32_t *numbers, *labels;
     struct draw_move *moves;
@@ -167,10 +170,10 @@ struct device_batch {
 enum status batch_draw(const struct train *train, const struct device_set *set,
                        const struct device_batch *batch, uint32_t epoch, uint32_t step, uint32_t count,
                        cudaStream_t stream);
-/* Chooses samples first, first + 1, ... in order, without shifts. */
+/* Chooses the samples first, first + 1, ..., first + count - 1, without shifts. */
 enum status batch_list(const struct device_set *set, const struct device_batch *batch, uint32_t first,
                        uint32_t count, cudaStream_t stream);
-/* Gathers the values of a batch, like data_gather(). */
+/* Writes the shifted and normalised values of a batch to `values`, like data_gather(). */
 enum status batch_gather(const struct data *data, const struct device_set *set,
                          const struct device_batch *batch, uint32_t count, float *values,
                          cudaStream_t stream);
@@ -184,14 +187,14 @@ struct device_losses {
     struct device_scale *scale; /* loss scaling; NULL: none */
 };
 
-/* Computes the losses of the batch and `deltas`, the (scaled) gradient of its logits; adds to the totals of
- * step `step`. A bad loss is a non-finite one. With loss scaling only NaN is bad, because Inf is an overflow
- * that skips the step. */
+/* Computes the loss of each sample, and writes the gradient of the logits to `deltas`, times the loss scale
+ * if there is one. Adds the batch to losses->totals. If the loss is not finite, it records `step` as bad.
+ * With loss scaling only NaN is bad, because an Inf is an overflow, which loss scaling handles. */
 enum status loss_take(const struct train *train, const float *logits, const uint32_t *labels, uint32_t count,
                       uint64_t step, float *deltas, const struct device_losses *losses, cudaStream_t stream);
 
-/* Runs optimizer_step() on all parameters; arrays have `values` elements. Does nothing if the gradients
- * overflowed. `scale` may be NULL. */
+/* Runs optimizer_step() on all parameters; the arrays have `values` elements. Changes nothing if
+ * scale->overflowed is set. `scale` may be NULL. */
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,
                               const struct device_scale *scale, const struct train_state *state,
                               cudaStream_t stream);
@@ -204,7 +207,7 @@ static inline uint32_t blocks_for(size_t elements)
     return (uint32_t)((elements + BLOCK - 1) / BLOCK);
 }
 
-/* The element of this thread. */
+/* The index of this thread in the grid: the element that it computes. */
 static __device__ __forceinline__ uint32_t own_element(void)
 {
     return blockIdx.x * BLOCK + threadIdx.x;

@@ -1,12 +1,13 @@
-/* The operands of the GEMM in multiply.cuh, and where it stores the sums.
+/* The operands of the GEMM in multiply.cuh, and the outputs for its sums.
  *
- * An operand returns a value for a line (a row of the left operand, a column of the right one) and a point of
- * the depth. Index computation is separate from reading: line_at() is called once per thread and line,
- * point_at() once per tile. ALONG_DEPTH tells whether adjacent memory is the next point or the next line. All
+ * An operand returns the value at a line and a point. A line is a row of the left operand or a column of the
+ * right operand. A point is a value of k, the index that the sums run over. The range of k is the "depth".
+ * Index computation is separate from reading: line_at() is called once per thread and line, point_at() once
+ * per tile. ALONG_DEPTH: the next element in memory is the next point; otherwise it is the next line. All
  * offsets are below 2^31 (engine.cu checks this).
  *
  * A tensor of activations is (sample, channel, depth, height, width). A "position" is (depth, height, width)
- * in a sample; a column of a convolution is a sample and a position. */
+ * in a sample. A column of a convolution is a sample and a position. */
 #ifndef FDSL_CUDA_TRAIN_OPERANDS_CUH
 #define FDSL_CUDA_TRAIN_OPERANDS_CUH
 
@@ -34,13 +35,13 @@ static inline struct divider divider_of(uint32_t by)
 
 /* ---- Operands ---- */
 
-/* A matrix, or its transpose. */
+/* A matrix (ALONG) or its transpose. */
 template <bool ALONG> struct matrix {
     static constexpr bool ALONG_DEPTH = ALONG;
     typedef const float *line;
     typedef uint32_t point;
     const float *values;
-    uint32_t stride; /* from line to line if ALONG, otherwise from point to point */
+    uint32_t stride; /* distance in values between lines if ALONG, otherwise between points */
 
     __device__ line line_at(uint32_t i) const
     {
@@ -56,8 +57,8 @@ template <bool ALONG> struct matrix {
     }
 };
 
-/* The weights of a convolution for its backward pass. Line c at depth (o, tap) is the weight from channel c
- * to o at the opposite tap. */
+/* The weights of a convolution for its backward pass. A line is an input channel c, a point is (o, tap). The
+ * value is the weight from channel c to output channel o at the opposite tap. */
 struct opposite_weights {
     static constexpr bool ALONG_DEPTH = true;
     typedef const float *line;
@@ -81,7 +82,7 @@ struct opposite_weights {
     }
 };
 
-/* A tensor of activations: line = channel, depth = (sample, position). */
+/* A tensor of activations: a line is a channel, a point is (sample, position). */
 struct channel_lines {
     static constexpr bool ALONG_DEPTH = true;
     typedef const float *line;
@@ -105,8 +106,8 @@ struct channel_lines {
 };
 
 /* A convolution's windows in the tensor that it reads. Output position p and weight k = (channel, tap) use
- * the sample's element positions[p].offset + taps[k].offset. It is inside the tensor if positions[p].bits
- * contains all of taps[k].bits, which has one bit per axis for the tap's coordinate. */
+ * the sample's element positions[p].offset + taps[k].offset. taps[k].bits has one bit per axis, for the tap's
+ * coordinate. The element is inside the tensor if positions[p].bits contains all of these bits. */
 struct window_part {
     int32_t offset;
     uint32_t bits;
@@ -122,7 +123,7 @@ struct windows {
     bool padded; /* some window extends outside the tensor */
 };
 
-/* A window: address of its position in a sample, and which taps are inside. */
+/* A window: the address of its position in a sample, and the bits of the taps that are inside. */
 struct window_position {
     const float *values;
     uint32_t bits;
@@ -144,7 +145,7 @@ static __device__ __forceinline__ struct window_part read_part(const struct wind
     return {part.x, (uint32_t)part.y};
 }
 
-/* Position i of a tensor of samples. */
+/* The window of column i, which is a sample and a position. */
 static __device__ __forceinline__ struct window_position position_at(const struct windows &windows,
                                                                      const float *values, uint32_t i)
 {
@@ -153,7 +154,7 @@ static __device__ __forceinline__ struct window_position position_at(const struc
     return {values + ((int32_t)(sample * windows.sample_values) + part.offset), part.bits};
 }
 
-/* All windows as a matrix that is never stored: a line is a position, the depth runs over the weights. */
+/* All windows as a matrix that is never stored: a line is (sample, position), a point is a weight. */
 template <bool PADDED> struct window_rows {
     static constexpr bool ALONG_DEPTH = false;
     typedef struct window_position line;
@@ -175,7 +176,7 @@ template <bool PADDED> struct window_rows {
     }
 };
 
-/* The transpose of window_rows: a line is a weight, the depth runs over the positions. */
+/* The transpose of window_rows: a line is a weight, a point is (sample, position). */
 template <bool PADDED> struct window_columns {
     static constexpr bool ALONG_DEPTH = true;
     typedef struct window_part line;
@@ -199,8 +200,9 @@ template <bool PADDED> struct window_columns {
 
 /* ---- Storing sums ---- */
 
-/* put() stores four sums of adjacent columns if they are below `columns`, the number of output columns;
- * put_one() stores one sum. */
+/* An output has put_one(), which stores one sum, and put(), which stores the sums of four adjacent columns.
+ * put() omits columns at or past `columns`, the number of output columns. put_four() implements put(). If
+ * `together`, it stores the four sums with one 16-byte write. */
 template <class Into>
 static __device__ __forceinline__ void put_four(const Into &into, bool together, uint32_t row,
                                                 uint32_t column, uint32_t columns, const float sums[4])
@@ -216,8 +218,9 @@ static __device__ __forceinline__ void put_four(const Into &into, bool together,
             into.put_one(row, column + j, sums[j]);
 }
 
-/* Finishes a sum: adds bias i if there is one, applies ReLU if `relu`, and zeroes it if the preceding layer
- * is a ReLU whose output `above` is not positive. NaN passes through. */
+/* Finishes a sum: adds bias[i] unless `bias` is NULL, then applies ReLU if `relu`. `above` is NULL, or the
+ * output of a preceding ReLU for a backward pass: the result is 0 if above[at] is not positive. NaN passes
+ * through. */
 static __device__ __forceinline__ float finish(float sum, const float *bias, uint32_t i, bool relu,
                                                const float *above, size_t at)
 {
@@ -231,7 +234,7 @@ struct matrix_out {
     const float *bias; /* may be NULL */
     uint32_t stride;
     bool relu;
-    const float *above; /* in the layout of `values`, or NULL */
+    const float *above; /* for finish(), in the layout of `values`; may be NULL */
 
     __device__ size_t index(uint32_t row, uint32_t column) const
     {
@@ -252,14 +255,14 @@ struct matrix_out {
     }
 };
 
-/* Stores a tensor of activations: row = channel, column = (sample, position), one bias per channel. */
+/* Stores a tensor of activations. A row is a channel, with one bias; a column is (sample, position). */
 struct channel_out {
     float *values;
     const float *bias; /* may be NULL */
     uint32_t channels;
     struct divider positions;
     bool relu;
-    const float *above; /* in the layout of `values`, or NULL */
+    const float *above; /* for finish(), in the layout of `values`; may be NULL */
 
     __device__ size_t index(uint32_t channel, uint32_t column) const
     {
@@ -271,8 +274,9 @@ struct channel_out {
         size_t at = index(channel, column);
         values[at] = finish(sum, bias, channel, relu, above, at);
     }
-    /* Written for few instructions, because the code is repeated for each of a thread's sums after a short
-     * loop. Common values are read once; the loop for non-adjacent sums is not unrolled. */
+    /* Kept to few instructions, because it is inlined for every four sums of a thread, and the GEMM's loop
+     * before it is short. Values that the four sums share are read once. The loop over sums that are not
+     * adjacent in memory is not unrolled. */
     __device__ void put(uint32_t channel, uint32_t column, uint32_t columns, const float sums[4]) const
     {
         if (positions.by % 4 == 0) {

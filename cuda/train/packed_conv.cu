@@ -1,6 +1,6 @@
 /* Convolutions in 16-bit formats whose channel counts are multiples of 8, forward and backward. Their tensors
- * are packed before each GEMM; the results are fp32 tensors, so no other layer is affected. The sums are
- * those of conv.cu, in another order of the depth. */
+ * are packed before each GEMM. The results are fp32 tensors, so no other layer is affected. The sums have the
+ * same terms as in conv.cu, in another order. */
 #include "train/network.cuh"
 #include "train/tensor_packed.cuh"
 
@@ -26,18 +26,18 @@ enum status packed_prepare(struct device_layer *layer, enum precision precision,
 
 /* ---- Packing ---- */
 
-/* Adjacent positions packed by adjacent threads, which read 64 bytes together. */
+/* Number of adjacent positions that adjacent threads pack. The threads read 64 contiguous bytes. */
 #define PACKED_POSITIONS 16
 
 struct pack_plan {
-    uint32_t count;     /* number of threads */
-    uint32_t positions; /* per sample */
-    struct divider units,
-        groups; /* units per position; groups of PACKED_POSITIONS positions per sample, rounded up */
+    uint32_t count;        /* number of threads */
+    uint32_t positions;    /* per sample */
+    struct divider units;  /* per position */
+    struct divider groups; /* of PACKED_POSITIONS positions, per sample, rounded up */
 };
 
-/* A thread packs eight channels of one position. Consecutive threads take consecutive positions, then the
- * next channels, so reads and writes cover whole sectors. */
+/* A thread packs eight channels of one position. Consecutive threads take PACKED_POSITIONS consecutive
+ * positions, then the next eight channels, so reads and writes cover whole sectors. */
 template <class Format>
 static __global__ void pack_kernel(const struct pack_plan plan, const float *from, uint4 *to)
 {
@@ -162,9 +162,9 @@ static enum status input_backward(const struct device_layer *layer, const struct
                              .above = layer->relu_before ? layer->in : nullptr});
 }
 
-/* ---- Weights: rows are output channels, columns (tap, channel), the depth (sample, position) ---- */
+/* ---- Gradient of the weights: rows are output channels, columns (tap, channel) ---- */
 
-/* Gradients of weights, (out, in, tap). */
+/* Stores the gradient of the weights as (out, in, tap). The sums run over (sample, position). */
 struct weights_out {
     float *values;
     struct divider channels;

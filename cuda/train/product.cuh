@@ -1,11 +1,11 @@
-/* A layer's GEMM in the precision of its pass: multiply.cuh for fp32, tensor_multiply.cuh for all others. */
+/* A layer's GEMM in the precision of its pass: by multiply.cuh for fp32, by tensor_multiply.cuh otherwise. */
 #ifndef FDSL_CUDA_TRAIN_PRODUCT_CUH
 #define FDSL_CUDA_TRAIN_PRODUCT_CUH
 
 #include "train/network.cuh"
 #include "train/tensor_multiply.cuh"
 
-/* Tiles of 32 * DOWN rows and 64 * ACROSS columns. */
+/* Launches a GEMM with tiles of 32 * DOWN rows and 64 * ACROSS columns. */
 template <int DOWN, int ACROSS, class Left, class Right, class Into>
 static enum status multiply_layer(const struct pass *pass, const Left &left, const Right &right,
                                   const Into &into, const struct gemm &size)

@@ -1,5 +1,5 @@
-/* The progress of an engine on the device: its totals, copied to pinned host memory while steps run. The
- * copies are enqueued whether or not progress is displayed. */
+/* The progress of a device engine: its totals, copied to pinned host memory while steps run. The copies are
+ * enqueued whether or not progress is displayed. */
 #ifndef FDSL_CUDA_TRAIN_PROGRESS_CUH
 #define FDSL_CUDA_TRAIN_PROGRESS_CUH
 
@@ -8,7 +8,7 @@
 #include "common/check.cuh"
 #include "train/engine.h"
 
-/* A zeroed struct may be closed and means that no samples are done. */
+/* A zeroed struct may be closed, but not read. */
 struct device_progress {
     struct train_totals *seen; /* pinned memory: the totals at the latest copy */
     uint32_t steps;            /* steps enqueued since that copy */
@@ -27,8 +27,8 @@ static inline void device_progress_close(struct device_progress *progress)
     progress->seen = nullptr;
 }
 
-/* Call after enqueuing `steps` steps. After every TRAIN_PROGRESS_STEPS steps it enqueues a copy of `totals`,
- * which is in device memory. */
+/* Call after enqueuing `steps` steps. Once TRAIN_PROGRESS_STEPS steps have accumulated, it enqueues a copy of
+ * `totals` (device memory) to the host. */
 static inline enum status device_progress_step(struct device_progress *progress,
                                                const struct train_totals *totals, uint32_t steps,
                                                cudaStream_t stream)
@@ -48,7 +48,8 @@ static inline void device_progress_clear(struct device_progress *progress)
     progress->steps = 0;
 }
 
-/* The device may write concurrently. Each field is read whole, but fields may come from different copies. */
+/* Writes the latest progress to `into`. The device may write `seen` concurrently. Each field is read whole,
+ * but the fields may come from different copies. */
 static inline void device_progress_read(const struct device_progress *progress, struct train_progress *into)
 {
     const volatile struct train_totals *seen = progress->seen;

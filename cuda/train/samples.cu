@@ -1,4 +1,4 @@
-/* Gathers a batch from the data sets in device memory: which samples, how they are shifted, and their
+/* Gathers a batch from a data set in device memory: chooses its samples and their shifts, then copies their
  * values. */
 #include "common/check.cuh"
 #include "train/network.cuh"
@@ -55,7 +55,7 @@ struct gather_plan {
     uint32_t count;        /* values in the batch */
     struct divider sample; /* values per sample */
     size_t sample_bytes;
-    bool batch_alone;
+    bool batch_alone; /* as in struct device_set */
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 

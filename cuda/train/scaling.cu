@@ -3,7 +3,7 @@
 #include "common/check.cuh"
 #include "train/network.cuh"
 
-/* Several threads may set `overflowed`; they all write the same value. */
+/* Several threads may set `overflowed`; all write the same value. */
 static __global__ void unscale_kernel(struct device_scale *scale, size_t values, float *gradients)
 {
     size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;

@@ -1,4 +1,4 @@
-/* Loss scaling on the device. The host learns which steps were skipped only from totals(). */
+/* Loss scaling on the device. The host never waits for it; totals() returns the number of skipped steps. */
 #ifndef FDSL_CUDA_TRAIN_SCALING_CUH
 #define FDSL_CUDA_TRAIN_SCALING_CUH
 
@@ -7,18 +7,17 @@
 
 #include <cuda_runtime.h>
 
-/* In device memory. */
+/* State of the loss scaling, in device memory. */
 struct device_scale {
     struct loss_scale now;
     uint32_t overflowed; /* whether the gradients of this step contain an Inf or a NaN */
     uint32_t skipped;    /* steps skipped since the last totals() */
 };
 
-/* Divides the gradients by the scale and checks that all are finite. */
+/* Divides `values` gradients by the scale. Sets `overflowed` if one of them is not finite. */
 enum status scaling_unscale(struct device_scale *scale, size_t values, float *gradients, cudaStream_t stream);
 
-/* Call after the optimizer: counts the step if it was skipped, updates the scale, and clears the overflow
- * flag. */
+/* Call after the optimizer. Counts the step if it was skipped, updates the scale, and clears `overflowed`. */
 enum status scaling_step(struct device_scale *scale, cudaStream_t stream);
 
 #endif

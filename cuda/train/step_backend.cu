@@ -1,5 +1,5 @@
-/* Trains on batches from other workloads (core/step_backend.h). It uses the engine of train-bf16 with
- * DATA_CONSTANT: before each step, the incoming batch is converted into the engine's batch buffer. */
+/* Trains on batches from other workloads (core/step_backend.h), with the engine of train-bf16 and
+ * DATA_CONSTANT. Before each step, the incoming batch is converted into the engine's batch buffer. */
 #include "core/step_backend.h"
 
 #include <float.h>
@@ -14,18 +14,18 @@
 #include "train/network.cuh"
 
 #define ENGINE (&engine_bf16)
-/* Snapshots of the totals: after each of the latest steps, and before the first of them. */
+/* Number of snapshots of the totals: one after each recent step, and one before the first of them. */
 #define RECENT       (STEP_BACKEND_RECENT + 1)
-#define RATE         0.001 /* for Adam, with PyTorch's defaults otherwise */
+#define RATE         0.001 /* Adam's learning rate; its other constants are PyTorch's defaults */
 #define MOMENT_BLOCK 256
 #define MOMENT_PARTS 256 /* blocks per channel */
 
-/* Normalisation of a channel: (v - mean) / deviation = v * scale + offset. */
+/* Normalisation of a channel: (v - mean) / deviation, written as v * scale + offset. */
 struct normal {
     float scale, offset;
 };
 
-/* Sums of some of a channel's values and of their squares. */
+/* Partial sums over one channel: of its values, and of their squares. */
 struct moment {
     double sum, square;
 };
@@ -33,7 +33,7 @@ struct moment {
 struct step_backend {
     int device;
     struct model model;
-    struct data data; /* a training set of one batch: the current one */
+    struct data data; /* its training set is the current batch */
     struct train train;
     float *arena; /* host memory: initial parameters, followed by as many zeros */
     void *engine;
@@ -43,7 +43,7 @@ struct step_backend {
     struct moment *moments; /* device memory, (channel, part): the sums that `normals` are computed from */
     struct train_totals
         *recent;     /* device memory: entry step % RECENT is the engine's totals after that step */
-    bool normalised; /* `normals` are known; they come from the first batch */
+    bool normalised; /* `normals` are known; they are computed from the first batch */
     uint64_t steps;
 };
 
@@ -82,7 +82,7 @@ static __device__ __forceinline__ float value_at(const struct intake &intake, ui
     }
 }
 
-/* Block (part, channel) sums every MOMENT_PARTS-th sample in a fixed order. */
+/* Block (part, channel) sums one channel of samples part, part + MOMENT_PARTS, ... in a fixed order. */
 static __global__ void __launch_bounds__(MOMENT_BLOCK)
     moment_kernel(const struct intake intake, struct moment *moments)
 {
@@ -108,8 +108,8 @@ static __global__ void __launch_bounds__(MOMENT_BLOCK)
         moments[channel * MOMENT_PARTS + blockIdx.x] = {sums[0], squares[0]};
 }
 
-/* One thread per channel: mean and deviation over the batch. For a constant channel only the mean is
- * subtracted. */
+/* One thread per channel computes mean and deviation over the batch. A constant channel gets a deviation of
+ * 1. */
 static __global__ void normal_kernel(const struct moment *moments, double count, struct normal *normals)
 {
     uint32_t channel = threadIdx.x;
@@ -136,8 +136,9 @@ static enum status find_normals(struct step_backend *self, const struct intake &
     return STATUS_OK;
 }
 
-/* Writes the batch in the engine's format: normalised halves, and labels. An out-of-range label means that
- * the file changed, which its checksum reports later; here it must only not be used as an index. */
+/* Writes the batch in the engine's format: normalised halves, and labels. A label out of range means that the
+ * file has changed; its checksum reports that later. Here such a label becomes 0, because it would be an
+ * invalid index. */
 static __global__ void intake_kernel(const struct intake intake, const struct normal *normals,
                                      uint16_t *values, uint32_t *labels)
 {
@@ -170,8 +171,8 @@ static enum status take_in(struct step_backend *self, const struct batch *batch)
 
 /* ---- Steps ---- */
 
-/* Each batch is an epoch of one step. A batch may therefore be shorter than others, and both dropout's
- * epoch and the optimizer's step count advance with every batch. */
+/* Each batch is an epoch of one step. Batches may therefore differ in size. The epoch, which selects the
+ * random draws of dropout, and the optimizer's step number advance with every batch. */
 extern "C" enum status step_backend_step(struct step_backend *self, const struct batch *batch)
 {
     if (batch->count == 0 || batch->count > self->train.batch)
@@ -243,7 +244,7 @@ extern "C" void step_backend_close(struct step_backend *self)
     free(self);
 }
 
-/* The engine copies the sets when it opens; zeros stand in for the batches to come. */
+/* The engine copies both sets when it opens, before the first batch arrives. They are filled with zeros. */
 static enum status make_sets(struct step_backend *self, uint32_t batch)
 {
     struct data *data = &self->data;
@@ -259,7 +260,7 @@ static enum status make_sets(struct step_backend *self, uint32_t batch)
     return STATUS_OK;
 }
 
-/* Frees the host copies, because the engine has its own batch buffer. The counts stay. */
+/* Frees the values in host memory, because the engine has its own batch buffer. The counts stay. */
 static void forget_values(struct step_backend *self)
 {
     for (int part = 0; part < DATA_PARTS; part++) {
@@ -278,7 +279,7 @@ static void fill_train(struct step_backend *self, const struct task *task)
     data->sample_bytes = data->sample_values * sizeof(uint16_t);
     data->feed = DATA_CONSTANT;
     for (uint32_t c = 0; c < data->shape.channels; c++)
-        data->scale[c] = 1; /* halves are normalised already */
+        data->scale[c] = 1; /* the batch is already normalised */
     self->train.model = &self->model;
     self->train.data = data;
     self->train.batch = task->batch;

@@ -1,11 +1,11 @@
-/* The number formats of tensor core operands, stored in tiles in units of 16 bytes. Sums are fp32 for all of
- * them. */
+/* The number formats of tensor core operands. Tiles store them in units of 16 bytes. Sums are fp32 for all
+ * formats. */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_FORMATS_CUH
 #define FDSL_CUDA_TRAIN_TENSOR_FORMATS_CUH
 
 #include "train/mma.cuh"
 
-/* 8 significant bits including the hidden one, fp32's range. */
+/* bfloat16: 8 significant bits (including the hidden bit) and the range of fp32. */
 struct as_bf16 {
     static constexpr int UNIT = 8; /* values per 16 bytes; one mma is two units deep */
 
@@ -25,7 +25,7 @@ struct as_bf16 {
     }
 };
 
-/* 11 significant bits; values above 65504 become infinite. */
+/* IEEE half precision: 11 significant bits; values that round to more than 65504 become infinite. */
 struct as_fp16 {
     static constexpr int UNIT = 8;
 
@@ -45,7 +45,7 @@ struct as_fp16 {
     }
 };
 
-/* 11 significant bits, fp32's range, one value per 32-bit word. */
+/* TF32: 11 significant bits and the range of fp32, one value per 32-bit word. */
 struct as_tf32 {
     static constexpr int UNIT = 4;
 

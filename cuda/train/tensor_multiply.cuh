@@ -2,13 +2,14 @@
  *
  *     out[row][column] = sum over k of left(row, k) * right(column, k)
  *
- * Both factors are rounded to a format of tensor_formats.cuh on their way into shared memory; sums are fp32.
- * Tensors stay in fp32, so layers without GEMMs are those of train-cuda, and any size works.
+ * Both factors are rounded to a format of tensor_formats.cuh before they are stored in shared memory; sums
+ * are fp32. Tensors stay in fp32, so layers without GEMMs use the kernels of train-cuda, and any size works.
  *
- * The limit is not the arithmetic but the gather, one value at a time from the addresses that an operand
- * computes. A thread loads units of 16 bytes: consecutive values in the direction in which memory is not
- * contiguous, while adjacent threads read adjacent memory. A unit is written at once, so a tile is stored by
- * lines if memory is contiguous across lines, and vice versa; ldmatrix transposes it. */
+ * The gather limits the speed, not the arithmetic: values are read one by one, at the addresses that an
+ * operand computes. A thread collects 16 bytes (a unit) in the direction in which memory is not contiguous.
+ * Adjacent threads then read adjacent memory, and each thread writes its unit with one store. So a tile is
+ * stored by lines if memory is contiguous across lines, and by depth if it is contiguous along the depth.
+ * ldmatrix transposes tiles of 16-bit values that are stored by depth. */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_MULTIPLY_CUH
 #define FDSL_CUDA_TRAIN_TENSOR_MULTIPLY_CUH
 
@@ -16,14 +17,14 @@
 
 /* ---- Global memory to tiles ---- */
 
-/* A thread's part of loading. Lines past the end read the last line, whose sums are not stored; points past
- * the end are 0. */
+/* A thread's part of loading a tile. Lines past the end are read as the last line; their sums are not
+ * stored. Points past the end are 0. */
 template <class Operand, class Format, int EXTENT, bool BY_DEPTH = Operand::ALONG_DEPTH> struct tensor_loader;
 
-/* By lines: a thread keeps its lines and computes each point once for all of them. */
+/* Stored by lines: a thread keeps its lines in registers, and computes each point once for all of them. */
 template <class Operand, class Format, int EXTENT> struct tensor_loader<Operand, Format, EXTENT, false> {
     static constexpr int UNIT = Format::UNIT, APART = TENSOR_THREADS / TENSOR_UNITS, LINES = EXTENT / APART;
-    static constexpr int KEPT = 1; /* lines kept in shared memory: none (an array needs one element) */
+    static constexpr int KEPT = 1; /* keeps no lines in shared memory, but an array needs one element */
     static_assert(EXTENT % APART == 0);
     typedef struct tensor_tile<Format, false, EXTENT> tile;
 
@@ -60,7 +61,7 @@ template <class Operand, class Format, int EXTENT> struct tensor_loader<Operand,
     }
 };
 
-/* By depth: a thread keeps its point. A thread reads many lines, so the block keeps them in shared memory. */
+/* Stored by depth: a thread reads one point of each tile, for many lines. The lines are in shared memory. */
 template <class Operand, class Format, int EXTENT> struct tensor_loader<Operand, Format, EXTENT, true> {
     static constexpr int UNIT = Format::UNIT, DEPTH = TENSOR_UNITS * UNIT, APART = TENSOR_THREADS / DEPTH,
                          GROUPS = EXTENT / UNIT / APART;
@@ -112,7 +113,8 @@ template <class Loader> static __device__ __forceinline__ void fetch(Loader &loa
 
 /* ---- GEMM ---- */
 
-/* Blocks per multiprocessor to compile for; large tiles need more than 128 registers per thread. */
+/* Number of blocks per multiprocessor that __launch_bounds__ requests. Large tiles need more than 128
+ * registers per thread. */
 static constexpr int tensor_blocks_held(int sums)
 {
     return sums > 64 * 64 ? 3 : 4;

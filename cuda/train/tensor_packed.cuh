@@ -1,8 +1,9 @@
-/* The GEMM of convolutions in 16-bit formats whose channel counts are multiples of 8. Operands are packed as
- * (sample, position, channel) in 16 bits ("NHWC"), so that 16 bytes are adjacent channels of a position.
+/* The GEMM for convolutions in 16-bit formats whose channel counts are multiples of 8. Operands are packed as
+ * (sample, position, channel), or "NHWC", so that 16 bytes are eight adjacent channels of a position.
  * cp.async copies the windows of a convolution directly into shared memory, bypassing registers.
  *
- * The depth of a sum, and the columns of a gradient of weights, are (tap, channel). */
+ * Weights are ordered as (tap, channel). That is the depth of a convolution's sums, and the columns of its
+ * weight gradient. */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_PACKED_CUH
 #define FDSL_CUDA_TRAIN_TENSOR_PACKED_CUH
 
@@ -10,7 +11,7 @@
 
 #define PACKED_UNIT  8 /* values per 16 bytes */
 #define PACKED_DEPTH (TENSOR_UNITS * PACKED_UNIT)
-/* Tile rows that threads copy at once, four units each. */
+/* Number of rows, of four units each, that a block copies at once: one unit per thread. */
 #define PACKED_ROWS   (TENSOR_THREADS / TENSOR_UNITS)
 #define PACKED_STAGES 3 /* tiles in flight or in use */
 
@@ -18,7 +19,7 @@
 
 struct packed_row {
     const uint16_t *values;
-    uint32_t bits; /* as in window_part: a unit is inside if the row has all of its bits */
+    uint32_t bits; /* as in window_part: a unit is inside the tensor if the row has all of the unit's bits */
 };
 
 struct packed_unit {
@@ -42,7 +43,7 @@ struct packed_matrix {
 };
 
 /* The windows over a packed tensor. A row is an output position of the convolution; a unit is a tap and eight
- * channels. `windows` are those over the unpacked tensor, whose first taps belong to channel 0. */
+ * channels. `windows` describes the unpacked tensor. Its first taps, those of channel 0, give the offsets. */
 struct packed_windows {
     const uint16_t *values;
     struct windows windows;
@@ -64,8 +65,8 @@ struct packed_windows {
     }
 };
 
-/* Copies 16 bytes, or zeros if the unit is outside; `valid` is any address in the tensor. The copy goes
- * through L1, because the taps of a window read each position repeatedly, and neighbouring blocks read the
+/* Copies a unit, or writes zeros if it is outside; `valid` is any address in the tensor. The copy goes
+ * through L1, because windows overlap and read each position repeatedly, and neighbouring blocks read the
  * same weights. */
 static __device__ __forceinline__ void copy_unit(uint4 *to, const struct packed_row &row,
                                                  const struct packed_unit &unit, const uint16_t *valid,
@@ -79,13 +80,14 @@ static __device__ __forceinline__ void copy_unit(uint4 *to, const struct packed_
 
 /* ---- Global memory to tiles ---- */
 
-/* A thread's part: unit threadIdx.x % 4 of every four, in row threadIdx.x / 4 of every 32. By lines, rows in
- * memory are lines and units go along the depth; by depth, the reverse. Values that do not change from tile
- * to tile are kept. */
+/* A thread's part of copying a tile: unit threadIdx.x % 4 of every four, in row threadIdx.x / 4 of every 32.
+ * If the tile is stored by lines, a row in memory is a line, and its units run along the depth. If it is
+ * stored by depth, a row is a point, and its units run across lines. Values that are the same for all tiles
+ * are kept. */
 template <class Operand, bool BY_DEPTH, int EXTENT> struct packed_loader;
 
 template <class Operand, int EXTENT> struct packed_loader<Operand, false, EXTENT> {
-    typedef struct tensor_tile<as_bf16, false, EXTENT> tile; /* the same for every 16-bit format */
+    typedef struct tensor_tile<as_bf16, false, EXTENT> tile; /* every 16-bit format has the same tiles */
     static constexpr int COUNT = EXTENT / PACKED_ROWS;
 
     Operand operand;
@@ -140,9 +142,9 @@ template <class Operand, int EXTENT> struct packed_loader<Operand, true, EXTENT>
 
 /* ---- GEMM ---- */
 
-/* Both operands are by lines, or both by depth. PACKED_STAGES - 1 tiles are in flight while one is
- * multiplied. The barrier that makes a tile visible also ensures that all threads have finished with the
- * previous tile, whose buffer the next copies overwrite. */
+/* Both operands are stored by depth (BY_DEPTH), or both by lines. PACKED_STAGES - 1 tiles are in flight while
+ * one is multiplied. The barrier that makes a tile visible has a second purpose: after it, all threads have
+ * finished with the previous tile, so the next copies may overwrite its buffer. */
 template <class Format, bool BY_DEPTH, int ROWS, int COLUMNS, class Left, class Right, class Into>
 static __global__ void __launch_bounds__(TENSOR_THREADS, 4)
     packed_kernel(const Left left, const Right right, const Into into, float *slices, const struct gemm size)

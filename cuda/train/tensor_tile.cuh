@@ -1,5 +1,5 @@
-/* Tiles in shared memory, for both tensor core kernels: tensor_multiply.cuh, which gathers values from fp32
- * tensors, and tensor_packed.cuh, which copies packed tensors. */
+/* Tiles in shared memory, for both tensor core kernels. tensor_multiply.cuh gathers values from fp32 tensors;
+ * tensor_packed.cuh copies packed tensors. */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_TILE_CUH
 #define FDSL_CUDA_TRAIN_TENSOR_TILE_CUH
 
@@ -15,17 +15,18 @@
 
 /* ---- Tiles ---- */
 
-/* A tile of EXTENT lines, in units. By lines, a row is a line of TENSOR_UNITS units. By depth, a row is a
- * point of the depth, and its units hold adjacent lines. Rows are padded so that eight rows (or four rows of
- * words) can be read without bank conflicts. */
+/* A tile of EXTENT lines, in units. If it is stored by lines, a row is a line of TENSOR_UNITS units. If it is
+ * stored by depth, a row is a point of the depth, and its units hold adjacent lines. Rows are padded so that
+ * eight rows (or four rows of 32-bit words) can be read without bank conflicts. */
 template <class Format, bool BY_DEPTH, int EXTENT> struct tensor_tile {
     static constexpr int UNIT = Format::UNIT, DEPTH = TENSOR_UNITS * UNIT;
     static constexpr int ROW = BY_DEPTH ? EXTENT / UNIT + 8 / UNIT : TENSOR_UNITS + 1; /* in units */
     static constexpr int SIZE = (BY_DEPTH ? DEPTH : EXTENT) * ROW;
 
-    /* Loads the fragment for one mma: 16 lines from `line` on, two units of depth from `unit` on. Word 0 is
-     * lines 0 to 7 of the first unit, word 1 lines 8 to 15; words 2 and 3 are those of the second unit. This
-     * is a complete A fragment, or the B fragments of two groups of eight columns. */
+    /* Loads the fragment for one mma: the 16 lines that begin at `line`, and the two units of depth that
+     * begin at `unit`. For the first unit, word 0 has lines 0 to 7 and word 1 has lines 8 to 15. Words 2 and
+     * 3 have the same lines of the second unit. This is a complete A fragment, or the B fragments of two
+     * groups of eight columns. */
     static __device__ __forceinline__ void fragment(uint32_t word[4], const uint4 *tile, int line, int unit)
     {
         int lane = (int)threadIdx.x % 32;
@@ -44,8 +45,8 @@ template <class Format, bool BY_DEPTH, int EXTENT> struct tensor_tile {
 
 /* ---- Sums ---- */
 
-/* How warps divide a tile: two by two, or all four next to each other if the tile has few rows. Nearly square
- * parts need the fewest reads from shared memory. */
+/* How four warps divide a tile: two by two, or side by side if the tile has few rows. Nearly square parts
+ * need the fewest reads from shared memory. */
 template <int ROWS, int COLUMNS> struct tensor_share {
     static constexpr int WARPS_DOWN = ROWS < 64 ? 1 : 2;
     static constexpr int DOWN = ROWS / WARPS_DOWN, ACROSS = COLUMNS * WARPS_DOWN / TENSOR_WARPS;
@@ -85,8 +86,8 @@ static __device__ __forceinline__ void add_units(struct tensor_sums<DOWN, ACROSS
     }
 }
 
-/* Stores the sums. A lane has two adjacent values in each of two rows. Neighbouring lanes exchange a pair, so
- * that each has four adjacent values of one row. */
+/* Stores a warp's sums. A lane has two adjacent values in each of two rows. It exchanges one pair with its
+ * neighbour, so that each lane has four adjacent values of one row. */
 template <class Into, int DOWN, int ACROSS>
 static __device__ __forceinline__ void put_tensor_sums(const Into &into, const struct gemm &size,
                                                        const struct tensor_sums<DOWN, ACROSS> &sums,
@@ -110,7 +111,7 @@ static __device__ __forceinline__ void put_tensor_sums(const Into &into, const s
         }
 }
 
-/* Stores a block's sums in the output or, if the sum is split, in this block's slice. */
+/* Stores a block's sums in the output or, if sums are split into slices, in this block's slice. */
 template <class Share, class Into, int DOWN, int ACROSS>
 static __device__ __forceinline__ void put_block(const Into &into, float *slices, const struct gemm &size,
                                                  const struct tensor_sums<DOWN, ACROSS> &sums,
@@ -127,8 +128,8 @@ static __device__ __forceinline__ void put_block(const Into &into, float *slices
                     size, sums, row, column);
 }
 
-/* The grid of a GEMM in tiles of ROWS x COLUMNS, DEPTH deep; also sets size->slice. `held` is the number of
- * blocks per multiprocessor. */
+/* Returns the grid of a GEMM with tiles of ROWS x COLUMNS, DEPTH deep, and sets size->slice. `held` is the
+ * number of blocks per multiprocessor. */
 template <int ROWS, int COLUMNS, int DEPTH> static dim3 tensor_grid(struct gemm *size, uint32_t held)
 {
     dim3 grid((size->columns - 1) / COLUMNS + 1, (size->rows - 1) / ROWS + 1);

@@ -1,4 +1,4 @@
-/* The variants that use the engines of engine.cuh. */
+/* The variants of the engines in engine.cuh. */
 #include "train/variants.cuh"
 
 #include "train/cudnn.cuh"

@@ -1,4 +1,4 @@
-/* The variants that train or infer by an engine on the GPU. */
+/* Templates for the variants that train or infer with a GPU engine. */
 #ifndef FDSL_CUDA_TRAIN_VARIANTS_CUH
 #define FDSL_CUDA_TRAIN_VARIANTS_CUH
 
@@ -14,7 +14,7 @@ static enum status open_by(const struct resources *resources, const void *input,
     return OPEN(ENGINE, resources, input, state);
 }
 
-/* `own_architecture`: see struct variant. */
+/* `own_architecture`: the value of wants_own_architecture in struct variant. */
 template <const struct engine *ENGINE>
 static constexpr struct variant
 training_by(bool own_architecture = false,

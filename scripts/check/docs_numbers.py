@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares the numbers in the documentation with the rows that they come from, as listed in docs/numbers.txt.
 
-  scripts/check/docs_numbers.py [PAGE ...]   print each number that differs from its row, and each measurement without a row
-  scripts/check/docs_numbers.py --fix        update the numbers in the pages
+  scripts/check/docs_numbers.py [PAGE ...]   prints each number that differs from its row, and each measurement without a row
+  scripts/check/docs_numbers.py --fix        updates the numbers in the pages
 
   --root DIR        the project to check (default: this one)
   --reference DIR   the rows (default: results/reference in that project)
@@ -10,20 +10,21 @@
 Lines of docs/numbers.txt:
 
   page README.md                      the following lines are about this page
-  rows h200_synth res=512 dtype=u8   and about these rows: a file of the reference, and filters for all following values
-  | `omp` | 16 threads | {} | {} |    part of a line of the page, with {} for each number from a row and {_} for any
-      us(omp batch=32); rate(omp batch=32)     other number; below it, indented, the values in the same order. If the
-                                      same part appears twice, the second is for the second matching line.
-  other ## Floors: computed           a section, up to the next heading, whose numbers are not from rows, and the reason;
-  other: no rows are kept             without a heading, the whole page; with the beginning of a line, that line
+  rows h200_synth res=512 dtype=u8   the following values come from this file of the reference; the filters apply to all of them
+  | `omp` | 16 threads | {} | {} |    part of a line of the page: {} is a number from a row, {_} any other number. If this
+                                      part appears twice here, the second is for the second matching line of the page.
+      us(omp batch=32); rate(omp batch=32)     the values for {}, in the same order; indented
+  other ## Floors: computed           the numbers of this section, up to the next heading, are not from rows; with the reason
+  other FLOPs are counted: computed   the same for the lines that begin with these words
+  other: no rows are kept             the same for the whole page
 
 A value is arithmetic over FUNCTION(FILTER …). A filter is COLUMN=VALUE (or >=), or a variant; @FILE[,FILE] selects other files.
-A function is a column, or us, ms, rate (per item of a run) or images (per second, with a training step). If several rows
-match, the function must select: min.us, max.us, median.us, first.us, last.us, or count.us. Values are rounded to three
-significant digits; ~2 after a value means two digits, ~.1 one decimal, ~% one decimal below ten and none above.
+A function is a column; us or ms, the time per item; rate, items per second; or images, images per second while a training step
+runs. If several rows match, the function must select: min.us, max.us, median.us, first.us, last.us, or count.us. Values are
+rounded to three significant digits; ~2 after a value means two digits, ~.1 one decimal, ~% one decimal below ten and none above.
 crossing(FILTER …) is the step time at which generating and this kind of reading are equally fast (scripts/compare/break_even.sh).
 
-Exit status: 0 all agree, 1 some do not, 2 usage or an invalid file.
+Exit status: 0 all numbers agree, 1 some do not, 2 usage or an invalid file.
 """
 
 import argparse
@@ -72,7 +73,7 @@ class Reference:
 
 
 def filters_of(words):
-    """Returns complete filters: a single word is a variant; @FILE is not a filter."""
+    """Returns the filters in full: a single word becomes variant=WORD. Skips @FILE, which is not a filter."""
     return [word if "=" in word else f"variant={word}" for word in words if not word.startswith("@")]
 
 
@@ -97,7 +98,7 @@ def look_up(reference, scope, function, arguments):
     which, _, column = function.rpartition(".")
     if not rows or (len(rows) > 1 and not which):
         raise Failed(f"{len(rows)} rows of {files} fit '{' '.join(filters)}'"
-                     + ("; say which is meant: min, max, median, first or last" if rows else ""), 2)
+                     + ("; select one with min, max, median, first or last, as in min.us" if rows else ""), 2)
     def value(row):
         return COMPUTED[column](row) if column in COMPUTED else row[column] if row.get(column) not in (None, "") else None
     values = [float(found) for found in map(value, rows) if found is not None]
@@ -115,7 +116,7 @@ def crossing(reference, arguments):
     ratios = [(step, generating[step] / reading[step]) for step in sorted(generating) if step in reading]
     at = break_even.crossing(ratios, 1 + break_even.TIE)
     if at is None:
-        raise Failed(f"crossing({arguments}): one of the two is faster at every step", 2)
+        raise Failed(f"crossing({arguments}): no crossing: one of the two is faster at every step", 2)
     return at
 
 
@@ -158,7 +159,7 @@ class Binding:
 
 
 def read_bindings(path):
-    """{page: (bindings, [(beginning of a section or line, reason)])}"""
+    """Returns {page: (bindings, [(beginning of a section or line, reason)])}."""
     pages, page, scope, binding = {}, None, None, None
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         word, _, rest = line.partition(" ")
@@ -171,7 +172,7 @@ def read_bindings(path):
         elif word == "other" or line.startswith("other:"):
             what, _, reason = line[len("other"):].rpartition(": ")
             if not reason.strip():
-                raise Failed(f"{path}:{number}: say why after a colon", 2)
+                raise Failed(f"{path}:{number}: give the reason after a colon", 2)
             page[1].append((what.lstrip(": ").strip(), reason))
         elif line.startswith("    "):
             binding.values += [value.strip() for value in line.split(";") if value.strip()]
@@ -185,7 +186,7 @@ def read_bindings(path):
 
 
 class Page:
-    """A page with its bindings; `spans` are the numbers that are accounted for, by line."""
+    """A page; `spans` has, per line, the positions of the numbers that a binding covers."""
 
     def __init__(self, path, name):
         self.path, self.name = path, name
@@ -198,7 +199,7 @@ class Page:
         regex = re.compile(binding.regex())
         found = [(i, match) for i, line in enumerate(self.lines) for match in regex.finditer(line)]
         if len(found) != turns:
-            self.faults.append(f"{binding.where}: {len(found)} lines of {self.name} hold '{binding.pattern}', not {turns}")
+            self.faults.append(f"{binding.where}: {len(found)} lines of {self.name} contain '{binding.pattern}', expected {turns}")
             return
         i, match = found[turn]
         names = [name for name in match.groupdict() if name.startswith("n")]
@@ -213,7 +214,7 @@ class Page:
                 self.faults.append(f"{binding.where}: {expression}: {error}")
                 continue
             if match[name].replace(",", "") != right.replace(",", ""):
-                if "," not in match[name] and len(match[name].partition(".")[0]) > 3:  # this table writes thousands without separators
+                if "," not in match[name] and len(match[name].partition(".")[0]) > 3:  # the page writes this number without separators
                     right = right.replace(",", "")
                 self.wrong.append((i, match.span(name), right, expression))
 
@@ -223,7 +224,7 @@ class Page:
         self.path.write_text("\n".join(self.lines), "utf-8")
 
     def unbound(self, others):
-        """Returns (line, number) of measurements that are neither bound nor excused, and excuses that match nothing."""
+        """Returns (line, number) of each measurement without a binding or an `other` line, and the `other` lines that match nothing."""
         found, used, excuse, code = [], set(), None, False
         whole = [what for what, _ in others if not what]
         for i, line in enumerate(self.lines):
@@ -269,13 +270,13 @@ def check(given):
         texts = page.faults + [f"{name}:{i + 1}: {text} has no row in docs/numbers.txt" for i, text in found]
         texts += [f"docs/numbers.txt: no line of {name} begins with '{what}'" for what in unused]
         for i, (begin, end), right, expression in page.wrong:
-            texts.append(f"{name}:{i + 1}: {page.lines[i][begin:end]} is {right} by {expression}" + given.fix * ": written")
+            texts.append(f"{name}:{i + 1}: {page.lines[i][begin:end]} should be {right}, from {expression}" + given.fix * "; corrected")
         bad += len(texts) - given.fix * len(page.wrong)
         print("".join(text + "\n" for text in texts), end="")
         if given.fix and page.wrong:
             page.fix()
     if bad:
-        raise Failed(f"{bad} of the pages' numbers to bind or to correct (scripts/check/docs_numbers.py --help)", 1)
+        raise Failed(f"{bad} problems; see scripts/check/docs_numbers.py --help", 1)
 
 
 def main():

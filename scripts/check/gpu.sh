@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Verifies every variant over a grid of sizes on a machine with a GPU; with --sanitize, under
-# compute-sanitizer. Each variant runs with each value of each parameter, but not with all combinations of the
+# Verifies every synth variant over a grid of sizes on a machine with a GPU; with --sanitize, under
+# compute-sanitizer. Each variant runs with each value of each parameter, but not with every combination of the
 # largest values, because the oracle runs on the CPU.
 #
 #   scripts/check/gpu.sh [--sanitize] [--variant NAMES]
@@ -18,7 +18,7 @@ if ! grep -q 'bat  *available' <<<"$list"; then
     echo "check/gpu.sh: no CUDA variant runs here:$(grep '  bat ' <<<"$list")" >&2
     exit 4
 fi
-# All available variants; naive is added for sizes that take it less than a second.
+# All available variants except naive, which is added below for sizes that take it less than a second.
 variants=$(awk '/^[a-z]/ { synth = /^synth:/ } synth && $2 == "available" && $1 != "naive" { print $1 }' <<<"$list" | paste -sd,)
 sanitize=0
 while (($#)); do
@@ -82,7 +82,7 @@ grid='3 1 224 1
 300 77 16384 1
 - - 512 1500 --classes 3'
 
-# Output formats to check, at --res 512 unless a line gives another; for variants that support them.
+# Output formats, for the variants that support them; at the default --res 512 unless a line gives another.
 outputs='--dtype f16 --channels 3
 --dtype bf16 --channels 3 --layout nhwc --mean 0.5,0.4,0.3 --std 0.2,0.3,0.4
 --dtype f32 --out-res 224
@@ -108,11 +108,11 @@ alone() { # command: runs without other checks, because a step is calibrated
 
 quick=(--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0)
 if ((sanitize)); then
-    # Small sizes, because the tools slow kernels down a hundredfold. No CPU variants: only kernels matter
-    # here.
+    # Small sizes, because the tools slow kernels down a hundredfold. No CPU variants, because the tools check
+    # only kernels.
     variants=$(tr , '\n' <<<"$variants" | grep -v '^omp$' | paste -sd,)
-    # Only memcheck supports kernels that launch kernels; bat uses rng's kernels and gbase-device those of
-    # gbase. racecheck checks shared memory, which only fused uses.
+    # Only memcheck supports kernels that launch kernels. The other tools check the kernels of bat and
+    # gbase-device in rng and gbase. racecheck checks shared memory, which only fused uses.
     for tool in memcheck racecheck initcheck synccheck; do
         [[ $tool == memcheck ]] || variants=$(tr , '\n' <<<"$variants" | grep -Ev '^(bat|gbase-device)' | paste -sd,)
         sizes=('3 5 31 2' '257 33 225 7' '64 3 64 40') # vertices orbits res batch
@@ -123,8 +123,8 @@ if ((sanitize)); then
                 compute-sanitizer --tool "$tool" --error-exitcode 9 \
                 "$bench" --variant "$variants" --verify "${quick[@]}" --vertices "$q" --orbits "$k" --res "$res" --batch "$batch"
         done
-        # Steps are long, because sanitizers slow down launches more than products. All tools except memcheck
-        # slow down products too much to calibrate a step.
+        # A long step, because the tools slow down launches more than the step's matrix product. All tools except
+        # memcheck slow down the product too much to calibrate a step; they check a real training step instead.
         consumed=(--vertices 64 --orbits 3 --compute 50)
         [[ $tool == memcheck ]] || consumed=(--classes 5 --compute train:logreg)
         alone check "$tool: consumed" compute-sanitizer --tool "$tool" --error-exitcode 9 \
@@ -145,7 +145,7 @@ else
         # shellcheck disable=SC2086
         check "$options" "$bench" --variant "$exact" --verify "${quick[@]}" --batch 9 $options
     done <<<"$outputs"
-    # Vertices that leave the image and return, and positions with accumulated rounding.
+    # Outlines whose vertices leave the image and come back, and positions with accumulated rounding errors.
     classes=$(mktemp)
     trap 'rm -f "$classes"' EXIT
     cat >"$classes" <<'END'
@@ -162,21 +162,21 @@ class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width
 END
     for res in 1 61 128 200; do
         for formula in uji visualatom; do
-            check "vertices that come back, $res^2, $formula" "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" \
+            check "vertices that leave the image and come back, $res^2, $formula" "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" \
                 --class "$classes" --batch 45 --res $res --formula $formula
         done
     done
-    check 'rounding adds up' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --vertices 16 --orbits 16165 \
+    check 'rounding errors that add up' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --vertices 16 --orbits 16165 \
         --noise 0 --line-width 0.0053791 --radius 0 --freq1 1 --freq2 1 --res 128 --instance 5200 --batch 256
     # An output pixel sums gray times res^2, so bright pixels of this size exceed 32 bits.
     check 'sums of bright pixels exceed 32 bits' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --batch 1 \
         --res 8192 --vertices 4096 --orbits 2000 --line-width 2 --out-res 4096
-    check 'closed forms' build/tests/gpu_exact
-    check 'batches that are learnt from' build/tests/gpu_batch
+    check 'closed forms against the definitions' build/tests/gpu_exact
+    check 'training on batches of other variants' build/tests/gpu_batch
     shards=$(mktemp -d)
     trap 'rm -rf "$classes" "$shards"' EXIT
     "$bench" --prepare "$shards/set" --store shards --shards 3 --samples 300 --sample-shape 3,8,8 --dtype u8 >/dev/null 2>&1 || true
-    check 'variants that stop when they are timed' build/tests/gpu_timed "$shards/set" # a build without xxHash reads nothing
+    check 'variants that stop working in timed runs' build/tests/gpu_timed "$shards/set" # there is no set in a build without xxHash
     for step_ms in 0.1 0.5 5 100; do
         alone check "consumed by a step of $step_ms ms" "$bench" --variant "$variants" --verify "${quick[@]}" --batch 9 --res 96 --compute $step_ms
     done
@@ -185,7 +185,7 @@ END
         alone check "$output: the loss falls" scripts/check/learning.py 4 "$bench" --variant fused,omp --classes 4 --res 64 --batch 64 --loops 300 \
             --warmups 0 --warmup-time 0 $output --compute train
     done
-    refuses() { # a batch that fits no device: exit status 2, and a message with its size
+    refuses() { # a batch that fits into no device: expects exit status 2 and a message with its size
         local output status=0
         output=$("$bench" --variant bat --batch 1000000 --res 2048 2>&1) || status=$?
         ((status == 2)) && grep -q 'needs .* GB of device memory, but .* GB are free' <<<"$output"

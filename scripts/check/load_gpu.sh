@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Verifies the GPU variants of load over odd sizes, on a machine with a GPU: every byte on the device, every
-# tensor value, every label, and that each sample is delivered once; also while a training step consumes the
-# batches. With --sanitize, under compute-sanitizer; this needs build/tests/gpu_batch from `make tests`.
+# tensor value, every label, and that each sample is delivered once. Also verifies them while a training step
+# consumes the batches. With --sanitize, under compute-sanitizer; this needs build/tests/gpu_batch from `make tests`.
 #
 #   scripts/check/load_gpu.sh [--sanitize] [--variant NAMES] [DIR]
 #
@@ -37,7 +37,7 @@ if [[ -z $dir ]]; then
 fi
 
 # shellcheck source=scripts/check/parallel.sh
-source scripts/check/parallel.sh # in parallel, because CUDA initialisation dominates each check
+source scripts/check/parallel.sh # checks run in parallel, because CUDA initialisation dominates each check
 breaks() { # variant, state of the page cache, command that breaks a shard, options ...
     local set shard
     set=$(mktemp -d "$dir/gone-XXXXXX") && cp "$dir"/odd-shards/* "$set"
@@ -78,7 +78,7 @@ make_sets() {
         make_set $layout odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8
         make_set $layout half 1 --samples 101 --sample-shape 1,1001 --dtype f16
         make_set $layout float 7 --samples 97 --sample-shape 129 --dtype f32
-        # From 64 KiB on, copies from pageable memory return before they end
+        # Members of 64 KiB: copies from pageable memory may return before the data has arrived
         make_set $layout middle 3 --samples 500 --sample-shape 65408 --dtype u8
         make_set $layout large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8
         make_set $layout several 200 --samples 200 --sample-shape 40 --dtype u8
@@ -112,13 +112,13 @@ fi
 
 if ((sanitize)); then
     # racecheck checks shared memory, initcheck uninitialised memory, synccheck barriers. All tools except
-    # memcheck slow down the product of --compute MS too much to calibrate a step, so it is checked
-    # separately.
+    # memcheck slow down the matrix product of --compute MS too much to calibrate a step. The last check of each
+    # tool therefore runs the product without calibration.
     for tool in memcheck racecheck initcheck synccheck; do
         runner=(compute-sanitizer --tool "$tool" --error-exitcode 9)
         [[ $tool != memcheck ]] || runner+=(--leak-check full)
         for variant in $variants; do
-            [[ $variant != gds ]] || continue # skip kernels and copies of the library
+            [[ $variant != gds ]] || continue # the tools would also check cuFile's kernels and copies
             for set in one odd half large several; do
                 verify "$variant" "$set" --batch 32 --threads 2 --chunk 64 --ring 2 --dtype f16
             done
@@ -128,7 +128,7 @@ if ((sanitize)); then
         done
         check "$tool: a step of a given length" "${runner[@]}" "$batches" --product
     done
-    # State after a failure
+    # Leaks and invalid accesses after a failure
     runner=(compute-sanitizer --tool memcheck --leak-check full --error-exitcode 9)
     if grep -qx shards-gpu <<<"$variants"; then
         delay_s=10 alone check 'memcheck: shards-gpu: a shard shrinks during a step' breaks shards-gpu any \
@@ -150,20 +150,20 @@ else
         done
         verify "$variant" odd --mean 0.5 --std 0.25 --dtype bf16
         verify "$variant" float --mean -3 --std 7 --dtype f32
-        # Batches are verified after a step has consumed them.
+        # --verify checks each batch after a step has consumed it.
         for threads in 1 3 16; do
             alone verify "$variant" odd --compute 1 --threads $threads --epochs 3 --batch 31
         done
-        # Small shuffle buffers: batch buffers are reused within and across epochs, and readers help each
-        # other.
+        # Small shuffle buffers, so that batch buffers are reused within and across epochs, and readers hand over
+        # batches of other readers.
         alone verify "$variant" odd --compute 1 --threads 3 --epochs 3 --batch 31 --shuffle 7 --chunk 8
         # More batch buffers than the consumer has events.
         alone verify "$variant" odd --compute 0.5 --threads 16 --epochs 3 --batch 1
         read -ra layouts < <(layouts_of "$variant")
         layout=${layouts[-1]}
-        alone check "$variant: steps and waits fill the time" scripts/check/learning.py 0 "$bench" --variant "$variant" \
+        alone check "$variant: steps and waits add up to the time" scripts/check/learning.py 0 "$bench" --variant "$variant" \
             --data "$dir/middle-$layout" --cache any --batch 32 --threads 4 --loops 20 --compute 1
-        # The training step learns from the batches and does not modify them.
+        # The training step learns from the batches and must not modify them.
         for dtype in raw bf16; do
             learn "$variant" taught --dtype $dtype
         done
@@ -188,20 +188,20 @@ else
         learn gpu-resident taught --dtype f16 --mean 0.5 --std 0.25
         learn gpu-resident taught --dtype f32
     fi
-    # Host loaders; no GPU variant is needed
+    # Training on batches of host loaders
     learn shards-omp taught --decode
     learn shards-omp pictures --decode
     learn shards-omp pictures --augment
     # Faults
-    check 'what has no classes teaches nothing' fails_with 2 'does not have exactly one label' "$bench" --variant shards-omp --decode \
+    check 'training on samples without classes is refused' fails_with 2 'does not have exactly one label' "$bench" --variant shards-omp --decode \
         --data "$dir/odd-shards" --compute train
     for variant in $variants; do
         [[ $variant == files-gpu ]] && continue
-        check "$variant: batches that do not fit" fails_with 2 'GB of device memory and' "$bench" --variant "$variant" \
+        check "$variant: batches that do not fit are refused" fails_with 2 'GB of device memory, but' "$bench" --variant "$variant" \
             --data "$dir/large-shards" --batch 1000000 --dtype f32 --cache any
         [[ $variant == gpu-resident ]] && continue
-        # A shard that disappears, and one that shrinks, during a run
-        check "$variant: a shard goes" breaks "$variant" any rm
+        # A shard that disappears or shrinks during a run
+        check "$variant: a shard disappears" breaks "$variant" any rm
         for cache in any warm; do
             check "$variant: a shard shrinks, $cache" breaks "$variant" $cache 'truncate -s 5000'
         done

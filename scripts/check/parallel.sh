@@ -1,16 +1,16 @@
 # shellcheck shell=bash
-# Runs checks in parallel, for scripts that verify variants (to be sourced). Prints one
-# line per check, the output of failed checks, and last "N passed, N failed". JOBS: parallel checks (default:
-# half of the processors, at most 8). ONLY=REGEX: run only the checks whose names match. LIMIT: time limit per
-# check in seconds (default 600); a check that hangs fails, and the others continue.
+# Runs checks in parallel. Scripts that verify variants source this file. Prints one line per check, the output of
+# failed checks, and last "N passed, N failed". JOBS: parallel checks (default: half of the processors, at most 8).
+# ONLY=REGEX: run only the checks whose names match. LIMIT: time limit per check in seconds (default 600); a check that
+# hangs fails, and the others continue.
 
 refuse() { # reason
     echo "${0##*scripts/}: $1" >&2
     exit 2
 }
 
-[[ ${JOBS:-1} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "JOBS=$JOBS: give a whole number from 1 to 9999, of checks at a time"
-[[ ${LIMIT:-1} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "LIMIT=$LIMIT: give a whole number from 1 to 9999, of seconds a check"
+[[ ${JOBS:-1} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "JOBS=$JOBS: give a whole number from 1 to 9999, the number of parallel checks"
+[[ ${LIMIT:-1} =~ ^[1-9][0-9]{0,3}$ ]] || refuse "LIMIT=$LIMIT: give a whole number from 1 to 9999, the seconds per check"
 matches=0 # status of =~; 2: not a regular expression
 [[ x =~ ${ONLY:-} ]] 2>/dev/null || matches=$?
 ((matches < 2)) || refuse "ONLY=$ONLY is not a regular expression"
@@ -18,23 +18,23 @@ checks_at_once=${JOBS:-$(($(nproc) < 16 ? ($(nproc) + 1) / 2 : 8))}
 check_limit_s=${LIMIT:-600}
 checks_log=$(mktemp)
 
-# Gives each check its share of the processors, unless OMP_NUM_THREADS is set. Threads of OpenMP wait actively at
-# barriers, so checks that together have more threads than processors take minutes.
+# Gives each check its share of the processors, unless OMP_NUM_THREADS is set. OpenMP threads spin at barriers. Parallel
+# checks with more threads than processors would therefore take minutes.
 share_processors() {
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((($(nproc) + checks_at_once - 1) / checks_at_once))}
 }
 
-kill_tree() { # kills a process, then its descendants; a separate process group would outlive an interrupted script
+kill_tree() { # pid: kills a process, then its descendants. No process groups: they would outlive an interrupted script
     local children=() child
     read -rd '' -a children < <(cat "/proc/$1/task/"*/children 2>/dev/null) || true # ends without a NUL
     kill -KILL "$1" 2>/dev/null || true                                             # it may have ended
     for child in "${children[@]}"; do kill_tree "$child"; done
 }
 
-# Checks ignore interrupts, like all background processes of a script.
+# Checks are background processes, which ignore interrupts, so this trap kills them.
 trap 'exec 2>/dev/null; for pid in $(jobs -rp); do kill_tree "$pid"; done; exit 130' INT TERM
 
-limited() { # command ...
+limited() { # command ...: fails if it takes longer than the limit
     local pid status=0
     "$@" &
     pid=$!
@@ -62,17 +62,17 @@ fails_with() { # exit status, words of the message, command ...
     shift 2
     output=$(timeout 120 "$@" 2>&1) || status=$?
     ((status == wanted)) && grep -q "$words" <<<"$output" && return
-    printf 'exit status %d where %d is right:\n%s\n' "$status" "$wanted" "$output"
+    printf 'exit status %d, expected %d:\n%s\n' "$status" "$wanted" "$output"
     return 1
 }
 
-conclude() { # status 1 if a check failed or there are none, 2 if ONLY matches none
+conclude() { # returns 1 if a check failed or none ran, 2 if ONLY matches no check
     local passed failed
     wait
     passed=$(grep -cE '^ok +[0-9]+ s  ' "$checks_log") || true
     failed=$(grep -cE '^FAILED +[0-9]+ s  ' "$checks_log") || true
     rm -f "$checks_log"
-    ((passed + failed > 0)) || [[ -z ${ONLY:-} ]] || refuse "ONLY=$ONLY matches the name of no check"
+    ((passed + failed > 0)) || [[ -z ${ONLY:-} ]] || refuse "ONLY=$ONLY matches no check"
     echo "$passed passed, $failed failed"
     ((failed == 0 && passed > 0))
 }

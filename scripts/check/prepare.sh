@@ -2,12 +2,12 @@
 # Checks that an export of VisualAtom images is bit-identical on 1 and on 4 ranks, and after repeated kills
 # and restarts.
 #
-#   scripts/check/prepare.sh DIR        DIR: a new or empty folder, 1 GB; it is emptied again
+#   scripts/check/prepare.sh DIR        DIR: a new or empty folder with 1 GB of space; it is empty again at the end
 #
 # Exports 10,000 images of 224 x 224 as PNG in 25 shards. Sends SIGKILL to all ranks at ten random times between the
-# first finished shard and the end, and restarts with the same command each time. Prints a table. Exit status 1 if a
+# first finished shard and the end, and restarts the same command each time. Prints a table. Exit status 1 if a
 # byte differs or a kill came too late, 4 without mpirun. Takes a few minutes. Environment: SAMPLES, SHARDS, RES,
-# KILLS, RANKS (4): other sizes; SEED: seed of the kill times (it is printed).
+# KILLS, RANKS (4): other sizes; SEED: seed of the kill times (the output names it).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
@@ -60,8 +60,8 @@ row "$several" never - "$verdict"
 
 for ranks in 1 "$several"; do
     moments='' kept=0
-    # Wait for this many finished shards, then for a random part of the time per shard. The last shards would
-    # end too soon.
+    # Each kill waits for a number of finished shards, then for a random part of the time per shard. The last
+    # shards are not used: the export could end before the kill.
     goals=$(for ((i = 0; i < kills; i++)); do echo $((1 + RANDOM % (shards - 2 * ranks))); done | sort -n)
     for goal in $goals; do
         start "$ranks" killed

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks GPU variants on a machine with a GPU: kernels launched by kernels draw the same images as those
-# launched by the host, rows have the time of each stage, profilers see ranges and kernels, and training on a
-# terminal gives the same weights in the same time as without one.
+# Checks GPU variants on a machine with a GPU. Kernels launched by kernels must draw the same images as kernels
+# launched by the host. Rows must have the time of each stage. Profilers must see ranges and kernels. Training
+# must give the same weights in the same time with and without a terminal.
 #
 #   scripts/check/profile_gpu.sh
 #
@@ -30,7 +30,7 @@ alone() { # command: runs without other checks, because it is timed
     "$@"
     wait
 }
-has() { # tool, what is skipped without it
+has() { # tool, the checks that are skipped without it
     command -v "$1" >/dev/null && return
     echo "skipped, because $1 is not installed: $2" >&2
     return 1
@@ -79,7 +79,7 @@ for variant in gbase gbase-device rng bat bat-reuse; do
     check "stages of $variant" stages $variant noise_s vertices_s painting_s
 done
 for variant in fused fused-graph; do check "stages of $variant" stages $variant noise_s painting_s; done
-same_digest() { # the images after timing the stages are those of naive
+same_digest() { # after timing the stages, the images must be those of naive
     local variant
     for variant in naive fused fused-graph; do
         "$bench" --variant $variant "${quick[@]}" --batch 5 --res 224 --format csv >"$work/digest-$variant.csv" || return
@@ -89,14 +89,14 @@ same_digest() { # the images after timing the stages are those of naive
             { echo "the digest of $variant differs from naive's" && return 1; }
     done
 }
-check 'stages do not change the images' same_digest
+check 'timing the stages does not change the images' same_digest
 
 # ---- Profilers ----
 
 profiled() { # words that the tables must contain, arguments of scripts/sweep/profile.sh ...
     local words=$1 output word
     output=$(scripts/sweep/profile.sh --launches 150 "${@:2}" 2>&1) || { echo "$output" && return 1; }
-    for word in $words; do grep -q "^[^ ]*$word " <<<"$output" || { echo "no line of '$word' in:" && echo "$output" && return 1; }; done
+    for word in $words; do grep -q "^[^ ]*$word " <<<"$output" || { echo "no line for '$word' in:" && echo "$output" && return 1; }; done
 }
 if scripts/sweep/profile.sh fused "${quick[@]}" --batch 2 --res 32 >"$work/profile" 2>&1; then
     check 'profile: gbase' profiled 'noise_kernel vertex_kernel paint_kernel noise vertices painting' gbase --batch 2 --res 64
@@ -127,8 +127,8 @@ if has script 'training on a terminal'; then
         cmp "$work/alone-$1" "$work/seen-$1" || return
         grep -q "$1: epoch [12] of 2, step [0-9]* of 5000, loss" <<<"$said" || { echo "no progress in: $said" && return 1; }
     }
-    check 'train-cuda learns the same on a terminal' same_weights train-cuda lenet
-    check 'train-graph learns the same on a terminal' same_weights train-graph cnn
+    check 'train-cuda gives the same weights on a terminal' same_weights train-cuda lenet
+    check 'train-graph gives the same weights on a terminal' same_weights train-graph cnn
     same_time() { # variant, model: medians over epochs, within 5 %
         local run=("$bench" --variant "$1" --model "$2" --data digits --train-size 40000 --test-size 100 --batch 256 --epochs 15)
         "${run[@]}" --out "$work/alone-$1.csv" >/dev/null && on_terminal "${run[@]}" --out "$work/seen-$1.csv" >/dev/null || return

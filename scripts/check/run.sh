@@ -3,11 +3,11 @@
 #
 #   scripts/check/run.sh BUILD SAN      SAN=1: a build with ASan and UBSan
 #
-#   JOBS=N        suites at a time; default: one per core
-#   ONLY=REGEX    only the suites whose names match (lint: the linters)
+#   JOBS=N        number of parallel suites; default: one per core
+#   ONLY=REGEX    runs only the suites whose names match (the linters are the suite lint)
 #
-# Prints one line per suite, the output of those that failed, and last "N passed, N failed" over all tests. Exit status 1
-# if anything failed.
+# Prints one line per suite, the output of failed suites, and last "N passed, N failed" over all tests. Exit status 1 if
+# anything failed.
 set -uo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.." || exit
@@ -24,7 +24,7 @@ trap 'rm -f "$counts" "$counts.checks" "$lints"' EXIT
 export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0"
 export UBSAN_OPTIONS=print_stacktrace=1
 
-# The longest suites run first, so that the last ones to end are short.
+# The longest suites start first, so that no long suite runs alone at the end.
 longest_first=(test_figures test_train_cli test_train_omp test_mpi test_prepare test_break_even test_train_net test_sweep
     test_figures_load test_load test_live test_report test_docs)
 
@@ -36,7 +36,7 @@ run_suite() # program
     # [====] Synthesis: Tested: 12 | Passing: 12 | Failing: 0 | Crashing: 0
     read -r passed failed < <(sed -n 's/.*Tested: \([0-9]*\) | Passing: \([0-9]*\) .*/\1 \2/p' "$log" |
         awk 'END { print $2, $1 - $2 }')
-    # Criterion passes a test whose process leaks, so look for reports of the sanitizers.
+    # Criterion counts a test as passed even if its process leaks, so look for reports of the sanitizers.
     if ((san)) && grep -q 'ERROR: .*Sanitizer\|runtime error:' "$log"; then status=1 failed=$((${failed:-0} + 1)); fi
     ((status == 0)) || { ((${failed:-0} > 0)) || failed=1; }
     echo "${passed:-0} ${failed:-0}" >>"$counts"
@@ -64,7 +64,7 @@ for suite in $(list_suites); do
 done
 conclude >"$counts.checks" || true
 grep '^  skipped' "$lints"
-# A suite that did not end has no counts: it is one failure.
+# A suite that did not end wrote no counts; it counts as one failure.
 awk 'FILENAME ~ /checks$/ { unended = $3; next }
     { passed += $1; failed += $2; unended -= $2 > 0 }
     END { failed += unended; printf "%d passed, %d failed\n", passed, failed; exit failed || !passed }' \

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Verifies the trainers on a machine with a GPU: every kernel and every network against the oracle over odd
 # sizes, losses of 50 steps, bit-identical results of repeated and resumed runs, live samples, and checkpoints
-# across variants. With --sanitize, runs every kernel under compute-sanitizer. With --engine, checks
-# train-tf32, train-bf16 or train-amp, including their products bit for bit; live samples, cuDNN and graphs
-# are checked with train-cuda only.
+# across variants. With --sanitize, runs every kernel under compute-sanitizer. --engine selects train-tf32,
+# train-bf16 or train-amp instead of train-cuda; then it also checks their gemms bit for bit. Kernels of live samples,
+# cuDNN and train-graph are checked only with train-cuda.
 #
 #   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp] [--sanitize]
 #
@@ -43,7 +43,7 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # shellcheck source=scripts/check/parallel.sh
-source scripts/check/parallel.sh # side by side, as most of each check is the start of CUDA or the oracle, which has one thread
+source scripts/check/parallel.sh # in parallel: most time goes to CUDA initialisation and the single-threaded oracle
 share_processors
 
 if ((sanitize)); then
@@ -54,7 +54,7 @@ if ((sanitize)); then
         if [[ $engine == cuda ]]; then
             check "$tool: live samples" compute-sanitizer --tool "$tool" --error-exitcode 9 "$live" --short
         else
-            check "$tool: products" compute-sanitizer --tool "$tool" --error-exitcode 9 "$products" --short
+            check "$tool: gemms" compute-sanitizer --tool "$tool" --error-exitcode 9 "$products" --short
         fi
         check "$tool: an epoch, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant "train-$engine" --data digits --train-size 20 --test-size 9 --batch 7 --epochs 1 \
@@ -64,11 +64,12 @@ if ((sanitize)); then
         check "$tool: train-graph: a long graph, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant train-graph --model cnn --data digits --train-size 75 --test-size 9 --batch 2 --epochs 1 \
             --shift 2 --flip --checkpoint "$work/$tool-graph"
-        # With more than 128 samples per batch, blocks process a second sample and a second stage of rows. The last batch has 6.
+        # With more than 128 samples per batch, blocks process a second sample and a second stage of rows. The last
+        # batch has 6 samples.
         check "$tool: train-graph: a batch of 129, and a short one" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant train-graph --model cnn --data digits --train-size 135 --test-size 9 --batch 129 --epochs 1
     done
-    wait # for the checkpoints
+    wait # the next checks read the checkpoints
     for tool in memcheck racecheck initcheck synccheck; do
         check "$tool: inference" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$bench" --variant infer-cuda --data digits --train-size 20 --test-size 9 --batch 4 \
@@ -87,10 +88,10 @@ for net in $nets; do
     check "against the oracle: $net" "$kernels" --engine "$engine" "$net"
 done
 
-[[ $engine != cuda ]] || check 'live samples: their bits, their order on two streams, the same training' "$live"
+[[ $engine != cuda ]] || check 'live samples: their bits, their order on two streams, the same weights' "$live"
 
-# model data batch train-size extra options; 50 steps, over several epochs if they are short. The network must
-# not memorise the samples: the remaining loss would be rounding error.
+# model data batch train-size extra options. Each line trains 50 steps, over several epochs if they are short. The
+# network must not memorise the samples: the remaining loss would be rounding error.
 grid='logreg digits 1 60
 logreg digits 257 700 --optimizer sgd --lr 0.01
 lenet digits 1 60 --optimizer sgd --lr 0.001
@@ -110,14 +111,14 @@ while read -r model data batch size extra; do
         --verify-steps 50 --model "$model" --data "$data" --batch "$batch" --train-size "$size" \
         --test-size "$batch" --epochs 1 $extra
 done <<<"$grid"
-[[ $engine == cuda ]] || check 'products of tensor cores, bit for bit' "$products"
+[[ $engine == cuda ]] || check 'gemms on tensor cores, bit for bit' "$products"
 
 cudnn() {
     if ! grep -q 'train-cudnn  *available' <<<"$list"; then
         echo "skipped train-cudnn:$(grep ' train-cudnn ' <<<"$list")"
         return
     fi
-    # Odd kernel and image sizes, a partial last batch, volumes; then bit-identical results of two runs.
+    # Odd kernel and image sizes, a partial last batch, 3-D convolutions; then bit-identical results of two runs.
     while read -r model data batch size extra; do
         # shellcheck disable=SC2086  # several words on purpose
         check "cuDNN: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
@@ -140,11 +141,11 @@ same_weights() { # two runs of three epochs, and one that stops after the first 
         cmp "$work/one" "$work/two" && cmp "$work/one" "$work/three"
 }
 check 'the same seed gives the same weights, resumed or not' same_weights
-latest() { # prints the latest checkpoint in a folder, or a fixed word if there is none
+latest() { # folder: prints its latest checkpoint, or the pattern itself if there is none
     local all=("$1"/*.ckpt)
     echo "${all[-1]}"
 }
-killed_at_any_moment() { # variant, model, epochs, kills: each up to 0.2 s after the first checkpoint since the last kill
+killed_at_any_moment() { # variant, model, epochs, kills: each kill comes up to 0.2 s after the first checkpoint of its run
     local run=("$bench" --variant "$1" --model "$2" --data digits --train-size 2000 --test-size 100 --batch 64 --shift 2
         --epochs "$3") folder=$work/killed-$1 kills=$4 before pid status
     "${run[@]}" --export "$folder-whole" || return
@@ -160,30 +161,30 @@ killed_at_any_moment() { # variant, model, epochs, kills: each up to 0.2 s after
     done
     "${run[@]}" --checkpoint "$folder" --resume --export "$folder-parts" && cmp "$folder-whole" "$folder-parts"
 }
-check "train-$engine, killed five times while it trains, comes to the same weights" \
+check "train-$engine, killed five times during training, gives the same weights" \
     killed_at_any_moment "train-$engine" lenet 300 5
 synth=("$bench" --variant "train-$engine" --model lenet --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
-same_images() { # live, stored, and stored continued live
+same_images() { # a live run, a stored run, and a stored run that continues live
     "${synth[@]}" 2 --export "$work/live" && "${synth[@]}" 2 --feed stored --export "$work/stored" &&
         "${synth[@]}" 1 --feed stored --checkpoint "$work/mixed" &&
         "${synth[@]}" 2 --checkpoint "$work/mixed" --resume --export "$work/resumed" &&
         cmp "$work/live" "$work/stored" && cmp "$work/live" "$work/resumed"
 }
 check 'live and stored samples give the same weights' same_images
-wait # for that checkpoint
+wait # the next check reads a checkpoint of the checks above
 check "infer-cuda from train-$engine's checkpoint" "$bench" --variant infer-cuda --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
-goes_on() { # from the checkpoint of another variant
+goes_on() { # continues from the checkpoint of another variant
     "$bench" --variant train-naive --model lenet --data digits --train-size 100 --epochs 1 --checkpoint "$work/naive" &&
         "$bench" --variant "train-$engine" --model lenet --data digits --train-size 100 --epochs 2 --resume --checkpoint "$work/naive" &&
         "$bench" --variant infer-naive,infer-cuda --verify --data digits --test-size 70 --checkpoint "$work/naive" \
             --batch 7 --min-samples 1 --min-time 0 --max-time 0
 }
-check "train-$engine goes on from train-naive's checkpoint" goes_on
+check "train-$engine continues from train-naive's checkpoint" goes_on
 check 'a NaN loss stops training, with its step and layer' fails_with 1 \
     'epoch 1, step [0-9]* of 4: the loss is not finite; [a-z 0-9]* is the first' \
     "$bench" --variant "train-$engine" --model lenet --data digits --train-size 256 --optimizer sgd --lr 100000
-# More values in a layer than kernels can number
+# A layer of 2^31 values or more
 check 'a batch that is too large is refused' fails_with 2 'lower --batch to 58254' \
     "$bench" --variant "train-$engine" --model cnn --data digits --train-size 59000 --batch 59000
 if [[ $engine != cuda ]]; then
@@ -192,7 +193,7 @@ if [[ $engine != cuda ]]; then
 fi
 
 # ---- train-graph, infer-graph ----
-graph_cases() { # side by side, as the oracle is slow
+graph_cases() { # in parallel, because the oracle is slow
     seq "$("$graph_kernels" --count)" | xargs -P "$(nproc)" -n 1 "$graph_kernels"
 }
 check 'train-graph against the oracle, and planted faults' graph_cases
@@ -206,9 +207,9 @@ same_graph_weights() { # two runs of three epochs, and one that stops after the 
         cmp "$work/seven" "$work/eight" && cmp "$work/seven" "$work/nine"
 }
 check 'train-graph: the same seed gives the same weights, resumed or not' same_graph_weights
-check 'train-graph, killed five times while it trains, comes to the same weights' \
+check 'train-graph, killed five times during training, gives the same weights' \
     killed_at_any_moment train-graph cnn 150 5
-wait # for that checkpoint
+wait # the next check reads a checkpoint of the checks above
 check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --variant infer-graph,infer-cuda --verify \
     --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0
 check 'train-graph refuses another network' fails_with 2 'train-cuda supports all models' \

@@ -1,27 +1,34 @@
 #!/usr/bin/env bash
-# Compares generating and reading of images: generates images as fast as possible, and reads the same images
+# Compares generating images with reading them. Generates images as fast as possible, and reads the same images
 # from files and from shards, while training steps of several durations run on the GPU. Prints which is faster
-# at which step time, and how much disk space generating saves.
+# for each step time, and how much disk space generating saves.
 #
 #   scripts/compare/break_even.sh DIR FILE [TABLE]
 #
-# DIR is a folder on the disk to measure and receives the images: 1.6 GB by default. It also keeps finished rows, so
-# an interrupted run can continue. Rows go to FILE_synth.csv and FILE_load.csv (with FILE results/break_even, make
-# plots draws them). On a GPU, monitor samples of files-gpu and shards-gpu go to FILE_monitor.csv, and the rows of
-# those runs, which are not part of the comparison, to FILE_loaders.csv. TABLE (configs/sweep_break_even.tsv) is a
-# table for scripts/sweep/run.sh with the columns variant, batch, res, classes and compute: the generators, and the steps
-# in milliseconds (-: no step). Readers use the same batch, res and classes. Cold reads need root. Without a GPU, only
-# rates without a step are compared.
+# DIR is a folder on the disk to measure. The images are written there: 1.6 GB by default. DIR also keeps finished
+# rows, so that the same command continues an interrupted run.
+#
+# Rows go to FILE_synth.csv and FILE_load.csv. If FILE is results/break_even, `make plots` draws them. On a GPU, the
+# monitor records separate runs of files-gpu and shards-gpu: samples go to FILE_monitor.csv, rows to FILE_loaders.csv.
+# These rows are not part of the comparison.
+#
+# TABLE (configs/sweep_break_even.tsv) is a table for scripts/sweep/run.sh with the columns variant, batch, res,
+# classes and compute. It lists the generators, and the durations of steps in milliseconds (-: no step). Readers use
+# the same batch, res and classes. Cold reads need root. Without a GPU, only rates without a step are compared.
 #
 # The work is equal: readers and generators deliver bytes, and all batches are full. A step on a partial batch
 # takes as long as on a full one, so partial batches would make readers seem slower. The number of images is
 # therefore a multiple of threads x batch. The shuffle buffer is an eighth of a thread's share, so that the
-# first batch does not wait for the whole share.
+# first batch does not wait for the whole share. The script takes about fifteen minutes.
 #
-# Environment: SAMPLES (10000), minimum number of images to read; TIME (3), maximum seconds per row of reading;
-# MIN_SAMPLES (6), minimum runs per row, of four epochs each if warm; READERS (all), any of files, files-omp,
-# files-gpu, shards, shards-omp, shards-gpu, gpu-resident and png; CACHES (both, if cold is possible), warm and cold;
-# WATCH, empty: no monitor; FDSL_BENCH (./fdsl-bench), the program. Takes about fifteen minutes.
+# Environment (defaults in parentheses):
+#   SAMPLES (10000)             minimum number of images to read
+#   TIME (3)                    maximum seconds per row of reading
+#   MIN_SAMPLES (6)             minimum number of runs per row; a warm run has four epochs
+#   READERS (all)               any of files, files-omp, files-gpu, shards, shards-omp, shards-gpu, gpu-resident, png
+#   CACHES (both if possible)   warm, cold
+#   WATCH (yes)                 empty: no monitor
+#   FDSL_BENCH (./fdsl-bench)   the program
 #
 # Exit status: 0 done, 1 something failed, 2 usage, 4 no generator is available.
 set -euo pipefail
@@ -35,7 +42,7 @@ min_samples=${MIN_SAMPLES:-6}
 read -ra wanted <<<"${READERS:-files files-omp files-gpu shards shards-omp shards-gpu gpu-resident png}"
 read -ra wanted_caches <<<"${CACHES:-warm cold}"
 watched=${WATCH-yes}
-epochs=4 # per warm run: several, because a reader may have to wait for the first batch of an epoch
+epochs=4 # per warm run; several, to average over the wait for the first batch of an epoch
 
 note() { printf 'break_even.sh: %s\n' "$1" >&2; }
 die() { # exit status, text
@@ -62,19 +69,19 @@ table=${3:-$root/configs/sweep_break_even.tsv}
 
 # ---- The table ----
 
-keep() { # word, words: succeeds if the word is one of them
+keep() { # word, words: succeeds if `word` is one of `words`
     local word
     for word in "${@:2}"; do [[ $word != "$1" ]] || return 0; done
     return 1
 }
 
-column() { # name: its values, each once
+column() { # name: prints the distinct values of this column
     awk -F'\t' -v name="$1" '/^[[:blank:]]*(#|$)/ { next }
         !at { for (i = 1; i <= NF; i++) if ($i == name) at = i; if (!at) exit; next }
         !seen[$at]++ { print $at }' "$table"
 }
 
-one_value() { # name
+one_value() { # name: prints the value of this column, which all lines must share
     local values
     mapfile -t values < <(column "$1")
     ((${#values[@]} == 1)) || die 2 "$table: column '$1' has ${#values[@]} values; all lines must agree, or images differ"
@@ -89,7 +96,7 @@ mapfile -t steps < <(column compute)
 # ---- What this machine has ----
 
 list=$("$bench" --list)
-available() { # variant; if unavailable, prints the reason once
+available() { # variant: succeeds if it is available, otherwise prints the reason
     local state
     state=$(awk -v name="$1" '$1 == name { $1 = ""; print substr($0, 2) }' <<<"$list")
     [[ $state != available ]] || return 0
@@ -129,7 +136,7 @@ prepare() { # name, options ...
 
 prepare files --store files --encode npy
 prepare shards --store shards --shards $shards --encode npy
-# Compressed once, decoded in every epoch; needs libpng.
+# PNG images are compressed once and decoded in every epoch. This needs libpng.
 png=''
 ! keep png "${wanted[@]}" || png=yes
 [[ ! $png ]] || prepare png --store shards --shards $shards --encode png || { png='' && note 'PNG is skipped'; }
@@ -149,7 +156,7 @@ fi
 
 # ---- Two tables for scripts/sweep/run.sh ----
 
-# Prints the lines that this machine can run.
+# Prints the lines of the table that this machine can run.
 generating_table() {
     local line fields at=() i kept
     while IFS= read -r line; do
@@ -169,7 +176,7 @@ reading_lines() { # variant, set, cache, decode
     local step dtype=- window=$shuffle runs=$epochs warmups=1
     [[ $1 != *gpu* ]] || dtype=raw
     [[ $1 != files* && $1 != gpu-resident ]] || window=- # these shuffle globally
-    [[ $3 == warm ]] || runs=- warmups=0 # evicted before each run, so no warm-up
+    [[ $3 == warm ]] || runs=- warmups=0 # the page cache is emptied before each run, so a warm-up has no effect
     for step in "${steps[@]}"; do
         printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\tyes\t%s\t%s\t%s\n' "$1" "$dir/$2" "$3" "$batch" "$threads" \
             "$window" "$runs" "$dtype" "$4" "$step" "$warmups" "$min_samples" "$max_time_s"
@@ -183,7 +190,7 @@ reading_table() {
         for cache in "${caches[@]}"; do
             keep "$variant" "${wanted[@]}" || continue # shards-omp may be needed for PNG only
             case $variant:$cache in
-            gpu-resident:cold) ;; # a set in GPU memory is read only once
+            gpu-resident:cold) ;; # gpu-resident reads the files only once, before the timing
             files*) reading_lines "$variant" files "$cache" - ;;
             *) reading_lines "$variant" shards "$cache" - ;;
             esac
@@ -199,8 +206,8 @@ sweep() { # name of the table, destination of its rows
     cp "$dir/rows/sweep_$1.csv" "$2.part" && mv "$2.part" "$2"
 }
 
-# Monitors files-gpu and shards-gpu with the same step, long enough for a figure. The rows go to a separate
-# file, because runs of a different length are not part of the comparison.
+# Monitors runs of files-gpu and shards-gpu with a step of 5 ms that are long enough for a figure. Their rows go to
+# a separate file, because they are not part of the comparison.
 watch() {
     local variant
     keep files-gpu "${readers[@]}" && keep shards-gpu "${readers[@]}" || return 0

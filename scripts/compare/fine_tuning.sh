@@ -1,13 +1,20 @@
 #!/usr/bin/env bash
-# Pre-trains cnn-fdsl on VisualAtom images, fine-tunes it on MNIST, and trains it from scratch for comparison:
-# the rows of the figure fine_tuning.
+# Pre-trains cnn-fdsl on VisualAtom images, fine-tunes it on MNIST, and trains it from scratch for comparison.
+# This measures the rows of the figure fine_tuning.
 #
-#   scripts/compare/fine_tuning.sh DIR FILE     DIR: the four files of MNIST; FILE: the CSV that rows are appended to
+#   scripts/compare/fine_tuning.sh DIR FILE     DIR: a folder with MNIST's four files; FILE: appends rows to this CSV
 #
-# Environment: VARIANT (train-cuda, or train-omp without a GPU); for pre-training, CLASSES (1000), IMAGES per class
-# (110, a tenth of them for tests) and EPOCHS (10); for fine-tuning, SIZES of the training set (1000 60000) and SEEDS
-# (0 1 2). PRE: a folder with a checkpoint that replaces the pre-training. Training from scratch uses the same epochs,
-# batch, learning rate and seeds.
+# Environment (defaults in parentheses):
+#   VARIANT (train-cuda)    without a GPU, use train-omp
+#   CLASSES (1000)          pre-training: number of classes
+#   IMAGES (110)            pre-training: images per class; a tenth of them are for tests
+#   EPOCHS (10)             pre-training: number of epochs
+#   PRE                     a folder with a checkpoint to use instead of the pre-training
+#   SIZES (1000 60000)      fine-tuning: sizes of the training set
+#   SEEDS (0 1 2)           fine-tuning: seeds
+#   FDSL_BENCH              the program (default: ./fdsl-bench of this project)
+#
+# Training from scratch uses the same epochs, batch, learning rate and seeds as fine-tuning.
 #
 # Exit status: 0 done, 1 something failed, 2 usage, 4 the variant cannot run here.
 set -euo pipefail
@@ -16,7 +23,7 @@ set -euo pipefail
 data=$1 out=$2
 bench=${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}
 variant=${VARIANT:-train-cuda} classes=${CLASSES:-1000}
-# Check the variant and the data first, because generating images takes long and the data is needed last.
+# Check the variant and the data first, because generating images takes long, and the data are needed only after that.
 "$bench" --variant "$variant" --model cnn-fdsl --data "$data" --train-size 1 --test-size 1 --batch 1 --dry-run || {
     status=$?
     ((status != 4)) || echo 'fine_tuning.sh: choose another variant, for example VARIANT=train-omp' >&2
@@ -29,7 +36,8 @@ train() {
     "$bench" --variant "$variant" --model cnn-fdsl --lr-schedule cosine --lr-warmup 0.5 --out "$out" "$@"
 }
 
-# Lengths of an atom are in pixels: at 64 x 64 most of it would be outside. So draw at 224 x 224 and shrink.
+# The lengths of an atom are in pixels, so at 64 x 64 most of the atom would be outside the image. Therefore draw
+# at 224 x 224 and shrink.
 if [[ ! ${PRE-} ]]; then
     PRE=$work/pre
     "$bench" --prepare "$work/atoms" --from synth --classes "$classes" --samples $((classes * ${IMAGES:-110})) \
@@ -37,7 +45,7 @@ if [[ ! ${PRE-} ]]; then
     train --data "$work/atoms" --batch 256 --epochs "${EPOCHS:-10}" --lr 0.002 --checkpoint "$PRE"
 fi
 for size in ${SIZES:-1000 60000}; do
-    epochs=$((size < 20000 ? 40 : 4)) # enough for either way to end
+    epochs=$((size < 20000 ? 40 : 4)) # enough for both ways of training to converge
     for seed in ${SEEDS:-0 1 2}; do
         for init in '' "$PRE"; do
             train --data "$data" --train-size "$size" --batch 50 --epochs $epochs --lr 0.001 --seed "$seed" \

@@ -1,20 +1,26 @@
 #!/usr/bin/env bash
-# Compares cold reads with fio, the standard storage benchmark: the same shards on one device, O_DIRECT,
-# io_uring, registered buffers, the same block size and depth, in order. fio and `fdsl-bench --variant
-# shards-uring --cache cold` alternate. Each round has one run that does not count (a hypervisor may cache
-# reads of its guests), then the median of three; the page cache is dropped before each run. Each program
-# measures its own bandwidth over the same bytes, including tar headers. Both use huge pages for buffers if
-# available (fio through glibc 2.35 or newer): with small pages, requests of 1 MiB reach the device in pieces,
-# and fio is slower.
+# Compares cold reads of `fdsl-bench --variant shards-uring` with fio, the standard storage benchmark. Both read
+# the same shards in order, with O_DIRECT, io_uring, registered buffers, and the same block size and I/O depth.
+# Each round runs both programs, in alternating order. The first run of a program does not count, because a
+# hypervisor may cache reads of its guests; the median of the next three runs does. The page cache is empty at
+# the start of each run. Each program measures its own bandwidth over the same bytes, including tar headers.
+#
+# Both use huge pages for buffers if available (fio through glibc 2.35 or newer). With small pages, requests of
+# 1 MiB reach the device in pieces, and fio is slower.
 #
 #   scripts/compare/fio.sh DIR [ROUNDS]     DIR: shards from --prepare; ROUNDS: default 5. Needs root.
 #
-# Environment: BLOCK (1024), KiB per read; IODEPTH (32), reads in flight; CPU (0), the core for both programs; SHARE
-# (0.90), minimum share of fio's bandwidth. In every run, the kernel's counters must show that the bytes were read
-# from the device: for the process and, if the file system has its own block device, for that device.
+# Environment (defaults in parentheses):
+#   BLOCK (1024)    KiB per read
+#   IODEPTH (32)    reads in flight
+#   CPU (0)         the core for both programs
+#   SHARE (0.90)    minimum bandwidth of fdsl-bench as a share of fio's
 #
-# Exit status: 0 if the median reaches SHARE, 1 if not or if bytes were not read from the device, 2 usage, 4 without
-# root or fio.
+# In every run, the kernel's counters must show that the bytes were read from the device. The counters are those of
+# the process and, if the file system has its own block device, of that device.
+#
+# Exit status: 0 the median reaches SHARE, 1 it does not, or bytes were not read from the device, 2 usage, 4 no root
+# or no fio.
 set -euo pipefail
 
 fail() { # status, message
@@ -28,7 +34,7 @@ rounds=${2:-5}
 [[ $dir && $rounds =~ ^[1-9][0-9]*$ ]] || fail 2 'usage: scripts/compare/fio.sh DIR [ROUNDS]'
 shopt -s nullglob inherit_errexit
 shards=("$dir"/*.tar)
-((${#shards[@]})) || fail 2 "$dir holds no shards; fdsl-bench --prepare $dir --store shards makes some"
+((${#shards[@]})) || fail 2 "$dir holds no shards; fdsl-bench --prepare $dir --store shards writes some"
 [[ $dir != *:* ]] || fail 2 "fio parts names at colons; give another path than $dir"
 command -v fio >/dev/null || fail 4 'no fio (apt install fio)'
 ((EUID == 0)) || fail 4 'dropping the page cache takes root'
@@ -44,11 +50,11 @@ drop() {
     sync
     echo 3 >/proc/sys/vm/drop_caches
 }
-device_bytes() { # prints the bytes read by the device so far; nothing if unknown
+device_bytes() { # prints the number of bytes read from the device so far; nothing if unknown
     [[ ! -r $device ]] || awk '{ printf "%.0f", 512 * $3 }' "$device"
 }
 
-# Both functions print "bytes per second, bytes read by the process, bytes read from the device" of a run.
+# run_fio and run_ours print "bytes per second, bytes read by the process, bytes read from the device" of a run.
 fio_once() {
     local before files
     files=$(IFS=: && echo "${shards[*]}")
@@ -100,14 +106,14 @@ done
 python3 - "$work/turns" "$bytes" "$known" "$share" <<END
 import collections, statistics, sys
 turns, total, known, least = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
-blocks = ${#shards[@]} * 1024 * $block  # fio leaves out those that are not full
+blocks = ${#shards[@]} * 1024 * $block  # fio skips a partial block at the end of each shard
 rounds, missing = collections.defaultdict(dict), []
 for line in open(turns):
     number, who, rate, process, device = line.split()
     rounds[int(number)][who] = float(rate)
-    # The zero blocks at the end of a shard belong to no sample, so fdsl-bench reads slightly less.
+    # fdsl-bench reads slightly less than all bytes, because the zero blocks at the end of a shard belong to no sample.
     if min([int(process)] + [int(device)] * known) < total - blocks:
-        missing.append("round %s: %s had %s bytes from devices, the device read %s, and the shards hold %d"
+        missing.append("round %s: %s read %s bytes from devices, this device delivered %s, and the shards hold %d"
                        % (number, who, process, device, total))
 print("%d bytes in ${#shards[@]} shards of $dir, blocks of $block KiB, iodepth $iodepth, one core\n" % total)
 print("%-8s %12s %20s %8s" % ("round", "fio GB/s", "shards-uring GB/s", "share"))

@@ -1,15 +1,21 @@
 #!/usr/bin/env bash
 # Compares training on images that are generated live with training on the same images loaded from shards or
-# from files, and with training on one constant batch, which needs no data feed. Corresponds to the paper's
-# fourth figure; make plots draws it as training_time.
+# from files, and with training on one constant batch, which needs no data feed. The comparison corresponds to
+# the paper's fourth figure. `make plots` draws it as training_time.
 #
 #   scripts/compare/live_training.sh DIR FILE.csv     DIR: a folder on the disk to measure, for the images
 #
-# Environment: VARIANT (train-cuda, or train-omp without a GPU), MODEL (cnn), BATCH (64), SAMPLES (20480) per epoch,
-# RES (224), CLASSES (1000), EPOCHS (3), TEST (512) images; FDSL_BENCH (./fdsl-bench), the program. All feeds have the
-# same samples in the same order, so losses are equal. Prepared images stay in DIR and are reused.
+# Environment (defaults in parentheses):
+#   VARIANT (train-cuda)        without a GPU, use train-omp
+#   MODEL (cnn), BATCH (64), EPOCHS (3)
+#   SAMPLES (20480)             training images per epoch
+#   TEST (512)                  test images
+#   RES (224), CLASSES (1000)   width and height in pixels; number of classes
+#   FDSL_BENCH (./fdsl-bench)   the program
 #
-# The trainer reads a data set into memory once, in opening_s of the rows; the time of epochs does not include this.
+# Live and loaded samples are the same, in the same order, so their losses are equal. Prepared images stay in DIR and
+# are reused. The trainer reads a data set into memory once. The column opening_s has this time; the time of an epoch
+# does not include it.
 #
 # Exit status: 0 done, 1 something failed, 2 usage, 4 the variant cannot run here.
 set -euo pipefail
@@ -20,9 +26,9 @@ bench=${FDSL_BENCH:-$root/fdsl-bench}
 (($# == 2)) || { echo 'usage: scripts/compare/live_training.sh DIR FILE.csv' >&2 && exit 2; }
 dir=$1 out=$2
 samples=${SAMPLES:-20480} test=${TEST:-512} res=${RES:-224} classes=${CLASSES:-1000} variant=${VARIANT:-train-cuda}
-first_test=2147483648 # where the trainer's test images begin
+first_test=2147483648 # instance of the trainer's first test image
 
-prepare() { # layout, part, first image, images
+prepare() { # layout, part, first image, number of images
     "$bench" --prepare "$dir/$1/$2" --from synth --store "$1" --encode npy --res "$res" \
         --classes "$classes" --instance "$3" --samples "$4" >&2
 }

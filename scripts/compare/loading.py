@@ -4,28 +4,29 @@
     scripts/compare/loading.py --files DIR --shards DIR [--gpu] [--out FILE] [--workers N] [--batch N] [--time S]
                                [--bench PROGRAM]
 
-A run is one epoch, and every sample is delivered in a batch of bytes, as by fdsl-bench. Only the data of a sample (npy, bin,
-png, jpg) are read. Labels (.cls and the like) are skipped, but fdsl-bench delivers them, so compare on samples without
-labels, such as those from the counter of --prepare. Loaders:
+A run is one epoch. Samples are delivered in batches of bytes, as fdsl-bench does. Only the data of a sample (npy, bin, png,
+jpg) are read. Labels (.cls and the like) are skipped, but fdsl-bench delivers them. Therefore compare on samples without
+labels, such as those of --prepare --from counter. Loaders:
 
     torch-files         DataLoader over a Dataset that opens, reads and closes one file per sample, shuffled
     torch-shards        DataLoader over an IterableDataset that streams the tars with tarfile, shards shuffled
     webdataset          DataLoader over webdataset.WebDataset of the same tars, if the module is installed
     dali                NVIDIA DALI's webdataset reader on the CPU with the .idx files of --prepare, in order, if installed
 
-Workers are processes that persist over all epochs (threads for DALI); the column `threads` counts them. With --workers 0 the
-main process reads in one thread; those variants are called torch-files-inline and so on. Before the timing, the hashes of the
-samples of one epoch are summed and must match the files, or the tars as read by tarfile. Samples and bytes are counted in
-every epoch. Rows have the columns of fdsl-bench's workload `load` (empty if not applicable), so both fit into one table.
+Workers are processes (threads for DALI) that persist over all epochs; the column `threads` counts them. With --workers 0 the
+main process reads in one thread; these variants are named torch-files-inline and so on. Before the timing, the hashes of the
+samples of one epoch are summed. The sum must match that of the files, or of the tars as tarfile reads them. Samples and bytes
+are counted in every epoch. Rows have the columns of fdsl-bench's workload `load`, so both fit into one table; columns that do
+not apply are empty.
 
---bench PROGRAM also measures the fdsl-bench variants on the same data with as many threads as workers (one for
---workers 0), and prints the time per sample and its ratio to the fastest. With --gpu these are files-gpu and shards-gpu,
-which deliver the same bytes on the GPU (--dtype raw).
+--bench PROGRAM also measures the fdsl-bench variants on the same data, with one thread per worker (one thread for
+--workers 0). It prints the time per sample of every loader and its ratio to the fastest. With --gpu these variants are
+files-gpu and shards-gpu, which deliver the same bytes on the GPU (--dtype raw).
 
-With --gpu, batches are delivered on the GPU, and the loaders are torch-files-gpu and torch-shards-gpu, set up as PyTorch
-recommends: 16 workers, batches stacked in shared memory, copied to pinned memory by a thread (pin_memory) and from there with
-non_blocking=True. An epoch ends after the last copy. The bytes are not processed on the GPU; the GPU variants of fdsl-bench
-do process them.
+With --gpu, batches are delivered on the GPU, by torch-files-gpu and torch-shards-gpu. They are set up as PyTorch recommends:
+16 workers stack batches in shared memory, a thread copies them to pinned memory (pin_memory), and non_blocking=True copies
+them to the GPU. An epoch ends after the last copy. The bytes are not processed on the GPU, but the GPU variants of fdsl-bench
+process them.
 """
 import argparse
 import contextlib
@@ -74,7 +75,7 @@ class TorchLoader:
     """A DataLoader that persists over all epochs, so that none of them includes the start of workers."""
 
     def __init__(self, torch, dataset, options, **more):
-        def collate(samples):  # one tensor a batch, whatever the sizes: workers pay for each that they hand over
+        def collate(samples):  # one tensor per batch, because workers need time for each tensor that they pass on
             sizes = [len(sample) for sample in samples]
             return torch.stack(samples) if min(sizes) == max(sizes) else (torch.cat(samples), sizes)
         self.loader = torch.utils.data.DataLoader(dataset, batch_size=options.batch, num_workers=options.workers,
@@ -82,7 +83,8 @@ class TorchLoader:
                                                   pin_memory=options.gpu, **more)
 
     def epoch(self):
-        """Yields the batches of an epoch: a tensor (samples, bytes), or if sizes differ, one of all bytes and the sizes."""
+        """Yields the batches of an epoch. A batch is a tensor (samples, bytes). If sizes differ, it is a tensor of all bytes, and
+        a list of the sizes."""
         return iter(self.loader)
 
     @staticmethod
@@ -113,7 +115,7 @@ class GpuLoader(TorchLoader):
 
 
 class DaliLoader:
-    """DALI's reader of tars, on the CPU. It pads the last batch of an epoch with copies of its last sample, which are not
+    """DALI's reader of tars, on the CPU. It pads the last batch of an epoch with copies of the last sample. The copies are not
     counted."""
 
     def __init__(self, dali, shards, extension, options):
@@ -142,7 +144,7 @@ class DaliLoader:
 
 
 def as_tensor(torch, data):
-    """Converts bytes to a tensor, as the default collation needs; a bytearray is not copied."""
+    """Converts bytes to a tensor. A bytearray is not copied."""
     return torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=torch.uint8)
 
 
@@ -156,7 +158,7 @@ def read_whole(path):
 
 
 def make_datasets(torch):
-    """The two basic data sets for a DataLoader: files and shards."""
+    """Returns the two classes of data sets for a DataLoader: files and shards."""
     class Files(torch.utils.data.Dataset):
         def __init__(self, paths):
             self.paths = paths
@@ -168,7 +170,7 @@ def make_datasets(torch):
             return as_tensor(torch, read_whole(self.paths[index]))
 
     class Shards(torch.utils.data.IterableDataset):
-        """Each worker has a copy and counts epochs itself, so all shuffle alike."""
+        """Each worker has a copy of this object and counts epochs itself, so all workers use the same order of shards."""
 
         def __init__(self, paths):
             self.paths = list(paths)
@@ -197,7 +199,7 @@ def find_module(name):
 
 
 def make_loaders(torch, options):
-    """Yields (name, layout, folder, shards, a function that makes the loader)."""
+    """Yields (name, layout, folder, number of shards, function that creates the loader)."""
     Files, Shards = make_datasets(torch)
     torch_loader, suffix = (GpuLoader, "-gpu") if options.gpu else (TorchLoader, "")
     if options.files:
@@ -224,7 +226,7 @@ def make_loaders(torch, options):
 
 
 def count_epoch(loader):
-    """Returns the samples and bytes of an epoch."""
+    """Runs an epoch. Returns its numbers of samples and bytes."""
     samples = total = 0
     for batch in loader.epoch():
         found = loader.count(batch)
@@ -238,7 +240,7 @@ def hash_of(data):
 
 
 def hash_samples(samples):
-    """Returns (samples, bytes, sum of hashes modulo 2^64), independent of the order."""
+    """Returns (number of samples, bytes, sum of hashes modulo 2^64), which do not depend on the order."""
     count = total = hashes = 0
     for sample in samples:
         count += 1
@@ -252,13 +254,13 @@ def hash_epoch(loader):
 
 
 def check_end(path, offset):
-    """Checks that tarfile stopped at a block of zeros: it also stops silently at a broken header or at the end of a truncated
-    shard."""
+    """Checks that tarfile stopped at a block of zeros, because it also stops silently at a broken header or at the end of a
+    truncated shard."""
     with open(path, "rb") as stream:
         stream.seek(offset)
         block = stream.read(tarfile.BLOCKSIZE)
         if len(block) < tarfile.BLOCKSIZE:
-            sys.exit("compare/loading.py: %s: offset %d: the shard was cut: it ends without a block of zeros"
+            sys.exit("compare/loading.py: %s: offset %d: the shard is truncated: it ends without a block of zeros"
                      % (path, os.path.getsize(path)))
         if block.strip(b"\0"):
             sys.exit("compare/loading.py: %s: offset %d: a broken header; the data after it would not be read"
@@ -277,7 +279,7 @@ def check_count(folder, found):
     with open(path, newline="") as stream:
         told = sum(1 for _ in csv.DictReader(stream))
     if found < told:
-        sys.exit("compare/loading.py: %s holds %d samples and its samples.csv tells of %d" % (folder, found, told))
+        sys.exit("compare/loading.py: %s holds %d samples, but its samples.csv lists %d" % (folder, found, told))
 
 
 def shard_samples(folder):
@@ -296,7 +298,7 @@ def file_samples(folder):
 
 
 def expected(layout, folder):
-    """Computes samples, bytes and hash without a loader, as the reference."""
+    """Returns (number of samples, bytes, hash) of a data set, read without a loader: the reference for all loaders."""
     return hash_samples(file_samples(folder) if layout == "files" else shard_samples(folder))
 
 
@@ -309,12 +311,12 @@ def quantile(ordered, p):
 
 def check(name, what, found, wanted):
     if found != wanted:
-        sys.exit("compare/loading.py: %s: %s delivered %s where %s is right (samples, bytes, hash)"
+        sys.exit("compare/loading.py: %s: %s delivered %s, but the data set has %s (samples, bytes, hash)"
                  % (name, what, found, wanted))
 
 
 def measure(name, loader, wanted, options):
-    """Returns the seconds of each epoch after a warm-up epoch, which is hashed. Every epoch must deliver all samples."""
+    """Returns the seconds of each epoch. Before these, a warm-up epoch is hashed. Every epoch must deliver all samples."""
     times = []
     check(name, "the first epoch", hash_epoch(loader), wanted)
     while len(times) < options.min_samples or sum(times) < options.time:
@@ -326,15 +328,15 @@ def measure(name, loader, wanted, options):
 
 
 def name_of(loader, workers):
-    """Returns the name of a variant. `threads` is 1 both with one worker and with none, so the name distinguishes them. DALI
-    always has its own thread."""
+    """Returns the name of a variant. The column `threads` is 1 with one worker and also with none, so the suffix -inline marks
+    the latter. DALI always has a thread of its own."""
     return loader if workers or loader == "dali" else loader + "-inline"
 
 
 def row_of(name, layout, folder, shards, wanted, times, options):
     ordered = sorted(times)
     median = statistics.median(ordered)
-    deviation = statistics.stdev(ordered) if len(ordered) > 1 else None  # one epoch has none
+    deviation = statistics.stdev(ordered) if len(ordered) > 1 else None  # undefined for one epoch
     row = dict.fromkeys(COLUMNS, "")
     row.update({
         "time_utc": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -357,7 +359,7 @@ def row_of(name, layout, folder, shards, wanted, times, options):
 
 
 def columns_of(path):
-    """Returns the columns and schema of an existing file, or else the defaults."""
+    """Returns the columns and schema of an existing file, or the current ones if there is none. Exits if rows do not fit."""
     if not path or not os.path.exists(path) or os.path.getsize(path) == 0:
         return COLUMNS, SCHEMA
     with open(path, newline="") as stream:
@@ -374,7 +376,7 @@ def columns_of(path):
 
 
 def append(path, rows):
-    """Appends to a table or creates it; writes to stdout without a path."""
+    """Appends rows to a CSV file, which it creates if necessary. Without a path, writes to stdout."""
     columns, schema = columns_of(path)
     for row in rows:
         row["schema"] = schema
@@ -386,7 +388,7 @@ def append(path, rows):
 
 
 def run_ours(options):
-    """Returns rows of fdsl-bench for the same data and number of threads."""
+    """Runs fdsl-bench on the same data with the same number of threads. Returns its rows."""
     several = options.workers > 1
     of_files, of_shards, more = (
         ("files-gpu", "shards-gpu", ["--dtype", "raw"]) if options.gpu else
@@ -450,7 +452,7 @@ def main():
         print("compare/loading.py: --gpu: PyTorch sees no GPU", file=sys.stderr)
         return 4
     columns_of(options.out)
-    torch.set_num_threads(1)  # as in the workers; more of them do not copy a batch faster
+    torch.set_num_threads(1)  # as in the workers; more threads do not copy a batch faster
     rows = []
     for name, layout, folder, shards, make in make_loaders(torch, options):
         wanted = expected(layout, folder)

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Times the published code of the paper (a clone of hpca-uji/fdsl-gpu-pipeline) on this machine for the sizes of the paper's
-figures, and writes rows for the figures.
+"""Times the published code of the paper (a clone of hpca-uji/fdsl-gpu-pipeline) on this machine, for the sizes of the paper's
+figures. Writes rows for our figures.
 
   scripts/compare/published.py CLONE FILE.csv
 
-    --images N        images per size of the Python code (10), after one warm-up image
+  --images N        images per size of the Python code (default: 10), after one warm-up image
   --bench PROGRAM   fdsl-bench (default: FDSL_BENCH, or the one of this project)
   --nvcc PROGRAM    the CUDA compiler (default: nvcc)
 
-Variants: published-python and published-numpy, the two classes of cpu/datagen.py, on one core, with one time per image;
-published-gbase and published-bat, cuda/baseline/profile.cu and cuda/batched/philox_rdc/profile.cu, which print a mean that is
-used for all times of a row. Their sizes are constants, so the script compiles copies with other constants. Columns that do not
-apply are empty; results are not verified.
+Variants:
+  published-python, published-numpy   the two classes of cpu/datagen.py, on one core, with one time per image
+  published-gbase                     cuda/baseline/profile.cu
+  published-bat                       cuda/batched/philox_rdc/profile.cu
+
+The CUDA programs print only a mean, so all times of their rows have this value. Their sizes are constants in the source, so the
+script compiles copies with other constants. Columns that do not apply are empty. Results are not verified.
 
 Exit status: 0 done, 1 a failure, 2 usage, 4 none of the code can run here.
 """
@@ -53,7 +56,8 @@ def note(message):
 
 
 def ours(options, variant, side, vertices, batch):
-    """Returns a row of an fdsl-bench variant for the same images, for its identity columns; None if it cannot run."""
+    """Runs a variant of fdsl-bench for the same images. Returns its row, which supplies the identity columns; None if the variant
+    cannot run here."""
     done = subprocess.run([options.bench, "--variant", variant, "--res", str(side), "--vertices", str(vertices),
                            "--batch", str(batch), "--loops", "1", "--warmups", "0", "--warmup-time", "0", "--format", "csv"],
                           capture_output=True, text=True, check=False)
@@ -66,7 +70,7 @@ def ours(options, variant, side, vertices, batch):
 
 
 def row_of(template, variant, revision, seconds, samples, timed):
-    """Returns a row based on an fdsl-bench row: its identity and parameters, and the times of a batch."""
+    """Returns a row with the identity and parameters of `template`, a row of fdsl-bench, and these times per batch."""
     columns = list(template)
     kept = columns[:columns.index("warmups")]
     batch, ordered = float(template["batch"]), sorted(seconds)
@@ -100,7 +104,7 @@ def say(row):
 
 def revision_of(clone):
     done = subprocess.run(["git", "-C", str(clone), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
-    own = (clone / ".git").exists() and done.returncode == 0  # not that of a repository around it
+    own = (clone / ".git").exists() and done.returncode == 0  # otherwise git may name a repository that contains CLONE
     return f"published {done.stdout.strip()}" if own else "published"
 
 
@@ -149,7 +153,7 @@ def time_python(options, revision):
 
 
 def with_constants(text, path, constants):
-    """Returns source code with other values of constants; each must appear exactly once."""
+    """Returns the source code with new values of these constants. Each must be defined exactly once."""
     for name, value in constants.items():
         text, found = re.subn(rf"(\bconst(?:expr)? int {name} = )\d+;", rf"\g<1>{value};", text)
         if found != 1:

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Times every variant of the paper's ladder, compares it with times of the published code
+# Times our variants of the paper's steps, compares them with times of the published code
 # (results/reference/published_h200.csv: one H200, 512 x 512, 1000 vertices, 200 orbits) and prints the
-# ratios. Variants that process one image at a time have one published time and are timed at several batch
-# sizes. fdsl-bench clears the images; the published code does not.
+# ratios. Variants that process one image at a time have one published time; they are timed at several batch
+# sizes. Our times include clearing the images; the published times do not.
 #
 #   scripts/compare/published.sh [CSV]           CSV: append the rows to this file
-#   scripts/compare/published.sh CLONE [CSV]     before that, time the published code itself on this machine
+#   scripts/compare/published.sh CLONE [CSV]     first time the published code itself on this machine
 #
-# CLONE is a clone of hpca-uji/fdsl-gpu-pipeline. scripts/compare/published.py times its Python code (original and NumPy, one
-# core) and its CUDA code over the sizes of the figures, in about three minutes. The rows go to CSV
-# (results/published.csv), and make plots draws them. Without a GPU, the script stops here.
+# CLONE is a clone of hpca-uji/fdsl-gpu-pipeline. scripts/compare/published.py times its Python code (original and
+# NumPy, one core) and its CUDA code for the sizes of the figures, in about three minutes. Its rows go to CSV
+# (default: results/published.csv), and `make plots` draws them. Without a GPU, the script ends after that.
 #
-# Exit status: 1 if a variant is slower than its published time; with CLONE, also that of scripts/compare/published.py.
+# Exit status: 0 done, 1 a variant is slower than its published time. With CLONE, failures have the exit status of
+# scripts/compare/published.py.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."

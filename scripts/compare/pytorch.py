@@ -6,16 +6,18 @@
       --batch 256 --epochs 10
   scripts/compare/pytorch.py --gradients --variant train-naive       # one step of each model and optimizer
 
-All other options are passed to fdsl-bench. The first two forms run the variants one after another, then PyTorch in each mode
-(see torch_training.py), and print one table. PyTorch's rows (torch-cpu and torch-cuda for mode resident, else torch- and
-the mode) have the columns of fdsl-bench and go to the same --out. Set-up is not part of the epochs' time: for PyTorch, it starts
-with the samples in host memory; for fdsl-bench, it is everything except the epochs, including program start, reading of the
-samples, and tests.
+All options that are not listed below are passed to fdsl-bench. The first two forms run the variants one after another, then
+PyTorch in each mode (see torch_training.py), and print one table. PyTorch's rows have the columns of fdsl-bench and go to the
+same --out. Their variant is torch-MODE, or torch-cpu and torch-cuda for mode resident. Set-up is not part of the epochs' time.
+PyTorch's set-up starts when the samples are in host memory. The set-up of fdsl-bench is everything except the epochs: program
+start, reading the samples, and tests.
 
-The third form compares loss, gradients and updated parameters after one step: the loss within a relative error of 1e-5, each
-gradient tensor within 1e-5 of its norm, and the update of each parameter tensor within 1e-3 of the update's norm (Adam makes a
-full step even for the smallest gradient, and so amplifies rounding). A NaN counts as a difference. Exit status: 0 done, 1 a
-failure or a difference, 2 usage, 4 no PyTorch, no CUDA in PyTorch, or an unavailable variant; if fdsl-bench fails, its status.
+The third form compares one step. Bounds: the loss within a relative error of 1e-5, each gradient tensor within 1e-5 of its
+norm, and the update of each parameter tensor within 1e-3 of the update's norm. The last bound is wider because Adam amplifies
+rounding: it makes a full step even for the smallest gradient. A NaN counts as a difference.
+
+Exit status: 0 done, 1 a failure or a difference, 2 usage, 4 no PyTorch, no CUDA in PyTorch, or an unavailable variant. If
+fdsl-bench fails, its status.
 """
 
 import argparse
@@ -43,7 +45,7 @@ except ImportError as error:
 
 PROGRAM = str(pathlib.Path(__file__).resolve().parents[2] / "fdsl-bench")
 TOLERANCE = 1e-5  # relative to the loss and to the norm of a gradient tensor
-STEP_TOLERANCE = 1e-3  # of the way that a tensor went
+STEP_TOLERANCE = 1e-3  # relative to the norm of a tensor's update
 TYPES = {"F32": numpy.float32, "F64": numpy.float64, "F16": numpy.float16, "I64": numpy.int64, "I32": numpy.int32,
          "U8": numpy.uint8}
 
@@ -54,7 +56,7 @@ def fail(message, status=1):
 
 
 def read_safetensors(path):
-    """Returns the tensors of a file by name."""
+    """Returns the tensors of a safetensors file as {name: tensor}."""
     raw = pathlib.Path(path).read_bytes()
     length = int.from_bytes(raw[:8], "little")
     tensors = {}
@@ -67,7 +69,7 @@ def read_safetensors(path):
 
 
 def options_of(path):
-    """Returns the options that created a file, from its metadata."""
+    """Returns the options that fdsl-bench created a file with, from the file's metadata."""
     raw = pathlib.Path(path).read_bytes()
     about = json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])["__metadata__"]["fdsl-bench"]
     return dict(word.split("=", 1) for word in about.split())
@@ -84,7 +86,7 @@ def run(arguments, **more):
         fail(f"{PROGRAM}: {error.strerror}; build it, or name it with --bench", 2)
     if done.returncode < 0:
         fail(f"{PROGRAM} was ended by signal {-done.returncode}")
-    if done.returncode:  # it has said why
+    if done.returncode:  # the program has printed the reason
         sys.exit(done.returncode)
     return done.stdout
 
@@ -96,7 +98,7 @@ def rows_of(text):
 # ---- One step ----
 
 def worst(mine, theirs):
-    """Returns the largest relative distance between tensors of both programs, and the tensor's name."""
+    """Returns the largest relative distance between a tensor of one program and the same tensor of the other, and its name."""
     distances = []
     for name, tensor in theirs.items():
         norm = tensor.double().norm().item()
@@ -106,7 +108,7 @@ def worst(mine, theirs):
 
 
 def check_step(variant, model, arguments, device):
-    """Compares one step; returns whether all is within bounds."""
+    """Compares one step. Returns whether all differences are within the bounds."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/step.safetensors"
         row = rows_of(run(["--variant", variant, "--model", model, "--epochs", "1", "--format", "csv",
@@ -134,8 +136,8 @@ def check_gradients(variants, arguments, device):
     fine = True
     cases = [("logreg", []), ("lenet", ["--label-smoothing", "0.1"]), ("cnn", ["--shift", "2"]),
              ("cnn3d", ["--data", "clips"]),
-             # Small networks: among millions of values, some are within rounding of zero, and their ReLU
-             # gradient is undefined.
+             # A small batch of small images: among millions of values, rounding would change the sign of some
+             # before a ReLU, and hence their gradient.
              ("cnn-fdsl", ["--data", "synth", "--res", "16", "--shift", "2", "--batch", "7", "--train-size", "7"])]
     optimizers = [["--optimizer", "sgd", "--weight-decay", "0.01"], ["--optimizer", "adam", "--weight-decay", "0.01"],
                   ["--optimizer", "adamw", "--weight-decay", "0.01"]]
@@ -150,7 +152,7 @@ def check_gradients(variants, arguments, device):
 
 # ---- Epochs ----
 
-# Columns that do not apply to PyTorch, in any schema.
+# Columns that PyTorch's rows leave empty.
 OURS_ALONE = ("flops", "bytes", "peak_flops_per_s", "peak_bytes_per_s", "bound", "roofline_share",
               "sm_clock_mhz", "memory_clock_mhz", "energy_j_per_item", "instruction_set", "speedup", "baseline",
               "data_share", "throttled", "wrong", "skipped_steps", "loss_scale", "generate_share", "generated_per_s",
@@ -162,7 +164,7 @@ def name_of(mode, device):
 
 
 def torch_row(training, name, ours, number, threads):
-    """Returns a row of PyTorch, based on the row of fdsl-bench for the same epoch."""
+    """Trains and tests one epoch in PyTorch. Returns its row, based on the row of fdsl-bench for the same epoch."""
     elapsed, loss, accuracy = training.epoch()
     test_loss, test_accuracy = training.test()
     row, device, items = dict(ours), training.device, float(ours["items"])
@@ -193,7 +195,8 @@ def append(path, rows):
 
 
 def print_table(results):
-    """Prints one line per training, given as (set-up in seconds, rows of its epochs). Ratios are to the fastest PyTorch mode."""
+    """Prints one line per training. `results` has pairs (set-up in seconds, rows of the epochs). The ratio is the speed relative
+    to the fastest PyTorch mode."""
     speeds = [statistics.median(float(row["items_per_s"]) for row in rows) for _, rows in results]
     fastest = max((speed for speed, (_, rows) in zip(speeds, results) if rows[0]["variant"].startswith("torch-")),
                   default=math.nan)
@@ -208,14 +211,14 @@ def print_table(results):
 
 
 def run_ours(variant, arguments):
-    """Runs a variant in its own process; returns its set-up time and its rows."""
+    """Runs a variant in its own process. Returns its set-up time in seconds and its rows."""
     begin = time.perf_counter()
     rows = rows_of(run(["--variant", variant, "--format", "csv"] + arguments))
     return time.perf_counter() - begin - sum(float(row["wall_s"]) for row in rows), rows
 
 
 def run_torch(mode, options, data, ours, device, threads):
-    """Runs a mode of PyTorch for as many epochs as fdsl-bench has rows."""
+    """Runs a mode of PyTorch for one epoch per row of fdsl-bench. Returns its set-up time in seconds and its rows."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     print(f"compare/pytorch.py: {mode} ...", file=sys.stderr)
@@ -234,7 +237,7 @@ def compare(options, arguments):
         run(["--variant", variants[0], "--dry-run", "--export-data", f"{folder}/data"] + more)
         given = options_of(f"{folder}/data")
         if given["lr-schedule"] != "constant" or any(float(given.get(name) or 0) for name in ("lr-warmup", "shift", "flip")):
-            fail("PyTorch is compared at a constant rate, without --shift and --flip", 2)
+            fail("PyTorch is compared only at a constant learning rate, without --lr-warmup, --shift and --flip", 2)
         data = read_safetensors(f"{folder}/data")
     data["train.labels"], data["test.labels"] = data["train.labels"].long(), data["test.labels"].long()
     out = ["--out", options.out] if options.out else []
@@ -243,7 +246,7 @@ def compare(options, arguments):
     for mode in options.modes:
         try:
             results.append(run_torch(mode, options, data, results[0][1], device, threads))
-        except Exception:  # any exception of PyTorch: measure the other modes nevertheless
+        except Exception:  # whatever PyTorch raised, measure the other modes
             traceback.print_exc()
             print(f"compare/pytorch.py: {mode} failed; see above", file=sys.stderr)
             failed = 1
@@ -266,14 +269,14 @@ def device_of(name):
     """Returns PyTorch's device, if PyTorch supports it and it exists."""
     try:
         device = torch.device(name)
-    except RuntimeError:  # whose message lists dozens
+    except RuntimeError:  # its message lists dozens of devices
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
         fail(f"--device {name}: give cpu, cuda, or a GPU as cuda:1", 2)
     if device.type == "cuda" and not torch.cuda.is_available():
-        fail(f"--device {name}: PyTorch {torch.__version__} sees no GPU, or was built without CUDA; take --device cpu", 4)
+        fail(f"--device {name}: PyTorch {torch.__version__} sees no GPU, or was built without CUDA; use --device cpu", 4)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        fail(f"--device {name}: PyTorch sees {torch.cuda.device_count()} GPUs, from cuda:0 on", 4)
+        fail(f"--device {name}: PyTorch sees {torch.cuda.device_count()} GPUs; the first is cuda:0", 4)
     return device
 
 
@@ -286,13 +289,13 @@ def can_compile():
 
 
 def passes_on(arguments, name, shortest):
-    """Returns whether an option is among those for fdsl-bench, which also accepts prefixes of a minimum length."""
+    """Returns whether an option is passed on to fdsl-bench, which also accepts prefixes of at least `shortest` characters."""
     words = [word.split("=")[0][2:] for word in arguments if word.startswith("--")]
     return any(name.startswith(word) and len(word) >= shortest for word in words)
 
 
 def refuse_what_cannot_work(options, arguments):
-    """Checks the options before long runs."""
+    """Refuses combinations of options that cannot work, before anything runs."""
     variants = options.variant.split(",")
     of_cuda = "graph" in (options.modes or []) or options.precision not in (None, "fp32")
     compiled = [mode for mode in options.modes or [] if mode in EFFORTS]
@@ -300,14 +303,14 @@ def refuse_what_cannot_work(options, arguments):
         f"--variant {options.variant}: name variants of training, as in train-omp":
             not all(name.startswith("train-") for name in variants),
         "--checkpoint works with one variant at a time": len(variants) > 1 and passes_on(arguments, "checkpoint", 2),
-        "--format is set here; --out takes the rows": passes_on(arguments, "format", 2),
+        "--format is set here; use --out FILE for the rows": passes_on(arguments, "format", 2),
         "--gradients compares one step, without --out, --modes and --precision":
             options.gradients and (options.out or options.modes or options.precision),
-        f"--workers {options.workers}: give at least 1; resident has none": options.workers < 1,
-        f"--threads {options.threads}: give at least 1, or leave it out for all":
+        f"--workers {options.workers}: give at least 1; mode resident uses no workers": options.workers < 1,
+        f"--threads {options.threads}: give at least 1, or omit it to use all":
             options.threads is not None and options.threads < 1,
         "graph and lower precisions need --device cuda": options.device.type == "cpu" and of_cuda,
-        f"--modes {','.join(compiled)}: PyTorch {torch.__version__} has no Inductor here, which compiles":
+        f"--modes {','.join(compiled)}: PyTorch {torch.__version__} has no Inductor here, which these modes need":
             compiled and not can_compile(),
     }
     for words, is_so in faults.items():
@@ -323,8 +326,8 @@ def main():
     parser.add_argument("--gradients", action="store_true", help="compare one step instead")
     parser.add_argument("--device", default="cpu", help="device of PyTorch: cpu or cuda")
     parser.add_argument("--modes", type=modes_of, help=f"modes of PyTorch: {', '.join(MODES)} (default: resident)")
-    parser.add_argument("--precision", choices=PRECISIONS, help="precision of PyTorch; default: fp32 with TF32 in convolutions, "
-                                                                "as it comes, and bf16 of graph, best and autotuned")
+    parser.add_argument("--precision", choices=PRECISIONS, help="precision of PyTorch (default: PyTorch's, fp32 with TF32 in "
+                                                                "convolutions; on a GPU bf16 for graph, best and autotuned)")
     parser.add_argument("--workers", type=int, default=4, help="worker processes of mode loader (default 4)")
     parser.add_argument("--threads", type=int, help="CPU threads of both programs (default: all that this process may use)")
     parser.add_argument("--out", help="CSV file to append all rows to")
@@ -338,7 +341,7 @@ def main():
 
 
 def program():
-    """Runs main(); reports a full disk for stdout or the file of rows in one line."""
+    """Runs main(). If stdout or the file of rows cannot be written, prints one line."""
     try:
         try:
             status = main()
@@ -349,7 +352,7 @@ def program():
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
             raise
-        print(f"compare/pytorch.py: what is written has no room: {error.strerror}", file=sys.stderr)
+        print(f"compare/pytorch.py: output cannot be written: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at exit
         return 1
 

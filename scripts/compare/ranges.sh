@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Measures the overhead of NVTX ranges without a profiler: builds the program a second time without NVTX, runs
-# both alternately, and prints each variant's time with and without ranges (the median of its best round).
+# Measures the overhead of NVTX ranges when no profiler is attached. Builds the program a second time without NVTX,
+# runs both programs alternately, and prints each variant's time with and without ranges. A time is the smallest
+# median of all rounds.
 #
-#   scripts/compare/ranges.sh [VARIANT ...]        default: the available variants of synth and train listed below
+#   scripts/compare/ranges.sh [VARIANT ...]        default: the available ones of the variants listed in the script
 #
-# Environment: ROUNDS (5), runs of each program; JOBS (all cores), jobs of the build. CUDA_ARCHS and NAME=0 are passed
-# to make.
+# Environment (defaults in parentheses): ROUNDS (5), runs of each program; JOBS (all cores), parallel jobs of the build.
+# make also reads CUDA_ARCHS and NAME=0 from the environment.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
@@ -18,7 +19,7 @@ make -s -j"${JOBS:-$(nproc)}" NVTX=0 BUILD=build/no-ranges PROGRAM=$without $wit
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-options_of() { # variant: a job whose parts are small, so that ranges come often
+options_of() { # variant: prints options of a job with small parts, so that ranges are frequent
     case $1 in
     train-graph) echo --model cnn --data digits --epochs 3 ;;
     train-*) echo --model lenet --data digits --train-size 12800 --test-size 100 --batch 64 --epochs 3 ;;
@@ -43,7 +44,7 @@ for ((round = 0; round < rounds; round++)); do
 done
 python3 - "$work" "${variants[@]}" <<'END'
 import csv, statistics, sys
-print(f"{'variant':14}{'with ranges':>16}{'without':>16}{'difference':>12}   spread of the medians, with and without")
+print(f"{'variant':14}{'with ranges':>16}{'without':>16}{'difference':>12}   spread of the medians with and without ranges")
 for variant in sys.argv[2:]:
     times = [[float(row["time_median_s"]) for row in csv.DictReader(open(f"{sys.argv[1]}/{program}-{variant}.csv"))]
              for program in ("with", "without")]

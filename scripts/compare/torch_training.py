@@ -3,13 +3,13 @@
 Training modes, by the names in MODES:
 
   loader    eager, with a DataLoader's worker processes
-  resident  eager, with all samples on the device as bytes; shuffled and normalised on the device
-  graph     resident in bf16 (autocast), channels-last, with cuDNN's fastest algorithms and a fused optimizer; all steps of
-            an epoch are one CUDA graph
-  best      graph, with forward, backward and optimizer compiled by torch.compile: half a minute of set-up
-  autotuned best, with kernels tuned by torch.compile (max-autotune): a minute or more of set-up
+  resident  eager, with all samples on the device as bytes; samples are shuffled and normalised there
+  graph     as resident, but in bf16 (autocast), channels-last, with cuDNN's fastest algorithms and a fused optimizer; one
+            CUDA graph has all steps of an epoch
+  best      as graph, but torch.compile compiles forward, backward and optimizer: half a minute of set-up
+  autotuned as best, but torch.compile also tunes kernels (max-autotune): a minute or more of set-up
 
-The first two use PyTorch's defaults. On a CPU, best and autotuned only compile: no graph, no bf16.
+The first two use PyTorch's defaults. On a CPU, best and autotuned compile, but use no graph and no bf16.
 """
 
 import contextlib
@@ -21,7 +21,8 @@ from torch.nn import functional
 
 MODES = ("loader", "resident", "graph", "best", "autotuned")
 PRECISIONS = ("fp32", "tf32", "bf16")
-EFFORTS = {"best": "default", "autotuned": "max-autotune-no-cudagraphs"}  # no CUDA graphs by torch.compile: one graph has the whole epoch
+# Modes of torch.compile, without its CUDA graphs, because one graph already has the whole epoch.
+EFFORTS = {"best": "default", "autotuned": "max-autotune-no-cudagraphs"}
 # The layers of src/train/model.c by name. After a colon: the padding, the dropout rate, or the distance in
 # layers to the other input of an addition.
 MODELS = {
@@ -38,8 +39,8 @@ class Net(torch.nn.Module):
     """A model of fdsl-bench in PyTorch, with given parameters."""
 
     def __init__(self, model, parameters, channels_last=False):
-        """`channels_last`: flattening keeps that layout, and the columns of the next linear layer are permuted to match: the same
-        network without transpositions."""
+        """With `channels_last`, tensors stay in that layout when they are flattened, and the columns of the next linear layer's
+        weights are permuted to match. The network is the same, but needs no transpositions."""
         super().__init__()
         self.layers = [tuple((layer + ":0").split(":")[:2]) for layer in MODELS[model].split()]
         convs = [tensor for name, tensor in parameters.items() if name.startswith("conv") and tensor.dim() > 1]
@@ -83,10 +84,10 @@ class Net(torch.nn.Module):
 
 
 def optimizer_of(net, row, **more):
-    """Returns the optimizer from torch.optim for the parameters of a row."""
+    """Returns the optimizer of torch.optim that a row's options describe."""
     rate, decay = float(row["lr"]), float(row["weight_decay"])
     if row["optimizer"] == "sgd":
-        more.pop("capturable", None)  # it has no step to count
+        more.pop("capturable", None)  # SGD counts no steps and has no such argument
         return torch.optim.SGD(net.parameters(), rate, momentum=float(row["momentum"]), weight_decay=decay, **more)
     kind = torch.optim.Adam if row["optimizer"] == "adam" else torch.optim.AdamW
     return kind(net.parameters(), rate, (float(row["beta1"]), float(row["beta2"])), float(row["epsilon"]), decay, **more)
@@ -98,8 +99,8 @@ def synchronise(device):
 
 
 class Training:
-    """Base class of the modes. A subclass's epoch_sums() runs an epoch and returns the sums of losses and of correct answers as
-    tensors."""
+    """Base class of the modes. epoch_sums() of a subclass runs an epoch. It returns two tensors: the sum of the losses, and the
+    number of correct answers."""
 
     def __init__(self, row, data, before, device, precision, channels_last=False):
         self.row, self.device, self.precision = row, device, precision
@@ -109,7 +110,7 @@ class Training:
         self.net = Net(row["model"], {name: tensor.to(device) for name, tensor in before.items()}, channels_last)
         self.trained_s, self.reached, self.setup_s = 0.0, {}, 0.0
         torch.backends.cuda.matmul.allow_tf32 = precision in ("tf32", "bf16")
-        torch.backends.cudnn.allow_tf32 = precision != "fp32"  # PyTorch's default is to allow it here alone
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"  # PyTorch's default allows TF32 in cuDNN only
         torch.backends.cudnn.benchmark = False
         torch.manual_seed(int(row["seed"]))
 
@@ -154,7 +155,7 @@ class Training:
 
 
 class Eager(Training):
-    """Eager mode with `workers` processes of a DataLoader, or with samples on the device if it is 0."""
+    """Eager mode. Samples come from a DataLoader with `workers` processes; if `workers` is 0, they are on the device."""
 
     def __init__(self, row, data, before, device, precision, workers):
         if workers == 0:
@@ -195,20 +196,20 @@ class Eager(Training):
 
 
 class Replayed(Training):
-    """All steps of an epoch in one CUDA graph, compiled with an effort from EFFORTS; None: not compiled."""
+    """All steps of an epoch in one CUDA graph. `effort`: a mode of torch.compile (EFFORTS), or None to compile nothing."""
 
     def __init__(self, row, data, before, device, precision, effort):
         super().__init__(row, {name: tensor.to(device) for name, tensor in data.items()}, before, device, precision, True)
         cuda = device.type == "cuda"
         self.net.to(memory_format=torch.channels_last_3d if data["train.values"].dim() == 5 else torch.channels_last)
-        # Force the layout: with a single channel it is ambiguous.
+        # contiguous() forces the layout, which is ambiguous for a single channel.
         self.values = self.data["train.values"].movedim(1, -1).contiguous()
         self.initial = [tensor.detach().clone() for tensor in self.net.parameters()]
-        # PyTorch's fused Adam uses few blocks for so few parameters; a compiled one uses all.
+        # PyTorch's fused Adam uses too few blocks for so few parameters; the compiled foreach version fills the GPU.
         self.optimizer = optimizer_of(self.net, row, **({"capturable": True} if cuda else {}),
                                       **({"foreach": True} if effort else {"fused": True} if cuda else {}))
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # of all algorithms
-        # A partial last batch stays eager: compiling for it would double the set-up for one step per epoch.
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # 0: try all algorithms
+        # A partial last batch is not compiled, because that would double the set-up for one step per epoch.
         self.whole_forward, self.update = self.compiled(effort) if effort else (self.picked_forward, self.optimizer.step)
         self.order = torch.empty(self.count, dtype=torch.int64, device=device)
         self.firsts = range(0, self.count, self.batch)
@@ -220,7 +221,7 @@ class Replayed(Training):
         self.start_over()
 
     def compiled(self, effort):
-        import torch._inductor.config  # not in every torch that has the rest
+        import torch._inductor.config  # missing in some builds of PyTorch
         torch._inductor.config.autotune_num_choices_displayed = 0
         return [torch.compile(function, mode=effort, dynamic=False)
                 for function in (self.picked_forward, self.optimizer.step)]
@@ -242,13 +243,13 @@ class Replayed(Training):
         return torch.dot(torch.stack(losses), self.sizes.float()), torch.stack(rights).sum()
 
     def warm_up(self):
-        """Compiles, and tunes algorithms for both batch sizes."""
+        """Runs steps of both batch sizes, so that compiling and tuning of algorithms happen now."""
         torch.arange(self.count, out=self.order)
         for first in (self.firsts[0], self.firsts[0], self.firsts[0], self.firsts[-1]):
             self.step(first)
 
     def captured(self):
-        side = torch.cuda.Stream()  # as capturing asks for
+        side = torch.cuda.Stream()  # PyTorch requires a warm-up on a side stream before capturing
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self.warm_up()
@@ -261,7 +262,7 @@ class Replayed(Training):
 
     @torch.no_grad()
     def start_over(self):
-        """Resets all state in place, because the graph refers to these tensors."""
+        """Resets parameters and optimizer state in place, because the graph refers to these tensors."""
         for tensor, initial in zip(self.net.parameters(), self.initial):
             tensor.copy_(initial)
         for state in self.optimizer.state.values():
@@ -278,8 +279,8 @@ class Replayed(Training):
 
 
 def training_of(mode, row, data, before, device, precision, workers):
-    """Returns a training that is ready for its first epoch. `precision` None: PyTorch's default, or bf16 with a graph. `workers`
-    applies to mode loader."""
+    """Returns a training that is ready for its first epoch. If `precision` is None, it is PyTorch's default, or bf16 with a CUDA
+    graph. `workers` applies only to mode loader."""
     synchronise(device)
     begin = time.perf_counter()
     if mode in ("loader", "resident"):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compares generating and reading of images, with and without a concurrent training step (--compute): prints which is faster
-at which step time, and how much disk space generating saves. Also draws the figure break_even.
+"""Compares generating images with reading them, with and without a concurrent training step (--compute). Prints which is faster
+for each step time, and how much disk space generating saves. scripts/figures/draw.py draws the figure break_even.
 
   scripts/figures/break_even.py SYNTH.csv LOAD.csv ...     files written by scripts/compare/break_even.sh
 
@@ -20,12 +20,12 @@ from plot import Failed, Plot, count_words, exit_status, log_range, log_ticks, s
 from rows import read_file, stands_for_run, sweep_of  # noqa: E402
 
 COMMAND = "scripts/compare/break_even.sh DIR results/break_even"
-IDLE = 0.01  # share of idle time beyond the waits after the first step; smaller shares are not shown
-TIE = 0.02  # rates within this count as equal: the step limits both
+IDLE = 0.01  # the total idle share is shown only if it exceeds the stall share by more than this
+TIE = 0.02  # rates whose relative difference is at most this count as equal
 GENERATED = "generated"
 READ = {"warm": "read, page cache warm", "cold": "read, page cache cold", "any": "read, page cache as it was"}
 GROUPS = (GENERATED,) + tuple(READ.values())
-LOADERS_FILE = "_loaders.csv"  # rows of runs that scripts/compare/break_even.sh made for the monitor only
+LOADERS_FILE = "_loaders.csv"  # end of the name of the file with runs that were made only for the monitor
 READERS = ("files", "files-omp", "files-gpu", "shards", "shards-omp", "shards-gpu", "gpu-resident")
 
 Source = collections.namedtuple("Source", "group name")
@@ -35,7 +35,7 @@ Source = collections.namedtuple("Source", "group name")
 
 
 def step_of(row):
-    """Returns the step in ms; 0 without a step."""
+    """Returns the duration of the training step in ms; 0 without a step."""
     return float(row["compute_ms"] or 0)
 
 
@@ -46,7 +46,7 @@ def source_of(row):
 
 
 def job_of(row):
-    """Returns what rows must share to be comparable: the machine and the batch."""
+    """Returns what comparable rows share: origin, machine and batch size."""
     return row.source, row["host"], row["batch"]
 
 
@@ -57,14 +57,14 @@ def kept_fixed(row):
 
 
 def images_per_step(row):
-    """Returns the mean images per step. A step takes as long for a partial batch as for a full one, so rates are comparable only
+    """Returns the mean number of images per step. A step takes equally long for a partial batch, so rates are comparable only
     for full batches."""
     return row["batch"] if not row.is_load or not row["steps"] else row["items"] * row["samples"] / row["steps"]
 
 
 def is_comparable(row):
-    """Returns whether a row is a complete run of one rank without augmentation, with full batches (within TIE), and without a
-    step or with one of a given duration."""
+    """Returns whether a row of a run can be compared: one rank, no augmentation, no skipped samples, and full batches (within
+    TIE). Its step, if any, must have a fixed duration (not --compute train)."""
     if row["compute"].startswith("train"):
         return False
     if row["ranks"] != 1 or not row.is_load:
@@ -74,8 +74,8 @@ def is_comparable(row):
 
 
 def sources(rows):
-    """Returns {source: {step: row}} of one job. Prefers jobs with a step, then the user's, then the newest. Each source has the
-    parameters with most steps, then the newest."""
+    """Returns {source: {step: row}} of one job. Prefers jobs with a step, then the user's jobs, then the newest. If a source has
+    several sets of parameters, takes the set with most steps, then the newest."""
     rows = [row for row in rows if is_comparable(row)]
     if not rows:
         return {}
@@ -94,8 +94,8 @@ def sources(rows):
 
 
 def rate(row):
-    """Returns images per second. With a step, the rate over all runs including first waits: the median run may return before
-    its step ends, and would give a rate above the limit of the step."""
+    """Returns images per second. With a step, this is the mean over all runs, including the wait for the first batch. The median
+    run may return before its step ends, so its rate could exceed the limit of the step."""
     if not row["busy_share"] or not row["step_s"]:
         return row["items_per_s"]
     return row["busy_share"] * images_per_step(row) / row["step_s"]
@@ -109,7 +109,8 @@ def winners(found, step):
 
 
 def crossing(points, level):
-    """Returns the last step at which a ratio crosses a level, interpolated on log axes; `points` are (step, ratio) by rising step."""
+    """Returns the last step time at which the ratio crosses a level, interpolated on log axes; None if it does not. `points` are
+    (step, ratio) in order of steps."""
     for (low, before), (high, after) in reversed(list(zip(points, points[1:]))):
         if (before - level) * (after - level) < 0:
             share = math.log(level / before) / math.log(after / before)
@@ -118,7 +119,7 @@ def crossing(points, level):
 
 
 def verdict(generating, reading):
-    """Returns a sentence on whether generating or reading is faster, by step; both arguments are {step: row}."""
+    """Returns a text that says for which steps generating or reading is faster. Both arguments are {step: row}."""
     ratios = [(step, rate(generating[step]) / rate(reading[step]))
               for step in sorted(generating) if step > 0 and step in reading]
     if not ratios:
@@ -142,7 +143,7 @@ def verdict(generating, reading):
 
 
 def generator_against(found):
-    """Returns the generator to compare with readers: the fastest without a step, or else with the shortest."""
+    """Returns the generator to compare with readers: the fastest without a step, otherwise the fastest at the shortest step."""
     generators = {source: points for source, points in found.items() if source.group == GENERATED}
     return max(generators, key=lambda source: rate(generators[source][min(generators[source])]), default=None)
 
@@ -156,7 +157,7 @@ def cell(row):
     wait, used = row["stall_share"], row["busy_share"]
     if wait is None:
         return f"{rate(row):,.0f}"
-    idle = 1 - used if used is not None and 1 - used > wait + IDLE else None  # because of the wait for the first batch
+    idle = 1 - used if used is not None and 1 - used > wait + IDLE else None  # includes the wait for the first batch
     return f"{rate(row):,.0f} {100 * wait:4.1f} %" + ("" if idle is None else f" ({100 * idle:.0f})")
 
 
@@ -164,8 +165,8 @@ def print_table(found):
     steps = sorted({step for points in found.values() for step in points})
     some = next(iter(next(iter(found.values())).values()))
     wide = 2 + max(16, *(len(cell(points.get(step))) for points in found.values() for step in steps))
-    print(f"Images per second by step duration, batch {some['batch']:.0f}. Percentage: time that the GPU waits for batches after its "
-          f"first step; in parentheses: total idle time in %, if larger")
+    print(f"Images per second by step duration, batch {some['batch']:.0f}. Percentage: share of time that the GPU waits for batches, after "
+          f"its first step. In parentheses: total idle share in %, if it is larger by more than 1")
     print(f"\n{'':26}" + "".join(f"{'no step' if step == 0 else f'{step:g} ms':>{wide}}" for step in steps))
     group = ""
     for source, points in found.items():
@@ -208,7 +209,8 @@ def indexed(folder):
 
 
 def is_the_set(folder, row, images):
-    """Returns whether a folder still has the data set that a row read: on another host, or after a new --prepare, it may not."""
+    """Returns whether a folder still has the data set that a row read. On another host, or after a new --prepare, the folder may
+    have another one."""
     if row["host"] != socket.gethostname():
         return False
     try:
@@ -219,7 +221,7 @@ def is_the_set(folder, row, images):
 
 
 def print_disk(found):
-    """Prints the disk space of each data set; generated images take none."""
+    """Prints the disk space of each data set, which generating saves."""
     seen = {}
     for points in found.values():
         row = next(iter(points.values()))
@@ -258,7 +260,7 @@ def say(paths):
 
 # ---- The figure ------------------------------------------------------------------------------------------------
 
-# Each source has its own colour and point, for any state of the page cache. The last two are complete line
+# The colour and point of each source, whatever the state of the page cache. Values above 9 are complete line
 # styles.
 SLOTS = {"fused": 7, "bat": 6, "gbase": 3, "omp": 2, "files-omp": 1, "files-gpu": 8, "shards-omp": 5, "shards-omp png": 5,
          "shards-gpu": 4, "gpu-resident": 93, "naive": 94}
@@ -266,14 +268,14 @@ STYLE_GROUPS = {GENERATED: 1, READ["warm"]: 2, READ["cold"]: 5, READ["any"]: 3}
 
 
 def style_of(source):
-    """Returns a line style: colour and point by variant, dashes by the state of the page cache or by decoding."""
+    """Returns a line style. The variant decides colour and point; the page cache or decoding decides the dashes."""
     if SLOTS[source.name] > 9:
         return SLOTS[source.name]
     return 10 * (4 if source.name.endswith(" png") else STYLE_GROUPS[source.group]) + SLOTS[source.name]
 
 
 def device_words(rows):
-    """Returns the GPU and CPU names of the job, without duplicates."""
+    """Returns the names of the GPUs and CPUs in these rows, without duplicates."""
     return ", ".join(dict.fromkeys(short_device(row["device"]) for row in rows if row["device"]))
 
 

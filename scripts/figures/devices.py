@@ -4,11 +4,11 @@ import collections
 
 from plot import HEIGHT, short_device, wrap
 
-# Slots of plots/common.gp: the colour and point of a variant. Loaders and generators are in different figures
-# and may share slots. A loader with all threads looks like the one with a single thread; third-party loaders
-# are gray or have slot 4. In training figures, GPU variants also use slots that are otherwise for CPU
-# variants (1, 2, and 0, which is 2 with an open point). All feeds of eager PyTorch look the same; autotuned
-# PyTorch has the slot of cuDNN's TF32.
+# Slots of plots/common.gp: the colour and point of a variant. Loaders and generators are in different figures,
+# so they may share slots. A loader that uses all threads looks like its single-threaded variant. Third-party
+# loaders are gray or have slot 4. In training figures, GPU variants also use the slots of CPU variants (1, 2,
+# and 0, which is 2 with an open point). All feeds of eager PyTorch look the same. Autotuned PyTorch and
+# train-cudnn-tf32 share a slot.
 SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused": 7,
          "files": 1, "files-omp": 1, "files-uring": 2, "shards": 6, "shards-mmap": 5, "shards-omp": 5,
          "shards-uring": 7, "torch-files": 8,
@@ -19,12 +19,12 @@ SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused"
          "published-python": 1, "published-numpy": 8, "published-gbase": 3, "published-bat": 6}
 PUBLISHED = ("published-python", "published-numpy", "published-gbase", "published-bat")  # of scripts/compare/published.py
 PUBLISHED_GROUP_HERE = 8  # open points and thin lines
-DEVICES_MAX = 4  # per kind in one figure: the number of dash patterns in plots/common.gp
+DEVICES_MAX = 4  # GPUs, and CPUs, in one figure: the number of dash patterns in plots/common.gp
 NO_SLOT = 8  # gray: variants that are not in the table
 
 
 class Missing(Exception):
-    """A figure has no data; the text is the command that measures it. `known`: all rows of the workload."""
+    """A figure has no data. The message is the command that measures the data. `known`: all rows of the workload."""
 
     def __init__(self, command, known=()):
         super().__init__(command)
@@ -47,7 +47,7 @@ COLUMNS_NAMED, VALUES_NAMED = 3, 4  # maximum, in notes on rows that are not dra
 
 
 def differences(rows, drawn):
-    """Returns the parameters of rows that no drawn row has, such as 'res 224; batch 8, 16'."""
+    """Returns the parameter values of rows that no drawn row has, such as 'res 224; batch 8, 16'."""
     values = collections.defaultdict(list)
     for column in ("variant", "ranks") + rows[0].parameters:
         known = {row.texts.get(column, "") for row in drawn}
@@ -60,8 +60,8 @@ def differences(rows, drawn):
 
 
 def about_yours(known, candidates, drawn, columns, command):
-    """Returns notes on the user's rows of a workload (`known`): there are none, none is drawn and why, or which `candidates`
-    are not drawn, described by the `columns` in which they differ from their line."""
+    """Returns notes on the user's rows of a workload (`known`). If none is drawn, the note says why. Otherwise it names the
+    `candidates` that are not drawn, with the values in `columns` that differ from the line of their variant."""
     shown = yours_of(drawn)
     left = [row for row in yours_of(candidates) if not any(row is other for other in shown)]
     if not shown and yours_of(known):
@@ -89,9 +89,9 @@ def device_of(row):
 
 
 class Devices:
-    """The devices of a figure, each with its own group of line styles: the user's first, then the reference's, with separate
-    groups for GPUs and CPUs. Of more than `most` devices of a kind, drops the oldest, but always keeps one of the reference.
-    Prefers reference devices that the user has rows of, too, because they can be compared."""
+    """The devices of a figure, each with its own group of line styles. The user's devices come before those of the reference.
+    GPUs and CPUs have separate groups. At most `most` GPUs and `most` CPUs are kept, the newest ones, but always one of the
+    reference. Reference devices that the user also has rows of are preferred, because these can be compared."""
 
     def __init__(self, rows, most=DEVICES_MAX, item="images"):
         self.item = item
@@ -114,7 +114,7 @@ class Devices:
             self.groups.update({device: 1 + i for i, device in enumerate(kept)})
 
     def order(self, row):
-        """Returns the position of a row's line among those of its device: in the order of SLOTS; unknown variants are last."""
+        """Returns the position of a row's line among the lines of its device: the order of SLOTS, then unknown variants."""
         return (list(SLOTS) + [row["variant"]]).index(row["variant"])
 
     def style(self, row):
@@ -123,7 +123,8 @@ class Devices:
         return 10 * self.groups[device_of(row)] + SLOTS.get(row["variant"], NO_SLOT)
 
     def names(self):
-        """Yields (device, heading lines, "yours" or "reference"), with the host if two devices have the same name."""
+        """Yields (device, heading lines, origin). The origin is "yours" or "reference", with the host if two devices have the
+        same name."""
         count = collections.Counter(device[2] for device in self.groups)
         for device in self.groups:
             source, host, name, _ = device
@@ -141,7 +142,8 @@ class Devices:
                 + (f" All {self.item} verified." if all(row["verified"] == "yes" for row in shown) else "")]
 
     def about(self, device):
-        """Describes a device: threads, source of the rows, and variants that are not verified, not settled or throttled."""
+        """Returns a description of a device: threads, origin of its rows, and variants that are not verified, not settled or
+        throttled."""
         source, host, name, on_gpu = device
         rows = self.rows[device]
         threads = sorted({int(threads_per_rank(row)) for row in rows if not on_gpu})
@@ -158,7 +160,7 @@ class Devices:
 
 
 def threads_per_rank(row):
-    """Returns the mean threads per rank of a CPU's row; a row with rank=all has the sum over ranks."""
+    """Returns the mean number of threads per rank. The column of a row with rank=all is the sum over ranks."""
     return row["threads"] / (row["ranks"] if row["rank"] == "all" else 1)
 
 
@@ -167,8 +169,8 @@ def threads_words(threads):
 
 
 def add_bar_devices(plot, devices, bars):
-    """Adds the last blocks, one per line of text: the device of each run of adjacent bars, below their names. Returns the
-    number of blocks."""
+    """Adds the last blocks: below the names of the bars, the device that adjacent bars share. There is one block per line of
+    text. Returns the number of blocks."""
     bar_px = (plot.width - 84 - 190) / (len(bars) + 0.2)
     labels, lines_max = [], 1
     for device, name, whose in devices.names():

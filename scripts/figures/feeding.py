@@ -1,4 +1,4 @@
-"""Figures of the data feed of training, from rows of the workload train: samples generated during training or loaded.
+"""Figures that compare training on generated samples with training on loaded samples, from rows of the workload train.
 scripts/figures/draw.py documents the return values."""
 
 import collections
@@ -10,7 +10,7 @@ from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_a
 from rows import TRAIN_PARAMETERS
 
 COMMAND = "scripts/compare/live_training.sh DIR results/live_training.csv"
-OF_DATA = ("data", "train_size", "test_size", "classes", "res", "feed", "fresh", "epochs")  # columns that differ between lines
+OF_DATA = ("data", "train_size", "test_size", "classes", "res", "feed", "fresh", "epochs")  # may differ between lines
 JOB = tuple(column for column in TRAIN_PARAMETERS if column not in OF_DATA)
 MADE_HERE = ("synth", "digits", "clips")
 LIVE, CONSTANT, STORED = "generated live", "one constant batch", "generated before"
@@ -35,8 +35,8 @@ def is_loaded(name):
 
 
 def feeds(rows):
-    """Returns {feed: rows by epoch} for the best job with both live and loaded samples. Prefers the user's rows, then the job
-    with most feeds, then the newest."""
+    """Returns {feed: rows in order of epochs} for the best job that has both live and loaded samples. Prefers the user's jobs,
+    then the job with most feeds, then the newest."""
     jobs = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in sorted(rows, key=lambda row: row["time_utc"]):
         if row["opening_s"] is not None and row["data"] not in MADE_HERE[1:]:
@@ -60,7 +60,7 @@ def images(row):
 
 
 def same_training(lines):
-    """Returns whether live and loaded samples gave exactly the same losses in all common epochs."""
+    """Returns whether live and loaded samples gave exactly the same losses in all epochs that both have."""
     live = {row["epoch"]: row["train_loss"] for row in lines[LIVE]}
     return all(row["train_loss"] == live.get(row["epoch"], row["train_loss"])
                for name, line in lines.items() if is_loaded(name) for row in line)
@@ -89,7 +89,7 @@ def training_time(measured):
     for name, line in lines.items():
         points = [(0, line[0]["opening_s"])] + [(1e-3 * images(row), seconds(row)) for row in line]
         plot.add_series(STYLES.get(name, 14), name, points)
-        plot.legend.append((0.75, f"{images(line[-1]) / line[-1]['trained_s']:,.0f} images/s once open"))
+        plot.legend.append((0.75, f"{images(line[-1]) / line[-1]['trained_s']:,.0f} images/s after opening"))
     points = [point for block in plot.blocks for point in block]
     x_high = 1.02 * max(x for x, _ in points)
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(max(y for _, y in points)),
@@ -98,7 +98,7 @@ def training_time(measured):
     plot.caption = [
         f"Time from opening the data (including initial reading or generation) to the end of each epoch, without tests. "
         f"{about(lines)}"
-        + (f" Generating takes {100 * share:.2g} % of the time of the steps{', concurrently' if live.on_gpu else ''}."
+        + (f" Generating takes {100 * share:.2g} % of the training time{', concurrently with the steps' if live.on_gpu else ''}."
            if share is not None else "")
         + (" Losses with live and loaded images are identical." if same_training(lines) else "")]
     plot.notes += notes(measured, lines)
@@ -106,7 +106,7 @@ def training_time(measured):
 
 
 def training(measured):
-    """Published points only: our rows train other networks, so a common figure would compare networks."""
+    """Draws published points only. Our rows train other networks, so a common figure would compare networks."""
     plot = Plot("Published training throughput vs. GPUs")
     styles = {"LOAD+Base": 71, "BAT+Base": 72, "LOAD+Tiny": 73, "BAT+Tiny": 74}
     series = measured.published_series("training")

@@ -10,8 +10,8 @@ from plot import Plot, log_range, log_ticks, number_words, ticks_125, x_axis
 
 COMMAND = "scripts/compare/fine_tuning.sh DIR results/fine_tuning.csv"
 SIZES_MAX = 4
-SLOTS = (3, 7, 5, 1)  # of plots/common.gp, by size of the training set, smallest first
-SCRATCH = 50  # dashed, with open points
+SLOTS = (3, 7, 5, 1)  # colours (plots/common.gp) by size of the training set, smallest first
+SCRATCH = 50  # line style of training from scratch, plus a slot: dashed, with open points
 # These columns may differ within a job.
 FREE = ("train_size", "seed")
 
@@ -21,8 +21,8 @@ def job_of(row):
 
 
 def lines_of(rows):
-    """Returns {(training samples, --init): rows} for the best job: prefers the user's rows, then most sizes trained both ways,
-    then the newest. All pre-trained rows have the same --init."""
+    """Returns {(training samples, --init): rows} for the best job. Prefers the user's jobs, then the job with most sizes that
+    were trained both ways, then the newest. All pre-trained rows have the same --init."""
     jobs = collections.defaultdict(lambda: collections.defaultdict(list))
     for row in rows:
         jobs[job_of(row)][row["train_samples"], row["init"]].append(row)
@@ -39,7 +39,7 @@ def lines_of(rows):
 
 
 def by_epoch(rows):
-    """Returns (samples seen, median, minimum, maximum of the error) per epoch, over the newest row of each seed."""
+    """Returns (samples seen, median error, minimum error, maximum error) per epoch, over the newest row of each seed."""
     seeds = {(row["epoch"], row["seed"]): row for row in sorted(rows, key=lambda row: row["time_utc"])}
     epochs = collections.defaultdict(list)
     for (epoch, _), row in seeds.items():

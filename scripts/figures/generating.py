@@ -1,5 +1,5 @@
 """Figures of image generation, from rows of the workload synth: time vs. a parameter with published points, the paper's
-variants, the stages of an image. scripts/figures/draw.py documents the return values."""
+variants, and the stages of generating an image. scripts/figures/draw.py documents the return values."""
 
 import collections
 
@@ -13,8 +13,8 @@ IN_FIGURES = ("naive", "omp", "gbase", "bat", "fused") + PUBLISHED
 PUBLISHED_GROUP, PUBLISHED_CODE_GROUP = 5, 6
 PAPER = "published: PDP 2026"
 
-# The paper's job: one class, unscaled gray images. Figures vary the columns in VARIED; those in APPLIES_NOT
-# are empty if they do not apply.
+# The paper's job: one class, unscaled gray images. Columns in VARIED may have any value. Columns in
+# APPLIES_NOT may be empty, because they do not apply to every run.
 VARIED = ("batch", "res", "vertices", "out_res", "seed", "instance")
 APPLIES_NOT = ("preset", "preset_file", "fit", "mean", "std")
 ERROR_BARS = "Median run time divided by the number of images; whiskers: minimum to 95th percentile."
@@ -24,30 +24,30 @@ ERROR_BARS = "Median run time divided by the number of images; whiskers: minimum
 
 
 def is_paper_job(row):
-    """Returns whether a row has the paper's class and unscaled gray images: these figures and the roofline show such rows."""
+    """Returns whether a row has the paper's class and unscaled gray images. The figures of this module show such rows."""
     return row.texts["out_res"] == row.texts["res"] and all(
         row.texts[column] == default or (column in APPLIES_NOT and not row.texts[column])
         for column, default in DEFAULTS.items() if column not in VARIED)
 
 
 def paper_rows(measured, variants, rows=None, **fixed):
-    """Returns rows of one rank with the paper's job, these variants and these values of numeric columns, chosen from `rows`
-    (default: the newest of each)."""
+    """Returns the rows of the paper's job on one rank with these variants and these values of numeric columns. They are chosen
+    from `rows` (default: the newest row of each measurement)."""
     return [row for row in (measured.rows if rows is None else rows)
             if row["ranks"] == 1 and row["variant"] in variants and is_paper_job(row)
             and all(row[column] == value for column, value in fixed.items())]
 
 
 def preferred(row):
-    """Key for max() over rows that differ in the batch only: batch 256, or the largest below, or the smallest above; then
-    most threads, then the newest."""
+    """Key for max() over rows of one variant. Prefers the largest batch up to 256, otherwise the smallest above; then most
+    threads, then the newest."""
     batch = row["batch"]
     return (batch <= 256, batch if batch <= 256 else -batch, row["threads"], row["time_utc"])
 
 
 def series_over(rows, x, free):
-    """Returns lists of rows by rising x, one per device and variant. Of several combinations of a sweep and the `free`
-    columns, takes the one with most points, then the preferred one."""
+    """Returns lists of rows in order of column x, one list per device and variant. If there are several combinations of a sweep
+    and the `free` columns, takes the one with most points, then the one with the preferred row."""
     groups = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in rows:
         combination = sweep_of(row) + tuple(row[column] for column in free)
@@ -73,7 +73,7 @@ def best_rows(rows):
 
 
 def lines_plot(measured, title, figure, x, fixed, free, command, caption):
-    """Time per image vs. column x: rows by device, published points, and for batches the published code."""
+    """Plots time per image vs. column x: rows by device, published points, and for batches also the published code."""
     plot = Plot(title)
     candidates = paper_rows(measured, IN_FIGURES, measured.sweeps, **fixed)
     ours = series_over(candidates, x, free)
@@ -117,8 +117,8 @@ def add_published(measured, plot, figure):
 
 
 def axis_of(xs, x):
-    """Returns the x axis of a parameter: log, with ticks at the measured resolutions or at powers of two. For vertices,
-    linear with round steps unless they span more than a factor of 20."""
+    """Returns the x axis of a parameter. Axes are logarithmic, with ticks at the measured resolutions or at powers of two for
+    batches. For vertices, the axis is linear unless their numbers span more than a factor of 20."""
     low, high = min(xs) / 1.3, max(xs) * 1.3
     if x == "res":
         return x_axis(low, high, sorted(set(xs)))
@@ -251,11 +251,11 @@ def stages(measured):
     return plot
 
 
-THIN = 6  # percent of a bar: below this, the number does not fit inside
+THIN = 6  # in percent of a bar: the number does not fit into thinner parts
 
 
 def stage_parts(row, names):
-    """Returns (from %, to %, text) per stage; the text is empty if it does not fit."""
+    """Returns (from %, to %, text) per stage. The text is empty if it does not fit inside."""
     times = [row.micros(name) or 0 for name in names]
     parts, at = [], 0
     for us in times:
@@ -266,7 +266,8 @@ def stage_parts(row, names):
 
 
 def thin_parts(row, names):
-    """Returns (height %, text) of parts that are too thin for text inside; the texts are next to the bar and do not overlap."""
+    """Returns (height %, text) of the parts that are too thin for text inside. The texts are next to the bar and do not
+    overlap."""
     beside = []
     for (low, high, _), name in zip(stage_parts(row, names), names):
         if 0 < high - low < THIN:

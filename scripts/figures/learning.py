@@ -19,9 +19,9 @@ def line_of(row):
 
 
 def curves(rows):
-    """Returns lists of rows by epoch, one per device, variant and number of threads, for the best job: prefers the user's
-    rows, then most lines, then most epochs, then the newest. Skips jobs that were also started from a checkpoint (they are
-    in figure fine_tuning) and runs on one constant batch, whose loss is meaningless."""
+    """Returns lists of rows in order of epochs, one list per device, variant and number of threads, for the best job. Prefers
+    the user's jobs, then most lines, then most rows, then the newest. Skips jobs that were also started from a checkpoint
+    (figure fine_tuning shows them). Also skips runs on one constant batch, whose loss is meaningless."""
     fine_tuned = {job_of(row) for row in rows if row["init"]}
     rows = [row for row in rows if job_of(row) not in fine_tuned and row["feed"] != "constant"]
     jobs = collections.defaultdict(lambda: collections.defaultdict(dict))
@@ -71,13 +71,14 @@ def epochs_axis(plot):
 
 
 def error_percent(row):
-    """Returns the test error in percent; counts half a sample if none is wrong, because the axis is logarithmic."""
+    """Returns the test error in percent. If no sample is wrong, returns the error of half a sample, because the axis is
+    logarithmic."""
     return 100 * max(1 - row["test_acc"], 0.5 / row["test_samples"])
 
 
 def loss(measured):
     return epochs_axis(curves_plot(measured, "Training loss vs. epoch", "training loss (mean over the epoch)", lambda row: row["train_loss"] or None,
-                                   lambda row: row["epoch"], "Loss of the training samples, before each step."))
+                                   lambda row: row["epoch"], "Loss of the training samples, before each step's update."))
 
 
 def accuracy(measured):

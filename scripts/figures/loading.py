@@ -15,10 +15,10 @@ OTHERS = ("torch-files", "torch-shards", "webdataset")  # from scripts/compare/l
 OTHERS_TO_GPU = ("torch-files-gpu", "torch-shards-gpu")  # from scripts/compare/loading.py --gpu
 NOT_OURS = OTHERS + tuple(f"{name}-inline" for name in OTHERS) + ("dali",) + OTHERS_TO_GPU
 IN_ORDER, SHUFFLED = "in order", "shuffled"
-COPIES = 90  # plus the group of a device: the line style of its copies
+COPIES = 90  # plus the group of a device: the line style of memcpy on that device
 NEAREST_BYTES = 1 << 14  # figures that show one sample size prefer the size nearest to this one
-DEVICES = 2  # per figure: the other dashes show the order or the page cache
-# Constant along a line. Options that do not apply to a loader have their default.
+DEVICES = 2  # at most, per figure, because the other dashes show the order or the page cache
+# Columns that are constant along a line. Options that do not apply to a loader have their default.
 FREE = ("batch", "seed", "epochs", "iodepth", "block", "prefetch", "shuffle", "shards")
 ERROR_BARS = "Median epoch time divided by the number of samples; whiskers: minimum to 95th percentile."
 
@@ -27,9 +27,9 @@ ERROR_BARS = "Median epoch time divided by the number of samples; whiskers: mini
 
 
 def plain_rows(measured, variants, cache, threads=None):
-    """Returns rows of one rank that only load, and load whole sets. Other loaders do not set up the page cache but read all
-    data once before the timing, so they count as warm. Rows are the newest of their kind within a file and revision;
-    figures of single rows take the newest of all."""
+    """Returns rows of one rank that load whole sets and do nothing else (no decoding, no training step). They are the newest of
+    each measurement per file and revision. Third-party loaders count as warm: they do not set the state of the page cache, but
+    read all data once before the timing."""
     return [row for row in measured.load_sweeps
             if row["variant"] in variants and row["ranks"] == 1 and threads in (None, row["threads"])
             and (row["cache"] == cache or (cache == "warm" and row["variant"] in OTHERS))
@@ -37,7 +37,8 @@ def plain_rows(measured, variants, cache, threads=None):
 
 
 def order_of(row):
-    """Files are always shuffled globally. Shards are shuffled; their samples only with --shuffle."""
+    """Returns the order of the samples. Files are always shuffled globally. Shards are always shuffled, but the samples of a
+    shard only with --shuffle."""
     return IN_ORDER if row["store"] == "shards" and row["shuffle"] in ("", "0") else SHUFFLED
 
 
@@ -51,8 +52,8 @@ def preferred(row):
 
 
 def series_over(rows, x):
-    """Returns lists of rows by rising x, one per device, variant and order. Of several combinations of fixed columns, takes
-    the one with most points, then the preferred one."""
+    """Returns lists of rows in order of column x, one list per device, variant and order. If there are several combinations of
+    the fixed columns, takes the one with most points, then the one with the preferred row."""
     groups = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in rows:
         points = groups[device_of(row), row["variant"], order_of(row)][kept_fixed(row)]
@@ -125,8 +126,9 @@ def style_of(devices, row):
 
 
 def add_lines(plot, devices, lines, x, point, copied, note):
-    """Adds series and legend, device by device: copies, then in order, then shuffled. `point` returns (median, low, high) of
-    a row, `copied` the same measure for its copies, and `note` a suffix for the line below the device's name."""
+    """Adds series and legend, device by device: memcpy, then samples in order, then shuffled samples. `point` returns (median,
+    low, high) of a row. `copied` returns the same quantity for its memcpy. `note` returns a suffix for the line below the
+    device's name."""
     both = len({device[0] for device in devices.groups}) > 1
     for device, name, whose in devices.names():
         crossed = int(both and device[0] == "yours")  # distinguishes points without lines
@@ -151,7 +153,7 @@ def add_lines(plot, devices, lines, x, point, copied, note):
 
 
 def lines_plot(measured, plot, devices, lines, candidates, words, axis):
-    """Fills in the common parts of line figures. `words` formats the y ticks; `axis` returns the x axis for all x."""
+    """Fills in the common parts of line figures. `words` formats the y ticks. `axis` returns the x axis for a list of x."""
     shown = [row for points in lines for row in points]
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
@@ -216,7 +218,7 @@ def rates(row):
                  for column in ("time_median_s", "time_p95_s", "time_min_s"))
 
 
-CALLS = {"open": 6, "read": 2, "close": 5}  # with their slots
+CALLS = {"open": 6, "read": 2, "close": 5}  # each system call and its slot
 QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 
 
@@ -250,8 +252,8 @@ def latency(measured):
 
 
 def dots_plot(plot, devices, groups, slots):
-    """Fills in the figures of dots. `groups` has pairs (device, rows): one row per dot of a group, or None. The text above a
-    dot is its speed relative to files in the same state on the same device."""
+    """Fills in a figure of dots. `groups` has pairs (device, rows), with one row or None per slot. The text above a dot is its
+    speed relative to files with the same slot on the same device."""
     box = 0.8 / len(slots)
     plot.width = max(WIDTH, 240 + len(groups) * max(108, 56 * len(slots) + 12))
     names = [next(row for row in rows if row) for _, rows in groups]
@@ -280,7 +282,7 @@ def dot(x, row, files):
 
 
 def by_variant(devices, chosen):
-    """Returns the keys (device, variant, order) of rows in the order of the groups: by device, files first."""
+    """Returns the keys (device, variant, order) of rows in the order in which they are drawn: by device, files first."""
     places = list(devices.groups)
     return sorted((key for key in chosen if key[0] in places),
                   key=lambda key: (places.index(key[0]), list(SLOTS).index(key[1]), key[2]))

@@ -21,8 +21,9 @@ PANELS = (  # title, scale, columns with their names, minimum height of the axis
 
 
 def last_run(samples):
-    """Returns the samples of the last run in a file, of its lowest rank and that rank's first GPU, the names of all its
-    ranks and GPUs, and the number of runs of that rank. The time restarts with each run."""
+    """Returns (samples, ranks, gpus, number of runs). The samples are of the last run in the file, the lowest rank, and its first
+    GPU. `ranks` and `gpus` name all ranks of the file, and all GPUs of that rank in that run. Runs of that rank are counted. A
+    new run begins where the time restarts."""
     ranks = sorted({sample["rank"] for sample in samples}, key=lambda rank: (len(rank), rank))
     samples = [sample for sample in samples if sample["rank"] == ranks[0]]
     starts = [i for i, sample in enumerate(samples) if i == 0 or sample["time_s"] < samples[i - 1]["time_s"]]
@@ -32,15 +33,15 @@ def last_run(samples):
 
 
 def left_out(measured, chosen, runs):
-    """Returns a note on the file and the run that are drawn, if there are others, or None."""
+    """Returns a note that names the file and the run that are drawn; None if there are no others."""
     name, files = chosen["file"].name, sum(monitor["source"] == chosen["source"] for monitor in measured.monitors)
-    parts = [f"the last of its {runs} runs; {runs - 1} left out"] * (runs > 1)
-    parts += [f"the newest of {files} monitor files; {files - 1} left out"] * (files > 1)
+    parts = [f"the last of its {runs} runs ({runs - 1} left out)"] * (runs > 1)
+    parts += [f"the newest of {files} monitor files ({files - 1} left out)"] * (files > 1)
     return f"drawn: {name}, {'; '.join(parts)}" if parts else None
 
 
 def spans(samples, key, end):
-    """Returns (key, from, to) of runs of samples with the same key; each ends where the next begins."""
+    """Returns (key, from, to) for each series of consecutive samples with the same key. Each ends where the next begins."""
     found = []
     for sample in samples:
         if not found or found[-1][0] != key(sample):
@@ -116,15 +117,15 @@ def fitting_names(found, px_s, size):
     return [((begin + end) / 2, name) for name, begin, end in found if text_px(name, size) < (end - begin) * px_s - 4]
 
 
-# Load of loaders over time: files vs. shards.
-LOADERS = {"files-gpu": 1, "shards-gpu": 6, "gds": 5, "files-omp": 2, "shards-omp": 7}  # with their slots
+# Figure monitor_loading. LOADERS: each variant and its slot (plots/common.gp).
+LOADERS = {"files-gpu": 1, "shards-gpu": 6, "gds": 5, "files-omp": 2, "shards-omp": 7}
 LOADER_PANELS = (("GPU use (%)", 1, "gpu_utilisation_percent"), ("CPU (cores)", 1, "cpu_cores"))
 RATE_PANEL = "throughput (GB/s)"
 OFF = 1e300  # outside the axis: gnuplot warns about lines without points
 
 
 def timed_loaders(measured):
-    """Returns {variant: samples of its newest timed runs} of one host; prefers the user's files."""
+    """Returns (source, {variant: samples of its newest timed run}) of one host. Prefers the user's files."""
     for source in ("yours", "reference"):
         runs = collections.defaultdict(list)
         for chosen in (chosen for chosen in measured.monitors if chosen["source"] == source):

@@ -98,7 +98,7 @@ def count_words(value):
 
 
 def log_range(values, room=1.25):
-    """Returns a range around the values for a log axis; the ends are 1, 2 or 5 times a power of ten."""
+    """Returns a range around the values for a log axis. Both ends are 1, 2 or 5 times a power of ten."""
     low, high = min(values) / room, max(values) * room
     steps = [m * 10.0**e for e in range(-12, 20) for m in (1, 2, 5)]
     return max(step for step in steps if step <= low), min(step for step in steps if step >= high)
@@ -113,7 +113,7 @@ def nice_above(value):
 
 
 def x_axis(low, high, at, px=INNER_PX, log=True):
-    """Returns the variables of an x axis: range and ticks. Omits numbers that would touch the previous one."""
+    """Returns the variables of an x axis: range and ticks. A tick whose number would touch the previous one has no number."""
     scale = (lambda x: math.log(x / low) / math.log(high / low)) if log else lambda x: (x - low) / (high - low)
     text, end = [], -math.inf
     for value in at:
@@ -138,7 +138,7 @@ def linear_ticks(low, high):
 
 
 def log_ticks(low, high, words):
-    """Returns the variables of a log y axis: labels at decades, and at 2 and 5 if there are few decades."""
+    """Returns the variables of a log y axis. Labels are at powers of ten, and also at 2 and 5 times if there are few of them."""
     named = (1,) if high / low > 300 else (1, 2, 5)
     ticks = [(m * 10.0**e, words(m * 10.0**e) if m in named else "") for e in range(-12, 20) for m in range(1, 10)
              if 0.999 * low <= m * 10.0**e <= 1.001 * high]
@@ -155,7 +155,7 @@ class Plot:
     def __init__(self, title, width=WIDTH, height=HEIGHT):
         self.title, self.width, self.height = title, width, height
         self.left, self.top, self.right = 84, 48, 24
-        self.axis_px = 58  # tick labels and the axis label
+        self.axis_px = 58  # height of the tick labels and the axis label
         self.caption, self.legend, self.blocks, self.styles, self.variables = [], [], [], [], {}
         self.notes = []
         self.crossed = []  # per series: 1 if its points have a cross (plots/lines.gp)
@@ -266,7 +266,7 @@ def gnuplot_command(name, kind, work, output):
 
 
 def svg_fonts(svg):
-    """Returns the SVG with bold as a font weight, and with fallback fonts of similar width."""
+    """Returns the SVG with bold text as a font weight instead of a font name, and with fallback fonts of similar width."""
     family = 'font-family="DejaVu Sans, Verdana, sans-serif"'
     svg = svg.replace('font-family="DejaVu Sans:Bold"', family + ' font-weight="bold"')
     return svg.replace('font-family="DejaVu Sans"', family)
@@ -281,7 +281,7 @@ def is_whole(kind, path):
 
 
 def need_room(path):
-    """Raises OSError if the disk is full, because gnuplot does not report that."""
+    """Raises OSError if the disk is full, because gnuplot does not report this error."""
     with open(path, "ab") as file:
         file.write(bytes(1 << 20))
         file.flush()
@@ -329,7 +329,7 @@ def shown_path(path):
 
 
 def exit_status(program, work):
-    """Runs the work of a script and returns the exit status. Prints an error as one line on stderr."""
+    """Runs `work`, the main function of a script, and returns the exit status. Prints an error as one line on stderr."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         work()

@@ -79,8 +79,8 @@ def option(column):
 
 
 def batch_option(row):
-    """Returns the --batch of a row. A row with rank=all has the sum over ranks, but --batch is per rank with weak scaling, and
-    for loading, where ranks share samples, not batches."""
+    """Returns the --batch of a row. The column of a row with rank=all is the sum over ranks. --batch is per rank with weak
+    scaling, and in the workload load, whose ranks share samples, not batches."""
     return row["batch"] / (row["ranks"] if row["rank"] == "all" and (row["scaling"] == "weak" or row.is_load) else 1)
 
 
@@ -103,8 +103,8 @@ def parameters(row):
 
 
 def threads_option(row):
-    """Returns the --threads of a row, per rank. None if the variant always has one thread, or if ranks have different numbers
-    of threads, which only the default gives."""
+    """Returns the --threads of a row, per rank. Returns None for GPU variants, and for variants that always have one thread.
+    Also returns None if ranks have different numbers of threads, because then --threads was not given."""
     threads = threads_per_rank(row)
     one_thread = row["variant"].endswith("naive") or row["variant"] in loading.ONE_THREAD + loading.NOT_OURS + PUBLISHED
     return None if row.on_gpu or one_thread or threads != int(threads) else threads
@@ -135,12 +135,12 @@ def command(rows):
 
 
 def workers(row):
-    """Returns the number of workers of a third-party loader; 0: the main process reads."""
+    """Returns the number of worker processes of a third-party loader. With 0, the main process reads."""
     return 0 if row["variant"].endswith("-inline") else row["threads"]
 
 
 def others_command(row):
-    """Returns the command line for rows of third-party loaders; their threads are worker processes."""
+    """Returns the command line for rows of third-party loaders. In these rows, threads are worker processes."""
     words = ["scripts/compare/loading.py", f"--{row['store']}", row["data"], "--batch", row.texts["batch"]]
     words += ["--gpu"] if row["variant"] in loading.OTHERS_TO_GPU else []
     usual = 16 if row["variant"] in loading.OTHERS_TO_GPU else 1
@@ -160,7 +160,7 @@ def group_key(row):
 
 
 def grouped(rows):
-    """Returns lists of rows, one per command. Variants with one thread or without a thread count join the others."""
+    """Returns lists of rows, one list per command. Rows without a --threads option join a group that has one."""
     groups = collections.defaultdict(list)
     for row in rows:
         key = group_key(row)
@@ -205,12 +205,12 @@ def percent(value):
 
 
 def interval(row):
-    """Returns the error of the median, if the row has it."""
+    """Returns the relative error of the median; "" if the row has none."""
     return "" if row["median_error"] is None else f"± {100 * row['median_error']:.2g} %"
 
 
 def settled_words(row):
-    """Returns the last cell of a row: whether it was verified, and caveats."""
+    """Returns the last cell of a row as (class, text): whether the row was verified, and caveats."""
     care = (["not settled"] if row.unsettled else []) + (
         [f"throttled: {row['throttled']}"] if row.get("throttled") else [])
     return ("text" if row["verified"] == "yes" and not care else "text bad",
@@ -218,7 +218,7 @@ def settled_words(row):
 
 
 def html_table(head, rows):
-    """Returns a table of (class, text) cells with (name, is text) headings."""
+    """Returns an HTML table. Headings are (name, is text), and cells are (class, text)."""
     names = "".join(f"<th{' class=text' if left else ''}>{name}</th>" for name, left in head)
     lines = ["<tr>" + "".join(f'<td class="{kind}">{text(cell)}</td>' if kind else f"<td>{text(cell)}</td>"
                               for kind, cell in cells) + "</tr>" for cells in rows]

@@ -7,7 +7,7 @@ import statistics
 from plot import micros_words, number_words
 from rows import TRAIN_PARAMETERS
 
-# Defaults of the options in TRAIN_PARAMETERS; other options are empty in a row unless given.
+# Defaults of the options in TRAIN_PARAMETERS. All other options are empty in a row unless they were given.
 DEFAULTS = {"data": "digits", "model": "cnn", "batch": "64", "epochs": "5", "optimizer": "adam", "lr": "0.001",
             "momentum": "0.9", "beta1": "0.9", "beta2": "0.999", "epsilon": "1e-08", "weight_decay": "0",
             "lr_schedule": "constant", "lr_warmup": "0", "lr_step": "10", "lr_gamma": "0.1", "label_smoothing": "0",
@@ -16,12 +16,12 @@ FLAGS = ("fresh", "flip", "raw")
 
 
 def is_pytorch(row):
-    """Returns whether a row is from scripts/compare/pytorch.py, which names variants after modes."""
+    """Returns whether a row is from scripts/compare/pytorch.py, whose variants are named torch-MODE."""
     return row["variant"].startswith("torch-")
 
 
 def trainings(rows):
-    """Returns the last epoch of each training, with the newest row of each epoch in `line`."""
+    """Returns the row of each training's last epoch. Its attribute `line` has the newest row of every epoch."""
     lines = collections.defaultdict(dict)
     for row in sorted(rows, key=lambda row: row["time_utc"]):
         key = (row.source, row.file, row["host"], row["device"], row["variant"], row["revision"], row["threads"],
@@ -36,7 +36,8 @@ def trainings(rows):
 
 
 def parameters(row):
-    """Returns the options that differ from their defaults, as (option, value). For --init a row has only a hash."""
+    """Returns the options that differ from their defaults, as (option, value). The value of --init is a placeholder, because a
+    row has only a hash of the file."""
     if row.is_infer:
         options = {"checkpoint": row.texts["checkpoint"], "data": row.texts["data"], "batch": f"{row['batch']:.0f}"}
         return [("--" + name, value) for name, value in options.items() if value]
@@ -99,7 +100,7 @@ def infer_cells(row):
 
 
 def roofline_words(row):
-    """Returns the share of the roofline and its bound; "" without a bound."""
+    """Returns the share of the roofline and the bound that limits it; "" if the row has no share."""
     return "" if row["roofline_share"] is None else f"{100 * row['roofline_share']:.3g} % {row['bound']}"
 
 

@@ -8,7 +8,7 @@ from plot import HEIGHT, Plot, micros_words, short_device, shortened
 BOUNDS = {"compute": (6, "FLOPs", "FLOP/s"), "memory": (5, "memory bandwidth", "B/s"), "bus": (3, "bus bandwidth", "B/s")}
 WORKLOADS = ("synth", "load", "train", "infer")
 ROW_PX = 22
-INSIDE = 55  # percent from which the text is inside the bar
+INSIDE = 55  # from this percentage on, the text is inside the bar
 
 
 def figure(measured):
@@ -39,7 +39,7 @@ def figure(measured):
     plot.height = max(HEIGHT, int(200 - ROW_PX * y))
     plot.variables = {"y_low": y + 0.5, "y_high": 0.7, "inside": INSIDE, "kinds": len(kinds),
                       "kind_slot": [BOUNDS[bound][0] for bound in kinds]}
-    plot.caption = ["Minimum time of a run's work at peak rates, divided by its median time; 100 % is the upper bound "
+    plot.caption = ["Minimum time of a run's work at peak rates, divided by the run's median time; 100 % is the upper bound "
                     "(docs/roofline.md). Each bar shows the variant's row with the largest share, the peak rate that limits "
                     "it, and the minimum time per item."] + devices.caption()
     return plot

@@ -24,8 +24,8 @@ DEFAULTS = {
     "compute": "",
 }
 
-# The parameters of workload load in column order, with defaults. --data has no default; --shift, --mean and
-# --std apply with --augment only.
+# The parameters of workload load in column order, with the defaults of their options. --data has no default.
+# --shift, --mean and --std apply only with --augment.
 LOAD_DEFAULTS = {
     "data": "", "batch": "32", "shuffle": "1000", "seed": "0", "epochs": "1", "iodepth": "32", "block": "256",
     "prefetch": "2", "cache": "warm", "on_error": "fail", "decode": "0", "augment": "0", "shift": "4", "mean": "0",
@@ -33,8 +33,8 @@ LOAD_DEFAULTS = {
 }
 LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
 
-# The parameters of workload train in column order. A row is one epoch. Rows of infer appear in the roofline
-# figure and in the report.
+# The parameters of workload train in column order. A row of train is one epoch. Rows of infer are only in the
+# figure roofline and in the report.
 TRAIN_PARAMETERS = ("data", "train_size", "test_size", "classes", "res", "model", "batch", "epochs", "optimizer", "lr",
                     "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
                     "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed")
@@ -59,7 +59,7 @@ LOAD_NUMBERS = ("ranks", "threads", "batch", "time_min_s", "time_median_s", "tim
                 "copy_share", "wrong") + LATENCIES
 LOAD_NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "bytes_per_s",
                "batch", "sample_bytes")
-# Numeric columns of all rows, and of --compute.
+# COMMON_NUMBERS: numeric columns of all workloads. STEPS: numeric columns of --compute.
 COMMON_NUMBERS = ("median_error", "flops", "bytes", "peak_flops_per_s", "peak_bytes_per_s", "roofline_share")
 STEPS = ("steps", "stall_share", "first_batch_s", "step_s", "busy_share", "slowdown")
 NEEDED_TEXTS = ("settled", "bound")
@@ -69,15 +69,16 @@ MONITOR_TEXTS = ("schema", "time_utc", "host", "job_id", "revision", "rank", "de
 MONITOR_NUMBERS = ("time_s", "gpu_utilisation_percent", "gpu_memory_bytes", "temperature_c", "power_w",
                    "sm_clock_mhz", "memory_clock_mhz", "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "cpu_cores",
                    "rss_bytes")
-MONITOR_LATER = ("read_bytes_per_s", "write_bytes_per_s")  # not in monitor/1, as is "gpu"
+MONITOR_LATER = ("read_bytes_per_s", "write_bytes_per_s")  # not in monitor/1, which has no column "gpu" either
 
 
 class BadInput(Exception):
-    """An invalid file: a message of one line with the file, the place and a remedy."""
+    """An invalid file. The message is one line with the file, the line number and a remedy."""
 
 
 class Row(dict):
-    """A row by column name: numbers for NUMBERS (None if empty), text for other columns. `texts` has the unparsed fields."""
+    """A row by column name. Numeric columns are numbers (None if empty), other columns are text. `texts` has all fields as
+    text."""
 
     source = ""  # "yours" or "reference"
     file = ""
@@ -97,12 +98,12 @@ class Row(dict):
 
     @property
     def unsettled(self):
-        """Whether the time limit ended sampling before the median reached the wanted precision."""
+        """Whether the time limit ended sampling before the median was known to the requested precision."""
         return self.texts["settled"] == "no"
 
     @property
     def parameters(self):
-        """The columns of the run's options."""
+        """The names of the columns that hold the run's options."""
         return TRAIN_PARAMETERS if self.is_train else INFER_PARAMETERS + ("batch",) if self.is_infer else tuple(self.defaults)
 
     @property
@@ -114,7 +115,7 @@ class Row(dict):
         return bool(self["cuda"])
 
     def micros(self, column):
-        """Converts a column of seconds per run to microseconds per item; None if it is empty."""
+        """Returns the value of a column in seconds per run, converted to microseconds per item; None if it is empty."""
         return None if self[column] is None else 1e6 * self[column] / self["items"]
 
 
@@ -203,7 +204,7 @@ def measured_row(path, line, fields, numbers, needed):
 
 
 def columns_of(schema):
-    """Returns the columns of a schema as (numbers, numbers that rows must have, other columns)."""
+    """Returns the columns of a schema as (numeric columns, numeric columns that must not be empty, other columns)."""
     workload = schema.split("/")[0]
     numbers, needed, others = {
         "synth": (NUMBERS + STEPS, NEEDED, tuple(DEFAULTS)),
@@ -225,7 +226,7 @@ def refuse_schema(path, line, schema):
 
 
 def read_file(path):
-    """Returns (kind, rows) of a CSV file: kind is "rows", "monitor", or "other" for files without measurements."""
+    """Returns (kind, rows) of a CSV file. `kind` is "rows", "monitor", or "other" for files without measurements."""
     header, records = read_csv(path)
     if not header or header[0] != "schema" or "sample" in header:  # env.csv, classes, samples
         return "other", []
@@ -270,16 +271,16 @@ def stands_for_run(row):
 
 
 def identity(row):
-    """Returns what two rows must share for the newer to replace the older. For loading this includes the size of the data,
-    because a different data set may have the same path later."""
+    """Returns the key of a row; a newer row replaces an older row with the same key. For loading, the key includes the size of
+    the data, because a different data set may have the same path later."""
     columns = ("host", "device", "variant", "ranks", "threads", "scaling", "ranks_per_device") + tuple(row.defaults)
     columns += ("items", "sample_bytes") if row.is_load else ()
     return (row.source, row.is_load) + tuple(row[column] for column in columns)
 
 
 def name_devices(loads):
-    """Fills in the device of third-party loaders, whose rows have none: that of the newest row of the same file, or else of
-    the same host. The file comes first because different machines may share a host name."""
+    """Fills in the device in rows of third-party loaders, which have none. Takes the device of the newest row of the same file,
+    otherwise of the newest row of the same host. The file comes first because different machines may share a host name."""
     devices = {}
     for row in sorted(loads, key=lambda row: row["time_utc"]):
         if row["device"]:
@@ -290,12 +291,12 @@ def name_devices(loads):
 
 
 def sweep_of(row):
-    """Returns what points of one line must share beyond their parameters: they must be of the same sweep."""
+    """Returns the sweep of a row: its file and revision. All points of a line must be of one sweep."""
     return row.file, row["revision"]
 
 
 def newest(rows, key_of=identity):
-    """Returns the newest row of each measurement; of equally old ones, the last."""
+    """Returns the newest row for each key. If two rows are equally old, the later one in the list counts."""
     kept = {}
     for row in rows:
         key = key_of(row)
@@ -306,10 +307,16 @@ def newest(rows, key_of=identity):
 
 
 class Measured:
-    """All measurements: `rows` and `loads` (complete runs of synth and of load, the newest of each), `sweeps` and
-    `load_sweeps` (the newest of each within its file and revision, for lines), `trains` (every epoch), `infers`,
-    `monitors` (lists of samples, the user's first and each source's newest first), `published` and `published_code`
-    (points), `machines` (env.json)."""
+    """All measurements.
+
+    rows, loads           complete runs of synth and of load: the newest row of each measurement
+    sweeps, load_sweeps   complete runs of synth and of load: the newest row of each measurement per file and revision
+    trains, infers        rows of train (every epoch) and of infer
+    monitors              monitor files with their samples: the user's first, newest first
+    published             points of the paper's figures
+    published_code        times of the published code
+    machines              contents of env.json
+    """
 
     def __init__(self, results, reference):
         self.rows, self.loads, self.trains, self.infers = [], [], [], []
@@ -331,7 +338,7 @@ class Measured:
             reference / "published_h200.csv", {"variant": False, "batch": True, "published_s_per_image": True})
 
     def published_series(self, figure):
-        """Returns the published points of a figure: {series: [(x, y)] by rising x}."""
+        """Returns the published points of a figure as {series: [(x, y), ...]}, in order of x."""
         series = collections.defaultdict(list)
         for point in self.published:
             if point["figure"] == figure:

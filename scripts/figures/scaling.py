@@ -11,8 +11,9 @@ KINDS = {"weak": "weak scaling: one batch per rank", "strong": "strong scaling: 
 
 
 def line_key(row, kind):
-    """Returns what the points of one line share: the sweep, the kind of scaling (weak, strong), and the batch per rank (weak)
-    or of all ranks (strong); last, on a CPU, the threads per rank."""
+    """Returns what the points of one line share: device, variant, kind of scaling, batch size, sweep and parameters. The batch
+    size is per rank for weak scaling, and of all ranks for strong scaling. The last element is the number of threads per rank
+    on a CPU, or None on a GPU."""
     batch_size = row["batch"] / (row["ranks"] if kind == "weak" else 1)
     return (*device_of(row), row["variant"], kind, batch_size, *sweep_of(row),
             *(row.texts[column] for column in DEFAULTS if column != "batch"),
@@ -51,7 +52,7 @@ def figure(measured):
 
 
 def add_one_rank(measured, lines):
-    """Adds the rows of one rank to the lines of their sweep with the same batch and threads per rank."""
+    """Adds each row of a single rank to the lines of its sweep that have the same batch and threads per rank."""
     for row in measured.sweeps:
         if row["ranks"] == 1:
             for kind in KINDS:
@@ -61,8 +62,9 @@ def add_one_rank(measured, lines):
 
 
 def best_lines(lines):
-    """Returns one line per device, variant and kind of scaling: the one with most points, then the newest. If ranks on a CPU
-    share its cores, no two points have the same threads per rank; then takes all points of that job, without a line."""
+    """Returns one line per device, variant and kind of scaling: the one with most points, then the newest. If ranks share the
+    cores of a CPU, every point has another number of threads per rank. Then all points of that job are returned together, and
+    the figure does not join them by a line."""
     groups = collections.defaultdict(list)
     for key, points in lines.items():
         groups[key[:6]].append((len(points), max(row["time_utc"] for row in points.values()), key))
@@ -83,7 +85,7 @@ def same_threads(points):
 
 
 def add_legend(plot, devices, lines):
-    """Adds the variants of each device to the legend, with the constants of each line."""
+    """Adds the variants of each device to the legend, with the batch size and threads per rank of each line."""
     for device, name, whose in devices.names():
         plot.legend += [(0, line) for line in name] + [(0.5, whose)]
         for variant in SLOTS:
@@ -100,7 +102,7 @@ def add_legend(plot, devices, lines):
 
 
 def rank_threads(points):
-    """Returns '8 threads per rank', or '8 threads per rank at 2, 4 at 4' if they differ."""
+    """Returns '8 threads per rank'. If points differ, returns '8 threads per rank at 2, 4 at 4' (at 2 ranks, 4 at 4 ranks)."""
     threads = [f"{threads_per_rank(row):.3g}" for row in points]
     first = f"{threads[0]} thread{'' if threads[0] == '1' else 's'} per rank"
     return first if same_threads(points) else f"{first} at {points[0]['ranks']:.0f}, " + ", ".join(
@@ -113,8 +115,8 @@ def point_of(row):
 
 
 def ideal(points):
-    """Returns the rates of ideal scaling as segments (x, y, dx, dy): a line if all points have the same threads per rank, else
-    a dash at each point. The ideal rate of a row is its rate divided by its efficiency."""
+    """Returns the rates of ideal scaling as segments (x, y, dx, dy): a line if all points have the same number of threads per
+    rank, otherwise a dash at each point. The ideal rate of a row is its rate divided by its efficiency."""
     at = [(row["ranks"], row["items_per_s"] / row["efficiency"]) for row in points if row["efficiency"]]
     if not same_threads(points):
         return [(n / 1.12, rate, n * 1.12 - n / 1.12, 0) for n, rate in at]
@@ -123,8 +125,8 @@ def ideal(points):
 
 
 def panel_variables(plot, lines, kinds):
-    """Returns the variables of the panels, one per kind of scaling, and of the table below each: one row per line, one column
-    per number of ranks."""
+    """Returns the variables of the panels, one per kind of scaling. Below each panel is a table of efficiencies, with one row
+    per line and one column per number of ranks."""
     of_kind = [[i for i, points in enumerate(lines) if points[-1]["scaling"] == kind] for kind in kinds]
     ranks = sorted({row["ranks"] for points in lines for row in points} | {1})
     rates = [value for block in plot.blocks[:len(lines)] for _, *values in block for value in values]

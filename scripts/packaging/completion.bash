@@ -1,7 +1,7 @@
-# bash completion for fdsl-bench. It takes options and values from the help of the program that is being completed.
+# bash completion for fdsl-bench. Takes options and values from the --help of the program that is being completed.
 
-# Prints the help of every option that the command line may have: those of compare or --prepare, or the common ones and those of the
-# workload that --workload or --variant names, else of synth.
+# Prints the help of the options that the command line may have: those of compare, those of --prepare, or the common
+# ones and those of a workload. --workload or --variant selects the workload; the default is synth.
 _fdsl_bench_help()
 {
     local words=" ${COMP_WORDS[*]} " chosen=(--workload synth) i
@@ -19,7 +19,8 @@ _fdsl_bench_help()
     fi 2>/dev/null
 }
 
-# Reads such a help and prints the values of the option $1, which its description lists: "...: nchw, nhwc (default nchw)".
+# Reads a help text and prints the values of option $1. The option's description ends with them: "...: nchw, nhwc
+# (default nchw)".
 _fdsl_bench_values()
 {
     awk -v option="$1" '
@@ -32,14 +33,14 @@ _fdsl_bench_values()
         END                    { done() }'
 }
 
-# Prints the measures that compare takes: those that its help lists, and the columns of file $2 that end with _s.
+# Prints the measures that compare accepts: those that its help lists, and the columns of file $2 that end with _s.
 _fdsl_bench_measures()
 {
     "$1" compare --help 2>/dev/null | awk '/^measures:/ { print "time_per_item"; on = 1; next } on && /^$/ { exit } on { gsub(/,/, ""); print }'
     head -n 1 -- "${2/#\~/$HOME}" 2>/dev/null | tr -d '\r' | tr ',' '\n' | grep '_s$'
 }
 
-# Completes the command that --monitor watches, whose name is word $1.
+# Completes the command after "--", which --monitor watches. Its name is word $1 of the command line.
 _fdsl_bench_command()
 {
     local kind=-f
@@ -91,7 +92,7 @@ _fdsl_bench()
         ;;
     --*)
         words=$(_fdsl_bench_help "$program" | _fdsl_bench_values "$previous")
-        [[ $words ]] || words=$("$program" --help --verbose 2>/dev/null | _fdsl_bench_values "$previous") # of another workload
+        [[ $words ]] || words=$("$program" --help --verbose 2>/dev/null | _fdsl_bench_values "$previous") # an option of another workload
         ;;
     esac
     [[ $words ]] || words=$(_fdsl_bench_help "$program" | grep -oE '^  (-[a-z], )?--[a-z0-9-]+' | grep -oE -- '--.*' | sort -u)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the man page to stdout. It is generated from --help, so that the two agree.
+# Writes the man page to stdout. Generates it from --help, so that the two agree.
 #
 #   scripts/packaging/man.sh ./fdsl-bench VERSION
 set -euo pipefail
@@ -33,10 +33,10 @@ fdsl-bench \- benchmarks generating, loading and training on formula-driven imag
 .SH DESCRIPTION
 Runs the same job through many implementations (variants), verifies each against a reference, times it, and writes CSV.
 A workload is a kind of job: generating images, loading samples, training or inference.
-The options of each workload come after those that all workloads share.
+The options of each workload follow the options that all workloads share.
 .SH EXAMPLES
 HEAD
-# awk reads to the end: if it left earlier, the program would end by SIGPIPE, and so would this script.
+# awk reads to the end of its input. Otherwise SIGPIPE would end the program, and pipefail this script.
 "$program" --help | awk '/^examples:/ && !on++ { print ".nf"; next } on == 1 && /^$/ { print ".fi"; on++ } on == 1 { gsub(/-/, "\\-"); print }'
 {
     "$program" --help --verbose | sed '/^lists and ranges/,$d'
@@ -62,25 +62,25 @@ cat <<'TAIL'
 .SH FILES
 .TP
 .I results/*.csv
-where
+rows that
 .B make bench
-appends its rows; one file holds one workload.
+appends; one file per workload.
 .SH ENVIRONMENT
 .TP
 .B OMP_NUM_THREADS
-the number of CPU threads where
+number of CPU threads if
 .B --threads
-is not given; of a list, the first number.
+is not given; of a list, the first number counts.
 .TP
 .B FDSL_PROGRESS_S
-the seconds between two lines of progress of
+seconds between two progress lines of
 .B --prepare
-where stderr is not a terminal (10).
+if stderr is not a terminal (default 10).
 .TP
 .B NO_COLOR
-no colours, when set to anything but the empty string.
+disables colours if it is not empty.
 .TP
 .B TERM
-no colours, when it is
+disables colours if it is
 .BR dumb .
 TAIL

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Downloads the four files of MNIST or Fashion-MNIST and verifies them. Keeps existing valid files.
 #
-#   scripts/setup/fetch_mnist.sh [--fashion] DIR      then: ./fdsl-bench --workload train --variant all --data DIR
+#   scripts/setup/fetch_mnist.sh [--fashion] DIR
+#   ./fdsl-bench --workload train --variant all --data DIR      trains on the files
 #
-# MIRROR=URL: download from another server. Exit status: 0 done, 1 a download failed or a file is invalid, 2 usage.
+# MIRROR=URL: download from this server instead. Exit status: 0 done, 1 a download failed or a file is invalid, 2 usage.
 set -u
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 
 names=(train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz t10k-images-idx3-ubyte.gz t10k-labels-idx1-ubyte.gz)
-# SHA-256 of the MNIST files; for Fashion-MNIST, the MD5 published by its authors.
+# SHA-256 of the MNIST files. The authors of Fashion-MNIST publish MD5 sums instead.
 sums=(440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609
     3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c
     8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6
@@ -40,8 +41,8 @@ for i in "${!names[@]}"; do
     file=$1/${names[i]}
     is_right "$file" "${sums[i]}" && continue
     echo "fetching ${names[i]}"
-    curl -fL --retry 3 -o "$file.part" "$mirror/${names[i]}" || fail "$mirror/${names[i]} cannot be fetched; set MIRROR to another place"
-    is_right "$file.part" "${sums[i]}" || fail "$file.part is not ${names[i]}: its sum ($tool) is not ${sums[i]}"
+    curl -fL --retry 3 -o "$file.part" "$mirror/${names[i]}" || fail "$mirror/${names[i]} cannot be fetched; set MIRROR to the URL of another server"
+    is_right "$file.part" "${sums[i]}" || fail "$file.part is not ${names[i]}: its $tool is not ${sums[i]}"
     mv "$file.part" "$file" || exit 1
 done
 echo "$1 is complete"

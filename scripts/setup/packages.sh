@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# Installs missing packages to build or check fdsl-bench; silent and fast if nothing is missing.
+# Installs the packages that are missing to build or check fdsl-bench. Silent and fast if nothing is missing.
 #
 #   scripts/setup/packages.sh build         a C compiler, make, git and the libraries of the optional features
-#   scripts/setup/packages.sh check         additionally the packages for the tests
+#   scripts/setup/packages.sh check         packages of build, and those for the tests
 #   scripts/setup/packages.sh check-slurm   packages of build, and Slurm
 #   scripts/setup/packages.sh plots         the packages for the figures
 #   --quiet      no notes about optional packages
 #   SETUP=0      installs nothing: reports what is missing and continues if possible (make bench SETUP=0)
 #
-# Tools that only one script needs are not installed; the script reports if its tool is missing: fio
-# (scripts/compare/fio.sh), python3-torch (scripts/compare/loading.py), pyarrow (scripts/packaging/metadata_parquet.py; no
-# Debian package: pip install pyarrow).
+# Does not install tools that only one script needs; that script reports if its tool is missing: fio
+# (scripts/compare/fio.sh), python3-torch (scripts/compare/loading.py), pyarrow (scripts/packaging/metadata_parquet.py;
+# no Debian package: pip install pyarrow).
 #
-# Packages come from apt or dnf, as root or through passwordless sudo; otherwise the script prints the packages to
-# request. Tools found through CC, CPATH or PATH count as installed. CUDA and cuDNN are never installed.
+# Installs packages with apt-get or dnf, as root or through passwordless sudo. Without these rights, prints the command
+# to run. Tools found through CC, CPATH or PATH count as installed. CUDA and cuDNN are never installed.
 #
 # Only train-cudnn needs cuDNN. To build train-cudnn, the header of cuDNN must be in CUDA's include folder or in
-# /usr/include (NVIDIA's package libcudnn9-dev-cuda-13). To run it, libcudnn.so.9 must be found. PyTorch's copy works too:
-# LD_LIBRARY_PATH=.../site-packages/nvidia/cudnn/lib.
+# /usr/include (NVIDIA's package libcudnn9-dev-cuda-13). To run it, libcudnn.so.9 must be found. PyTorch's copy works
+# too: LD_LIBRARY_PATH=.../site-packages/nvidia/cudnn/lib.
 #
 # Exit status: 0 if the build (check, plots) can continue, 2 usage, 4 if a required package is missing.
 set -u
@@ -42,20 +42,20 @@ cuda  may  g++                   g++             gcc-c++           host side of 
 check must criterion/criterion.h libcriterion-dev criterion-devel  unit tests
 check may  clang-format          clang-format    clang-tools-extra format check
 check may  cppcheck              cppcheck        cppcheck          static analysis
-check may  archive.h             libarchive-dev  libarchive-devel  tar files read by others
+check may  archive.h             libarchive-dev  libarchive-devel  tests of tar files
 check may  python3               python3         python3           command-line tests
 check-slurm must sbatch    slurm-client    slurm             commands of Slurm
-check-slurm must slurmctld slurmctld       slurm-slurmctld   its controller
-check-slurm must slurmd    slurmd          slurm-slurmd      its nodes
-check-slurm must munged    munge           munge             their authentication
+check-slurm must slurmctld slurmctld       slurm-slurmctld   Slurm controller
+check-slurm must slurmd    slurmd          slurm-slurmd      Slurm nodes
+check-slurm must munged    munge           munge             Slurm authentication
 check may  gnuplot               gnuplot-nox     gnuplot           figures
 check may  DejaVuSans.ttf        fonts-dejavu-core dejavu-sans-fonts font of the figures
-plots must python3               python3         python3           rows
+plots must python3               python3         python3           reading rows
 plots must gnuplot               gnuplot-nox     gnuplot           figures
 plots may  DejaVuSans.ttf        fonts-dejavu-core dejavu-sans-fonts font of the figures
 '
 
-notes="${BASH_SOURCE[0]%/*}/../../build/setup-notes" # notes printed and packages unavailable, one per line
+notes="${BASH_SOURCE[0]%/*}/../../build/setup-notes" # printed notes and unavailable packages, one per line
 quiet=
 PATH=$PATH:/usr/sbin # for daemons
 
@@ -108,7 +108,7 @@ find_headers()
     done <<<"$requirements" | eval "$compiler -E -P -" 2>/dev/null
 }
 
-# Fills must[], may[] (packages missing) and reasons[] ("package (what for)").
+# Fills must[] and may[] (missing packages), and reasons[] ("package (purpose)").
 find_missing()
 {
     local headers='' purpose need probe debian fedora what package
@@ -179,7 +179,7 @@ run()
     "${as_root[@]}" "$@" "${options[@]}" >"$log" 2>&1 </dev/null
 }
 
-# say_why status remedy command...
+# say_why status remedy command...: reports why a command failed
 say_why()
 {
     local status=$1 remedy=$2 why
@@ -188,8 +188,8 @@ say_why()
     say "'$*' failed with status $status: ${why:-$(tail -n 1 "$log")}; $remedy"
 }
 
-# Installs all packages at once; if that fails, again with fresh lists; then one by one, so that a package
-# that this distribution lacks does not block the others.
+# Installs all packages at once. If that fails, updates the package lists and tries again. If that fails too, installs
+# them one by one, so that a package that this distribution lacks does not block the others.
 install_packages()
 {
     local package
@@ -203,7 +203,7 @@ install_packages()
     done
 }
 
-# Reports the packages in "$@" if root or a known package manager is not available.
+# Reports the packages in "$@" instead of installing them.
 ask_for()
 {
     local request
@@ -211,7 +211,7 @@ ask_for()
     if [[ $manager ]]; then
         request+="to install them, run as root: $update${install[*]} $*"
     else
-        request+='neither apt-get nor dnf is here: install these, or what this system calls them'
+        request+='neither apt-get nor dnf is here: install these packages; their names may differ on this system'
     fi
     if ((${#must[@]})); then
         say "$request"
@@ -230,13 +230,13 @@ supply()
     fi
     say "missing to ${goal%s}: $(join "${reasons[@]}")"
     say "installing as root, with ${install[0]}: ${as_root[*]} ${install[*]} ${wanted[*]}"
-    say "to install nothing, interrupt this and say: make ${MAKE_GOAL:-$goal} SETUP=0"
+    say "to install nothing, interrupt this and run: make ${MAKE_GOAL:-$goal} SETUP=0"
     log=$(mktemp) || exit 1
     trap 'rm -f "$log"' EXIT
     install_packages "${wanted[@]}"
     find_missing
     ((${#may[@]})) || return
-    say "not available here: ${may[*]}; continuing without (tried again after 'make clean')"
+    say "not available here: ${may[*]}; continuing without them; 'make clean' makes the next call try again"
     for package in "${may[@]}"; do
         remember "unavailable: $package"
     done
@@ -261,7 +261,7 @@ done
 find_manager
 find_missing
 supply
-[[ $goal == plots ]] || find_nvcc || say_once "no nvcc: GPU variants are skipped; for them, install the CUDA toolkit (12.1 or later, \
+[[ $goal == plots ]] || find_nvcc || say_once "no nvcc: GPU variants are not built; to build them, install the CUDA toolkit (12.1 or later, \
 https://developer.nvidia.com/cuda-downloads) and put nvcc on the PATH or set CUDA_HOME"
 if ((${#must[@]})); then
     say "cannot ${goal%s} without ${must[*]}"

@@ -4,6 +4,7 @@
 #
 #   scripts/setup/probe.sh
 #
+# Environment:
 #   CC, FLAGS   C compiler and the flags for it, quoted as for a shell
 #   MPICC       compiler wrapper of MPI
 #   NVCC        CUDA compiler; empty if there is none
@@ -44,7 +45,7 @@ find_architectures()
     echo "gpu_archs := $gpus"
 }
 
-# In parallel: each line is a single write, and their order does not matter.
+# The probes run in parallel. Each line is a single write, so lines do not mix. Their order does not matter.
 found OMP omp.h '' -fopenmp &
 found PNG png.h -lpng '' &
 found JANSSON jansson.h -ljansson '' &

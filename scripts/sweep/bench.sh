@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Verifies and times every available variant at small sizes. Prints one table for generating, two for loading,
-# one for training and one for inference. Appends rows to results/synth.csv, load.csv, train.csv and
-# infer.csv, and writes a description of the machine to results/env.json (or .csv). Called by make bench.
+# one for training and one for inference. Appends rows to synth.csv, load.csv, train.csv and infer.csv in results/,
+# and writes a description of the machine to results/env.json (env.csv without jansson). Called by make bench.
 #
 #   scripts/sweep/bench.sh
 #
@@ -12,13 +12,13 @@ cd "$(dirname "$0")/../.."
 
 (($# == 0)) || { echo "bench.sh: unexpected argument '$1'; see --help" >&2 && exit 2; }
 
-# Sizes from the paper's figures, with a batch that a laptop generates in seconds. Formula and class are the
-# defaults: the paper's benchmark class (1000 vertices, 200 orbits).
+# Image sizes from the paper's figures, with a batch that a laptop generates in seconds. Formula and class keep their
+# defaults: the paper's formula and its benchmark class (1000 vertices, 200 orbits).
 sizes=${SIZES:-224 512}
 batch=${BATCH:-16}
 bench=./fdsl-bench
 
-every() # arguments: verifies and times all variants; unavailable ones are in the list above
+every() # arguments: verifies and times all variants; hides messages about unavailable ones, which --list has shown
 {
     echo
     $bench --variant all --verify "$@" 2> >(grep -v ': skipping ' >&2)
@@ -36,7 +36,7 @@ mv "$machine.tmp" "$machine"
 $bench --list
 every --batch "$batch" --res "${sizes// /,}" --max-time 5 --out results/synth.csv
 
-# The same samples as files and as shards, from the page cache: 33 MB.
+# The same samples (33 MB) as files and as shards, read from the page cache.
 rm -rf "$samples" && mkdir "$samples"
 if $bench --list | grep -q '^  files  *available'; then
     shape=(--samples 2000 --sample-shape '3,74,74' --dtype u8)
@@ -47,8 +47,8 @@ if $bench --list | grep -q '^  files  *available'; then
     done
 fi
 
-# Three epochs over generated digits are enough for curves. Then a network for inference; its speed does not
-# depend on the weights.
+# Three epochs over generated digits are enough for curves. Inference needs a network, but its speed does not depend
+# on the weights.
 digits=(--model lenet --lr 0.002 --test-size 1000)
 every --workload train "${digits[@]}" --train-size 3000 --epochs 3 --out results/train.csv
 $bench --variant train-naive "${digits[@]}" --train-size 640 --epochs 1 --checkpoint "$samples/network" >/dev/null

@@ -4,9 +4,9 @@
 #
 #   scripts/sweep/profile.sh [--tool nsys|ncu] [--launches N] [--keep DIR] VARIANT [OPTION ...]
 #
-#   --tool      default: nsys if it is installed and works here, else ncu
+#   --tool      the profiler; default: nsys if it is installed and works here, else ncu
 #   --launches  ncu measures the first N kernels of the run (default 200)
-#   --keep      folder for the tool's report, which is deleted by default
+#   --keep      folder for the tool's report; by default the report is deleted
 #   OPTION ...  options of fdsl-bench. Defaults: 3 samples for variants of synth, load and infer (--loops); one epoch of
 #               2048 samples for trainers (--epochs, --train-size).
 #
@@ -16,10 +16,10 @@
 #   scripts/sweep/profile.sh shards-gpu --data /data/shards --cache any
 #   scripts/sweep/profile.sh --tool nsys train-omp --model lenet
 #
-# nsys records host and device: times of kernels, and of ranges on the host. ncu measures kernels one at a time,
-# without overlap; times of ranges are the sums of their kernels. Neither sees kernels launched by kernels (bat,
-# gbase-device). Profilers slow everything down: use the shares from here, and times from rows. Exit status 4 if
-# neither tool is installed.
+# nsys measures kernels on the device and ranges on the host. ncu measures kernels one at a time, without overlap; the
+# time of a range is the sum of its kernels. Neither tool sees kernels launched by kernels (bat, gbase-device).
+# Profilers slow everything down: use only the shares from here, and take times from rows. Exit status 4 if the tool, or
+# both tools without --tool, are not installed, or if fdsl-bench is not built.
 set -euo pipefail
 usage() { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; }
 refuse() { # reason
@@ -53,7 +53,7 @@ tables=$(dirname "$0")/profile_tables.py
 bench=${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}
 [[ -x $bench ]] || { echo "profile.sh: $bench is not built: run make" >&2 && exit 4; }
 
-installed() { # tool, where else than on the PATH: prints the newest
+installed() { # tool, paths outside PATH: prints the tool's path, else the newest of these
     command -v "$1" || for path in $2; do [[ ! -x $path ]] || echo "$path"; done | sort -V | tail -n 1
 }
 nsys=$(installed nsys '/opt/nvidia/nsight-systems/*/bin/nsys')
@@ -88,7 +88,7 @@ mkdir -p "$work"
 said=$work/output.txt
 failed() { # tool, its exit status
     cat "$said" >&2
-    echo "profile.sh: $1 ended with status $2; what it and the program said is above" >&2
+    echo "profile.sh: $1 ended with status $2; the output of $1 and of the program is above" >&2
     exit 1
 }
 
@@ -113,6 +113,6 @@ if [[ -n $nsys && $tool != ncu ]]; then
     by_nsys || status=$?
     ((status == 0)) && exit
     [[ -z $tool && -n $ncu ]] || failed nsys $status
-    echo 'profile.sh: nsys made no report here: taking ncu' >&2
+    echo 'profile.sh: nsys did not produce a report here; using ncu' >&2
 fi
 by_ncu || failed ncu $?

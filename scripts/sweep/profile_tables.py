@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints what a profiler recorded as two tables, kernels and ranges: name, calls, total and median time, share.
+"""Prints two tables from a profiler's report, kernels and ranges: name, calls, total and median time, share.
 
     scripts/sweep/profile_tables.py nsys KERNELS.csv RANGES.csv    `nsys stats` of cuda_gpu_kern_sum and nvtx_sum
     scripts/sweep/profile_tables.py ncu KERNELS.csv                `ncu --page raw --csv --nvtx` with gpu__time_duration.sum
@@ -20,7 +20,7 @@ NANOSECONDS = {"ns": 1, "nsecond": 1, "us": 1e3, "usecond": 1e3, "ms": 1e6, "mse
 
 
 def rows_of(path):
-    """Returns the rows of a CSV table as dictionaries; skips lines before the header and notes of the tool."""
+    """Returns the rows of a CSV table as dictionaries. Skips lines before the header, and the tool's notes."""
     with open(path, newline="", encoding="utf-8", errors="replace") as file:
         lines = [line for line in file if line.strip() and not line.startswith("==")]
     while lines and not re.match(r'"?(ID|Time \(%\))"?,', lines[0]):
@@ -48,7 +48,7 @@ def shown(nanoseconds):
 
 
 def table(title, entries, whole):
-    """Prints a table. Entries are (name, calls, total ns, median ns); `whole` is the time that corresponds to 100 %."""
+    """Prints a table. Entries are (name, calls, total ns, median ns); `whole` is the time in ns of a 100 % share."""
     width = max([len(title)] + [len(entry[0]) for entry in entries])
     print(f"{title:{width}}  {'calls':>8}  {'total':>10}  {'median':>10}  {'share':>7}")
     for name, calls, total, median in sorted(entries, key=lambda entry: -entry[2]):
@@ -82,8 +82,8 @@ def ncu(kernels):
         if row.get(TIME) and not UNTIMED.intersection(stack):
             timed.append((short(row["Kernel Name"]), number(row[TIME]) * NANOSECONDS[unit], stack))
     if not timed:
-        raise SystemExit("profile_tables.py: ncu saw no kernel of a timed run: more --launches may reach one; it sees nothing of "
-                         "variants on the CPU, and no kernels that kernels launch")
+        raise SystemExit("profile_tables.py: ncu saw no kernel of a timed run; raise --launches to reach one. ncu does not see "
+                         "variants on the CPU or kernels launched by kernels")
     whole = sum(nanoseconds for _, nanoseconds, _ in timed)
     table("kernel", merged((name, nanoseconds) for name, nanoseconds, _ in timed), whole)
     print()
@@ -103,7 +103,7 @@ def nsys(kernels, ranges):
     if entries:
         table("kernel", [(short(entry[0]), *entry[1:]) for entry in entries], sum(entry[2] for entry in entries))
         print()
-    # Ranges nest: shares are relative to the longest, which contains the others of its thread.
+    # Ranges nest. Shares are relative to the longest range, which contains the others of its thread.
     table("range (on the host)", on_host, max((entry[2] for entry in on_host), default=0))
 
 

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # Measures the rows of results/reference that README.md and docs/ quote, at the revision of this build. File
-# names are fixed, so new files replace old ones. Afterwards: cp OUT/*.csv OUT/*.json results/reference/ and
-# scripts/check/docs_numbers.py --fix.
+# names are fixed, so that new files replace old ones. To update the pages afterwards:
+#   cp OUT/*.csv OUT/*.json results/reference/ && scripts/check/docs_numbers.py --fix
 #
 #   scripts/sweep/reference.sh OUT [--section NAME,...] [--mnist DIR] [--work DIR] [--prefix NAME] [--dry-run]
 #
 # OUT: folder for the files and for reference.tar.gz with all of them. --section: sections to measure; default: those
-# that fit into ten minutes on one H200 with 16 cores (--list shows all sections with their seconds and files).
-# --mnist: folder with the four files of MNIST, for sections that train. --work (OUT/work): folder on the disk to
-# measure, for images (1 GB); sections with the same folder reuse them. --prefix (h200): prefix of file names.
-# --dry-run: prints the commands.
+# that together fit into ten minutes on one H200 with 16 cores (--list shows each section, its seconds and its files).
+# --mnist: folder with the four files of MNIST, for sections that train. --work (OUT/work): folder for
+# images (1 GB) on the disk to measure; sections with the same folder reuse the images. --prefix (h200): prefix of file
+# names. --dry-run: prints the commands.
 #
 # Rows contain the revision of the build. A tree without git history has none: build it with make REVISION=NAME.
 # FDSL_BENCH: the program (./fdsl-bench).
 #
-# Exit status: 0 done, 1 a section failed (others ran), 2 usage, 4 no program, or no revision.
+# Exit status: 0 done, 1 a section failed (the others ran), 2 usage, 4 no program, or a build without a revision.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -67,18 +67,18 @@ done
 chosen=${chosen:-$(awk '$3 == "yes" { print $1 }' <<<"$sections" | paste -sd,)}
 for name in ${chosen//,/ }; do
     awk -v name="$name" '$1 == name { found = 1 } END { exit !found }' <<<"$sections" ||
-        die 2 "no section '$name'; there are $(awk '{ print $1 }' <<<"$sections" | paste -sd' ')"
+        die 2 "no section '$name'; the sections are $(awk '{ print $1 }' <<<"$sections" | paste -sd' ')"
     [[ $mnist || ! $name =~ ^(train|train-others|infer|pytorch)$ ]] || die 2 "section $name needs --mnist DIR"
 done
-bench=$(command -v -- "${FDSL_BENCH:-./fdsl-bench}") || die 4 'fdsl-bench is not there; run make first'
+bench=$(command -v -- "${FDSL_BENCH:-./fdsl-bench}") || die 4 'fdsl-bench is not built; run make first'
 bench=$(realpath "$bench")
 revision=$("$bench" --env --format csv | awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == "revision") at = i } END { print $at }')
-[[ $revision && $revision != unknown ]] || die 4 'this build names no revision; build it with make REVISION=NAME'
+[[ $revision && $revision != unknown ]] || die 4 'this build has no revision; build it with make REVISION=NAME'
 mkdir -p "$out" "${work:=$out/work}"
 out=$(realpath "$out") work=$(realpath "$work")
 
 file() { printf '%s/%s_%s.csv' "$out" "$prefix" "$1"; } # name
-failed=()                                               # sections; what comes after a failure is still measured
+failed=()                                               # sections; the rest of a failed section still runs
 attempt() {                                             # command ...
     printf '%q ' "${@//"$bench"/fdsl-bench}" >&2 && echo >&2
     [[ $dry ]] || FDSL_BENCH=$bench "$@" >&2 || {
@@ -97,7 +97,7 @@ ladder() {
     slow=$("$bench" --list | awk '$2 == "available" && !/-graph/ { print $1 }' |
         grep -xE 'gbase|gbase-device|mem|mem-float2|rng|rng-reuse|rng-uniform4|rng-xorwow-reuse|bat|bat-reuse|fused' | paste -sd,) || true
     synth naive --batch 32 --max-time 20
-    for ((i = 0; i < 5; i++)); do synth omp --batch 32 --max-time 4; done # it varies from start to start
+    for ((i = 0; i < 5; i++)); do synth omp --batch 32 --max-time 4; done # its time varies from process to process
     [[ $slow ]] || return 0
     synth "$slow" --batch 32 --max-time 3
     for res in 224 512 1024; do synth bat,bat-reuse,fused,fused-graph --batch 256 --res $res --max-time 3; done
@@ -117,7 +117,7 @@ break_even_table() { # steps ...: lines of a table of scripts/sweep/run.sh
     done
 }
 
-# Deletes rows of older revisions, because scripts/sweep/run.sh keeps finished tasks.
+# Deletes earlier rows first, because scripts/sweep/run.sh does not repeat finished tasks.
 break_even_rows() { # caches, readers, watch, steps ...
     break_even_table "${@:4}" >"$work/break_even.tsv"
     attempt rm -rf "$work/images/rows"
@@ -151,8 +151,7 @@ learn() { # file, variant, options ...
     run --variant "$2" --data "$mnist" --out "$(file "$1")" "${@:3}"
 }
 
-# Verification takes 9 s per epoch, because the reference is single-threaded: only one run of ten epochs is
-# verified.
+# Verifies only one run of ten epochs: the single-threaded reference takes 9 s per epoch.
 train() {
     local seed batch
     learn train_graph train-graph --model cnn --batch 256 --epochs 10 --seed 0 --lr 0.001 --verify --verify-steps 1
@@ -230,11 +229,11 @@ train-others() {
 
 for name in ${chosen//,/ }; do
     read -r _ seconds _ files <<<"$(awk -v name="$name" '$1 == name' <<<"$sections")"
-    note "$name: some $seconds s"
+    note "$name: takes about $seconds s"
     [[ $dry ]] || for of in $files; do rm -f "$(file "$of")"; done
     begun=$SECONDS
     "$name"
-    note "$name: $((SECONDS - begun)) s"
+    note "$name: took $((SECONDS - begun)) s"
 done
 [[ ! $dry ]] || exit 0
 "$bench" --env --format json >"$out/${prefix}_env.json" || rm -f "$out/${prefix}_env.json" # a build without jansson

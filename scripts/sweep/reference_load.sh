@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Measures the rows of results/reference/*_load.csv on this machine: the same samples as files and as shards,
-# by size, order, threads and state of the page cache, and 500 epochs over 1000 video samples. Takes about ten
-# minutes and 2.5 GB.
+# by size, order, threads and state of the page cache; then 500 epochs over 1000 video samples. Takes about ten
+# minutes, and 2.5 GB of disk space.
 #
 #   scripts/sweep/reference_load.sh DIR FILE.csv      DIR: folder for samples, on the disk to measure
 #
-# Sizes are those of a sample's member in bytes, including the .npy header. Cold reads need root and are skipped
-# without it. TIME (2): seconds per row; SIZES ("2048 16384 65536").
+# TIME (2): minimum seconds per row. SIZES ("2048 16384 65536"): bytes of one sample's file or tar member, including the
+# .npy header. Rows with a cold page cache are measured only as root, because only root can
+# empty the cache of directory entries.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
@@ -34,7 +35,7 @@ all=0-$((cores - 1))
 for bytes in ${SIZES:-2048 16384 65536}; do
     samples=$((bytes <= 2048 ? 50000 : 400000000 / bytes))
     make_set "$bytes" "$samples" --sample-shape $((bytes - npy_header)) --dtype u8
-    # One core, warm page cache. Measured twice, alternately: the table below takes the better of the two.
+    # One core, warm page cache. Every variant runs twice, in alternation; the table below shows the faster of the two.
     for _ in 1 2; do
         run 0 files "$bytes-files" --verify
         for shuffle in 0 1000; do
@@ -49,7 +50,7 @@ for bytes in ${SIZES:-2048 16384 65536}; do
         run "$all" shards-omp "$bytes-shards" --threads $threads --shuffle 0 --verify
     done
     ((EUID == 0)) || continue
-    # Data that --verify reads is evicted again: every run must begin with a cold cache, and fails otherwise.
+    # --cache cold also evicts the data that --verify reads. A run that does not begin with a cold cache fails.
     for variant in files files-uring; do
         run "$all" $variant "$bytes-files" --cache cold --min-samples 5 --verify
     done
@@ -79,7 +80,7 @@ for row in csv.DictReader(open(sys.argv[1])):
         if value < best[size].get(name, (1e9,))[0]:
             best[size][name] = value, float(row["copy_share"] or "nan")
 for size, names in sorted(best.items()):
-    print(f"\n{size:.0f} bytes per sample, warm, one core{'':12}us    files/it   of copying")
+    print(f"\n{size:.0f} bytes per sample, warm, one core{'':12}us   vs. files  copy share")
     for name, (value, share) in sorted(names.items(), key=lambda item: -item[1][0]):
         print(f"  {name:32}{1e6 * value:12.3f}{names['files'][0] / value:12.1f}{share:12.2f}")
 END

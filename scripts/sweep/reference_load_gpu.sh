@@ -3,18 +3,18 @@
 #
 #   scripts/sweep/reference_load_gpu.sh [--section NAME] DIR FILE.csv
 #
-# DIR: folder for samples, on a disk or an in-memory file system. Each section removes its samples.
+# DIR: folder for samples, on a disk or in an in-memory file system. Each section removes its samples at the end.
 #
 # section  rows  time on one H200, 16 cores
-# sizes    load  10 min: the same samples by size and by threads, to the GPU in four ways; 5 GB in DIR (the default)
+# sizes    load  10 min: the default; the same samples by size and by threads, with every GPU loader; 5 GB in DIR
 # stress   load  50 s: 500 epochs over 1000 video samples, float16 (3, 8, 64, 64), for every GPU loader; 0.5 GB
 # clips    train 40 s: cnn3d on float16 clips (1, 8, 16, 16) from shards, for every GPU trainer that supports it; 0.2 GB
-# ranks    load  3 min: a set shared by 1, 2 and 4 ranks with one GPU each, as far as there are GPUs; 2 GB
+# ranks    load  3 min: one set shared by 1, 2 and 4 ranks with one GPU each, if there are that many GPUs; 2 GB
 #
-# Sizes are those of a sample's member in bytes, including the .npy header. TIME (2): seconds per row; SIZES ("2048 …
-# 1048576"); BYTES (2000000000): size of a set of shards (sets of files have a fifth, because files are read one by
-# one); LOOPS (500): epochs of stress; RANKS ("1 2 4"): numbers of ranks; MPIRUN: their launcher (mpirun --bind-to
-# none -n).
+# TIME (2): minimum seconds per row. SIZES ("2048 … 1048576"): bytes of one sample's file or tar member, including the
+# .npy header. BYTES (2000000000): size of a set of shards; sets of files have a fifth, because files are read one by
+# one. LOOPS (500): epochs of stress. RANKS ("1 2 4"): numbers of ranks. MPIRUN (mpirun --bind-to none -n): their
+# launcher.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
@@ -81,7 +81,7 @@ ranks() {
             --sample-shape $((bytes - npy_header)) --dtype u8
         for variant in ${VARIANTS:-shards-gpu gpu-resident}; do
             for count in ${RANKS:-1 2 4}; do
-                ((count <= gpus)) || { echo "reference_load_gpu.sh: $gpus GPUs: $count ranks are skipped" >&2 && continue; }
+                ((count <= gpus)) || { echo "reference_load_gpu.sh: there are $gpus GPUs: skipping $count ranks" >&2 && continue; }
                 echo "$count ranks: $variant $bytes" >&2
                 "${launcher[@]}" "$count" "$bench" --variant "$variant" --data "$dir/shared" --batch 256 --min-time "$time" \
                     --max-time "$((3 * time))" --verify --out "$out" --format csv >/dev/null
@@ -106,7 +106,7 @@ for bytes in ${SIZES:-2048 4096 16384 65536 262144 1048576}; do
     run shards-gpu "$bytes-shards" --verify
     run gpu-resident "$bytes-shards" --verify
     if available gds "$bytes-shards"; then run gds "$bytes-shards" --ring 8 --verify; fi
-    # The same on the CPU, for comparison
+    # A CPU loader on the same shards, for comparison
     run shards-omp "$bytes-shards"
     if ((bytes == 65536)); then
         for ((threads = 1; threads < cores; threads *= 2)); do
@@ -122,7 +122,7 @@ done
 
 python3 - "$out" <<'END'
 import csv, sys
-print(f"{'bytes':>8} {'variant':14}{'threads':>8}{'samples/s':>14}{'GB/s':>8}{'of copying':>12}  gds")
+print(f"{'bytes':>8} {'variant':14}{'threads':>8}{'samples/s':>14}{'GB/s':>8}{'copy share':>12}  gds")
 for row in csv.DictReader(open(sys.argv[1])):
     print(f"{float(row['sample_bytes']):8.0f} {row['variant']:14}{row['threads']:>8}{float(row['items_per_s']):14.0f}"
           f"{1e-9 * float(row['bytes_per_s']):8.2f}{float(row['copy_share'] or 'nan'):12.3f}  {row['gds']}")

@@ -2,35 +2,35 @@
 # Runs the lines of a table through fdsl-bench, one task per line, and merges their rows.
 #
 #   scripts/sweep/run.sh TABLE               runs unfinished tasks, then merges
-#   scripts/sweep/run.sh TABLE --task N      runs only task N, without merging (for job arrays)
+#   scripts/sweep/run.sh TABLE --task N      runs only task N and does not merge (for job arrays)
 #   scripts/sweep/run.sh TABLE --collect     merges finished tasks, runs nothing
 #   scripts/sweep/run.sh TABLE --dry-run     checks the table and lists its tasks, runs nothing
 #   scripts/sweep/run.sh TABLE --count       prints the number of tasks
-#   --scale N                                runs every line on 1, 2, 4, ... and N ranks and ignores the ranks column;
-#                                            combines with any mode above
+#   --scale N                                runs every line on 1, 2, 4, ... and N ranks; the column ranks is ignored;
+#                                            can be combined with any mode above
 #   --redo                                   repeats finished tasks
 #   --out DIR                                folder for results (default: results/ in the repository)
 #
-# TABLE is tab-separated. Its first line has option names of fdsl-bench without dashes; the additional column ranks is
-# the number of MPI ranks. Each other line is a task: `-` omits the option, `yes` gives an option without a value.
+# TABLE is tab-separated. Its first line has option names of fdsl-bench without dashes. The additional column ranks is
+# the number of MPI ranks. Each further line is a task: `-` omits an option, `yes` gives an option without a value.
 # Blank lines and lines that begin with # are ignored. Nothing runs unless the whole table is valid.
 #
-# For configs/sweep_NAME.tsv, task 3 writes DIR/sweep/NAME/task_3.csv (atomically) and task_3.command, the command
-# line of these rows. Merged rows go to DIR/sweep_NAME.csv. With --scale N, NAME becomes NAME_N.
+# For configs/sweep_NAME.tsv, task 3 writes DIR/sweep/NAME/task_3.csv (atomically) and task_3.command, the command line
+# that gave these rows. Merged rows go to DIR/sweep_NAME.csv. With --scale N, NAME becomes NAME_N.
 #
 # Tasks that cannot run on this machine are skipped; a failed task does not stop the others. FDSL_BENCH: the program
 # (./fdsl-bench); MPIRUN: the launcher with options, before the number of ranks (mpirun --bind-to none -n).
 #
-# Exit status: 0 done, 1 a task failed, 2 usage or an error in the table, 4 no task (with --task: this task) can run
-# here, 128 + n after signal n.
+# Exit status: 0 done, 1 a task failed, 2 usage or an error in the table, 4 no task can run here (with --task: this task
+# cannot), 128 + n after signal n.
 set -uo pipefail
-trap '' XFSZ # exceeding the file-size limit then fails the write, which is reported
+trap '' XFSZ # writes beyond the file-size limit then fail, and the failure is reported
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd) || exit
 read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
 lock_wait_s=5
 
-# Options that would share files between tasks, and options that do not run anything.
+# Options for files that all tasks would share, and options that run nothing.
 refused='out samples monitor png sheet npy write-classes dry-run list env verbose version help'
 byte_order_mark=$'\xef\xbb\xbf'
 
@@ -38,7 +38,7 @@ byte_order_mark=$'\xef\xbb\xbf'
 # command, and the reason why it cannot run here.
 line_of=('') ranks_of=('') options_of=('') command_of=('') lacks=('')
 
-part='' messages='' child='' # temporary files and the process to stop when this script is interrupted
+part='' messages='' child='' # if interrupted: temporary files to delete, and the process to stop
 
 say() { # text; clears a progress line first
     clear_progress
@@ -111,21 +111,21 @@ read_arguments() {
     [[ -f $table && -r $table ]] || die 2 "$table is missing, unreadable or not a regular file; see configs/ for tables"
     bench=${FDSL_BENCH:-$root/fdsl-bench}
     bench=$(command -v -- "$bench") ||
-        die 4 "${FDSL_BENCH:-$root/fdsl-bench} is not there; run make first, or name the program in FDSL_BENCH"
+        die 4 "${FDSL_BENCH:-$root/fdsl-bench} does not exist; run make first, or name the program in FDSL_BENCH"
     name=${table##*/} name=${name%.tsv} name=${name#sweep_}
-    [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die 2 "$table: name it with letters, digits, '.', '-' and '_' only"
+    [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die 2 "$table: rename it; use only letters, digits, '.', '-' and '_'"
     name+=${most:+_$most} folder=$out/sweep/$name
     [[ $mode == count ]] || check_owner
 }
 
-# Two tables with the same name in different folders would use each other's results. If the other table no
-# longer exists, it was moved.
+# Refuses two tables with the same name in different folders, which would use each other's results. If the other table
+# no longer exists, it was moved here.
 check_owner() {
     local owner
     owner=$(cat "$folder/table" 2>/dev/null) || return 0
     [[ $owner == /* ]] || owner=$root/$owner
     [[ ! -e $owner || $owner -ef $table ]] ||
-        die 2 "$folder holds the tasks of $owner, not of $table; rename one of them, or choose another place with --out"
+        die 2 "$folder has the tasks of $owner, not of $table; rename one of the tables, or choose another folder with --out"
 }
 
 # ---- The table ----
@@ -137,11 +137,11 @@ check_columns() {
     known=$("$bench" --help --verbose) || die 4 "cannot start $bench; see $bench --help"
     known=$'\n'ranks$'\n'$(sed -nE 's/^  (-[a-z], )?--([a-z0-9-]+).*/\2/p' <<<"$known")$'\n'
     for column in "${columns[@]}"; do
-        [[ " $refused " != *" $column "* ]] || refuse "column '$column' is not for sweeps"
-        [[ $(printf '%s\n' "${columns[@]}" | grep -cxF -e "$column") == 1 ]] || refuse "column '$column' comes twice"
+        [[ " $refused " != *" $column "* ]] || refuse "column '$column' cannot be used in a sweep"
+        [[ $(printf '%s\n' "${columns[@]}" | grep -cxF -e "$column") == 1 ]] || refuse "column '$column' occurs twice"
         [[ $known != *$'\n'"$column"$'\n'* ]] || continue
-        [[ $column != *[[:blank:]]* ]] || refuse "unknown column '$column'; a tab parts columns, no space"
-        [[ $column != -* ]] || refuse "unknown column '$column'; leave out its dashes"
+        [[ $column != *[[:blank:]]* ]] || refuse "unknown column '$column'; separate columns by tabs, not spaces"
+        [[ $column != -* ]] || refuse "unknown column '$column'; write it without dashes"
         message=$("$bench" --dry-run "--$column" 2>&1 >/dev/null)
         [[ ! $message =~ 'is now called --'([a-z-]+) ]] || refuse "column '$column' is now called '${BASH_REMATCH[1]}'"
         message=${message##*;}
@@ -162,8 +162,8 @@ add_task() { # ranks, options ...
     options_of+=("$(printf '%s\n' "${@:2}")")
 }
 
-# Tasks of --scale: options, their line, and the kinds of scaling of lines with these options. A line with one
-# rank and no scaling is the baseline of all.
+# For --scale, the lines of the table grouped by their options: the first line of each group, and the kinds of scaling
+# that its lines ask for. A line with one rank and no scaling adds no kind: one rank is the baseline of every kind.
 declare -A case_line case_kinds
 cases=()
 
@@ -194,7 +194,7 @@ add_line() { # fields
     for i in "${!columns[@]}"; do
         value=$1 && shift
         case ${columns[i]}:$value in
-        *:) refuse "column '${columns[i]}' is empty; write - where the option is not given" ;;
+        *:) refuse "column '${columns[i]}' is empty; write - to omit the option" ;;
         *:-) ;;
         ranks:*)
             [[ $value =~ ^[1-9][0-9]{0,6}$ ]] || refuse "ranks is '$value', not a number from 1"
@@ -257,8 +257,8 @@ check_tasks() {
 
 # ---- The launcher ----
 
-# Starts a program in the background, because traps only run after a foreground program ends. Its output goes
-# to the file $messages. The program keeps the lock of its task if it outlives this script.
+# Runs a program in the background and waits for it: during a foreground program, traps would not run. Its messages go
+# to the file $messages. If the program outlives this script, it keeps the lock of its task.
 attend() { # command ...
     local status
     "$@" >/dev/null 2>"$messages" &
@@ -269,8 +269,8 @@ attend() { # command ...
     return "$status"
 }
 
-# If a setting would let the launcher start, prints the reason and that setting; the launcher's own message fills a
-# screen.
+# Prints the reason why the launcher did not start, with the setting that would let it start. Prints nothing for other
+# reasons. The launcher's own message would fill a screen.
 forbidden() { # ranks
     case $(<"$messages") in
     *'not enough slots'*) echo "${launcher[0]} has fewer slots than $1 ranks; to oversubscribe: export \
@@ -280,7 +280,7 @@ OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" ;;
     esac
 }
 
-# Before the first task, tests the launcher with a program that does nothing, for each number of ranks.
+# Tests the launcher for each number of ranks, before the first task, with a program that does nothing.
 try_launcher() {
     local n ranks asked=() reason_of=()
     for n in "${tasks[@]}"; do
@@ -298,7 +298,7 @@ try_launcher() {
 
 # ---- One task ----
 
-# Succeeds if the task's rows exist and come from its command, possibly with a different launcher.
+# Succeeds if the task's rows exist and are from its command. The launcher may differ.
 finished() { # task
     local command
     [[ -f $folder/task_$1.csv && -f $folder/task_$1.command ]] && command=$(<"$folder/task_$1.command") || return
@@ -306,9 +306,9 @@ finished() { # task
         [[ ${ranks_of[$1]} != 1 && $command == *" ${command_of[$1]#"${launcher[*]} "}" ]]
 }
 
-# Runs a task. On failure, sets $why and leaves the output in the file $messages. Rows are written to a
-# temporary file and renamed when complete. Old rows are deleted before task_N.command changes, so that rows
-# and command always match.
+# Runs a task. On failure, sets $why and leaves the messages in the file $messages. Writes the rows to a temporary file
+# and renames it when they are complete. Deletes old rows before it changes task_N.command, so that rows and command
+# always match.
 make_rows() { # task
     local rows=$folder/task_$1.csv command=$folder/task_$1.command program=("$bench") options status
     mapfile -t options <<<"${options_of[$1]}"
@@ -328,7 +328,8 @@ finished_before() { # task
     [[ ! $redo ]] && finished "$1" && say "task $1 of $task_count: finished before: ${command_of[$1]}"
 }
 
-# Returns 0 finished, 1 failed, 2 finished before, 4 cannot run here. A lock allows one process per task.
+# Returns 0 finished, 1 failed, 2 finished before, 4 cannot run here. Takes a lock, so that only one process runs a
+# task.
 run_task() { # task
     local lock status=0 began_s=$SECONDS label="task $1 of $task_count"
     finished_before "$1" && return 2
@@ -349,7 +350,7 @@ run_task() { # task
     elif make_rows "$1"; then
         say "$label: $((SECONDS - began_s)) s: ${command_of[$1]}"
         sed -E "s/^(fdsl-bench: )?/$label: /" "$messages" >&2 # warnings
-    elif (($? == 4)); then # keep fdsl-bench's line, drop the launcher's
+    elif (($? == 4)); then # show fdsl-bench's line, not the launcher's
         say "$label: skipped: $(sed -n 's/^fdsl-bench: //p' "$messages" | head -n 1)"
         status=4
     else
@@ -374,7 +375,7 @@ show_progress() { # task, how many ran, how many are left
 stop() { # signal, its number
     trap - INT TERM HUP
     [[ ! $child ]] || { kill -TERM "$child" 2>/dev/null && wait "$child"; }
-    complain "ended by SIG$1; finished tasks are kept; the same command${redo:+ without --redo} continues"
+    complain "ended by SIG$1; finished tasks are kept; to continue, repeat the command${redo:+ without --redo}"
     exit $((128 + $2))
 }
 
@@ -382,10 +383,10 @@ prepare_folder() {
     local message
     message=$(mkdir -p "$folder" 2>&1)
     [[ -d $folder && -w $folder ]] ||
-        die 2 "cannot write to $folder${message:+ ($message)}; choose another place with --out"
-    messages=$(mktemp -t fdsl-sweep.XXXXXX) # not in the folder of rows, whose disk may be full
-    [[ $messages ]] || die 1 'no place for a temporary file; name one in TMPDIR'
-    # If this fails, writing a task's rows fails, too, and is reported.
+        die 2 "cannot write to $folder${message:+ ($message)}; choose another folder with --out"
+    messages=$(mktemp -t fdsl-sweep.XXXXXX) # not in $folder, because its disk may be full
+    [[ $messages ]] || die 1 'cannot create a temporary file; name a writable folder in TMPDIR'
+    # A failure here is not reported: writing the first rows then fails, too, and is reported.
     part=$folder/table.part.$$
     { realpath --relative-base="$root" -- "$table" >"$part" && mv "$part" "$folder/table"; } 2>/dev/null ||
         rm -f "$part"
@@ -439,11 +440,11 @@ collect() {
     for n in $(seq "$task_count"); do
         if finished "$n"; then have+=("$n"); else without+=("$n"); fi
     done
-    ((${#have[@]})) || die 1 "no task of $name is finished; run it without --collect first"
+    ((${#have[@]})) || die 1 "no task of $name is finished; run the table without --collect first"
     part=$merged.part.$$
     if ! { merge_rows >"$part" && sync "$part" && mv "$part" "$merged"; }; then
         rm -f "$part"
-        die 1 "$merged could not be written; what was there is unchanged"
+        die 1 "$merged could not be written; an earlier file is unchanged"
     fi
     say "rows of ${#have[@]} task$( ((${#have[@]} == 1)) || echo s): $merged${without[*]:+ (without ${without[*]})}"
 }

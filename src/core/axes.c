@@ -8,7 +8,8 @@
 #include "core/options_parts.h"
 #include "core/words.h"
 
-/* A computed value may exceed the end of a range by this share of a step, because of rounding. */
+/* Because of rounding, a computed value may exceed the end of its range by this share of the step (of the
+ * end, if the range multiplies). */
 #define ROUNDING 1e-9
 
 bool axes_accept(const struct option_spec *spec, const char *text)
@@ -33,7 +34,7 @@ static enum status add_value(struct axis *axis, const char *text)
     axis->texts = texts;
     char *mine = texts[axis->count];
     options_text(spec, axis->values, mine, AXIS_TEXT_BYTES);
-    if (!*mine) /* a count of 0 without a default */
+    if (!*mine) /* options_text() writes "" for a count of 0 without a default */
         strcpy(mine, "0");
     for (size_t i = 0; i < axis->count; i++)
         if (strcmp(texts[i], mine) == 0)
@@ -55,7 +56,7 @@ static enum status refuse_range(const struct axis *axis, const struct range *ran
 
 static enum status refuse_step(const struct axis *axis, const struct range *range)
 {
-    const char *reason = "does not grow; add a step above 0";
+    const char *reason = "does not grow; use a step above 0";
     if (range->multiplies && axis->spec->kind == OPTION_COUNT)
         reason = "does not grow; multiply by 2x or more, from a first value above 0";
     else if (range->multiplies)
@@ -82,7 +83,7 @@ static enum status add_counts(struct axis *axis, const struct range *range)
     for (;;) {
         snprintf(text, sizeof text, "%llu", (unsigned long long)value);
         TRY(add_value(axis, text));
-        /* Does not compute the next value for the comparison, because it may overflow. */
+        /* Compares without computing the next value, which may overflow. */
         if (range->multiplies ? value > last / step : step > last - value)
             return STATUS_OK;
         value = range->multiplies ? value * step : value + step;
@@ -128,7 +129,7 @@ static enum status add_range(struct axis *axis, char *text)
         return refuse_range(axis, &range, "is a range, but only numbers have ranges; write a list: A,B");
     if (!range.step || strchr(range.step, ':'))
         return refuse_range(axis, &range,
-                            "is no range; write FIRST:LAST:STEP to add, FIRST:LAST:2x to multiply");
+                            "is not a range; write FIRST:LAST:STEP to add, FIRST:LAST:2x to multiply");
     size_t length = strlen(range.step);
     if (range.step[0] == '-' && range.step[1])
         return refuse_range(axis, &range, "descends, but ranges ascend; " SWAP " and a step above 0");
@@ -142,7 +143,8 @@ static enum status add_range(struct axis *axis, char *text)
     return axis->spec->kind == OPTION_COUNT ? add_counts(axis, &range) : add_reals(axis, &range);
 }
 
-/* Adds the values of a list. Cuts `list` into its elements; `whole` is a copy for messages. */
+/* Adds the values of a list. Splits `list` at its commas, in place; `whole` is an intact copy for
+ * messages. */
 static enum status add_elements(struct axis *axis, char *list, const char *whole)
 {
     const char *name = axis->spec->name;
@@ -171,7 +173,7 @@ enum status axes_add(struct axes *axes, const struct option_spec *spec, void *va
     char *list = strdup(text);
     if (!list)
         return status_set(STATUS_FAILED, "out of memory for the values of --%s", spec->name);
-    /* Counted even after a failure, so that axes_free() frees it. */
+    /* The new axis counts even after a failure, so that axes_free() frees its values. */
     struct axis *axis = &axes->at[axes->count++];
     *axis = (struct axis){.spec = spec, .values = values};
     enum status status = add_elements(axis, list, text);
@@ -208,7 +210,7 @@ enum status axes_check(const struct axes *axes)
         COMBINATIONS_MAX);
 }
 
-/* Returns the index of an axis' value in a combination. */
+/* Returns the index of the value that axis number `axis` has in a combination. */
 static size_t value_index(const struct axes *axes, size_t axis, size_t combination)
 {
     for (size_t i = axes->count - 1; i > axis; i--)
@@ -269,7 +271,7 @@ bool axes_describe_rest(const struct axes *axes, size_t combination, char *text,
     *text = '\0';
     while (end > 0 && value_index(axes, end - 1, combination) == 0)
         end--;
-    /* One command per axis: the axes before it have their current values, those after it all values. */
+    /* One command per axis: earlier axes keep their current values, later axes take all of theirs. */
     for (size_t last = end; last-- > 0;) {
         const struct axis *axis = &axes->at[last];
         size_t first = value_index(axes, last, combination) + (last + 1 < end);

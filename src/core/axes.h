@@ -26,11 +26,11 @@ struct axes {
     size_t count;
 };
 
-/* Whether `text` is a list or a range, and the option accepts one: it takes a number or a word, and has a CSV
- * column. */
+/* Returns whether `text` has the form of a list or a range and the option accepts them. Options that take a
+ * number or a word and have a CSV column accept them. */
 bool axes_accept(const struct option_spec *spec, const char *text);
 
-/* Appends the axis of an option that has none yet. To check each value, stores it in the struct `values`.
+/* Appends an axis for an option that has no axis yet. Stores each value in the struct `values` to check it.
  * STATUS_USAGE for an invalid value or range, a value that occurs twice, or too many values or axes. */
 enum status axes_add(struct axes *axes, const struct option_spec *spec, void *values, const char *text);
 
@@ -61,9 +61,9 @@ void axes_describe(const struct axes *axes, size_t combination, char *text, size
  * they do not fit. Returns the length of the whole text. */
 size_t axis_join(const struct axis *axis, size_t first, char *text, size_t size);
 
-/* Writes the options that select the combinations from number `combination` on when they replace those of the
- * command, with one command per axis at most: "--res 16 --batch 4,8, then with --res 32". Writes "" if these
- * are all combinations. Returns false if the text does not fit into `size` bytes. */
+/* Writes the options that measure the combinations from number `combination` on, when they replace those of
+ * the original command. Uses at most one command per axis: "--res 16 --batch 4,8, then with --res 32". Writes
+ * "" if `combination` is 0. Returns false if the text does not fit into `size` bytes. */
 bool axes_describe_rest(const struct axes *axes, size_t combination, char *text, size_t size);
 
 void axes_free(struct axes *axes);

@@ -12,13 +12,13 @@
 /* A consumer that does not train on the batch reads only `values` and `bytes`. */
 struct batch {
     const void *values;
-    size_t bytes;  /* of all samples, padding after the last one included */
+    size_t bytes;  /* of all samples, with the padding after the last sample */
     size_t stride; /* bytes from one sample to the next */
     uint32_t count;
     enum dtype type;
     bool interleaved;      /* true: NHWC; false: NCHW */
-    const int32_t *labels; /* in the memory of `values`; NULL: sample j has class (first + j) mod classes */
-    uint64_t first;
+    const int32_t *labels; /* same memory as `values`; NULL: sample j has class (first + j) mod classes */
+    uint64_t first;        /* number of the first sample */
 };
 
 #endif

@@ -26,11 +26,9 @@ struct compute {
     {                                                                                                        \
         "compute", "MS|train[:MODEL]", OPTION_TEXT, (at) + offsetof(struct compute, text), NULL, 0, 0, NULL, \
             true,                                                                                            \
-            "run a training step on the GPU for every batch while the next batches are produced; MS runs a " \
-            "step "                                                                                          \
-            "of that many milliseconds, train runs the trainer's own step on the batch (default of MODEL: "  \
-            "cnn "                                                                                           \
-            "for 1x28x28, else cnn-fdsl)"                                                                    \
+            "run a training step on the GPU for every batch while the next batches are produced; MS: a "     \
+            "step of that many milliseconds; train: the trainer's own step on the batch (default of "        \
+            "MODEL: cnn for 1x28x28, else cnn-fdsl)"                                                         \
     }
 
 /* Parses compute->text into step_s or task.model; the model may be "". STATUS_USAGE unless the text is a

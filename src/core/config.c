@@ -28,7 +28,7 @@ static enum status add(struct config *config, char *argument)
 #ifdef HAVE_INIH
 #define LINE_MAX_BYTES 190 /* inih has room for 200 */
 
-/* The file while inih reads it. inih reads a line only after it has handled the one before. */
+/* The state of reading the file. inih handles each line before it reads the next. */
 struct reading {
     struct config *config;
     const char *rest, *end; /* of the file's text */
@@ -36,8 +36,8 @@ struct reading {
     enum status status;
 };
 
-/* Gives inih the next line, as fgets() does. A line that is too long or has a NUL byte ends the file with an
- * error. */
+/* Returns the next line for inih, like fgets(). A line that is too long or has a NUL byte ends the reading
+ * with an error. */
 static char *next_line(char *line, int size, void *context)
 {
     struct reading *reading = context;
@@ -72,7 +72,8 @@ static int take_line(void *context, const char *section, const char *name, const
     (void)section;
     if (strcmp(name, "config") == 0) {
         reading->status =
-            status_set(STATUS_USAGE, "--config %s: line %d: a file cannot name another one; copy its lines",
+            status_set(STATUS_USAGE,
+                       "--config %s: line %d: a file cannot name another file; copy the other file's lines",
                        config->path, reading->line);
         return 0;
     }
@@ -119,7 +120,8 @@ static enum status read_file(struct config *config)
 
 enum status config_read(int argc, char *argv[], struct config *config)
 {
-    *config = (struct config){.path = options_peek(NULL, 0, argc, argv, "config")}; /* full name only */
+    /* Without specs, options_peek() accepts only the full name. */
+    *config = (struct config){.path = options_peek(NULL, 0, argc, argv, "config")};
     TRY(add(config, strdup(argv[0])));
     if (config->path)
         TRY(read_file(config));

@@ -7,16 +7,16 @@
 struct config {
     char **argv; /* owned: program name, options of the file, command line; NULL-terminated */
     int argc;
-    const char *path; /* of the file, in the arguments of main(); NULL: none */
+    const char *path; /* of the file, points into the arguments of main(); NULL: no file */
     int file_options; /* argv[1] to argv[file_options] come from the file */
     int *lines;       /* owned: argv[i] comes from line lines[i] of the file; NULL without file options */
     char **command; /* what follows "--" on the command line, NULL-terminated; NULL without "--"; not owned */
 };
 
-/* Fills `config` with the command line up to "--" and, if it contains --config, with the options of that
- * file. A line "name = value" means --name=value; options_parse() takes the value of a flag. Section headings
- * are ignored. The caller calls config_free(), also after a failure. STATUS_USAGE names the file and the line
- * that is not an option; STATUS_UNAVAILABLE in a build without inih. */
+/* Fills `config` with the command line up to "--". If it contains --config, the options of that file come
+ * first. A line "name = value" means --name=value; options_parse() then accepts a value for a flag. Section
+ * headings are ignored. The caller calls config_free(), also after a failure. STATUS_USAGE names the file and
+ * the line that is not an option; STATUS_UNAVAILABLE in a build without inih. */
 enum status config_read(int argc, char *argv[], struct config *config);
 void config_free(struct config *config);
 

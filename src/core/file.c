@@ -35,7 +35,8 @@ enum status file_check_new(const char *path)
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     if (!*name)
         return status_set(STATUS_USAGE, "'%s' names no file; add a name such as results.csv", path);
-    if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode)) /* else another process has just created it */
+    /* If the path exists but is no link, another process has just created the file. */
+    if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode))
         return status_set(STATUS_USAGE, "%s is a link to a file that does not exist; delete it", path);
 
     char buffer[PATH_MAX];
@@ -43,7 +44,7 @@ enum status file_check_new(const char *path)
     if (access(folder, W_OK | X_OK) == 0)
         return STATUS_OK;
     if (errno == ENOENT)
-        return status_set(STATUS_USAGE, "%s: its folder does not exist; make it with: mkdir -p '%s'", path,
+        return status_set(STATUS_USAGE, "%s: its folder does not exist; create it with: mkdir -p '%s'", path,
                           folder);
     /* access() also fails for root on a read-only file system. */
     return status_set(STATUS_USAGE, "%s: its folder '%s' cannot be written (%s); choose another", path,
@@ -62,8 +63,8 @@ bool file_same(const char *a, const char *b)
            strcmp(name_a ? name_a + 1 : a, name_b ? name_b + 1 : b) == 0;
 }
 
-/* Returns the resolved name of the deepest part of a path that exists: for "a/b/c" where only "a" exists,
- * that of "a". The caller frees it; NULL if memory runs out. */
+/* Returns the resolved path of the deepest part of `path` that exists. For "a/b/c" where only "a" exists,
+ * resolves "a". The caller frees it; NULL if memory runs out. */
 static char *real_part(const char *path)
 {
     char part[PATH_MAX], *real = NULL;
@@ -157,8 +158,8 @@ void file_sync_folder(const char *path)
 
 /* ---- Whole files ---- */
 
-/* The writers that have a temporary file, so that the signal handler can remove the files. A thread that
- * holds the lock blocks all signals; so the handler never waits for its own thread. */
+/* All writers with a temporary file, so that the signal handler can remove the files. A thread that holds the
+ * lock blocks all signals, so the handler never waits for its own thread. */
 static struct file_writer *open_writers;
 static atomic_flag writers_locked = ATOMIC_FLAG_INIT;
 
@@ -178,7 +179,7 @@ static void unlock_writers(const sigset_t *mask)
 }
 
 static atomic_bool holding;
-static atomic_int held_signal; /* 0: none has come */
+static atomic_int held_signal; /* the deferred signal; 0: none */
 
 /* What the signal handler prints. The main thread fills one line while the handler may print the other. */
 #define LAST_WORDS_MAX 1024
@@ -201,8 +202,8 @@ void file_say_on_signal(const char *format, ...)
     atomic_store(&last_words_at, *text ? at : -1);
 }
 
-/* The signal handler. Never releases the lock, so that no thread creates or renames a file before the signal,
- * which is blocked until this returns, ends the program. */
+/* The signal handler. Keeps the lock, so that no other thread creates or renames a file before the program
+ * ends. The raised signal is blocked until this function returns; then it ends the program. */
 static void remove_and_die(int signal_number)
 {
     if (atomic_load(&holding)) {
@@ -293,7 +294,7 @@ static void writer_free(struct file_writer *writer, bool in_place)
     *writer = (struct file_writer){.fd = -1};
 }
 
-/* Frees a writer that failed and reports the reason in errno. */
+/* Frees a writer after a failed call. The message has the reason from errno. */
 static enum status writer_failed(struct file_writer *writer)
 {
     enum status status =
@@ -366,7 +367,8 @@ enum status file_write_atomic(const char *path, const void *bytes, size_t count)
 
 /* ---- Reading ---- */
 
-/* Reads the whole file, which may be shorter than stat() reported. */
+/* Reads up to `*size` bytes; the file may have become shorter since fstat(). Sets `*size` to the bytes
+ * read. */
 static enum status read_all(int fd, char *bytes, size_t *size)
 {
     size_t got = 0;

@@ -50,11 +50,11 @@ struct file_writer {
     struct file_writer *next; /* in the list of open writers, so an open writer must not move in memory */
 };
 
-/* file_begin() opens the temporary file, file_add() appends, file_complete() syncs and closes it, and
- * file_end() renames it to `path`, completing it first if necessary. Links are followed; only regular files
- * are replaced. After STATUS_FAILED or file_abandon() the temporary file is gone and an earlier file at
+/* file_begin() opens the temporary file, file_add() appends, and file_complete() syncs and closes the file.
+ * file_end() renames it to `path`, and completes it first if necessary. Links are followed; only regular
+ * files are replaced. After STATUS_FAILED or file_abandon() the temporary file is gone and an earlier file at
  * `path` is unchanged. To write several files that belong together, complete all of them before ending the
- * first: a full disk shows in file_complete() at the latest. Each thread may write its own files. */
+ * first: a full disk fails file_complete() at the latest. Each thread may write its own files. */
 enum status file_begin(struct file_writer *writer, const char *path);
 enum status file_add(struct file_writer *writer, const void *bytes, size_t count);
 enum status file_complete(struct file_writer *writer);
@@ -68,10 +68,9 @@ enum status file_write_atomic(const char *path, const void *bytes, size_t count)
  * program. Signals that are ignored stay ignored. */
 void file_remove_on_signals(void);
 
-/* Sets the line that SIGHUP, SIGINT and SIGTERM print before they end the program ("fdsl-bench: interrupted:
- * ..."): what is kept, and how to go on. They print nothing before the first call, and after one
- * with an empty text. Only the main thread may call.
- */
+/* Sets the line that SIGHUP, SIGINT and SIGTERM print before they end the program: what is kept, and how to
+ * continue. "fdsl-bench: interrupted: " is printed before it. Before the first call, and after a call with an
+ * empty text, nothing is printed. Only the main thread may call this function. */
 void file_say_on_signal(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* file_hold_signals() defers SIGHUP, SIGINT and SIGTERM until file_release_signals(), which raises the

@@ -29,17 +29,18 @@ struct generator {
     const struct generator_type *type;
 };
 
-/* What a generator is opened for. */
+/* The parameters for opening a generator. */
 struct generator_request {
     bool on_device; /* true: on CUDA device resources.device; false: on resources.threads CPU threads */
     struct resources resources;
     uint32_t batch; /* the most samples per call */
 };
 
-/* Generates samples numbers[0] to numbers[count - 1] contiguously into `samples`; 1 <= count <= the request's
- * batch. On the host, the samples are complete when it returns; `stream` is NULL. On a device, `numbers`
- * and `samples` (16-byte aligned) are device memory, the device must be current, and the work is enqueued on
- * `stream` (a cudaStream_t) without waiting. At most one call per generator may be in flight. */
+/* Generates the samples with numbers[0] to numbers[count - 1] and stores them contiguously in `samples`; 1 <=
+ * count <= the request's batch. On the host, the samples are complete when it returns; `stream` is NULL. On a
+ * device, `numbers` and `samples` (16-byte aligned) are device memory, the device must be current, and the
+ * work is enqueued on `stream` (a cudaStream_t) without waiting. At most one call per generator may be in
+ * flight. */
 static inline enum status generator_make(struct generator *generator, const uint64_t *numbers, uint32_t count,
                                          void *samples, void *stream)
 {

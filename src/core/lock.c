@@ -12,7 +12,7 @@
 #include "core/timer.h"
 
 #define POLL_NS (20 * 1000 * 1000)
-#define SAY_S   1 /* name the holder after this time; a lock is usually held for milliseconds */
+#define SAY_S   1 /* time until the holder is named; locks are usually held for milliseconds */
 
 static double timeout_s = LOCK_TIMEOUT_S;
 
@@ -47,7 +47,7 @@ static long holder_of(int fd)
     return found;
 }
 
-/* Returns "process 1234 (fdsl-bench)" in `text`, or "another process". */
+/* Describes the process that holds the lock: "process 1234 (fdsl-bench)" in `text`, or "another process". */
 static const char *describe_holder(int fd, char *text, size_t bytes)
 {
     char path[64], command[32] = "";

@@ -7,8 +7,8 @@
 #define MEASURES_MAX     64 /* the most columns per workload */
 #define MEASURE_TEXT_MAX 64 /* bytes per value, including the terminating zero */
 
-/* How the row with rank=all combines the values of the ranks. Also tells whether a column holds text, a
- * number or a hash. */
+/* How the row with rank=all combines the values of the ranks. Implies whether a column has text, numbers or
+ * hashes. */
 enum combine {
     COMBINE_FIRST,  /* text that all ranks share: rank 0's */
     COMBINE_SAME,   /* a number that all ranks share: rank 0's */

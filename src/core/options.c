@@ -28,7 +28,8 @@ static void __attribute__((format(printf, 3, 4))) append(char *text, size_t size
     va_end(arguments);
 }
 
-/* Returns the spec with this index, counted over all tables in order, or NULL past the last. */
+/* Returns the spec with this index, counted over all tables in order, or NULL after the last. Sets `*values`
+ * to its struct. */
 static const struct option_spec *spec_at(const struct options *options, size_t index, void **values)
 {
     for (size_t t = 0; t < options->table_count; t++) {
@@ -42,10 +43,11 @@ static const struct option_spec *spec_at(const struct options *options, size_t i
     return NULL;
 }
 
-/* Former names of options. A former name works where no option has it now and one has the current name. */
+/* Former names of options. A former name is accepted if no option of the tables has it and one option has the
+ * current name. */
 static const struct former {
     const char *was, *now;
-    const char *number; /* what to use if the value is a number, because the former name now means a count */
+    const char *number; /* the advice if the value is a number: the user then means a count */
 } formers[] = {{"samples", "samples-out", "--loops N takes exactly N samples, --min-samples N at least N"},
                {"output", "dtype", NULL},
                {"tensor", "dtype", NULL},
@@ -62,14 +64,15 @@ static bool has_name(const struct options *options, const char *name, size_t *in
     return false;
 }
 
-/* Whether the former name works with these tables; `*index` becomes the index of the option it stands for. */
+/* Returns whether the former name is accepted with these tables. Sets `*index` to the index of the option
+ * that it means. */
 static bool works(const struct options *options, const struct former *name, size_t *index)
 {
     return !has_name(options, name->was, index) && has_name(options, name->now, index);
 }
 
-/* Whether the arguments contain the former name in full. Other former names must not make prefixes of current
- * names ambiguous. */
+/* Returns whether the arguments contain the former name in full. Only then is it given to getopt_long():
+ * otherwise it could make a prefix of a current name ambiguous. */
 static bool is_used(const struct former *name, int argc, char *const argv[])
 {
     size_t length = strlen(name->was);
@@ -151,7 +154,7 @@ static enum status explain_refused(const struct options *options, const char *ar
     return explain_unknown(options, argument);
 }
 
-/* `was`: the former name by which the option was given, or NULL. */
+/* Sets the message for an option without its value. `was` is the former name that was used, or NULL. */
 static enum status explain_missing(const struct option_spec *spec, const char *was)
 {
     const char *example = spec->fallback;
@@ -165,7 +168,8 @@ static enum status explain_missing(const struct option_spec *spec, const char *w
     return status_set(STATUS_USAGE, "--%s needs a value, e.g. --%s %s", spec->name, spec->name, example);
 }
 
-/* Returns the index of the spec for a return value of getopt_long(): the value of a spec or a letter. */
+/* Returns the index of the spec for a return value of getopt_long(): FIRST_VALUE + index, or a short option's
+ * letter. */
 static size_t found_index(const struct options *options, int found)
 {
     if (found >= FIRST_VALUE)
@@ -177,7 +181,8 @@ static size_t found_index(const struct options *options, int found)
     return index;
 }
 
-/* What options->given holds: where, plus GIVEN_FORMER times the number of the former name, counted from 1. */
+/* Values of options->given: where the option was given, plus GIVEN_FORMER * (i + 1) if it was given as
+ * formers[i].was. */
 enum { GIVEN_IN_FILE = 1, GIVEN_HERE, GIVEN_FORMER = 4 };
 
 /* One option that getopt_long() has recognised. */
@@ -186,7 +191,7 @@ struct found {
     const struct former *former; /* NULL if it was given by its current name */
     size_t index;
     void *values;
-    const char *argument; /* the argument with its name */
+    const char *argument; /* the whole argument, such as "--name=value" */
     bool in_file;
 };
 
@@ -203,8 +208,8 @@ static struct found resolve(const struct options *options, int value, const char
     return found;
 }
 
-/* Resolves a name with a new meaning by its value: where --layout is nchw or nhwc, `--layout files` means
- * --store files. */
+/* Decides by the value whether a name has its current or its former meaning. Where --layout takes nchw or
+ * nhwc, `--layout files` means --store files. */
 static void resolve_by_value(const struct options *options, struct found *found, const char *value)
 {
     for (size_t i = 0, index; i < COUNT_OF(formers); i++) {
@@ -220,13 +225,13 @@ static void resolve_by_value(const struct options *options, struct found *found,
     }
 }
 
-/* Refuses a former name whose value belongs to the name's current meaning. */
+/* Refuses a former name whose value does not suit the option that it means, and says what to use instead. */
 static enum status check_former(const struct options *options, const struct found *found, const char *value)
 {
     const struct former *former = found->former;
     if (former->number && *value && strspn(value, "0123456789") == strlen(value)) {
         size_t index;
-        bool trains = has_name(options, "train-size", &index); /* and does not repeat runs */
+        bool trains = has_name(options, "train-size", &index); /* trainers do not repeat runs */
         return status_set(STATUS_USAGE, "--%s %s: %s; --%s %s names a file", former->was, value,
                           trains ? "--train-size N trains on N samples" : former->number, former->now,
                           found->spec->argument);
@@ -269,13 +274,14 @@ static enum status explain_twice(const struct found *found, unsigned char before
 static enum status take_value(struct options *options, const struct found *found)
 {
     if (options->axes)
-        axes_remove(options->axes, found->spec); /* the command line overrides a file */
+        axes_remove(options->axes, found->spec); /* the command line replaces a list of the file */
     if (options->axes && axes_accept(found->spec, optarg))
         return axes_add(options->axes, found->spec, found->values, optarg);
     return option_set(found->spec, found->values, optarg);
 }
 
-/* Stores the value of an option, which is optarg. `previous` is the argument before the next option. */
+/* Stores optarg as the value of an option. `previous` is the last argument that getopt_long() has
+ * consumed. */
 static enum status take_option(struct options *options, struct found *found, const char *previous)
 {
     bool flag = found->spec->kind == OPTION_FLAG;
@@ -326,7 +332,7 @@ static enum status take_operand(struct options *options, const char *argument)
     return STATUS_OK;
 }
 
-/* Takes what getopt_long() returned for the argument at `at`. */
+/* Handles `value`, which getopt_long() returned for the argument argv[at]. */
 static enum status take_found(struct options *options, int value, int at, char *const argv[])
 {
     bool in_file = options->config && at <= options->config->file_options;
@@ -341,7 +347,8 @@ static enum status take_found(struct options *options, int value, int at, char *
     return value == '?' ? take_flag_value(options, &found) : take_option(options, &found, argv[optind - 1]);
 }
 
-/* Adds file and line to the message if the argument at `at` comes from a file. `config` may be NULL. */
+/* Prefixes the message with file and line if the argument argv[at] comes from a --config file. `config` may
+ * be NULL. */
 static enum status locate(const struct config *config, int at, enum status status)
 {
     if (!config || at > config->file_options)
@@ -379,8 +386,8 @@ enum status options_parse(struct options *options, int argc, char *const argv[])
         return status_set(STATUS_FAILED, "out of memory for %zu options", count);
     }
 
-    /* '-' makes getopt return 1 for an argument that is not an option, in its place. ':' makes it return ':'
-     * for a missing value. */
+    /* '-' makes getopt_long() return 1 for an argument that is not an option, without moving it to the end.
+     * ':' makes it return ':' for a missing value. */
     char letters[8] = "-:";
     enum status status = STATUS_OK;
     for (size_t i = 0; i < count && status == STATUS_OK; i++) {
@@ -428,7 +435,7 @@ void options_free(struct options *options)
     options->given = NULL;
 }
 
-/* Hashes a text and its terminating zero, so that neighbouring texts cannot run together. */
+/* Hashes a text with its terminating zero, so that "ab", "c" and "a", "bc" have different hashes. */
 static uint64_t hash_text(uint64_t hash, const char *text)
 {
     return fnv_add(hash, text, strlen(text) + 1);
@@ -463,7 +470,7 @@ bool options_given(const struct options *options, const char *name)
 
 /* ---- Before the parse ---- */
 
-/* Whether `letters` is the name of the option or a prefix that no other name has. */
+/* Returns whether `letters` is the name of the option or a prefix of no other name. */
 static bool means_option(const struct option_spec *specs, size_t count, const char *letters, size_t length,
                          const char *name)
 {

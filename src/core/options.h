@@ -12,8 +12,8 @@
 struct axes;
 struct config;
 
-/* Without a default, an option that is not given is false, 0, NaN, -1 or NULL, by kind. So a count without a
- * default needs a minimum of 1. */
+/* An option that is not given and has no default is false, 0, NaN, -1 or NULL, by kind. Therefore a count
+ * without a default needs a minimum of at least 1, unless 0 also means that it is not given (--threads). */
 enum option_kind {
     OPTION_FLAG,   /* bool; takes no argument */
     OPTION_COUNT,  /* uint64_t in [minimum, maximum] */
@@ -23,8 +23,9 @@ enum option_kind {
     OPTION_OUTPUT  /* a text that names an output file: no two options may name the same file */
 };
 
-/* Whether an option has a CSV column. Tables write false and true, or COLUMN_APART where the runner adds the
- * column itself. Numbers and words with a column accept lists and ranges (core/axes.h). */
+/* Whether an option has a CSV column. Tables write false and true, or COLUMN_APART if the runner adds the
+ * column itself. Options that take a number or a word and have a column accept lists and ranges
+ * (core/axes.h). */
 enum option_column { COLUMN_NONE = false, COLUMN = true, COLUMN_APART };
 
 struct option_spec {
@@ -52,14 +53,14 @@ struct options {
     struct option_table tables[OPTION_TABLES_MAX]; /* the common options, then those of the workload */
     size_t table_count;
     const struct config
-        *config; /* its file's options come first in argv; later ones may override them. NULL: no file */
+        *config; /* the options of its file come first in argv; later options override them. NULL: no file */
     size_t operands_max;   /* how many arguments that are not options are allowed, such as file names */
     const char **operands; /* room for operands_max of them, which point into argv; may be NULL if 0 */
     size_t operand_count;
     unsigned char
         *given;        /* per spec, tables in order: 0 if not given, else where and by which name (owned) */
-    struct axes *axes; /* receives lists and ranges, whose first values are stored; NULL: they are refused.
-                        * The caller frees it with axes_free() */
+    struct axes *axes; /* receives lists and ranges; the structs get their first values. NULL: lists are
+                        * refused. The caller frees it with axes_free() */
     /* Called for a name that no table has: returns STATUS_USAGE with a message that says where the option
      * belongs, or STATUS_OK if it is unknown. May be NULL. */
     enum status (*explain)(void *context, const char *name);

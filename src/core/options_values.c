@@ -14,7 +14,8 @@
 static void real_text(double value, char *text, size_t size)
 {
     char shortest[64] = "";
-    for (int digits = 1; digits <= 17; digits++) { /* fewest characters, not digits: 100 instead of 1e+02 */
+    /* Looks for the fewest characters, not the fewest digits: 100, not 1e+02. */
+    for (int digits = 1; digits <= 17; digits++) {
         char candidate[64];
         snprintf(candidate, sizeof candidate, "%.*g", digits, value);
         if (strtod(candidate, NULL) == value && (!*shortest || strlen(candidate) < strlen(shortest)))

@@ -7,7 +7,7 @@
 
 struct partition {
     uint64_t rank, ranks; /* ranks >= 1 */
-    bool strong;          /* strong scaling: the ranks divide one batch; weak: each rank has a whole one */
+    bool strong;          /* strong scaling: the ranks divide one batch; weak: each rank has a whole batch */
 };
 
 /* Items [first, first + count) of `total`. */

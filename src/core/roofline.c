@@ -4,8 +4,8 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* Returns the least DRAM traffic. Caches may still hold part of `once_bytes` from the previous run, and the
- * chip may keep part of `round_bytes` between rounds. */
+/* Returns the least DRAM traffic in bytes. Caches may still have part of `once_bytes` from the previous run,
+ * and the chip may keep part of `round_bytes` between rounds. */
 static double memory_bytes(const struct least_work *work, const struct machine_peaks *peaks)
 {
     return fmax(work->once_bytes - peaks->cache_bytes, 0) +
@@ -57,11 +57,11 @@ const char *roofline_bound_name(enum bound bound)
     return names[bound];
 }
 
-/* FLOPs per cycle and multiprocessor: the dense peak rates in NVIDIA's white papers (docs/roofline.md),
+/* FLOPs per cycle per multiprocessor: the dense peak rates in NVIDIA's white papers (docs/roofline.md),
  * divided by the number of multiprocessors and the clock. */
 static const struct {
     int major, minor;
-    double flops[UNIT_COUNT]; /* fp32, TF32, fp16 and bf16 */
+    double flops[UNIT_COUNT]; /* fp32, TF32, fp16 or bf16 */
 } architectures[] = {
     {8, 0, {128, 1024, 2048}},  /* A100 */
     {8, 6, {256, 512, 1024}},   /* A40, RTX 30 */
@@ -89,8 +89,8 @@ struct machine_peaks roofline_gpu_peaks(const struct gpu_facts *gpu)
     return peaks;
 }
 
-/* No x86-64 core issues more than two vector FMAs per cycle. The compiler may vectorize plain loops with the
- * widest vectors that its flags allow. */
+/* Assumes two vector FMAs per cycle: no x86-64 core issues more. Plain loops ("scalar") may use the widest
+ * vectors that the compiler's flags allow. */
 double roofline_cpu_flops_per_cycle(const char *instruction_set)
 {
 #if defined(__AVX512F__)

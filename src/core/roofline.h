@@ -1,7 +1,8 @@
 /* The roofline model: a lower bound of the time that a run needs on a machine.
  *
- * It is computed from the least work of any correct program and from the peak rates of the machine. If either
- * is unknown there is no bound. docs/roofline.md says what is counted and where the peaks come from. */
+ * It is computed from the least work that any correct program must do and from the peak rates of the machine.
+ * If either is unknown there is no bound. docs/roofline.md says what is counted and where the peaks come
+ * from. */
 #ifndef FDSL_CORE_ROOFLINE_H
 #define FDSL_CORE_ROOFLINE_H
 
@@ -15,7 +16,7 @@ enum unit {
     UNIT_COUNT
 };
 
-/* The least work of a run; 0 if unknown. */
+/* The least work of a run; 0 if unknown. A round is a step or an epoch within the run. */
 struct least_work {
     double flops;               /* floating-point operations; a fused multiply-add counts as two */
     enum unit unit;             /* the fastest unit that the variant uses for any of them */
@@ -49,8 +50,9 @@ enum bound { BOUND_UNKNOWN, BOUND_COMPUTE, BOUND_MEMORY, BOUND_BUS };
 
 /* The lower bound of a run: floor_s is the larger of flops / peak_flops and bytes / peak_bytes_per_s. */
 struct roofline {
-    double flops, peak_flops;       /* peak_flops: per second; 0 if unknown */
-    double bytes, peak_bytes_per_s; /* memory traffic that caches cannot save, or bus traffic; 0 if unknown */
+    double flops, peak_flops; /* peak_flops: per second; 0 if unknown */
+    double bytes,
+        peak_bytes_per_s; /* memory traffic that caches cannot avoid, or bus traffic; 0 if unknown */
     enum bound bound;
     double floor_s; /* 0 if unknown */
 };
@@ -61,18 +63,18 @@ FDSL_C_BEGIN
 struct roofline roofline_of(const struct least_work *work, const struct machine_peaks *peaks);
 
 /* Adds one rank to `all`, the total of ranks that run concurrently; start from zeros. Adds the work and the
- * peaks. If `sharers` >= 1 ranks share a device, each rank adds 1/sharers of its peaks. The bound and the
- * floor are those of the rank with the largest floor. */
+ * peaks. `sharers` >= 1 ranks share the rank's device, so the rank adds 1/sharers of the device's peaks. The
+ * bound and the floor are those of the rank with the largest floor. */
 void roofline_add(struct roofline *all, const struct roofline *rank, int sharers);
 
 /* Returns "compute", "memory", "bus", or "" if there is no bound. */
 const char *roofline_bound_name(enum bound bound);
 
-/* Returns the dense peak rates of a GPU. FLOP rates are 0 if the compute capability is not in the table; any
+/* Returns the dense peak rates of a GPU. A FLOP rate is 0 if the compute capability is not in the table. Any
  * rate is 0 if its clock or bus width is 0. */
 struct machine_peaks roofline_gpu_peaks(const struct gpu_facts *gpu);
 
-/* Returns the peak fp32 FLOPs per core and cycle with this instruction set (variant.instruction_set); 0 if
+/* Returns the peak fp32 FLOPs per cycle per core with this instruction set (variant.instruction_set); 0 if
  * unknown. */
 double roofline_cpu_flops_per_cycle(const char *instruction_set);
 

@@ -39,7 +39,8 @@ static double relative(double spread, double centre)
     return spread == 0 ? 0 : spread / fabs(centre);
 }
 
-/* Returns the number of sorted values below `value`, or with `equal_too` not above it. */
+/* Returns how many of the `count` sorted values are below `value`, or, with `equal_too`, how many are not
+ * above it. */
 static size_t count_below(const double *sorted, size_t count, double value, bool equal_too)
 {
     size_t low = 0;
@@ -60,8 +61,8 @@ static double rank_of(double sample, const double *sorted, size_t count)
            (double)(count_below(sorted, count, sample, false) + count_below(sorted, count, sample, true) - 1);
 }
 
-/* Returns the autocorrelation at `lag` of `count` values with mean 0. Corrects, to first order, the bias that
- * comes from using the sample mean instead of the true mean. */
+/* Returns the autocorrelation at `lag` of `count` values with mean 0 and sum of squares `square`. Corrects,
+ * to first order, the bias that comes from using the sample mean instead of the true mean. */
 static double correlation(const double *values, size_t count, double square, size_t lag)
 {
     double sum = 0;
@@ -70,10 +71,10 @@ static double correlation(const double *values, size_t count, double square, siz
     return sum / square + (1 + sum / square) / (double)count;
 }
 
-/* Returns the variance of the mean divided by that of independent values, at least 1. Adds the correlations
- * of neighbouring lags in pairs, made non-increasing, until a pair is not positive (Geyer's initial monotone
- * sequence). The estimate is too small for series of few correlation times; the last line corrects it
- * (docs/notes/median_interval.md). */
+/* Returns the variance of the mean divided by the variance that independent values would give, at least 1.
+ * Adds the autocorrelations of neighbouring lags in pairs, limits each pair to the one before, and stops at
+ * the first pair that is not positive (Geyer's initial monotone sequence). For a series that spans few
+ * correlation times this estimate is too small; the last line corrects it (docs/notes/median_interval.md). */
 static double inflation(const double *values, size_t count)
 {
     double square = 0, sum = 0, before = HUGE_VAL;
@@ -96,7 +97,8 @@ static double inflation(const double *values, size_t count)
 #define BLOCKS_MAX 2048 /* limits the time for a long, slowly changing series to milliseconds */
 
 /* Returns the effective sample size. Uses the ranks of the samples, so that it is robust against outliers.
- * Divides long series into blocks and multiplies the inflation of the block means by that within blocks. */
+ * Divides a long series into blocks, and multiplies the inflation of the block means by the inflation within
+ * blocks. */
 static double effective_count(const double *samples, const double *sorted, size_t count, double *blocks)
 {
     size_t length = (count + BLOCKS_MAX - 1) / BLOCKS_MAX, block_count = count / length;
@@ -131,8 +133,9 @@ static void median_interval(const double *sorted, size_t count, double effective
 /* Counts outliers. Overwrites `sorted` with the sorted distances from the median.
  *
  * If more than half the samples are equal, which is likely with a coarse clock, the median distance is 0 and
- * every other sample would be an outlier. Then the mean distance is used, which is 0 only if all samples are
- * equal. With it, samples that differ by a clock tick pass if they are common, and a single spike counts. */
+ * every other sample would be an outlier. Then the mean distance is used; it is 0 only if all samples are
+ * equal. With the mean distance, many samples that differ by one clock tick are not outliers, but a single
+ * spike is. */
 static size_t count_outliers(double *sorted, size_t count, double median)
 {
     for (size_t i = 0; i < count; i++)
@@ -221,7 +224,7 @@ static double beta_share(double a, double b, double x, double rest)
     return 1 - front * beta_fraction(b, a, rest) / b;
 }
 
-/* Returns the probability that |T| > t > 0. */
+/* Returns the probability that |T| > t, for t > 0 and T with Student's t distribution. */
 static double student_tails(double t, double freedom)
 {
     if (freedom > FREEDOM_MAX)

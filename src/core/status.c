@@ -131,7 +131,7 @@ void status_set_context(const char *text)
     snprintf(context, sizeof context, "%.240s%s", text, *text ? ": " : "");
 }
 
-/* Returns the message without a first "--name value: " that the context has already. */
+/* Returns `text` without its leading "--name value: " if the context has the same option. */
 static const char *without_context(const char *text)
 {
     const char *end = strncmp(text, "--", 2) == 0 ? strstr(text, ": ") : NULL;

@@ -21,7 +21,7 @@ enum status {
 };
 
 /* Returns the severity of a status, 0 for STATUS_OK, to choose one status for several ranks or variants.
- * STATUS_WRONG is the least severe failure, because the other variants still run; all others end the run. */
+ * STATUS_WRONG is the least severe failure, because other variants still run after it. */
 int status_severity(enum status code);
 
 /* Records a one-line message for the calling thread and returns `code`, so that a failing function can end
@@ -52,9 +52,9 @@ void status_joined(int rank, int ranks);
 /* Whether progress may be shown: stderr is a terminal and no launcher started this process. */
 bool status_shows_progress(void);
 
-/* Sets what all later messages on stderr begin with, after the name of the program ("" for nothing): options
- * with values, such as "--res 16 --batch 4". A message that begins with one of them does not repeat it. The
- * text is copied. Call while no other thread prints. */
+/* Sets a prefix for all later messages on stderr ("" for none): options with values, such as "--res 16
+ * --batch 4". A message that itself begins with one of these options does not repeat it. The text is copied.
+ * Call while no other thread prints. */
 void status_set_context(const char *text);
 
 /* Prints "fdsl-bench: warning: ..." to stderr, on rank 0 only. */
@@ -69,8 +69,8 @@ void status_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Prints "fdsl-bench: ..." to stderr, on rank 0 only, also if stderr is a log file. */
 void status_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Prints the recorded message as an error to stderr. After status_joined() only rank 0 prints; before it
- * every rank does, because rank 0 cannot know of their failures. */
+/* Prints the recorded message as an error to stderr. After status_joined() only rank 0 prints. Before that
+ * every rank prints, because rank 0 does not know of failures on other ranks. */
 void status_print(void);
 
 /* Returns from the calling function if `call` does not return STATUS_OK. */

@@ -44,8 +44,9 @@ enum status step_backend_step(struct step_backend *backend, const struct batch *
 /* Returns the stream of the steps: a cudaStream_t of the lowest priority, owned by the step backend. */
 void *step_backend_stream(const struct step_backend *backend);
 
-/* Waits for all steps and computes the mean loss per sample of the last STEP_BACKEND_RECENT steps, each loss
- * taken before its update; NaN before the first step. STATUS_FAILED if a loss was not finite. */
+/* Waits for all steps and computes the mean loss per sample over the last STEP_BACKEND_RECENT steps. The loss
+ * of a step is computed before its update. NaN before the first step. STATUS_FAILED if a loss was not
+ * finite. */
 #define STEP_BACKEND_RECENT 64
 enum status step_backend_loss(struct step_backend *backend, double *loss);
 

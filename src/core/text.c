@@ -2,10 +2,11 @@
 
 #include <string.h>
 
-#define ESCAPED_MAX 16 /* bytes that one character can become: four times \xNN */
+#define ESCAPED_MAX 16 /* the most bytes per character after escaping: four times \xNN */
 
-/* Decodes the first UTF-8 character of `text`. Returns its number of bytes, or 0 if it is invalid: overlong
- * forms, surrogates and code points above U+10FFFF are. Does not read past the end of the string. */
+/* Decodes the first UTF-8 character of `text` into `*code`. Returns its number of bytes, or 0 if it is
+ * invalid. Overlong forms, surrogates and code points above U+10FFFF are invalid. Does not read past the end
+ * of the string. */
 static size_t decode(const unsigned char *text, uint32_t *code)
 {
     static const struct {
@@ -27,7 +28,8 @@ static size_t decode(const unsigned char *text, uint32_t *code)
     return 0;
 }
 
-/* Whether a terminal prints this character: not a control character, separator or bidirectional mark. */
+/* Returns whether this character is safe on a terminal: not a control character, separator or bidirectional
+ * mark. */
 static bool is_shown(uint32_t code)
 {
     bool control = code < 0x20 || (code >= 0x7F && code <= 0x9F);

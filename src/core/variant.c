@@ -7,7 +7,7 @@
 #include "core/words.h"
 #include "core/workload.h"
 
-/* The address of a variant that this build holds, or NULL for one that it leaves out. */
+/* The address of a variant if this build contains it, else NULL. */
 #define WITH_NOTHING(symbol) &symbol
 #if defined(_OPENMP)
 #define WITH_OPENMP(symbol) &symbol
@@ -85,7 +85,7 @@ const struct variant_entry *variant_find(const char *name)
     return NULL;
 }
 
-/* Whether `part` is one of the parts that `needs` joins with '_'. cuDNN needs CUDA as well. */
+/* Returns whether `part` is one of the parts that `needs` joins with '_'. cuDNN needs CUDA as well. */
 static bool needs_part(const char *needs, const char *part)
 {
     if (strcmp(needs, "CUDNN") == 0 && strcmp(part, "CUDA") == 0)
@@ -98,8 +98,8 @@ static bool needs_part(const char *needs, const char *part)
     return false;
 }
 
-/* Sets the message that names the parts of `needs` that this build lacks. Any symbol can show whether a part
- * is built: WITH_...() of it is then not NULL. */
+/* Sets the message that names the parts of `needs` that this build lacks. Applies WITH_...() to an arbitrary
+ * symbol: the result is NULL if that part is not built. */
 static enum status explain_not_built(const char *needs)
 {
     static const struct {
@@ -190,7 +190,7 @@ enum status variant_select(const char *list, const char *workload, const struct 
     else {
         char *rest = names, *name;
         while (status == STATUS_OK && (name = strsep(&rest, ",")))
-            status = choose(trim(name), &workload, *chosen, count); /* a file may have "naive, omp" */
+            status = choose(trim(name), &workload, *chosen, count); /* a file may have blanks: "naive, omp" */
     }
     free(names);
     if (status != STATUS_OK) {

@@ -21,7 +21,7 @@ struct resources {
 
 /* The device time of one run. The runner measures wall time itself. */
 struct run_time {
-    double device_s; /* measured by events on the variant's stream; negative if only wall time applies */
+    double device_s; /* in seconds, from events on the variant's stream; negative if only wall time applies */
 };
 
 struct variant {
@@ -30,7 +30,7 @@ struct variant {
 
     bool threaded; /* uses resources.threads CPU threads instead of one */
 
-    /* The variant is slower if the driver compiles its kernels from PTX of an older architecture. */
+    /* true: the variant is slower if the driver compiles its kernels from PTX of an older architecture. */
     bool wants_own_architecture;
 
     /* Returns the vector instructions that the variant uses on this machine: "scalar" (plain loops), "avx2"
@@ -44,8 +44,8 @@ struct variant {
      * NULL: always available. */
     enum status (*probe)(const struct resources *resources);
 
-    /* Creates `*state`, which is NULL before, from the workload's input, which must outlive it. Not timed.
-     * The caller tears the state down unless it is NULL, also after a failure. */
+    /* Creates `*state` from the workload's input. `*state` is NULL before the call; `input` must outlive it.
+     * Not timed. The caller tears the state down unless it is NULL, also after a failure. */
     enum status (*setup)(const struct resources *resources, const void *input, void **state);
 
     /* Called before each run, not timed: prepares the machine, for example empties the page cache. May be

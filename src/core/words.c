@@ -53,12 +53,13 @@ const char *nearest_word(const char *word, const char *const *candidates, size_t
         if (other == 0 || other > WORD_MAX)
             continue;
         size_t distance = edit_distance(word, length, candidates[i], other), cost = distance;
-        /* A prefix of the candidate costs at most one error, the candidate plus extra letters at most two. */
+        /* If `word` is a prefix of the candidate, the cost is at most 1; if the candidate is a prefix of
+         * `word`, at most 2. */
         if (strncasecmp(word, candidates[i], smaller(length, other)) == 0)
             cost = smaller(distance, length < other ? 1 : 2);
         else if (distance > 1 + length / 3)
             continue;
-        size_t rank = cost * (WORD_MAX + 1) + distance; /* among equal costs, the distance decides */
+        size_t rank = cost * (WORD_MAX + 1) + distance; /* for equal costs, the smaller distance wins */
         if (rank < best) {
             best = rank;
             nearest = candidates[i];

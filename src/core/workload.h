@@ -42,26 +42,26 @@ struct workload {
     /* The workload's own CSV columns; ends with an entry whose column is NULL. */
     const struct measure *measures;
 
-    /* Measures that the table on stdout shows too, NULL-terminated. NULL if there are none. */
+    /* Measures that the table on stdout shows in addition, NULL-terminated. NULL if there are none. */
     const char *const *shown;
 
     /* Checks the parameters, fills in defaults that depend on other parameters, and creates the input for
-     * this rank's share of `partition`. The input is NULL before. The caller closes it unless it is NULL,
-     * even after a failure. */
+     * this rank's share of `partition`. `*input` is NULL before the call. The caller closes it unless it is
+     * still NULL, even after a failure. */
     enum status (*open)(const struct options *options, void *parameters, const struct partition *partition,
                         void **input);
     void (*close)(void *input);
 
     /* Changes the input to the share of another rank or number of ranks, and `parameters` to the values for
-     * the rows. No variant may be set up. STATUS_USAGE if a rank would have no share. */
+     * the rows. Called only while no variant is set up. STATUS_USAGE if a rank would have no share. */
     enum status (*repartition)(void *input, void *parameters, const struct partition *partition);
 
     /* Whether an option has an effect on the variant (NULL: on any variant) with these parameters. If not,
      * its column stays empty. If this function is NULL, all options have an effect. */
     bool (*applies)(const void *parameters, const struct variant *variant, const char *option);
 
-    /* Returns STATUS_OK if the variant supports `input`, else STATUS_USAGE with the reason, in which "it"
-     * is the variant. If this function is NULL, every variant supports every input. */
+    /* Returns STATUS_OK if the variant supports `input`, else STATUS_USAGE with the reason, which calls the
+     * variant "it". If this function is NULL, every variant supports every input. */
     enum status (*accepts)(const void *input, const struct variant *variant);
 
     /* Returns the state of the page cache at the start of a run, for the column `cache`. If this function is
@@ -72,8 +72,8 @@ struct workload {
      * afterwards the work of the latest runs. */
     struct work (*work)(const void *input, const struct variant *variant);
 
-    /* Counts the items of the latest run that differ from the reference. `number` is the run that the results
-     * must be of; results of another run are all wrong. Neither runs the variant nor changes its results. For
+    /* Counts the items of the latest run that differ from the reference. `number` is the expected run;
+     * results of any other run count as wrong. Does not run the variant and does not change its results. For
      * workloads with epochs.more(), a call with number 0 before the first run enables the checks of all later
      * steps. */
     enum status (*verify)(const void *input, const struct variant *variant, void *state, uint64_t number,
@@ -119,8 +119,8 @@ struct workload {
         enum status (*check_total)(const void *input, const struct measures *total);
     } ranks;
 
-    /* For workloads whose batches a training step can consume (--compute): step() and one of the two
-     * functions after it. run/consumed.h implements the rest. */
+    /* For workloads whose batches a training step can consume (--compute). Set step() and either hand_over()
+     * or set_consumer(). run/consumed.h implements the rest. */
     struct {
         /* Returns the training step in `parameters`. It is complete once the input is open; before that only
          * its presence is known. NULL: the workload does not support --compute. */

@@ -4,7 +4,7 @@
 #ifdef HAVE_XXHASH
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-#else /* unreachable: load_open() refuses builds without xxHash */
+#else /* never called: load_open() and --prepare fail in builds without xxHash */
 #define XXH3_64bits(data, size)                ((void)(data), (void)(size), UINT64_C(0))
 #define XXH3_64bits_withSeed(data, size, seed) ((void)(data), (void)(size), (void)(seed), UINT64_C(0))
 #endif

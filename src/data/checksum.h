@@ -1,9 +1,9 @@
-/* A checksum of delivered samples: the sum of one hash per sample, over its key and content. The sum does not
- * depend on the order. It changes if a sample is missing, delivered twice, torn, or delivered under another
- * sample's key.
+/* A checksum of delivered samples: the sum of one hash per sample. Each hash covers the sample's key and
+ * content. The sum does not depend on the order of the samples. It changes if a sample is missing, delivered
+ * twice, torn, or delivered under the key of another sample.
  *
- * There are two kinds. --verify hashes every byte. Every timed run hashes only the size and the edges of each
- * member, because hashing whole samples would take half of the run time. */
+ * --verify hashes every byte. Timed runs hash only the size and the edges of each member, because hashing
+ * whole samples would take half of the run time. */
 #ifndef FDSL_DATA_CHECKSUM_H
 #define FDSL_DATA_CHECKSUM_H
 
@@ -15,12 +15,13 @@
 #define CHECKSUM_EDGE 64 /* bytes at each end of a member */
 
 struct checksum {
-    uint64_t count, bytes, sum; /* the sum is modulo 2^64 */
+    uint64_t count, bytes; /* number of samples, and their total size */
+    uint64_t sum;          /* of the hashes, modulo 2^64 */
 };
 
 FDSL_C_BEGIN
 
-/* XXH3-64 of a key. It seeds the hash of the sample. */
+/* XXH3-64 of a sample's key; seeds the hash of the sample. */
 uint64_t checksum_key(const char *key, size_t length);
 
 /* XXH3-64 of a member's data. */
@@ -30,12 +31,12 @@ uint64_t checksum_whole(const uint8_t *data, size_t size);
  * at most 2 * CHECKSUM_EDGE bytes. The seed is the member's size. */
 uint64_t checksum_edges(const uint8_t *data, size_t size);
 
-/* Computes checksum_edges() of a member of `size` bytes when only its edges are in memory. `edges` holds the
- * checksum_edge_bytes(size) bytes to hash. */
+/* Computes checksum_edges() of a member of `size` bytes of which only the edges are in memory. `edges` holds
+ * the first and last bytes consecutively: checksum_edge_bytes(size) bytes in total. */
 uint64_t checksum_edges_only(const uint8_t *edges, size_t size);
 size_t checksum_edge_bytes(size_t size);
 
-/* Hash of a sample: combines the hashes of its members, in member order. */
+/* Hash of a sample: combines checksum_key() of its key with the hashes of its members, in member order. */
 uint64_t checksum_sample(uint64_t key, const uint64_t *members, size_t count);
 
 static inline void checksum_add(struct checksum *checksum, uint64_t hash, uint64_t bytes)

@@ -1,5 +1,4 @@
-/* The CIFAR-10 binary format: records of one label and one image of 32 x 32 pixels, stored channel by
- * channel. */
+/* The CIFAR-10 binary format: each record has one label byte and one RGB image of 32 x 32 pixels. */
 #ifndef FDSL_DATA_CIFAR_H
 #define FDSL_DATA_CIFAR_H
 
@@ -20,12 +19,13 @@ struct cifar {
     const uint8_t *records; /* CIFAR_RECORD_BYTES each */
 };
 
+/* Label of record `number`. */
 static inline uint8_t cifar_label(const struct cifar *cifar, uint64_t number)
 {
     return cifar->records[number * CIFAR_RECORD_BYTES];
 }
 
-/* The image: all red values, row by row, then green, then blue. */
+/* Image of record `number`: all red values, row by row, then all green and all blue values. */
 static inline const uint8_t *cifar_image(const struct cifar *cifar, uint64_t number)
 {
     return cifar->records + number * CIFAR_RECORD_BYTES + 1;
@@ -33,8 +33,8 @@ static inline const uint8_t *cifar_image(const struct cifar *cifar, uint64_t num
 
 FDSL_C_BEGIN
 
-/* Parses a file in memory; `cifar->records` points into it. STATUS_FAILED if the file does not consist of
- * whole records with labels 0 to 9. This also rejects CIFAR-100, which has two labels per record. */
+/* Parses a file in memory; `cifar->records` points into `bytes`. STATUS_FAILED if the file does not consist
+ * of whole records with labels 0 to 9. CIFAR-100 fails, because its records have two labels. */
 enum status cifar_parse(const uint8_t *bytes, size_t size, struct cifar *cifar);
 
 FDSL_C_END

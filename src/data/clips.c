@@ -1,6 +1,7 @@
-/* The source `clips`: a blob moves across eight frames of 16 x 16 halves. The class is the direction, one of
- * eight. A single frame does not show the direction, so a network must combine frames to learn it. Sample n
- * moves in direction n mod 8. It is a pure function of (seed, n) and bit-identical on every machine. */
+/* The source `clips`: a blob moves across eight frames of 16 x 16 float16 values. The class is one of eight
+ * directions. A single frame does not show the direction, so a network must combine frames to learn it.
+ * Sample n moves in direction n mod 8. Each sample is a pure function of (seed, n), bit-identical on every
+ * machine. */
 #include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -14,7 +15,7 @@
 #define SIDE     16
 #define WAYS     8
 #define RADIUS   2.5f
-#define HALF_ONE 0x3C00 /* the bits of 1.0; adding i gives the bits of 1 + i / 1024 */
+#define HALF_ONE 0x3C00 /* float16 bit pattern of 1.0; adding i < 1024 gives 1 + i / 1024 */
 
 struct parameters {
     uint64_t seed;
@@ -41,7 +42,7 @@ static struct way way_of(uint64_t seed, uint64_t number)
                         SIDE * (0.35f + 0.3f * philox_unit(block.word[1])), speed * step[0], speed * step[1]};
 }
 
-/* Draws noise with the blob on top. Values are from 1 to 2, multiples of 1/1024. */
+/* Draws the blob on top of noise. Values are multiples of 1/1024 in [1, 2). */
 static void draw_frames(uint64_t seed, uint64_t number, uint16_t *halves)
 {
     struct way way = way_of(seed, number);

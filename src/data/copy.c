@@ -1,5 +1,5 @@
 /* The source `dataset`: reads the samples of an existing directory, written by --prepare or another tool. It
- * converts a data set to another layout and serves any data set to other workloads. */
+ * is used to convert a data set to another layout, and to read a data set in other workloads. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,7 @@ static void dataset_source_close(void *state)
 
 /* ---- Samples ---- */
 
-/* Adds a member with its bytes. */
+/* Reads a member from its file and adds it to `sample`. */
 static enum status add_member(struct plain *plain, const struct dataset_member *member,
                               struct source_sample *sample)
 {
@@ -77,7 +77,7 @@ static void dataset_source_describe(const void *state, uint64_t number, char tex
 
 /* ---- Opening ---- */
 
-/* Hashes the samples' keys and the edges of their members. */
+/* Hashes the keys of all samples and the edges of their members. */
 static uint64_t identify(const struct dataset *dataset)
 {
     uint64_t identity = 0;
@@ -91,7 +91,7 @@ static uint64_t identify(const struct dataset *dataset)
     return identity;
 }
 
-/* Checks, before anything is written, that the copy can hold every member. */
+/* Checks, before anything is written, that the copy's index can store every extension. */
 static enum status check_extensions(const struct dataset *dataset)
 {
     struct index_extensions extensions = {.count = 0};
@@ -104,14 +104,13 @@ static enum status check_extensions(const struct dataset *dataset)
     return STATUS_OK;
 }
 
-/* Refuses a target inside the source: the copy would be read as part of the source, now or when --prepare
- * continues. */
+/* Refuses a target inside the source: samples already copied would be read as part of the source. */
 static enum status check_target(const char *source, const char *target)
 {
     return target && file_is_inside(target, source)
                ? status_set(
                      STATUS_USAGE,
-                     "--prepare %s: this folder is inside its own source, %s; name a folder outside it",
+                     "--prepare %s: this folder is inside its source, %s; name a folder outside the source",
                      target, source)
                : STATUS_OK;
 }
@@ -140,7 +139,7 @@ static enum status dataset_source_open(const struct source_request *request, str
 
 static const struct option_spec options[] = {
     {"source", "DIR", OPTION_TEXT, offsetof(struct parameters, source), NULL, 0, 0, NULL, false,
-     "the samples: a folder of files, or of tar shards"},
+     "folder with the samples: single files or tar shards"},
 };
 
 static const char *const columns[] = {"source_key", NULL};

@@ -1,4 +1,4 @@
-/* The source `counter`. */
+/* The source `counter`: tensors filled with Philox values (data/counter.h). */
 #include "data/counter.h"
 
 #include <inttypes.h>
@@ -14,10 +14,10 @@
 #define STREAM        0x4C4F4144u
 #define AXES_MAX      8
 #define VALUES_MAX    (UINT64_C(1) << 32)
-#define HALF_ONE      0x3C00 /* the bits of 1.0 */
+#define HALF_ONE      0x3C00 /* float16 bit pattern of 1.0 */
 #define HALF_FRACTION 0x03FF
 
-/* Computes the values of one block: 16, 8 or 4. */
+/* Computes the values of one block: 16 bytes, 8 float16 or 4 float32. */
 static void values_of_block(struct philox_block block, enum dtype type, uint8_t out[16])
 {
     for (int i = 0; i < 4; i++) {
@@ -54,13 +54,14 @@ struct parameters {
     uint64_t seed;
 };
 
-static const char *const types[] = {"u8", "f16", "f32", NULL}; /* as enum dtype */
+static const char *const types[] = {"u8", "f16", "f32", NULL}; /* in the order of enum dtype */
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    {"sample-shape", "N,N,...", OPTION_TEXT, AT(shape), "3,8,64,64", 0, 0, NULL, true, "shape of a tensor"},
+    {"sample-shape", "N,N,...", OPTION_TEXT, AT(shape), "3,8,64,64", 0, 0, NULL, true,
+     "shape of each tensor"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(type), "f16", 0, 0, types, true, "type of the values"},
-    {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of the counter"},
+    {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of the values"},
 };
 
 struct counter {
@@ -138,7 +139,7 @@ static const char *const columns[] = {"number", NULL};
 
 const struct source source_counter = {
     .name = "counter",
-    .summary = "tensors filled from a counter, so their content is known",
+    .summary = "generated tensors of known content",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),

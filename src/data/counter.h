@@ -1,5 +1,5 @@
-/* Tensors whose values are a pure function of (seed, sample number), so a reader's output can be checked
- * without a second copy. */
+/* Tensors whose values are a pure function of (seed, sample number). A reader's output can be checked without
+ * a second copy of the data. */
 #ifndef FDSL_DATA_COUNTER_H
 #define FDSL_DATA_COUNTER_H
 
@@ -11,10 +11,10 @@
 
 FDSL_C_BEGIN
 
-/* Fills `values` with the `count` values of sample `number`, uniformly distributed: bytes from 0 to 255,
- * halves from 1 to 2, floats from 0 to 1. Values come from Philox blocks (key: the seed; counter: block, low
- * and high word of the number, 0x4C4F4144). Each value takes one byte, two bytes or one word of a block, in
- * order. */
+/* Fills `values` with the `count` values of sample `number`. They are uniformly distributed: bytes from 0 to
+ * 255, float16 in [1, 2), float32 in [0, 1). The values are computed from consecutive Philox blocks, one, two
+ * or four bytes of a block per value. The Philox key is the seed. The counter is (block, low word of
+ * `number`, high word of `number`, 0x4C4F4144). */
 void counter_fill(uint64_t seed, uint64_t number, enum dtype type, size_t count, void *values);
 
 FDSL_C_END

@@ -1,4 +1,4 @@
-/* Writes the index of a shard that DALI's webdataset reader uses. */
+/* Formats the index file that DALI's webdataset reader needs for each shard. */
 #include "data/index.h"
 
 #include <inttypes.h>

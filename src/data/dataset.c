@@ -78,7 +78,7 @@ enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t s
     if (!dataset->skip)
         return status;
     if (dataset->faults++ < DATASET_WARNINGS_MAX)
-        status_warn("skipped%s: %s", samples == DATASET_UNKNOWN ? " with everything after it" : "",
+        status_warn("skipped%s: %s", samples == DATASET_UNKNOWN ? " an unknown number of samples" : "",
                     status_text());
     dataset->uncounted |= samples == DATASET_UNKNOWN;
     dataset->skipped += samples == DATASET_UNKNOWN ? 0 : samples;
@@ -89,7 +89,7 @@ int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags)
 {
     const char *name = dataset->files[file].name;
     struct stat info;
-    /* O_NONBLOCK: opening a pipe must not wait for its writer. It has no effect on reads of regular files. */
+    /* O_NONBLOCK: do not wait for the writer of a pipe. Cleared below, after the file is open. */
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
     int failure = fd < 0 ? errno : 0;
     if (!failure && fcntl(fd, F_SETFL, flags) != 0)

@@ -1,6 +1,6 @@
 /* A directory as a list of samples, with the position of every member. The list is built before any timing:
- * from our index if there is one, else from shard headers or file names. A plain reader then reads every
- * sample once, so the variants' output can be compared with it. */
+ * from our index or a wids index if there is one, else from shard headers or file names. A plain reader then
+ * reads every sample once. Its checksums are the reference for the output of the variants. */
 #ifndef FDSL_DATA_DATASET_H
 #define FDSL_DATA_DATASET_H
 
@@ -12,38 +12,40 @@
 #include "core/status.h"
 #include "data/index.h"
 
-#define DATASET_MEMBERS_MAX 64 /* per sample; more extensions than any data set has */
+#define DATASET_MEMBERS_MAX 64 /* largest number of members per sample */
 
 /* A shard, or a file that holds one member. */
 struct dataset_file {
     const char *name; /* relative to the directory */
     uint64_t bytes;
     const char *md5; /* from a wids index; NULL if there is none */
-    bool global;     /* may contain a pax header that applies to all following members */
+    bool global;     /* the shard may contain a global pax header, which applies to all following members */
 };
 
 struct dataset_member {
     const char *extension;
-    uint64_t offset, size; /* of its data in the file, in bytes */
+    uint64_t offset, size; /* of the data in the file, in bytes */
     uint64_t edges;        /* checksum_edges() of the data */
     uint64_t whole;        /* checksum_whole() of the data; set from the index or by dataset_hash() */
-    uint32_t file;
+    uint32_t file;         /* index in dataset->files */
 };
 
 struct dataset_sample {
     const char *key;
     uint64_t key_hash;     /* checksum_key() */
-    uint64_t edges, whole; /* checksum_sample() over its members' `edges` and `whole` */
-    uint64_t bytes;        /* total over its members */
-    uint32_t member, members;
+    uint64_t edges, whole; /* checksum_sample() over the members' `edges` and `whole` */
+    uint64_t bytes;        /* total over the members */
+    uint32_t member;       /* index of the first member in dataset->members */
+    uint32_t members;      /* number of members, stored consecutively */
 };
 
 struct dataset {
     char *path;
     int directory; /* open file descriptor */
-    bool shards, indexed;
-    bool hashed; /* `whole` is set for all samples */
-    bool skip;   /* skip unreadable samples with a warning */
+    bool shards;   /* samples are stored in tar shards, otherwise in single files */
+    bool indexed;  /* the list comes from our index */
+    bool hashed;   /* `whole` is set for all samples */
+    bool skip;     /* skip unreadable samples with a warning */
     struct dataset_file *files;
     struct dataset_member *members;
     struct dataset_sample *samples; /* samples of one shard are contiguous, in shard order */
@@ -51,9 +53,9 @@ struct dataset {
     uint32_t *shard_first; /* index of each shard's first sample, plus one end entry; NULL without shards */
     uint64_t bytes, sample_bytes_max;
     uint64_t skipped;   /* samples skipped */
-    bool uncounted;     /* further samples were skipped, but their number is unknown: they follow a break, and
-                           neither an index nor a wids list gives a count */
-    uint64_t faults;    /* faults that led to skipped samples; only the first few were reported */
+    bool uncounted;     /* an unknown number of samples was skipped in addition to `skipped`, because neither
+                           our index nor a wids index gives a count */
+    uint64_t faults;    /* faults that led to skipped samples; only the first few are reported */
     struct index index; /* owns the names if `indexed` */
     char **names;       /* owns the names otherwise */
     size_t name_count, name_capacity;
@@ -66,8 +68,8 @@ FDSL_C_BEGIN
 /* Releases everything that dataset_open() allocated. */
 void dataset_close(struct dataset *dataset);
 
-/* Opens file number `file` read-only, with additional open(2) flags. Returns a descriptor. On failure returns
- * a negative value and sets a message and errno; ESPIPE and EISDIR mean that it is not a regular file. */
+/* Opens dataset->files[file] read-only, with additional open(2) flags. Returns a descriptor. On failure
+ * returns -1 and sets a message and errno. ESPIPE or EISDIR means that the file is not a regular file. */
 int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags);
 
 FDSL_C_END

@@ -11,18 +11,19 @@
 
 #include "data/dataset_parts.h"
 
-/* A folder that is still to be listed, or was listed and is kept as the parent of others. */
+/* A folder of the walk, not yet listed or already listed. Listed folders stay allocated, because `above` of
+ * their subfolders points to them. */
 struct branch {
     const char *path; /* relative to the dataset's directory, with a final slash; "" for that directory */
-    const struct branch *above;
-    struct branch *next; /* next folder in its list */
+    const struct branch *above; /* parent folder, or NULL */
+    struct branch *next;        /* next folder in `to_do` or `done` */
     dev_t device;
     ino_t inode;
 };
 
 struct walk {
     struct dataset *dataset;
-    bool deep;
+    bool deep; /* include all subfolders */
     struct branch *to_do, *done;
     struct dataset_names *names;
 };
@@ -46,7 +47,7 @@ static void free_branches(struct branch *branch)
     }
 }
 
-/* Whether the folder is the same as one of its ancestors, reached through a link. */
+/* Whether a link leads from the folder back to one of its ancestors. */
 static bool leads_back(const struct branch *branch)
 {
     for (const struct branch *above = branch->above; above; above = above->above)
@@ -55,7 +56,8 @@ static bool leads_back(const struct branch *branch)
     return false;
 }
 
-/* Skips an unreadable entry or fails. `cause` is the errno. */
+/* Handles an unreadable entry: skips it with a warning if dataset->skip is set, fails otherwise. `cause` is
+ * the errno. */
 static enum status lose(struct walk *walk, const struct branch *branch, const char *name, int cause)
 {
     status_set(STATUS_FAILED, "%s/%s%s: %s", walk->dataset->path, branch->path, name, strerror(cause));
@@ -87,7 +89,7 @@ static enum status add_entry(struct walk *walk, const struct branch *branch, int
     return STATUS_OK;
 }
 
-/* Lists all entries of one folder. */
+/* Adds all entries of one folder: files to `names`, subfolders to `to_do`. */
 static enum status list_branch(struct walk *walk, struct branch *branch)
 {
     struct dataset *dataset = walk->dataset;

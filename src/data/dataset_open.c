@@ -51,8 +51,9 @@ static int by_key(const void *a, const void *b)
     return order ? order : strcmp(left, right);
 }
 
-/* ---- Sources of the sample list ---- */
+/* ---- Building the sample list ---- */
 
+/* Allocates `shard_first` for up to `shards` shards. */
 static enum status shards_room(struct dataset *dataset, size_t shards)
 {
     dataset->shards = true;
@@ -81,7 +82,7 @@ static bool climbs(const char *path)
     return false;
 }
 
-/* Opens a shard that the wids index `list` names. */
+/* Adds the samples of a shard that the wids index `list` names. */
 static enum status open_listed(struct dataset *dataset, const char *list, const struct wids_shard *listed)
 {
     const char *name = NULL, *md5 = NULL;
@@ -98,7 +99,7 @@ static enum status open_listed(struct dataset *dataset, const char *list, const 
     return STATUS_OK;
 }
 
-/* Opens the shards that a wids index names. None may be missing. */
+/* Adds the samples of all shards that a wids index names. */
 static enum status open_wids(struct dataset *dataset, const char *name)
 {
     char path[2 * PATH_MAX];
@@ -136,7 +137,8 @@ static enum status add_named_file(struct dataset *dataset, const char *name)
                                                       .file = dataset->file_count - 1});
 }
 
-/* Warns of archives among files: each is read as a file that holds one sample, which is rarely intended. */
+/* Warns of the first archive among single files. It is read as one member of a sample, which is rarely
+ * intended. */
 static void warn_of_archives(const struct dataset *dataset, const struct dataset_names *names)
 {
     static const char *const ends[] = {".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"};
@@ -166,7 +168,7 @@ static enum status open_files(struct dataset *dataset)
     return status;
 }
 
-/* Adds one sample from our index. */
+/* Adds one sample of our index. */
 static enum status add_indexed(struct dataset *dataset, const struct index_sample *sample)
 {
     const struct index *index = &dataset->index;
@@ -247,12 +249,12 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
 
 /* ---- Checking the samples ---- */
 
-/* Reads every sample, either its edges or every byte, and compacts the list over skipped samples. */
+/* Reads the edges or all bytes of every sample, and removes skipped samples from the list. */
 static enum status read_all_samples(struct dataset *dataset, bool whole)
 {
     struct plain plain = {.dataset = dataset, .fd = -1};
     uint32_t kept = 0, shard = 0;
-    bool closed = false; /* the latest file could not be opened; already reported */
+    bool closed = false; /* the latest file could not be opened, which is already reported */
     enum status status = STATUS_OK;
     dataset->bytes = dataset->sample_bytes_max = 0;
     for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
@@ -302,8 +304,8 @@ static enum status md5_of(int fd, uint8_t *buffer, char hex[33])
     return status;
 }
 
-/* Compares a shard's md5 with the one in the wids index, if this build has libcrypto. An md5 does not tell
- * which sample changed, so a mismatch cannot be skipped. */
+/* Compares a shard's md5 with the one in the wids index, if this build has libcrypto. A mismatch does not
+ * tell which sample changed, so it is a failure even if dataset->skip is set. */
 static enum status check_md5(const struct dataset *dataset, uint32_t file, uint8_t *buffer)
 {
     const struct dataset_file *shard = &dataset->files[file];
@@ -314,7 +316,8 @@ static enum status check_md5(const struct dataset *dataset, uint32_t file, uint8
     enum status status = md5_of(fd, buffer, hex);
     close(fd);
     if (status == STATUS_OK && *hex && strcasecmp(hex, shard->md5) != 0)
-        status = status_set(STATUS_FAILED, "the shard's md5 is %s but its wids index says %s: flipped bits?",
+        status = status_set(STATUS_FAILED,
+                            "the shard's md5 is %s, but its wids index says %s: the shard may be damaged",
                             hex, shard->md5);
     return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s/%s", dataset->path, shard->name);
 }
@@ -341,7 +344,8 @@ enum status dataset_hash(struct dataset *dataset)
 
 /* ---- Opening ---- */
 
-/* Returns the only name with this ending, or NULL. `*several` is set if there is more than one. */
+/* Returns the last name with this ending, or NULL if there is none. Sets `*several` if there is more than
+ * one. */
 static const char *the_one(const struct dataset_names *names, const char *end, bool *several)
 {
     const char *found = NULL;

@@ -11,17 +11,18 @@ FDSL_C_BEGIN
 
 /* Opens a directory and lists its samples.
  *
- * Without `skip`, the first broken sample or shard is STATUS_FAILED, with shard and offset. With `skip`,
- * broken samples and shards are skipped with a warning and counted in dataset->skipped; every byte and header
- * is then compared with the index, if there is one.
+ * Without `skip`, fails at the first broken sample or shard: STATUS_FAILED with shard and offset. With
+ * `skip`, broken samples and shards are skipped with a warning and counted in dataset->skipped. If the
+ * directory has our index, `skip` also compares every byte and every shard header with the index.
  *
- * STATUS_USAGE if the directory holds no samples. A wids index that names a shard outside the directory is
- * always STATUS_FAILED. The caller closes the dataset, also after a failure. */
+ * STATUS_USAGE if the directory cannot be opened, is incomplete or holds no samples. STATUS_FAILED, also with
+ * `skip`, if a wids index names a shard outside the directory. The caller closes the dataset, also after a
+ * failure. */
 enum status dataset_open(const char *path, bool skip, struct dataset *dataset);
 
-/* Reads every byte with the plain reader and fills `whole`. STATUS_FAILED, with shard and offset, if a hash
- * differs from the index or a shard header names a different member than the index. In builds with libcrypto,
- * also if a shard's md5 differs from the wids index. */
+/* Reads every byte with the plain reader and fills `whole` of all samples and members. STATUS_FAILED, with
+ * shard and offset, if a hash differs from the index, or a shard header names another member than the index.
+ * In builds with libcrypto, also compares each shard's md5 with the wids index. */
 enum status dataset_hash(struct dataset *dataset);
 
 FDSL_C_END

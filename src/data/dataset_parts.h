@@ -1,6 +1,6 @@
-/* Internal interface of the files that open a dataset: dataset.c (the lists), dataset_open.c (the sources of
- * the lists), dataset_list.c (files under a directory) and dataset_scan.c (shards without our index). No
- * other file includes this header. */
+/* Internal interface of the files that open a dataset: dataset.c (the lists), dataset_open.c (fills the
+ * lists), dataset_list.c (files under a directory) and dataset_scan.c (shards without our index). No other
+ * file includes this header. */
 #ifndef FDSL_DATA_DATASET_PARTS_H
 #define FDSL_DATA_DATASET_PARTS_H
 
@@ -11,27 +11,29 @@
 #include "data/dataset.h"
 #include "data/index.h"
 
-#define DATASET_WARNINGS_MAX 8          /* faults reported one by one; further ones are only counted */
-#define DATASET_UNKNOWN      UINT64_MAX /* an unknown number of samples was lost */
+#define DATASET_WARNINGS_MAX 8          /* number of reported faults; further faults are only counted */
+#define DATASET_UNKNOWN      UINT64_MAX /* the number of lost samples is unknown */
 
 /* ---- dataset.c ---- */
 
-/* Sets the message and returns STATUS_FAILED. */
+/* Sets a message about the list of samples and returns STATUS_FAILED. */
 enum status dataset_out_of_memory(void);
 
-/* Grows an array of `size`-byte elements so that it can hold more than `count`. */
+/* Grows an array of `size`-byte elements so that it can hold more than `count`. `array` points to the
+ * pointer. */
 enum status dataset_grow(void *array, uint32_t count, uint32_t *capacity, size_t size);
 
 /* Copies a name. The copy lives as long as the dataset. */
 enum status dataset_keep_name(struct dataset *dataset, const char *name, size_t length, const char **kept);
 
-/* Append to the lists. A sample starts without members; its first member is the next one added. */
+/* Append to the lists of the dataset. A new sample has no members. Its first member is the next one added;
+ * the caller increments sample->members for each. */
 enum status dataset_add_file(struct dataset *dataset, const char *name, uint64_t bytes);
 enum status dataset_add_member(struct dataset *dataset, struct dataset_member member);
 enum status dataset_add_sample(struct dataset *dataset, const char *key);
 
-/* Handles the failure just recorded: skips `samples` samples (DATASET_UNKNOWN if unknown) with a warning,
- * or returns the failure. */
+/* Handles a failure whose message is already set. With dataset->skip, prints it as a warning, counts
+ * `samples` skipped samples (or DATASET_UNKNOWN) and returns STATUS_OK. Otherwise returns `status`. */
 enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples);
 
 /* ---- dataset_list.c ---- */
@@ -41,15 +43,15 @@ struct dataset_names {
     uint32_t count, capacity;
 };
 
-/* Adds the regular files in the dataset's directory, with `deep` also those in all folders below, in any
- * order. Ignores names that begin with a dot. Keeps only one folder open at a time, at any depth. The caller
- * frees names->items, also after a failure. STATUS_USAGE if a link leads back to a parent folder. */
+/* Adds the names of the regular files in the dataset's directory, in any order. With `deep`, includes the
+ * files in all subfolders. Ignores names that begin with a dot. Opens one folder at a time, at any depth. The
+ * caller frees names->items, also after a failure. STATUS_USAGE if a link leads back to a parent folder. */
 enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_names *names);
 
 /* ---- dataset_scan.c ---- */
 
-/* Adds the samples of one shard. `listed` is its entry in a wids index, or NULL. If the shard is broken,
- * keeps the samples before the break. */
+/* Adds the samples of one shard. `listed` is the shard's entry in a wids index, or NULL. If the shard is
+ * broken and dataset->skip is set, keeps the samples before the break. */
 enum status dataset_scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *listed);
 
 #endif

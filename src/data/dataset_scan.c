@@ -1,4 +1,4 @@
-/* Lists the samples of shards without our index by reading their headers. */
+/* Lists the samples of shards that are not in an index of ours, by reading the tar headers. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "data/key.h"
 #include "data/tar.h"
 
-#define WINDOW_BYTES 8192 /* bytes of a shard read at once while looking for headers */
+#define WINDOW_BYTES 8192 /* size of a read while searching for headers */
 
 /* State of scanning one shard. */
 struct scan {
@@ -20,7 +20,7 @@ struct scan {
     struct tar_parser parser;
 };
 
-/* Adds a member found by the parser to its sample: the current one, or a new one. */
+/* Adds a member that the parser found to the current sample, or to a new one if its key differs. */
 static enum status scan_member(struct scan *scan, const struct tar_member *found)
 {
     struct dataset *dataset = scan->dataset;
@@ -45,7 +45,7 @@ static enum status scan_member(struct scan *scan, const struct tar_member *found
     return STATUS_OK;
 }
 
-/* Provides the shard's bytes from the parser's position on: at least `need`, or all that are left. */
+/* Reads the shard's bytes from the parser's position on: at least `need`, or all that are left. */
 static enum status scan_bytes(struct scan *scan, uint64_t shard_bytes, size_t need, const uint8_t **bytes,
                               size_t *available)
 {
@@ -110,7 +110,7 @@ static enum status scan_file(struct scan *scan, uint32_t file)
     if (status == STATUS_OK && dataset->sample_count == first)
         status = status_set(STATUS_FAILED, "the shard is empty");
     if (status != STATUS_OK && dataset->sample_count > first)
-        dataset->sample_count--; /* the break may have cut this sample */
+        dataset->sample_count--; /* this sample may be incomplete */
     return status;
 }
 

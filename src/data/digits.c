@@ -1,6 +1,7 @@
-/* The source `digits`: digits drawn as strokes, with affine jitter and noise, 28 x 28 bytes, ten classes,
- * unlimited. Sample n shows digit n mod 10 and is a pure function of (seed, n). It uses no libm function
- * except the square root, so it is bit-identical on every machine. */
+/* The source `digits`: an unlimited number of 28 x 28 byte images in ten classes. Each image shows a digit
+ * drawn as a stroke, with affine jitter and noise. Sample n shows digit n mod 10 and is a pure function of
+ * (seed, n). The code uses no libm function except the square root, so images are bit-identical on every
+ * machine. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdint.h>
@@ -14,13 +15,13 @@
 #define SIDE       28
 #define CLASSES    10
 #define POINTS_MAX 17
-#define NOISE      40 /* maximum noise level, in either direction */
+#define NOISE      40 /* largest noise added to or subtracted from a pixel */
 
 struct point {
-    float x, y; /* right and down, from 0 to 1 */
+    float x, y; /* rightwards and downwards, from 0 to 1 */
 };
 
-/* Each digit as a single stroke: the number of points, and x and y of each in hundredths of the side. */
+/* Each digit is one stroke: the number of points, then x and y of each point in hundredths of the side. */
 static const struct {
     uint8_t count, points[2 * POINTS_MAX];
 } strokes[CLASSES] = {
@@ -38,7 +39,7 @@ static const struct {
     {11, {70, 40, 54, 50, 37, 48, 27, 34, 31, 17, 48, 9, 64, 14, 72, 32, 70, 52, 60, 75, 42, 90}},
 };
 
-/* Random numbers of a sample: consecutive Philox blocks. */
+/* The random numbers of a sample come from consecutive Philox blocks. */
 struct pen {
     uint64_t seed, number;
     uint32_t next; /* next block */
@@ -56,12 +57,12 @@ static float between(uint32_t word, float low, float high)
     return low + philox_unit(word) * (high - low);
 }
 
-/* Computes the points of the sample's stroke after jitter. */
+/* Computes the points of the sample's stroke, with jitter. Returns their number. */
 static int place_points(struct pen *pen, struct point points[POINTS_MAX])
 {
     int digit = (int)(pen->number % CLASSES), count = strokes[digit].count;
     struct philox_block one = pen_block(pen), two = pen_block(pen);
-    float t = between(one.word[0], -0.15f, 0.15f); /* tangent of half the angle; at most 17 degrees */
+    float t = between(one.word[0], -0.15f, 0.15f); /* tangent of half the rotation; at most 17 degrees */
     float cosine = (1 - t * t) / (1 + t * t), sine = 2 * t / (1 + t * t),
           shear = between(one.word[1], -0.25f, 0.25f);
     float width = between(one.word[2], 0.65f, 1.0f), height = between(one.word[3], 0.7f, 1.0f);

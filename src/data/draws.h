@@ -1,8 +1,10 @@
 /* All random numbers of training, as pure functions of a Philox counter. They are identical on host and
- * device, for any batch, thread count and rank count. To resume, a run needs only its epoch.
+ * device, for any batch size, thread count and rank count. To resume, a run needs no generator state, only
+ * the epoch.
  *
- * The key is the seed. Counters are (element / 16, sample, epoch, stream), where `sample` is the sample's
- * number in the set. */
+ * The Philox key is the seed. The last word of every counter is a DRAW_ constant, which separates the kinds
+ * of random numbers. The other words are documented at each function; `sample` is the sample's number in the
+ * set. */
 #ifndef FDSL_DATA_DRAWS_H
 #define FDSL_DATA_DRAWS_H
 
@@ -12,7 +14,7 @@
 #include "core/philox.h"
 #include "core/portable.h"
 
-/* The last word of a counter: the kind of random number, plus the layer or tensor. */
+/* The last word of a counter. The number of the tensor or layer is added to DRAW_INIT and DRAW_DROPOUT. */
 #define DRAW_INIT    0x54520000u
 #define DRAW_DROPOUT 0x54530000u
 #define DRAW_AUGMENT 0x54540000u
@@ -23,7 +25,7 @@
 
 /* ---- Initial parameters ---- */
 
-/* Initial value of element `i` of a tensor, uniform in [-bound, bound). */
+/* Initial value of element `i` of a tensor, uniform in [-bound, bound). Counter: i / 4 in two words, 0. */
 FDSL_HD float draw_initial(uint64_t seed, uint32_t tensor, uint64_t i, float bound)
 {
     uint64_t block = i / 4;
@@ -34,7 +36,8 @@ FDSL_HD float draw_initial(uint64_t seed, uint32_t tensor, uint64_t i, float bou
 
 /* ---- Dropout ---- */
 
-/* One block serves 16 adjacent elements (in C order of channel, depth, height, width), one byte each. */
+/* One Philox block holds one random byte for each of 16 adjacent elements, in C order of (channel, depth,
+ * height, width). Counter: element / 16, sample, epoch. */
 #define DRAW_DROPOUT_ELEMENTS 16
 
 FDSL_HD struct philox_block draw_dropout(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t layer,
@@ -43,8 +46,8 @@ FDSL_HD struct philox_block draw_dropout(uint64_t seed, uint32_t epoch, uint32_t
     return philox(philox_key(seed), element / DRAW_DROPOUT_ELEMENTS, sample, epoch, DRAW_DROPOUT | layer);
 }
 
-/* Whether dropout keeps this element of the block. The dropout rate is `threshold` / 256; kept elements are
- * multiplied by 256 / (256 - threshold). */
+/* Whether dropout keeps `element`; `block` is draw_dropout() of that element. The dropout rate is `threshold`
+ * / 256. The caller multiplies kept elements by 256 / (256 - threshold). */
 FDSL_HD bool draw_kept(struct philox_block block, uint32_t element, uint32_t threshold)
 {
     uint32_t at = element % DRAW_DROPOUT_ELEMENTS;
@@ -54,8 +57,8 @@ FDSL_HD bool draw_kept(struct philox_block block, uint32_t element, uint32_t thr
 /* ---- Order ---- */
 
 /* A permutation of 0 .. count - 1 that needs no memory: a Feistel network over the smallest even number of
- * bits, applied again while the result is out of range (Black and Rogaway, "Ciphers with arbitrary finite
- * domains", 2002). The round function is murmur3's finaliser with keys from Philox. */
+ * bits. While the result is out of range, the network is applied again (Black and Rogaway, "Ciphers with
+ * arbitrary finite domains", 2002). The round function is murmur3's finaliser with keys from Philox. */
 #define ORDER_ROUNDS 8
 
 struct draw_order {
@@ -63,7 +66,7 @@ struct draw_order {
     uint32_t keys[ORDER_ROUNDS];
 };
 
-/* The order of the samples in an epoch. Requires 1 <= count < 2^31. */
+/* The order of `count` samples in an epoch. Requires 1 <= count < 2^31. Counter: block, 0, epoch. */
 FDSL_HD struct draw_order draw_order(uint64_t seed, uint32_t epoch, uint32_t count)
 {
     struct draw_order order;
@@ -86,7 +89,7 @@ FDSL_HD uint32_t draw_mix(uint32_t word)
     return word ^ word >> 16;
 }
 
-/* The sample at an index of the order, 0 <= index < count. */
+/* The sample at position `index` of the order, 0 <= index < count. */
 FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t index)
 {
     uint32_t bits = order->half_bits, mask = (UINT32_C(1) << bits) - 1;
@@ -105,13 +108,13 @@ FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t index)
 /* ---- Augmentation ---- */
 
 struct augment {
-    uint32_t shift; /* largest shift in pixels, in both directions of height and width. Pixels from outside
-                       are zero before normalisation. This equals padding by `shift` and cropping */
+    uint32_t shift; /* largest shift in pixels, up or down and left or right. Pixels from outside the image
+                       are zero before normalisation: zero padding by `shift`, then a random crop */
     bool flip;      /* mirror each sample horizontally with probability 1/2 */
 };
 
-/* The augmentation of one sample. The output at (y, x) is the input at (y + down, x' + right), where x' is x,
- * or width - 1 - x if flipped. */
+/* The augmentation of one sample. The output at (y, x) is the input at (y + down, x' + right). Without a
+ * flip, x' is x; with a flip, x' is width - 1 - x. Counter: 0, sample, epoch. */
 struct draw_move {
     int32_t down, right;
     bool flip;
@@ -131,7 +134,8 @@ FDSL_HD struct draw_move draw_move(const struct augment *augment, uint64_t seed,
     return move;
 }
 
-/* Index (y * width + x) of the input element that moves to (y, x); negative if it is outside the image. */
+/* Index (row * width + column) of the input element that becomes output (y, x); -1 if it is outside the
+ * image. */
 FDSL_HD int32_t draw_moved(const struct draw_move *move, uint32_t height, uint32_t width, uint32_t y,
                            uint32_t x)
 {

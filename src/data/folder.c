@@ -25,7 +25,7 @@ void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH
         snprintf(name, PATH_MAX, "%s-%06" PRIu64 ".tar", folder->name, unit);
 }
 
-/* Builds the path FOLDER followed by the formatted text. */
+/* Formats the folder's path followed by the text. STATUS_USAGE if the path is too long. */
 __attribute__((format(printf, 3, 4))) static enum status inside(const struct folder *folder,
                                                                 char path[PATH_MAX], const char *format, ...)
 {
@@ -92,7 +92,7 @@ static bool shard_is_whole(const struct folder *folder, const struct index *inde
     return whole;
 }
 
-/* Whether a unit's files all have the sizes given in the index. */
+/* Whether a unit is complete: its files have the sizes that the index gives. */
 static bool is_whole(const struct folder *folder, const struct index *index, uint64_t number)
 {
     const struct index_unit *unit = &index->units[number];
@@ -107,7 +107,7 @@ static bool is_whole(const struct folder *folder, const struct index *index, uin
     return true;
 }
 
-/* Whether the wids index is complete. True in builds that cannot write one. */
+/* Whether the wids index is complete. Builds without jansson cannot write one and return true. */
 static bool wids_is_whole(const struct folder *folder, const struct index *index)
 {
     char path[PATH_MAX], *text = NULL;
@@ -119,14 +119,14 @@ static bool wids_is_whole(const struct folder *folder, const struct index *index
     return whole;
 }
 
-/* Whether the lists that cover all units are complete. */
+/* Whether samples.csv and, for shards, the wids index are complete. */
 static bool lists_are_whole(const struct folder *folder, const struct index *index)
 {
     return samples_are_whole(folder->path, index) &&
            (index->layout == INDEX_FILES || wids_is_whole(folder, index));
 }
 
-/* Reads a unit's part of the index. Fails if there is none, or if it belongs to another unit or dataset. */
+/* Reads a unit's part of the index. Fails if the part is missing or belongs to another unit or dataset. */
 static enum status read_part(const struct folder *folder, uint64_t unit, struct index *part)
 {
     char path[PATH_MAX], name[PATH_MAX];
@@ -138,8 +138,8 @@ static enum status read_part(const struct folder *folder, uint64_t unit, struct 
         strcmp(part->provenance, folder->provenance) == 0)
         return STATUS_OK;
     return status_set(STATUS_FAILED,
-                      "%s: unit %" PRIu64
-                      " is not the one written by this run; is another program using the folder?",
+                      "%s: part %" PRIu64
+                      " of the index was not written by this run; is another program using the folder?",
                       folder->path, unit);
 }
 
@@ -153,8 +153,8 @@ bool folder_finished(const struct folder *folder, uint64_t unit)
 
 /* ---- Claiming ---- */
 
-/* Refuses to continue with other options. Both lines hold words separated by blanks; the message shows the
- * first word that differs. */
+/* Refuses to continue a dataset that has other options. Both option lines are words separated by blanks. The
+ * message shows the first word that differs. */
 static enum status refuse_options(const struct folder *folder, const char *theirs)
 {
     const char *ours = folder->provenance;
@@ -190,8 +190,8 @@ static enum status make_folders(const char *path)
     return make_folder(path);
 }
 
-/* Opens and locks the folder. The lock ends with the process. File systems without locks are used without
- * one. */
+/* Opens and locks the folder. The kernel releases the lock when the process ends. On a file system without
+ * locks, continues without a lock. */
 static enum status lock_folder(struct folder *folder)
 {
     folder->lock = open(folder->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -211,7 +211,7 @@ void folder_release(struct folder *folder)
     folder->lock = -1;
 }
 
-/* Checks that the folder contains nothing but .prepare/ and temporary files, which are removed. */
+/* Checks that the folder contains nothing but .prepare/. */
 static enum status check_empty(const struct folder *folder)
 {
     enum status status = STATUS_OK;
@@ -228,7 +228,7 @@ static enum status check_empty(const struct folder *folder)
     return status;
 }
 
-/* Starts a new dataset. */
+/* Starts a new dataset in an empty folder. */
 static enum status begin(const struct folder *folder)
 {
     char work[PATH_MAX], spec[PATH_MAX];
@@ -258,9 +258,9 @@ static enum status resume(const struct folder *folder)
     return STATUS_OK;
 }
 
-/* ---- A dataset that was complete ---- */
+/* ---- A dataset that has an index ---- */
 
-/* Reopens a complete dataset that lost files. Complete units are kept. */
+/* Turns a complete dataset with missing or damaged files into an unfinished one. Complete units are kept. */
 static enum status reopen(const struct folder *folder, const struct index *index, const char *path)
 {
     char work[PATH_MAX], spec[PATH_MAX], part[PATH_MAX];
@@ -283,7 +283,8 @@ static enum status reopen(const struct folder *folder, const struct index *index
                     folder->path, index->unit_count - kept, index->unit_count,
                     folder->layout == INDEX_SHARDS ? "shards" : "folders");
     else
-        status_warn("%s: samples.csv or the wids index is missing or cut; writing it again", folder->path);
+        status_warn("%s: samples.csv or the wids index is missing or incomplete; writing it again",
+                    folder->path);
     return unlink(path) == 0 ? STATUS_OK
                              : status_set(STATUS_FAILED, "cannot remove %s: %s", path, strerror(errno));
 }
@@ -302,9 +303,9 @@ static void remove_work(const struct folder *folder)
     }
 }
 
-/* Handles an index that was cut or changed: it no longer describes the units. If its first line still has the
- * options of this run, all units are prepared again, which produces the same bytes. Otherwise the index may
- * belong to another dataset, and the run fails. */
+/* Handles an index that was truncated or changed, so it no longer describes the units. If its first line has
+ * the options of this run, all units are prepared again, which produces the same bytes. Otherwise the index
+ * may belong to another dataset, and the run fails. */
 static enum status replace_index(const struct folder *folder, const char *path)
 {
     char *theirs = NULL;
@@ -319,12 +320,14 @@ static enum status replace_index(const struct folder *folder, const char *path)
     free(theirs);
     TRY(status);
     return same ? reopen(folder, &none, path)
-                : status_set(STATUS_USAGE,
-                             "%s was cut or changed, and its first line has other options; remove the folder "
-                             "and prepare it again, or remove only the index to read without it",
-                             path);
+                : status_set(
+                      STATUS_USAGE,
+                      "%s was truncated or changed, and its first line has other options; remove the folder "
+                      "and prepare it again, or remove only the index to read without it",
+                      path);
 }
 
+/* Checks a dataset that has an index, and reopens it if it is not complete. */
 static enum status look_at_index(const struct folder *folder)
 {
     char path[PATH_MAX];
@@ -400,7 +403,7 @@ enum status folder_gather(const struct folder *folder, struct index *index)
     return status;
 }
 
-/* Writes the wids index, if the build can write JSON. */
+/* Writes the wids index. Warns instead in builds without jansson. */
 static enum status write_wids(const struct folder *folder, const struct index *index)
 {
     char path[PATH_MAX], *text;

@@ -1,9 +1,9 @@
-/* The folder of a dataset that is being prepared: who may write it, which units are finished, and how it is
- * completed.
+/* The folder of a dataset that is being prepared. These functions lock it, find the finished units and
+ * complete the dataset.
  *
  * During --prepare, FOLDER/.prepare/ holds `spec`, the options of the dataset, and one part of the index per
  * finished unit. When all units are finished, the parts are merged into NAME.index and .prepare/ is removed.
- * So NAME.index exists only for a complete dataset, and a part only for a complete unit. */
+ * So NAME.index exists only if the dataset is complete, and a part exists only if its unit is complete. */
 #ifndef FDSL_DATA_FOLDER_H
 #define FDSL_DATA_FOLDER_H
 
@@ -16,37 +16,36 @@
 
 struct folder {
     const char *path;
-    const char *name;       /* of the dataset */
+    const char *name;       /* of the dataset: prefix of the file names */
     const char *provenance; /* options that determine the dataset, in one line */
     enum index_layout layout;
     uint64_t unit_count;
-    int lock;            /* lock on the folder, held by rank 0; -1 on other ranks */
-    uint64_t part_count; /* rank 0: units that were finished when it claimed the folder */
+    int lock;            /* rank 0: descriptor that holds the lock on the folder; other ranks: -1 */
+    uint64_t part_count; /* rank 0: number of units that were finished when it claimed the folder */
 };
 
-/* Formats the name of a unit: "NAME-000003.tar", or "003". */
+/* Formats the name of a unit: "NAME-000003.tar" for a shard, "003" for a folder of files. */
 void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH_MAX]);
 
-/* Rank 0 only, before the other ranks look at the folder. Creates and locks the folder, or checks that this
- * run may continue it, and removes temporary files of killed runs. If a complete dataset lost files, has
- * files of the wrong size or an incomplete list, it is reopened so that the missing parts are prepared again.
- * STATUS_USAGE if the folder holds something else, was started with other options, or is in use by another
- * run. */
+/* Rank 0 only, before the other ranks look at the folder. Creates the folder or checks that this run may
+ * continue it, locks it, and removes temporary files of killed runs. If files of a complete dataset are
+ * missing or have the wrong size, the dataset becomes unfinished again, and those units are prepared again.
+ * STATUS_USAGE if the folder holds other files, was started with other options, or another run uses it. */
 enum status folder_claim(struct folder *folder);
 
-/* Returns whether the dataset is complete. Every rank may call it, after folder_claim(). */
+/* Whether the dataset is complete. Any rank may call this after rank 0 has called folder_claim(). */
 bool folder_complete(const struct folder *folder);
 
-/* Whether a unit is finished: its part exists, and its files have the sizes given there. */
+/* Whether a unit is finished: its part of the index exists, and its files have the sizes in that part. */
 bool folder_finished(const struct folder *folder, uint64_t unit);
 
 /* Builds the path of a unit's part of the index. */
 enum status folder_part_path(const struct folder *folder, uint64_t unit, char path[PATH_MAX]);
 
-/* Rank 0, after all units are finished: merges the parts into one index. The caller frees it. */
+/* Rank 0, after all units are finished: merges the parts into one index. The caller frees the index. */
 enum status folder_gather(const struct folder *folder, struct index *index);
 
-/* Rank 0, last step: writes NAME.wids.json for shards and NAME.index, then removes .prepare/. */
+/* Rank 0, last step: writes NAME.wids.json (only for shards) and NAME.index, then removes .prepare/. */
 enum status folder_conclude(const struct folder *folder, const struct index *index);
 
 /* Releases the lock. */

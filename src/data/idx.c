@@ -15,15 +15,15 @@
 #define HEADER_MAX (4 + 4 * IDX_AXES_MAX)
 #define VALUES_MAX (UINT64_C(1) << 34) /* far more than any IDX data set has */
 #define FIRST_ROOM ((size_t)1 << 20)   /* initial size of the unpacked data */
-#define PIECE      ((size_t)1 << 30)   /* bytes passed to zlib at a time; its counters have 32 bits */
+#define PIECE      ((size_t)1 << 30)   /* bytes passed to zlib at a time; zlib's counters have 32 bits */
 
 static uint32_t big_endian(const uint8_t *bytes)
 {
     return (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
 }
 
-/* Parses the header: type, axes and shape. Sets `*header` to its length and `*values` to the length of the
- * values, in bytes. Needs HEADER_MAX bytes, or the whole file if it is shorter. */
+/* Parses the header: type, axes and shape. Sets `*header` and `*values` to the sizes of the header and of the
+ * values, in bytes. `bytes` must hold HEADER_MAX bytes, or the whole file if it is shorter. */
 static enum status read_header(const uint8_t *bytes, size_t size, struct idx *idx, size_t *header,
                                uint64_t *values)
 {
@@ -31,10 +31,11 @@ static enum status read_header(const uint8_t *bytes, size_t size, struct idx *id
     if (size < 4 || bytes[0] != 0 || bytes[1] != 0)
         return status_set(STATUS_FAILED, "not an IDX file: it does not begin with two zero bytes");
     if (bytes[2] != TYPE_BYTE)
-        return status_set(STATUS_FAILED, "an IDX file of type 0x%02x; only bytes, 0x08, are supported",
+        return status_set(STATUS_FAILED,
+                          "the IDX file has values of type 0x%02x; only 0x08, unsigned bytes, is supported",
                           bytes[2]);
     if (bytes[3] == 0 || bytes[3] > IDX_AXES_MAX)
-        return status_set(STATUS_FAILED, "an IDX file of %u axes; 1 to %d are supported", bytes[3],
+        return status_set(STATUS_FAILED, "the IDX file has %u axes; 1 to %d are supported", bytes[3],
                           IDX_AXES_MAX);
     idx->axes = bytes[3];
     *header = 4 + 4 * (size_t)idx->axes;
@@ -42,7 +43,7 @@ static enum status read_header(const uint8_t *bytes, size_t size, struct idx *id
     for (uint32_t i = 0; i < idx->axes && *header <= size; i++) {
         idx->shape[i] = big_endian(bytes + 4 + 4 * i);
         if (idx->shape[i] > 0 && *values > VALUES_MAX / idx->shape[i])
-            return status_set(STATUS_FAILED, "an IDX file with too many values");
+            return status_set(STATUS_FAILED, "the IDX file has too many values");
         *values *= idx->shape[i];
     }
     return STATUS_OK;
@@ -77,7 +78,7 @@ struct gzip {
     bool ended;  /* a member has ended and the next has not begun */
 };
 
-/* Unpacks up to `wanted` more bytes; fewer only at the end of the file. */
+/* Unpacks the next `wanted` bytes; fewer only at the end of the file. Sets `*got` to their number. */
 static enum status unpack(struct gzip *gzip, uint8_t *bytes, size_t wanted, size_t *got)
 {
     z_stream *stream = &gzip->stream;
@@ -105,8 +106,8 @@ static enum status unpack(struct gzip *gzip, uint8_t *bytes, size_t wanted, size
     return STATUS_OK;
 }
 
-/* Unpacks the whole file; its header gives the size. The buffer grows with the data, so a header that
- * promises too much costs little memory. */
+/* Unpacks the whole file. The IDX header gives the size, but the buffer grows with the data. So a wrong
+ * header does not cause a large allocation. */
 static enum status unpack_all(struct gzip *gzip, uint8_t **bytes, size_t *size)
 {
     uint8_t head[HEADER_MAX];
@@ -156,8 +157,9 @@ static enum status unzip(const uint8_t *packed, size_t packed_size, uint8_t **by
 {
     (void)packed, (void)packed_size, (void)size;
     *bytes = NULL;
-    return status_set(STATUS_UNAVAILABLE, "a gzip file, but this build has no zlib: unpack it with gunzip, "
-                                          "or install zlib (zlib1g-dev) and build again");
+    return status_set(STATUS_UNAVAILABLE,
+                      "the file is gzipped, but this build has no zlib: unpack it with gunzip, "
+                      "or install zlib (zlib1g-dev) and build again");
 }
 
 #endif

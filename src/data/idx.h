@@ -1,4 +1,4 @@
-/* IDX: the format of MNIST and similar sets, plain or gzipped. */
+/* IDX: the file format of MNIST and similar data sets, plain or gzipped. */
 #ifndef FDSL_DATA_IDX_H
 #define FDSL_DATA_IDX_H
 
@@ -10,12 +10,12 @@
 
 #define IDX_AXES_MAX 4
 
-/* Values are bytes; axis 0 counts images or labels. */
+/* A parsed file. Values are bytes. The length of axis 0 is the number of images or labels. */
 struct idx {
     uint32_t axes;
     uint32_t shape[IDX_AXES_MAX];
-    const uint8_t *values; /* as many as the product of the shape, in C order */
-    uint8_t *owned;        /* buffer owned by idx_take(); NULL after idx_parse() */
+    const uint8_t *values; /* in C order; their number is the product of the shape */
+    uint8_t *owned;        /* buffer that idx_free() frees; NULL after idx_parse() */
 };
 
 FDSL_C_BEGIN
@@ -25,14 +25,14 @@ FDSL_C_BEGIN
  * match. */
 enum status idx_parse(const uint8_t *bytes, size_t size, struct idx *idx);
 
-/* Parses a file in memory that may be gzipped. Takes ownership of `bytes` (from malloc) and unpacks no more
- * than the header specifies. `idx->owned` holds the values. The caller frees `idx`, also after a failure.
- * STATUS_FAILED for invalid content or lack of memory; STATUS_UNAVAILABLE for gzip in a build without
- * zlib. */
+/* Parses a file in memory that may be gzipped. Takes ownership of `bytes` (from malloc). Unpacks no more
+ * bytes than the IDX header specifies. `idx->owned` holds the values. The caller frees `idx`, also after a
+ * failure. STATUS_FAILED for invalid content or lack of memory; STATUS_UNAVAILABLE for gzip in a build
+ * without zlib. */
 enum status idx_take(uint8_t *bytes, size_t size, struct idx *idx);
 
-/* Reads a file, plain or gzipped (one or more gzip members). The caller frees `idx`, also after a failure.
- * Messages begin with the path. */
+/* Reads a file, plain or gzipped (one or more gzip members), with the same errors as idx_take(). The caller
+ * frees `idx`, also after a failure. Messages begin with the path. */
 enum status idx_read(const char *path, struct idx *idx);
 void idx_free(struct idx *idx);
 

@@ -12,16 +12,16 @@
 
 #define FIRST_FIELD "fdsl-index/1"
 
-static const char *const layouts[] = {"files", "shards"}; /* as enum index_layout */
+static const char *const layouts[] = {"files", "shards"}; /* in the order of enum index_layout */
 
 /* ---- The last line ---- */
 
-/* Lines per kind. The first letter identifies the kind. */
+/* Number of lines per kind, and of members. The first letter of a line identifies its kind. */
 struct counts {
     uint64_t units, samples, members;
 };
 
-/* A sample line has one tab before the key and four per member. */
+/* Counts one line. A sample line has one tab before the key and four tabs per member. */
 static void count_line(const char *line, const char *end, struct counts *counts)
 {
     uint64_t tabs = 0;
@@ -47,7 +47,7 @@ static struct counts count_lines(const char *text, size_t size)
     return counts;
 }
 
-/* Computes the last line for the text before it. */
+/* Formats the last line of the index: the counts and the hash of `text`. */
 static enum status sign(const char *text, size_t size, char line[128])
 {
 #ifdef HAVE_XXHASH
@@ -132,7 +132,7 @@ enum status index_text_add_all(struct index_text *text, const struct index *inde
     return STATUS_OK;
 }
 
-/* Closing a memory stream may move its text. */
+/* text->text is valid only after fclose(), because closing a memory stream may move the text. */
 enum status index_text_end(struct index_text *text)
 {
     char line[128];
@@ -170,13 +170,13 @@ enum status index_save(const char *path, const struct index *index, uint64_t fir
 
 /* ---- Reading ---- */
 
-/* Returns the next field of a line, up to a tab or the end; NULL if there is none. */
+/* Returns the next field of a line, which ends at a tab or at the end of the line. NULL if there is none. */
 static char *next_field(char **rest)
 {
     return strsep(rest, "\t");
 }
 
-/* Parses a whole number, decimal or hexadecimal, that spans the entire text. */
+/* Parses an unsigned integer in base 10 or 16. False if the text has any other character. */
 static bool number(const char *text, int base, uint64_t *value)
 {
     static const char digits[] = "0123456789abcdef";
@@ -202,8 +202,8 @@ static enum status read_head(char *line, struct index *index)
 {
     char *kind = next_field(&line), *layout = next_field(&line);
     if (strcmp(kind, FIRST_FIELD) != 0)
-        return status_set(STATUS_FAILED, "not an index of this program ('%.20s'; one begins with %s)", kind,
-                          FIRST_FIELD);
+        return status_set(STATUS_FAILED, "not an index of this program: it begins with '%.20s' instead of %s",
+                          kind, FIRST_FIELD);
     index->layout = layout && strcmp(layout, layouts[INDEX_SHARDS]) == 0 ? INDEX_SHARDS : INDEX_FILES;
     index->provenance = line; /* the rest of the line, including tabs */
     return layout && line && strcmp(layout, layouts[index->layout]) == 0
@@ -243,8 +243,8 @@ static enum status read_member(char *extension, char **line, const struct index_
     return STATUS_OK;
 }
 
-/* Checks that members of a shard do not overlap and that each has a header block before it. Readers rely on
- * this to read them in order, without seeking back. */
+/* Checks that a member of a shard starts after the previous one, with room for a header block between them.
+ * Readers rely on this order, because they do not seek back. */
 static enum status check_unit_of(const struct index *index, const struct index_unit *unit)
 {
     const struct index_member *member = &index->members[index->member_count];
@@ -255,7 +255,7 @@ static enum status check_unit_of(const struct index *index, const struct index_u
         return STATUS_OK;
     return status_set(STATUS_FAILED,
                       "%s: offset %" PRIu64 ": the previous member ends at %" PRIu64
-                      ", which leaves no room for a header; prepare the dataset again, or remove the index "
+                      ", so there is no room for a header; prepare the dataset again, or remove the index "
                       "to read without it",
                       unit->name, member->offset, end);
 }
@@ -283,7 +283,7 @@ static enum status read_sample(char *line, struct index *index)
     return STATUS_OK;
 }
 
-/* Checks the last line against the text before it. Sets `*size` to the size of that text. */
+/* Compares the last line with the text before it. Sets `*size` to the size of that text. */
 static enum status check_sign(const char *text, size_t *size)
 {
     char line[128] = "";
@@ -291,9 +291,10 @@ static enum status check_sign(const char *text, size_t *size)
     size_t before = begin ? (size_t)(begin + 1 - text) : 0;
     TRY(sign(text, before, line));
     if (!begin || *size - before != strlen(line) || memcmp(text + before, line, strlen(line)) != 0)
-        return status_set(STATUS_FAILED,
-                          "the index was cut or changed: its last line does not match the rest; prepare the "
-                          "dataset again, or remove the index to read without it");
+        return status_set(
+            STATUS_FAILED,
+            "the index was truncated or changed: its last line does not match the rest; prepare the "
+            "dataset again, or remove the index to read without it");
     *size = before;
     return STATUS_OK;
 }

@@ -1,9 +1,9 @@
 /* The index of a prepared dataset: offset, size and hash of every member.
  *
- * It is the text file NAME.index next to the shards or folders. Each line holds fields separated by tabs; the
- * first field is the kind of line (example: docs/formats.md). The last line holds counts and a hash of all
- * lines before it, so an index that was cut or changed is refused. This header also covers the indexes of
- * DALI and wids. */
+ * The index is the text file NAME.index next to the shards or folders. The fields of a line are separated by
+ * tabs; the first field is the kind of line. docs/formats.md has an example. The last line holds counts and a
+ * hash of all lines before it, so an index that was truncated or changed is refused. This header also
+ * declares the functions for the indexes of DALI and wids. */
 #ifndef FDSL_DATA_INDEX_H
 #define FDSL_DATA_INDEX_H
 
@@ -24,7 +24,7 @@ struct index_unit {
     const char *name;      /* relative to the folder of the index */
     uint64_t bytes;        /* size of the shard, or of all files of the folder */
     const char *md5;       /* md5 of the shard in hex; "" for folders and in builds without libcrypto */
-    uint64_t first, count; /* range of its samples */
+    uint64_t first, count; /* range of its samples in index->samples */
 };
 
 struct index_member {
@@ -35,7 +35,8 @@ struct index_member {
 
 struct index_sample {
     const char *key;
-    uint64_t unit, first, count; /* unit number; range of its members */
+    uint64_t unit;         /* number of its unit */
+    uint64_t first, count; /* range of its members in index->members */
 };
 
 struct index {
@@ -45,7 +46,7 @@ struct index {
     struct index_sample *samples;
     struct index_member *members;
     uint64_t unit_count, sample_count, member_count;
-    char *text; /* all strings point into it */
+    char *text; /* the file's text; all strings point into it */
 };
 
 FDSL_C_BEGIN
@@ -54,13 +55,13 @@ FDSL_C_BEGIN
  * reason; STATUS_UNAVAILABLE in builds without xxHash. */
 enum status index_read(const char *path, struct index *index);
 
-/* Parses an index in memory. Takes ownership of `text`: `size` bytes and a terminating zero, from malloc.
- * Messages begin with the line. */
+/* Parses an index in memory, with the same errors as index_read(). Takes ownership of `text` (from malloc),
+ * which has `size` bytes and a terminating zero. Messages begin with the line number. */
 enum status index_parse(char *text, size_t size, struct index *index);
 void index_free(struct index *index);
 
-/* Checks that our index and DALI's can store this extension or key; neither format has quotes. STATUS_FAILED
- * if it is empty or contains a blank or a control character. */
+/* Checks that our index and DALI's can store this extension or key. Neither format can quote a name.
+ * STATUS_FAILED if the name is empty or contains a blank or a control character. */
 enum status index_check_name(const char *name);
 
 /* The distinct extensions of a data set's members, in order of first appearance. */
@@ -74,17 +75,18 @@ struct index_extensions {
  * is full. */
 enum status index_extensions_add(struct index_extensions *extensions, const char *extension);
 
-/* Text of an index while it is written: begin, add lines, end, free. */
+/* Text of an index that is being written. Call order: begin, add units and samples, end, free. */
 struct index_text {
     FILE *stream; /* memory stream */
     char *text;
     size_t size;
 };
 
+/* STATUS_FAILED if memory runs out, or index_check_name() refuses a name. */
 enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *provenance);
 void index_text_add_unit(struct index_text *text, const struct index_unit *unit); /* its samples follow */
 enum status index_text_add_sample(FILE *stream, const char *key, const struct index_member *members,
-                                  size_t count);
+                                  size_t count); /* `stream` is text->stream or another stream */
 enum status index_text_add_all(struct index_text *text, const struct index *index,
                                uint64_t unit); /* adds a unit and its samples */
 
@@ -93,13 +95,14 @@ enum status index_text_add_all(struct index_text *text, const struct index *inde
 enum status index_text_end(struct index_text *text);
 void index_text_free(struct index_text *text);
 
-/* Atomically writes an index of `count` units of `index`, starting with unit `first`. */
+/* Writes an index file with `count` units of `index`, starting with unit `first`. The file is replaced
+ * atomically. */
 enum status index_save(const char *path, const struct index *index, uint64_t first, uint64_t count);
 
 /* ---- DALI ---- */
 
-/* DALI's index of a shard, NAME.idx: a header with the number of samples, then one line per sample.
- * STATUS_FAILED for a name that a line cannot hold. The caller frees `*text`, also after a failure. */
+/* DALI's index of a shard, SHARD.idx: a header with the number of samples, then one line per sample.
+ * STATUS_FAILED if index_check_name() refuses a name. The caller frees `*text`, also after a failure. */
 #define DALI_HEAD "v1.2 %" PRIu64 "\n"
 enum status dali_add_sample(FILE *stream, const char *key, const struct index_member *members, size_t count);
 enum status dali_format(const struct index *index, uint64_t unit, char **text, size_t *size);
@@ -119,13 +122,14 @@ struct wids {
     size_t count;
 };
 
-/* Reads a wids index; shards keep the order of the file. The caller frees `wids`, also after a failure.
- * STATUS_FAILED with the reason; STATUS_UNAVAILABLE in builds without jansson. */
+/* Read a wids index from memory or from a file; shards keep the order of the file. The caller frees `wids`,
+ * also after a failure. STATUS_FAILED with the reason; STATUS_UNAVAILABLE in builds without jansson. */
 enum status wids_parse(const char *text, size_t size, struct wids *wids);
 enum status wids_read(const char *path, struct wids *wids);
 void wids_free(struct wids *wids);
 
-/* Formats a wids index. The caller frees `*text`. */
+/* Formats a wids index of the data set `name`. The caller frees `*text`. STATUS_FAILED if a name is not UTF-8
+ * or memory runs out; STATUS_UNAVAILABLE in builds without jansson. */
 enum status wids_format(const char *name, const struct index *index, char **text);
 
 FDSL_C_END

@@ -1,4 +1,4 @@
-/* Splits a member's name as webdataset does, into the key of its sample and the extension. */
+/* Splits the name of a member into the key of its sample and the extension, as webdataset does. */
 #ifndef FDSL_DATA_KEY_H
 #define FDSL_DATA_KEY_H
 

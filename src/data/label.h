@@ -8,11 +8,11 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-#define LABEL_BYTES_MAX 64   /* of a `.cls` member */
+#define LABEL_BYTES_MAX 64   /* maximum size of a `.cls` member */
 #define LABEL_NONE      (-1) /* label of a sample that has none */
 
-/* Parses a label: a decimal whole number, optionally surrounded by blanks. False for any other text and for
- * values outside int32. */
+/* Parses a label: a decimal integer, optionally surrounded by blanks, tabs and line breaks. False for any
+ * other text and for values outside int32. */
 FDSL_HD bool label_parse(const uint8_t *text, uint64_t size, int32_t *label)
 {
     uint64_t i = 0, digits = 0;
@@ -33,8 +33,8 @@ FDSL_HD bool label_parse(const uint8_t *text, uint64_t size, int32_t *label)
 
 FDSL_C_BEGIN
 
-/* Parses a `.cls` member of `size` bytes; `text` holds at least min(size, LABEL_BYTES_MAX) of them.
- * STATUS_FAILED if it is not a class from 0 to `classes` - 1. Thread safe. */
+/* Parses a `.cls` member of `size` bytes; `text` holds at least the first min(size, LABEL_BYTES_MAX) bytes.
+ * STATUS_FAILED if the member is not a class from 0 to `classes` - 1. Thread safe. */
 enum status label_read(const uint8_t *text, uint64_t size, uint32_t classes, int32_t *label);
 
 FDSL_C_END

@@ -1,4 +1,4 @@
-/* The sources `idx` and `cifar`: existing labelled image sets, read into memory. */
+/* The sources `idx` and `cifar`: read existing labelled image sets completely into memory. */
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -21,16 +21,16 @@ struct parameters {
     int encoding;
 };
 
-/* All images in memory; at() finds one. */
+/* All images and labels in memory. at() returns an image. */
 struct labelled {
     enum source_encoding encoding;
     struct png_shape shape;
     char npy_shape[NPY_SHAPE_MAX];
-    struct idx images, labels; /* used by idx */
-    char *files[FILES_MAX];    /* used by cifar */
+    struct idx images, labels; /* only for the source `idx` */
+    char *files[FILES_MAX];    /* only for the source `cifar`: contents of its files */
     struct cifar parts[FILES_MAX];
     size_t part_count;
-    bool planar; /* values are stored channel by channel */
+    bool planar; /* values are stored channel by channel, not interleaved */
 };
 
 struct picture {
@@ -62,7 +62,7 @@ static void labelled_close(void *state)
 
 /* ---- Samples ---- */
 
-/* Converts channel by channel to pixel by pixel, the order of PNG, and encodes. */
+/* Encodes an image as PNG. Interleaves the channels first if they are stored as planes. */
 static enum status encode_png(const struct labelled *labelled, const uint8_t *values,
                               struct source_sample *sample)
 {
@@ -93,7 +93,7 @@ static enum status make_one(const void *state, uint64_t number, struct source_sa
 
 /* ---- Opening ---- */
 
-/* Combines a file's hash with the hash of the files before it. */
+/* Hashes a file. `before` is the hash of the files before it. */
 static uint64_t identify(uint64_t before, const void *bytes, size_t size)
 {
 #ifdef HAVE_XXHASH
@@ -104,7 +104,7 @@ static uint64_t identify(uint64_t before, const void *bytes, size_t size)
 #endif
 }
 
-/* Reports the number of images and the size of one. */
+/* Sets the number of samples, the bytes per sample and the shape of the .npy arrays. */
 static void fill_facts(struct labelled *labelled, uint64_t samples, struct source_facts *facts)
 {
     const struct png_shape *shape = &labelled->shape;
@@ -117,7 +117,7 @@ static void fill_facts(struct labelled *labelled, uint64_t samples, struct sourc
                  shape->width);
 }
 
-/* Derives the label file: "x/train-images-idx3-ubyte.gz" gives "x/train-labels-idx1-ubyte.gz". */
+/* Derives the name of the label file: "x/train-images-idx3-ubyte.gz" gives "x/train-labels-idx1-ubyte.gz". */
 static enum status labels_of(const char *images, char labels[PATH_MAX])
 {
     static const char images_part[] = "images-idx3", labels_part[] = "labels-idx1";
@@ -161,7 +161,8 @@ static enum status fill_idx(struct labelled *labelled, const struct parameters *
     return STATUS_OK;
 }
 
-/* Returns the next path of the list "A,B,..." and advances `*rest`; NULL after the last one. */
+/* Copies the next path of the list "A,B,..." to `path` and advances `*rest`, which becomes NULL after the
+ * last path. */
 static enum status next_path(const char *list, const char **rest, char path[PATH_MAX])
 {
     size_t length = strcspn(*rest, ",");
@@ -237,9 +238,9 @@ static enum status cifar_open(const struct source_request *request, struct sourc
 
 static const struct option_spec idx_options[] = {
     {"source", "FILE", OPTION_TEXT, AT(source), NULL, 0, 0, NULL, false,
-     "the images: an IDX file of bytes, plain or gzipped"},
+     "image file: IDX with byte values, plain or gzipped"},
     {"labels", "FILE", OPTION_TEXT, AT(labels), NULL, 0, 0, NULL, false,
-     "the labels (default: the image file's name with labels-idx1 in place of images-idx3)"},
+     "label file (default: the name of the image file with labels-idx1 in place of images-idx3)"},
     ENCODE,
 };
 
@@ -251,7 +252,7 @@ static const struct option_spec cifar_options[] = {
 
 const struct source source_idx = {
     .name = "idx",
-    .summary = "MNIST and similar sets, in IDX files",
+    .summary = "MNIST and similar data sets in IDX files",
     .options = idx_options,
     .option_count = COUNT_OF(idx_options),
     .parameters_bytes = sizeof(struct parameters),
@@ -264,7 +265,7 @@ const struct source source_idx = {
 
 const struct source source_cifar = {
     .name = "cifar",
-    .summary = "CIFAR-10, in its binary files",
+    .summary = "CIFAR-10 in its binary format",
     .options = cifar_options,
     .option_count = COUNT_OF(cifar_options),
     .parameters_bytes = sizeof(struct parameters),

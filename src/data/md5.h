@@ -1,4 +1,4 @@
-/* md5 of a stream, for the shards listed in a wids index. Builds without libcrypto compute none. */
+/* md5 of a stream, for shards. In builds without libcrypto, all functions succeed and compute nothing. */
 #ifndef FDSL_DATA_MD5_H
 #define FDSL_DATA_MD5_H
 
@@ -6,11 +6,12 @@
 
 #include "core/status.h"
 
-/* Starts a digest. md5_free() frees it in any state. STATUS_FAILED if libcrypto has no md5. */
+/* Starts a digest. The caller frees it with md5_free(), also after a failure. STATUS_FAILED if libcrypto has
+ * no md5. */
 enum status md5_begin(void **md5);
 enum status md5_add(void *md5, const void *bytes, size_t count);
 
-/* Ends the digest and writes it in lower-case hex; "" in builds without libcrypto. */
+/* Finishes the digest and writes it in lower-case hex; "" in builds without libcrypto. */
 enum status md5_end(void *md5, char hex[33]);
 void md5_free(void *md5);
 

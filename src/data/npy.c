@@ -17,7 +17,7 @@
 
 /* ---- Writing ---- */
 
-/* Blanks pad the header text to align the values. */
+/* Pads the header text with blanks, so that the values are aligned. */
 size_t npy_header_make(char header[NPY_HEADER_MAX], const char *type, const char *shape)
 {
     char *text = header + PREFIX;
@@ -36,7 +36,7 @@ size_t npy_header_make(char header[NPY_HEADER_MAX], const char *type, const char
 
 /* ---- Reading ---- */
 
-/* Position in the header text, a Python dictionary. */
+/* Position in the header text, which is a Python dictionary. */
 struct cursor {
     const char *at, *end;
 };
@@ -47,7 +47,7 @@ static void skip_blanks(struct cursor *cursor)
         cursor->at++;
 }
 
-/* Skips blanks, then `text`. False if `text` does not follow. */
+/* Skips blanks and then `text`. Returns false if `text` does not follow the blanks. */
 static bool skip(struct cursor *cursor, const char *text)
 {
     size_t length = strlen(text);
@@ -114,7 +114,7 @@ static enum status read_shape(struct cursor *cursor, struct npy_header *header)
         if (header->axes == NPY_AXES_MAX || !number(cursor, &length))
             return BAD("its 'shape' is not a list of at most 32 lengths");
         if (length > 0 && header->values > VALUES_MAX / length)
-            return BAD("its 'shape' has more values than any file");
+            return BAD("its 'shape' has more values than any file holds");
         header->shape[header->axes++] = length;
         header->values *= length;
         if (!skip(cursor, ",") && !(cursor->at < cursor->end && *cursor->at == ')'))
@@ -130,7 +130,7 @@ static enum status read_order(struct cursor *cursor, struct npy_header *header)
                                                     : BAD("its 'fortran_order' is neither True nor False");
 }
 
-/* Parses the three entries of the dictionary: any order, each exactly once. */
+/* Parses the three entries of the dictionary. They may be in any order, but each must occur exactly once. */
 static enum status read_dictionary(struct cursor cursor, struct npy_header *header)
 {
     static enum status (*const readers[])(struct cursor *, struct npy_header *) = {read_type, read_order,
@@ -151,12 +151,12 @@ static enum status read_dictionary(struct cursor cursor, struct npy_header *head
         seen |= 1u << i;
         TRY(readers[i](&cursor, header));
         if (!skip(&cursor, ",") && !(cursor.at < cursor.end && *cursor.at == '}'))
-            return BAD("its header lacks a comma or its end");
+            return BAD("its header lacks a comma or a closing brace");
     }
     skip_blanks(&cursor);
     return seen == 7 && cursor.at == cursor.end
                ? STATUS_OK
-               : BAD("its header lacks an entry, or continues after its end");
+               : BAD("its header lacks an entry, or text follows the closing brace");
 }
 
 enum status npy_header_parse(const uint8_t *bytes, size_t size, struct npy_header *header)
@@ -166,7 +166,7 @@ enum status npy_header_parse(const uint8_t *bytes, size_t size, struct npy_heade
         return BAD("wrong magic number");
     unsigned version = bytes[MAGIC_BYTES];
     if (version < 1 || version > 3)
-        return status_set(STATUS_FAILED, "a .npy file of version %u; versions 1 to 3 are supported", version);
+        return status_set(STATUS_FAILED, ".npy version %u is not supported; versions 1 to 3 are", version);
     size_t begin = version == 1 ? MAGIC_BYTES + 4 : MAGIC_BYTES + 6;
     size_t length = bytes[8] | (size_t)bytes[9] << 8;
     if (version > 1)

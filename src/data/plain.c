@@ -25,7 +25,7 @@ static enum status plain_fail(const struct plain *plain, uint64_t offset, const 
                       dataset->files[plain->file].name, (unsigned long long)offset, reason);
 }
 
-/* Opens the member's file unless it is already open; then sets `*file_bytes` to its size. */
+/* Opens the member's file and sets `*file_bytes` to its size. If the file is already open, does nothing. */
 static enum status plain_open_file(struct plain *plain, const struct dataset_member *member,
                                    uint64_t *file_bytes)
 {
@@ -46,7 +46,8 @@ static enum status plain_open_file(struct plain *plain, const struct dataset_mem
     return STATUS_OK;
 }
 
-/* Opens the file of a member that is read for the first time and fills in unknown sizes. */
+/* Opens the member's file. If it was not open before, records its size. A single file must have the size that
+ * the index gives, if there is one. */
 static enum status plain_open_new(struct plain *plain, struct dataset_member *member)
 {
     const struct dataset *dataset = plain->dataset;
@@ -103,10 +104,10 @@ enum status plain_bytes(struct plain *plain, const struct dataset_member *member
     return plain_read(plain, bytes, size, member->offset);
 }
 
-/* ---- Headers compared with the index ---- */
+/* ---- Comparing tar headers with the index ---- */
 
-/* Start of the headers of a member: the end of the previous member in the shard, or the start of the shard.
- * In shards that we write, headers take 512 bytes. */
+/* Offset where the headers of a member start: the end of the previous member in the shard, or the start of
+ * the shard. */
 static uint64_t headers_begin(const struct dataset *dataset, const struct dataset_member *member)
 {
     if (member == dataset->members || member[-1].file != member->file)
@@ -127,13 +128,13 @@ static enum status compare_name(const struct plain *plain, const struct dataset_
         return STATUS_OK;
     return status_set(
         STATUS_FAILED,
-        "%s/%s: offset %llu: the header names '%s' of %llu bytes, but the index '%s.%s' of %llu",
+        "%s/%s: offset %llu: the header names '%s' of %llu bytes, but the index lists '%s.%s' of %llu bytes",
         dataset->path, dataset->files[plain->file].name, (unsigned long long)found->header, found->name,
         (unsigned long long)found->size, sample->key, member->extension, (unsigned long long)member->size);
 }
 
-/* Parses the headers in `bytes`, which end where the member's data begins. Skips members that belong to no
- * sample. */
+/* Parses the headers in `bytes` and compares the last one with the index. `bytes` ends where the member's
+ * data begins. Skips members that belong to no sample. */
 static enum status parse_headers(struct plain *plain, const struct dataset_sample *sample,
                                  const struct dataset_member *member, const uint8_t *bytes, size_t available)
 {
@@ -156,7 +157,7 @@ static enum status parse_headers(struct plain *plain, const struct dataset_sampl
         if (step != TAR_MEMBER)
             break;
     }
-    return plain_fail(plain, end - available, "no header for the member that the index lists next");
+    return plain_fail(plain, end - available, "the header of the next member in the index is missing");
 }
 
 static enum status plain_headers(struct plain *plain, const struct dataset_sample *sample,
@@ -190,13 +191,15 @@ static enum status plain_whole(struct plain *plain, struct dataset_member *membe
     TRY(plain_read(plain, plain->buffer, member->size, member->offset));
     uint64_t whole = checksum_whole(plain->buffer, member->size);
     if (dataset->indexed && whole != member->whole)
-        return plain_fail(plain, member->offset, "the member's data do not match its index: flipped bits?");
+        return plain_fail(plain, member->offset,
+                          "the member's data do not match the hash in the index; they may be damaged");
     member->whole = whole;
     member->edges = checksum_edges(plain->buffer, member->size);
     return STATUS_OK;
 }
 
-/* Extensions are compared case-insensitively: a folder may hold both "1.cls" and "1.CLS". */
+/* Refuses a sample with two members of the same extension. The case is ignored, so "1.cls" and "1.CLS" are
+ * the same. */
 static enum status check_extensions(const struct dataset *dataset, const struct dataset_sample *sample)
 {
     const struct dataset_member *members = &dataset->members[sample->member];

@@ -1,4 +1,4 @@
-/* The plain reader: open and pread only. Its results are the reference for every variant. */
+/* The plain reader uses only open and pread. Its results are the reference for every variant. */
 #ifndef FDSL_DATA_PLAIN_H
 #define FDSL_DATA_PLAIN_H
 
@@ -10,26 +10,26 @@
 #include "data/dataset.h"
 #include "data/tar.h"
 
-/* Keeps the last file open, because the next sample of a shard is in the same file. Initialise with the
- * dataset and fd = -1. */
+/* State of a plain reader. Keeps the last file open, because the next sample of a shard is in the same file.
+ * Initialise `dataset`, and `fd` with -1; zero the rest. */
 struct plain {
     const struct dataset *dataset;
-    int fd;
-    uint32_t file;
+    int fd;          /* of the open file; -1 if none is open */
+    uint32_t file;   /* number of the open file */
     uint8_t *buffer; /* owned */
     uint64_t buffer_bytes;
-    struct tar_parser parser; /* for the shard's headers; remembers global pax headers */
+    struct tar_parser parser; /* for the shard's headers; keeps global pax headers */
 };
 
 FDSL_C_BEGIN
 
-/* Reads a sample, every byte (`whole`) or only the edges of its members. Sets its size and hashes, and any
- * unknown member sizes. With `whole` and an index, compares hashes with the index; in shards also the headers
- * between the previous member and this one. STATUS_FAILED with file and offset. */
+/* Reads every byte of a sample (`whole`), or only the edges of its members. Sets the sample's size and
+ * hashes, and member sizes that are unknown. With `whole` and an index of ours, also compares the hashes with
+ * the index, and in shards the header of each member. STATUS_FAILED with file and offset. */
 enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole);
 
-/* Reads the first `size` bytes of a member; `size` must not exceed the member's. STATUS_FAILED with file and
- * offset. */
+/* Reads the first `size` bytes of a member into `bytes`. `size` must not exceed the size of the member.
+ * STATUS_FAILED with file and offset. */
 enum status plain_bytes(struct plain *plain, const struct dataset_member *member, uint64_t size,
                         uint8_t *bytes);
 

@@ -7,12 +7,12 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-/* Upper bound of pixels per byte of a PNG file: deflate expands one byte to at most 1032, each holding 8
- * pixels. */
+/* Upper bound of pixels per byte of a PNG file. Deflate expands one byte to at most 1032 bytes, and a byte
+ * holds at most 8 pixels. */
 #define PIXELS_A_BYTE_MAX (8 * 1032)
 
-/* libpng's simplified interface catches its own longjmp and frees its memory. The flag omits the colour-space
- * chunk, so the file holds only the pixels. */
+/* libpng's simplified interface handles errors without longjmp to the caller and frees its memory. The flag
+ * COLORSPACE_NOT_sRGB omits the colour-space chunk, so the output depends only on the pixels. */
 enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, void **bytes, size_t *size)
 {
     *bytes = NULL;
@@ -38,7 +38,7 @@ enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, voi
     return STATUS_OK;
 }
 
-/* Reads the header. On success the caller frees the image. */
+/* Reads the header and checks the size. The caller frees the image after success only. */
 static enum status begin(png_image *image, const void *bytes, size_t size, struct png_shape *shape)
 {
     *image = (png_image){.version = PNG_IMAGE_VERSION};
@@ -53,7 +53,7 @@ static enum status begin(png_image *image, const void *bytes, size_t size, struc
     png_image_free(image);
     return status_set(STATUS_FAILED, "an image of %" PRIu32 " x %" PRIu32 " pixels %s", shape->width,
                       shape->height,
-                      fits ? "is too large" : "does not fit its number of bytes: it was truncated");
+                      fits ? "is too large" : "does not fit in a file of this size: it was truncated");
 }
 
 enum status png_shape(const void *bytes, size_t size, struct png_shape *shape)
@@ -68,7 +68,7 @@ enum status png_decode(const void *bytes, size_t size, uint8_t *pixels, size_t c
                        struct png_shape *shape)
 {
     png_image image;
-    const png_color black = {0, 0, 0}; /* background behind transparent pixels */
+    const png_color black = {0, 0, 0}; /* background for transparent pixels */
     TRY(begin(&image, bytes, size, shape));
     uint64_t need = (uint64_t)shape->width * shape->height * shape->channels;
     if (need > capacity) {

@@ -17,18 +17,18 @@ struct png_shape {
 
 FDSL_C_BEGIN
 
-/* Encodes pixels, stored row by row without gaps, as a PNG file. The output depends only on the pixels and
- * the libpng version. The caller frees `*bytes`. STATUS_USAGE for a shape that PNG does not allow;
+/* Encodes pixels as a PNG file in memory. `pixels` has no gaps between rows. The output depends only on the
+ * pixels and the libpng version. The caller frees `*bytes`. STATUS_USAGE for a shape that PNG does not allow;
  * STATUS_UNAVAILABLE in builds without libpng. */
 enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, void **bytes, size_t *size);
 
-/* Returns the shape that png_decode() produces: all kinds of PNG become 8-bit gray or RGB without
- * transparency. STATUS_FAILED if the bytes are not a PNG file, the image has more than PNG_PIXELS_MAX pixels,
- * or it claims more pixels than its bytes can hold. */
+/* Sets `*shape` to the shape that png_decode() produces: 8-bit gray or RGB without transparency, for any kind
+ * of PNG. STATUS_FAILED if the bytes are not a PNG file, the image has more than PNG_PIXELS_MAX pixels, or
+ * its header claims more pixels than the file can hold. */
 enum status png_shape(const void *bytes, size_t size, struct png_shape *shape);
 
-/* Decodes into `pixels`, which holds `capacity` bytes. If damaged bytes cause STATUS_FAILED, the pixels are
- * undefined. Thread safe. */
+/* Decodes into `pixels`, which holds `capacity` bytes. STATUS_FAILED as for png_shape(), or if the image is
+ * larger than `capacity` or damaged; `pixels` is then undefined. Thread safe. */
 enum status png_decode(const void *bytes, size_t size, uint8_t *pixels, size_t capacity,
                        struct png_shape *shape);
 

@@ -31,10 +31,10 @@
 #endif
 
 #define FOLDER_SAMPLES 1000                /* per folder, with --store files */
-#define SHARD_SAMPLES  10000               /* default limit per shard, without --shards */
-#define SHARD_BYTES    (UINT64_C(1) << 30) /* approximate limit per shard */
+#define SHARD_SAMPLES  10000               /* limit per shard without --shards */
+#define SHARD_BYTES    (UINT64_C(1) << 30) /* approximate limit per shard without --shards */
 #define SHARDS_MAX     1000000
-#define CHUNK_SAMPLES  256 /* samples generated at a time; fewer if they are large */
+#define CHUNK_SAMPLES  256 /* samples in memory at a time; fewer if that exceeds CHUNK_BYTES */
 #define CHUNK_BYTES    (UINT64_C(64) << 20)
 #define KEY_DIGITS     6 /* minimum digits of a key */
 
@@ -45,14 +45,14 @@ struct parameters {
     bool help;
 };
 
-static const char *const stores[] = {"files", "shards", NULL}; /* as enum index_layout */
+static const char *const stores[] = {"files", "shards", NULL}; /* in the order of enum index_layout */
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec specs[] = {
     {"prepare", "DIR", OPTION_TEXT, AT(folder), NULL, 0, 0, NULL, false,
-     "folder to write; it must be new, empty, or left by an interrupted run of the same command"},
+     "folder to write; it must be new, empty, or begun by an earlier run of the same command"},
     {"from", "SOURCE", OPTION_TEXT, AT(from), "counter", 0, 0, NULL, false,
-     "where the samples come from; the sources are listed below"},
+     "source of the samples; the sources are listed below"},
     {"store", "HOW", OPTION_CHOICE, AT(store), "shards", 0, 0, stores, true,
      "store one file per member, in folders of 1000 samples, or store tar shards"},
     {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
@@ -82,11 +82,11 @@ struct job {
     char *provenance; /* owned */
     struct folder folder;
     int key_digits;
-    uint64_t chunk;
+    uint64_t chunk; /* samples in memory at a time */
 
-    /* Progress; all numbers are of this rank */
+    /* Progress of this rank */
     struct progress progress;
-    double began_s, writing_s; /* start of the program's work, and of writing */
+    double began_s, writing_s; /* when the run and the writing began */
     uint64_t samples_written, samples_earlier, samples_total, samples_kept, units_finished;
 };
 
@@ -94,20 +94,18 @@ struct job {
 
 void prepare_help(FILE *stream)
 {
-    fputs(
-        "fdsl-bench --prepare DIR - writes a data set for reading and training\n"
-        "\n"
-        "usage: fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
-        "\n"
-        "examples:\n"
-        "  fdsl-bench --prepare data --samples 1000 --shards 10    # tensors filled from a counter, f16 (3, "
-        "8, 64, "
-        "64)\n"
-        "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
-        "  fdsl-bench --prepare mnist --from idx --source train-images-idx3-ubyte.gz --store files\n"
-        "\n"
-        "options:\n",
-        stream);
+    fputs("fdsl-bench --prepare DIR - writes a data set for reading and training\n"
+          "\n"
+          "usage: fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
+          "\n"
+          "examples:\n"
+          "  fdsl-bench --prepare data --samples 1000 --shards 10    # generated tensors, f16 (3, 8, 64, "
+          "64)\n"
+          "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
+          "  fdsl-bench --prepare mnist --from idx --source train-images-idx3-ubyte.gz --store files\n"
+          "\n"
+          "options:\n",
+          stream);
     options_help(stream, specs, COUNT_OF(specs));
     for (size_t i = 0; source_table[i]; i++) {
         const struct source *source = source_table[i];
@@ -115,13 +113,13 @@ void prepare_help(FILE *stream)
         options_help(stream, source->options, source->option_count);
         if (source->workload)
             fprintf(stream,
-                    "  and the options of the workload %s that define an image, as in fdsl-bench --workload "
+                    "  and the options of the workload %s that define an image; see fdsl-bench --workload "
                     "synth --help\n",
                     source->workload);
     }
 }
 
-#define SOURCES_MAX 16 /* at least the number of entries in source_table */
+#define SOURCES_MAX 16 /* not less than the number of entries in source_table */
 
 static enum status find_source(struct job *job, int argc, char *argv[])
 {
@@ -154,7 +152,7 @@ bool prepare_has_option(const char *name)
     return found;
 }
 
-/* Explains an option that belongs to another source, or to fdsl-bench without --prepare. */
+/* Sets a message for an option that belongs to another source, or to fdsl-bench without --prepare. */
 static enum status explain_elsewhere(void *context, const char *name)
 {
     const struct job *job = context;
@@ -174,7 +172,8 @@ static enum status explain_elsewhere(void *context, const char *name)
                           known);
     return job->is_option(name)
                ? status_set(STATUS_USAGE,
-                            "--%s does not apply to --prepare; --prepare --help lists what does", name)
+                            "--%s does not apply to --prepare; --prepare --help lists the options that do",
+                            name)
                : STATUS_OK;
 }
 
@@ -199,7 +198,7 @@ static enum status read_options(struct job *job, const struct config *config)
     return options_parse(&job->options, config->argc, config->argv);
 }
 
-/* Restricts the name to characters that are safe in shells, URLs and lists of shards. */
+/* Allows only characters that are safe in shells, URLs and lists of shards. */
 static enum status check_name(const char *name)
 {
     static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
@@ -227,7 +226,8 @@ static enum status check_counts(struct parameters *parameters, const struct sour
     if (!shards)
         return STATUS_OK;
     if (parameters->shards > parameters->samples)
-        return status_set(STATUS_USAGE, "--shards %" PRIu64 ": there are only %" PRIu64 " samples; lower it",
+        return status_set(STATUS_USAGE,
+                          "--shards %" PRIu64 ": there are only %" PRIu64 " samples; use fewer shards",
                           parameters->shards, parameters->samples);
     uint64_t by_bytes = SHARD_BYTES / (facts->sample_bytes + 2048);
     uint64_t most = by_bytes < 1 ? 1 : by_bytes < SHARD_SAMPLES ? by_bytes : SHARD_SAMPLES;
@@ -243,6 +243,7 @@ static enum status check_counts(struct parameters *parameters, const struct sour
 
 /* ---- Options that determine the dataset ---- */
 
+/* Whether an option of the workload does not affect the samples. */
 static bool is_indifferent(const struct job *job, const struct option_spec *spec)
 {
     for (size_t i = 0; job->source->indifferent && job->source->indifferent[i]; i++)
@@ -252,7 +253,7 @@ static bool is_indifferent(const struct job *job, const struct option_spec *spec
            !job->workload->applies(job->workload_parameters, NULL, spec->name);
 }
 
-/* Adds " --name=value", with '_' for blanks and control characters. */
+/* Adds " --name=value". Replaces blanks and control characters in the value by '_'. */
 static void add_option(FILE *stream, const struct option_spec *spec, const void *values)
 {
     char text[256];
@@ -265,7 +266,7 @@ static void add_option(FILE *stream, const struct option_spec *spec, const void 
     fprintf(stream, " --%s=%s", spec->name, text);
 }
 
-/* Lists in one line every option that affects the bytes of the dataset. Equal lines mean equal datasets. */
+/* Formats one line with all options that affect the bytes of the dataset. Equal lines mean equal datasets. */
 static enum status describe_options(struct job *job)
 {
     size_t size = 0;
@@ -331,13 +332,13 @@ static enum status open_job(struct job *job)
 
 /* ---- Writing units ---- */
 
-/* First sample of a unit; for the next unit, the end of this one. */
+/* Number of the first sample of a unit. For `unit` + 1, this is the end of the unit. */
 static uint64_t unit_begins(const struct job *job, uint64_t unit)
 {
     uint64_t samples = job->parameters.samples, units = job->folder.unit_count;
     if (job->folder.layout == INDEX_FILES)
         return unit * FOLDER_SAMPLES < samples ? unit * FOLDER_SAMPLES : samples;
-    uint64_t least = samples / units, larger = samples % units; /* the first units hold one more */
+    uint64_t least = samples / units, larger = samples % units; /* the first `larger` units hold one more */
     return unit * least + (unit < larger ? unit : larger);
 }
 
@@ -346,7 +347,7 @@ static const char *unit_word(const struct job *job)
     return job->folder.layout == INDEX_SHARDS ? "shard" : "folder";
 }
 
-/* Counts the samples of this rank, and those of units that an earlier run finished. */
+/* Counts the samples and finished units of this rank. Finished units are from an earlier run. */
 static void count_samples(struct job *job)
 {
     uint64_t step = (uint64_t)comm_size();
@@ -376,17 +377,18 @@ static void show(struct job *job, uint64_t unit)
                   progress_duration((double)(job->samples_total - done) / rate, left, sizeof left));
 }
 
-/* Sets what an interrupted run says. Each rank knows its own units only, so several ranks give no number. */
+/* Sets the message that a signal prints. With several ranks it has no numbers, because a rank knows only its
+ * own units. */
 static void say_what_is_kept(const struct job *job)
 {
     if (comm_rank() != 0)
         return;
     if (comm_size() > 1)
-        file_say_on_signal("finished %ss are kept in %s; to go on, repeat the same command", unit_word(job),
-                           job->folder.path);
+        file_say_on_signal("finished %ss are kept in %s; to continue, repeat the same command",
+                           unit_word(job), job->folder.path);
     else
         file_say_on_signal("%" PRIu64 " of %" PRIu64 " %ss with %" PRIu64
-                           " samples are kept in %s; to go on, repeat the same command",
+                           " samples are kept in %s; to continue, repeat the same command",
                            job->units_finished, job->folder.unit_count, unit_word(job), job->samples_kept,
                            job->folder.path);
 }
@@ -421,7 +423,7 @@ static enum status fill_unit(struct job *job, struct unit_writer *writer, uint64
     return unit_end(writer, job->provenance, part);
 }
 
-/* Writes the units of this rank: every comm_size()th one. */
+/* Writes the units of this rank: comm_rank(), comm_rank() + comm_size(), ... */
 static enum status write_units(struct job *job)
 {
     count_samples(job);
@@ -449,14 +451,14 @@ static enum status write_units(struct job *job)
 
 /* ---- Finishing ---- */
 
-/* Checks the parts read from disk. Their checksum is valid, but they may still name more samples than the
- * source has. */
+/* Checks the number of samples in the parts read from disk. A part with a valid checksum may still list
+ * another number of samples than this run would write. */
 static enum status check_gathered(const struct job *job, const struct index *index)
 {
     return index->sample_count == job->parameters.samples
                ? STATUS_OK
                : status_set(STATUS_FAILED,
-                            "%s: its parts list %" PRIu64 " samples instead of %" PRIu64
+                            "%s: the parts of its index list %" PRIu64 " samples instead of %" PRIu64
                             "; remove the folder and prepare it again",
                             job->folder.path, index->sample_count, job->parameters.samples);
 }
@@ -493,7 +495,8 @@ static enum status conclude(const struct job *job)
     return status;
 }
 
-/* Runs on all ranks: claim, write, finish. All ranks agree on the status after each phase. */
+/* Claims the folder, writes the units and finishes the dataset. Runs on all ranks, which agree on the status
+ * after each phase. */
 static enum status make_dataset(struct job *job)
 {
     bool lead = comm_rank() == 0;

@@ -1,4 +1,4 @@
-/* --prepare DIR: writes a dataset from a source, as shards or as files. */
+/* --prepare DIR: writes the samples of a source as a dataset of shards or single files. */
 #ifndef FDSL_DATA_PREPARE_H
 #define FDSL_DATA_PREPARE_H
 
@@ -9,15 +9,15 @@
 #include "core/status.h"
 
 /* Executes a command line that has --prepare. With several ranks, each writes a part of the units; the bytes
- * do not depend on the number of ranks. Finished units are kept: repeating the command after a failure or a
- * kill continues. Returns STATUS_USAGE, STATUS_FAILED or STATUS_UNAVAILABLE with a one-line message.
+ * do not depend on the number of ranks. Finished units are kept, so the same command continues after a
+ * failure or a kill. Returns STATUS_USAGE, STATUS_FAILED or STATUS_UNAVAILABLE with a one-line message.
  *
- * `is_option` returns whether the program has an option of that name outside --prepare. It is used in error
- * messages. */
+ * `is_option` returns whether the program has an option of that name outside --prepare. Error messages use
+ * it. */
 enum status prepare_run(const struct config *config, bool (*is_option)(const char *name));
 
-/* Whether --prepare or one of its sample sources has an option of that name. Options that a source shares
- * with a workload do not count. */
+/* Whether --prepare or one of its sample sources has an option of that name. Options of a workload that a
+ * source also accepts do not count. */
 bool prepare_has_option(const char *name);
 
 /* Prints the options of --prepare and of every sample source. */

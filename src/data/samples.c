@@ -12,12 +12,12 @@
 
 #define NAME "samples.csv"
 
-/* Inputs of the list. */
+/* What samples.csv is written from. */
 struct list {
     const struct source *source;
     const void *state;
     const struct index *index;
-    struct index_extensions extensions; /* one column each */
+    struct index_extensions extensions; /* one column per extension */
 };
 
 static bool has_member(const struct index *index, const struct index_sample *sample, const char *extension)
@@ -28,8 +28,8 @@ static bool has_member(const struct index *index, const struct index_sample *sam
     return false;
 }
 
-/* Writes one record: key, the source's columns, shard, and the file of each member (empty if the sample has
- * no such member). */
+/* Writes one record: the key, the source's columns, the shard, and one file name per extension. The file name
+ * is empty if the sample has no member with that extension. */
 static void write_sample(FILE *stream, const struct list *list, uint64_t number)
 {
     const struct index_sample *sample = &list->index->samples[number];

@@ -1,4 +1,4 @@
-/* samples.csv: the list of a prepared dataset's samples. */
+/* samples.csv: the list of the samples of a prepared dataset. */
 #ifndef FDSL_DATA_SAMPLES_H
 #define FDSL_DATA_SAMPLES_H
 
@@ -9,7 +9,7 @@
 #include "data/source.h"
 
 /* Writes FOLDER/samples.csv: a header record, then one record per sample of the index. Sample i of the index
- * is sample i of the source. `state` is the source's. CSV as in RFC 4180. */
+ * is sample i of the source. `state` is the state of the open source. The format is CSV as in RFC 4180. */
 enum status samples_write(const char *folder, const struct source *source, const void *state,
                           const struct index *index);
 

@@ -12,13 +12,13 @@ extern const struct source source_counter, source_synth, source_idx, source_cifa
     source_digits, source_clips;
 
 const struct source *const source_table[] = {
-    &source_counter, /* tensors filled from a counter */
+    &source_counter, /* generated tensors of known content */
     &source_synth,   /* VisualAtom images */
-    &source_idx,     /* MNIST and its kin */
+    &source_idx,     /* MNIST and similar data sets */
     &source_cifar,   /* CIFAR-10 */
     &source_dataset, /* an existing data set */
-    &source_digits,  /* generated strokes; no download needed */
-    &source_clips,   /* generated strokes over time */
+    &source_digits,  /* generated digits; need no download */
+    &source_clips,   /* generated clips of a moving blob */
     NULL,
 };
 
@@ -127,7 +127,7 @@ void source_sample_free(struct source_sample *sample)
     *sample = (struct source_sample){0};
 }
 
-/* Messages are per thread. A failed sample is therefore tried again by the calling thread, which sets the
+/* Error messages are per thread. So the calling thread produces a failed sample again, to set its own
  * message. */
 enum status source_make_all(source_make_one *make, const void *state, uint64_t first, uint64_t count,
                             struct source_sample *samples)

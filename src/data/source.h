@@ -1,7 +1,7 @@
 /* Sample sources: where the samples of a prepared dataset come from.
  *
- * A source produces any sample by number, always with the same bytes. So ranks can share the work, and an
- * interrupted run can continue. To add a source, define a `const struct source` and add a line to
+ * A source produces any sample by its number, always with the same bytes. So ranks can share the work, and an
+ * interrupted run can continue. To add a source, define a `const struct source` and add it to source_table in
  * source.c. */
 #ifndef FDSL_DATA_SOURCE_H
 #define FDSL_DATA_SOURCE_H
@@ -17,7 +17,7 @@
 
 #define SOURCE_MEMBERS_MAX 4
 #define SOURCE_COLUMNS_MAX 4
-#define SOURCE_TEXT_MAX    4097 /* any key with its terminating zero; as long as a path or a name in a tar */
+#define SOURCE_TEXT_MAX    4097       /* bytes of a column's text, with the terminating zero; any key fits */
 #define SOURCE_ENDLESS     UINT64_MAX /* number of samples of an unlimited source */
 
 struct source_member {
@@ -26,53 +26,53 @@ struct source_member {
     size_t size;
 };
 
-/* Members are sorted by extension. */
+/* One sample. Its members are sorted by extension. */
 struct source_sample {
     struct source_member members[SOURCE_MEMBERS_MAX];
     size_t count;
-    const char *key; /* original name of the sample, or NULL; valid while the source is open */
+    const char *key; /* key of the sample in its original data set, or NULL; valid while the source is open */
 };
 
 /* Properties of an open source. */
 struct source_facts {
     uint64_t samples;      /* number of samples; SOURCE_ENDLESS if unlimited */
-    uint64_t sample_bytes; /* approximate; determines the number of shards */
-    uint64_t identity;     /* hash of the contents of files that the options name */
+    uint64_t sample_bytes; /* approximate size of a sample; determines the number of shards */
+    uint64_t identity;     /* hash of the contents of all files that the options name */
 };
 
-/* Arguments for opening a source: its options and, if it has a workload, the options of the workload. */
+/* Arguments for opening a source: its options, and the options of source->workload if that is set. */
 struct source_request {
     const struct options *options;
     void *parameters, *workload_parameters; /* valid while the source is open */
     struct resources resources;
-    const char *target; /* folder that the samples will be written to, or NULL; may not exist yet */
+    const char *target; /* folder that the samples will be written to, or NULL; it need not exist yet */
 };
 
-/* Produces one sample, which is zeroed. The caller frees it, also after a failure. */
+/* Produces sample `number`. `sample` is zeroed by the caller, who frees it, also after a failure. */
 typedef enum status source_make_one(const void *state, uint64_t number, struct source_sample *sample);
 
 struct source {
     const char *name, *summary;
 
-    /* Options of the source. Those with `column` set determine the samples. */
+    /* Options of the source. Options with `column` set determine the samples. */
     const struct option_spec *options;
     size_t option_count;
     size_t parameters_bytes;
 
-    /* Workload whose options the source also accepts, or NULL. `indifferent` lists the workload columns that
-     * do not affect the samples, NULL-terminated, or is NULL. */
+    /* Workload whose options the source also accepts, or NULL. `indifferent` is NULL or a NULL-terminated
+     * list of the workload's options that do not affect the samples. */
     const char *workload;
     const char *const *indifferent;
 
     /* Columns that source_describe() fills for samples.csv. NULL-terminated, at most SOURCE_COLUMNS_MAX. */
     const char *const *columns;
 
-    /* Checks the options and creates the state, which is NULL before. The caller closes it, also after a
-     * failure, unless it is NULL or close() is NULL. */
+    /* Checks the options, fills `facts` and creates the state. `*state` is NULL before the call. The caller
+     * calls close(), also after a failure, unless `*state` or close() is NULL. */
     enum status (*open)(const struct source_request *request, struct source_facts *facts, void **state);
     void (*close)(void *state);
 
-    /* Produces samples; see source_make(). One of the two: make_one() is thread safe. */
+    /* Produce samples; see source_make(). A source sets one of the two. make_one() must be thread safe. */
     enum status (*make)(void *state, uint64_t first, uint64_t count, struct source_sample *samples);
     source_make_one *make_one;
 
@@ -81,20 +81,21 @@ struct source {
     enum status (*generate)(void *state, const struct generator_request *request,
                             struct generator **generator);
 
-    /* Returns the label of a sample without producing it. Must be set if generate() is, or describe() is
-     * not. */
+    /* Returns the label of a sample without producing the sample. Required if generate() is set or describe()
+     * is NULL. */
     uint64_t (*label)(const void *state, uint64_t number);
 
-    /* Writes the text of each column for a sample. NULL: the only column is the label. */
+    /* Writes the text of each column for a sample. NULL if the label is the only column. */
     void (*describe)(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX]);
 };
 
-/* The columns of sources that only have a label. */
+/* `columns` of a source whose only column is the label. */
 extern const char *const source_label_columns[];
 
 /* All sources, NULL-terminated. */
 extern const struct source *const source_table[];
 
+/* Returns the source of this name, or NULL. */
 const struct source *source_find(const char *name);
 
 /* Produces samples first to first + count - 1 in `samples`, which is zeroed by the caller. The caller frees
@@ -117,8 +118,9 @@ struct source_reader {
     void *parameters, *workload_parameters; /* owned */
 };
 
-/* Opens the source `name`. `words` lists option names and values alternately and ends with NULL: {"source",
- * "x", NULL}. The values must stay valid. The caller closes `reader`, also after a failure. */
+/* Opens the source `name`, which must exist. `words` lists option names and values alternately and ends with
+ * NULL: {"source", "x", NULL}. The values must stay valid while the source is open. The caller closes
+ * `reader`, also after a failure. */
 enum status source_open(const char *name, const char *const words[], const struct resources *resources,
                         struct source_reader *reader);
 void source_close(struct source_reader *reader);
@@ -132,26 +134,26 @@ const struct source_member *source_member(const struct source_sample *sample, co
 enum source_encoding { SOURCE_PNG, SOURCE_NPY };
 extern const char *const source_encodings[]; /* option values, in enum order */
 
-/* Adds a member and takes ownership of `bytes`. */
+/* Adds a member and takes ownership of `bytes`. Does not check SOURCE_MEMBERS_MAX. */
 void source_add(struct source_sample *sample, const char *extension, void *bytes, size_t size);
 
-/* Adds the member "png": an image. */
+/* Adds the member "png": the encoded image. */
 enum status source_add_png(struct source_sample *sample, const uint8_t *pixels,
                            const struct png_shape *shape);
 
 /* Adds the member "cls": the label in decimal digits. */
 enum status source_add_label(struct source_sample *sample, uint64_t label);
 
-/* Adds the member "npy" with this type and shape (see npy_header_make()) and a copy of `values`. If `values`
- * is NULL, the values are zero and `*room` points to them for the caller to fill; otherwise `room` is NULL.
- */
+/* Adds the member "npy" with this type and shape (see npy_header_make()) and a copy of the `bytes` bytes of
+ * `values`. If `values` is NULL, the values are zero. If `room` is not NULL, sets `*room` to the values in
+ * the member, for the caller to fill. */
 enum status source_add_array(struct source_sample *sample, const char *type, const char *shape,
                              const void *values, size_t bytes, void **room);
 
 /* Frees the sample's members and leaves it empty. */
 void source_sample_free(struct source_sample *sample);
 
-/* Produces samples one by one, in parallel if built with OpenMP. */
+/* Implements source_make() by calling `make` for each sample, in parallel if built with OpenMP. */
 enum status source_make_all(source_make_one *make, const void *state, uint64_t first, uint64_t count,
                             struct source_sample *samples);
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Header fields: offset and length. */
+/* Header fields: offsets, and lengths where the name ends in _BYTES. */
 enum {
     NAME = 0,
     NAME_BYTES = 100,
@@ -22,7 +22,7 @@ enum {
     PREFIX_BYTES = 155
 };
 
-/* Larger than any file system allows, small enough that sums of offsets do not overflow. */
+/* Larger than any file system allows, but small enough that sums of offsets do not overflow. */
 #define SIZE_MAX_BYTES (UINT64_C(1) << 62)
 
 #define BAD(at, ...)   bad_at(at, status_set(STATUS_FAILED, __VA_ARGS__))
@@ -54,8 +54,7 @@ static bool is_zero(const uint8_t *bytes, size_t count)
     return count == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0);
 }
 
-/* Parses an octal number with leading blanks, ended by blanks or zeros. False if the field is not such a
- * number. */
+/* Parses an octal number. Blanks may precede it; blanks and zero bytes may follow. False otherwise. */
 static bool octal(const uint8_t *field, size_t length, uint64_t *value)
 {
     size_t i = 0;
@@ -93,11 +92,11 @@ static enum status size_of(uint64_t at, const uint8_t *header, uint64_t *size)
         return BAD(at, "the size is not a number");
     return *size < SIZE_MAX_BYTES
                ? STATUS_OK
-               : BAD(at, "the size, %" PRIu64 " bytes, is more than any file holds", *size);
+               : BAD(at, "the size of %" PRIu64 " bytes is more than any file holds", *size);
 }
 
-/* Verifies the header's checksum: the sum of its bytes with the checksum field as blanks. Some old programs
- * summed signed bytes. */
+/* Verifies the header's checksum: the sum of its bytes, with the checksum field counted as blanks. Also
+ * accepts the sum of signed bytes, which some old programs write. */
 static enum status check_sum(uint64_t at, const uint8_t *header)
 {
     uint64_t stored;
@@ -110,8 +109,8 @@ static enum status check_sum(uint64_t at, const uint8_t *header)
     if (!octal(header + CHECKSUM, CHECKSUM_BYTES, &stored))
         return BAD(at, "not a tar header: its checksum is not a number");
     if ((int64_t)stored != bytes && (int64_t)stored != chars)
-        return BAD(at, "wrong header checksum: it says %" PRIu64 ", its bytes add up to %" PRId64, stored,
-                   bytes);
+        return BAD(at, "wrong header checksum: the header says %" PRIu64 ", but its bytes add up to %" PRId64,
+                   stored, bytes);
     return STATUS_OK;
 }
 
@@ -130,16 +129,16 @@ static void plain_name(const uint8_t *header, char *name)
 static enum status take_name(uint64_t at, struct tar_override *override, const uint8_t *text, size_t length)
 {
     if (length > TAR_NAME_MAX)
-        return BAD(at, "a name of %zu bytes; at most %d are supported", length, TAR_NAME_MAX);
+        return BAD(at, "the name has %zu bytes; at most %d are supported", length, TAR_NAME_MAX);
     if (memchr(text, '\0', length))
-        return BAD(at, "a name that contains a zero byte");
+        return BAD(at, "the name contains a zero byte");
     memcpy(override->name, text, length);
     override->name[length] = '\0';
-    override->has_name = length > 0; /* pax: an empty value cancels the earlier one */
+    override->has_name = length > 0; /* pax: an empty value cancels an earlier one */
     return STATUS_OK;
 }
 
-/* Parses a decimal number of up to `length` digits that spans the whole text. */
+/* Parses a decimal number. False if the text has another character, is empty or has more than 19 digits. */
 static bool decimal(const uint8_t *text, size_t length, uint64_t *value)
 {
     *value = 0;
@@ -157,7 +156,7 @@ static enum status take_keyword(uint64_t at, struct tar_override *override, cons
                                 size_t key_length, const uint8_t *value, size_t length)
 {
     if (key_length >= 11 && memcmp(key, "GNU.sparse.", 11) == 0)
-        return BAD(at, "a sparse member is not stored as a plain copy; write the shard without --sparse");
+        return BAD(at, "sparse members are not supported; write the shard without tar's --sparse");
     if (key_length == 4 && memcmp(key, "path", 4) == 0)
         return take_name(at, override, value, length);
     if (key_length != 4 || memcmp(key, "size", 4) != 0)
@@ -169,7 +168,7 @@ static enum status take_keyword(uint64_t at, struct tar_override *override, cons
     return STATUS_OK;
 }
 
-/* Parses pax records "LENGTH KEY=VALUE" and a newline; LENGTH includes the whole record. */
+/* Parses pax records "LENGTH KEY=VALUE\n". LENGTH is the size of the whole record, in decimal. */
 static enum status take_pax(uint64_t at, struct tar_override *override, const uint8_t *text, size_t size)
 {
     while (size > 0 && text[0] != '\0') { /* some writers pad with zeros */
@@ -194,7 +193,7 @@ static bool is_extension(uint8_t type)
     return type == 'x' || type == 'X' || type == 'g' || type == 'L' || type == 'K';
 }
 
-/* Parses the data of an extended header, which is completely available. */
+/* Parses the data of an extended header. All of the data is available. */
 static enum status take_extension(struct tar_parser *parser, uint8_t type, const uint8_t *data, size_t size)
 {
     uint64_t at = parser->position;
@@ -213,7 +212,7 @@ static uint64_t padded(uint64_t size)
     return size + tar_padding(size);
 }
 
-/* Checks that the shard has `bytes` more bytes at position. STATUS_OK if the shard's size is unknown. */
+/* Checks that the shard has `bytes` bytes from parser->position on. STATUS_OK if its size is unknown. */
 static enum status check_end(const struct tar_parser *parser, size_t available, bool at_end, uint64_t bytes,
                              const char *what)
 {
@@ -222,11 +221,12 @@ static enum status check_end(const struct tar_parser *parser, size_t available, 
         return STATUS_OK;
     return BAD(parser->position,
                "the shard ends at %" PRIu64 ", inside %s that takes %" PRIu64
-               " bytes: it was cut, or the header is damaged",
+               " bytes: it was truncated, or the header is damaged",
                end, what, bytes);
 }
 
-/* Parses the header at position, which is available and not zero. It is a member or something to skip. */
+/* Parses the header at parser->position, which is available and not zero. Sets `*found` if it belongs to a
+ * regular file; other members are skipped. */
 static enum status take_header(struct tar_parser *parser, const uint8_t *header, size_t available,
                                bool at_end, struct tar_member *member, bool *found)
 {
@@ -241,8 +241,9 @@ static enum status take_header(struct tar_parser *parser, const uint8_t *header,
     else
         plain_name(header, parser->name);
     if (type == 'S')
-        return BAD(at, "'%.200s' is sparse and not stored as a plain copy; write the shard without --sparse",
-                   parser->name);
+        return BAD(
+            at, "'%.200s' is a sparse member, which is not supported; write the shard without tar's --sparse",
+            parser->name);
     if (type >= '1' &&
         type <= '6') /* links, devices, folders: no data follows, whatever the size field says */
         size = 0;
@@ -259,7 +260,7 @@ static enum status take_header(struct tar_parser *parser, const uint8_t *header,
     return STATUS_OK;
 }
 
-/* Requests `bytes` from position on. Fails if the shard has fewer. */
+/* Requests `bytes` bytes from parser->position on. Fails if the shard has fewer. */
 static enum status ask(const struct tar_parser *parser, size_t available, bool at_end, size_t bytes,
                        enum tar_step *step, size_t *need)
 {
@@ -269,7 +270,7 @@ static enum status ask(const struct tar_parser *parser, size_t available, bool a
     return STATUS_OK;
 }
 
-/* Reports data after a block of zeros, at `offset`. */
+/* Fails because data follows a block of zeros. `offset` is the offset of the data. */
 static enum status refuse_data_after_end(const struct tar_parser *parser, uint64_t offset)
 {
     if (offset - parser->end < TAR_END_BYTES)
@@ -281,7 +282,7 @@ static enum status refuse_data_after_end(const struct tar_parser *parser, uint64
                offset);
 }
 
-/* Handles the end-of-archive blocks and checks for zeros up to the end of the shard. Requests one block at a
+/* Handles the end-of-archive blocks and checks that the rest of the shard is zero. Requests one block at a
  * time, so the caller's buffer may be small. */
 static enum status take_end(struct tar_parser *parser, const uint8_t *bytes, size_t available, bool at_end,
                             enum tar_step *step, size_t *need)
@@ -313,7 +314,7 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
         if (parser->has_ended)
             return take_end(parser, bytes, available, at_end, step, need);
         if (available == 0 && (at_end || parser->position == parser->shard_bytes))
-            return BAD(begin, begin ? "the shard lacks its end-of-archive blocks: it was cut"
+            return BAD(begin, begin ? "the shard lacks its end-of-archive blocks: it was truncated"
                                     : "the shard is empty");
         if (available < TAR_BLOCK_BYTES)
             return ask(parser, available, at_end, TAR_BLOCK_BYTES, step, need);
@@ -324,7 +325,7 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
             uint64_t size;
             TRY(size_of(begin, bytes, &size));
             if (size > TAR_EXTENDED_MAX)
-                return BAD(begin, "an extended header of %" PRIu64 " bytes; at most %d are supported", size,
+                return BAD(begin, "the extended header has %" PRIu64 " bytes; at most %d are supported", size,
                            TAR_EXTENDED_MAX);
             size_t whole = TAR_BLOCK_BYTES + (size_t)padded(size);
             if (available < whole)
@@ -341,7 +342,7 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
             return STATUS_OK;
         }
         uint64_t passed = parser->position - begin;
-        if (passed > available && at_end) /* check_end() has checked this */
+        if (passed > available && at_end) /* unreachable: check_end() has failed before */
             return BAD(begin, "the shard ends inside a member");
         bytes += passed < available ? passed : available;
         available -= passed < available ? (size_t)passed : available;
@@ -350,7 +351,7 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
 
 /* ---- Writing ---- */
 
-/* Fills a header of this type. `name` has at most TAR_NAME_FIELD bytes. */
+/* Fills a header of this type. `length` is the length of `name`, at most TAR_NAME_FIELD bytes. */
 static void fill_header(uint8_t block[TAR_BLOCK_BYTES], const char *name, size_t length, uint64_t size,
                         char type)
 {

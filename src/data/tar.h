@@ -1,8 +1,8 @@
 /* The tar format: a parser that does no I/O, and a writer of plain ustar headers.
  *
- * A shard is a sequence of 512-byte blocks: per member one header and its data padded to whole blocks, then
- * two blocks of zeros. The parser reads ustar, old V7, pax and GNU headers, as written by Python's tarfile,
- * webdataset and GNU tar. docs/formats.md lists what it accepts and refuses. */
+ * A shard is a sequence of 512-byte blocks. Each member has one header and its data, padded to whole blocks.
+ * Two blocks of zeros end the shard. The parser reads ustar, old V7, pax and GNU headers, as written by
+ * Python's tarfile, webdataset and GNU tar. docs/formats.md lists what it accepts and refuses. */
 #ifndef FDSL_DATA_TAR_H
 #define FDSL_DATA_TAR_H
 
@@ -20,8 +20,8 @@
 #define TAR_EXTENDED_MAX (1 << 20) /* data of a pax header or a GNU long name, in bytes */
 #define TAR_SIZE_UNKNOWN UINT64_MAX
 
-/* A regular file. Offsets count from the start of the shard. `name` belongs to the parser and is valid until
- * the next call. */
+/* A regular file in a shard. `header` and `data` are offsets from the start of the shard, in bytes. `name`
+ * belongs to the parser and is valid until the next call. */
 struct tar_member {
     const char *name;
     uint64_t header, data, size;
@@ -29,7 +29,8 @@ struct tar_member {
 
 enum tar_step { TAR_MEMBER, TAR_MORE, TAR_END };
 
-/* Values from extended headers: for the next member, or (type `g`) for all following members. */
+/* Values from extended headers. A header of type `g` applies to all following members, others to the next
+ * one. */
 struct tar_override {
     bool has_name, has_size;
     uint64_t size;
@@ -38,10 +39,10 @@ struct tar_override {
 
 struct tar_parser {
     uint64_t position;    /* offset of the next byte to parse */
-    uint64_t shard_bytes; /* TAR_SIZE_UNKNOWN: members are checked against the end only once it is seen */
-    uint64_t end;         /* offset of the first end-of-archive block, once seen */
+    uint64_t shard_bytes; /* or TAR_SIZE_UNKNOWN: a truncated member is then detected only with `at_end` */
+    uint64_t end;         /* offset of the first end-of-archive block, if has_ended */
     bool has_ended;
-    uint64_t extended; /* offset of the member's first header, if extended headers precede it */
+    uint64_t extended; /* offset of the member's first extended header, if is_extended */
     bool is_extended;
     bool has_global; /* a global pax header was seen */
     struct tar_override next, global;
@@ -53,38 +54,38 @@ FDSL_C_BEGIN
 /* Starts parsing a shard of this size, or of TAR_SIZE_UNKNOWN. The parser allocates no memory. */
 void tar_open(struct tar_parser *parser, uint64_t shard_bytes);
 
-/* Continues at another member's headers. Global pax headers stay in effect. */
+/* Moves to the headers of another member, at offset `position`. Global pax headers stay in effect. */
 void tar_move(struct tar_parser *parser, uint64_t position);
 
 /* Parses one step. `bytes` are the `available` bytes of the shard from parser->position on. `at_end` means
  * that the shard ends after them.
  *
- * TAR_MEMBER: `*member` is a regular file. Position is then after its padded data, which need not be
+ * TAR_MEMBER: `*member` is a regular file. parser->position is then after its padded data, which need not be
  *             available.
- * TAR_MORE:   Nothing found yet. Call again with at least `*need` bytes from position on, which may have
- *             moved. Not returned with `at_end`.
+ * TAR_MORE:   No member found yet. Call again with at least `*need` bytes from parser->position on, which may
+ *             have changed. Not returned with `at_end`.
  * TAR_END:    The shard has ended; everything after the last member is zero.
  *
  * STATUS_FAILED with a message that begins with the offset in the shard; the caller prepends the shard's
- * name. A shard without end-of-archive blocks fails, because it was cut. A shard with data after them fails
- * too: a page of it was zeroed, or several archives were concatenated. The end is recognised only with
- * `at_end` or if the shard's size is known. */
+ * name. A shard without end-of-archive blocks fails, because it was truncated. A shard with data after these
+ * blocks fails, because a part was overwritten with zeros, or several archives were concatenated. TAR_END is
+ * returned only with `at_end` or if the shard's size is known. */
 enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t available, bool at_end,
                      struct tar_member *member, enum tar_step *step, size_t *need);
 
-/* Bytes of padding after data of this size, up to the next block. */
+/* Number of padding bytes after data of this size, up to the next block. */
 static inline size_t tar_padding(uint64_t size)
 {
     return (size_t)(-size % TAR_BLOCK_BYTES);
 }
 
-/* Fills the header of a regular file: ustar, mode 0444, owner 0, time 0, so that equal contents give equal
- * bytes. STATUS_FAILED if the name is empty or longer than TAR_NAME_FIELD, or the size is 8 GiB or more. */
+/* Fills the header of a regular file: ustar, mode 0444, owner 0, time 0. So equal contents give equal
+ * headers. STATUS_FAILED if the name is empty or longer than TAR_NAME_FIELD, or the size is 8 GiB or more. */
 enum status tar_header(uint8_t block[TAR_BLOCK_BYTES], const char *name, uint64_t size);
 
 /* Fills all headers of a regular file with a name of up to TAR_NAME_MAX bytes. A name longer than
  * TAR_NAME_FIELD is stored in a preceding GNU long-name header. Sets `*count` to the number of bytes filled.
- * STATUS_FAILED as for tar_header(). */
+ * STATUS_FAILED if the name is empty or longer than TAR_NAME_MAX, or the size is 8 GiB or more. */
 #define TAR_HEADERS_MAX (2 * TAR_BLOCK_BYTES + (TAR_NAME_MAX / TAR_BLOCK_BYTES + 1) * TAR_BLOCK_BYTES)
 enum status tar_headers(uint8_t bytes[TAR_HEADERS_MAX], const char *name, uint64_t size, size_t *count);
 

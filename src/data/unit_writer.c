@@ -41,7 +41,7 @@ static uint64_t hash_of(const void *bytes, size_t size)
 
 /* ---- Starting ---- */
 
-/* Matches temporary names "...PID-N.tmp" of file_begin(). */
+/* Whether a name is a temporary name of file_begin(), which ends in ".PID-N.tmp". */
 static bool is_temporary(const char *name)
 {
     size_t length = strlen(name);
@@ -97,7 +97,7 @@ static enum status flush(struct unit_writer *writer)
     return file_add(&writer->file, writer->buffer, count);
 }
 
-/* Adds bytes to the shard; zeros if `bytes` is NULL. */
+/* Appends `count` bytes to the shard; zeros if `bytes` is NULL. */
 static enum status add_bytes(struct unit_writer *writer, const uint8_t *bytes, size_t count)
 {
     writer->bytes += count;
@@ -153,8 +153,8 @@ static enum status write_files(const struct unit_writer *writer, uint64_t number
     return STATUS_OK;
 }
 
-/* Writes files in parallel, because each one waits for the disk. Error text is per thread, so the calling
- * thread retries a failed sample to obtain it. */
+/* Writes files in parallel, because each write waits for the disk. Error messages are per thread. So after a
+ * failure the calling thread writes the samples again, to set its own message. */
 static enum status write_all_files(const struct unit_writer *writer, uint64_t first, uint64_t count,
                                    const struct source_sample *samples)
 {
@@ -214,7 +214,7 @@ static enum status end_text(FILE **stream)
     return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for an index");
 }
 
-/* Writes DALI's index: "x.idx" for "x.tar". */
+/* Writes the shard's DALI index: "x.idx" for "x.tar". */
 static enum status write_dali(struct unit_writer *writer)
 {
     char path[PATH_MAX], *text = NULL;

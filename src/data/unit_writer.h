@@ -13,10 +13,10 @@
 
 struct unit_writer {
     enum index_layout layout;
-    const char *folder, *name; /* the dataset's folder, and the unit's name in it; owned by the caller */
+    const char *folder, *name; /* folder of the dataset, name of the unit in it; owned by the caller */
     int key_digits;
     struct file_writer file; /* the shard */
-    uint8_t *buffer;         /* data not yet written to the shard */
+    uint8_t *buffer;         /* data not yet written to the shard: `buffered` bytes */
     size_t buffered;
     uint64_t bytes, samples; /* written so far */
     void *md5;               /* of the shard's bytes, in builds with libcrypto */
@@ -28,17 +28,17 @@ struct unit_writer {
 /* Formats the key of a sample: its number in decimal with leading zeros. */
 void unit_key(char key[32], int digits, uint64_t number);
 
-/* Starts a shard under a temporary name, or creates the folder and removes leftovers of a killed run. The
- * writer must not be moved. After a failure of this or the next functions, call unit_abandon(). */
+/* Starts a shard under a temporary name, or creates the folder and removes temporary files of killed runs.
+ * The struct must stay at its address. In the end, call unit_abandon(), also after a failure. */
 enum status unit_begin(struct unit_writer *writer, enum index_layout layout, const char *folder,
                        const char *name, int key_digits);
 
-/* Adds `count` samples; the first has number `first`. */
+/* Adds `count` samples, numbered from `first` on. */
 enum status unit_add(struct unit_writer *writer, uint64_t first, uint64_t count,
                      const struct source_sample *samples);
 
-/* Finishes the unit. Renames the shard to its final name, after its DALI index, then writes the unit's part
- * of the index to `part_path`. If the part exists, the unit is complete. */
+/* Finishes the unit. Writes the shard's DALI index, renames the shard to its final name, and then writes the
+ * unit's part of the index to `part_path`. So the unit is complete if the part exists. */
 enum status unit_end(struct unit_writer *writer, const char *provenance, const char *part_path);
 
 /* Frees the writer in any state and removes an unfinished shard. */

@@ -80,7 +80,7 @@ enum status wids_read(const char *path, struct wids *wids)
 
 /* ---- Writing ---- */
 
-/* An unknown md5sum is omitted. */
+/* Creates the entry of a shard. Omits an unknown md5sum. */
 static json_t *shard_of(const struct index_unit *unit)
 {
     return json_pack("{s:s, s:s*, s:I, s:I}", "url", unit->name, "md5sum", *unit->md5 ? unit->md5 : NULL,

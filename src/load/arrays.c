@@ -8,8 +8,8 @@
 #include "data/npy.h"
 #include "data/plain.h"
 
-#define HEAD_BYTES     4096      /* bytes of a .npy read first to find its header */
-#define HEAD_BYTES_MAX (1 << 20) /* bytes read if the header is longer */
+#define HEAD_BYTES     4096      /* bytes read first, to find the header of a .npy */
+#define HEAD_BYTES_MAX (1 << 20) /* bytes read if HEAD_BYTES do not hold the whole header */
 
 /* State of examining the samples. */
 struct inspection {
@@ -20,7 +20,7 @@ struct inspection {
     uint8_t *head;           /* HEAD_BYTES_MAX bytes */
 };
 
-/* Prepends the sample to the error message. */
+/* Prepends the file, the sample and the member to the error message. */
 static enum status about(const struct inspection *inspection, const struct dataset_sample *sample,
                          const struct dataset_member *member, enum status status)
 {
@@ -29,12 +29,14 @@ static enum status about(const struct inspection *inspection, const struct datas
                          sample->key, member->extension);
 }
 
+/* Sets the message for a member that GPU variants do not accept. */
 static enum status unfit(const struct dataset_member *member)
 {
     if (strcasecmp(member->extension, "png") == 0)
-        return status_set(STATUS_USAGE, "a GPU variant cannot decode PNG; prepare the set as .npy (--encode "
-                                        "npy), or decode on the CPU: --variant shards-omp --decode");
-    return status_set(STATUS_USAGE, "a GPU variant accepts samples of one .npy and optionally a label in "
+        return status_set(STATUS_USAGE,
+                          "a GPU variant cannot decode PNG; prepare the data set as .npy (--encode npy), or "
+                          "decode on the CPU: --variant shards-omp --decode");
+    return status_set(STATUS_USAGE, "a GPU variant accepts samples of one .npy and optionally one label in "
                                     ".cls; leave this member out, or use a CPU variant");
 }
 
@@ -56,16 +58,18 @@ static bool same_arrays(const struct npy_header *a, const struct npy_header *b)
            memcmp(a->shape, b->shape, a->axes * sizeof *a->shape) == 0;
 }
 
-/* Checks one header. A batch is one tensor, so all samples need the same type and shape. */
+/* Compares one header with that of sample 0. A batch is one tensor, so all samples need the same type and
+ * shape. */
 static enum status check_header(struct inspection *inspection, uint32_t number, uint64_t size,
                                 const struct npy_header *header)
 {
     if (number == 0) {
         if (!dtype_from_npy(header->type, &inspection->arrays->type))
-            return status_set(STATUS_USAGE,
-                              "values of type '%s'; a GPU variant accepts |u1, <f2 and <f4: prepare the set "
-                              "with --dtype u8, f16 or f32",
-                              header->type);
+            return status_set(
+                STATUS_USAGE,
+                "values of type '%s'; a GPU variant accepts |u1, <f2 and <f4: prepare the data set "
+                "with --dtype u8, f16 or f32",
+                header->type);
         inspection->arrays->values = header->values;
         inspection->first = *header;
         if (header->values == 0)
@@ -74,8 +78,9 @@ static enum status check_header(struct inspection *inspection, uint32_t number, 
     if (!same_arrays(header, &inspection->first))
         return status_set(
             STATUS_USAGE,
-            "it has %llu values of type '%s', but sample '%s' has %llu of '%s', or their shapes differ: a "
-            "batch is one tensor, so all samples need the same type and shape",
+            "its .npy has %llu values of type '%s', the one of sample '%s' has %llu of type '%s', "
+            "or their shapes differ; a batch is one tensor, so all samples need the same type "
+            "and shape",
             (unsigned long long)header->values, header->type, inspection->dataset->samples[0].key,
             (unsigned long long)inspection->first.values, inspection->first.type);
     return npy_header_check(header, size) == STATUS_OK ? STATUS_OK : STATUS_USAGE;
@@ -101,7 +106,7 @@ static enum status look_at_label(struct inspection *inspection, const struct dat
     return status_set(STATUS_USAGE, "not a label: a label is a decimal 32-bit integer");
 }
 
-/* Computes the extent of a sample and the offsets of its members. */
+/* Computes the extent of a sample, and the offsets and sizes of its members. */
 static void lay_out(const struct dataset *dataset, const struct dataset_sample *sample, bool packed,
                     struct array_sample *array, struct array_extent *extent)
 {
@@ -137,9 +142,8 @@ static enum status look_at_sample(struct inspection *inspection, uint32_t number
         found += is_array;
     }
     if (found != 1)
-        return about(
-            inspection, sample, &members[0],
-            status_set(STATUS_USAGE, "this sample has no .npy, but a GPU variant needs one per sample"));
+        return about(inspection, sample, &members[0],
+                     status_set(STATUS_USAGE, "a GPU variant needs exactly one .npy per sample"));
     lay_out(dataset, sample, packed, array, &inspection->arrays->extents[number]);
     for (uint32_t m = 0; m < sample->members; m++) {
         enum status status = m == array->label ? look_at_label(inspection, &members[m])

@@ -1,5 +1,5 @@
-/* Layout of samples as arrays, which the device needs to parse raw bytes. Every sample is one .npy of bytes,
- * halves or floats, with equal type and shape for all samples, and optionally a label in .cls. */
+/* Layout of the samples' raw bytes, from which the GPU extracts arrays and labels. Every sample has one .npy,
+ * and optionally one label in .cls. All arrays have the same shape and type: uint8, float16 or float32. */
 #ifndef FDSL_LOAD_ARRAYS_H
 #define FDSL_LOAD_ARRAYS_H
 
@@ -13,7 +13,8 @@
 
 #define ARRAY_MEMBERS_MAX 2
 
-/* One sample. Offsets count from its first byte. 64 bytes, two sectors of device memory. */
+/* One sample. Offsets are in bytes from the start of its extent. The struct takes 64 bytes, two sectors of
+ * device memory. */
 struct array_sample {
     uint64_t key_hash;
     uint64_t at[ARRAY_MEMBERS_MAX],
@@ -21,30 +22,30 @@ struct array_sample {
     uint64_t bytes;              /* total over all members */
     uint64_t values;             /* offset of the values */
     uint32_t members;
-    uint32_t label; /* which member is the label; equal to `members` if there is none */
+    uint32_t label; /* index of the member that is the label; equal to `members` if there is none */
 };
 
-/* The bytes of a sample. */
+/* The range of bytes that holds a sample. */
 struct array_extent {
-    uint64_t begin; /* offset of its first byte in the shard; 0 if samples are packed */
-    uint64_t bytes; /* length up to its last byte */
+    uint64_t begin; /* offset of the first byte in the shard; 0 if `packed` */
+    uint64_t bytes; /* from the first to the last byte, including tar headers between members */
 };
 
 struct arrays {
     enum dtype type;
-    uint64_t values;              /* per sample */
-    struct array_sample *samples; /* by sample number, like `extents` */
-    struct array_extent *extents;
-    uint64_t bytes_max; /* largest extent */
+    uint64_t values;              /* number of values per sample */
+    struct array_sample *samples; /* by sample number */
+    struct array_extent *extents; /* by sample number */
+    uint64_t bytes_max;           /* size of the largest extent */
 };
 
 FDSL_C_BEGIN
 
-/* Reads the headers and labels of all samples. With `packed`, offsets assume that members are stored
- * consecutively, each aligned to ARRAY_ALIGNMENT, as a reader of members stores them. Otherwise offsets are
- * those in the shard. STATUS_USAGE if a sample is not such an array; the message names the sample, the
- * problem and a remedy. STATUS_FAILED if a sample cannot be read or memory runs out. The caller closes
- * `arrays`, also after a failure. */
+/* Reads the .npy headers and the labels of all samples. With `packed`, the caller stores the members of a
+ * sample consecutively, each aligned to ARRAY_ALIGNMENT bytes. Otherwise the members keep their distances in
+ * the shard. STATUS_USAGE if a GPU variant cannot read a sample; the message names the sample, the problem
+ * and a remedy. STATUS_FAILED if a sample cannot be read or memory runs out. The caller closes `arrays`, also
+ * after a failure. */
 #define ARRAY_ALIGNMENT 32
 enum status arrays_open(const struct dataset *dataset, bool packed, struct arrays *arrays);
 void arrays_close(struct arrays *arrays);

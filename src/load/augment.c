@@ -4,7 +4,8 @@
 
 #include "core/half.h"
 
-/* Converts one row of one channel to floats: `count` values from `first` on, `step` values apart. */
+/* Converts part of a row of one channel to float. The `count` values start at index `first` and are `step`
+ * values apart. */
 static void row_values(const struct image *image, size_t first, size_t step, uint32_t count, float *values)
 {
     if (image->type == DTYPE_U8)
@@ -29,7 +30,7 @@ static void reverse(float *values, uint32_t count)
     }
 }
 
-/* Computes row `y` of the result from row `y` + down of the image. */
+/* Computes row `y` of one channel of the result, from row `y` + move.down of the image. */
 static void augment_row(const struct augmentation *augmentation, const struct image *image,
                         struct draw_move move, uint32_t channel, int64_t y, float *row)
 {

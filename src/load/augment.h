@@ -1,5 +1,5 @@
-/* Augmentation of a decoded image for training: shift, flip and scale. It is a pure function, so every loader
- * computes identical values. */
+/* Augmentation of a decoded image for training: shift, flip and normalisation. The result is a pure function
+ * of the image, the seed, the epoch and the sample, so all loaders compute identical values. */
 #ifndef FDSL_LOAD_AUGMENT_H
 #define FDSL_LOAD_AUGMENT_H
 
@@ -14,14 +14,14 @@
 /* Parameters of augmentation. */
 struct augmentation {
     struct augment move;
-    float mean, scale; /* (value - mean) * scale, after the shift and flip; bytes count as 0 to 1 */
+    float mean, scale; /* (value - mean) * scale, after the shift; bytes are first divided by 255 */
     uint64_t seed;
 };
 
 FDSL_C_BEGIN
 
-/* Augments an image into channels x height x width floats. Random numbers come from draw_move().
- * Thread safe. */
+/* Writes the augmented image to `values`: channels x height x width floats. draw_move() gives the shift and
+ * the flip of `sample` in `epoch`. Thread safe. */
 void image_augment(const struct augmentation *augmentation, const struct image *image, uint32_t epoch,
                    uint32_t sample, float *values);
 

@@ -28,8 +28,9 @@ static uint64_t page_bytes(void)
     return (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Whether mincore(2) reports correct results. For files that the process neither owns nor may write, it
- * reports every page as resident. Only owners may set O_NOATIME, so setting it tests ownership. */
+/* Whether mincore(2) reports correct results. For files that the process neither owns nor may write,
+ * mincore(2) reports every page as resident. Only owners may set O_NOATIME, so setting this flag tests
+ * ownership. */
 static bool may_ask(int fd)
 {
     char path[32];

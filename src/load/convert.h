@@ -1,8 +1,9 @@
-/* Conversion of sample values to a batch tensor, one definition for host and device.
+/* Conversion of sample values to a batch tensor. Host and device share this definition.
  *
- * A value x is converted by one fused multiply-add, x * scale + bias, and rounded once to the tensor's type.
- * Bytes count as 0 to 1; floats are used unchanged. Scale and bias come from --mean and --std. Any NaN
- * becomes the canonical NaN of GPUs, whatever its payload. A raw tensor keeps the bits of the values. */
+ * One fused multiply-add, x * scale + bias, converts a value x, and the result is rounded once to the
+ * tensor's type. Scale and bias come from --mean and --std. Byte values are first scaled to the range 0 to 1.
+ * Any NaN becomes the canonical NaN of GPUs, whatever its payload. With --dtype raw, the tensor keeps the
+ * bits of the values. */
 #ifndef FDSL_LOAD_CONVERT_H
 #define FDSL_LOAD_CONVERT_H
 
@@ -16,12 +17,12 @@
 #include "core/portable.h"
 
 struct convert {
-    enum dtype source;
-    enum dtype tensor;
+    enum dtype source; /* type of the stored values */
+    enum dtype tensor; /* type of the tensor; DTYPE_STORED for --dtype raw */
     float scale, bias;
 };
 
-/* Expresses (x - mean) / std as one multiply-add, for bytes (0 to 255) or floats. */
+/* Expresses (x - mean) / std as one multiply-add. For bytes, x is the value divided by 255. */
 FDSL_HD struct convert convert_make(enum dtype source, enum dtype tensor, double mean, double std)
 {
     struct convert convert = {source, tensor, (float)((source == DTYPE_U8 ? 1.0 / 255 : 1.0) / std),
@@ -29,6 +30,7 @@ FDSL_HD struct convert convert_make(enum dtype source, enum dtype tensor, double
     return convert;
 }
 
+/* Bytes per value of the tensor. */
 FDSL_HD uint32_t convert_value_bytes(const struct convert *convert)
 {
     return (uint32_t)dtype_bytes(convert->tensor == DTYPE_STORED ? convert->source : convert->tensor);
@@ -41,7 +43,7 @@ FDSL_HD float convert_scale(float value, float scale, float bias)
     return scaled == scaled ? scaled : float_from_bits(0x7FFFFFFF);
 }
 
-/* Loads value i of a sample. The bytes may be unaligned. */
+/* Loads value i of a sample as float. `values` may be unaligned. */
 FDSL_HD float convert_load(enum dtype source, const uint8_t *values, uint64_t i)
 {
     if (source == DTYPE_U8)
@@ -52,7 +54,7 @@ FDSL_HD float convert_load(enum dtype source, const uint8_t *values, uint64_t i)
                            (uint32_t)values[4 * i + 2] << 16 | (uint32_t)values[4 * i + 3] << 24);
 }
 
-/* Reference conversion: writes value i of a sample to index i of the slot. */
+/* Reference conversion: converts value i of a sample and writes it at index i of `slot`. */
 FDSL_HD void convert_one(const struct convert *convert, const uint8_t *values, uint64_t i, uint8_t *slot)
 {
     uint32_t bytes = convert_value_bytes(convert), word;

@@ -14,8 +14,8 @@ static void on_bus_error(int signal_)
 {
     if (guarded)
         siglongjmp(escape, 1);
-    signal(signal_, SIG_DFL); /* not caused by a guarded copy: restore the default, so the signal recurs and
-                                 ends the program */
+    signal(signal_, SIG_DFL); /* the access was not in a guarded copy: with the default action, the repeated
+                                 access ends the program */
 }
 
 enum status guard_open(struct guard *guard)
@@ -37,7 +37,7 @@ void guard_close(struct guard *guard)
 
 bool guard_copy(uint8_t *to, const uint8_t *from, size_t bytes)
 {
-    if (sigsetjmp(escape, 0)) { /* savemask 0 saves a system call; SA_NODEFER leaves the signal unblocked */
+    if (sigsetjmp(escape, 0)) { /* 0: saves no signal mask, because SA_NODEFER leaves SIGBUS unblocked */
         guarded = 0;
         return false;
     }

@@ -1,5 +1,5 @@
-/* Guarded copies from file mappings. If a mapped file shrinks, access to it raises SIGBUS; a guarded copy
- * returns a failure instead. Checking file sizes first would leave a race. */
+/* Guarded copies from file mappings. If a mapped file shrinks, access to the lost pages raises SIGBUS. A
+ * guarded copy returns false instead. A check of the file size before the copy would leave a race. */
 #ifndef FDSL_LOAD_GUARD_H
 #define FDSL_LOAD_GUARD_H
 
@@ -10,8 +10,8 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-/* Initialise with zeros. Guards nest: the first one installs the signal handler, and the last one to close
- * removes it. One thread opens and closes all guards. */
+/* Initialise with zeros. Guards nest: opening the first one installs the signal handler, and closing the last
+ * one removes it. One thread opens and closes all guards. */
 struct guard {
     bool open;
 };
@@ -23,7 +23,8 @@ FDSL_C_BEGIN
 enum status guard_open(struct guard *guard);
 void guard_close(struct guard *guard);
 
-/* Like memcpy(); returns false if a page of the source no longer exists. Needs an open guard. Thread safe. */
+/* Copies `bytes` bytes. Returns false if a page of the source no longer exists. Needs an open guard. Thread
+ * safe. */
 bool guard_copy(uint8_t *to, const uint8_t *from, size_t bytes);
 
 FDSL_C_END

@@ -1,5 +1,5 @@
-/* The input of the workload `load`, as seen by every variant. The workload reads the samples of a directory
- * into batches. */
+/* The interface between the workload `load` and its variants. A variant reads the samples of a directory into
+ * batches. */
 #ifndef FDSL_LOAD_INPUT_H
 #define FDSL_LOAD_INPUT_H
 
@@ -20,68 +20,69 @@
 
 /* State of the page cache at the start of a run. */
 enum load_cache {
-    LOAD_WARM, /* all pages resident: read before the run, and counted */
-    LOAD_COLD, /* no pages resident: evicted before every run, and counted */
-    LOAD_ANY   /* unspecified */
+    LOAD_WARM, /* all pages resident: files are read before the first run, and resident pages are counted */
+    LOAD_COLD, /* no pages resident: files are evicted before every run, and resident pages are counted */
+    LOAD_ANY   /* unspecified: left as it is */
 };
 
-/* Additional requests of the workload, set between runs. */
+/* Requests to the variant that change between runs. */
 struct load_control {
     bool whole;       /* compute checksums over every byte and verify samples one by one */
     bool timed_calls; /* time each open, read and close call */
     uint8_t *seen;    /* with `whole`: how often each sample was delivered correctly, up to 255 */
 
-    struct checksum lost; /* samples that the latest run could not read; written by variants */
+    struct checksum lost; /* samples that the latest run could not read; set by the variant */
 
     struct consumer *consumer; /* receives every delivered batch; NULL if there is none */
 };
 
-/* The input. Constant over all runs except for `control`, and for `epochs`, which is 1 while control->whole
- * is set. Run n reads epochs n * epochs to n * epochs + epochs - 1. */
+/* The input. All runs have the same input, except for `*control` and `epochs`; `epochs` is 1 while
+ * control->whole is set. Run n reads epochs n * epochs to n * epochs + epochs - 1. */
 struct load {
     const struct dataset *dataset;
     struct load_control *control;
     uint64_t seed;
     uint32_t batch, shuffle_buffer, epochs;
     uint32_t rank, ranks;
-    uint32_t iodepth;     /* requests in flight, for io_uring variants */
-    uint32_t block_bytes; /* size of a read from a shard */
-    uint32_t prefetch;    /* shards that the kernel is asked to read ahead */
+    uint32_t iodepth;     /* maximum requests in flight, for io_uring variants */
+    uint32_t block_bytes; /* bytes per read from a shard */
+    uint32_t prefetch;    /* number of shards that the kernel is asked to read ahead */
     enum load_cache cache;
     bool skip, decode, augment;
     struct augmentation augmentation;
     enum dtype dtype; /* dtype, mean, std, ring and chunk_bytes are for variants that deliver on a device */
     double mean, std;
     uint32_t ring;                   /* buffers per thread */
-    uint64_t chunk_bytes;            /* size of a buffer, unless a sample is larger */
-    const struct pictures *pictures; /* training set of --compute train; NULL without */
+    uint64_t chunk_bytes;            /* bytes per buffer, unless a sample is larger */
+    const struct pictures *pictures; /* training set of --compute train; otherwise NULL */
     bool normalised; /* --mean or --std was given; without `augment`, only variants that deliver on a device
-                        can apply them */
+                        can use these options */
 };
 
+/* Properties of a load variant. */
 struct load_traits {
-    bool shards, files; /* layouts that it reads */
+    bool shards, files; /* can read shards; can read single files */
     bool device;        /* delivers tensors on a device */
-    bool resident;      /* reads from device memory, not over the bus */
+    bool resident;      /* the data set stays in device memory, so runs do not transfer it over the bus */
     bool ring;          /* reads chunks into rings of buffers */
-    bool keyed;         /* uses keyed orders */
+    bool keyed;         /* uses keyed orders (load/order.h) */
     bool calls;         /* makes open, read and close calls that can be timed */
 
-    /* Whether it can read this input; NULL if it can read any. */
+    /* Checks whether the variant can read this input. NULL if it can read any input. */
     enum status (*accepts)(const struct load *load);
 
-    /* What the timed part of a run includes, for the column `timed_stages`. The second text applies if files
-     * are opened in every run; NULL if it is the same. */
+    /* What the timed part of a run includes, for the column `timed_stages`. Without --cache warm,
+     * `timed_unless_warm` applies instead of `timed`, unless it is NULL. */
     const char *timed, *timed_unless_warm;
 
-    /* Measures an upper bound of the loader's rate, in bytes per second. On the CPU: one copy of the working
-     * set into the variant's buffers by the same threads. For variants that deliver on a device, see
+    /* Measures an upper bound of the loader's rate, in bytes per second. On the CPU, the threads of the
+     * variant copy the working set into its buffers once. For variants that deliver on a device, see
      * docs/load_gpu.md. */
     enum status (*copy)(void *state, double *bytes_per_s);
 
-    /* Compares the samples in the buffers after the latest run with the data set, byte by byte, and sets
-     * `*wrong` to the number that differ. Checks all slots, or a few thousand of them. Requires known hashes:
-     * load->control must have been `whole` before. */
+    /* Compares every byte of the samples that are in the buffers after the latest run with the data set. Sets
+     * `*wrong` to the number of samples that differ. Checks all slots, or a few thousand of them. Requires
+     * dataset_hash(), for the hashes of the samples. */
     enum status (*verify_slots)(void *state, uint64_t *wrong);
 };
 
@@ -92,31 +93,31 @@ struct load_result {
     uint64_t number;            /* number of the run; UINT64_MAX before the first */
     struct checksum checksum;   /* over the delivered samples */
     uint64_t skipped;           /* samples that could not be read or decoded */
-    struct cache_pages before;  /* at the start of the run; with LOAD_WARM, after all files were read */
+    struct cache_pages before;  /* at the start of the run; with LOAD_WARM, of the first run */
     bool device_known;          /* the kernel reports device_bytes */
     uint64_t device_bytes;      /* bytes that the process read from devices during the run */
     int threads;                /* threads that shared the run */
-    uint64_t moved_bytes;       /* bytes to compare with copy(); 0: the delivered bytes */
+    uint64_t moved_bytes;       /* bytes for the comparison with copy(); 0 means the delivered bytes */
     const char *gds;            /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
     double decode_s, augment_s; /* decode and augmentation time within the run, mean over threads */
-    struct latency latency[LOAD_CALLS]; /* with control->timed_calls */
+    struct latency latency[LOAD_CALLS]; /* only with control->timed_calls */
 };
 
 FDSL_C_BEGIN
 
-/* Returns the order plan of this rank for `threads` threads. */
+/* Returns the order plan for `threads` threads per rank. */
 struct order_plan load_plan(const struct load *load, int threads);
 
-/* Computes, from the plain reader's data, the expected checksum of this rank's part of run `number`.
+/* Computes the expected checksum of this rank's part of run `number`, from the hashes of the plain reader.
  * STATUS_FAILED if memory runs out. */
 enum status load_expect(const struct load *load, const struct order_plan *plan, uint64_t number,
                         struct checksum *expected);
 
-/* Counts the resident pages of the whole data set. */
+/* Counts the resident pages of all files of the data set. */
 enum status load_resident(const struct load *load, struct cache_pages *pages);
 
-/* Brings the page cache into the state load->cache and counts resident pages. STATUS_FAILED if that state
- * cannot be reached: a run must not be recorded as warm or cold if it is not. */
+/* Brings the page cache into the state load->cache and counts the resident pages. STATUS_FAILED if that state
+ * cannot be reached, so that no run is recorded as warm or cold if it is not. */
 enum status load_settle_cache(const struct load *load, struct cache_pages *pages);
 
 FDSL_C_END

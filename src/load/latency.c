@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stddef.h>
 
-/* Bins 0 .. 31 hold durations 0 .. 31 ns; above that, 32 bins per power of two. */
+/* Bin of a duration. Bins 0 to 31 hold the durations of 0 to 31 ns. Each larger power of two has 32 bins. */
 static size_t bin_of(uint64_t duration_ns)
 {
     if (duration_ns < 32)

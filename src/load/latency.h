@@ -1,5 +1,5 @@
-/* Latency histogram of system calls. Bins are 1/32 of a power of two wide, so percentiles are accurate to 3
- * %. Memory is fixed, and adding a value takes a few instructions. */
+/* Latency histogram of system calls. Each power of two has 32 bins, so percentiles are accurate to 3 %. The
+ * size is fixed, and adding a value takes a few instructions. */
 #ifndef FDSL_LOAD_LATENCY_H
 #define FDSL_LOAD_LATENCY_H
 
@@ -21,7 +21,7 @@ void latency_add(struct latency *latency, uint64_t duration_ns);
 /* Adds the counts of another histogram. */
 void latency_merge(struct latency *latency, const struct latency *other);
 
-/* Returns the p-quantile in seconds: the middle of its bin, or 0 if the histogram is empty. */
+/* Returns the p-quantile in seconds, 0 <= p <= 1: the middle of its bin, or 0 if the histogram is empty. */
 double latency_quantile_s(const struct latency *latency, double p);
 
 FDSL_C_END

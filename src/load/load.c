@@ -21,42 +21,42 @@ struct parameters {
 
 static const char *const dtypes[] = {"raw", "f32", "f16", "bf16", NULL};
 static const enum dtype dtype_values[] = {DTYPE_STORED, DTYPE_F32, DTYPE_F16, DTYPE_BF16};
-static const char *const caches[] = {"warm", "cold", "any", NULL}; /* as enum load_cache */
+static const char *const caches[] = {"warm", "cold", "any", NULL}; /* in the order of enum load_cache */
 static const char *const on_errors[] = {"fail", "skip", NULL};
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"data", "DIR", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, true,
-     "samples: a folder of files or tar shards; --prepare creates one"},
+     "folder with the samples: single files or tar shards; --prepare creates one"},
     {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 20, NULL, true, "samples per batch"},
     {"shuffle", "N", OPTION_COUNT, AT(shuffle), "1000", 0, 1 << 24, NULL, true,
      "size of the shuffle buffer in samples, for variants that read shards; 0 shuffles only the order of the "
-     "shards, which is always shuffled. Variants that read files always shuffle fully"},
+     "shards. Variants that read files ignore this option and shuffle all samples"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of the sample order; each epoch has its own order"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs per run"},
     {"iodepth", "N", OPTION_COUNT, AT(iodepth), "32", 1, 4096, NULL, true,
      "maximum requests in flight, for files-uring and shards-uring"},
     {"block", "KIB", OPTION_COUNT, AT(block), "256", 4, 1 << 16, NULL, true,
-     "read size of shards and shards-uring"},
+     "size of each read, for the variants shards and shards-uring"},
     {"prefetch", "N", OPTION_COUNT, AT(prefetch), "2", 0, 1 << 20, NULL, true,
-     "number of shards that the kernel reads ahead, for the variants shards, shards-mmap, shards-omp and "
+     "number of shards that the kernel reads ahead, for shards, shards-mmap, shards-omp and "
      "shards-gpu; ignored with --cache warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, COLUMN_APART,
-     "page cache before each run; warm has all data in it, cold has none, any leaves it unchanged; a run is "
-     "refused if the measured state differs"},
+     "state of the page cache before each run: warm (all data resident), cold (no data resident) or any "
+     "(unchanged); the run fails if the measured state differs"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,
-     "what to do with a sample that cannot be read: fail ends the run; skip omits and counts the sample, "
-     "and also compares all data with the index when the set is opened"},
+     "what to do with a sample that cannot be read: fail ends the run; skip omits and counts the sample. "
+     "With skip, all data are compared with the index before the first run"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
      "decode images: PNG with libpng, .npy by its header"},
     {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,
      "shift, flip and normalise images to float32; implies --decode"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true, "maximum shift of --augment"},
     {"mean", "M", OPTION_REAL, AT(mean), "0", -1e6, 1e6, NULL, true,
-     "mean that --augment and GPU tensors subtract; bytes are first scaled to the range 0 to 1"},
+     "mean that --augment and GPU variants subtract; bytes are first scaled to the range 0 to 1"},
     {"std", "S", OPTION_REAL, AT(std), "1", 1e-6, 1e6, NULL, true,
-     "standard deviation that --augment and GPU tensors divide by"},
+     "standard deviation that --augment and GPU variants divide by"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "f16", 0, 0, dtypes, true,
      "element type of the batches of a GPU variant; raw keeps the stored type"},
     {"ring", "N", OPTION_COUNT, AT(ring), "2", 2, 64, NULL, true,
@@ -73,7 +73,7 @@ struct load_job {
     struct load_control control;
     struct pictures pictures; /* training set of --compute train */
 
-    /* Saved while samples are verified one by one */
+    /* Values of `load` and `control`, saved while samples are verified one by one */
     uint32_t epochs;
     struct checksum lost;
 };
@@ -92,7 +92,7 @@ struct order_plan load_plan(const struct load *load, int threads)
     return plan;
 }
 
-/* Calls `visit` for every sample that this rank reads in an epoch. */
+/* Calls `visit` for every sample that the threads of this rank read in `epoch`. */
 static enum status visit_epoch(const struct load *load, const struct order_plan *plan, uint64_t epoch,
                                void (*visit)(void *context, uint32_t sample), void *context)
 {
@@ -237,7 +237,7 @@ static enum status load_open(const struct options *given, void *parameters_,
         return status_set(STATUS_FAILED, "out of memory");
     TRY(dataset_open(parameters->data, parameters->on_error, &job->dataset));
     if (job->dataset.sample_count < partition->ranks)
-        return status_set(STATUS_USAGE, "--data %s: %u samples are too few for %llu ranks", parameters->data,
+        return status_set(STATUS_USAGE, "--data %s has %u samples, too few for %llu ranks", parameters->data,
                           job->dataset.sample_count, (unsigned long long)partition->ranks);
     if (parameters->cache == LOAD_COLD && partition->ranks > 1)
         return status_set(STATUS_USAGE,
@@ -249,8 +249,8 @@ static enum status load_open(const struct options *given, void *parameters_,
     return load_move(job, parameters, partition);
 }
 
-/* Hashes everything that the orders and the verification depend on: every sample's name, size and content, in
- * order. */
+/* Hashes everything that the orders and the verification depend on: key, size and content of every sample, in
+ * order, and the number of samples per shard. */
 static uint64_t load_identity(const void *input)
 {
     const struct dataset *dataset = ((const struct load *)input)->dataset;
@@ -297,8 +297,9 @@ static enum status accepts_options(const struct load *load, const struct load_tr
         return status_set(STATUS_USAGE, "--compute train needs images, and this variant delivers files as "
                                         "stored; add --decode or --augment");
     if (!traits->device && load->normalised && !load->augment)
-        return status_set(STATUS_USAGE,
-                          "--mean and --std require --augment or a GPU variant; add --augment, or drop them");
+        return status_set(
+            STATUS_USAGE,
+            "--mean and --std require --augment or a GPU variant; add --augment, or drop both options");
     return STATUS_OK;
 }
 
@@ -319,15 +320,14 @@ static enum status load_accepts(const void *input, const struct variant *variant
     if (traits->files && !load->dataset->shards && load->dataset->sample_bytes_max >= INT32_MAX)
         return status_set(
             STATUS_USAGE,
-            "reads each file in one call, which is limited to 2 GiB, but %s holds one of %llu bytes",
+            "reads each file in one call, which is limited to 2 GiB, but a sample of %s has %llu bytes",
             load->dataset->path, (unsigned long long)load->dataset->sample_bytes_max);
     if (load->dataset->shards ? traits->shards : traits->files) {
         TRY(accepts_options(load, traits));
         return traits->accepts ? traits->accepts(load) : STATUS_OK;
     }
-    return status_set(STATUS_USAGE, "reads %s, but %s holds %s",
-                      traits->shards ? "shards" : "files of one sample each", load->dataset->path,
-                      load->dataset->shards ? "shards" : "files");
+    return status_set(STATUS_USAGE, "reads %s, but %s holds %s", traits->shards ? "shards" : "single files",
+                      load->dataset->path, load->dataset->shards ? "shards" : "single files");
 }
 
 static const char *load_cache_state(const void *input)
@@ -335,8 +335,8 @@ static const char *load_cache_state(const void *input)
     return caches[((const struct load *)input)->cache];
 }
 
-/* On a device, each epoch must at least read the samples' bytes from device memory, or transfer them over the
- * bus. */
+/* The least work of a run on a device, for the roofline. Each epoch must read the samples from device memory,
+ * or transfer them over the bus. */
 static struct least_work least_work(const struct load *load, const struct load_traits *traits, double bytes)
 {
     if (traits->resident)
@@ -352,7 +352,7 @@ struct work load_work(const void *input, const struct variant *variant)
     order_share(&plan, load->rank, &begin, &end);
     double items = (double)(end - begin) * load->epochs;
     double bytes = items * (double)load->dataset->bytes / load->dataset->sample_count;
-    const struct checksum *lost = &load->control->lost; /* the same in every run; the reader checks this */
+    const struct checksum *lost = &load->control->lost; /* the same in every run; the verifier checks this */
     bytes -= (double)lost->bytes;
     return (struct work){.items = items - (double)lost->count,
                          .bytes = bytes,
@@ -374,7 +374,8 @@ struct order_plan load_variant_plan(const struct load *load, const struct varian
     return plan;
 }
 
-/* While samples are verified one by one, a run is one epoch. Restores `epochs` and `lost` afterwards. */
+/* Starts or ends the runs in which samples are verified one by one. Such a run is one epoch. The end restores
+ * `epochs` and `lost`. */
 static enum status load_check_closely(void *input, bool closely)
 {
     struct load_job *job = input;
@@ -399,8 +400,8 @@ static enum status load_check_closely(void *input, bool closely)
     return STATUS_OK;
 }
 
-/* Counts samples that the closely checked run did not deliver as often as its epoch requires. The run has
- * already compared every byte of each sample with the plain reader. */
+/* Counts the samples that a run with control->whole did not deliver correctly as often as its epoch requires.
+ * The run itself has compared each sample's hash over all bytes with the hash of the plain reader. */
 static enum status count_unseen(const struct load_job *job, const struct variant *variant, uint64_t number,
                                 const struct load_result *result, uint64_t *wrong)
 {
@@ -416,8 +417,8 @@ static enum status count_unseen(const struct load_job *job, const struct variant
     return status;
 }
 
-/* Timed runs compare their checksum with the plain reader's. This function checks that the result belongs to
- * this run and that the samples left in the buffers are correct. */
+/* Checks that the result belongs to run `number`, and that the samples that are still in the buffers are
+ * correct. The run itself has compared its checksum with the expected one. */
 static enum status load_verify(const void *input, const struct variant *variant, void *state, uint64_t number,
                                uint64_t *wrong)
 {

@@ -7,7 +7,7 @@
 
 #include "load/load_parts.h"
 
-/* Calls `act` with every file, open. With load->skip, skips files that cannot be opened. */
+/* Opens every file and calls `act` with it. With load->skip, skips files that cannot be opened. */
 static enum status each_file(const struct load *load,
                              enum status (*act)(void *context, int fd, uint64_t bytes), void *context)
 {
@@ -52,9 +52,9 @@ enum status load_resident(const struct load *load, struct cache_pages *pages)
 }
 
 #define COLD_SHARE_MAX 0.01
-#define WARM_READS     3 /* maximum number of reads, because other processes may evict */
+#define WARM_READS     3 /* how often to read the files, because other processes may evict pages */
 
-/* Reads all files until their pages stay in the page cache. */
+/* Reads all files, up to WARM_READS times, until their pages stay in the page cache. */
 static enum status warm_up(const struct load *load, struct cache_pages *pages)
 {
     void *buffer = malloc(FILL_BYTES);
@@ -78,8 +78,8 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
     }
     TRY(load->cache == LOAD_WARM ? warm_up(load, pages) : load_resident(load, pages));
     if (load->cache == LOAD_COLD)
-        cache_drop_all(); /* drop directory entries and inodes too, if permitted: counting has opened every
-                             file */
+        cache_drop_all(); /* counting has opened every file: drop the directory entries and inodes, if
+                             permitted */
     double share = cache_share(pages);
     if (load->cache != LOAD_ANY && pages->hidden)
         return status_set(STATUS_FAILED,
@@ -87,14 +87,15 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
                           "files or may write them; use --cache any",
                           load->cache == LOAD_COLD ? "cold" : "warm");
     if (load->cache == LOAD_COLD && share > COLD_SHARE_MAX)
-        return status_set(STATUS_FAILED,
-                          "--cache cold: %.1f %% of the data set stays in the page cache (a file system in "
-                          "memory, or in use by another process); use --cache any",
-                          100 * share);
+        return status_set(
+            STATUS_FAILED,
+            "--cache cold: %.1f %% of the data set stays in the page cache (the file system is in "
+            "memory, or another process uses the files); use --cache any",
+            100 * share);
     if (load->cache == LOAD_WARM && share < WARM_SHARE_MIN)
         return status_set(STATUS_FAILED,
                           "--cache warm: only %.1f %% of the data set is in the page cache after reading it "
-                          "%d times: too little memory, or another process evicts it; use --cache any",
+                          "%d times (too little memory, or another process evicts pages); use --cache any",
                           100 * share, WARM_READS);
     return STATUS_OK;
 }

@@ -36,7 +36,8 @@ const struct measure load_measures[] = {
     COMPUTE_MEASURES,
     {NULL, COMBINE_FIRST},
 };
-/* Computes the mean order quality over the threads; each has its own order. */
+
+/* Measures the quality of the order of each thread, and takes the mean over the threads. */
 static enum status measure_order(const struct load *load, const struct variant *variant, int threads,
                                  struct measures *measures)
 {
@@ -62,7 +63,7 @@ static enum status measure_order(const struct load *load, const struct variant *
     return STATUS_OK;
 }
 
-/* Makes one extra run in which every call is timed. */
+/* Measures the latency of open, read and close in one extra run in which every call is timed. */
 static enum status measure_calls(const struct load *load, const struct variant *variant, void *state,
                                  struct measures *measures)
 {
@@ -88,7 +89,7 @@ static enum status measure_calls(const struct load *load, const struct variant *
 }
 
 #define COPY_ROUNDS 9
-#define COPY_TIME_S 3.0 /* no new round after this time */
+#define COPY_TIME_S 3.0 /* starts no round after this time, except the first */
 
 static int by_value(const void *a, const void *b)
 {
@@ -96,8 +97,8 @@ static int by_value(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* Measures the copy bandwidth, an upper bound for every loader. Copies of the working set alternate with
- * runs, so that both see the same machine state. */
+/* Measures the copy bandwidth, which is an upper bound of the rate of every loader. Copies of the working set
+ * alternate with runs, so that both see the same machine state. */
 static enum status copy_in_turn(const struct load *load, const struct variant *variant, void *state,
                                 struct load_result *result, struct measures *measures)
 {
@@ -138,16 +139,17 @@ static enum status measure_copy_and_order(const struct load *load, const struct 
     return status;
 }
 
-/* Warns if a warm run read from a device, because another process evicted pages. */
+/* Warns if the latest warm run read from a device, or if pages are not resident after the run. */
 static void warn_of_cooling(const struct load *load, const struct load_result *result,
                             const struct cache_pages *after)
 {
     uint64_t read = result->device_known ? result->device_bytes : 0;
     if (load->cache == LOAD_WARM && (read > 0 || (!after->hidden && cache_share(after) < WARM_SHARE_MIN)))
-        status_warn("--cache warm: the latest run read %llu bytes from a device, and %.1f %% of the data set "
-                    "is in the page cache: another process evicts it or needs the memory, so not all runs of "
-                    "this row were warm",
-                    (unsigned long long)read, 100 * cache_share(after));
+        status_warn(
+            "--cache warm: the latest run read %llu bytes from a device, and %.1f %% of the data set "
+            "is in the page cache: another process evicts pages or needs the memory, so not all runs of "
+            "this row were warm",
+            (unsigned long long)read, 100 * cache_share(after));
 }
 
 enum status load_observe(const void *input, const struct variant *variant, void *state,
@@ -210,7 +212,7 @@ enum status load_check_total(const void *input, const struct measures *total)
     const struct dataset *dataset = load->dataset;
     const char *skipped = measures_get(total, "skipped"), *checksum = measures_get(total, "checksum");
     if (dataset->uncounted || strtoull(skipped, NULL, 10) > dataset->skipped)
-        return STATUS_OK; /* it is unknown which samples were lost, so there is nothing to compare */
+        return STATUS_OK; /* the lost samples are not known, so there is no expected checksum */
     uint64_t sum = 0;
     for (uint32_t i = 0; i < dataset->sample_count; i++)
         sum += dataset->samples[i].edges;

@@ -5,11 +5,11 @@
 
 #include "core/philox.h"
 
-/* Purpose of a random number: the streams of one epoch. */
-enum purpose { DEAL_FILES, DEAL_SHARDS, SHUFFLE_BUFFER }; /* 3 is used by order_key() */
+/* Purpose of a random number. Each purpose has its own Philox stream per epoch. */
+enum purpose { DEAL_FILES, DEAL_SHARDS, SHUFFLE_BUFFER }; /* order_key() uses stream 3 */
 
-/* Shuffles items[0 .. count) (Fisher-Yates) with random numbers `from`, `from` + 1, ... of the epoch's
- * stream. One Philox block holds four of them. */
+/* Shuffles items[0 .. count) (Fisher-Yates). Exchange i uses random number `from` + i of the epoch's stream.
+ * One Philox block holds four random numbers. */
 static void shuffle(const struct order_plan *plan, uint64_t epoch, enum purpose purpose, uint32_t from,
                     uint32_t *items, uint32_t count)
 {
@@ -68,11 +68,11 @@ void order_close(struct order *order)
     *order = (struct order){0};
 }
 
-/* Computes the segments of this share from the epoch's permutation of shards. */
+/* Computes the segments of the share [begin, end) from the epoch's permutation of the shards. */
 static void deal_shards(const struct order_plan *plan, uint64_t epoch, uint32_t begin, uint32_t end,
                         struct order *order)
 {
-    uint32_t position = 0; /* index of the shard's first sample in the epoch */
+    uint32_t position = 0; /* index in the epoch of the current shard's first sample */
     count_up(order->deck, plan->shards);
     shuffle(plan, epoch, DEAL_SHARDS, 0, order->deck, plan->shards);
     order->segment_count = 0;
@@ -87,7 +87,7 @@ static void deal_shards(const struct order_plan *plan, uint64_t epoch, uint32_t 
     }
 }
 
-/* Computes the order of the share's samples: consecutive groups of shuffle_buffer samples, each shuffled. */
+/* Computes the order of the share's samples. Each group of shuffle_buffer consecutive samples is shuffled. */
 static void fill_indices(const struct order_plan *plan, uint64_t epoch, uint32_t begin, struct order *order)
 {
     uint32_t buffer = plan->shuffle_buffer > 1 ? plan->shuffle_buffer : 1;
@@ -173,7 +173,7 @@ static double mean_displacement(const uint32_t *sorted, const struct order *orde
     return order->count ? sum / order->count / order->count : 0;
 }
 
-/* Mean number of shards in a full batch. `seen` has one mark per shard, all 0. */
+/* Mean number of shards in a full batch. `seen` has one element per shard, all 0. */
 static double shards_in_batch(const struct order_plan *plan, const struct order *order, uint32_t batch,
                               uint32_t *seen)
 {

@@ -1,14 +1,17 @@
-/* The samples that a worker reads in an epoch, and their order. Both are pure functions of the seed, the
- * epoch and the worker's number. They are the same for every variant and do not depend on earlier epochs.
+/* The samples that a worker reads in an epoch, and their order. A worker is a thread of a rank. Samples and
+ * order are pure functions of the seed, the epoch and the worker's number. They do not depend on earlier
+ * epochs. All variants that use the same kind of order read in the same order. There are three kinds:
  *
- * Files: one permutation of all samples, divided into shares.
- * Shards: a permutation of the shards, with their samples in sequence, divided into shares. So every epoch
- * distributes the shards anew over all workers of all ranks. Shares differ by at most one sample, whatever
- * the sizes of the shards: a shard that straddles a boundary is read in part by two workers. Within a
- * share, each group of shuffle_buffer consecutive samples is shuffled, so a stream reader needs room for only
- * that many.
- * Keyed: one permutation of all samples in either layout, made by sorting random keys, because a GPU sorts
- * faster than a CPU shuffles. */
+ * Files: one permutation of all samples, divided into one share per worker.
+ *
+ * Shards: a permutation of the shards, with their samples in sequence, divided into one share per worker. So
+ * every epoch distributes the shards anew over all workers of all ranks. The sizes of the shares differ by at
+ * most one sample, because two workers read parts of a shard that straddles a boundary. Within a share, each
+ * group of shuffle_buffer consecutive samples is shuffled, so a stream reader needs a buffer for only one
+ * group.
+ *
+ * Keyed: one permutation of all samples, for files and shards. It is defined by sorting random keys, because
+ * a GPU sorts faster than a CPU shuffles. */
 #ifndef FDSL_LOAD_ORDER_H
 #define FDSL_LOAD_ORDER_H
 
@@ -23,37 +26,37 @@
 struct order_plan {
     uint64_t seed;
     uint32_t samples;            /* in the whole data set */
-    uint32_t shards;             /* 0 if each sample has files of its own */
+    uint32_t shards;             /* 0 if the samples are single files */
     const uint32_t *shard_first; /* first sample of each shard, plus one end entry; owned by the caller */
-    uint32_t shuffle_buffer;     /* shards only: number of samples shuffled together; 0 or 1 for none */
+    uint32_t shuffle_buffer;     /* shards only: number of samples shuffled together; 0 or 1 disables it */
     uint32_t workers;            /* total over all ranks */
     bool keyed; /* for readers with random access to all samples; ignores shards and shuffle_buffer */
 };
 
 /* Consecutive samples of one shard. */
 struct order_segment {
-    uint32_t shard, first, count; /* count >= 1 */
+    uint32_t shard, first, count; /* `first` is a sample number; count >= 1 */
 };
 
 /* One worker's share of an epoch. */
 struct order {
     uint32_t count;
     uint32_t *samples; /* sample numbers in the order of delivery */
-    /* Shards: position in the order of the i-th sample read from the segments; otherwise NULL. */
+    /* Only for shards: the i-th sample read from the segments is delivered at index indices[i]. */
     uint32_t *indices;
-    struct order_segment *segments;
+    struct order_segment *segments; /* in the order of reading */
     uint32_t segment_count;
-    uint32_t *deck; /* scratch memory for a permutation */
-    struct order_key *keys;
+    uint32_t *deck;         /* scratch memory for a permutation */
+    struct order_key *keys; /* scratch memory for keyed orders */
 };
 
-/* Keyed orders: samples sorted by key; equal keys by sample number. */
+/* A keyed order sorts the samples by key, and samples with equal keys by number. */
 struct order_key {
     uint64_t key;
     uint32_t sample;
 };
 
-#define ORDER_KEY_BITS 40 /* five passes of an 8-bit radix sort; with a million samples, few share a key */
+#define ORDER_KEY_BITS 40 /* five passes of an 8-bit radix sort; few of a million samples share a key */
 FDSL_HD uint64_t order_key(uint64_t seed, uint64_t epoch, uint32_t sample)
 {
     struct philox_block block =
@@ -63,22 +66,23 @@ FDSL_HD uint64_t order_key(uint64_t seed, uint64_t epoch, uint32_t sample)
 
 FDSL_C_BEGIN
 
-/* Range [*begin, *end) of the epoch's indices that belong to worker `worker`. */
+/* Sets the share of worker `worker`: indices [*begin, *end) of the epoch. */
 void order_share(const struct order_plan *plan, uint32_t worker, uint32_t *begin, uint32_t *end);
 
-/* Allocates an order that can hold any epoch of any worker of the plan. On STATUS_FAILED (out of memory)
- * nothing stays allocated. */
+/* Allocates an order that can hold any epoch of any worker of the plan. STATUS_FAILED if memory runs out;
+ * nothing is then allocated. */
 enum status order_open(const struct order_plan *plan, struct order *order);
 void order_close(struct order *order);
 
 /* Computes the order of `worker` in `epoch`. */
 void order_make(const struct order_plan *plan, uint64_t epoch, uint32_t worker, struct order *order);
 
-/* Quality of the mixing. */
+/* How well an order mixes the samples. */
 struct order_quality {
-    double displacement; /* mean distance between a sample's index in the order and its rank among the share's
-                            sample numbers, divided by the share's size; 1/3 for a random permutation */
-    double shards;       /* mean number of distinct shards in a full batch; 0 without shards */
+    /* Mean distance between a sample's index in the order and its index in the share sorted by sample number,
+     * divided by the size of the share. 1/3 for a random permutation. */
+    double displacement;
+    double shards; /* mean number of distinct shards in a full batch; 0 without shards */
 };
 
 /* Measures the quality of an order for batches of `batch` samples. STATUS_FAILED if memory runs out. */

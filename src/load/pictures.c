@@ -7,7 +7,8 @@
 #include "data/label.h"
 #include "data/plain.h"
 
-#define REMEDY "prepare the set from labelled images: --prepare DIR --from synth --classes N, idx, cifar"
+#define REMEDY \
+    "prepare the data set from labelled images: --prepare DIR --from idx, cifar or synth (with --classes N)"
 
 bool pictures_is_label(const struct dataset_member *member)
 {
@@ -28,7 +29,7 @@ enum status pictures_check(const struct pictures *pictures, const struct image *
     return status_set(
         STATUS_FAILED,
         "this image has %" PRIu32 "x%" PRIu32 "x%" PRIu32 " values, the first one has %" PRIu32 "x%" PRIu32
-        "x%" PRIu32 ", or their types differ: all images of a training set must have the same shape and type",
+        "x%" PRIu32 ", or their types differ; all images of a training set must have the same shape and type",
         image->channels, image->height, image->width, pictures->channels, pictures->height, pictures->width);
 }
 
@@ -65,7 +66,7 @@ static enum status read_label(struct plain *plain, const struct dataset_sample *
     return STATUS_OK;
 }
 
-/* Reads the first image; all others must have its shape and type. */
+/* Sets the shape and type of the set from the first image. */
 static enum status read_picture(struct plain *plain, const struct dataset_member *member,
                                 struct pictures *pictures)
 {
@@ -78,9 +79,8 @@ static enum status read_picture(struct plain *plain, const struct dataset_member
     if (status == STATUS_OK)
         status = image_decode(member->extension, bytes, member->size, &room, &room_bytes, &image, &is_image);
     if (status == STATUS_OK && (!is_image || image.depth > 1))
-        status = status_set(
-            STATUS_USAGE,
-            "its array is not an image: bytes or floats of (height, width) or (channels, height, width)");
+        status = status_set(STATUS_USAGE, "its array is not an image; an image has shape (height, width) or "
+                                          "(channels, height, width) and values of type |u1, <f2 or <f4");
     if (status == STATUS_OK)
         *pictures =
             (struct pictures){image.channels, image.height, image.width, image.type, image.interleaved, 0};

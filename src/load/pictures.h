@@ -20,14 +20,15 @@ struct pictures {
 
 FDSL_C_BEGIN
 
-/* Examines the set: decodes the first image and reads every label. STATUS_USAGE, with the sample, if it lacks
- * an image (.npy, .png) or a label (.cls), has several, or its label is not a class. STATUS_FAILED if it
+/* Decodes the first image and reads every label. STATUS_USAGE, naming the sample, if one does not have
+ * exactly one image (.npy, .png) and one label (.cls), or its label is not a class. STATUS_FAILED if a sample
  * cannot be read. */
 enum status pictures_find(const struct dataset *dataset, struct pictures *pictures);
 
-/* Checks that an image has the shape and type of the first one. STATUS_FAILED names the difference. */
+/* Checks that an image has the shape and type of the first image. STATUS_FAILED otherwise. */
 enum status pictures_check(const struct pictures *pictures, const struct image *image);
 
+/* Whether a member is a label (.cls). */
 bool pictures_is_label(const struct dataset_member *member);
 
 FDSL_C_END

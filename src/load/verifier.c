@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Result of a sample in the runs so far. All runs of a row must lose the same samples; otherwise their times
- * measure different work. Comparing counts is not enough, because every epoch assigns other samples to a
- * rank. */
+/* Outcome of a sample in the runs so far. All runs of a row must lose the same samples; otherwise their times
+ * measure different work. A comparison of counts is not enough, because every epoch assigns other samples to
+ * a rank. */
 enum outcome { OUTCOME_UNKNOWN, OUTCOME_READ, OUTCOME_LOST };
 
 enum status verifier_open(struct verifier *verifier, const struct load *load, const struct order_plan *plan)
@@ -30,7 +30,7 @@ enum status verifier_ready(struct verifier *verifier, uint64_t number, struct ca
     if (load->cache != LOAD_WARM || !verifier->settled)
         TRY(load_settle_cache(load, before));
     verifier->settled = true;
-    if (!verifier->expects || load->ranks > 1) /* a single rank reads the same samples in every epoch */
+    if (!verifier->expects || load->ranks > 1) /* a single rank reads the same samples in every run */
         TRY(load_expect(load, &verifier->plan, number, &verifier->expected));
     verifier->expects = true;
     verifier->device_known = cache_device_bytes(&verifier->device_bytes);
@@ -87,9 +87,8 @@ static enum status check_lost(uint64_t number, uint64_t delivered, const struct 
 {
     if (lost->changed)
         return status_set(STATUS_FAILED,
-                          "run %llu could not read %llu samples, and earlier runs could not read others: the "
-                          "data set changes "
-                          "while it is measured; repair it and run again",
+                          "run %llu lost %llu samples, and they are not the samples that earlier runs lost: "
+                          "the data set changes while it is measured; repair it and run again",
                           (unsigned long long)number, (unsigned long long)lost->checksum.count);
     if (lost->checksum.count > 0 && delivered == 0)
         return status_set(STATUS_FAILED,
@@ -107,7 +106,7 @@ enum status verifier_finish(struct verifier *verifier, uint64_t number, const st
     load->control->lost = lost->checksum;
     TRY(check_lost(number, delivered->count, lost));
     checksum_merge(&all, delivered);
-    if (load->control->whole || /* `seen` verifies samples one by one */
+    if (load->control->whole || /* control->seen verifies samples one by one */
         (all.count == expected->count && all.bytes == expected->bytes && all.sum == expected->sum))
         return STATUS_OK;
     return status_set(STATUS_WRONG,

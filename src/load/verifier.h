@@ -1,5 +1,6 @@
-/* Verifies every run of every variant. A run must deliver what the plain reader read, each sample once,
- * starting from the requested page cache state. All runs of a row must lose the same samples. */
+/* Verifies every run of every variant. A run must start with the page cache in the requested state. It must
+ * deliver what the plain reader read, each sample once per epoch. All runs of a row must lose the same
+ * samples. */
 #ifndef FDSL_LOAD_VERIFIER_H
 #define FDSL_LOAD_VERIFIER_H
 
@@ -14,18 +15,19 @@ struct verifier {
     const struct load *load;
     struct order_plan plan;   /* of the variant's orders */
     struct checksum expected; /* expected checksum of the next run */
-    uint8_t *outcomes;        /* result of each sample in the runs so far; NULL if no sample may be lost */
-    bool expects, settled;    /* `expected` is valid; the page cache was warmed up */
+    uint8_t *outcomes;        /* outcome of each sample in the runs so far; NULL if no sample may be lost */
+    bool expects;             /* `expected` is valid */
+    bool settled;             /* the page cache was in the requested state before an earlier run */
     bool device_known;        /* the kernel reports device_bytes */
-    uint64_t device_bytes;
+    uint64_t device_bytes;    /* bytes that the process had read from devices at verifier_ready() */
 };
 
 /* Samples that a worker could not read in a run. Set to zero before each run. */
 struct losses {
     struct checksum checksum; /* sum of the expected checksums of these samples */
-    bool first;               /* includes a sample that is visited for the first time */
-    bool changed; /* a sample's result differs from an earlier run: read then and lost now, or the reverse */
-    char why[1024]; /* error message of the first one */
+    bool first;               /* one of them was not visited by an earlier run */
+    bool changed;             /* a sample was read in an earlier run and is lost now, or the reverse */
+    char why[1024];           /* error message of the first of these samples */
 };
 
 FDSL_C_BEGIN
@@ -35,30 +37,31 @@ FDSL_C_BEGIN
 enum status verifier_open(struct verifier *verifier, const struct load *load, const struct order_plan *plan);
 void verifier_close(struct verifier *verifier);
 
-/* Prepares a run, untimed: brings the page cache into the requested state, counts resident pages into
- * `before`, and computes the expected checksum. */
+/* Prepares a run, outside the timing. Brings the page cache into the requested state, counts the resident
+ * pages in `before`, and computes the expected checksum. With LOAD_WARM, only the first run prepares and
+ * counts the page cache. */
 enum status verifier_ready(struct verifier *verifier, uint64_t number, struct cache_pages *before);
 
-/* Records that a sample could not be read; the error message is already set. STATUS_OK if it may be skipped,
- * otherwise `status`. Thread safe for different samples. */
+/* Records that a sample could not be read; the error message is already set. STATUS_OK if the sample may be
+ * skipped, otherwise `status`. Thread safe for different samples. */
 enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint32_t sample,
                           enum status status);
 
-/* Records the end of an epoch with this order. `lost` of its samples were lost; all others were read. Thread
- * safe for different samples. */
+/* Records the end of an epoch with this order. The epoch lost `lost` samples and read all others. Thread safe
+ * for different samples. */
 void verifier_note(struct verifier *verifier, struct losses *losses, const struct order *order,
                    uint64_t lost);
 
-/* Adds a worker's losses to the total. Warns of samples lost for the first time. */
+/* Adds a worker's losses to the total. Warns if one of these samples is lost for the first time. */
 void losses_merge(struct losses *all, const struct losses *one);
 
-/* Compares the delivered checksum and the losses of all workers with what the plain reader read. STATUS_WRONG
- * if they differ. STATUS_FAILED if the run lost other samples than earlier runs, or all samples. */
+/* Compares the sum of the delivered and the lost checksums of all workers with the expected checksum.
+ * STATUS_WRONG if they differ. STATUS_FAILED if the run lost all samples, or other ones than earlier runs. */
 enum status verifier_finish(struct verifier *verifier, uint64_t number, const struct checksum *delivered,
                             const struct losses *lost);
 
-/* Bytes that this process has read from devices since verifier_ready(). False if the kernel does not report
- * it. */
+/* Sets `*bytes` to the number of bytes that this process has read from devices since verifier_ready(). False
+ * if the kernel does not report it. */
 bool verifier_device_bytes(const struct verifier *verifier, uint64_t *bytes);
 
 FDSL_C_END

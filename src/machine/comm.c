@@ -8,5 +8,5 @@ enum status comm_check_same(uint64_t mine, const char *what, const char *remedy)
     TRY(comm_spread(&first, sizeof first));
     return comm_agree(mine == first
                           ? STATUS_OK
-                          : status_set(STATUS_USAGE, "its %s are not those of rank 0; %s", what, remedy));
+                          : status_set(STATUS_USAGE, "its %s differ from those of rank 0; %s", what, remedy));
 }

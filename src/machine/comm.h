@@ -13,19 +13,20 @@
 
 FDSL_C_BEGIN
 
-/* Joins the ranks that a launcher started. A program started alone is one rank and does not initialize MPI.
- * STATUS_UNAVAILABLE if a launcher started several ranks but this build or this MPI cannot join them:
- * otherwise each would do the whole work, and all would write the same files. */
+/* Joins the ranks that a launcher started. A program started without a launcher is one rank and does not
+ * initialize MPI. STATUS_UNAVAILABLE if a launcher started several ranks but this build or this MPI cannot
+ * join them: otherwise each rank would do the whole work, and all would write the same files. */
 enum status comm_open(void);
 
 /* Finalizes MPI, or aborts all ranks if a call failed. */
 void comm_close(void);
 
 /* Sets how long a rank waits for other ranks in the functions below, in seconds; 0: no limit. After that time
- * the run ends. From 30 s on, warnings name the missing ranks. Without a limit, ranks still wait at most 300
+ * the run fails. From 30 s on, warnings name the missing ranks. Even without a limit, ranks wait at most 300
  * s for all ranks to join. Call before comm_open(). */
 void comm_set_timeout(double seconds);
 
+/* The index of this rank, and the number of ranks. */
 int comm_rank(void);
 int comm_size(void);
 
@@ -34,17 +35,18 @@ int comm_local_rank(void);
 int comm_local_size(void);
 
 /* Collective: returns the most severe status of all ranks (status_severity()) on every rank. The message
- * becomes that of the lowest rank with this status, prefixed with "rank N: " unless all ranks have it. Every
- * phase of a run ends with this call, so that no rank waits for a rank that failed. Waiting ranks sleep,
- * which leaves their cores free. */
+ * becomes that of the lowest rank with this status, prefixed with "rank N: " unless all ranks have the
+ * status. Every phase of a run ends with this call, so that no rank waits for a rank that failed. Waiting
+ * ranks sleep, which leaves their cores free. */
 enum status comm_agree(enum status status);
 
-/* Collective: like comm_agree(), but waits by polling, and serves as the barrier between two timed runs. If
- * no rank failed, each of the `count` <= COMM_VOTE_MAX values becomes its maximum over all ranks. */
+/* Collective: agrees on a status like comm_agree(), but polls without sleeping. Serves as the barrier between
+ * two timed runs. If no rank failed, each of the `count` <= COMM_VOTE_MAX values becomes its maximum over all
+ * ranks. */
 #define COMM_VOTE_MAX 3
 enum status comm_vote(enum status status, double *values, size_t count);
 
-/* Collective: replaces each value by its sum, or its maximum, over all ranks. */
+/* Collective: comm_sum() replaces each value by its sum over all ranks, comm_max() by its maximum. */
 enum status comm_sum(uint64_t *values, size_t count);
 enum status comm_max(double *values, size_t count);
 
@@ -59,7 +61,7 @@ enum status comm_gather(const void *mine, size_t bytes, void *all);
  * of this machine. `all` has room for comm_local_size() * bytes bytes. */
 enum status comm_gather_local(const void *mine, size_t bytes, void *all);
 
-/* Collective: checks that a hash is the same on all ranks. If not, STATUS_USAGE with "its `what` are not
+/* Collective: checks that a hash is the same on all ranks. If not, STATUS_USAGE with "its `what` differ from
  * those of rank 0; `remedy`". */
 enum status comm_check_same(uint64_t mine, const char *what, const char *remedy);
 

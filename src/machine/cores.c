@@ -104,8 +104,8 @@ static bool set_mask(const struct cores_mask *mask)
     return sched_setaffinity(0, sizeof *mask, (const cpu_set_t *)mask->words) == 0;
 }
 
-/* Returns all hardware threads that this process may use: the kernel reduces a request for everything to
- * them. */
+/* Returns all hardware threads that this process may use. Requests every hardware thread; the kernel reduces
+ * the request to the allowed ones. */
 static struct cores_mask allowed_now(const struct cores_mask *current)
 {
     struct cores_mask allowed;
@@ -116,7 +116,7 @@ static struct cores_mask allowed_now(const struct cores_mask *current)
     return allowed;
 }
 
-/* Treats each hardware thread as a core, if the topology is unknown. */
+/* Treats each hardware thread as a core. Used if the topology is unknown. */
 static int singles(const struct cores_mask *allowed, struct cores_mask *cores)
 {
     int count = 0;

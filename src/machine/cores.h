@@ -14,7 +14,7 @@ struct cores_mask {
     unsigned long words[CORES_MAX / 8 / sizeof(unsigned long)];
 };
 
-/* What was found and done, in increasing order of importance for a warning. */
+/* What cores_take() found and did, in increasing order of importance for a warning. */
 enum cores_outcome {
     CORES_KEPT,   /* the launcher gave each rank its own cores and used all; or there is one rank */
     CORES_SPLIT,  /* ranks had cores in common; the cores were divided evenly */
@@ -28,16 +28,16 @@ struct cores_plan {
     struct cores_mask mine; /* the hardware threads for this rank */
 };
 
-/* Plans the cores of rank `rank` of `count`. `ranks` has the current mask of each rank, and `allowed` all
+/* Plans the cores of rank `rank` of `count`. `ranks` has the current mask of each rank. `allowed` has all
  * hardware threads that this job may use. `cores` has the hardware threads of each of the `core_count` >= 1
- * cores, ordered so that neighbours share caches. Only divides cores that at least one rank may run on. Pure.
- */
+ * cores, ordered so that neighbours share caches. Divides only cores that at least one rank may run on. A
+ * pure function. */
 struct cores_plan cores_share_out(const struct cores_mask *ranks, int count, int rank,
                                   const struct cores_mask *allowed, const struct cores_mask *cores,
                                   int core_count);
 
-/* Whether the environment makes OpenMP bind threads (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY). OpenMP
- * binds the first thread before main(), so the mask that the launcher set can no longer be found out. */
+/* Returns whether the environment makes OpenMP bind threads (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY).
+ * OpenMP binds the first thread before main(), so the launcher's mask can no longer be read. */
 bool cores_bound_by_openmp(void);
 
 /* Collective: plans the cores of all ranks of this machine and binds the calling thread, and all threads that

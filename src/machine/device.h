@@ -36,7 +36,7 @@ enum status device_pci_bus_id(int device, char *text, int size);
 /* Returns STATUS_OK if CUDA device `device` can be used, else STATUS_UNAVAILABLE with the reason. */
 enum status device_probe(int device);
 
-/* probe() of variants that need nothing else. */
+/* probe() for variants that need only a usable device. */
 static inline enum status device_probe_variant(const struct resources *resources)
 {
     return device_probe(resources->device);

@@ -26,9 +26,9 @@
 #define COMPILER "gcc " __VERSION__
 #endif
 
-/* Finds the first line of `path` that begins with `key` and copies what follows the key and any blanks or
- * colons. Files under /proc and cgroup control files have this format. If there is no such line, `value`
- * becomes empty and the result is false. */
+/* Finds the first line of `path` that begins with `key`, and copies what follows the key and any blanks or
+ * colons. Files under /proc and cgroup files have this format. If there is no such line, `value` becomes
+ * empty and the result is false. */
 static bool read_field(const char *path, const char *key, char *value, size_t size)
 {
     char line[PATH_MAX + 64];
@@ -71,9 +71,9 @@ static bool read_group(const char *directory, const char *file, const char *key,
     return length < (int)sizeof path && read_number(path, key, number);
 }
 
-/* Returns the headroom under one group's own limit. memory.current includes the file cache, which the kernel
- * drops before it refuses memory. A program that has just read a large data set fills its group with cache.
- */
+/* Returns the headroom under one group's own limit. memory.current includes the file cache, which a program
+ * fills by reading a large data set. The kernel drops this cache before it refuses memory, so it counts as
+ * free. */
 static uint64_t group_headroom_bytes(const char *directory)
 {
     uint64_t limit, used = 0, active = 0, inactive = 0;
@@ -159,7 +159,8 @@ static void capture_processors(struct env *env)
     (void)setenv("HWLOC_HIDE_ERRORS", "2", 0);
     if (hwloc_topology_init(&topology) != 0)
         return;
-    /* Without this flag, hwloc counts the cores of the job's control group instead of the machine's. */
+    /* Without this flag, hwloc counts only the cores of the job's control group, not all cores of the
+     * machine. */
     hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
     hwloc_bitmap_t allowed = hwloc_bitmap_alloc();
     if (allowed && hwloc_topology_load(topology) == 0) {
@@ -204,7 +205,7 @@ static int first_sibling_of(int cpu)
     return read_number(path, "", &first_sibling) && first_sibling < CPUS_MAX ? (int)first_sibling : -1;
 }
 
-/* Counts each core at its first hardware thread. */
+/* Counts the hardware threads that are the first of their core. */
 static int count_cores(void)
 {
     int cores = 0;
@@ -244,7 +245,8 @@ static void capture_processors(struct env *env)
 
 #endif
 
-/* A list that fills its buffer is truncated, perhaps inside a number: replaces its last entry with "...". */
+/* Replaces the last entry of a list that fills its buffer with "...": the list was truncated, perhaps inside
+ * a number. */
 static void mark_cut_list(char *list, size_t size)
 {
     if (strlen(list) + 1 < size)
@@ -295,7 +297,7 @@ uint64_t env_openmp_threads(void)
     return threads;
 }
 
-/* Drivers whose cpuinfo_max_freq includes boost. */
+/* Returns whether cpuinfo_max_freq of this cpufreq driver includes boost clocks. */
 static bool tells_boost(const char *driver)
 {
     static const char *const drivers[] = {"intel_pstate", "intel_cpufreq", "amd-pstate", "amd-pstate-epp"};

@@ -38,13 +38,14 @@ void env_time(char text[ENV_TIME_MAX]);
 /* Fills `env`; unknown fields are empty or 0. Uses hwloc if built in, else /proc and sysconf. */
 void env_capture(struct env *env);
 
-/* Returns the number of CPU threads that OMP_NUM_THREADS requests, the default of --threads. Uses the first
- * number of a list ("4,2"); the others are for nested levels. Returns 0 if the variable is unset, empty or
- * invalid; prints a warning if it is invalid. */
+/* Returns the number of CPU threads that OMP_NUM_THREADS requests, the default of --threads. Of a list
+ * ("4,2") only the first number counts; the others are for nested levels. Returns 0 if the variable is unset,
+ * empty or invalid; warns if it is invalid. */
 uint64_t env_openmp_threads(void);
 
 /* Returns the highest maximum clock of all cores in Hz, read from the cpufreq files under `root`
- * (/sys/devices/system/cpu). 0 if a core has no such file or its driver does not report boost clocks. */
+ * (/sys/devices/system/cpu). Returns 0 if a core has no such file or its driver does not report boost
+ * clocks. */
 double env_max_clock_hz(const char *root);
 
 /* Returns the memory in bytes that this process can still allocate: MemAvailable or the cgroup's headroom,
@@ -55,8 +56,8 @@ uint64_t env_memory_available_bytes(void);
  * `remedy` ("lower --batch"). STATUS_OK if the available memory is unknown. */
 enum status env_check_memory(uint64_t bytes, const char *what, const char *remedy);
 
-/* Sets how many processes on this machine, including this one, will allocate the same amount of memory; 0:
- * unknown, so the available memory is unknown (0) as well. */
+/* Sets how many processes on this machine, including this one, will allocate the same amount of memory. 0:
+ * unknown; the available memory is then unknown (0) as well. */
 void env_share_memory(int processes);
 
 /* Returns the smallest headroom in bytes under the memory limits (cgroup v2) of `group` ("/job_7/step_0") and

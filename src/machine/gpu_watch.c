@@ -13,7 +13,7 @@
 
 #define PERIOD_S      0.05
 #define CLOCKS_MAX    8192 /* MHz; higher clocks count as this one */
-#define ENERGY_SPAN_S 0.8  /* in a shorter span, the counter's step of 100 ms is an error of over 1/8 */
+#define ENERGY_SPAN_S 0.8  /* the counter is updated every 100 ms: an error of up to 1/8 of this span */
 
 /* A histogram of clocks in MHz, so that the median needs no list of samples. */
 struct clocks {
@@ -42,7 +42,8 @@ static void note_clock(struct clocks *clocks, int mhz)
     clocks->total++;
 }
 
-/* Returns the median, the lower one of the middle two for an even count; -1 if no clock was seen. */
+/* Returns the median clock; for an even count, the lower of the middle two. Returns -1 if there was no
+ * reading. */
 static int median_clock(const struct clocks *clocks)
 {
     uint32_t passed = 0;
@@ -140,7 +141,7 @@ void gpu_watch_end(struct gpu_watch *watch, struct gpu_watched *watched)
     pthread_mutex_unlock(&watch->lock);
     pthread_join(watch->thread, NULL);
     watched->power_w = mean_power_w(watch);
-    look(watch); /* the runs may have been shorter than one period; clocks do not drop that fast */
+    look(watch); /* in case the runs took less than one period; clocks do not drop that fast */
     watched->sm_clock_mhz = median_clock(&watch->sm);
     watched->mem_clock_mhz = median_clock(&watch->mem);
     watched->throttle_reasons = watch->throttle_reasons;

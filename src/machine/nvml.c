@@ -130,7 +130,7 @@ enum status nvml_gpu_name(const char *pci_bus_id, char *text, size_t size)
     TRY(find_device(pci_bus_id, &device));
     return nvml.name && nvml.name(device, text, (unsigned)size) == NVML_SUCCESS
                ? STATUS_OK
-               : status_set(STATUS_UNAVAILABLE, "NVML does not name the GPU at %s", pci_bus_id);
+               : status_set(STATUS_UNAVAILABLE, "NVML does not report the name of the GPU at %s", pci_bus_id);
 }
 
 /* Returns a clock in MHz, or -1 if this driver or device does not report it. */
@@ -212,8 +212,9 @@ enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic
 
 double nvml_pcie_peak_bytes_per_s(const char *pci_bus_id)
 {
-    /* Per PCIe generation: transfers per second and lane, times the share of payload bits, divided by 8 bits.
-     * Generations 1 and 2 use 8b/10b, 3 to 5 128b/130b, 6 flits of 256 bytes with 242 bytes of data. */
+    /* Per PCIe generation: transfers per second per lane, times the share of payload bits, divided by 8 bits.
+     * Generations 1 and 2 use 8b/10b encoding, generations 3 to 5 use 128b/130b, and generation 6 uses flits
+     * of 256 bytes with 242 bytes of data. */
     static const double lane_bytes_per_s[] = {0,
                                               2.5e9 * 8 / 10 / 8,
                                               5e9 * 8 / 10 / 8,

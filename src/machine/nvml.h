@@ -18,8 +18,7 @@ struct gpu_state {
     uint64_t throttle_reasons;                    /* NVML's bits; 0: none */
 };
 
-/* The part of the state that is cheap to query: about 1 us on an H200, where the whole state takes
- * milliseconds. */
+/* The part of the state that is cheap to query: about 1 us on an H200. The whole state takes milliseconds. */
 struct gpu_clocks {
     int sm_clock_mhz, memory_clock_mhz; /* negative if NVML does not report them */
     uint64_t throttle_reasons;

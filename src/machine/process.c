@@ -16,8 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PID_LIMIT      4194304 /* the kernel's largest limit */
-#define ATTEMPTS       10      /* attempts to read the whole tree while none of its processes ends */
+#define PID_LIMIT      4194304 /* the largest pid_max of Linux */
+#define ATTEMPTS       10      /* attempts at a reading during which no process of the tree ends */
 #define RUSAGE_BLOCK   512     /* bytes in a block of struct rusage */
 #define ROUNDING_TICKS 2       /* the kernel rounds user and system time of ended children down to ticks */
 
@@ -46,7 +46,7 @@ struct process_tree {
     pthread_mutex_t lock; /* protects everything below */
     struct processes now, before;
     double collected[PROCESS_COUNTERS];        /* of ended children of the root */
-    double collected_before[PROCESS_COUNTERS]; /* at the latest complete reading */
+    double collected_before[PROCESS_COUNTERS]; /* `collected` at the latest complete reading */
     double lost[PROCESS_COUNTERS];  /* of ended processes whose counters no process inherits, because their
                                        parent ignores SIGCHLD */
     double total[PROCESS_COUNTERS]; /* the latest results, so that results never decrease */
@@ -74,7 +74,7 @@ static double number_after(const char *text, const char *label)
     return at ? strtod(at + strlen(label), NULL) : -1;
 }
 
-/* Reads the bytes read and written. Leaves them unchanged if the kernel does not show them. */
+/* Reads the bytes read and written. Leaves `counters` unchanged if the file cannot be read. */
 static void read_storage(const char *path, double counters[PROCESS_COUNTERS])
 {
     char text[512];
@@ -106,8 +106,8 @@ void process_use_own(struct process_use *use)
     }
 }
 
-/* Returns the CPU time of a process and its threads: the kernel's precise time, or `ticks_s`, the time in
- * whole ticks, if that is larger or there is no precise time. */
+/* Returns the CPU time of a process with its threads: the larger of the kernel's precise time and `ticks_s`,
+ * the time in whole ticks. Returns `ticks_s` if there is no precise time. */
 static double own_cpu_s(pid_t pid, double ticks_s)
 {
     clockid_t clock;
@@ -115,7 +115,7 @@ static double own_cpu_s(pid_t pid, double ticks_s)
     return fmax(precise_s, ticks_s);
 }
 
-/* Reads all fields of a process except its storage. Returns false if it is gone. */
+/* Reads all fields of a process except its storage traffic. Returns false if the process has ended. */
 static bool read_stat(pid_t pid, struct process *process)
 {
     char path[64], text[1024], state;
@@ -125,7 +125,7 @@ static bool read_stat(pid_t pid, struct process *process)
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
     if (!read_small(path, text, sizeof text))
         return false;
-    const char *fields = strrchr(text, ')'); /* a command's name may hold any character */
+    const char *fields = strrchr(text, ')'); /* a command's name may contain ')' */
     if (!fields ||
         sscanf(fields + 1,
                " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %lld %lld %*d %*d %*d %*d "
@@ -140,7 +140,7 @@ static bool read_stat(pid_t pid, struct process *process)
     process->inherited[PROCESS_CPU_S] = tick_s * (double)(child_user + child_system);
     process->used[PROCESS_CPU_S] =
         own_cpu_s(pid, tick_s * (double)(user + system)) + process->inherited[PROCESS_CPU_S];
-    return state != 'X' && state != 'x'; /* a parent is inheriting its counters */
+    return state != 'X' && state != 'x'; /* X: its parent is inheriting its counters */
 }
 
 /* ---- The processes of the tree ---- */
@@ -167,8 +167,8 @@ static bool add(struct processes *processes, const struct process *process)
     return true;
 }
 
-/* Decides for each new process whether it belongs to the tree: it does if its parent does, which may be new
- * as well. If the parent ended during this scan, the next scan decides. */
+/* Adds the new processes that belong to the tree: those whose parent does. The parent may be new as well. If
+ * a parent ended during this scan, the next scan decides. Returns false if memory runs out. */
 static bool place_new(struct process_tree *tree, struct processes *new)
 {
     bool enough = true;
@@ -215,7 +215,7 @@ static bool list_tree(struct process_tree *tree)
     return enough;
 }
 
-/* Reads a listed process. Returns false if it is gone, or if its id belongs to another process now. */
+/* Reads a listed process. Returns false if it has ended, or if its id now belongs to another process. */
 static bool read_process(const struct process_tree *tree, struct process *process)
 {
     struct process read = {0};
@@ -243,8 +243,9 @@ static bool exists(pid_t pid)
     return kill(pid, 0) == 0 || errno != ESRCH;
 }
 
-/* Reads all listed processes. Returns false if one ended while it read them: its counters would be missing or
- * counted twice, depending on whether its parent was read first. Removes ended processes from the list. */
+/* Reads all listed processes and removes those that have ended from the list. Returns false if any ended
+ * during the reading: its counters would be missing or counted twice, depending on whether its parent was
+ * read first. */
 static bool read_listed(struct process_tree *tree)
 {
     struct processes *now = &tree->now;
@@ -262,7 +263,8 @@ static bool read_listed(struct process_tree *tree)
     return now->count == count;
 }
 
-/* Adds to `lost` the part of the counters of ended processes that neither a parent nor the root inherited. */
+/* Adds to `lost` the part of the counters of ended processes that neither a parent nor the root has
+ * inherited. */
 static void find_lost(struct process_tree *tree, enum process_counter k)
 {
     double ended = 0, inherited = tree->collected[k] - tree->collected_before[k];

@@ -12,7 +12,7 @@
 enum process_counter {
     PROCESS_CPU_S,
     PROCESS_READ_BYTES,    /* from storage, not from the page cache */
-    PROCESS_WRITTEN_BYTES, /* to storage, when the page cache takes them */
+    PROCESS_WRITTEN_BYTES, /* to storage, counted when the page cache takes them */
     PROCESS_COUNTERS
 };
 struct process_use {
@@ -23,8 +23,8 @@ struct process_use {
 /* Reads what this process uses, with all its threads. Thread safe. */
 void process_use_own(struct process_use *use);
 
-/* All descendants of this process. Includes descendants whose parents have ended, and the counters of those
- * that have ended. */
+/* All descendants of this process, also those whose parents have ended. Includes the counters of ended
+ * descendants. */
 struct process_tree;
 
 /* Makes this process the parent of orphaned descendants (PR_SET_CHILD_SUBREAPER). The caller frees `*tree`
@@ -33,8 +33,8 @@ enum status process_tree_open(struct process_tree **tree);
 void process_tree_free(struct process_tree *tree);
 
 /* Reads what the tree has used so far; counters never decrease. Returns false if processes ended faster than
- * they could be read; then `use` is unknown. At the first call, reads all of /proc; later only new processes
- * and the tree. Thread safe. */
+ * they could be read; then `use` is unknown. The first call reads all of /proc, later calls only new
+ * processes and the tree. Thread safe. */
 bool process_tree_use(struct process_tree *tree, struct process_use *use);
 
 /* Returns the number of processes that were running at the latest process_tree_use(). Thread safe. */

@@ -20,7 +20,8 @@ static enum status timed_run(const struct variant *variant, void *state, uint64_
     return STATUS_OK;
 }
 
-/* With several ranks, replaces the status and the values by those of all ranks. */
+/* With several ranks, returns the worst status of all ranks, and replaces each value by its maximum over all
+ * ranks. */
 static enum status keep_step(struct bench_together *together, enum status status, double *values,
                              size_t count)
 {
@@ -58,7 +59,7 @@ static enum status make_room(struct bench *bench)
     return STATUS_OK;
 }
 
-/* Fills the statistics, and `settled`, from bench->samples: at least one. */
+/* Computes the statistics and `settled` from bench->samples, which must not be empty. */
 static enum status summarise(struct bench *bench, double max_median_error)
 {
     double *values = malloc(bench->count * sizeof *values);
@@ -83,9 +84,9 @@ static enum status summarise(struct bench *bench, double max_median_error)
     return status;
 }
 
-/* Decides whether there are enough samples. All ranks decide the same, because they have the same samples and
- * elapsed time. The statistics need a sort, so they are updated only when the number of samples has grown by
- * 1/16. This keeps their cost small even for the shortest runs. */
+/* Sets `*enough` if there are enough samples. All ranks reach the same decision, because they have the same
+ * samples and elapsed time. Computing the statistics sorts all samples. It is therefore repeated only when
+ * the number of samples has grown by 1/16, so that it costs little even for the shortest runs. */
 static enum status decide(struct bench *bench, const struct bench_limits *limits, double elapsed_s,
                           struct bench_together *together, bool *enough)
 {
@@ -113,7 +114,7 @@ static enum status take_sample(const struct variant *variant, void *state, uint6
     return status;
 }
 
-/* The time and the kernel's resource counters of this process. */
+/* A clock reading, and what the operating system counts for this process. */
 struct usage {
     double clock_s, cpu_s;
     uint64_t preempted;

@@ -11,7 +11,7 @@
 #include "core/variant.h"
 
 /* Collective, called between runs if ranks run in lockstep. Returns the worst status of all ranks. If no rank
- * failed, replaces each value by its maximum over all ranks. comm_vote() has this type. */
+ * failed, replaces each value by its maximum over all ranks. comm_vote() implements it. */
 typedef enum status bench_vote(enum status status, double *values, size_t count);
 
 struct bench_limits {
@@ -19,7 +19,7 @@ struct bench_limits {
     double warmup_time_s;    /* minimum total time of the warm-up runs */
     uint64_t min_samples;    /* minimum number of samples */
     double min_time_s;       /* minimum total sampling time, unless max_time_s is shorter */
-    double max_time_s;       /* stop after this time even if the median is still uncertain */
+    double max_time_s;       /* after this time and min_samples, stop even if the median is uncertain */
     double max_median_error; /* stop when stats.median_error is below this */
 };
 
@@ -30,7 +30,7 @@ struct sample {
 struct bench {
     struct sample *samples; /* owned; free with bench_free() */
     size_t count, capacity;
-    size_t looked;     /* the number of samples when `time` was last computed */
+    size_t looked;     /* number of samples when `time` was last computed */
     uint64_t warmups;  /* number of warm-up runs done */
     bool on_device;    /* `time` is device time */
     bool settled;      /* the error of the median fell below the limit */
@@ -44,21 +44,25 @@ struct bench {
     uint64_t preempted; /* involuntary context switches of all threads of this process */
 };
 
-/* For ranks that run in lockstep. */
+/* Needed if several ranks run in lockstep. */
 struct bench_together {
     bench_vote *vote;
-    struct bench bench; /* output, the same on all ranks: each sample is the longest time of any rank, because
-                         * a run ends when the slowest rank has finished */
+    struct bench bench; /* output, the same on all ranks: each sample is the time of the slowest rank, because
+                           a run ends when the slowest rank has finished */
 };
 
-/* Called after every run to show progress. */
+/* Called after every timed run to show progress. */
 typedef void bench_progress(void *context, size_t samples, double elapsed_s, double max_time_s);
 
-/* Times variant->run(state, n) for n = 1, 2, ... within `limits`. The first runs are the warm-up. With
- * `together` (NULL: a single rank), all ranks take the same number of runs, until the median of
- * together->bench has settled, and all fail if one fails; only the final statistics of a rank may fail on
- * that rank alone. The caller frees both results with bench_free(); after a failure nothing is left to free.
- * `progress` may be NULL. */
+/* Times variant->run(state, n) for n = 1, 2, ... within `limits`. The first runs are the warm-up. `progress`
+ * may be NULL; `context` is its first argument. The caller frees `*bench` and together->bench with
+ * bench_free(). After a failure both are empty.
+ *
+ * `together` is NULL for a single rank. With several ranks, all perform the same number of runs, until the
+ * median of together->bench has settled or the time is over. If one rank fails, all fail. The only exception
+ * is the final statistics of a rank, which may fail on that rank alone.
+ *
+ * STATUS_FAILED if memory runs out; otherwise the status of the run that failed. */
 enum status bench_measure(const struct variant *variant, void *state, const struct bench_limits *limits,
                           bench_progress *progress, void *context, struct bench *bench,
                           struct bench_together *together);

@@ -19,7 +19,7 @@
 #include "run/monitor.h"
 
 #define GPUS_MAX      64
-#define FLUSH_S       60 /* time between two writes: a killed monitor loses at most the samples of this time */
+#define FLUSH_S       60 /* between writes; a killed monitor loses the samples since the last write */
 #define NOT_STARTED   126
 #define NOT_FOUND     127
 #define SIGNAL_OFFSET 128
@@ -28,7 +28,7 @@ struct watched_gpu {
     char name[256], pci_bus_id[32];
 };
 
-/* A started command and the state of its monitor. */
+/* A command and the state of its monitor. */
 struct watch {
     const struct settings *settings;
     const char *name; /* name of the command, without its folder */
@@ -40,14 +40,15 @@ struct watch {
     size_t gpu_count;
     struct monitor *monitor;
     pid_t child;
-    sigset_t before;       /* the signal mask of the command */
-    void (*on_child)(int); /* what the command does on SIGCHLD at its start: SIG_IGN or SIG_DFL */
+    sigset_t before;       /* the signal mask before start(); the command gets it */
+    void (*on_child)(int); /* the disposition of SIGCHLD before start(); the command gets it */
     double begin_s, end_s;
 };
 
 /* ---- Starting the command ---- */
 
-/* Signals that are passed on. SIGTSTP is not among them: the terminal sends it to the command as well. */
+/* Signals that are passed on to the command. SIGTSTP is not, because the terminal also sends it to the
+ * command. */
 static const int passed_on[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 static void collect_signals(sigset_t *set)
@@ -58,7 +59,8 @@ static void collect_signals(sigset_t *set)
         sigaddset(set, passed_on[i]);
 }
 
-/* Runs in the child. Writes errno to `report` if the command cannot be started. */
+/* Runs in the child process: executes the command. If that fails, writes errno to the pipe `report` and
+ * exits. */
 static void become(const struct watch *watch, int report)
 {
     char *const *command = watch->settings->command;
@@ -72,7 +74,7 @@ static void become(const struct watch *watch, int report)
 }
 
 /* Starts the command in this program's process group, so that the terminal's signals reach it. `*error`
- * becomes the errno of a command that cannot be started, or 0. */
+ * becomes 0, or the errno of execvp() if it failed. */
 static enum status start(struct watch *watch, int *error)
 {
     char *const *command = watch->settings->command;
@@ -83,8 +85,8 @@ static enum status start(struct watch *watch, int *error)
         return status_set(STATUS_FAILED, "cannot start '%s': %s", command[0], strerror(errno));
     collect_signals(&set);
     sigprocmask(SIG_BLOCK, &set, &watch->before);
-    watch->on_child =
-        signal(SIGCHLD, SIG_DFL); /* if ignored, the kernel discards the status of the command */
+    /* While SIGCHLD is ignored, the kernel discards the exit status of the command. */
+    watch->on_child = signal(SIGCHLD, SIG_DFL);
     watch->begin_s = timer_now_s();
     watch->child = fork();
     if (watch->child == 0)
@@ -135,8 +137,8 @@ static enum status begin_monitor(struct watch *watch)
     return monitor_open(settings->monitor, settings->monitor_period_ms, &subject, &watch->monitor);
 }
 
-/* The terminal sends its signals to the whole process group, so the command has them already unless it left
- * the group. */
+/* Passes a signal on to the command. The terminal sends its signals to the whole process group. The command
+ * has received such a signal already, unless it left the group. */
 static void pass_on(const struct watch *watch, const siginfo_t *signal_info)
 {
     bool from_terminal = signal_info->si_code == SI_KERNEL;
@@ -144,8 +146,8 @@ static void pass_on(const struct watch *watch, const siginfo_t *signal_info)
         kill(watch->child, signal_info->si_signo);
 }
 
-/* Writes the samples so far. A failure loses none: monitor_stop() writes those that are left, or fails too.
- * Warns at the second failure in a row, because another process may have the lock for a moment. */
+/* Writes the samples so far. If this fails, they stay in memory for the next call or for monitor_stop().
+ * Warns only at the second failure in a row, because another process may hold the lock for a moment. */
 static void flush(const struct watch *watch, size_t *failures)
 {
     *failures = monitor_try_flush(watch->monitor) == STATUS_OK ? 0 : *failures + 1;
@@ -154,8 +156,8 @@ static void flush(const struct watch *watch, size_t *failures)
                     FLUSH_S);
 }
 
-/* Waits for the command and collects all its orphans. Writes samples every FLUSH_S seconds, because a
- * training can take days. */
+/* Waits until the command ends and returns its wait status. Also reaps orphaned descendants of the command.
+ * Writes samples every FLUSH_S seconds, because the command may run for days. */
 static int wait_for_end(struct watch *watch)
 {
     sigset_t set;
@@ -189,7 +191,7 @@ __attribute__((format(printf, 3, 4))) static void append(char *text, size_t size
     va_end(arguments);
 }
 
-/* Appends a size in the largest unit that leaves at least 1 before the point. */
+/* Appends a size with three digits, in kB, MB, GB or TB, between the texts `before` and `after`. */
 static void append_size(char *text, size_t size, const char *before, double bytes, const char *after)
 {
     static const char *const units[] = {"kB", "MB", "GB", "TB"};
@@ -211,7 +213,7 @@ static void summarise(const struct watch *watch, const struct process_use *use)
     if (use->counters[PROCESS_CPU_S] >= 0)
         append(text, sizeof text, ", %.1f s of CPU time (%.2f cores)", use->counters[PROCESS_CPU_S],
                use->counters[PROCESS_CPU_S] / wall_s);
-    if (summary->of[MONITOR_RSS_BYTES].max > 0) /* a process that has ended has none */
+    if (summary->of[MONITOR_RSS_BYTES].max > 0) /* 0 if the command ended before the first sample */
         append_size(text, sizeof text, ", at most ", summary->of[MONITOR_RSS_BYTES].max, " of memory");
     if (use->counters[PROCESS_READ_BYTES] >= 0) {
         append_size(text, sizeof text, ", ", use->counters[PROCESS_READ_BYTES], " read");
@@ -222,7 +224,7 @@ static void summarise(const struct watch *watch, const struct process_use *use)
                summary->of[MONITOR_GPU_UTILISATION_PERCENT].sum /
                    (double)summary->of[MONITOR_GPU_UTILISATION_PERCENT].count);
     if (running)
-        append(text, sizeof text, "; %zu of its processes still run%s, unwatched", running,
+        append(text, sizeof text, "; %zu of its processes still run%s, no longer sampled", running,
                running == 1 ? "s" : "");
     status_say("%s: %s; %zu samples in %s", watch->name, text, summary->samples, watch->settings->monitor);
 }

@@ -11,16 +11,16 @@
 #define AT(field) offsetof(struct comparison, field)
 static const struct option_spec specs[] = {
     {"margin", "PERCENT", OPTION_TEXT, AT(margin_text), "2", 0, 0, NULL, false,
-     "differences up to this size do not matter: a row is slower if the whole interval is beyond it, and the "
-     "same if the whole interval is within it"},
+     "differences up to this size do not matter: a row is slower or faster if its whole confidence interval "
+     "is outside this margin, and the same if the whole interval is inside"},
     {"measure", "COLUMN", OPTION_TEXT, AT(measure_name), "time_per_item", 0, 0, NULL, false,
      "the column to compare, such as time_p99_s or energy_j_per_item"},
     {"ignore", "A,B,...", OPTION_TEXT, AT(ignored), NULL, 0, 0, NULL, false,
-     "match rows that differ in these parameters, such as threads or data"},
+     "match rows even if they differ in these parameters, such as threads or data"},
     {"confidence", "PERCENT", OPTION_TEXT, AT(confidence_text), "95", 0, 0, NULL, false,
-     "probability that the interval covers the ratio"},
+     "confidence level of the intervals"},
     {"strict", NULL, OPTION_FLAG, AT(strict), NULL, 0, 0, NULL, false,
-     "exit with 3 also if a row is undecided, is wrong in A, or has no partner"},
+     "exit with 3 also if a row is undecided, has wrong results in A, or has no partner"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
     {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this help"},
 };
@@ -31,8 +31,8 @@ static void print_help(void)
          "\n"
          "usage: fdsl-bench compare A.csv B.csv [options]\n"
          "\n"
-         "A and B are files that --out wrote: before and after a change, or two machines. Rows match if all\n"
-         "their parameters are equal. Repeated runs are pooled.\n"
+         "A and B are files that --out wrote, for example before and after a change, or on two machines.\n"
+         "Rows match if they have the same variant and parameters. Repeated runs are pooled.\n"
          "\n"
          "examples:\n"
          "  fdsl-bench compare before.csv after.csv\n"
@@ -43,12 +43,11 @@ static void print_help(void)
          "options:");
     options_help(stdout, specs, COUNT_OF(specs));
     compare_print_measures();
-    puts("\nexit status: 0 no row is slower; 1 a file cannot be read, or no row has a partner; 2 usage, or "
-         "rows\n"
-         "             that cannot be compared; 3 a row of B is slower or has wrong results");
+    puts("\nexit status: 0 no row is slower; 1 a file cannot be read, or no row has a partner; 2 usage, or\n"
+         "             rows that cannot be compared; 3 a row of B is slower or has wrong results");
 }
 
-/* Parses "2" or "2%" into a share. */
+/* Parses a percentage into a fraction: "2" or "2%" becomes 0.02. */
 static enum status parse_percent(const char *name, const char *text, double minimum, double maximum,
                                  double *share)
 {
@@ -61,9 +60,9 @@ static enum status parse_percent(const char *name, const char *text, double mini
     return STATUS_OK;
 }
 
-/* ---- The columns that match rows ---- */
+/* ---- Key columns: rows match if these are equal ---- */
 
-/* The parameters that are not options of a workload, and the state of the page cache. */
+/* The key columns that all workloads share. The others are the options of the workload. */
 static const char *const common_keys[] = {"variant",          "ranks", "threads", "scaling",
                                           "ranks_per_device", "cache"};
 
@@ -87,12 +86,13 @@ static void list_keys(struct comparison *comparison)
         snprintf(name, sizeof comparison->key_names[0], "%s", workload->options[i].name);
         for (char *c = name; (c = strchr(c, '-'));)
             *c = '_';
-        if (!is_key(comparison, name)) /* load has an option --cache */
+        if (!is_key(comparison, name)) /* the option --cache of load is already in common_keys */
             comparison->keys[comparison->key_count++] = name;
     }
 }
 
-/* Moves a column that --ignore names to the end of the keys. Accepts '-' for '_': options have '-'. */
+/* Moves the column `name` of --ignore from the keys to the ignored columns, which follow the keys. Accepts
+ * '-' for '_', so the name of the option works too. */
 static enum status ignore(struct comparison *comparison, char *name)
 {
     for (char *c = name; (c = strchr(c, '-'));)
@@ -133,7 +133,7 @@ static enum status choose_keys(struct comparison *comparison)
 
 /* ---- Files ---- */
 
-/* Returns the workload with this schema; NULL if the schema is of another version or of no workload. */
+/* Returns the workload whose current schema this is, or NULL. */
 static const struct workload *workload_of(const char *schema)
 {
     for (size_t i = 0; workload_table[i]; i++)
@@ -153,12 +153,13 @@ static enum status refuse_schema(const struct table *table, size_t row, const ch
             "%s, line %zu: '%.40s' is not the schema of a workload; name a file that --out wrote",
             table->path, table->lines[row], schema);
     return status_set(STATUS_USAGE,
-                      "%s, line %zu: rows of schema '%.40s' cannot be compared, only those of '%s'; "
+                      "%s, line %zu: rows of schema '%.40s' cannot be compared, only rows of '%s'; "
                       "scripts/migrate_rows.py converts rows of older versions",
                       table->path, table->lines[row], schema, workload->schema);
 }
 
-/* Checks that all rows of a file belong to one workload, and for B, that it is the workload of A. */
+/* Checks that all rows of a file belong to one workload, which must be the same in A and B. Sets
+ * comparison->workload. */
 static enum status check_schema(struct comparison *comparison, const struct table *table)
 {
     size_t column = table_column(table, "schema");
@@ -192,7 +193,7 @@ static enum status compare_files(struct comparison *comparison, const char *cons
     return compare_report(comparison);
 }
 
-/* Returns STATUS_WRONG if a row of the file has wrong results, whether or not it is compared. */
+/* Returns STATUS_WRONG if any row of the file has wrong results, even a row that is not compared. */
 static enum status refuse_wrong(const struct table *table)
 {
     size_t column = table_column(table, "wrong"), count = 0, line = 0;
@@ -206,8 +207,8 @@ static enum status refuse_wrong(const struct table *table)
                      : STATUS_OK;
 }
 
-/* Returns STATUS_WRONG, with the reason, if a row of B is worse or has wrong results; with --strict, also if
- * a row is undecided, is wrong in A, or has no partner. */
+/* Returns STATUS_WRONG, with the reason, if a row of B is worse or has wrong results. With --strict, also if
+ * a row is undecided, has wrong results in A, or has no partner. */
 static enum status conclude(const struct comparison *comparison)
 {
     size_t alone = comparison->verdicts[VERDICT_ONLY_A] + comparison->verdicts[VERDICT_ONLY_B];

@@ -6,12 +6,13 @@
 
 #include "core/status.h"
 
-/* Whether the first argument is the word "compare", or so close to it that compare_run() suggests it. */
+/* Whether the first argument is the word "compare" or a misspelling of it, for which compare_run() suggests
+ * the word. */
 bool compare_wanted(int argc, char *argv[]);
 
-/* Runs the comparison and prints it; argv[0] is the word "compare". STATUS_WRONG if a row of B is slower or
- * has wrong results; STATUS_FAILED if a file cannot be read or no row has a partner; STATUS_USAGE for wrong
- * options, or files whose rows cannot be compared. */
+/* Compares two files and prints the result; argv[0] is the word "compare". STATUS_WRONG if a row of B is
+ * slower or has wrong results; STATUS_FAILED if a file cannot be read or no row has a partner; STATUS_USAGE
+ * for wrong options, or files whose rows cannot be compared. */
 enum status compare_run(int argc, char *argv[]);
 
 #endif

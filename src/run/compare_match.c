@@ -83,9 +83,9 @@ enum status compare_choose_measure(struct comparison *comparison)
     if (table_column(table, name) != TABLE_NONE && find_measure(name, &comparison->measure))
         return STATUS_OK;
     if (table_column(table, name) != TABLE_NONE)
-        return status_set(STATUS_USAGE,
-                          "--measure %s: whether lower or higher is better is not known for this column",
-                          name);
+        return status_set(
+            STATUS_USAGE,
+            "--measure %s: it is not known whether lower or higher values of this column are better", name);
 
     const char **names = calloc(table->columns + 1, sizeof *names);
     size_t count = 0;
@@ -150,17 +150,17 @@ const char *compare_key(const struct comparison *comparison, const struct pair *
 
 /* ---- Rows ---- */
 
-/* A row that stands for a whole run or for an epoch of one. */
+/* A row that describes a whole run or one epoch of it. */
 struct entry {
-    uint64_t hash; /* of its key */
+    uint64_t hash; /* hash of the row's key */
     size_t side, row;
     size_t run;   /* entries of the same run have the same number; runs with the same key are adjacent */
     double epoch; /* from 1; NaN if runs have no epochs */
-    double value, error; /* the value is NaN if it is not positive, because then it has no ratio */
-    bool newest;         /* the last epoch of its run so far */
+    double value, error; /* `value` is NaN unless it is positive, because only positive values have a ratio */
+    bool newest;         /* its run has no later entry so far */
 };
 
-/* Returns the number in a cell; NaN if it is empty or not a finite number. */
+/* Returns the number in a cell; NaN if the cell is empty or not a finite number. */
 static double number_of(const char *cell)
 {
     char *end;
@@ -192,14 +192,14 @@ static uint64_t hash_of(const struct comparison *comparison, const struct entry 
     return hash;
 }
 
-/* Whether a row describes a whole run: the row of the only rank, or the row with rank=all. */
+/* Whether a row covers all ranks of its run: the row of the only rank, or the row with rank=all. */
 static bool is_whole(const struct table *table, const struct columns *columns, size_t row)
 {
     return strcmp(table_cell(table, row, columns->rank), "all") == 0 ||
            strcmp(table_cell(table, row, columns->ranks), "1") == 0;
 }
 
-/* Adds the rows of one file to `entries`. */
+/* Adds the rows of one file that cover all ranks to `entries`. */
 static void add_rows(struct comparison *comparison, size_t side, struct entry *entries, size_t *count)
 {
     const struct table *table = &comparison->tables[side];
@@ -213,7 +213,7 @@ static void add_rows(struct comparison *comparison, size_t side, struct entry *e
     }
 }
 
-static const struct comparison *sorted_for; /* for by_key(), because qsort() passes no context */
+static const struct comparison *sorted_for; /* for the comparators, because qsort() passes no context */
 
 static int by_key(const struct entry *a, const struct entry *b)
 {
@@ -229,7 +229,8 @@ static int by_key(const struct entry *a, const struct entry *b)
     return 0;
 }
 
-/* Compares what tells the processes of two rows of the same file apart. */
+/* Orders two rows of the same file by the columns that identify the process of a row: job, origins and
+ * ignored parameters. */
 static int by_process(const struct entry *a, const struct entry *b)
 {
     const struct columns *columns = &sorted_for->columns[a->side];
@@ -271,7 +272,7 @@ static int by_run_and_row(const void *x, const void *y)
 static int by_first_row(const void *x, const void *y)
 {
     const struct pair *a = x, *b = y;
-    if (a->first[0] != b->first[0]) /* TABLE_NONE is the largest number */
+    if (a->first[0] != b->first[0]) /* pairs without a row in A come last: TABLE_NONE is the largest number */
         return a->first[0] < b->first[0] ? -1 : 1;
     return (a->first[1] > b->first[1]) - (a->first[1] < b->first[1]);
 }
@@ -308,11 +309,11 @@ static void judge(const struct comparison *comparison, struct pair *pair)
     }
     pair->ratio = side_ratio(&pair->sides[0], &pair->sides[1], comparison->confidence);
     pair->verdict = (pair->marks[0] | pair->marks[1]) & MARK_MIXED
-                        ? VERDICT_UNDECIDED /* the time of a mixture means nothing */
+                        ? VERDICT_UNDECIDED /* the mean of runs with different parameters means nothing */
                         : ratio_judge(&pair->ratio, comparison->margin, comparison->measure.higher_is_better);
 }
 
-/* Records in which origins a row differs from the row `first`, with which it is pooled. */
+/* Records in which origin columns the row of `entry` differs from row number `first` of the same pair. */
 static void note_origins(struct comparison *comparison, const struct entry *entry, size_t first)
 {
     const struct table *table = &comparison->tables[entry->side];
@@ -323,8 +324,8 @@ static void note_origins(struct comparison *comparison, const struct entry *entr
     }
 }
 
-/* Records in which columns of --ignore a row differs from the row `first`, with which it is pooled. Returns
- * MARK_MIXED if there is one, else 0. */
+/* Records in which columns of --ignore the row of `entry` differs from row number `first` of the same pair.
+ * Returns MARK_MIXED if it differs in any of them, else 0. */
 static unsigned note_ignored(struct comparison *comparison, const struct entry *entry, size_t first)
 {
     const struct table *table = &comparison->tables[entry->side];
@@ -339,8 +340,8 @@ static unsigned note_ignored(struct comparison *comparison, const struct entry *
     return marks;
 }
 
-/* Warns if pooled rows come from different origins, or differ in an ignored parameter. Usually other runs
- * were appended to the file, or it has a sweep of the parameter. */
+/* Warns if pooled rows come from different origins or differ in an ignored parameter. In most cases, runs of
+ * another machine or revision were appended to the file, or the file has a sweep over the parameter. */
 static void warn_mixed(const struct comparison *comparison, size_t side)
 {
     const char *names[COMPARE_KEYS_MAX];
@@ -351,7 +352,8 @@ static void warn_mixed(const struct comparison *comparison, size_t side)
             names[count++] = compare_origins[i];
     list_words(list, sizeof list, names, count);
     if (count > 0)
-        status_warn("%s: rows that differ in %s are pooled as repeated runs; use one file for each",
+        status_warn("%s: rows that differ in %s are pooled as repeated runs; to avoid this, write them to "
+                    "separate files",
                     comparison->tables[side].path, list);
     count = 0;
     for (size_t i = comparison->key_count; i < comparison->key_count + comparison->ignored_count; i++)
@@ -359,16 +361,17 @@ static void warn_mixed(const struct comparison *comparison, size_t side)
             names[count++] = comparison->keys[i];
     list_words(list, sizeof list, names, count);
     if (count > 0)
-        status_warn("%s: rows that differ in %s, which --ignore names, are pooled and not judged; use one "
-                    "file for each, or match these parameters",
+        status_warn("%s: rows that differ in %s, which --ignore names, are pooled and not judged; write them "
+                    "to separate files, or do not ignore these parameters",
                     comparison->tables[side].path, list);
 }
 
 /* ---- Runs ---- */
 
-/* Returns the run that an epoch continues: the most recent one of the same process that is at an earlier
- * epoch. NULL if the epoch begins a run. `group` is the first entry with the same key and process. Two
- * trainings that append to one file at the same time alternate, so several runs can be open. */
+/* Returns the latest entry of the run that an epoch continues, or NULL if the epoch begins a run. Chooses the
+ * most recent run of the same process whose latest epoch is earlier. Several runs can be open, because the
+ * rows of two concurrent trainings alternate in a file. `group` is the first entry with the same key and
+ * process. */
 static struct entry *continued(struct entry *group, struct entry *entry)
 {
     if (isnan(entry->epoch) || entry->epoch <= 1)
@@ -379,7 +382,7 @@ static struct entry *continued(struct entry *group, struct entry *entry)
     return NULL;
 }
 
-/* Numbers the runs of entries sorted by key, process and row, and then sorts by run. */
+/* Numbers the runs of `entries`, which are sorted by key, process and row. Then sorts them by run. */
 static void number_runs(struct entry *entries, size_t count)
 {
     struct entry *group = entries;
@@ -396,7 +399,7 @@ static void number_runs(struct entry *entries, size_t count)
     qsort(entries, count, sizeof *entries, by_run_and_row);
 }
 
-/* Whether the last row of a run is that of its last epoch. */
+/* Whether a run is complete: it has no epochs, or its last row is the row of its last epoch. */
 static bool is_finished(const struct comparison *comparison, const struct entry *last)
 {
     const struct table *table = &comparison->tables[last->side];
@@ -405,7 +408,8 @@ static bool is_finished(const struct comparison *comparison, const struct entry 
 }
 
 /* Moves the entries of a run that have a value to the front, and counts the others. For a measure that
- * describes a whole training, only the last epoch has one. Returns the number of entries with a value. */
+ * describes a whole training, only the entry of the last epoch counts. Returns the number of entries with a
+ * value. */
 static size_t keep_valued(struct comparison *comparison, struct entry *run, size_t count)
 {
     size_t kept = 0, side = run->side;
@@ -441,10 +445,10 @@ static enum status add_run(struct comparison *comparison, struct pair *pair, con
     return STATUS_OK;
 }
 
-/* Makes a pair of all runs with the same key. `entries` are sorted by run. */
+/* Builds one pair from all runs with the same key. `entries` are sorted by run. */
 static enum status collect(struct comparison *comparison, struct entry *entries, size_t count, double *values)
 {
-    struct entry key = {0}; /* an entry of the last pair */
+    struct entry key = {0}; /* an entry of the latest pair */
     for (size_t i = 0, next; i < count; i = next) {
         for (next = i + 1; next < count && entries[next].run == entries[i].run;)
             next++;
@@ -464,11 +468,11 @@ static void warn_left_out(const struct comparison *comparison, size_t side)
     const char *path = comparison->tables[side].path;
     size_t without = comparison->without[side], unfinished = comparison->unfinished[side];
     if (without > 0)
-        status_warn("%s: %zu row%s without a positive %s left out (the first: line %zu)", path, without,
+        status_warn("%s: left out %zu row%s without a positive %s (the first: line %zu)", path, without,
                     without == 1 ? "" : "s", comparison->measure.name, comparison->without_line[side]);
     if (unfinished > 0)
-        status_warn("%s: %zu run%s without the last epoch left out, because %s is of a whole training", path,
-                    unfinished, unfinished == 1 ? "" : "s", comparison->measure.name);
+        status_warn("%s: left out %zu run%s without the last epoch, because %s describes a whole training",
+                    path, unfinished, unfinished == 1 ? "" : "s", comparison->measure.name);
 }
 
 /* ---- All pairs ---- */
@@ -489,8 +493,8 @@ static void summarise(struct comparison *comparison)
     comparison->mean_ratio = both ? exp(sum / (double)both) : NAN;
 }
 
-/* Sets the error for files without a common row. It names the parameters in which the first row of A differs
- * from the most similar row of B. */
+/* Sets the error message for two files of which no rows match. The message names the parameters in which the
+ * first row of A differs from the most similar row of B. */
 static enum status no_pairs(const struct comparison *comparison)
 {
     const char *differing[COMPARE_KEYS_MAX] = {NULL};
@@ -510,14 +514,13 @@ static enum status no_pairs(const struct comparison *comparison)
     char list[256] = "";
     if (fewest < SIZE_MAX)
         list_words(list, sizeof list, differing, fewest);
-    return status_set(
-        STATUS_FAILED,
-        "no row of %s has a partner in %s with the same parameters; the most similar rows differ in %s; "
-        "--ignore NAME,... matches them",
-        comparison->tables[0].path, comparison->tables[1].path, list);
+    return status_set(STATUS_FAILED,
+                      "no row of %s has a partner in %s with the same parameters; the most similar rows "
+                      "differ in %s; --ignore NAME,... matches rows that differ",
+                      comparison->tables[0].path, comparison->tables[1].path, list);
 }
 
-/* Reads the rows of both files and makes the pairs. */
+/* Builds the pairs from the rows of both files. */
 static enum status make_pairs(struct comparison *comparison, struct entry *entries, double *values)
 {
     size_t count = 0;

@@ -12,21 +12,22 @@
 
 /* ---- The interval of a ratio (compare_ratio.c) ---- */
 
-/* The repeated runs of one file. Initialise it with zeros. */
+/* Statistics of the repeated runs of a pair in one file, A or B. Initialise it with zeros. */
 struct side {
     size_t count;    /* number of runs */
     double log_mean; /* mean of the logarithms of the values */
     double squares;  /* sum of squared deviations of the logarithms from their mean */
-    double errors;   /* sum of the variances of the logarithms, from the runs' intervals; NaN if unknown */
+    double errors;   /* sum of the variances of the logarithms, each from its run's interval; NaN if one is
+                        unknown */
 };
 
-/* Adds a run by its positive value. `error` is half the width of the value's 95 % confidence interval,
- * divided by the value; NaN if unknown. */
+/* Adds a run with the positive value `value`. `error` is half the width of the value's 95 % confidence
+ * interval, divided by the value; NaN if unknown. */
 void side_add(struct side *side, double value, double error);
 
-/* Adds a run by the positive values of its `count` >= 2 epochs, in the order of measurement: their median,
- * with the error that follows from their scatter, which is unknown for fewer than STATS_INTERVAL_MIN epochs.
- * STATUS_FAILED if memory runs out. */
+/* Adds a run of `count` >= 2 epochs, given by their positive values in the order of measurement. The value of
+ * the run is their median. Its error follows from their scatter; it is unknown for fewer than
+ * STATS_INTERVAL_MIN epochs. STATUS_FAILED if memory runs out. */
 enum status side_add_epochs(struct side *side, const double *values, size_t count);
 
 struct ratio {
@@ -34,9 +35,8 @@ struct ratio {
     double low, high; /* confidence interval of the ratio; NaN if unknown */
 };
 
-/* Returns the ratio of the geometric means of two sides, each with at least one run. `confidence` is in (0,
- * 1).
- */
+/* Returns the ratio B / A of the geometric means of two sides, each with at least one run. `confidence`, in
+ * (0, 1), is the confidence level of the interval. */
 struct ratio side_ratio(const struct side *a, const struct side *b, double confidence);
 
 enum verdict {
@@ -50,25 +50,27 @@ enum verdict {
     VERDICTS
 };
 
-/* Returns the verdict of two one-sided tests: compares the interval with 1 / (1 + margin) and 1 + margin. */
+/* Returns the verdict of two one-sided tests: compares the interval with 1 / (1 + margin) and 1 + margin.
+ * Undecided if the interval is unknown or contains one of these bounds. */
 enum verdict ratio_judge(const struct ratio *ratio, double margin, bool higher_is_better);
 
 /* ---- Options and rows (compare.c, compare_match.c) ---- */
 
 #define COMPARE_KEYS_MAX 128 /* at least as many as a workload has parameters */
 
-/* Columns that say where rows come from. Rows match even if they differ in these columns: the comparison may
- * be about a host, a device or a revision. */
+/* Columns that say where rows come from. Rows match even if they differ in these columns, because the
+ * comparison may be about two hosts, devices or revisions. */
 #define COMPARE_ORIGINS 5
 extern const char *const compare_origins[COMPARE_ORIGINS];
 
 enum mark { MARK_UNSETTLED = 1, MARK_THROTTLED = 2, MARK_UNVERIFIED = 4, MARK_WRONG = 8, MARK_MIXED = 16 };
 
-/* Columns other than times and rates: whether higher values are better. */
+/* A column whose suffix does not tell whether higher is better, or that describes a whole training. Other
+ * columns that end with _s (lower is better) or _per_s (higher is better) need no entry. */
 struct direction {
     const char *column;
     bool higher_is_better;
-    bool is_final; /* describes a training up to its end: the last epoch's value is that of the run */
+    bool is_final; /* describes a whole training: the value in the last epoch's row is the value of the run */
 };
 extern const struct direction compare_directions[]; /* ends with an entry whose column is NULL */
 
@@ -79,10 +81,10 @@ struct measure_choice {
     bool is_time;          /* in seconds */
     bool is_speed;  /* a time or a rate: its verdicts are "faster" and "slower", not "better" and "worse" */
     bool is_median; /* median_error is also the relative error of this measure */
-    bool is_final;  /* only the last epoch of a run has it */
+    bool is_final;  /* only the row of the last epoch counts */
 };
 
-/* Columns of a table by purpose; TABLE_NONE where a file lacks an optional one. */
+/* Column numbers of a table, by purpose; TABLE_NONE for an optional column that the file lacks. */
 struct columns {
     size_t keys[COMPARE_KEYS_MAX], origins[COMPARE_ORIGINS];
     size_t ranks, rank, value, items, error, settled, throttled, verified, wrong;
@@ -105,37 +107,40 @@ struct comparison {
     bool strict, help;
 
     /* Derived from the options and the files */
-    double margin, confidence; /* shares, not percent */
+    double margin, confidence; /* fractions, not percentages */
     struct measure_choice measure;
     const struct workload *workload;
     struct table tables[2];
     struct columns columns[2];
-    const char *keys[COMPARE_KEYS_MAX]; /* names of the columns that match rows, "variant" first; then those
-                                         * of --ignore */
+    const char *keys[COMPARE_KEYS_MAX]; /* names of the columns by which rows are matched (key_count), then of
+                                           those of --ignore (ignored_count) */
     char key_names[COMPARE_KEYS_MAX][64];
     size_t key_count, ignored_count;
     size_t used[2];                          /* number of rows that are compared */
     size_t without[2], without_line[2];      /* number of rows without a value, and the line of the first */
     size_t unfinished[2];                    /* number of runs left out because they lack their last epoch */
     bool mixed[2][COMPARE_ORIGINS];          /* whether pooled rows of a file differ in this column */
-    bool mixed_ignored[2][COMPARE_KEYS_MAX]; /* the same for columns of --ignore, by their index in `keys` */
+    bool mixed_ignored[2][COMPARE_KEYS_MAX]; /* whether pooled rows differ in this column of --ignore; same
+                                                index as `keys` */
     struct pair *pairs;                      /* owned; in the order of A, then pairs that only B has */
     size_t pair_count;
     size_t verdicts[VERDICTS]; /* number of pairs per verdict */
-    double mean_ratio;         /* geometric mean of the ratios; pairs with wrong results have none */
+    double mean_ratio;         /* geometric mean over the pairs that have a ratio; NaN if none has */
 };
 
-/* Finds the measure that --measure names. Call it after both tables are read. STATUS_USAGE if A has no such
+/* Sets comparison->measure from --measure. Call it after both tables are read. STATUS_USAGE if A has no such
  * column, or if it is unknown whether lower or higher values are better. */
 enum status compare_choose_measure(struct comparison *comparison);
 
-/* Prints the columns that --measure takes, for --help. */
+/* Prints, for --help, which columns --measure accepts. */
 void compare_print_measures(void);
 
-/* Finds the columns, matches the rows and judges each pair. Warns about rows that have no value. */
+/* Finds the columns, matches the rows into comparison->pairs and judges each pair. Warns about rows that have
+ * no value. STATUS_USAGE if a column is missing; STATUS_FAILED if no rows match or memory runs out. */
 enum status compare_match(struct comparison *comparison);
 
-/* Returns the value of a key column of a pair; it is the same in A and B. */
+/* Returns the value of key column number `key` of a pair, which is the same in A and B. Owned by the
+ * table. */
 const char *compare_key(const struct comparison *comparison, const struct pair *pair, size_t key);
 
 /* ---- Output (compare_report.c) ---- */

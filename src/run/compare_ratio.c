@@ -1,14 +1,14 @@
-/* The ratio of two medians with a confidence interval, and the verdict (docs/compare.md). */
+/* The ratio B / A with its confidence interval, and the verdict (docs/compare.md). */
 #include <math.h>
 
 #include "core/stats.h"
 #include "run/compare_parts.h"
 
-#define NORMAL_95 1.959964 /* quantile for the 95 % intervals of rows */
+#define NORMAL_95 1.959964 /* normal quantile of the 95 % intervals in the rows */
 
 void side_add(struct side *side, double value, double error)
 {
-    /* log(m (1 - h)) and log(m (1 + h)) are 2 atanh(h) apart. */
+    /* From value * (1 - error) to value * (1 + error), the logarithm grows by 2 * atanh(error). */
     double logarithm = log(value), before = logarithm - side->log_mean;
     double deviation = error >= 0 && error < 1 ? atanh(error) / NORMAL_95 : NAN;
     side->count++;
@@ -25,28 +25,28 @@ enum status side_add_epochs(struct side *side, const double *values, size_t coun
     return STATUS_OK;
 }
 
-/* The variance of a mean of logarithms, and how many degrees of freedom it was estimated with. */
+/* The estimated variance of a mean of logarithms, and the degrees of freedom of the estimate. */
 struct variance {
     double value, freedom;
 };
 
-/* Returns the variance according to the runs' own intervals. NaN if unknown. */
+/* Returns the variance of the mean of a side, estimated from the runs' own intervals; NaN if unknown. */
 static double variance_within(const struct side *side)
 {
     double count = (double)side->count;
     return side->errors / (count * count);
 }
 
-/* Returns the variance by the scatter of two or more runs. */
+/* Returns the variance of the mean of a side, estimated from the scatter of its two or more runs. */
 static struct variance variance_between(const struct side *side)
 {
     double count = (double)side->count;
     return (struct variance){side->squares / (count - 1) / count, count - 1};
 }
 
-/* Returns the variance of a single run, which shows no scatter: it is given that of the repeated runs, plus
- * what its own error exceeds theirs by. NaN if its error is unknown although theirs are known, because then
- * it may be far larger. */
+/* Returns the variance of a single run, which shows no scatter between runs. Assumes the scatter of the
+ * repeated runs, and adds the excess of its own error over their mean error. NaN if its own error is unknown
+ * but theirs are known, because its error may be far larger. */
 static double variance_alone(const struct side *alone, const struct side *repeated)
 {
     double count = (double)repeated->count;
@@ -57,7 +57,7 @@ static double variance_alone(const struct side *alone, const struct side *repeat
     return fmax(own, scatter + fmax(0, own - theirs));
 }
 
-/* Returns the variance of the difference of two means. The sides may scatter differently (Welch). */
+/* Returns the variance of the difference of two means. The two sides may have different variances (Welch). */
 static struct variance variance_of_difference(const struct side *a, const struct side *b)
 {
     if (a->count == 1 && b->count == 1)
@@ -73,8 +73,8 @@ static struct variance variance_of_difference(const struct side *a, const struct
                              sum * sum / (x.value * x.value / x.freedom + y.value * y.value / y.freedom)};
 }
 
-/* Repeated runs scatter by what differs between runs and by what differs within them. The scatter of few runs
- * can be small by chance, so the interval is never narrower than the runs' own intervals allow. */
+/* The scatter of repeated runs has two parts: differences between runs and the error within each run. Few
+ * runs can scatter little by chance, so the interval is at least as wide as the runs' own intervals imply. */
 struct ratio side_ratio(const struct side *a, const struct side *b, double confidence)
 {
     double centre = b->log_mean - a->log_mean;

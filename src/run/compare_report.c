@@ -20,11 +20,11 @@ static const struct {
     const char *name, *meaning;
 } marks[] = {
     {MARK_UNSETTLED, '*', "unsettled",
-     "not settled: the median is less certain than --max-error of that run"},
+     "not settled: the error of the median was above --max-error in that run"},
     {MARK_THROTTLED, 't', "throttled", "throttled: the GPU reduced its clocks"},
     {MARK_UNVERIFIED, 'v', "unverified", "not verified: that run had no --verify"},
     {MARK_WRONG, 'w', "wrong", "wrong results: not judged"},
-    {MARK_MIXED, 'm', "mixed", "mixed: runs that differ in parameters of --ignore are pooled: not judged"},
+    {MARK_MIXED, 'm', "mixed", "mixed: pooled from runs that differ in a parameter of --ignore; not judged"},
 };
 
 const char *compare_verdict(const struct comparison *comparison, enum verdict verdict)
@@ -42,7 +42,7 @@ const char *compare_verdict(const struct comparison *comparison, enum verdict ve
 
 #define VALUES_SHOWN 3
 
-/* Lists the different values of a column over all rows of a file: "a, b, c and more". */
+/* Lists the distinct values of a column over all rows of a file: "a, b, c and more". */
 static void list_values(const struct table *table, const char *name, char *text, size_t size)
 {
     const char *values[VALUES_SHOWN + 1];
@@ -70,7 +70,7 @@ static void print_text(const char *label, const char *text)
     text_print(stdout, text);
 }
 
-/* Prints one line per origin: its value, or those of A and B if they differ. */
+/* Prints one line per origin column: its value, or the values of A and B if they differ. */
 static void print_origins(const struct comparison *comparison)
 {
     for (size_t i = 0; i < COMPARE_ORIGINS; i++) {
@@ -90,14 +90,14 @@ static void print_origins(const struct comparison *comparison)
 
 /* ---- Labels of rows ---- */
 
-/* The labels of all rows: what each must show to differ from the others. */
+/* The parameters that the labels of rows show. No two labels are equal. */
 struct labels {
     bool varies[COMPARE_KEYS_MAX];      /* whether the rows differ in this column */
     const char *most[COMPARE_KEYS_MAX]; /* the value of more than half of the rows; NULL if there is none */
-    bool empty;                         /* empty values are shown, because rows differ in nothing else */
+    bool empty;                         /* empty values are shown, because some rows differ in nothing else */
 };
 
-/* Returns the value of a column in a label. It is empty for an out_res that equals res. */
+/* Returns the value of a column for a label: "" for an out_res that equals res. */
 static const char *label_value(const struct comparison *comparison, const struct pair *pair, size_t key)
 {
     const char *value = compare_key(comparison, pair, key);
@@ -109,7 +109,7 @@ static const char *label_value(const struct comparison *comparison, const struct
     return value;
 }
 
-/* Finds whether a column varies and which value most rows share: Boyer and Moore's majority vote. */
+/* Finds whether a column varies, and which value most rows share (Boyer-Moore majority vote). */
 static void survey(const struct comparison *comparison, size_t key, struct labels *labels)
 {
     const char *most = NULL, *first = label_value(comparison, &comparison->pairs[0], key);
@@ -126,7 +126,8 @@ static void survey(const struct comparison *comparison, size_t key, struct label
     labels->most[key] = 2 * holders > comparison->pair_count ? most : NULL;
 }
 
-/* Writes the variant, and the parameters that differ from what most rows have. Returns the length. */
+/* Writes the label of a row: its variant, and the parameters in which it differs from most rows. Returns the
+ * length. */
 static size_t label_of(const struct comparison *comparison, const struct labels *labels,
                        const struct pair *pair, char *label, size_t size)
 {
@@ -155,7 +156,7 @@ static int by_hash(const void *x, const void *y)
     return (a > b) - (a < b);
 }
 
-/* Chooses what the labels show, so that they differ. */
+/* Chooses what the labels show, so that no two labels are equal. */
 static enum status choose_labels(const struct comparison *comparison, struct labels *labels)
 {
     char label[4096];
@@ -177,7 +178,7 @@ static enum status choose_labels(const struct comparison *comparison, struct lab
 
 /* ---- The table ---- */
 
-/* Prints the parameters that all rows share, or those that most rows share. */
+/* With `all`, prints the parameters that all rows share. Without, prints those that only most rows share. */
 static void print_parameters(const struct comparison *comparison, const struct labels *labels, bool all)
 {
     bool any = false;
@@ -198,7 +199,7 @@ static void print_parameters(const struct comparison *comparison, const struct l
 
 static void print_caption(const struct comparison *comparison, const struct labels *labels, int width)
 {
-    printf("%s: %s of B / A, margin %g %%, %g %% intervals\n", comparison->workload->name,
+    printf("%s: ratio B / A of %s, margin %g %%, %g %% confidence intervals\n", comparison->workload->name,
            comparison->measure.name, 100 * comparison->margin, 100 * comparison->confidence);
     for (size_t side = 0; side < 2; side++) {
         print_text(side ? "  B        " : "  A        ", comparison->tables[side].path);
@@ -257,7 +258,7 @@ static void print_line(const struct comparison *comparison, const struct labels 
            compare_verdict(comparison, pair->verdict), *colour ? "\033[0m" : "");
 }
 
-/* Says why pairs are undecided. The mark explains mixtures, which are not judged. */
+/* Prints why pairs are undecided. Skips mixed pairs, because the legend of their mark explains them. */
 static void explain_undecided(const struct comparison *comparison)
 {
     bool wide = false, unknown = false;
@@ -274,7 +275,7 @@ static void explain_undecided(const struct comparison *comparison)
         puts("undecided without an interval: a run has no median_error (older schema, or too few "
              "samples or epochs); repeat the runs");
     else if (unknown)
-        puts("undecided without an interval: a single run has no error of this measure; repeat the runs");
+        puts("undecided without an interval: a single run gives no error for this measure; repeat the runs");
 }
 
 /* Prints the number of pairs per verdict, the mean ratio, and the meaning of the marks used. */
@@ -303,9 +304,11 @@ static void print_summary(const struct comparison *comparison)
         lone |= one[0] != one[1];
     }
     if (single)
-        puts("runs 1/1: one run does not show how much runs differ; measure A and B three times or more");
+        puts("runs 1/1: one run does not show how much runs differ; measure A and B at least three times "
+             "each");
     if (lone)
-        puts("one run against several: it is assumed to differ as much as the others do; repeat it as well");
+        puts("one run against several: the single run is assumed to vary as much as the repeated runs; "
+             "repeat it too");
     for (size_t i = 0; i < COUNT_OF(marks); i++)
         if (used & marks[i].mark)
             printf("%c %s\n", marks[i].letter, marks[i].meaning);

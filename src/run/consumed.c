@@ -13,10 +13,11 @@ struct consumed {
     struct consumed_job job;
     int state_count, latest;
     void *states[STATES_MAX];
-    void *done[STATES_MAX]; /* per state, the event after the step on its batch; NULL: nothing to wait for */
+    void *done[STATES_MAX]; /* per state, the event after the step on its batch; NULL if there is none */
     bool timed;             /* the latest run was a timed one */
-    /* The sum over measurements: one per run, or one for all runs. first_wait_s is from the first
-     * measurement; later first waits are added to wait_s. loss is from the latest one. */
+    /* The sum over all measurements. With many batches per run, each run is a measurement; otherwise all
+     * timed runs are one. first_wait_s is from the first measurement; the first waits of later ones are added
+     * to wait_s. loss is from the latest measurement. */
     struct consumer_times sum;
 };
 
@@ -42,7 +43,7 @@ static void consumed_teardown(void *state)
 {
     struct consumed *self = state;
     struct consumer_times unused;
-    /* Errors of these steps do not matter any more. */
+    /* Errors of the remaining steps no longer matter. */
     (void)consumer_finish(self->job.consumer, &unused);
     set_consumer(self, NULL);
     for (int i = 0; i < self->state_count; i++)
@@ -76,8 +77,9 @@ static enum status consumed_ready(void *state, uint64_t number)
                           : STATUS_OK;
 }
 
-/* Ends a measurement and adds it to the sum. Only the wait for the very first step is kept apart: a training
- * loop starts once, so waits at the start of later epochs count as waits. */
+/* Ends a measurement and adds it to the sum. Only the wait before the very first step is kept apart
+ * (first_wait_s), because a training loop starts only once. The waits at the start of later epochs count as
+ * stalls (wait_s). */
 static enum status add_span(struct consumed *self)
 {
     struct consumer_times times, *sum = &self->sum;
@@ -125,7 +127,7 @@ static enum status consumed_run(void *state, uint64_t number, struct run_time *t
     time->device_s = -1;
     if (delivers_many(self))
         return run_many(self, number, timed);
-    if (timed && !self->timed) /* one measurement for all timed runs, without earlier steps */
+    if (timed && !self->timed) /* the measurement covers all timed runs and no earlier step */
         TRY(consumer_begin(self->job.consumer));
     self->timed = timed;
     return run_one(self, number);

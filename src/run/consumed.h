@@ -1,5 +1,5 @@
-/* --compute: a variant that wraps another one, passes each of its batches to a training step on the GPU, and
- * waits as a training loop does. */
+/* --compute: a variant that wraps another one, passes each batch to a training step on the GPU, and waits for
+ * steps as a training loop does. */
 #ifndef FDSL_RUN_CONSUMED_H
 #define FDSL_RUN_CONSUMED_H
 
@@ -7,7 +7,8 @@
 #include "core/variant.h"
 #include "core/workload.h"
 
-/* The input of consumed_variant.setup(). Only the state of the consumer changes. */
+/* The input of consumed_variant.setup(), which copies this struct. All pointers must stay valid as long as
+ * the state. */
 struct consumed_job {
     const struct workload *workload;
     const struct variant *variant; /* the variant that produces the batches */

@@ -33,7 +33,8 @@ enum status format_flush(void)
 /* ---- JSON ---- */
 
 #ifdef HAVE_JANSSON
-/* Converts a text to JSON. JSON must be UTF-8, so invalid bytes, as in file names, are escaped. */
+/* Converts a text to JSON. JSON must be UTF-8, so bytes that are not, for example in file names, are
+ * escaped. */
 static json_t *json_text(const char *text)
 {
     char printable[4096];
@@ -53,7 +54,7 @@ static json_t *json_field(const struct field *field)
     char *end;
     errno = 0;
     long long whole = strtoll(field->text, &end, 10);
-    if (*end == '\0') /* integers above 63 bits become strings, to stay exact */
+    if (*end == '\0') /* integers that need more than 63 bits become strings, to stay exact */
         return errno == 0 ? json_integer(whole) : json_string(field->text);
     double real = strtod(field->text, &end); /* not every text is a number: rank may be "all" */
     return *end == '\0' && isfinite(real) ? json_real(real) : json_string(field->text);

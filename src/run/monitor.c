@@ -15,12 +15,13 @@
 #include "machine/nvml.h"
 #include "run/record.h"
 
-#define COST_MAX   0.01 /* warn above this share of a core */
-#define MISSED_MAX 0.1  /* warn above this share of missed samples */
-#define TRAFFIC_PERIOD_MS \
-    50                   /* NVML measures 20 ms per direction: no PCIe columns at shorter periods per GPU */
-#define WRITE_ROWS 16384 /* limits memory: a row takes about 2 KiB while it is written */
-#define TRY_LOCK_S 1     /* a command gets its signals later by at most this time */
+#define COST_MAX   0.01  /* warn if the thread uses more than this share of a core */
+#define MISSED_MAX 0.1   /* warn if more than this share of the samples is missed */
+#define WRITE_ROWS 16384 /* per write; limits memory, because a row takes about 2 KiB while it is written */
+#define TRY_LOCK_S 1     /* waiting for a lock delays the signals to a command by at most this time */
+
+/* With a shorter period per GPU, the PCIe columns stay empty: NVML measures each direction for 20 ms. */
+#define TRAFFIC_PERIOD_MS 50
 
 /* The text column "throttled" comes before this value. */
 #define THROTTLED_BEFORE MONITOR_CPU_CORES
@@ -42,8 +43,8 @@ static const char *const columns[MONITOR_VALUES] = {
 
 struct monitor_sample {
     double time_s;
-    size_t variant; /* the number of its summary, from 1; 0: none */
-    size_t gpu;     /* its index in the subject */
+    size_t variant; /* the number of the variant's summary, from 1; 0: none */
+    size_t gpu;     /* index in subject.gpus */
     enum phase phase;
     uint64_t throttle_reasons;
     double values[MONITOR_VALUES]; /* negative if unknown */
@@ -57,8 +58,8 @@ struct monitor {
     double begin_s; /* start time by timer_now_s() */
     bool traffic;   /* the period is long enough to measure PCIe traffic */
 
-    /* Used only by the thread: the time of the latest sample of the processes and their counters then,
-     * negative before the first sample */
+    /* Used only by the thread: the time of the latest sample of the processes, and their counters at that
+     * time. The counters are negative before the first sample */
     double looked_s, counters[PROCESS_COUNTERS];
 
     /* Shared, protected by the lock */
@@ -82,7 +83,8 @@ static double clock_s(clockid_t clock)
     return clock_gettime(clock, &time) == 0 ? (double)time.tv_sec + 1e-9 * (double)time.tv_nsec : -1;
 }
 
-/* Rates are between two samples. A missing sample leaves the earlier one to compare with. */
+/* Samples the processes. A rate covers the time since the previous sample. After a failed sample, it covers
+ * the time since the last successful one. */
 static void look_at_processes(struct monitor *monitor, struct monitor_sample *sample)
 {
     static const enum monitor_value rates[PROCESS_COUNTERS] = {MONITOR_CPU_CORES, MONITOR_READ_BYTES_PER_S,
@@ -139,7 +141,7 @@ static void summarise(struct monitor_summary *summary, const struct monitor_samp
     }
 }
 
-/* The caller holds the lock. */
+/* Stores a sample. The caller holds the lock. */
 static void keep(struct monitor *monitor, const struct monitor_sample *sample)
 {
     if (monitor->count == monitor->capacity) {
@@ -158,8 +160,8 @@ static void keep(struct monitor *monitor, const struct monitor_sample *sample)
         summarise(&monitor->summaries[sample->variant - 1], sample);
 }
 
-/* Takes a sample of one GPU, and with the first one of the processes. Does not hold the lock during queries,
- * so that the main thread never waits for them. */
+/* Takes a sample of one GPU, for GPU 0 also of the processes. Does not hold the lock during queries, so that
+ * the main thread never waits for them. */
 static void take_one(struct monitor *monitor, size_t gpu)
 {
     struct monitor_sample sample = {
@@ -211,14 +213,14 @@ static void *watch(void *argument)
     do
         take_sample(monitor);
     while (wait_for_next(monitor, &tick));
-    if (monitor->subject.tree) /* a command may end soon after its latest sample, or after its first */
+    if (monitor->subject.tree) /* the last sample: without it, a short command would have no rates */
         take_sample(monitor);
     return NULL;
 }
 
 /* ---- Rows ---- */
 
-/* Writes integers with row_count(): byte counts have more digits than row_real() keeps. */
+/* Writes integers with row_count(), because row_real() keeps 9 digits and byte counts may have more. */
 static void value_field(struct row *row, enum monitor_value value, double number)
 {
     if (number >= 0 && number == floor(number))
@@ -271,8 +273,8 @@ static enum status write_rows(const struct monitor *monitor, const struct monito
     return status;
 }
 
-/* Writes `count` samples from number `first` on. The thread may move the samples in memory, so it copies
- * them: the thread must not wait for the disk. */
+/* Writes `count` samples, starting with number `first`. First copies them under the lock, because the thread
+ * may move the array, and must not wait for the disk. */
 static enum status write_samples(struct monitor *monitor, size_t first, size_t count)
 {
     struct monitor_sample *samples = malloc(count * sizeof *samples);
@@ -291,7 +293,7 @@ static enum status write_samples(struct monitor *monitor, size_t first, size_t c
     return status;
 }
 
-/* Removes samples from memory only after they were written. The thread appends more in the meantime. */
+/* Removes samples from memory only after they were written. The thread may append more at the same time. */
 enum status monitor_flush(struct monitor *monitor)
 {
     if (!monitor)
@@ -427,8 +429,8 @@ enum status monitor_end(struct monitor *monitor)
     return monitor_flush(monitor);
 }
 
-/* Warns if the monitor was too expensive or too slow. Needs enough samples, because the first one costs
- * more. */
+/* Warns if the monitor used too much CPU time or missed too many samples. With few samples it does not,
+ * because the first sample costs more. */
 static void warn_about_itself(const struct monitor *monitor)
 {
     double cost = monitor->cpu_s / (timer_now_s() - monitor->begin_s);

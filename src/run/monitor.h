@@ -1,10 +1,10 @@
 /* The monitor: a thread that samples GPUs and this process, or the processes of a command, at fixed times
  * while the main thread works.
  *
- * It keeps samples in memory until they are written: at the end of each variant and at the end of the
- * program, when nothing is timed. docs/monitor.md describes the source of each column. Only the main thread
- * may call these functions. All except monitor_check() and monitor_open() accept a NULL monitor and then do
- * nothing. */
+ * Samples stay in memory until one of the functions below writes them. The runner calls these only when
+ * nothing is timed: at the end of each variant and of the run. docs/monitor.md describes the source of each
+ * column. Only the main thread may call these functions. All except monitor_check() and monitor_open() accept
+ * a NULL monitor and then do nothing. */
 #ifndef FDSL_RUN_MONITOR_H
 #define FDSL_RUN_MONITOR_H
 
@@ -40,22 +40,22 @@ enum monitor_value {
 };
 
 struct monitor_gpu {
-    int number;             /* of the CUDA device */
-    const char *name;       /* of the model */
-    const char *pci_bus_id; /* as NVML wants it */
+    int number;             /* of the CUDA device, counted from 0 */
+    const char *name;       /* name of the model */
+    const char *pci_bus_id; /* in the form that NVML accepts */
 };
 
-/* What is watched. All pointers must stay valid as long as the monitor. */
+/* What is sampled. All pointers must stay valid as long as the monitor. */
 struct monitor_subject {
     const struct env *env;
     uint64_t rank;
-    const struct monitor_gpu *gpus; /* each has a row per sample; the first row also has the processes */
+    const struct monitor_gpu *gpus; /* one row per GPU and sample; the first also has the process values */
     size_t gpu_count;               /* 0: rows name the CPU */
     struct process_tree *tree;      /* NULL: this process */
-    const char *variant;            /* of the samples from the first on; NULL: none before monitor_begin() */
+    const char *variant;            /* variant of the first samples; NULL: none until monitor_begin() */
 };
 
-/* The samples taken during a variant's timed runs. GPU values are of all watched GPUs together. */
+/* Summary of the samples taken during a variant's timed runs. GPU values are pooled over all sampled GPUs. */
 struct monitor_summary {
     const char *variant;
     size_t samples;
@@ -70,9 +70,9 @@ struct monitor;
 /* Checks that samples can be appended to the CSV file at `path` (csv_check()). Call before measuring. */
 enum status monitor_check(const char *path);
 
-/* Starts sampling every `period_ms` milliseconds, for the file at `path`; the text must stay valid as
- * long as the monitor. The caller frees `*monitor` with monitor_free(). STATUS_FAILED if memory or
- * threads run out. */
+/* Starts a thread that samples every `period_ms` milliseconds. The samples are for the CSV file at `path`, a
+ * text that must stay valid as long as the monitor. The caller frees `*monitor` with monitor_free().
+ * STATUS_FAILED if memory runs out or the thread cannot be started. */
 enum status monitor_open(const char *path, uint64_t period_ms, const struct monitor_subject *subject,
                          struct monitor **monitor);
 
@@ -87,7 +87,7 @@ size_t monitor_timed_samples(struct monitor *monitor);
  * then writes the remaining samples. */
 enum status monitor_flush(struct monitor *monitor);
 
-/* Like monitor_flush(), but waits for a lock for at most 1 s. */
+/* Writes the samples so far, as monitor_flush() does, but waits at most 1 s for the lock on the file. */
 enum status monitor_try_flush(struct monitor *monitor);
 
 /* Ends the current variant and writes the samples so far. STATUS_FAILED if the file cannot be written. */

@@ -12,11 +12,11 @@
 #include "run/bench.h"
 #include "run/record.h"
 
-/* Per-rank values that are not in the rank's row, or not in full. */
+/* Values of one rank that its row lacks or has only in part. */
 struct rank_facts {
     double items, bytes;
     struct roofline roofline;
-    int sharers;     /* ranks that share its device; 1 on a CPU, where each rank has its own cores */
+    int sharers; /* number of ranks that share its device; 1 on a CPU, where each rank has its own cores */
     double median_s; /* median time of its runs */
     uint64_t throttle_reasons;
     double run_j;                      /* energy per run in joules; NaN if unknown */
@@ -37,8 +37,9 @@ enum status ranks_gather_samples(const struct bench *bench, struct sample **samp
 /* Returns the combined roofline of `count` ranks that run concurrently. */
 struct roofline ranks_roofline(const struct rank_facts *facts, uint64_t count);
 
-/* Combines the rows of `count` ranks into `total`, a row with the same columns: sums such as threads, batch
- * and wrong, and the measures according to their enum combine. */
+/* Combines the rows of `count` ranks into `total`, a row with the same columns. Sets `rank` to "all",
+ * combines some shared columns (`threads`, `batch` and `wrong` are sums), and combines the measures by their
+ * enum combine. Leaves the other columns unchanged. */
 void ranks_combine(const struct row *rows, int count, const struct measure *measures, struct row *total);
 
 /* Returns the parallel efficiency; 1 is ideal. `together_s` is the time of all ranks; `alone_s` is the time

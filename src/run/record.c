@@ -187,8 +187,8 @@ static size_t cell_bytes(const char *at, const char *end)
     return bytes;
 }
 
-/* Writes the first cell of the second line, which is the schema if the file holds rows of results. Returns
- * whether the file begins with the column `schema` and has such a line. */
+/* Writes the first cell of the second line to `schema`. Returns false if the first column is not `schema`, or
+ * if there is no second line. */
 static bool schema_of(const char *text, size_t bytes, char *schema, size_t size)
 {
     static const char first[] = "schema,";
@@ -200,8 +200,7 @@ static bool schema_of(const char *text, size_t bytes, char *schema, size_t size)
     return *schema != '\0';
 }
 
-/* Whether both schemas are of the same workload and `theirs` has the smaller number: "load/4" and "load/7".
- */
+/* Whether `theirs` is an older version of the schema `ours`, as "load/4" is of "load/7". */
 static bool is_older(const char *theirs, const char *ours)
 {
     const char *slash = strchr(ours, '/');
@@ -210,7 +209,8 @@ static bool is_older(const char *theirs, const char *ours)
            atoi(theirs + name) < atoi(ours + name);
 }
 
-/* Sets the message that names the first column in which the first line of a file differs from our header. */
+/* Sets the error message, which names the first column in which the first line of a file differs from our
+ * header. */
 static enum status refuse_columns(const char *path, const char *theirs, size_t theirs_bytes, const char *ours,
                                   size_t ours_bytes)
 {
@@ -232,7 +232,8 @@ static enum status refuse_columns(const char *path, const char *theirs, size_t t
     }
 }
 
-/* Sets the message for a file of `bytes` bytes whose first line, of `line_bytes` bytes, is not our header. */
+/* Sets the error message for a file of `bytes` bytes whose first line, of `line_bytes` bytes, is not our
+ * header. */
 static enum status refuse_header(const char *path, const char *text, size_t bytes, size_t line_bytes,
                                  const struct row *row, const struct csv_lines *lines)
 {
@@ -249,11 +250,11 @@ static enum status refuse_header(const char *path, const char *text, size_t byte
 /* The part of a file that consists of complete rows. */
 struct csv_extent {
     size_t whole_bytes;
-    size_t torn_line; /* the number of an incomplete line after them that may be cut off; 0: none */
+    size_t torn_line; /* number of an incomplete line after these rows, which may be cut off; 0: none */
 };
 
-/* Examines the last record of a file, which has no line end. It may be cut off if it cannot be a complete
- * row: if it is a prefix of our header, or a single line with fields missing. */
+/* Examines the last record of a file if it has no line end. The record may be cut off if it is certainly
+ * incomplete: a prefix of our header, or a single line with too few fields. Any other record is refused. */
 static enum status judge_tail(const char *path, const struct csv_record *record, const char *at, size_t line,
                               const struct row *row, const struct csv_lines *lines, struct csv_extent *extent)
 {
@@ -349,7 +350,7 @@ static enum status check_old_file(const char *path, const struct row *row)
     if (fd < 0) {
         status = status_set(STATUS_USAGE, "%s cannot be opened: %s", path, strerror(errno));
     } else {
-        /* Shared lock, so that a row which another process is writing does not look incomplete. */
+        /* A shared lock: otherwise a row that another process is writing could look incomplete. */
         struct csv_extent extent;
         bool locked;
         status = lock_and_examine(fd, path, LOCK_SH, row, &lines, &extent, &locked);
@@ -359,7 +360,8 @@ static enum status check_old_file(const char *path, const struct row *row)
     return status;
 }
 
-/* Devices and pipes cannot be read back, so their contents cannot be checked. */
+/* Sets the error message for a folder, device or pipe. Devices and pipes are refused because their contents
+ * cannot be read back and checked. */
 static enum status refuse_irregular(const char *path, bool folder)
 {
     return status_set(STATUS_USAGE, "%s is %s; name a regular file, or write CSV to stdout with --format csv",
@@ -382,7 +384,8 @@ enum status csv_check(const char *path, const struct row *row)
 
 /* ---- Writing ---- */
 
-/* Cuts off an incomplete last line. Not without a lock: another process may be writing that row. */
+/* Cuts off an incomplete last line. Fails without a lock, because another process may be writing that
+ * line. */
 static enum status cut_torn_line(int fd, const char *path, const struct csv_extent *extent, bool locked)
 {
     if (!locked)
@@ -398,14 +401,15 @@ static enum status cut_torn_line(int fd, const char *path, const struct csv_exte
 }
 
 /* Restores the file after a failed write, and removes it if it was empty or new. Other processes that wait
- * for the lock find out with is_gone(). */
+ * for the lock detect the removal with is_gone(). */
 static enum status take_back(int fd, const char *path, const struct csv_extent *extent, bool locked,
                              int cause)
 {
     if (!locked || ftruncate(fd, (off_t)extent->whole_bytes) != 0)
-        return status_set(STATUS_FAILED,
-                          "%s: a row could not be written (%s) and may be incomplete; delete its last line",
-                          path, strerror(cause));
+        return status_set(
+            STATUS_FAILED,
+            "%s: a row could not be written (%s) and may be incomplete; delete the last line of the file",
+            path, strerror(cause));
     struct stat info;
     if (extent->whole_bytes == 0 && lstat(path, &info) == 0 && S_ISREG(info.st_mode))
         (void)unlink(path);
@@ -469,6 +473,7 @@ static enum status open_and_append(const char *path, const struct row *row, cons
     return status;
 }
 
+/* Appends. Opens the file again if another process removes it before this one gets the lock. */
 static enum status append_at_last(const char *path, const struct row *row, const struct csv_lines *lines)
 {
     bool gone = true;
@@ -497,7 +502,7 @@ enum status csv_text(const struct row *row, char **text)
     return STATUS_OK;
 }
 
-/* Finds out whether the file contains `text`, which consists of whole lines. */
+/* Sets `*found` if the file contains `text`, which consists of whole lines. */
 static enum status holds(const char *path, const char *text, bool *found)
 {
     char *bytes;
@@ -522,11 +527,11 @@ enum status csv_complete(const char *path, const struct row *like, const char *t
     bool same = strncmp(lines.text, text, header_bytes) == 0;
     free(lines.text);
     if (!same)
-        return status_set(STATUS_USAGE, "its columns differ from those of this program");
+        return status_set(STATUS_USAGE, "its columns differ from the columns of this program");
     TRY(holds(path, text + header_bytes, &found));
     *added = !found;
     if (found)
         return STATUS_OK;
-    lines = (struct csv_lines){(char *)(uintptr_t)text, header_bytes, strlen(text)}; /* only read */
+    lines = (struct csv_lines){(char *)(uintptr_t)text, header_bytes, strlen(text)}; /* not modified */
     return append_at_last(path, like, &lines);
 }

@@ -1,6 +1,6 @@
 /* Rows of results, and the CSV files they are written to.
  *
- * A row is a list of (column, text). CSV follows RFC 4180. All rows of a file have the same columns:
+ * A row is a list of (column, text) pairs. CSV follows RFC 4180. All rows of a file have the same columns:
  * appending to a file with another header is refused. If a row cannot be written completely, the file is
  * restored. */
 #ifndef FDSL_RUN_RECORD_H
@@ -31,7 +31,7 @@ struct row {
 };
 
 /* Append a field. Texts are copied; NULL means "". Reals keep 9 significant digits; NaN and infinities become
- * "". Errors are recorded in the row. */
+ * "". Errors are recorded in the row; row_check() returns them. */
 void row_add(struct row *row, const char *column, const char *text, enum field_kind kind);
 void row_text(struct row *row, const char *column, const char *text);
 void row_number(struct row *row, const char *column, const char *text);
@@ -41,7 +41,7 @@ void row_real(struct row *row, const char *column, double value);
 /* Returns STATUS_FAILED if an earlier call on this row failed. */
 enum status row_check(const struct row *row);
 
-/* Frees the fields; the row is empty afterwards. */
+/* Frees the fields; the row is empty afterwards and can be reused. */
 void row_free(struct row *row);
 
 /* Replaces the text of a column. If the column does not exist or memory runs out, the row is marked as
@@ -57,22 +57,23 @@ void csv_write_row(FILE *stream, const struct row *row);
 
 /* Checks that rows with the columns of `row` can be appended to `path`. The folder must be writable. An
  * existing file must be a regular file with this header and the right number of fields in every row. Changes
- * nothing. Call before measuring. STATUS_USAGE with the reason, the line and a remedy if not. */
+ * nothing. Call before measuring. If rows cannot be appended, returns STATUS_USAGE with the reason, the line
+ * and a remedy. */
 enum status csv_check(const char *path, const struct row *row);
 
-/* Appends `count` >= 1 rows with the same columns to a file, all or none, and syncs, under a lock.
+/* Appends `count` >= 1 rows with the same columns to a file, all or none, under a lock, and syncs the file.
  * Writes a header first if the file is new or empty. If the write fails, for example on a full disk,
  * truncates the file to its former size and returns STATUS_FAILED. A killed process can leave an incomplete
- * last line. If its line end and fields are missing, the line is cut off with a warning. If it may be
- * complete, csv_check() and csv_append() refuse the file. On a file system without locks, rows are appended
- * with a warning and nothing is ever cut off. */
+ * last line. If the last line has no line end and too few fields, it is cut off with a warning. If it has no
+ * line end but may be complete, csv_check() and csv_append() refuse the file. On a file system without locks,
+ * rows are appended with a warning and nothing is ever cut off. */
 enum status csv_append(const char *path, const struct row *rows, size_t count);
 
 /* Formats a row as CSV, header line and row. The caller frees `*text`. */
 enum status csv_text(const struct row *row, char **text);
 
 /* Appends a row formatted by csv_text(), perhaps in an earlier process, unless the file already contains this
- * line. `like` is any row with the same columns. `*added` becomes whether the row was appended. STATUS_USAGE
+ * line. `like` is any row with the same columns. `*added` becomes true if the row was appended. STATUS_USAGE
  * if the columns differ. */
 enum status csv_complete(const char *path, const struct row *like, const char *text, bool *added);
 

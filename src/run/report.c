@@ -23,7 +23,7 @@ struct report {
 
 /* ---- The environment ---- */
 
-/* Adds a value that NVML reports; negative values are unknown and become "". */
+/* Adds a value. A negative value is unknown and becomes "". */
 static void row_known(struct row *row, const char *column, double value)
 {
     row_real(row, column, value < 0 ? NAN : value);
@@ -121,7 +121,7 @@ enum status report_env(int device, int format)
 
 /* ---- The list of variants ---- */
 
-/* Lists the variants that are slower without code for the device's own architecture. */
+/* Lists the variants that are slower if the build has no code for the device's own architecture. */
 static void names_of_own_architecture(char *names, size_t size)
 {
     size_t used = 0;
@@ -230,7 +230,8 @@ static void print_missing_baseline(const struct workload *workload)
         printf("%s%s", i ? " or " : "", workload->baselines[i]);
 }
 
-/* Prints the parameters in one line, so that the table can be read without the command, and the header. */
+/* Prints the caption and the header of the table. The caption lists the parameters, so that the table can be
+ * understood without the command line. */
 static void print_caption(const struct report *report, const struct result *result)
 {
     const struct settings *settings = report->settings;
@@ -251,7 +252,7 @@ static void print_caption(const struct report *report, const struct result *resu
         printf(" cache %s", result->cache);
     if (comm_size() > 1)
         printf(" on %d ranks", comm_size());
-    if (comm_size() > 1 && settings->axes.count == 0) /* else the lines differ in their work */
+    if (comm_size() > 1 && settings->axes.count == 0) /* in a sweep, the work differs from line to line */
         printf(", %s scaling: %.0f %s per run", settings_scaling(settings), result->work.items,
                workload->item);
     if (report->baseline)
@@ -283,7 +284,7 @@ static void print_together(const struct result *result)
     printf(" %10s %10s", imbalance, efficiency);
 }
 
-/* Prints a column of the workload from the last row, which is that of all ranks. */
+/* Prints a column of the workload from the last row, which covers all ranks. */
 static void print_shown(const char *column, const struct result *result)
 {
     const char *text = result->row_count ? row_get(&result->rows[result->row_count - 1], column) : NULL;
@@ -298,8 +299,8 @@ static void print_stall(const struct result *result)
     printf(" %9s", stall);
 }
 
-/* Formats the error of the median, with a mark if it did not settle. Runs that are not repeated have no
- * mark. */
+/* Formats the error of the median, with a mark if the median did not settle. Workloads with epochs have no
+ * mark, because their runs are not repeated. */
 static void error_text(struct report *report, const struct result *result, char *text, size_t size)
 {
     double error = result->bench.time.median_error;
@@ -312,7 +313,7 @@ static void error_text(struct report *report, const struct result *result, char 
         snprintf(text, size, "-%s", mark);
 }
 
-/* Prints the line of a result; without a time if its results are wrong. */
+/* Prints the line of a result. If its results are wrong, the line has no time. */
 static void print_line(struct report *report, const struct result *result)
 {
     char time[32] = "-", error[32] = "-", rate[32] = "-", speed_up[32] = "-", roofline[32] = "-",
@@ -347,7 +348,7 @@ static void print_line(struct report *report, const struct result *result)
     if (shows_stall(report->settings))
         print_stall(result);
     putchar('\n');
-    fflush(stdout); /* show each line at once: an epoch can take long */
+    fflush(stdout); /* show each line at once, because an epoch can take long */
 }
 
 /* ---- The monitor ---- */
@@ -365,7 +366,8 @@ static const struct {
     [MONITOR_READ_BYTES_PER_S] = {"read GB/s", 1e9, 3},  [MONITOR_WRITE_BYTES_PER_S] = {"wr. GB/s", 1e9, 3},
 };
 
-/* Prints a line of means or of maxima. Omits columns without any value. */
+/* Prints the line of means, or the line of maxima, of a variant. Omits columns that no variant has a value
+ * for. */
 static void print_monitored(const struct monitor_summary *summary, const bool shown[], bool maxima)
 {
     printf("%-18s %8s", maxima ? "" : summary->variant, maxima ? "max" : "mean");
@@ -385,11 +387,11 @@ static void print_monitored(const struct monitor_summary *summary, const bool sh
         printf(" %8zu\n", summary->samples);
 }
 
-/* Explains the mark of medians that did not settle, once, if a line has one. */
+/* If a line is marked because its median did not settle, prints the meaning of the mark, once. */
 static void explain_mark(struct report *report)
 {
     if (report->unsettled)
-        puts("* not settled: the median is less certain than --max-error");
+        puts("* not settled: the error of the median is above --max-error");
     report->unsettled = false;
 }
 
@@ -443,7 +445,7 @@ enum status report_add(struct report *report, const struct result *result)
     return format_flush();
 }
 
-/* Ends the rows; JSON has the environment before them. */
+/* Ends the output of rows. In JSON, the environment comes before them. */
 static enum status end_rows(struct report *report)
 {
     struct row row = {0};

@@ -1,4 +1,4 @@
-/* Output on stdout: a table, or CSV or JSON for programs, never both. */
+/* Output on stdout in one format: a table, or CSV or JSON for programs. */
 #ifndef FDSL_RUN_REPORT_H
 #define FDSL_RUN_REPORT_H
 
@@ -18,7 +18,7 @@ struct result {
     const char *cache;  /* state of the page cache at the start of a run; NULL if it does not matter */
     struct bench bench; /* owned by the runner; no samples if the variant was not timed */
     struct work work;
-    uint64_t runs_before; /* runs before bench_measure(), to verify or deliver; they also warm up */
+    uint64_t runs_before; /* number of runs before bench_measure(), to verify or deliver; they also warm up */
     struct roofline roofline;
     uint64_t throttle_reasons;
     int sm_clock_mhz, mem_clock_mhz; /* medians during the timed runs; negative if unknown */
@@ -26,19 +26,19 @@ struct result {
     const char *instruction_set;     /* "" if the variant does no arithmetic on the CPU */
     const char *baseline;            /* the variant that `speedup` compares with; "" if unknown */
     double speedup;                  /* the baseline's time per item / this variant's; 0 if unknown */
-    double imbalance;                /* the slowest rank's median time / the mean of all; 0 with one rank */
-    double efficiency;               /* parallel efficiency (ranks_efficiency()); 0 if unknown */
+    double imbalance;  /* the slowest rank's median time / the mean over all ranks; 0 with one rank */
+    double efficiency; /* parallel efficiency (ranks_efficiency()); 0 if unknown */
     bool verified;
     uint64_t wrong;
-    double stall_share;     /* time share in which the GPU waited for batches; negative without --compute */
-    const struct row *rows; /* one per rank, and one for all if there are several; none if not timed */
+    double stall_share;     /* share of time that the GPU waited for batches; negative without --compute */
+    const struct row *rows; /* one per rank, then one for all ranks if there are several; none if not timed */
     size_t row_count;
 };
 
 struct report;
 
-/* Begins a report on stdout in settings->format. `baseline` is the baseline of speed-ups, or NULL if it is
- * not among the chosen variants. report_end() frees `*report`. */
+/* Begins a report on stdout in settings->format. `baseline` is the name of the baseline of speed-ups, or NULL
+ * if it is not among the chosen variants. report_end() frees `*report`. STATUS_FAILED if memory runs out. */
 enum status report_begin(const struct settings *settings, const char *baseline, struct report **report);
 
 /* Adds a result. Prints it at once, except for JSON. STATUS_FAILED if stdout cannot be written. */
@@ -52,12 +52,12 @@ enum status report_end(struct report *report);
  * STATUS_FAILED if stdout cannot be written. */
 enum status report_monitor(struct report *report, const struct monitor *monitor);
 
-/* --list: prints the variants of --variant, else of --workload, else all, in settings->format, and why any of
- * them cannot run here. --verbose adds the summaries. */
+/* --list: prints the variants in settings->format, with the reason if one cannot run here. Prints those of
+ * --variant, else those of --workload, else all. --verbose adds the summaries. */
 enum status report_list(const struct resources *resources, const struct settings *settings);
 
-/* Warns if the driver compiles this build's kernels for the device from PTX. Names the variants that are
- * slower then, and the architecture to build for. */
+/* Warns if the driver compiles this build's kernels for the device from PTX. Names the variants that this
+ * makes slower, and the architecture to build for. */
 void report_compiled_at_load(const struct device_info *device);
 
 /* --env: prints the environment, one line per property, or as CSV or JSON. */

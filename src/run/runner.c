@@ -15,8 +15,8 @@
 
 /* ---- One variant ---- */
 
-/* Sets the measures of the timed runs before anything changes: with --compute those of the training steps,
- * then the workload's own. */
+/* Sets the measures that describe the timed runs, before another run changes the state. With --compute, also
+ * sets the measures of the training steps. */
 static enum status observe(const struct runner *runner, void *state, struct result *result,
                            struct measures *measures)
 {
@@ -28,7 +28,7 @@ static enum status observe(const struct runner *runner, void *state, struct resu
                              : STATUS_OK;
 }
 
-/* Sets the workload's remaining measures. */
+/* Sets the workload's other measures. May perform more runs. */
 static enum status measure(const struct runner *runner, void *state, struct measures *measures)
 {
     const struct workload *workload = runner->settings->workload;
@@ -40,8 +40,8 @@ static enum status measure(const struct runner *runner, void *state, struct meas
                              : STATUS_OK;
 }
 
-/* Lets the workload save its state together with the row before the row is written, so that a kill in between
- * loses neither. */
+/* Lets the workload save its state together with the row, before the row is written. If the program is killed
+ * in between, --resume restores both. */
 static enum status keep(struct runner *runner, void *state, const struct row *row)
 {
     char *text;
@@ -58,7 +58,8 @@ static enum status keep(struct runner *runner, void *state, const struct row *ro
     return status;
 }
 
-/* After a resume: writes the row that was saved with the checkpoint, if --out does not have it. */
+/* After --resume: appends to --out the row that was saved with the checkpoint, unless the file already has
+ * it. */
 static enum status complete_rows(struct runner *runner, void *state)
 {
     const struct settings *settings = runner->settings;
@@ -75,7 +76,8 @@ static enum status complete_rows(struct runner *runner, void *state)
         status = csv_complete(settings->out, &like, kept, &added);
     row_free(&like);
     if (status == STATUS_USAGE) {
-        status_warn("%s: cannot check for the last row of the resumed run: %s", settings->out, status_text());
+        status_warn("%s: cannot check whether it has the last row of the resumed run: %s", settings->out,
+                    status_text());
         return STATUS_OK;
     }
     if (added)
@@ -83,8 +85,9 @@ static enum status complete_rows(struct runner *runner, void *state)
     return status;
 }
 
-/* Fills in what was observed of the GPU during the timed runs, and the CPU's instruction set. The energy per
- * run is unknown if more than a tenth of the time was between runs, or if ranks share the GPU. */
+/* Fills in the GPU's clocks, throttling and energy during the timed runs, and the CPU's instruction set. The
+ * energy per run is unknown if the time between runs was more than a tenth of the sampling time, or if ranks
+ * share the GPU. */
 static void describe_machine(const struct runner *runner, struct result *result)
 {
     const struct gpu_watched *watched = &runner->watched;
@@ -132,7 +135,7 @@ static enum status record(struct runner *runner, void *state, const struct bench
     return status;
 }
 
-/* Takes the samples and watches the GPU, if one is used, in the meantime. */
+/* Takes the samples. If a GPU is used, samples its clocks and energy at the same time. */
 static enum status take_samples(struct runner *runner, void *state, const struct bench_limits *limits,
                                 struct bench *bench, struct bench_together *together)
 {
@@ -153,7 +156,7 @@ static enum status time_row(struct runner *runner, void *state, const struct ben
     struct bench_together together = {.vote = comm_vote};
     bench_free(&result->bench);
     enum status status = comm_agree(take_samples(runner, state, limits, &result->bench, &together));
-    /* The runs may have delivered less than was expected before them. */
+    /* Update the work: the runs may have delivered less than expected. */
     result->work = runner->settings->workload->work(runner->input, runner->entry->variant);
     if (status == STATUS_OK)
         status = record(runner, state, &together.bench, result);
@@ -194,7 +197,8 @@ static enum status set_up(struct runner *runner, void **state)
 }
 
 /* Times rank 0 alone while the other ranks sleep, with the work of one rank (weak scaling) or of all ranks
- * (strong). If memory does not suffice for the work of all ranks, warns and leaves the efficiency unknown. */
+ * (strong scaling). If the setup fails, for example because the work of all ranks does not fit in memory,
+ * warns and leaves the efficiency unknown. */
 static enum status measure_alone(struct runner *runner, double *alone_s)
 {
     const struct variant *variant = runner_variant(runner);
@@ -217,6 +221,7 @@ static enum status measure_alone(struct runner *runner, double *alone_s)
     return status;
 }
 
+/* Sets runner->alone_s on rank 0. While rank 0 is timed, the input has the share of a single rank. */
 static enum status time_alone(struct runner *runner)
 {
     const struct partition alone = {.ranks = 1};
@@ -239,7 +244,7 @@ static enum status time_alone(struct runner *runner)
 
 typedef enum status variant_job(struct runner *runner, void *state, struct result *result);
 
-/* Sets up the variant, calls `job` and tears the variant down, all under the monitor. */
+/* Sets up the variant, calls `job` and tears the variant down, while the monitor samples. */
 static enum status with_state(struct runner *runner, variant_job *job, struct result *result)
 {
     void *state = NULL;
@@ -257,18 +262,18 @@ static enum status with_state(struct runner *runner, variant_job *job, struct re
     phase_enter(PHASE_IDLE);
     range_pop();
     runner_show_phase(runner, NULL);
-    /* Any other failure ends the run, and monitor_stop() writes the remaining samples. */
+    /* After any other failure the run ends, and monitor_stop() writes the remaining samples. */
     if (status == STATUS_OK || status == STATUS_WRONG)
         TRY(monitor_end(runner->monitor));
     return status;
 }
 
-/* Verifies first: if results are wrong on any rank, rank 0 need not be timed alone. All ranks tear down their
- * state before rank 0 is timed, to free memory. */
+/* Verifies first, because rank 0 need not be timed alone if results are wrong on any rank. All ranks tear
+ * down their state before rank 0 is timed, to free memory. */
 static enum status run_ranks(struct runner *runner, struct result *result)
 {
     TRY(comm_agree(with_state(runner, runner_check, result)));
-    result->runs_before = 0; /* the timed state is a new one */
+    result->runs_before = 0; /* the variant is set up again before it is timed */
     TRY(time_alone(runner));
     return with_state(runner, time_variant, result);
 }
@@ -293,8 +298,8 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
 
 /* ---- All variants ---- */
 
-/* Returns the name of a variant of this workload that can run here, or NULL. Prefers the last CPU variant,
- * which is the fastest. */
+/* Returns the name of a variant of this workload that can run here, or NULL. Prefers the last CPU variant in
+ * the table, which is usually the fastest. */
 static const char *alternative(const struct settings *settings)
 {
     const char *name = NULL;
@@ -308,8 +313,8 @@ static const char *alternative(const struct settings *settings)
     return name;
 }
 
-/* Returns whether the variant supports the parameters and can run here. Checks the parameters first, because
- * no other machine would change that result. */
+/* Returns STATUS_OK if the variant supports the parameters and can run here. Checks the parameters first,
+ * because that result is the same on every machine. */
 static enum status can_run(const struct runner *runner, const struct variant_entry *entry)
 {
     const struct workload *workload = runner->settings->workload;
@@ -318,8 +323,8 @@ static enum status can_run(const struct runner *runner, const struct variant_ent
     return variant_available(entry, &runner->settings->resources);
 }
 
-/* Sets the message for a variant that was given by name but cannot run. `status` and the recorded message are
- * from can_run(). */
+/* Sets the error message for a variant that was given by name but cannot run. `status` and the current
+ * message are from can_run(). */
 static enum status refuse(const struct settings *settings, const struct variant_entry *entry,
                           enum status status)
 {
@@ -332,8 +337,8 @@ static enum status refuse(const struct settings *settings, const struct variant_
                       other ? "; '" : "", other ? other : "", other ? "' can" : "");
 }
 
-/* Drops variants that cannot run from "all", with a note for each. Variants given by name must be able to
- * run. */
+/* With --variant all, removes the variants that cannot run and prints a note for each. Otherwise, fails at
+ * the first variant that cannot run. */
 static enum status keep_runnable(struct runner *runner)
 {
     struct settings *settings = runner->settings;
@@ -353,8 +358,8 @@ static enum status keep_runnable(struct runner *runner)
     return kept ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "no variant can run here; see --list");
 }
 
-/* Returns any variant of the workload in this build, or NULL. All variants of a workload have the same
- * columns. */
+/* Returns any variant of the workload that this build has, or NULL. Used to build a header, because all
+ * variants of a workload have the same columns. */
 static const struct variant_entry *built_variant(const struct settings *settings)
 {
     for (size_t i = 0; i < variant_count; i++)
@@ -363,7 +368,7 @@ static const struct variant_entry *built_variant(const struct settings *settings
     return NULL;
 }
 
-/* Checks before any measurement that rows can be written to the output files. */
+/* Checks that rows can be appended to the output files. Called before any measurement. */
 static enum status check_outputs(struct runner *runner)
 {
     const struct settings *settings = runner->settings;
@@ -486,10 +491,11 @@ static enum status prepare(struct runner *runner)
 static enum status begin(struct runner *runner)
 {
     struct settings *settings = runner->settings;
-    bool first = settings->combination == 0; /* divides the cores, and warns about them */
+    bool first = settings->combination == 0; /* only the first combination divides the cores and warns */
     double cores = CORES_KEPT;
     TRY(comm_agree(runner_take_scaling(runner)));
-    env_share_memory(settings->ranks ? 0 : comm_local_size()); /* --ranks: they may run on other machines */
+    /* With --ranks, the ranks may run on other machines. */
+    env_share_memory(settings->ranks ? 0 : comm_local_size());
     if (first)
         TRY(runner_take_cores(settings, &cores));
     runner_take_device(settings);
@@ -497,7 +503,7 @@ static enum status begin(struct runner *runner)
                                             &runner->input)));
     TRY(runner_check_data(runner));
     TRY(comm_agree(prepare(runner)));
-    /* All rows of a run, including the monitor's, have the same time, which identifies the run. */
+    /* All rows of a run, including the rows of the monitor, have the same time, which identifies the run. */
     TRY(comm_spread(runner->env.time_utc, sizeof runner->env.time_utc));
     if (first)
         runner_warn_about_cores(settings, cores);

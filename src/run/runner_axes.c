@@ -14,11 +14,11 @@
 struct sweep {
     size_t count, failed;
     enum status worst;
-    char failure[1024]; /* message of the latest combination; "" if it succeeded */
-    size_t repeated;    /* later combinations with the same message, which are counted instead of printed */
+    char failure[1024]; /* error message of the latest combination; "" if it succeeded */
+    size_t repeated;    /* number of later combinations with the same message, which is not printed again */
 };
 
-/* Prints how many combinations failed after the last printed failure with the same message. */
+/* Prints how many further combinations failed with the latest printed message, and forgets the message. */
 static void end_repetition(struct sweep *sweep)
 {
     if (sweep->repeated > 0)
@@ -46,7 +46,7 @@ static void add_failure(struct sweep *sweep, enum status status, const char *com
 }
 
 /* Sets the message that is printed if a signal ends the program while combination `number` runs. `text` has
- * its options. */
+ * the options of the combination. */
 static void prepare_farewell(const struct settings *settings, const struct sweep *sweep, size_t number,
                              const char *text)
 {
@@ -56,18 +56,18 @@ static void prepare_farewell(const struct settings *settings, const struct sweep
     snprintf(done, sizeof done, "%zu of %zu combinations are done", number, sweep->count);
     if (runner_loses_rows(settings)) {
         file_say_on_signal("%s, but their rows are lost, because --format json prints all rows at the end; "
-                           "to begin again, repeat the same command with --out FILE",
+                           "to start again, repeat the same command with --out FILE",
                            done);
         return;
     }
     const char *where = settings->out ? settings->out : "stdout only, because --out FILE was not given";
     const char *in = settings->out ? "in" : "on";
     if (axes_describe_rest(&settings->axes, number, rest, sizeof rest))
-        file_say_on_signal("%s, with their rows %s %s; to go on, repeat the same command%s%s", done, in,
+        file_say_on_signal("%s, with their rows %s %s; to continue, repeat the same command%s%s", done, in,
                            where, *rest ? " with " : "", rest);
     else
-        file_say_on_signal("%s, with their rows %s %s; to go on, measure the combinations from %s on, which "
-                           "--dry-run lists",
+        file_say_on_signal("%s, with their rows %s %s; to continue, measure the combinations from %s on, "
+                           "which --dry-run lists",
                            done, in, where, text);
 }
 
@@ -95,8 +95,9 @@ static enum status run_one(struct settings *settings, size_t number, struct swee
     return STATUS_OK;
 }
 
-/* Refuses values that set the same: those of --scaling with one rank, and --threads 0 with the number that it
- * stands for. With several ranks that number is known later, see runner_warn_about_cores(). */
+/* Refuses values with the same effect: weak and strong scaling with one rank, and --threads 0 together with
+ * the number that 0 means. With several ranks, that number is known only later
+ * (runner_warn_about_cores()). */
 static enum status check_values_differ(const struct settings *settings, uint64_t ranks)
 {
     if (ranks > 1)
@@ -104,7 +105,7 @@ static enum status check_values_differ(const struct settings *settings, uint64_t
     if (axes_find(&settings->axes, "scaling"))
         return status_set(STATUS_USAGE, "--scaling: weak and strong are the same with one rank; give one of "
                                         "them, or start more ranks: mpirun --bind-to none -n N");
-    if (!settings->ranks && runner_repeats_threads(settings)) /* --ranks: this may be another machine */
+    if (!settings->ranks && runner_repeats_threads(settings)) /* --ranks may be for another machine */
         return status_set(STATUS_USAGE, "--threads: 0 means %d here, so %d occurs twice; drop one of them",
                           settings->allowed_threads, settings->allowed_threads);
     return STATUS_OK;
@@ -128,7 +129,8 @@ enum status runner_run(struct settings *settings)
     size_t count = axes_combinations(&settings->axes);
     uint64_t ranks = settings->ranks ? settings->ranks : (uint64_t)comm_size();
     struct report *report = NULL;
-    /* Before the options are compared, because --best-gpu may choose a different device on each rank. */
+    /* This check comes before runner_check_alike(), because --best-gpu may choose a different device per
+     * rank. */
     TRY(comm_agree(runner_check_no_device(settings, ranks)));
     TRY(comm_agree(check_values_differ(settings, ranks)));
     TRY(runner_check_alike(settings)); /* also the axes, so that all ranks run the same combinations */

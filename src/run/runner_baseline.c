@@ -4,8 +4,8 @@
 
 #include "run/runner_parts.h"
 
-/* Returns the index of the variant with this name among the chosen ones, or their number if it is not
- * there. */
+/* Returns the index of the variant with this name among the chosen variants, or settings->variant_count if it
+ * is not chosen. */
 static size_t find_chosen(const struct settings *settings, const char *name)
 {
     size_t i = 0;
@@ -43,6 +43,7 @@ void runner_free_baseline(struct runner *runner)
     free(runner->baseline.all.item_s);
 }
 
+/* Inserts a time in ascending order. */
 static enum status add_time(struct baseline_times *times, double item_s)
 {
     double *room = realloc(times->item_s, (times->count + 1) * sizeof *room);
@@ -66,7 +67,7 @@ enum status runner_compare(struct runner *runner, bool all, struct result *resul
     result->speedup = itself ? 1 : 0;
     if (itself)
         TRY(add_time(times, item_s));
-    else if (times->count > 0) /* the median, because the baseline has one row per epoch */
+    else if (times->count > 0) /* the median over the baseline's rows, because it may have one per epoch */
         result->speedup = stats_quantile(times->item_s, times->count, 0.5) / item_s;
     result->baseline = result->speedup > 0 ? baseline->entry->name : "";
     return STATUS_OK;

@@ -21,8 +21,8 @@
 #include "run/report.h"
 #include "run/settings.h"
 
-/* The baseline of speed-ups, and the times per item in its rows so far, in ascending order: of this rank, and
- * on rank 0 of all ranks combined. */
+/* The baseline of speed-ups, and the times per item of its rows so far, in ascending order. `own` has the
+ * times of this rank. `all` has, on rank 0, the times of all ranks combined. */
 struct baseline {
     const struct variant_entry *entry; /* NULL if none of the chosen variants is a baseline */
     struct baseline_times {
@@ -31,7 +31,7 @@ struct baseline {
     } own, all;
 };
 
-/* The state of the runner: what all rows of an invocation share, and the current variant. */
+/* The state of the runner: values that all rows of an invocation share, and the current variant. */
 struct runner {
     struct settings *settings;
     struct env env;
@@ -48,13 +48,14 @@ struct runner {
     const struct variant_entry *entry;
     struct gpu_watched watched; /* during the timed runs of the current row */
     struct baseline baseline;
-    /* The time of the current row. All rows of an invocation share the start time of the program, which
-     * identifies the invocation. Only if each run is a row (epochs), later rows have their own start time. */
+    /* The time of the current row. All rows of an invocation have the start time of the program, which
+     * identifies the invocation. In workloads with epochs, each row after the first has its own start time
+     * instead. */
     char time_utc[ENV_TIME_MAX];
     double alone_s;           /* the median time of rank 0 alone; 0 if unknown */
     struct progress progress; /* on a terminal only */
-    size_t rows_kept;         /* rows that --out has of this invocation */
-    bool published;           /* the current variant has its row */
+    size_t rows_kept;         /* number of rows that this invocation has appended to --out */
+    bool published;           /* the row of the current variant has been written */
     bool checkpointed;        /* the current variant has saved a state for --resume */
 };
 
@@ -72,16 +73,16 @@ static inline bool runner_leads(const struct runner *runner)
 
 /* ---- runner_rows.c ---- */
 
-/* For the current variant: whether it runs on a GPU, its number of CPU threads, and the most physical cores
- * that these can use. */
+/* For the current variant: whether it runs on a GPU, its number of CPU threads, and the maximum number of
+ * physical cores that these threads can use. */
 bool runner_on_gpu(const struct runner *runner);
 int runner_threads(const struct runner *runner);
 int runner_cores(const struct runner *runner);
 
-/* For a variant that keeps the CPU busy: `*share` becomes the CPU time of its threads relative to the CPU
- * time of the hardware threads available to them, `*preempted_per_s` the involuntary context switches per
- * second. Both are NaN for other variants, because threads that wait for a GPU or a disk release their core,
- * and for timed runs of less than 0.25 s in total. */
+/* For a variant that keeps the CPU busy, `*share` becomes the CPU time of its threads, divided by the time of
+ * the hardware threads available to them. `*preempted_per_s` becomes the involuntary context switches per
+ * second. Both are NaN for other variants, because threads that wait for a GPU or a disk release their core.
+ * Both are also NaN if sampling took less than 0.25 s. */
 void runner_cpu_use(const struct runner *runner, const struct bench *bench, double *share,
                     double *preempted_per_s);
 
@@ -90,13 +91,13 @@ void runner_cpu_use(const struct runner *runner, const struct bench *bench, doub
 enum status runner_row(const struct runner *runner, const struct result *result,
                        const struct measures *measures, struct row *row);
 
-/* Builds a row of --samples-out: the identifying columns of the result's row `whole`, and one sample. The
- * caller calls row_free(), also after a failure. */
+/* Builds a row of --samples-out: the identifying columns of `whole`, which is the row of the result, and one
+ * sample. The caller calls row_free(), also after a failure. */
 enum status runner_sample_row(const struct row *whole, const struct sample *sample, size_t number,
                               struct row *row);
 
-/* Appends the samples of `rank_count` ranks to the CSV file at `path`. `ranks` has their rows, `samples`
- * `count` samples per rank in rank order. */
+/* Appends the samples of `rank_count` ranks to the CSV file at `path`. `ranks` has one row per rank.
+ * `samples` has `count` samples per rank, in rank order. */
 enum status runner_append_samples(const char *path, const struct row *ranks, size_t rank_count,
                                   const struct sample *samples, size_t count);
 
@@ -109,11 +110,11 @@ void runner_show_progress(void *context, size_t samples, double elapsed_s, doubl
 /* Shows on a terminal what the current variant is doing; NULL clears the line. */
 void runner_show_phase(const struct runner *runner, const char *phase);
 
-/* Sets what a run that a signal ends prints: the rows and states that are kept, and how to go on. For rank 0,
- * whenever that changes. */
+/* Sets the message that is printed if a signal ends the run: which rows and checkpoints are kept, and how to
+ * continue. Call on rank 0 whenever that changes. */
 void runner_say_what_is_kept(const struct runner *runner);
 
-/* Whether a run that a signal ends loses all rows: JSON is printed at the end. */
+/* Whether all rows are lost if a signal ends the run: without --out, JSON is printed only at the end. */
 static inline bool runner_loses_rows(const struct settings *settings)
 {
     return !settings->out && settings->format == FORMAT_JSON;
@@ -121,19 +122,19 @@ static inline bool runner_loses_rows(const struct settings *settings)
 
 /* ---- runner_verify.c ---- */
 
-/* Returns the variant to run: the current one, or with --compute the one that wraps it (consumed_variant).
- * The parameter `state` of the functions below is the state of this variant. runner_own_state() returns the
- * state of the current variant itself, with the results of the latest run. */
+/* Returns the variant to run: the current one, or with --compute consumed_variant, which wraps it. The
+ * parameter `state` of the functions below is the state of this variant. runner_own_state() returns the state
+ * of the current variant itself, with the results of the latest run. */
 const struct variant *runner_variant(const struct runner *runner);
 void *runner_own_state(const struct runner *runner, void *state);
 
-/* Before timing: performs run 0, verifies it (--verify) and writes the output that the user requested.
- * Agrees. STATUS_WRONG if results are wrong; then adds a line without a time to the report. */
+/* Before timing: performs run 0, verifies it (--verify) and writes the output files that the user requested.
+ * Agrees. If results are wrong, adds a line without a time to the report and returns STATUS_WRONG. */
 enum status runner_check(struct runner *runner, void *state, struct result *result);
 
 /* After timing, with --verify: verifies the last timed run, then repeats and verifies another timed run,
- * chosen at random. Agrees. STATUS_WRONG if results are wrong; then adds a line without a time to the
- * report. */
+ * chosen at random. Agrees. If results are wrong, adds a line without a time to the report and returns
+ * STATUS_WRONG. */
 enum status runner_verify_timed(struct runner *runner, void *state, struct result *result);
 
 /* ---- runner_baseline.c ---- */
@@ -144,9 +145,9 @@ enum status runner_verify_timed(struct runner *runner, void *state, struct resul
 enum status runner_choose_baseline(struct runner *runner);
 void runner_free_baseline(struct runner *runner);
 
-/* Sets result->speedup and result->baseline from the rows of the baseline: of this rank, or with `all` of all
- * ranks combined. If the result is from the baseline itself, first adds its time. STATUS_FAILED if memory
- * runs out. */
+/* Sets result->speedup and result->baseline from the baseline's times: those of this rank, or with `all`
+ * those of all ranks combined. If the result is from the baseline itself, first adds its time to them.
+ * STATUS_FAILED if memory runs out. */
 enum status runner_compare(struct runner *runner, bool all, struct result *result);
 
 /* ---- runner_warn.c ---- */
@@ -192,9 +193,8 @@ enum status runner_check_data(const struct runner *runner);
 /* STATUS_USAGE if --device or --best-gpu is given to several ranks. */
 enum status runner_check_no_device(const struct settings *settings, uint64_t ranks);
 
-/* Sets runner->partition.strong from the workload and --scaling. STATUS_USAGE if the workload does not
- * support
- * --scaling weak. */
+/* Sets runner->partition.strong from the workload and --scaling. STATUS_USAGE for --scaling weak if the
+ * workload does not support it. */
 enum status runner_take_scaling(struct runner *runner);
 
 /* Divides the cores of each machine among its ranks (--bind) and sets the number of threads. `*worst` becomes
@@ -202,7 +202,7 @@ enum status runner_take_scaling(struct runner *runner);
 enum status runner_take_cores(struct settings *settings, double *worst);
 void runner_warn_about_cores(const struct settings *settings, double outcome);
 
-/* Whether --threads lists 0 and also the number of threads that 0 stands for. */
+/* Whether --threads lists 0 and also the number of threads that 0 means. */
 bool runner_repeats_threads(const struct settings *settings);
 
 /* Selects the GPU of this rank: rank i of a machine uses GPU i modulo the number of GPUs. */

@@ -1,13 +1,12 @@
-/* Progress on a terminal while a variant is verified, warmed up and timed, and the last words of an
- * interrupted run.
- */
+/* Progress on a terminal while a variant is verified, warmed up and timed, and the message of an interrupted
+ * run. */
 #include <stdio.h>
 #include <string.h>
 
 #include "core/file.h"
 #include "run/runner_parts.h"
 
-/* Writes what a line of progress begins with: with several combinations, "[2/6] ". Returns `text`. */
+/* Writes the prefix of a progress line: "[2/6] " with several combinations, else "". Returns `text`. */
 static const char *line_start(const struct runner *runner, char *text, size_t size)
 {
     size_t combinations = axes_combinations(&runner->settings->axes);
@@ -42,8 +41,8 @@ void runner_show_phase(const struct runner *runner, const char *phase)
         progress_clear(&runner->progress);
 }
 
-/* Lists the variants without a row, after the baseline if others need its row for their speed-ups. Returns
- * whether the baseline has a row already. The baseline is the first variant. */
+/* Lists the variants that have no row yet. If the baseline has a row but others do not, lists it too and
+ * returns true: the speed-ups of the others need it in the same run. The baseline is the first variant. */
 static bool list_rest(const struct runner *runner, char *text, size_t size)
 {
     const struct settings *settings = runner->settings;
@@ -61,7 +60,7 @@ static bool list_rest(const struct runner *runner, char *text, size_t size)
     return again;
 }
 
-/* Writes how to measure what is left. */
+/* Writes which command measures the variants that are left. */
 static void describe_remedy(const struct runner *runner, char *text, size_t size)
 {
     char rest[512];
@@ -75,7 +74,7 @@ static void describe_remedy(const struct runner *runner, char *text, size_t size
         snprintf(text, size, "nothing is left to measure");
 }
 
-/* Writes which rows are kept, and where. */
+/* Writes how many rows are kept, and where. */
 static void describe_rows(const struct runner *runner, char *text, size_t size)
 {
     const struct settings *settings = runner->settings;
@@ -94,21 +93,21 @@ void runner_say_what_is_kept(const struct runner *runner)
     const struct workload *workload = settings->workload;
     const char *folder = workload->epochs.folder ? workload->epochs.folder(runner->input) : NULL;
     char rows[512], remedy[600];
-    if (axes_combinations(&settings->axes) > 1) /* runner_axes.c says it */
+    if (axes_combinations(&settings->axes) > 1) /* then runner_axes.c sets the message */
         return;
     describe_rows(runner, rows, sizeof rows);
     describe_remedy(runner, remedy, sizeof remedy);
     if (folder && runner->checkpointed)
         file_say_on_signal(
-            "kept: %s; the latest epoch is in %s; to go on, repeat the same command with --resume", rows,
+            "kept: %s; the latest epoch is in %s; to continue, repeat the same command with --resume", rows,
             folder);
     else if (folder)
-        file_say_on_signal("kept: %s; this run has not finished an epoch, so %s is unchanged; to go on, "
+        file_say_on_signal("kept: %s; this run has not finished an epoch, so %s is unchanged; to continue, "
                            "repeat the same command with --resume",
                            rows, folder);
     else if (workload->epochs.more)
-        file_say_on_signal("kept: %s; no epochs, because --checkpoint DIR was not given; to begin again, %s",
+        file_say_on_signal("kept: %s; no epochs, because --checkpoint DIR was not given; to start again, %s",
                            rows, remedy);
     else
-        file_say_on_signal("kept: %s; to go on, %s", rows, remedy);
+        file_say_on_signal("kept: %s; to continue, %s", rows, remedy);
 }

@@ -69,7 +69,7 @@ struct rank_facts runner_facts(const struct runner *runner, const struct result 
     return facts;
 }
 
-/* Adds up the facts of all ranks into `total`, whose bench is already that of all ranks. */
+/* Adds up the facts of all ranks into `total`, which already has the timing of all ranks. */
 static void add_up(const struct runner *runner, const struct rank_facts *facts, struct result *total)
 {
     double ranks = (double)runner->partition.ranks, slowest_s = 0, mean_s = 0;
@@ -90,6 +90,7 @@ static void add_up(const struct runner *runner, const struct rank_facts *facts, 
     total->efficiency = ranks_efficiency(&runner->partition, runner->alone_s, median_s);
 }
 
+/* Lets the workload check the measures of the combined row. */
 static enum status check_total(const struct runner *runner, const struct row *all)
 {
     const struct workload *workload = runner->settings->workload;
@@ -99,7 +100,7 @@ static enum status check_total(const struct runner *runner, const struct row *al
     return workload->ranks.check_total(runner->input, &total);
 }
 
-/* On rank 0: adds the row of all ranks to theirs and publishes them. */
+/* On rank 0: adds the combined row (rank=all) to the rows of the ranks and publishes them. */
 static enum status publish_together(struct runner *runner, const struct row *rows,
                                     const struct rank_facts *facts, const struct sample *samples,
                                     struct result *total)

@@ -10,7 +10,7 @@
 #include "run/runner.h"
 #include "run/runner_parts.h"
 
-/* Without GPU variants, CUDA is not initialized. */
+/* If the run needs no GPU, CUDA is not initialized. */
 bool runner_any_on_gpu(const struct settings *settings)
 {
     if (settings_compute(settings))
@@ -87,7 +87,7 @@ bool runner_repeats_threads(const struct settings *settings)
     return all && same;
 }
 
-#define CROWD 4 /* threads per hardware thread that can be useful for loaders, which wait for storage */
+#define CROWD 4 /* threads per hardware thread; loaders can use several, because they wait for storage */
 
 void runner_warn_about_cores(const struct settings *settings, double outcome)
 {
@@ -98,8 +98,9 @@ void runner_warn_about_cores(const struct settings *settings, double outcome)
             settings->resources.threads, settings->allowed_threads,
             settings->allowed_threads == 1 ? "" : "s");
     if (!settings->ranks && runner_repeats_threads(settings))
-        status_warn("0 threads means %d per rank here, which --threads has as well, so both measure the same",
-                    settings->allowed_threads);
+        status_warn(
+            "--threads: 0 means %d per rank here; this number is listed too, so both measure the same",
+            settings->allowed_threads);
     if (cores_bound_by_openmp() && (comm_size() > 1 || settings->threads == 0))
         status_warn("OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY bound this process to one core before it "
                     "started, so only that core is counted; unset them%s",
@@ -156,7 +157,8 @@ enum status runner_take_scaling(struct runner *runner)
     struct settings *settings = runner->settings;
     if (settings->workload->ranks.share_items) {
         if (settings->scaling == SCALING_WEAK && options_given(&settings->options, "scaling"))
-            return status_set(STATUS_USAGE, "--scaling weak: ranks of %s divide its %s; leave it out",
+            return status_set(STATUS_USAGE,
+                              "--scaling weak: ranks of %s always divide its %s; omit --scaling",
                               settings->workload->name, settings->workload->item);
         settings->scaling = SCALING_STRONG;
     }

@@ -16,7 +16,7 @@ int runner_threads(const struct runner *runner)
     return runner->entry->variant->threaded ? runner->settings->resources.threads : 1;
 }
 
-#define CPU_SPAN_MIN_S 0.25 /* in a shorter time, there are too few context switches to count */
+#define CPU_SPAN_MIN_S 0.25 /* in less time, there are too few context switches to judge */
 
 void runner_cpu_use(const struct runner *runner, const struct bench *bench, double *share,
                     double *preempted_per_s)
@@ -59,7 +59,7 @@ static void identity_fields(const struct runner *runner, struct row *row)
     row_real(row, "ranks_per_device", runner_on_gpu(runner) ? runner->sharers : NAN);
 }
 
-/* Writes the column of an option: its name with '_' for '-'. */
+/* Writes the column name of an option: the option's name with '_' for '-'. */
 static void column_of(const char *option, char *column, size_t size)
 {
     snprintf(column, size, "%s", option);
@@ -102,7 +102,8 @@ static void roofline_fields(const struct roofline *roofline, double time_s, stru
     row_positive(row, "roofline_share", roofline->floor_s / time_s);
 }
 
-/* The timing columns. With one sample the spread is empty; if each run is a row, `settled` is empty. */
+/* The timing columns. With one sample, the columns of spread are empty. For workloads with epochs, `settled`
+ * is empty, because each run is a row. */
 static void time_fields(const struct runner *runner, const struct result *result, struct row *row)
 {
     const struct bench *bench = &result->bench;

@@ -38,7 +38,7 @@ static enum status run_and_verify(struct runner *runner, void *state, uint64_t n
 }
 
 /* Adds up the wrong items of all ranks. If there are any, adds a line without a time to the report and
- * returns STATUS_WRONG. The message begins with `which`, which names the run ("" for the first). */
+ * returns STATUS_WRONG. The message begins with `which`, which names the run ("" for run 0). */
 static enum status judge(struct runner *runner, void *state, struct result *result, const char *which)
 {
     const struct workload *workload = runner->settings->workload;
@@ -55,13 +55,13 @@ static enum status judge(struct runner *runner, void *state, struct result *resu
              workload->item);
     if (workload->checks.verdict)
         workload->checks.verdict(runner->input, runner_own_state(runner, state), what, sizeof what);
-    return status_set(STATUS_WRONG, "%s%s are wrong; its time is not recorded", which, what);
+    return status_set(STATUS_WRONG, "%s%s are wrong; the time is not recorded", which, what);
 }
 
 /* ---- Before the timing ---- */
 
-/* Performs run 0, with --verify after run 1, so that results which run 0 failed to overwrite are detected. If
- * each run is a row, performs no run. */
+/* Performs run 0. With --verify, performs run 1 first, so that results of run 1 that run 0 does not overwrite
+ * are detected. For workloads with epochs, performs no run, because each run is a row. */
 static enum status make_first(struct runner *runner, void *state, struct result *result)
 {
     const struct settings *settings = runner->settings;
@@ -112,11 +112,11 @@ enum status runner_verify_timed(struct runner *runner, void *state, struct resul
     if (!settings->verify)
         return STATUS_OK;
     phase_enter(PHASE_VERIFY);
-    runner_show_phase(runner, "verifying what was timed");
+    runner_show_phase(runner, "verifying timed runs");
     TRY(comm_agree(settings->workload->verify(runner->input, runner->entry->variant,
                                               runner_own_state(runner, state), last, &result->wrong)));
     snprintf(which, sizeof which, "the last timed run, number %llu: ", (unsigned long long)last);
-    TRY(judge(runner, state, result, settings->workload->epochs.more ? "what was timed: " : which));
+    TRY(judge(runner, state, result, settings->workload->epochs.more ? "the timed epoch: " : which));
     if (bench->count == 1)
         return STATUS_OK;
     TRY(draw_run(bench, &drawn));

@@ -5,8 +5,8 @@
 #include "machine/nvml.h"
 #include "run/runner_parts.h"
 
-#define CPU_SHARE_MIN   0.9  /* share of the CPU time available to the threads */
-#define PREEMPTED_MAX_S 10.0 /* context switches per second; on an idle machine there are fewer */
+#define CPU_SHARE_MIN   0.9  /* warn below this share of the CPU time available to the threads */
+#define PREEMPTED_MAX_S 10.0 /* and above this many context switches per second (few on an idle machine) */
 
 static const char *remedy(const struct settings *settings)
 {
@@ -34,8 +34,8 @@ static void warn_of_median(const struct settings *settings, const struct result 
                     result->variant, bench->time.outliers, bench->count);
 }
 
-/* Warns if other processes used the cores: a median can settle even on a busy machine. Uses the rank that got
- * the smallest share of its cores. */
+/* Warns if other processes used the cores, because a median can settle even on a busy machine. Reports the
+ * rank that got the smallest share of its cores. */
 static void warn_of_busy_cores(const struct runner *runner, const struct result *result,
                                const struct rank_facts *facts, uint64_t ranks)
 {
@@ -59,8 +59,8 @@ void runner_warn(const struct runner *runner, const struct result *result, const
     const struct settings *settings = runner->settings;
     char words[128];
     if (*nvml_throttle_words(result->throttle_reasons, words, sizeof words))
-        status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit or compare "
-                    "only with runs like this one",
+        status_warn("%s: the GPU's clocks were throttled (%s); cool it, raise its power limit, or compare "
+                    "only with runs that were throttled too",
                     result->variant, words);
     if (!settings->workload->epochs.more) /* runs that are not repeated have no median error */
         warn_of_median(settings, result);

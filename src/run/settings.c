@@ -14,15 +14,15 @@
 #include "machine/gpu.h"
 #include "run/monitor.h"
 
-#define RANKS_MAX 1000000 /* more than any machine has cores and GPUs for */
+#define RANKS_MAX 1000000 /* more ranks than any machine can run */
 
-static const char *const scalings[] = {"weak", "strong", NULL}; /* as enum scaling */
-static const char *const bindings[] = {"auto", "none", NULL};   /* as enum binding */
+static const char *const scalings[] = {"weak", "strong", NULL}; /* indexed by enum scaling */
+static const char *const bindings[] = {"auto", "none", NULL};   /* indexed by enum binding */
 
 #define DIGITS(number)  DIGITS_(number)
 #define DIGITS_(number) #number
 #define MONITOR_PERIODS \
-    DIGITS(MONITOR_PERIOD_MS) "; from " DIGITS(MONITOR_PERIOD_MIN_MS) " to " DIGITS(MONITOR_PERIOD_MAX_MS)
+    DIGITS(MONITOR_PERIOD_MS) "; " DIGITS(MONITOR_PERIOD_MIN_MS) " to " DIGITS(MONITOR_PERIOD_MAX_MS)
 
 #define AT(field) offsetof(struct settings, field)
 static const struct option_spec specs[] = {
@@ -36,37 +36,38 @@ static const struct option_spec specs[] = {
      "list all variants, or those of --workload or --variant, with the reason if one cannot run here; "
      "--format csv and json are for scripts"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
-     "compare results with the reference before the timing, and those of timed runs after it; a variant that "
-     "fails writes no row"},
+     "compare results with the reference before the timing, and results of timed runs after it; a variant "
+     "with wrong results writes no row"},
     {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
-     "the variant that the others are compared with in the column speedup; it runs first (default: naive, "
+     "the variant that the column speedup compares the others with; it runs first (default: naive, "
      "train-naive, infer-naive, files or shards)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
      "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
-     "check everything that can be checked before a run, then stop; lists the combinations of several "
-     "values"},
+     "check everything that can be checked before a run, then stop; with lists or ranges, print all "
+     "combinations"},
     {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
-     "with --dry-run, check for N ranks; mpirun -n N starts them"},
+     "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
      "append one CSV row per variant to this file"},
     {"lock-timeout", "S", OPTION_REAL, AT(lock_timeout_s), DIGITS(LOCK_TIMEOUT_S), 0, 1e6, NULL, false,
-     "wait at most S seconds for another process that has locked an output CSV file; rows that cannot be "
-     "written are then printed to stderr"},
+     "wait at most S seconds for another process that has locked an output CSV file; rows that still cannot "
+     "be written are printed to stderr"},
     {"samples-out", "FILE", OPTION_OUTPUT, AT(samples), NULL, 0, 0, NULL, false,
      "append every timed sample to this CSV file"},
     {"monitor", "FILE[:MS]", OPTION_OUTPUT, AT(monitor), NULL, 0, 0, NULL, false,
-     "sample the GPU and this process every MS milliseconds (" MONITOR_PERIODS ") and append the samples to "
+     "sample the GPU and this process every MS milliseconds (default " MONITOR_PERIODS
+     ") and append the samples to "
      "this CSV file; with -- COMMAND, sample all GPUs and that command instead of a run"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, COLUMN_APART,
      "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
-     "CUDA device; under mpirun, rank i of a machine uses device i"},
+     "CUDA device, for a single rank; with several ranks, rank i of a machine uses device i"},
     {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
      "use the CUDA device with the most free memory"},
     {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, COLUMN_APART,
-     "under mpirun, weak gives every rank a batch of its own, strong divides one batch among all ranks"},
+     "under mpirun, weak gives every rank its own batch, strong divides one batch among all ranks"},
     {"bind", "HOW", OPTION_CHOICE, AT(binding), "auto", 0, 0, bindings, false,
      "under mpirun, auto divides a machine's cores among its ranks, none leaves the binding unchanged"},
     {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), "0", 0, 1e6, NULL, false,
@@ -75,16 +76,17 @@ static const struct option_spec specs[] = {
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
      "minimum number of runs before the first sample"},
     {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false,
-     "minimum time of the warm-up"},
+     "minimum time of the warm-up in seconds"},
     {"min-samples", "N", OPTION_COUNT, AT(min_samples), "10", 1, 1e9, NULL, false,
      "minimum number of samples"},
-    {"min-time", "S", OPTION_REAL, AT(min_time_s), "1", 0, 1e6, NULL, false, "minimum total sampling time"},
+    {"min-time", "S", OPTION_REAL, AT(min_time_s), "1", 0, 1e6, NULL, false,
+     "minimum total sampling time in seconds"},
     {"max-time", "S", OPTION_REAL, AT(max_time_s), "15", 0, 1e6, NULL, false,
-     "maximum total sampling time, even if the median is still uncertain"},
+     "maximum total sampling time in seconds; sampling stops then even if the median is uncertain"},
     {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), "1", 1e-6, 100, NULL, false,
      "stop when the 95 % confidence interval of the median is within this percentage of the median"},
     {"loops", "N", OPTION_COUNT, AT(loops), NULL, 1, 1e9, NULL, false,
-     "take exactly N samples and ignore the limits of time and error, as for a stress test"},
+     "take exactly N samples and ignore the time and error limits, for example for a stress test"},
     {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,
      "print a description of this machine, build and job"},
     {"verbose", NULL, OPTION_FLAG, AT(verbose), NULL, 0, 0, NULL, false,
@@ -95,16 +97,16 @@ static const struct option_spec specs[] = {
 };
 
 static const char list_help[] =
-    "\nlists and ranges: options with a CSV column take several numbers or words, and each combination\n"
-    "             is measured: --res 224,512; --batch 1:256:2x is 1, 2, 4, ... 256;\n"
-    "             --orbits 50:200:50 is 50, 100, 150, 200; the last option changes fastest\n";
+    "\nlists and ranges: options with a CSV column take several values, and every combination is measured.\n"
+    "             --res 224,512 is a list. --batch 1:256:2x means 1, 2, 4, ... 256, and\n"
+    "             --orbits 50:200:50 means 50, 100, 150, 200. The last option changes fastest.\n";
 
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"
     "             or a slower row in compare; 4 not supported by this build or machine;\n"
-    "             with -- COMMAND, that of the command\n";
+    "             with -- COMMAND, the exit status of the command\n";
 
-/* The options of one workload and the names of its variants. */
+/* Prints the options of one workload and the names of its variants. */
 static void help_with(const struct workload *workload, FILE *stream)
 {
     fprintf(
@@ -121,7 +123,7 @@ static void help_with(const struct workload *workload, FILE *stream)
     fputs(exit_statuses, stream);
 }
 
-/* `all`: with the options of every workload. */
+/* Prints the common help; with `all`, also the options of every workload. */
 static void help_common(FILE *stream, bool all)
 {
     fputs(
@@ -146,7 +148,7 @@ static void help_common(FILE *stream, bool all)
         "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume\n"
         "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # latency: median and 99th "
         "percentile\n"
-        "  fdsl-bench compare before.csv after.csv       # what became slower; compare --help\n"
+        "  fdsl-bench compare before.csv after.csv       # what became slower; see compare --help\n"
         "  fdsl-bench --monitor results/monitor.csv -- python3 train.py  # GPU and CPU load of any command\n"
         "\n"
         "workloads, each with more options (fdsl-bench --workload NAME --help):\n",
@@ -188,7 +190,7 @@ static enum status find_workload(struct settings *settings, int argc, char *argv
                               nearest);
         char known[128];
         list_words(known, sizeof known, names, count);
-        return status_set(STATUS_USAGE, "unknown workload '%s'; there are %s", workload_name, known);
+        return status_set(STATUS_USAGE, "unknown workload '%s'; the workloads are %s", workload_name, known);
     }
     settings->workload = workload_find(workload_name ? workload_name : "synth");
     if (!variants)
@@ -198,7 +200,8 @@ static enum status find_workload(struct settings *settings, int argc, char *argv
     return STATUS_OK;
 }
 
-/* Sets the message for an option that only other workloads or --prepare have, and for the command compare. */
+/* Sets the error message for an option that only other workloads or --prepare have, and for "--compare".
+ * Returns STATUS_OK if `name` is none of these. */
 static enum status explain_elsewhere(void *context, const char *name)
 {
     (void)context;
@@ -217,7 +220,8 @@ static enum status explain_elsewhere(void *context, const char *name)
         return status_set(STATUS_USAGE, "--%s is an option of the workload%s %s; --list shows %s variants",
                           name, count == 1 ? "" : "s", owners, count == 1 ? "its" : "their");
     return prepare_has_option(name)
-               ? status_set(STATUS_USAGE, "--%s is an option of --prepare; --prepare --help lists them", name)
+               ? status_set(STATUS_USAGE,
+                            "--%s is an option of --prepare; --prepare --help lists its options", name)
                : STATUS_OK;
 }
 
@@ -238,8 +242,8 @@ bool settings_informational(const struct settings *settings)
     return settings->help || settings->version || settings->list || settings->environment;
 }
 
-/* Returns output file number `number` of the options, or NULL past the last; `*name` becomes the name of its
- * option. */
+/* Returns output file number `number` on the command line, or NULL after the last one. `*name` becomes the
+ * name of its option. */
 static const char *output_at(const struct options *options, size_t number, const char **name)
 {
     for (size_t t = 0; t < options->table_count; t++)
@@ -263,13 +267,14 @@ static enum status check_outputs_differ(const struct options *options)
     for (size_t i = 0; (first = output_at(options, i, &first_name)); i++)
         for (size_t j = i + 1; (second = output_at(options, j, &second_name)); j++)
             if (file_same(first, second))
-                return status_set(STATUS_USAGE, "--%s and --%s name the same file, '%s'; name two",
+                return status_set(STATUS_USAGE,
+                                  "--%s and --%s name the same file, '%s'; name two different files",
                                   first_name, second_name, first);
     return STATUS_OK;
 }
 
-/* Catches an output file named like an element type: "--out f16" may be meant as "--dtype f16", formerly
- * --output. */
+/* Refuses an output file that is named like an element type: "--out f16" may be meant as "--dtype f16", which
+ * was formerly "--output f16". */
 static enum status check_no_slip(const struct options *options)
 {
     const char *path, *name;
@@ -332,7 +337,7 @@ static enum status read_monitor(struct settings *settings)
                               : status_set(STATUS_USAGE, "--monitor: name a file before the colon");
 }
 
-/* For -- COMMAND: refuses options of own runs. */
+/* For -- COMMAND: refuses options that only apply to runs of variants. */
 static enum status check_command(struct settings *settings)
 {
     static const char *const shared[] = {"monitor", "device", "config", "lock-timeout"};
@@ -354,7 +359,7 @@ static enum status check_command(struct settings *settings)
     return read_monitor(settings);
 }
 
-/* Refuses --loops together with options that would end the sampling in another way. */
+/* Refuses --loops together with the limits that it replaces. */
 static enum status check_loops(const struct settings *settings)
 {
     static const char *const others[] = {"min-samples", "min-time", "max-time", "max-error"};
@@ -366,7 +371,7 @@ static enum status check_loops(const struct settings *settings)
     return STATUS_OK;
 }
 
-/* Refuses options of repeated runs for workloads in which each run is a row. */
+/* Refuses options for repeated runs if the workload has epochs, because each of its runs is a row. */
 static enum status check_repeats(const struct settings *settings)
 {
     static const char *const repeats[] = {"warmups",  "warmup-time", "min-samples", "min-time",
@@ -379,7 +384,8 @@ static enum status check_repeats(const struct settings *settings)
     return STATUS_OK;
 }
 
-/* Refuses options that only a single variant may be given, because several would write to the same file. */
+/* With several variants, refuses options that work with one variant only, because all would write to the same
+ * file. */
 static enum status check_single(const struct settings *settings)
 {
     const char *const *single = settings->workload->single;
@@ -390,13 +396,12 @@ static enum status check_single(const struct settings *settings)
     return STATUS_OK;
 }
 
-/* Refuses, with several combinations, output files other than CSV rows: each combination would replace the
- * file of the one before. */
+/* With several combinations, refuses output files other than CSV rows, because each combination would replace
+ * the file of the previous one. */
 static enum status check_combined_outputs(const struct settings *settings)
 {
     static const char remedy[] =
-        "--%s is for one combination, but the lists and ranges have %zu; give it single "
-        "values";
+        "--%s is for one combination, but the lists and ranges have %zu; use single values";
     size_t combinations = axes_combinations(&settings->axes);
     const char *const *single = settings->workload->single;
     const char *name;
@@ -409,7 +414,7 @@ static enum status check_combined_outputs(const struct settings *settings)
     return STATUS_OK;
 }
 
-/* Refuses --ranks without --dry-run: only a launcher can start ranks. */
+/* Refuses --ranks without --dry-run, because only a launcher can start ranks. */
 static enum status check_ranks(const struct settings *settings)
 {
     if (settings->ranks && !settings->dry_run)
@@ -433,7 +438,7 @@ static enum status derive(struct settings *settings)
 {
     if (!settings->variant_names)
         return status_set(STATUS_USAGE,
-                          "say what to run with --variant NAME; --list shows the names, --help the rest");
+                          "--variant NAME is missing; --list shows the names, --help all options");
     TRY(read_monitor(settings));
     TRY(check_outputs_differ(&settings->options));
     TRY(check_repeats(settings));
@@ -446,7 +451,7 @@ static enum status derive(struct settings *settings)
         options_given(&settings->options, "min-time"))
         return status_set(STATUS_USAGE, "--max-time %g is shorter than --min-time %g", settings->max_time_s,
                           settings->min_time_s);
-    if (settings->max_time_s < settings->min_time_s) /* one of the two is a default and is adjusted */
+    if (settings->max_time_s < settings->min_time_s) /* the one that was not given is adjusted */
         *(options_given(&settings->options, "max-time") ? &settings->min_time_s : &settings->max_time_s) =
             options_given(&settings->options, "max-time") ? settings->max_time_s : settings->min_time_s;
     settings->limits = (struct bench_limits){.warmups = settings->warmups,
@@ -455,7 +460,7 @@ static enum status derive(struct settings *settings)
                                              .min_time_s = settings->min_time_s,
                                              .max_time_s = settings->max_time_s,
                                              .max_median_error = settings->max_error_percent / 100};
-    if (settings->loops) { /* with no time limit left, bench_measure() stops after min_samples */
+    if (settings->loops) { /* with max_time_s = 0, bench_measure() stops after min_samples */
         settings->limits.min_samples = settings->loops;
         settings->limits.max_time_s = 0;
     }

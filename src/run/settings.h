@@ -1,4 +1,4 @@
-/* Settings of a run: the options that all workloads share, and what is derived from them. */
+/* Settings of a run: the options that all workloads share, and values derived from them. */
 #ifndef FDSL_RUN_SETTINGS_H
 #define FDSL_RUN_SETTINGS_H
 
@@ -21,7 +21,7 @@ struct settings {
     /* As given */
     const char *variant_names, *workload_name, *out, *samples, *prepare, *config;
     const char *baseline; /* the baseline of speed-ups; NULL: the workload's default */
-    const char *monitor;  /* FILE[:MS]; after settings_read() only the file */
+    const char *monitor;  /* FILE[:MS]; after settings_read(), only FILE */
     uint64_t threads, device, warmups, min_samples, loops;
     uint64_t ranks; /* the number of ranks for --dry-run; 0: the actual number */
     double warmup_time_s, min_time_s, max_time_s, max_error_percent;
@@ -30,11 +30,11 @@ struct settings {
     bool verify, dry_run, best_gpu, list, environment, help, version, verbose;
 
     /* Derived */
-    char **command; /* the command after "--", which --monitor watches; NULL: own runs; not owned */
+    char **command; /* the command after "--", which --monitor samples; NULL: runs of variants; not owned */
     const struct workload *workload;
     const struct variant_entry **variants; /* owned */
     size_t variant_count;
-    struct options options; /* the common options and those of the workload */
+    struct options options; /* the common options and the workload's options */
     void *parameters;       /* owned; the workload's parameter struct */
     struct axes axes;
     size_t combination; /* the number of the current combination of the axes */
@@ -42,8 +42,8 @@ struct settings {
         void *parameters;
         const struct variant_entry **variants;
         size_t variant_count;
-    } given; /* owned; the settings as given, copied before the first combination, because each combination
-                changes the fields above */
+    } given; /* owned; copies from before the first combination, because each combination changes the fields
+                above */
     struct resources resources;
     int allowed_threads; /* hardware threads that this process may use */
     struct bench_limits limits;
@@ -51,15 +51,16 @@ struct settings {
     uint64_t monitor_period_ms;
 };
 
-/* Parses and checks the command line. With --help, --version, --list or --env no other option is required.
- * With --prepare only settings->prepare is set; data/prepare.h parses the rest. `--prepare --help` sets
- * `help` too, and `prepare` to "". `config` must outlive the settings. The caller calls settings_free(), also
- * after a failure. STATUS_USAGE or STATUS_UNAVAILABLE with the reason. */
+/* Parses and checks the command line. --help, --version, --list and --env require no other option. With
+ * --prepare, only settings->prepare is set, and data/prepare.h parses the rest. `--prepare --help` also sets
+ * `help`, and sets `prepare` to "". `config` must outlive the settings. The caller calls settings_free(),
+ * also after a failure. STATUS_USAGE or STATUS_UNAVAILABLE with the reason; STATUS_FAILED if memory runs
+ * out. */
 enum status settings_read(struct settings *settings, const struct config *config);
 void settings_free(struct settings *settings);
 
-/* Makes this combination of the axes the current one: sets its values, and all others as they were given. A
- * first call saves these. STATUS_FAILED if memory runs out. */
+/* Selects combination number `combination` of the axes. First restores the variants and parameters as they
+ * were given, which the first call saves. STATUS_FAILED if memory runs out. */
 enum status settings_combine(struct settings *settings, size_t combination);
 
 /* Sets settings->resources.threads to --threads, or to the number of hardware threads that this process may
@@ -78,8 +79,8 @@ bool settings_informational(const struct settings *settings);
 /* Whether `name` is a common option or an option of any workload. */
 bool settings_has_option(const char *name);
 
-/* Prints the help: that of the workload if --workload or --variant is given, else the common one; with
- * --verbose, the options of all workloads follow. */
+/* Prints the help of the workload if --workload or --variant is given, else the common help. With --verbose,
+ * the common help includes the options of all workloads. */
 void settings_help(const struct settings *settings, FILE *stream);
 
 #endif

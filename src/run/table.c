@@ -11,7 +11,7 @@
 #include "core/file.h"
 #include "core/lock.h"
 
-/* A text while its cells are being decoded. */
+/* The state of the parser. */
 struct parse {
     struct table *table;
     char *at, *end;
@@ -59,14 +59,14 @@ static enum status add_line(struct parse *parse, size_t line)
     return STATUS_OK;
 }
 
-/* Decodes a cell in quotes and terminates it. `at` stops after the closing quote. */
+/* Decodes a cell in quotes and terminates it. Leaves `at` after the closing quote. */
 static enum status quoted_cell(struct parse *parse, const char **cell)
 {
     char *from = parse->at + 1, *to = from;
     size_t first_line = parse->line;
     *cell = to;
     for (; from < parse->end && (*from != '"' || from[1] == '"'); from++) {
-        from += *from == '"'; /* two quotes stand for one */
+        from += *from == '"'; /* two quotes mean one */
         parse->line += *from == '\n';
         *to++ = *from;
     }
@@ -79,8 +79,7 @@ static enum status quoted_cell(struct parse *parse, const char **cell)
     return STATUS_OK;
 }
 
-/* Decodes the next cell. `at` stops after the comma or the line end; `*last` is whether it was a line end.
- */
+/* Decodes the next cell. Leaves `at` after the comma or the line end. `*last` becomes true at a line end. */
 static enum status next_cell(struct parse *parse, bool *last)
 {
     const char *cell = parse->at;

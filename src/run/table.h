@@ -9,7 +9,7 @@
 
 #define TABLE_NONE SIZE_MAX /* no such column */
 
-/* A CSV file in memory: a header, and rows with as many cells. */
+/* A CSV file in memory: a header, and rows with the same number of cells. */
 struct table {
     const char *path; /* as given; for messages */
     size_t rows, columns;
@@ -18,20 +18,22 @@ struct table {
     size_t *lines;      /* owned; the line number of each row */
 };
 
-/* Reads a regular file as in RFC 4180, under a shared lock because a run may be appending to it. Empty lines
- * are skipped. STATUS_FAILED with the line and a remedy if it cannot be read or is malformed: quotes, the
- * number of cells, a NUL byte, or a last line without a line end, which may be incomplete. The caller calls
- * table_free(), also after a failure. `path` must outlive the table. */
+/* Reads a regular file in the format of RFC 4180. Takes a shared lock, because a run may be appending to the
+ * file. Skips empty lines. The caller calls table_free(), also after a failure. `path` must outlive the
+ * table. STATUS_FAILED if the file cannot be read or is malformed: quotes, the number of cells, a NUL byte,
+ * or a last line without a line end, which may be incomplete. The message names the line and a remedy. */
 enum status table_read(const char *path, struct table *table);
 void table_free(struct table *table);
 
-/* Parses `text`, `bytes` long and followed by a zero, which the table owns from now on. */
+/* Parses `text`: `bytes` bytes, followed by a zero byte. The table takes ownership of `text`, also after a
+ * failure. STATUS_FAILED as from table_read(). */
 enum status table_parse(const char *path, char *text, size_t bytes, struct table *table);
 
-/* Returns the number of a column, or TABLE_NONE. */
+/* Returns the number of a column, counted from 0, or TABLE_NONE. */
 size_t table_column(const struct table *table, const char *name);
 
-/* Returns a cell; "" for the column TABLE_NONE. Rows count from 0. */
+/* Returns a cell, owned by the table; "" for the column TABLE_NONE. Rows are counted from 0, without the
+ * header. */
 const char *table_cell(const struct table *table, size_t row, size_t column);
 
 #endif

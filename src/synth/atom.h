@@ -1,14 +1,14 @@
 /* The definition of a VisualAtom image, shared by host and device code.
  *
- * An atom is K closed polygons ("orbits") around a centre. For each orbit, each of the q vertices moves
- * outwards along its own direction by a wave, a line width and noise. Each orbit paints over earlier orbits.
- * The formula is that of Takashima et al., "Visual Atoms: pre-training vision transformers with sinusoidal
- * waves", CVPR 2023; docs/visualatom.md gives it in full, with the two interpretations ("formula") found in
- * released code.
+ * An atom is K closed polygons ("orbits") around a centre. In each orbit, each of the q vertices moves
+ * outwards along its own direction. The step is a sum of a wave, a line width and noise. Later orbits paint
+ * over earlier ones. The formula is from Takashima et al., "Visual Atoms: pre-training vision transformers
+ * with sinusoidal waves", CVPR 2023. Released code interprets it in two ways (`enum formula`).
+ * docs/visualatom.md gives both in full.
  *
  * All random numbers are Philox blocks of a counter. An image is therefore a pure function of (seed, class,
- * instance): it can be generated alone, on any device, in any order. The streams must never change: tests/
- * has golden hashes of images. */
+ * instance): it can be generated alone, on any device, in any order. Do not change the streams: tests/
+ * compares images with golden hashes. */
 #ifndef FDSL_SYNTH_ATOM_H
 #define FDSL_SYNTH_ATOM_H
 
@@ -26,8 +26,8 @@ struct atom_class {
     float oval_x, oval_y;      /* stretch of the start circle along each axis */
     uint32_t freq1, freq2;     /* the wave's frequencies */
     float noise;               /* p: the noise coefficient, and the mean step outwards */
-    uint32_t radius;           /* of the start circle, which is not drawn */
-    float line_width;          /* radial offset added at each orbit; lines are one pixel wide */
+    uint32_t radius;           /* of the start circle; the circle itself is not drawn */
+    float line_width;          /* radial offset added at each orbit; drawn lines are always one pixel wide */
 };
 
 /* Per-vertex tables of a class, q entries each: the direction, and the outward step without noise. */
@@ -40,8 +40,8 @@ struct atom_point {
     float x, y;
 };
 
-/* Random streams of an image: the third word of the counter. Streams from STREAM_CURAND on belong to variants
- * that use cuRAND's generators. */
+/* Random streams of an image. The stream is the third word of the Philox counter. Numbers from STREAM_CURAND
+ * up belong to variants that use cuRAND's generators. */
 enum atom_stream {
     STREAM_NOISE = 0,
     STREAM_GRAY = 1,
@@ -67,8 +67,8 @@ FDSL_HD struct philox_key atom_image_key(uint64_t seed, uint32_t class_id, uint6
     return key;
 }
 
-/* Returns the noise draws of a vertex for orbits 2 pair and 2 pair + 1. Words 0 and 1 are x and y for the
- * even orbit, words 2 and 3 for the odd one. */
+/* Returns the random words for the noise of a vertex in orbits 2 * pair and 2 * pair + 1. Words 0 and 1 are x
+ * and y of the even orbit, words 2 and 3 of the odd orbit. */
 FDSL_HD struct philox_block atom_noise_block(struct philox_key key, uint32_t vertex, uint32_t pair)
 {
     return philox(key, vertex, pair, STREAM_NOISE, 0);
@@ -84,33 +84,35 @@ FDSL_HD struct atom_point atom_noise(struct philox_key key, const float *gradien
     return noise;
 }
 
-/* Converts a draw to a gray value. `uji`: round(255 U), so 0 and 255 are half as likely; `visualatom`:
- * uniform. */
+/* Converts a random word to a gray value. `visualatom` is uniform over 0 .. 255. `uji` is round(255 U), with
+ * U uniform in [0, 1), so 0 and 255 are half as likely as the others. */
 FDSL_HD uint8_t atom_gray_of_draw(uint32_t draw, enum formula formula)
 {
     return formula == FORMULA_UJI ? (uint8_t)(((uint64_t)draw * 255 + 0x80000000u) >> 32)
                                   : (uint8_t)philox_below(draw, 256);
 }
 
-/* Returns the draws for the grays of orbits 4 quad to 4 quad + 3, one word per orbit. */
+/* Returns the random words for the grays of orbits 4 * quad to 4 * quad + 3, one word per orbit. */
 FDSL_HD struct philox_block atom_gray_block(struct philox_key key, uint32_t quad)
 {
     return philox(key, quad, 0, STREAM_GRAY, 0);
 }
 
+/* Returns the gray of an orbit. */
 FDSL_HD uint8_t atom_gray(struct philox_key key, enum formula formula, uint32_t orbit)
 {
     return atom_gray_of_draw(philox_word(atom_gray_block(key, orbit >> 2), orbit), formula);
 }
 
-/* Returns one coordinate of the centre. `uji`: round(U res); `visualatom`: (res + u) / 2 with an integer u in
- * -res .. res, computed as half of a draw from 0 .. 2 res. */
+/* Returns one coordinate of the centre in pixels. `uji`: round(U * res), with U uniform in [0, 1).
+ * `visualatom`: (res + u) / 2, with a uniform integer u in -res .. res. */
 FDSL_HD float atom_centre_coordinate(uint32_t draw, enum formula formula, uint32_t res)
 {
     return formula == FORMULA_UJI ? (float)(uint32_t)(((uint64_t)draw * res + 0x80000000u) >> 32)
                                   : 0.5f * (float)philox_below(draw, 2 * res + 1);
 }
 
+/* Returns the centre of all polygons of an image. */
 FDSL_HD struct atom_point atom_centre(struct philox_key key, enum formula formula, uint32_t res)
 {
     struct philox_block block = philox(key, 0, 0, STREAM_CENTRE, 0);
@@ -128,7 +130,8 @@ FDSL_HD struct atom_point atom_start(const struct atom_class *class_, struct ato
     return point;
 }
 
-/* Moves a vertex by one orbit: along its direction by advance - p * noise, with separate noise per axis. */
+/* Returns the position of a vertex after one more orbit. It moves along its direction by advance - p * noise,
+ * with separate noise for x and y. */
 FDSL_HD struct atom_point atom_advance(struct atom_point point, float p, float cosine, float sine,
                                        float advance, struct atom_point noise)
 {

@@ -77,7 +77,8 @@ static double start_reach(const struct atom_class *class_)
     return class_->radius * fmax(class_->oval_x, class_->oval_y);
 }
 
-/* Each orbit moves each axis by at most |p| (1 + |noise|), plus 1 for the wave, plus the line width. */
+/* Each orbit changes each coordinate by at most |p| (1 + |noise|) + 1 + |line width|. The 1 bounds the
+ * wave. */
 double class_reach(const struct atom_class *class_)
 {
     double step =
@@ -89,7 +90,7 @@ static enum status check_limits(const struct atom_class *class_)
 {
     for (size_t i = 0; i < COLUMN_COUNT; i++) {
         double value = column_value(&columns[i], class_);
-        if (!(value >= columns[i].minimum && value <= columns[i].maximum)) /* rejects NaN, too */
+        if (!(value >= columns[i].minimum && value <= columns[i].maximum)) /* also rejects NaN */
             return status_set(STATUS_USAGE, "%s %.9g is not in %.9g .. %.9g", columns[i].name, value,
                               columns[i].minimum, columns[i].maximum);
     }
@@ -111,9 +112,9 @@ enum status class_check(const struct atom_class *class_)
 /* ---- Drawing a class from ranges ---- */
 
 /* The random words of a class: Philox with key philox_key(seed) and counter (block, 0, CLASS_STREAM, id) for
- * block 0, 1, ..., four words per block. CLASS_STREAM is not used as a class number, so these counters do not
- * collide with those of image keys, (instance, class, 0), when both seeds are equal. Do not change this
- * layout or the order of draws in class_draw(): golden hashes depend on both. */
+ * block 0, 1, ..., four words per block. Image keys use the counters (instance, class, 0). The two never
+ * collide, even with equal seeds, because numbers of drawn classes are below 2^20. Do not change this layout
+ * or the order of draws in class_draw(): golden hashes depend on both. */
 #define CLASS_STREAM 0x434C4153u
 
 struct class_words {
@@ -136,18 +137,18 @@ static uint32_t draw_count(struct class_words *words, uint32_t minimum, uint32_t
     return minimum + philox_below(next_word(words), maximum - minimum + 1);
 }
 
-/* Returns min + U (max - min) in float32, where U is a multiple of 2^-24. Both ends and their difference are
- * rounded to float; one fmaf then rounds once. The result never exceeds the upper end, because U is at most 1
- * - 2^-24, which outweighs the rounding of the difference. */
+/* Returns min + U (max - min) in float32, where U in [0, 1) is a multiple of 2^-24. Rounds both ends and
+ * their difference to float, then rounds once more in fmaf. The result never exceeds the upper end: U is at
+ * most 1 - 2^-24, and this margin is larger than the rounding error of the difference. */
 static float draw_real(struct class_words *words, double minimum, double maximum)
 {
     float low = (float)minimum, span = (float)maximum - low;
     return fmaf(philox_unit(next_word(words)), span, low);
 }
 
-/* Uses one word each for q, K, ox, oy, p, r0, l, n1, n2 in this order, and one more each time n2 is redrawn.
- * If n2 equals n1, n2 is redrawn, because equal frequencies only double the wave. Two exceptions are kept:
- * (0, 0), which means no wave, and equal frequencies from a range that contains only one. */
+/* Uses one random word each for q, K, ox, oy, p, r0, l, n1 and n2, in this order. Draws n2 again, with one
+ * more word, while n2 equals n1, because two equal frequencies give a single sine. Two cases keep equal
+ * frequencies: 0 and 0, which means no wave, and a range with only one frequency. */
 void class_draw(const struct class_ranges *ranges, uint32_t id, struct atom_class *class_)
 {
     struct class_words words = {.key = philox_key(ranges->seed), .id = id};
@@ -172,7 +173,7 @@ void class_draw(const struct class_ranges *ranges, uint32_t id, struct atom_clas
 #define NOISE_SPAN  4  /* maximum minus minimum of the noise coefficient */
 #define RADIUS_SPAN 50 /* maximum minus minimum of the start radius */
 
-extern const char classes_cfg[]; /* configs/classes.cfg, included by classes_cfg.S */
+extern const char classes_cfg[]; /* the text of configs/classes.cfg, embedded by classes_cfg.S */
 
 static const struct number keys[] = {
     {"nvertex_min", NUMBER_U32, offsetof(struct class_ranges, vertices_min), 1, CLASS_VERTICES_MAX},
@@ -201,8 +202,8 @@ struct ini_reading {
     struct class_ranges ranges;
 };
 
-/* fgets() for inih. Counts lines, because inih does not pass line numbers to handlers, and reports end of
- * file after the first error. */
+/* The fgets() that inih calls. Counts lines, because inih does not pass line numbers to handlers. After the
+ * first error it reports the end of the file, so that inih stops. */
 static char *read_ini_line(char *text, int size, void *context)
 {
     struct ini_reading *reading = context;
@@ -233,8 +234,8 @@ static enum status read_key(struct ini_reading *reading, const char *name, const
                       nearest ? nearest : "", nearest ? "'?" : "");
 }
 
-/* Handler for inih; returns nonzero on success. Of other sections than the preset's it only records the
- * name. */
+/* The handler that inih calls for each key; returns nonzero on success. Records the name of every section,
+ * but reads only the keys of the preset's section. */
 static int handle_key(void *context, const char *section, const char *name, const char *value)
 {
     struct ini_reading *reading = context;
@@ -263,7 +264,7 @@ static enum status unknown_section(const struct ini_reading *reading)
     const char *nearest = nearest_word(reading->preset, names, reading->section_count);
     if (nearest)
         return status_set(STATUS_USAGE, "no section [%s]: did you mean [%s]?", reading->preset, nearest);
-    return status_set(STATUS_USAGE, "no section [%s]; there is%s", reading->preset, list);
+    return status_set(STATUS_USAGE, "no section [%s]; sections in the file:%s", reading->preset, list);
 }
 
 static enum status check_order(const char *lower, double minimum, const char *upper, double maximum)
@@ -342,8 +343,8 @@ enum status class_ranges_read(const char *path, const char *preset, struct class
 
 /* ---- Lists of classes as CSV ---- */
 
-/* Splits `line` at commas and strips quotes. Returns the number of fields; stores the first `limit` of
- * them. */
+/* Splits `line` in place at commas and strips quotes. Returns the number of fields and stores the first
+ * `limit` of them. */
 static size_t split_fields(char *line, char *fields[], size_t limit)
 {
     size_t count = 0;
@@ -424,7 +425,7 @@ static enum status read_line(FILE *stream, char **line, size_t *capacity, ssize_
     return STATUS_OK;
 }
 
-/* Class n must be on line n + 2: blank lines are allowed only at the end of the file. */
+/* Class number n in the file, from 0, is on line n + 2, because blank lines are allowed only at the end. */
 static enum status read_list(FILE *stream, char **line, struct class_list *list, size_t *number)
 {
     size_t capacity = 0, blank = 0;

@@ -1,8 +1,9 @@
 /* Class parameters: drawn from ranges, or read from CSV.
  *
- * A preset is a set of ranges: a section of an INI file, or of configs/classes.cfg, which is built into the
- * program. A drawn class is a pure function of (ranges, seed, class number), so class c does not depend on
- * the number of classes or processes. Exact classes can be read from and written to CSV. */
+ * A preset is a named set of ranges: a section of an INI file. The program contains one such file,
+ * configs/classes.cfg. A drawn class is a pure function of (ranges, seed, class number), so class c does not
+ * depend on the number of classes or processes. Parameters of classes can also be read from CSV and written
+ * to CSV. */
 #ifndef FDSL_SYNTH_CLASS_H
 #define FDSL_SYNTH_CLASS_H
 
@@ -25,22 +26,21 @@ struct class_ranges {
     double line_width_max;           /* drawn from 0 .. line_width_max */
 };
 
-/* Limits on all classes, drawn or read. The limit on the reach keeps every pixel coordinate exact in
- * float32. */
+/* Limits on all classes, drawn or read. CLASS_REACH_MAX keeps every pixel coordinate exact in float32. */
 #define CLASS_VERTICES_MAX 1048576u
 #define CLASS_ORBITS_MAX   1048576u
 #define CLASS_FREQ_MAX     1048576u  /* frequencies above the number of vertices alias */
-#define CLASS_REACH_MAX    8388608.0 /* pixels from the centre: 2^23 */
+#define CLASS_REACH_MAX    8388608.0 /* largest distance of a vertex from the centre in pixels: 2^23 */
 
 FDSL_C_BEGIN
 
 /* Reads the ranges of section `preset` from the INI file `path`, or from the built-in classes.cfg if path is
  * NULL. STATUS_USAGE names the file and the reason: an unreadable or malformed file, an unknown section
- * (suggests the nearest one), a missing, unknown or repeated key, a value that is not a number, or min >
- * max. */
+ * (suggests the nearest one), a missing, unknown or repeated key, a value that is not a number, or min > max.
+ * STATUS_UNAVAILABLE if the build has no inih. */
 enum status class_ranges_read(const char *path, const char *preset, struct class_ranges *ranges);
 
-/* Draws class number `id` from the ranges. */
+/* Draws class number `id` from the ranges. The result depends on nothing else. */
 void class_draw(const struct class_ranges *ranges, uint32_t id, struct atom_class *class_);
 
 /* Returns an upper bound on the distance of any vertex of the class from the centre, in pixels. */
@@ -50,8 +50,8 @@ double class_reach(const struct atom_class *class_);
 enum status class_check(const struct atom_class *class_);
 
 /* Reads a CSV list with the header class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width.
- * `*classes` (the caller frees it) receives `*count` >= 1 classes within the limits, with unique ids. On an
- * error, STATUS_USAGE names file, line and column. */
+ * On success, `*classes` is an array of `*count` >= 1 classes, which the caller frees. They are within the
+ * limits and have unique ids. STATUS_USAGE names the file, the line and, for a bad value, the column. */
 enum status class_read_csv(const char *path, struct atom_class **classes, size_t *count);
 
 /* Checks that class_write_csv() can write `path`, and that an existing file is empty or a list of classes.

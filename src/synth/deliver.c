@@ -13,7 +13,8 @@
 #include "synth/npy.h"
 #include "synth/picture.h"
 
-/* Stores the folder of a file ("" or ending in a slash) in a buffer of PATH_MAX bytes. */
+/* Stores the folder of a file in `folder`, a buffer of PATH_MAX bytes, and returns `folder`. The folder is ""
+ * or ends in a slash. */
 static const char *folder_of(const char *file, char *folder)
 {
     const char *slash = strrchr(file, '/');
@@ -21,8 +22,8 @@ static const char *folder_of(const char *file, char *folder)
     return folder;
 }
 
-/* Stores the path of index.tsv in `folder` in a buffer of PATH_MAX bytes. Fails if a different kind of file
- * has that name. */
+/* Stores the path of the folder's index.tsv in `path`, a buffer of PATH_MAX bytes. Fails if a file of another
+ * kind has that name. */
 static enum status check_index(const char *folder, char *path)
 {
     static const char header[] = "file\tclass\tinstance\tseed";
@@ -34,8 +35,8 @@ static enum status check_index(const char *folder, char *path)
                                    : file_check_kind(path, &index); /* the folder may not exist yet */
 }
 
-/* Checks that `path` and its companion file `beside` may be written. They are always written as a pair; if
- * only one exists, another program wrote it and it must not be overwritten. */
+/* Checks that `path` may be written. This program always writes it together with the file `beside`. If `path`
+ * exists without `beside`, another program wrote it, and it must not be overwritten. */
 static enum status check_pair(const char *path, const struct file_kind *kind, const char *beside)
 {
     struct stat info;
@@ -52,8 +53,9 @@ static enum status check_sheet(const char *path, char *index)
     static const struct file_kind png = {"PNG picture", 0, "\x89PNG\r\n\x1a\n", 8};
     char folder[PATH_MAX];
     if (strpbrk(path, "\t\r\n"))
-        return status_set(STATUS_USAGE, "--sheet '%s': index.tsv cannot store this name; choose another",
-                          path);
+        return status_set(
+            STATUS_USAGE,
+            "--sheet '%s': index.tsv cannot store a name with a tab or a line break; choose another", path);
     TRY(check_index(folder_of(path, folder), index));
     return check_pair(path, &png, index);
 }
@@ -104,8 +106,8 @@ enum status deliver_check(const struct options *given, const struct deliver_file
     return files->write_classes ? class_check_csv(files->write_classes) : STATUS_OK;
 }
 
-/* Builds the path of one variant's output. If several variants write, the path contains the variant's name:
- * DIR/name or DIR/name/FILE. */
+/* Builds the path of one variant's output. If several variants write, `name` is the variant's name, and the
+ * path becomes PATH/name for a folder or DIR/name/FILE for a file. Otherwise `name` is NULL. */
 static void picture_path(char *result, size_t size, const char *path, const char *name, bool folder)
 {
     char parent[PATH_MAX];
@@ -118,7 +120,7 @@ static void picture_path(char *result, size_t size, const char *path, const char
         snprintf(result, size, "%s%s/%s", folder_of(path, parent), name, slash ? slash + 1 : path);
 }
 
-/* Creates the folder of a variant's file. */
+/* Creates the folder of a variant's file if it does not exist. */
 static enum status make_parent(const char *file)
 {
     char folder[PATH_MAX];
@@ -127,7 +129,7 @@ static enum status make_parent(const char *file)
     return status_set(STATUS_FAILED, "cannot create folder '%s': %s", folder, strerror(errno));
 }
 
-/* Checks each path again: if it contains a variant's name, deliver_check() has not seen it. */
+/* Checks each path again, because deliver_check() did not see the paths that contain a variant's name. */
 static enum status write_pictures(const struct synth *synth, const struct deliver_files *files,
                                   const char *name, const struct picture *pictures)
 {
@@ -147,7 +149,7 @@ static enum status write_pictures(const struct synth *synth, const struct delive
     return STATUS_OK;
 }
 
-/* Writes the images as pictures. All images are in memory at once, because several threads write them. */
+/* Writes the images as pictures. Holds all images in memory at once, because several threads write them. */
 static enum status deliver_pictures(const struct synth *synth, const struct deliver_files *files,
                                     const char *name, const struct variant *variant, void *state)
 {

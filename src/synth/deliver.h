@@ -13,11 +13,12 @@ struct deliver_files {
 };
 
 /* Checks that each file can be written and that no two options name the same file. Otherwise STATUS_USAGE or
- * STATUS_UNAVAILABLE gives the reason. `given`: all options, to find the others that write files. */
+ * STATUS_UNAVAILABLE gives the reason. `given` holds all options, including those of other parts of the
+ * program that write files. */
 enum status deliver_check(const struct options *given, const struct deliver_files *files);
 
-/* Writes pictures and arrays of the variant's run 0, which must be the latest run of `state`. If `name` is
- * not NULL, it becomes part of the paths. */
+/* Writes the pictures and arrays of run 0, which must be the latest run of `state`. `name` is the variant's
+ * name if several variants write files; it then becomes part of the paths. Otherwise `name` is NULL. */
 enum status deliver_write(const struct synth *synth, const struct deliver_files *files, const char *name,
                           const struct variant *variant, void *state);
 

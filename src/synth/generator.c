@@ -7,7 +7,7 @@
 
 /* A generator on the host: a variant, and the list of images for its next run. */
 struct host_generator {
-    struct generator generator; /* first */
+    struct generator generator; /* must be the first member */
     struct synth synth;
     struct synth_list list;
     const struct variant *variant;

@@ -20,13 +20,13 @@ struct generator;
 
 /* An explicit list of images for a run, at most one batch. */
 struct synth_list {
-    const uint64_t *numbers; /* relative to synth->first */
+    const uint64_t *numbers; /* image numbers, relative to synth->first */
     uint64_t count;
 };
 
-/* The input, constant over all runs. Image j of run n has number g = first + n * stride + j: it is instance g
- * div class_count of class g mod class_count. Ranks generate consecutive shares of one global batch of
- * `stride` images, so the images do not depend on the number of ranks. */
+/* The input, constant over all runs. Image j of run n has number g = first + n * stride + j. It is instance
+ * g / class_count (integer division) of classes[g % class_count]. Ranks generate consecutive shares of one
+ * global batch of `stride` images, so the images of a global batch do not depend on the number of ranks. */
 struct synth {
     enum formula formula;
     uint32_t res;   /* side of the canvas in pixels */
@@ -35,8 +35,8 @@ struct synth {
     uint64_t position;          /* index of this rank's first image in the global batch */
     struct synth_output output; /* how a canvas becomes the output image */
 
-    /* If not NULL, each run generates the images in this list at that time, instead of those of its run
-     * number. Supported by `naive` and `omp`. */
+    /* If not NULL, a run ignores its run number and generates the images that the list contains when the run
+     * starts. Only `naive` and `omp` support this. */
     const struct synth_list *list;
 
     uint32_t class_count;
@@ -46,15 +46,16 @@ struct synth {
     float gradients[NOISE_TABLE_COUNT];
 
     uint32_t vertices_max, orbits_max; /* maxima over the classes */
-    uint64_t segments_max;             /* largest vertices * orbits of a class */
+    uint64_t segments_max;             /* largest product vertices * orbits of any class */
 };
 
-/* The identity of an image: with the seed, it determines every bit. */
+/* The identity of an image. Together with the seed and the classes, it determines every bit. */
 struct synth_image {
     uint32_t class_index; /* into classes; the class number is classes[class_index].id */
     uint64_t instance;
 };
 
+/* Returns the identity of image j of run number `run`. */
 FDSL_HD struct synth_image synth_image_at(uint64_t first, uint64_t stride, uint32_t class_count, uint64_t run,
                                           uint64_t j)
 {
@@ -73,6 +74,7 @@ static inline uint64_t synth_run_count(const struct synth *synth)
     return synth->list ? synth->list->count : synth->batch;
 }
 
+/* Returns the identity of image j of run number `run`, from the list if there is one. */
 static inline struct synth_image synth_run_image(const struct synth *synth, uint64_t run, uint64_t j)
 {
     return synth->list ? synth_image_at(synth->first, 1, synth->class_count, synth->list->numbers[j], 0)
@@ -85,14 +87,14 @@ static inline size_t synth_image_bytes(const struct synth *synth)
     return (size_t)synth->res * synth->res;
 }
 
-/* Bytes of one finished image. The images of a batch are contiguous. */
+/* Bytes of one image in the output format. The images of a batch are contiguous. */
 static inline size_t synth_output_bytes(const struct synth *synth)
 {
     const struct synth_output *output = &synth->output;
     return (size_t)output->res * output->res * output->channels * dtype_bytes(output->type);
 }
 
-/* Returns the tables of a class: pointers into the input. */
+/* Returns pointers to the tables of a class, which `synth` owns. */
 static inline struct atom_spokes synth_spokes(const struct synth *synth, uint32_t class_index)
 {
     const float *first = synth->spoke_tables + synth->spoke_offset[class_index];
@@ -103,7 +105,7 @@ static inline struct atom_spokes synth_spokes(const struct synth *synth, uint32_
 
 /* The source of a variant's noise, for the oracle. */
 enum synth_noise {
-    SYNTH_NOISE_COUNTER,  /* atom_noise(): the streams that all exact variants share */
+    SYNTH_NOISE_COUNTER,  /* atom_noise(), which all bit-exact variants use */
     SYNTH_NOISE_UNIFORM4, /* cuRAND's Philox, one state per orbit, four uniform floats per call */
     SYNTH_NOISE_XORWOW    /* cuRAND's XORWOW: cannot be replayed on the host, so the oracle fetches it */
 };
@@ -113,15 +115,16 @@ struct synth_traits {
     enum synth_noise noise;
     bool half; /* noise is rounded to half precision before use */
     bool racy; /* orbits are painted in any order: a pixel has the gray of one of the orbits that cover it */
-    bool outputs; /* supports every output format, and writes labels; other variants write canvases only */
-    const char *timed; /* what one run's time includes, for the column `timed` */
+    bool outputs;      /* supports every output format and labels; other variants produce canvases only */
+    const char *timed; /* what the time of a run includes, for the column `timed_stages` */
 
-    /* Fetches the noise of image j of run number `run`, whether or not that run has been executed: (x, y) per
-     * vertex, all vertices of orbit 0, then of orbit 1, and so on. NULL unless the noise is XORWOW. */
+    /* Fetches the noise of image j of run number `run`; that run need not have been executed. `noise`
+     * receives (x, y) for each vertex of orbit 0, then of orbit 1, and so on. NULL unless the noise is
+     * XORWOW. */
     enum status (*fetch_noise)(void *state, uint64_t run, uint64_t j, float *noise);
 
-    /* Returns the finished images of the latest run, owned by the variant: in device memory if its platform
-     * is "cuda", else in host memory. */
+    /* Returns the images of the latest run in the output format. They are in device memory if the variant's
+     * platform is "cuda", else in host memory. The variant owns them. */
     const uint8_t *(*images)(const void *state);
 
     /* Creates a generator (core/generator.h) on a device, with batches of at most `batch` images. NULL if not
@@ -129,12 +132,12 @@ struct synth_traits {
     enum status (*generator_open)(int device, const struct synth *synth, uint32_t batch,
                                   struct generator **generator);
 
-    /* Repeats a run and times each stage in seconds. NULL if stages cannot be timed separately. */
+    /* Repeats the latest run and times each stage in seconds. NULL if stages cannot be timed separately. */
     enum status (*stages)(void *state, double *noise_s, double *vertices_s, double *painting_s);
 };
 
-/* The argument of fetch() of every synth variant. It copies one image of the latest run at a time, so the
- * host never holds a second copy of the batch. */
+/* The argument of fetch() of every synth variant. Each call copies one image of the latest run, so the host
+ * never holds a second copy of the batch. */
 struct synth_fetch {
     uint64_t j;      /* index of the image in the batch */
     uint8_t *pixels; /* the caller's buffer of synth_output_bytes() */
@@ -151,7 +154,7 @@ static inline enum status synth_fetch_host(const struct synth *synth, const uint
     return STATUS_OK;
 }
 
-/* Checks that a batch of finished images fits in host memory. */
+/* Checks that the output images of a batch fit in host memory. */
 static inline enum status synth_check_batch_memory(const struct synth *synth)
 {
     return env_check_memory(synth->batch * synth_output_bytes(synth), "the batch",

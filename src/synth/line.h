@@ -2,8 +2,7 @@
  *
  * J. E. Bresenham, "Algorithm for computer control of a digital plotter", IBM Systems Journal 4(1), 1965.
  * This is the reference: it walks pixel by pixel. Fast kernels may use a closed form; tests compare them with
- * this.
- */
+ * this code. */
 #ifndef FDSL_SYNTH_LINE_H
 #define FDSL_SYNTH_LINE_H
 
@@ -33,8 +32,9 @@ FDSL_HD bool line_drawn(enum formula formula, int32_t x0, int32_t y0, int32_t x1
     return formula == FORMULA_VISUALATOM || line_inside(x0, y0, res) || line_inside(x1, y1, res);
 }
 
-/* Begins the line from (x0, y0) to (x1, y1): max(|dx|, |dy|) pixels without the end point. `visualatom`
- * paints the end point, too. If |dx| = |dy|, y is the major axis. Coordinates must be within +-2^24. */
+/* Begins the line from (x0, y0) to (x1, y1). `uji` does not paint the end point, so a line has
+ * max(|dx|, |dy|) pixels. `visualatom` paints the end point, one pixel more. If |dx| = |dy|, y is the major
+ * axis. Coordinates must be within +-2^24. */
 FDSL_HD struct line line_begin(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_t y1)
 {
     int32_t dx = x1 > x0 ? x1 - x0 : x0 - x1, dy = y1 > y0 ? y1 - y0 : y0 - y1;

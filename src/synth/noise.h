@@ -1,9 +1,8 @@
 /* The noise of a vertex: one-dimensional gradient noise at a random position, shared by host and device code.
  *
  * Ken Perlin, "Improving noise", SIGGRAPH 2002: the fade curve and the permutation. The position z is uniform
- * in [0, 10000). Each vertex, orbit and axis draws a new one, so the noise is white; only its distribution is
- * Perlin's.
- */
+ * in [0, 10000). Each vertex, orbit and axis draws a new position, so the noise is white. Only its
+ * distribution is that of Perlin noise. */
 #ifndef FDSL_SYNTH_NOISE_H
 #define FDSL_SYNTH_NOISE_H
 
@@ -15,9 +14,9 @@
 
 #define NOISE_PERIOD      256
 #define NOISE_RANGE       10000u /* z is drawn from [0, NOISE_RANGE) */
-#define NOISE_SCALE       0.4f   /* scales the noise to about [-1, 1] for unit gradients */
-#define NOISE_LIMIT       3.2f   /* |noise| never exceeds NOISE_SCALE times the steepest gradient */
-#define NOISE_TABLE_COUNT (NOISE_PERIOD + 1) /* one more entry: cell + 1 needs no wrap */
+#define NOISE_SCALE       0.4f /* factor of the noise; |noise| is at most 1.6 (`uji`) or 0.96 (`visualatom`) */
+#define NOISE_LIMIT       3.2f /* simple bound of |noise|: NOISE_SCALE times 8, the steepest gradient */
+#define NOISE_TABLE_COUNT (NOISE_PERIOD + 1) /* one extra entry, so that index cell + 1 needs no wrap */
 
 enum formula {
     FORMULA_UJI,       /* as in the paper's CUDA code */
@@ -30,7 +29,7 @@ FDSL_C_BEGIN
 extern const uint8_t noise_permutation[NOISE_PERIOD];
 
 /* Fills the table of scaled gradients for noise_at(). The gradient of hash h is (h & 7) + 1. If bit 3 of h is
- * set, it is negated (`uji`) or replaced by -1 (`visualatom`). */
+ * set, the gradient is negated (`uji`) or replaced by -1 (`visualatom`). */
 void noise_gradients(enum formula formula, float gradients[NOISE_TABLE_COUNT]);
 
 FDSL_C_END
@@ -54,8 +53,8 @@ FDSL_HD float noise_of_draw(const float *gradients, uint32_t draw)
     return noise_at(gradients, cell, philox_unit((uint32_t)place));
 }
 
-/* Returns the noise of a uniform float in (0, 1], as cuRAND's float generators return it. The position is
- * float32. */
+/* Returns the noise of a uniform float in (0, 1], as cuRAND's float generators return it. Computes the
+ * position in float32. */
 FDSL_HD float noise_of_uniform(const float *gradients, float uniform)
 {
     float place = uniform * (float)NOISE_RANGE, whole = floorf(place);
@@ -66,8 +65,9 @@ FDSL_HD float noise_of_uniform(const float *gradients, float uniform)
  * must be under 65504. */
 FDSL_HD float noise_round_half(float value)
 {
-    /* Adding a power of two whose last bit has the weight of the half's last bit rounds to that bit. Halves
-     * below 2^-14 are subnormal: their last bit always has the weight 2^-24. */
+    /* `shift` is a power of two whose last bit has the same weight as the last bit of the half. Adding it
+     * rounds `magnitude` to that bit. Halves below 2^-14 are subnormal: the weight of their last bit is
+     * always 2^-24. */
     int exponent;
     float magnitude = fabsf(value);
     (void)frexpf(magnitude, &exponent); /* magnitude in [2^(exponent-1), 2^exponent) */

@@ -17,7 +17,7 @@ enum status npy_labels_path(const char *path, char labels_path[PATH_MAX])
                             : status_set(STATUS_USAGE, "the file name '%.80s...' is too long", path);
 }
 
-/* Begins a file for an array of this type and shape, such as "2, 3". */
+/* Begins a NumPy file for an array of this type and shape, such as "<f4" and "2, 3". */
 static enum status begin_array(struct file_writer *writer, const char *path, const char *type,
                                const char *shape)
 {
@@ -26,7 +26,7 @@ static enum status begin_array(struct file_writer *writer, const char *path, con
     return file_add(writer, header, npy_header_make(header, type, shape));
 }
 
-/* Writes the shape of the batch, such as "256, 3, 224, 224". */
+/* Formats the shape of the batch, such as "256, 3, 224, 224". */
 static void shape_of(const struct synth *synth, char shape[NPY_SHAPE_MAX])
 {
     const struct synth_output *output = &synth->output;
@@ -45,8 +45,8 @@ static enum status begin_images(struct file_writer *writer, const char *path, co
     return begin_array(writer, path, dtype_npy(synth->output.type), shape);
 }
 
-/* Copies the batch to the file, and its labels to `labels`. Variants without labels keep the label that is
- * preset here. */
+/* Copies the images of the batch to the file, and their labels to `labels`. The label is preset here, because
+ * some variants do not set it. */
 static enum status add_images(struct file_writer *writer, const struct synth *synth,
                               const struct variant *variant, void *state, void *pixels, int64_t *labels)
 {

@@ -64,7 +64,7 @@ static inline void walk_line(const struct synth *synth, uint8_t gray, struct ato
             visit(context, (size_t)line.y * synth->res + (size_t)line.x, gray);
 }
 
-/* Visits every pixel of every line, orbit by orbit. */
+/* Calls `visit` for every pixel of every line that is inside the image, orbit by orbit. */
 static inline void walk_image(const struct synth *synth, struct synth_image image, const float *noise,
                               struct atom_point *points, visitor *visit, void *context)
 {
@@ -100,7 +100,8 @@ void oracle_draw(const struct synth *synth, struct synth_image image, const floa
     walk_image(synth, image, noise, points, paint, pixels);
 }
 
-/* Marks of the membership check: some orbit covers the pixel; an orbit with the pixel's gray covers it. */
+/* Marks of a pixel in oracle_member(). COVERED: some orbit covers it. EXPLAINED: an orbit with its gray
+ * covers it. */
 enum { COVERED = 1, EXPLAINED = 2 };
 
 struct membership {
@@ -199,7 +200,7 @@ static enum status slots_make(const struct synth *synth, int count, struct slot 
 #define STREAM_PREFIX 12     /* draws compared per stream: equal by chance with probability 2^-100 or less */
 
 struct noise_check {
-    float *fetched, *expected; /* draws of the first images: the variant's and the reference's */
+    float *fetched, *expected; /* sampled draws: the variant's and the reference's */
     size_t fetched_count, expected_count;
     float (*streams)[STREAM_PREFIX]; /* the first draws of each (image, orbit, axis) */
     size_t stream_count;
@@ -236,7 +237,8 @@ static enum status noise_check_make(const struct synth *synth, struct noise_chec
     return status_set(STATUS_FAILED, "--verify: out of memory for the noise streams; lower --batch");
 }
 
-/* Adds the noise of one image. `scratch` receives the reference's noise of that image. */
+/* Adds the noise of one image. If `sample`, also adds it to the distribution test; `scratch` then receives
+ * the reference's noise of that image. */
 static void noise_check_add(struct noise_check *check, const struct synth *synth,
                             const struct synth_traits *traits, struct synth_image image, const float *noise,
                             float *scratch, bool sample)

@@ -7,27 +7,28 @@
 #include "core/variant.h"
 #include "synth/input.h"
 
-/* Computes the noise of one image as a variant with `traits` draws it. It has 2 * vertices * orbits floats:
- * (x, y) for each vertex of orbit 0, then of orbit 1, and so on. Rounds to half precision if the variant
- * does. Not for SYNTH_NOISE_XORWOW, which cannot be replayed. */
+/* Computes the noise of one image as a variant with `traits` draws it. `noise` receives 2 * vertices * orbits
+ * floats: (x, y) for each vertex of orbit 0, then of orbit 1, and so on. Rounds to half precision if the
+ * variant does. Not for SYNTH_NOISE_XORWOW, which cannot be replayed. */
 void oracle_noise(const struct synth *synth, const struct synth_traits *traits, struct synth_image image,
                   float *noise);
 
-/* Draws the image for this noise, later orbits over earlier ones. `points` is scratch space for the vertices
- * of the class; `pixels` receives res * res bytes. */
+/* Draws the image for this noise; later orbits paint over earlier ones. `points` is scratch space for the
+ * vertices of the class. `pixels` receives res * res bytes. */
 void oracle_draw(const struct synth *synth, struct synth_image image, const float *noise,
                  struct atom_point *points, uint8_t *pixels);
 
-/* Returns whether painting the orbits in some order can produce `pixels` from this noise. Then each pixel has
- * the gray of an orbit that covers it, or 0 if no orbit does. `marks` is scratch space of res * res bytes. */
+/* Returns whether painting the orbits in any order, which may differ between pixels, can produce `pixels`
+ * from this noise. Each pixel must have the gray of an orbit that covers it, or 0 if no orbit does. `marks`
+ * is scratch space of res * res bytes, `points` as in oracle_draw(). */
 bool oracle_member(const struct synth *synth, struct synth_image image, const float *noise,
                    struct atom_point *points, uint8_t *marks, const uint8_t *pixels);
 
 /* verify() of the workload, whose input is a struct synth: counts the images of the variant's latest run
  * whose pixels or label differ from the reference for run number `run`. Checks every image. Noise that cannot
- * be replayed must also have the reference's distribution (Kolmogorov-Smirnov test), and no two of its
- * streams may begin with equal draws. If either test fails, all images count as wrong and a warning gives the
- * reason. */
+ * be replayed on the host must also have the reference's distribution (Kolmogorov-Smirnov test), and no two
+ * of its streams may begin with equal draws. If either test fails, all images count as wrong and a warning
+ * gives the reason. */
 enum status oracle_verify(const void *input, const struct variant *variant, void *state, uint64_t run,
                           uint64_t *wrong);
 

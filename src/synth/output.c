@@ -4,7 +4,7 @@
 
 #include "core/options.h"
 
-#define STRIP 2048 /* columns: limits the sums to 8 KiB, as thread stacks may be small */
+#define STRIP 2048 /* columns; their sums take 8 KiB on the stack, which may be small in threads */
 
 enum status output_parse_values(const char *name, const char *text, uint32_t channels, double minimum,
                                 double maximum, double values[OUTPUT_CHANNELS_MAX])
@@ -50,7 +50,8 @@ static inline void write_entries(const uint8_t *grays, uint32_t count, const uin
         memcpy(to + i * bytes, table + grays[i] * stride, bytes);
 }
 
-/* Calls write_entries() with constant sizes: one value or three, of each type. */
+/* Calls write_entries() with a constant size, so that memcpy() is inlined: one value or three, of any
+ * type. */
 static inline void write_row(const uint8_t *grays, uint32_t count, const uint8_t *table, size_t stride,
                              size_t bytes, uint8_t *to)
 {
@@ -70,7 +71,8 @@ static inline void write_row(const uint8_t *grays, uint32_t count, const uint8_t
     }
 }
 
-/* Converts the canvas, or a square of it, through a table of all 256 grays with all their channels. */
+/* Converts the whole canvas or a crop of it. Uses a table that holds the output pixel of each of the 256
+ * grays, with all its channels. */
 static void convert_pixels(const struct synth_output *output, const uint8_t *canvas, size_t pitch,
                            struct output_corner corner, struct output_rows rows, void *image)
 {
@@ -91,7 +93,7 @@ static void convert_pixels(const struct synth_output *output, const uint8_t *can
 }
 
 /* Converts one output row: sums the covered canvas rows per column, then along the row. Works on strips of
- * columns; the sum of a pixel that crosses strips is carried over. */
+ * columns; the sum of an output pixel that crosses two strips is carried over. */
 static void convert_row(const struct synth_output *output, uint32_t res, const uint8_t *canvas, size_t pitch,
                         uint32_t y, void *image)
 {

@@ -3,7 +3,8 @@
  *
  * An image is drawn on a gray canvas of res * res pixels and then converted to the output. An output pixel is
  * a weighted integer sum of grays over an area, followed by at most one fused multiply-add and one rounding
- * to the type. All exact variants therefore produce the same bits. docs/output.md gives the definition. */
+ * to the type. All bit-exact variants therefore produce the same bits. docs/output.md gives the
+ * definition. */
 #ifndef FDSL_SYNTH_OUTPUT_H
 #define FDSL_SYNTH_OUTPUT_H
 
@@ -28,7 +29,7 @@ enum output_layout {
     OUTPUT_NHWC  /* the channels of a pixel are adjacent */
 };
 
-/* How a canvas becomes an output of a different size. */
+/* How the canvas is brought to the size of the output. */
 enum output_fit {
     OUTPUT_WHOLE,  /* the whole canvas, unscaled: output.res is res */
     OUTPUT_RESIZE, /* each output pixel is the mean over the area that it covers; shrinks or enlarges */
@@ -42,8 +43,8 @@ struct synth_output {
     uint32_t res;      /* side of the output image in pixels */
     uint32_t channels; /* 1 or 3; all have the same gray */
 
-    /* A value of a channel is sum * scale + bias, with scale = 1 / (255 area deviation) and bias = -mean /
-     * deviation. Unused by DTYPE_U8. */
+    /* The value of a channel is sum * scale + bias, with scale = 1 / (255 * area * deviation) and
+     * bias = -mean / deviation. Unused by DTYPE_U8. */
     float scale[OUTPUT_CHANNELS_MAX], bias[OUTPUT_CHANNELS_MAX];
 };
 
@@ -103,13 +104,13 @@ FDSL_HD uint32_t output_weight(struct output_span span, uint32_t out_res, uint32
     return x == span.first ? span.head : x == span.last ? span.tail : out_res;
 }
 
-/* Returns the total weight of an output pixel: the sum over its area of x weight * y weight. */
+/* Returns the total weight of an output pixel: the sum over its area of the products x weight * y weight. */
 FDSL_HD uint32_t output_area(enum output_fit fit, uint32_t res)
 {
     return fit == OUTPUT_RESIZE ? res * res : 1;
 }
 
-/* ---- Conversion of a weighted sum of grays, at most 255 area < 2^36 ---- */
+/* ---- Conversion of a weighted sum of grays, at most 255 * area < 2^36 ---- */
 
 /* Returns the mean gray, rounded half up. */
 FDSL_HD uint8_t output_value_u8(uint64_t sum, uint32_t area)
@@ -155,8 +156,8 @@ FDSL_C_BEGIN
 enum status output_parse_values(const char *name, const char *text, uint32_t channels, double minimum,
                                 double maximum, double values[OUTPUT_CHANNELS_MAX]);
 
-/* Sets scale and bias from the means and standard deviations of the channels (for grays scaled to 0 .. 1),
- * the type, the fit and the side of the canvas. */
+/* Sets scale and bias from the means and standard deviations of the channels, for grays scaled to 0 .. 1.
+ * `res` is the side of the canvas. Uses output->fit, which must be set. */
 void output_set_scale(struct synth_output *output, uint32_t res, const double mean[OUTPUT_CHANNELS_MAX],
                       const double deviation[OUTPUT_CHANNELS_MAX]);
 
@@ -165,9 +166,9 @@ struct output_rows {
     uint32_t begin, end;
 };
 
-/* The reference conversion: converts the canvas of the image with this key, or some of its rows, to `image`.
- * The canvas has `res` pixels per side and `pitch` bytes per row. `image` has synth_output_bytes() bytes and
- * is aligned for its type. */
+/* The reference conversion: converts a canvas to `image`, whole or only `rows` of `image`. `key` is the
+ * image's key, which decides the crop. The canvas has `res` pixels per side and `pitch` bytes per row.
+ * `image` has synth_output_bytes() bytes and is aligned for its type. */
 void output_convert(const struct synth_output *output, uint32_t res, struct philox_key key,
                     const uint8_t *canvas, size_t pitch, void *image);
 void output_convert_rows(const struct synth_output *output, uint32_t res, struct philox_key key,

@@ -32,7 +32,8 @@ enum status picture_available(void)
     return STATUS_OK;
 }
 
-/* Creates and removes a folder that does not exist: the only reliable test whether it can be created. */
+/* If the folder does not exist, creates and removes it. Nothing else shows reliably that it can be
+ * created. */
 enum status picture_check_folder(const char *folder)
 {
     struct stat info;
@@ -97,7 +98,8 @@ static enum status join_path(char path[PATH_MAX], const char *folder, const char
                                         : status_set(STATUS_USAGE, "the path '%s' is too long", folder);
 }
 
-/* File names of pictures: numbers are padded to the width of the largest, so that names sort. */
+/* File names of pictures: numbers are zero-padded to the width of the largest, so that names sort in their
+ * order. */
 struct naming {
     int class_digits, instance_digits;
 };
@@ -175,7 +177,7 @@ static enum status write_all(struct folder_job *job)
     return job->status == STATUS_OK ? STATUS_OK : status_set(job->status, "%s", job->text);
 }
 
-/* Closes an in-memory stream, saves its text as `path` and frees it. */
+/* Closes an in-memory stream, saves its text as the file `path` and frees the text. */
 static enum status save_text(FILE *stream, char **text, size_t *length, const char *path)
 {
     bool whole = !ferror(stream);

@@ -6,7 +6,7 @@
 
 #include "core/status.h"
 
-/* One image's line in index.tsv. */
+/* One image to write, with the values of its line in index.tsv. */
 struct picture {
     const uint8_t *pixels; /* side * side gray bytes, row-major; not owned */
     uint32_t side;

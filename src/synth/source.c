@@ -19,6 +19,7 @@ struct parameters {
     int encoding;
 };
 
+/* The state of an open source. */
 struct maker {
     enum source_encoding encoding;
     const struct workload *workload;
@@ -47,7 +48,7 @@ static struct synth_image image_of(const struct synth *synth, uint64_t number)
     return synth_image_at(synth->first + number, 1, synth->class_count, 0, 0);
 }
 
-/* Finished images that are to become samples. */
+/* Images in the output format, to be encoded as samples. `pixels` begins with image number `first`. */
 struct finished {
     const struct maker *maker;
     uint64_t first;
@@ -69,7 +70,8 @@ static enum status encode(const void *state, uint64_t number, struct source_samp
                                   image_bytes, NULL);
 }
 
-/* Adds the samples of one run of the variant. Executes the run unless it is the latest. */
+/* Fills `samples` with images first to first + count - 1, all of one run of the variant. Executes that run
+ * unless it was the latest. */
 static enum status add_of_run(struct maker *maker, uint64_t first, uint64_t count,
                               struct source_sample *samples)
 {
@@ -138,7 +140,7 @@ static bool is_exact(const struct variant *variant)
     return traits->noise == SYNTH_NOISE_COUNTER && !traits->half && !traits->racy;
 }
 
-/* Selects the requested variant, or by default the fastest that every machine has. */
+/* Selects the requested variant. The default is `omp`, or `naive` if the build lacks omp. */
 static enum status choose_variant(struct maker *maker, const char *name, const struct resources *resources)
 {
     const struct variant_entry *entry = variant_find(name ? name : "omp");
@@ -164,7 +166,7 @@ static enum status check_options(const struct source_request *request)
     for (size_t i = 0; i < COUNT_OF(shows); i++)
         if (options_given(request->options, shows[i]))
             return status_set(STATUS_USAGE,
-                              "--%s writes images of a timed run; --prepare writes them into its own folder",
+                              "--%s applies to timed runs only; --prepare writes images into its own folder",
                               shows[i]);
     if (options_given(request->options, "compute"))
         return status_set(STATUS_USAGE, "--compute applies to timed runs only; drop it with --prepare");
@@ -176,9 +178,8 @@ static enum status check_encoding(const struct maker *maker)
     const struct synth_output *output = &maker->synth->output;
     if (maker->encoding == SOURCE_NPY || (output->type == DTYPE_U8 && output->channels == 1))
         return STATUS_OK;
-    return status_set(STATUS_USAGE,
-                      "--encode png holds u8 images of one channel (all three would be the same "
-                      "gray); add --encode npy for others");
+    return status_set(STATUS_USAGE, "--encode png holds u8 images of one channel (three channels would "
+                                    "repeat the same gray); use --encode npy for others");
 }
 
 static enum status synth_source_open(const struct source_request *request, struct source_facts *facts,
@@ -196,9 +197,8 @@ static enum status synth_source_open(const struct source_request *request, struc
     TRY(maker->workload->open(request->options, request->workload_parameters, &alone, &maker->input));
     maker->synth = maker->input;
     if (maker->synth->output.layout == OUTPUT_NHWC)
-        return status_set(STATUS_USAGE,
-                          "--layout nhwc: prepared samples are PNG files or arrays of the shape "
-                          "(channels, height, width), which load and train read; drop it");
+        return status_set(STATUS_USAGE, "--layout nhwc: prepared samples are PNG files or arrays of the "
+                                        "shape (channels, height, width); drop this option");
     TRY(check_encoding(maker));
     const struct synth_output *output = &maker->synth->output;
     snprintf(maker->shape, sizeof maker->shape, "%u, %u, %u", output->channels, output->res, output->res);
@@ -220,7 +220,8 @@ static const struct option_spec options[] = {
 };
 
 static const char *const columns[] = {"class", "instance", "seed", NULL};
-/* Classes are identified by their parameters, not by a file name; arrays are always channel-major. */
+/* Options that do not affect the samples. `class` and `preset-file` are only names of files: `identity`
+ * hashes the classes. `layout` is rejected unless it is nchw. */
 static const char *const indifferent[] = {"batch", "class", "preset-file", "layout", NULL};
 
 const struct source source_synth = {

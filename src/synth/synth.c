@@ -28,28 +28,28 @@ struct parameters {
 
 static const char *const formulas[] = {"uji", "visualatom", NULL};
 static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* in the order of enum output_layout */
-static const char *const fits[] = {"resize", "crop",
-                                   NULL}; /* in the order of enum output_fit, without its first */
+static const char *const fits[] = {"resize", "crop", NULL};  /* enum output_fit, without OUTPUT_WHOLE */
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 24, NULL, true, "images per run"},
-    {"res", "PIXELS", OPTION_COUNT, AT(res), "512", 1, SYNTH_RES_MAX, NULL, true, "side of the canvas"},
+    {"res", "PIXELS", OPTION_COUNT, AT(res), "512", 1, SYNTH_RES_MAX, NULL, true,
+     "side length of the canvas"},
     {"vertices", "N", OPTION_COUNT, AT(vertices), "1000", 1, CLASS_VERTICES_MAX, NULL, true,
-     "vertices of the benchmark class"},
+     "vertices per orbit of the benchmark class"},
     {"orbits", "N", OPTION_COUNT, AT(orbits), "200", 1, CLASS_ORBITS_MAX, NULL, true,
      "orbits of the benchmark class"},
     {"formula", "NAME", OPTION_CHOICE, AT(formula), "uji", 0, 0, formulas, true,
-     "definition of an image; uji is that of the paper's code, visualatom that of the released data set"},
+     "definition of an image; uji: the paper's code; visualatom: the renderer of the released data set"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all images"},
     {"instance", "N", OPTION_COUNT, AT(instance), "0", 0, 4611686018427387904.0, NULL, true,
-     "number of the first image; with N classes, image g is instance g div N of class g mod N; --verify, "
+     "number of the first image. With N classes, image g is instance g div N of class g mod N. --verify, "
      "--png, --sheet and --npy also begin with this image"},
     {"classes", "N", OPTION_COUNT, AT(classes), "0", 0, 1 << 20, NULL, true,
      "mixed batch of N classes drawn from --preset: image i has class i mod N; 0 means the benchmark class"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), NULL, 0, 0, NULL, true,
-     "ranges of --classes: uji, visualatom or lowercompute, or a section of --preset-file (default: as "
-     "--formula)"},
+     "ranges that --classes draws from: uji, visualatom, lowercompute, or a section of --preset-file "
+     "(default: the name of --formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), NULL, 0, 0, NULL, true,
      "INI file with ranges, instead of the built-in configs/classes.cfg"},
     {"class", "FILE", OPTION_TEXT, AT(class_file), NULL, 0, 0, NULL, true,
@@ -57,40 +57,43 @@ static const struct option_spec options[] = {
     {"noise", "P", OPTION_REAL, AT(noise), "2", 0, 1e6, NULL, true,
      "noise coefficient of the benchmark class"},
     {"line-width", "PIXELS", OPTION_REAL, AT(line_width), "0.002", 0, 1e6, NULL, true,
-     "line width of the benchmark class: a constant that every orbit adds to the radius"},
+     "constant that every orbit of the benchmark class adds to the radius; lines are always one pixel wide"},
     {"radius", "PIXELS", OPTION_COUNT, AT(radius), "25", 0, 1e6, NULL, true,
      "start radius of the benchmark class"},
     {"oval-x", "X", OPTION_REAL, AT(oval_x), "1.2", 0, 1e6, NULL, true,
-     "ovality of the benchmark class along x"},
+     "stretch of the benchmark class's start circle along x"},
     {"oval-y", "Y", OPTION_REAL, AT(oval_y), "1.8", 0, 1e6, NULL, true,
-     "ovality of the benchmark class along y"},
+     "stretch of the benchmark class's start circle along y"},
     {"freq1", "N", OPTION_COUNT, AT(freq1), "5", 0, 1e6, NULL, true,
      "first frequency of the benchmark class"},
     {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true,
      "second frequency of the benchmark class"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "u8", 0, 0, dtype_names, true,
-     "element type of the output; u8 has grays, the others have floats normalised by --mean and --std"},
+     "element type of the output; u8 stores grays from 0 to 255, the others store floats normalised by "
+     "--mean and --std"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), "1", 0, UINT32_MAX, NULL, true,
-     "channels of the output; all three have the same gray"},
+     "channels of the output; with 3, all have the same gray"},
     {"layout", "ORDER", OPTION_CHOICE, AT(layout), "nchw", 0, 0, layouts, true,
      "memory layout of the output"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), NULL, 1, SYNTH_RES_MAX, NULL, true,
-     "side of the output (default: --res)"},
+     "side length of the output (default: --res)"},
     {"fit", "HOW", OPTION_CHOICE, AT(fit), "resize", 0, 0, fits, true,
-     "how the canvas becomes the output; resize takes area means, crop cuts at a random position"},
+     "how a canvas of another size becomes the output; resize averages areas, crop cuts out a part at a "
+     "random position"},
     {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), "0", 0, 0, NULL, true,
-     "mean that is subtracted from floats, which are 0 to 1; one value, or one per channel"},
+     "mean that is subtracted from float grays, which are 0 to 1; one value, or one per channel"},
     {"std", "S[,S,S]", OPTION_TEXT, AT(std), "1", 0, 0, NULL, true,
-     "standard deviation by which floats are then divided; one value, or one per channel"},
+     "standard deviation that float grays are divided by after --mean; one value, or one per channel"},
     COMPUTE_OPTION(AT(compute)),
     {"write-classes", "FILE", OPTION_OUTPUT, AT(files.write_classes), NULL, 0, 0, NULL, false,
      "write the classes of the batch as CSV, for --class"},
     {"png", "DIR", OPTION_OUTPUT, AT(files.png), NULL, 0, 0, NULL, false,
-     "write the images of the batch as PNG files, with index.tsv, into DIR; needs u8 and one channel"},
+     "write the images of the batch as PNG files and an index.tsv into DIR; needs --dtype u8 and --channels "
+     "1"},
     {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet), NULL, 0, 0, NULL, false,
      "write a contact sheet of the batch as one PNG file, with index.tsv in its folder"},
     {"npy", "FILE", OPTION_OUTPUT, AT(files.npy), NULL, 0, 0, NULL, false,
-     "write the batch as a NumPy array x.npy, and its labels as x.labels.npy"},
+     "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy"},
 };
 
 static const char *const benchmark_options[] = {"vertices", "orbits", "noise", "line-width", "radius",
@@ -108,7 +111,7 @@ static const char *const baselines[] = {"naive", NULL};
 
 /* The input, with state that only this file needs. */
 struct synth_job {
-    struct synth synth;           /* first: variants see this */
+    struct synth synth;           /* must be the first member: variants cast the input to it */
     struct parameters parameters; /* as given, with defaults that depend on other options filled in */
     bool leads;                   /* rank 0 */
 };
@@ -164,7 +167,8 @@ static enum status check_output(const struct options *given, const struct parame
     return STATUS_OK;
 }
 
-/* Files of images need a single rank: one rank generates bit-identical images to many. */
+/* Image files need a single rank. Nothing is lost: one rank generates the images of all ranks,
+ * bit-identically. */
 static enum status check_alone(const struct parameters *parameters, const struct partition *partition)
 {
     const char *option = parameters->files.png     ? "png"
@@ -175,18 +179,18 @@ static enum status check_alone(const struct parameters *parameters, const struct
         return STATUS_OK;
     return status_set(
         STATUS_USAGE,
-        "--%s needs a single rank: run without mpirun, with the images of all ranks as --batch; the "
-        "images are the same",
+        "--%s needs a single rank: run without mpirun, and raise --batch to the images of all ranks; they "
+        "are bit-identical",
         option);
 }
 
-/* Bounds that keep every value finite in float32. */
+/* Limits of --mean and --std that keep every value finite in float32. */
 #define MEAN_MAX      1e6
 #define DEVIATION_MIN 1e-6
 #define DEVIATION_MAX 1e6
-#define F16_INFINITE  65520.0 /* the smallest value that rounds to infinity */
+#define F16_INFINITE  65520.0 /* the smallest value that rounds to infinity in half precision */
 
-/* Warns about valid scales that are probably mistakes. */
+/* Warns about values of --mean and --std that are valid but probably mistakes. */
 static void warn_about_scale(const struct synth_output *output, const double *mean, const double *deviation)
 {
     double mean_max = 0, deviation_max = 0, value_max = 0;
@@ -198,7 +202,7 @@ static void warn_about_scale(const struct synth_output *output, const double *me
     if (output->type == DTYPE_U8)
         return;
     if (mean_max > 1 || deviation_max > 1)
-        status_warn("--%s %g: grays are 0 to 1; divide means and deviations for 0 to 255 by 255",
+        status_warn("--%s %g: grays are 0 to 1; divide means and deviations of 0-to-255 grays by 255",
                     mean_max > 1 ? "mean" : "std", mean_max > 1 ? mean_max : deviation_max);
     if (output->type == DTYPE_F16 && value_max >= F16_INFINITE)
         status_warn("--dtype f16 is limited to 65504, but with this --mean and --std values reach %g and "
@@ -313,7 +317,7 @@ static void synth_close(void *input)
     free(job);
 }
 
-/* Sets the input to this partition's share of the global batch. */
+/* Sets the input to this rank's share of the global batch. */
 static enum status take_share(struct synth_job *job, const struct partition *partition)
 {
     struct share share = partition_share(partition, job->parameters.batch);
@@ -342,8 +346,8 @@ static enum status fill_task(struct parameters *parameters, const struct synth *
     task->channels = synth->output.channels;
     task->height = task->width = synth->output.res;
     task->classes = synth->class_count;
-    task->batch =
-        (uint32_t)parameters->batch; /* the global batch: for the efficiency, rank 0 generates all of it */
+    /* The global batch, because rank 0 alone generates all of it to measure the efficiency. */
+    task->batch = (uint32_t)parameters->batch;
     task->share = (uint32_t)synth->batch;
     return compute_teach(&parameters->compute);
 }
@@ -364,11 +368,12 @@ static enum status fill_job(const struct options *given, const struct partition 
     TRY(get_classes(parameters, synth));
     TRY(fill_tables(synth));
     TRY(deliver_check(given, &parameters->files));
-    TRY(get_output(parameters, synth)); /* late, because it may warn, and an error should be a single line */
+    TRY(get_output(parameters, synth)); /* after the other checks, because it may warn */
     return compute_learns(&parameters->compute) ? fill_task(parameters, synth) : STATUS_OK;
 }
 
-/* Sets the parameters that rows show: as given, but with this rank's batch. */
+/* Sets the parameters that rows show: as given, but with this rank's batch and the name of the --compute
+ * model. */
 static void show_parameters(const struct synth_job *job, struct parameters *shown)
 {
     *shown = job->parameters;
@@ -403,8 +408,8 @@ static uint64_t synth_identity(const void *input)
     return fnv_add(FNV_BEGIN, synth->classes, synth->class_count * sizeof *synth->classes);
 }
 
-/* Columns stay empty if they do not apply: those of the benchmark class for other classes, mean and std for
- * u8, and fit if the output has the size of the canvas. */
+/* Columns that do not apply stay empty: the parameters of the benchmark class if other classes are used,
+ * `mean` and `std` for u8, and `fit` if the output has the size of the canvas. */
 static bool synth_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
     const struct parameters *parameters = parameters_;
@@ -441,14 +446,15 @@ static enum status synth_accepts(const void *input, const struct variant *varian
         return strcmp(variant->platform, "cpu") == 0 ? synth_check_batch_memory(synth) : STATUS_OK;
     list_supporting_variants(names, sizeof names);
     return status_set(STATUS_USAGE,
-                      "supports only u8 images of one channel at the full size; use %s for others", names);
+                      "supports only u8 images of one channel at the size of the canvas; use %s for others",
+                      names);
 }
 
 /* ---- Work, checks, measures ---- */
 
-/* The roofline counts only the bytes of the images and labels. Arithmetic on vertices is not a lower bound.
- * Without noise, all images of a class share its polygons, and vertices whose lines are hidden or outside the
- * image can be skipped. */
+/* The roofline counts only the bytes of the images and labels. It omits arithmetic on vertices, because an
+ * implementation can avoid much of it: without noise, all images of a class have the same polygons, and
+ * vertices whose lines are hidden or outside the image can be skipped. */
 static struct work synth_work(const void *input, const struct variant *variant)
 {
     const struct synth *synth = input;
@@ -464,7 +470,8 @@ static const struct compute *synth_compute(const void *parameters)
     return &((const struct parameters *)parameters)->compute;
 }
 
-/* The run has ended, so the consumer needs no event to wait for. It derives labels from image numbers. */
+/* The run has ended, so the consumer needs no event to wait for. The batch has no labels: the consumer
+ * derives them from image numbers. */
 static enum status synth_hand_over(const void *input, const struct variant *variant, void *state,
                                    uint64_t number, struct consumer *consumer, void **done_event)
 {
@@ -483,8 +490,9 @@ static enum status synth_hand_over(const void *input, const struct variant *vari
 }
 
 #ifdef HAVE_XXHASH
-/* Computes the digest of run 0: the sum of the 64-bit XXH3 of each finished image, seeded with the image's
- * index in the global batch. Sums of ranks add up to the global digest, and swapped images change it. */
+/* Computes the digest of run 0: the sum of the 64-bit XXH3 of each output image, seeded with the image's
+ * index in the global batch. The digest of a global batch is the sum over its ranks. Swapped images change
+ * the digest, because of the seed. */
 static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
                           struct measures *measures)
 {
@@ -528,7 +536,7 @@ static enum status synth_measure(const void *input, const struct variant *varian
         measures_real(measures, "vertices_s", vertices_s, 9);
         measures_real(measures, "painting_s", painting_s, 9);
     }
-    if (traits->racy) /* images differ between runs, so a digest is meaningless */
+    if (traits->racy) /* a repeated run gives other images, so a digest is meaningless */
         return STATUS_OK;
     struct run_time unused;
     TRY(variant->run(state, 0, &unused));

@@ -37,7 +37,7 @@ struct header {
     struct train_samples samples;
     uint64_t arena_values, text_bytes[TEXTS];
     struct loss_scale loss_scale;
-    char revision[64]; /* of the program that wrote it */
+    char revision[64]; /* revision of the program that wrote the file */
 };
 
 void checkpoint_free(struct checkpoint *checkpoint)
@@ -74,7 +74,8 @@ enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *
     TRY(model_build(&model_tables[table], checkpoint->input, checkpoint->classes, model));
     return model->arena_values == checkpoint->arena_values
                ? STATUS_OK
-               : status_set(STATUS_FAILED, "its network %s has other parameters than %s in this program",
+               : status_set(STATUS_FAILED,
+                            "the number of parameters of its network %s differs from %s in this program",
                             checkpoint->model, checkpoint->model);
 }
 
@@ -92,7 +93,7 @@ static bool path_of(const char *folder, uint32_t epochs, char path[PATH_MAX])
     return snprintf(path, PATH_MAX, "%s/epoch-%06" PRIu32 ".ckpt", folder, epochs) < PATH_MAX;
 }
 
-/* "epoch-000012.ckpt" is 12; -1: another file. */
+/* Returns the number of epochs in a checkpoint's name: 12 for "epoch-000012.ckpt", -1 for any other name. */
 static int64_t epochs_of(const char *name)
 {
     uint32_t epochs;
@@ -104,7 +105,8 @@ static int64_t epochs_of(const char *name)
     return strcmp(name, again) == 0 ? (int64_t)epochs : -1;
 }
 
-/* The highest number below `below` among the folder's checkpoints; -1: none. */
+/* Sets `*found` to the highest number of epochs below `below` among the folder's checkpoints; -1 if there is
+ * none. */
 static enum status highest(const char *folder, int64_t below, int64_t *found)
 {
     *found = -1;
@@ -134,7 +136,8 @@ enum status checkpoint_exists(const char *folder, bool *exists)
 
 /* ---- The folder ---- */
 
-/* "epoch-000012.ckpt.1234-0.tmp": file_begin() gives this name to a file that is not complete yet. */
+/* Whether this is the temporary name of an incomplete checkpoint, from file_begin():
+ * "epoch-000012.ckpt.1234-0.tmp". */
 static bool is_temporary(const char *name)
 {
     uint32_t epochs;
@@ -144,7 +147,8 @@ static bool is_temporary(const char *name)
            used > 0 && name[used] == '\0';
 }
 
-/* Call with the lock held: then no process is writing these files. */
+/* Removes temporary files of killed processes. Call with the lock held: then no process is writing such
+ * files. */
 static void remove_temporaries(const char *folder)
 {
     DIR *directory = opendir(folder);
@@ -170,15 +174,17 @@ enum status checkpoint_lock(const char *folder, int *lock)
         ;
     if (failed && errno == EWOULDBLOCK) {
         close(fd);
-        return status_set(STATUS_USAGE,
-                          "--checkpoint %s: another training is writing there; wait for its end, or name "
-                          "another folder",
-                          folder);
+        return status_set(
+            STATUS_USAGE,
+            "--checkpoint %s: another training run is writing there; wait until it ends, or name "
+            "another folder",
+            folder);
     }
     *lock = fd;
     if (failed)
-        status_warn("--checkpoint %s cannot be locked (%s); make sure that no other training writes there",
-                    folder, strerror(errno));
+        status_warn(
+            "--checkpoint %s cannot be locked (%s); make sure that no other training run writes there",
+            folder, strerror(errno));
     else
         remove_temporaries(folder);
     return STATUS_OK;
@@ -298,7 +304,7 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
 
 /* ---- Reading ---- */
 
-/* The error for a file that is not a complete checkpoint. A kill or a power failure may leave one. */
+/* The error for a file that is not a complete checkpoint. A kill or a power failure may leave such a file. */
 static enum status damaged(bool *is_damaged, const char *reason)
 {
     *is_damaged = true;

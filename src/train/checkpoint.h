@@ -1,5 +1,6 @@
-/* Checkpoints store all the state that training needs to continue bit-exactly after an epoch. Files appear
- * whole or not at all. They are independent of the engine: one variant can continue where another stopped. */
+/* Checkpoints store all the state that training needs to continue bit-exactly after an epoch. A file appears
+ * complete or not at all. Checkpoints do not depend on the engine: one variant can continue where another
+ * stopped. */
 #ifndef FDSL_TRAIN_CHECKPOINT_H
 #define FDSL_TRAIN_CHECKPOINT_H
 
@@ -16,12 +17,12 @@
  * of the random number generator. */
 struct train_history {
     uint32_t epochs;         /* completed */
-    double trained_s;        /* time spent in their training steps */
+    double trained_s;        /* seconds spent in the training steps of these epochs */
     double to_98_s, to_99_s; /* value of trained_s when test accuracy first reached 98 % and 99 %; negative:
                               * not reached yet */
 };
 
-/* The sample options and a hash of each data set. A size of 0 means that the option was not given. */
+/* The options that choose the samples, and a hash of each data set. 0 means that the option was not given. */
 struct train_samples {
     uint64_t train_size, test_size, classes, res;
     uint64_t hashes[DATA_PARTS];
@@ -36,8 +37,8 @@ struct checkpoint {
     struct train_history history;
     struct train_samples samples;
     char *data;               /* owned: value of --data */
-    char *row;                /* owned: the CSV row of the epoch, as header and line; "" if there is none */
-    char *identity;           /* owned: the options that decide the parameters, "name=value name=value ..." */
+    char *row;                /* owned: the CSV row of the epoch (header and line); "" if there is none */
+    char *identity;           /* owned: the options that affect the parameters, "name=value name=value ..." */
     struct train_state state; /* owned: arenas of `arena_values` values each */
     uint64_t arena_values;
 };
@@ -48,16 +49,17 @@ FDSL_C_BEGIN
  * reason; STATUS_UNAVAILABLE if the build has no xxHash. */
 enum status checkpoint_check_folder(const char *folder);
 
-/* Locks a folder and removes temporary files that killed processes left there. STATUS_USAGE if another
- * process holds the lock. If the file system has no locks, it only warns. checkpoint_unlock() or the end of
- * the process releases the lock. */
+/* Locks a folder and removes temporary files that killed processes left there. `*lock` is for
+ * checkpoint_unlock(), which accepts a negative value. The end of the process also releases the lock.
+ * STATUS_USAGE if another process holds the lock. If the file system has no locks, it only warns. */
 enum status checkpoint_lock(const char *folder, int *lock);
 void checkpoint_unlock(int lock);
 
 /* Sets `*exists` to whether the folder holds any checkpoint. */
 enum status checkpoint_exists(const char *folder, bool *exists);
 
-/* Writes FOLDER/epoch-000012.ckpt, then removes all but the latest `keep` checkpoints. */
+/* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, then removes all but the latest `keep`
+ * checkpoints, keep >= 1. If writing fails, the other checkpoints remain. */
 enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint);
 
 /* Reads one checkpoint file. STATUS_FAILED with path and reason if the file is not a checkpoint, has another
@@ -73,7 +75,8 @@ enum status checkpoint_read_latest(const char *folder, bool pass_over, struct ch
 void checkpoint_free(struct checkpoint *checkpoint);
 
 /* Reads the checkpoint that the user named with an option: a file, or the latest one of a folder. It never
- * skips a damaged file. STATUS_USAGE if there is no checkpoint. The caller frees, also after a failure. */
+ * skips a damaged file. STATUS_USAGE if there is no checkpoint. The caller frees the checkpoint, also after a
+ * failure. `option` begins the error message. */
 enum status checkpoint_find(const char *option, const char *path, struct checkpoint *checkpoint);
 
 /* Rebuilds the checkpoint's model. STATUS_FAILED if this program does not know the model, or if its arena

@@ -49,8 +49,8 @@ const void *data_sample(const struct data *data, enum data_part part, uint32_t s
     return (const uint8_t *)data->sets[part].values + (size_t)sample * data->sample_bytes;
 }
 
-/* Mean and variance of a channel over the measured part of the training set. Sums are in double, so they are
- * exact for bytes. */
+/* Computes mean and variance of a channel over the first data_measured() training samples. The sums are in
+ * double, which is exact for bytes. */
 static void moments(const struct data *data, uint32_t channel, double *mean, double *variance)
 {
     size_t plane = data->sample_values / data->shape.channels;
@@ -229,8 +229,8 @@ static bool any_cifar(const char *folder)
     return file_there(folder, "test_batch.bin", path);
 }
 
-/* Reads the CIFAR-10 batches of a folder: data_batch_1.bin and following form one training set. `paths` has
- * room for all their paths, joined by commas. */
+/* Reads the CIFAR-10 batches of a folder; data_batch_1.bin to data_batch_5.bin form one training set. `paths`
+ * has room for their paths, joined by commas; `path` has room for one. */
 static enum status read_cifar(const struct data_request *request, char *paths, char path[PATH_MAX],
                               struct data *data)
 {
@@ -269,7 +269,7 @@ static enum status open_datasets(const struct data_request *request, struct data
     bool two = learn && tests;
     if (learn != tests)
         return status_set(STATUS_USAGE,
-                          "--data %s: it contains a data set %s but no %s; make one with --prepare",
+                          "--data %s: it contains a data set '%s' but no '%s'; create it with --prepare",
                           request->name, learn ? "train" : "test", learn ? "test" : "train");
     for (int part = 0; part < DATA_PARTS; part++) {
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
@@ -285,19 +285,21 @@ static enum status unknown(const char *name)
     static const char *const names[] = {"digits", "clips", "synth"};
     const char *nearest = nearest_word(name, names, COUNT_OF(names));
     bool mnist = strcmp(name, "mnist") == 0;
-    return status_set(STATUS_USAGE, "--data %s: no such folder; digits, clips and synth need none%s%s%s%s",
-                      name, nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "",
+    return status_set(STATUS_USAGE,
+                      "--data %s: no such folder; digits, clips and synth need no folder%s%s%s%s", name,
+                      nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "",
                       mnist ? "; scripts/setup/fetch_mnist.sh mnist downloads it" : "");
 }
 
-/* Generated data have a fixed number of classes; --classes may only be larger. */
+/* Checks --classes for generated data, which have a fixed number of classes: a larger number is allowed, a
+ * smaller one is not. */
 static enum status check_classes(const struct data *data, const char *name, uint32_t classes)
 {
-    return data->classes >= classes
-               ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "--classes %" PRIu32 ": %s has %" PRIu32 "; give at least that many, or omit it",
-                            data->classes, name, classes);
+    return data->classes >= classes ? STATUS_OK
+                                    : status_set(STATUS_USAGE,
+                                                 "--classes %" PRIu32 ": %s has %" PRIu32
+                                                 " classes; give at least as many, or drop --classes",
+                                                 data->classes, name, classes);
 }
 
 /* Chooses the source by name, or by the contents of the folder. */
@@ -339,7 +341,7 @@ static enum status check_sets(const struct data_request *request, struct data *d
             return status_set(STATUS_FAILED, "--data %s: there are no samples to %s", request->name,
                               part == DATA_TRAIN ? "train on" : "test with");
         if (set->count < wanted)
-            return status_set(STATUS_USAGE, "%s %" PRIu64 ": there are only %" PRIu32 "; lower it",
+            return status_set(STATUS_USAGE, "%s %" PRIu64 ": there are only %" PRIu32 " samples; lower it",
                               data_size_options[part], wanted, set->count);
     }
     return STATUS_OK;
@@ -359,8 +361,8 @@ static enum status count_classes(const struct data_request *request, struct data
     return largest < data->classes
                ? STATUS_OK
                : status_set(STATUS_USAGE,
-                            "--data %s: its largest label is %" PRIu32 ", and there are %" PRIu32
-                            " classes; give --classes N, at least %" PRIu32,
+                            "--data %s: its largest label is %" PRIu32 ", but there are only %" PRIu32
+                            " classes; give --classes %" PRIu32 " or more",
                             request->name, largest, data->classes, largest + 1);
 }
 

@@ -23,11 +23,12 @@ enum data_part { DATA_TRAIN, DATA_TEST, DATA_PARTS };
 enum data_feed {
     DATA_STORED,  /* host memory: all samples are generated or read when the data are opened */
     DATA_LIVE,    /* a generator: samples are generated batch by batch during training */
-    DATA_CONSTANT /* host memory: every step takes the first batch of the set. This is a speed baseline
-                   * without data supply; the network learns nothing useful */
+    DATA_CONSTANT /* host memory: every step takes the first batch of the set. It shows the speed without
+                     input; the network learns nothing useful */
 };
 
-/* Consecutive samples, each in C order (channels, depth, height, width), and one label per sample. */
+/* Samples stored consecutively, each in C order (channels, depth, height, width), and one label per
+ * sample. */
 struct data_set {
     uint32_t count;
     void *values;     /* owned */
@@ -40,21 +41,23 @@ struct data {
     uint32_t classes;
     size_t sample_values, sample_bytes;
     struct data_set sets[DATA_PARTS]; /* neither set is empty */
-    /* Normalisation: value v of channel c becomes fmaf(v, scale[c], offset[c]), which is (v - mean) /
-     * standard deviation over the training set. This holds for bytes (0 to 255) and for halves. */
+    /* Normalisation: value v of channel c becomes fmaf(v, scale[c], offset[c]). After data_normalise(data,
+     * true) this is (v - mean) / standard deviation. v is 0 to 255 for bytes, and the value itself for
+     * halves. */
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
-    /* `held`: how many training samples, counted from the first, are in memory. `measured`: how many of them
-     * scale, offset and hash are computed from (for generated data DATA_MEASURED). 0 means all. */
+    /* `held`: number of training samples that are in memory, from the first on. `measured`: number of
+     * training samples, from the first on, that scale, offset and hash are computed from; at most
+     * DATA_MEASURED for synth. 0 means all. */
     uint32_t held, measured;
     uint64_t hashes[DATA_PARTS]; /* of each set's samples (the measured ones) and labels */
     double opening_s;            /* duration of data_open() */
 
-    /* The source of training samples. In epoch e, live sample n is the generator's sample number n + e *
-     * fresh. With fresh = 0 every epoch sees the same samples; otherwise each epoch sees new ones with the
-     * same labels. No live sample is ever in the test set. */
+    /* The source of training samples. In epoch e, counted from 0, live sample n is the generator's sample
+     * number n + e * fresh. With fresh = 0 all epochs have the same samples. Otherwise each epoch has new
+     * samples with the same labels. No live sample is ever in the test set. */
     enum data_feed feed;
     uint64_t fresh;
-    struct data_source *source; /* owned; DATA_LIVE only: the source behind data_generator() */
+    struct data_source *source; /* owned; DATA_LIVE only: the source that data_generator() uses */
 };
 
 /* Number of samples of a set that are in memory (in `values`). */
@@ -98,18 +101,18 @@ FDSL_HD float data_value(enum dtype type, const void *sample, size_t i)
 
 FDSL_C_BEGIN
 
-/* The origin of both sets. "digits", "clips" and "synth" are generated. Any other name is a folder: MNIST's
+/* Where both sets come from. "digits", "clips" and "synth" are generated. Any other name is a folder: MNIST's
  * four IDX files, CIFAR-10's binary files, two data sets (train, test), or one data set, of which one tenth
  * is held out for testing. */
 struct data_request {
     const char *name;
-    uint64_t train_size, test_size; /* use the first N samples; 0: all, or for generated data DATA_TRAIN_SIZE
-                                     * and DATA_TEST_SIZE */
-    uint64_t classes;               /* labels are below this; 0: 10, or for data sets the number found */
-    uint64_t res;                   /* image width and height in pixels, synth only */
-    uint64_t batch;                 /* samples per step */
-    int feed;                       /* enum data_feed; negative: live if the source supports it */
-    bool fresh;                     /* live samples differ between epochs */
+    uint64_t train_size, test_size; /* how many samples to use, from the first on; 0: all, or for generated
+                                       data DATA_TRAIN_SIZE and DATA_TEST_SIZE */
+    uint64_t classes; /* labels are below this; 0: 10, for clips 8, for data sets the largest label + 1 */
+    uint64_t res;     /* image width and height in pixels, synth only */
+    uint64_t batch;   /* samples per step */
+    int feed;         /* enum data_feed; negative: live for synth, otherwise stored */
+    bool fresh;       /* live samples differ between epochs */
     struct resources resources;
 };
 
@@ -123,16 +126,16 @@ struct data_request {
 enum status data_open(const struct data_request *request, struct data *data);
 void data_close(struct data *data);
 
-/* Computes scale and offset from the training set. With `on` false, it sets them so that bytes map to 0 to 1
- * and halves are unchanged. data_open() does not call this; the caller does. */
+/* Computes scale and offset from the training set. If `on` is false, sets them so that bytes map to 0 to 1
+ * and halves are unchanged. data_open() does not call this function. */
 void data_normalise(struct data *data, bool on);
 
 /* Address of a sample that is in memory. */
 const void *data_sample(const struct data *data, enum data_part part, uint32_t sample);
 
-/* Writes one sample as the network sees it, shifted and normalised, to `values` (data->sample_values floats).
- * `stored` holds its data->sample_bytes bytes. Pass (struct draw_move){0} for test samples, which are not
- * shifted. Pure and thread-safe. */
+/* Writes one sample as the network sees it, shifted, flipped and normalised, to `values` (data->sample_values
+ * floats). `stored` holds its data->sample_bytes bytes. Pass (struct draw_move){0} for test samples, which
+ * are not augmented. Pure and thread-safe. */
 void data_gather(const struct data *data, const void *stored, struct draw_move move, float *values);
 
 /* Creates a generator of the training samples of DATA_LIVE. `data` must outlive it; the caller closes it. */

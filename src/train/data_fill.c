@@ -15,7 +15,7 @@
 #define CHUNK_BYTES (UINT64_C(256) << 20) /* ... and at most this many bytes, unless one sample is larger */
 #define PROGRESS_S  0.25
 #define CLASSES_MAX (1 << 24)
-#define HELD_OUT    10 /* one sample in this many */
+#define HELD_OUT    10 /* one sample in HELD_OUT is held out for testing */
 
 /* ---- Decoding ---- */
 
@@ -32,9 +32,10 @@ static enum status decode(const struct source_sample *sample, struct image *imag
     TRY(image_decode(member->extension, member->bytes, member->size, room, &room_bytes, image, &is_image));
     if (is_image && image->type != DTYPE_F32 && image_values(image) <= INT32_MAX)
         return STATUS_OK;
-    return status_set(STATUS_FAILED,
-                      "no array of |u1 or <f2 with the axes (height, width), (channels, height, width) "
-                      "or (channels, depth, height, width)");
+    return status_set(
+        STATUS_FAILED,
+        "it is not an array of |u1 or <f2 with the axes (height, width), (channels, height, width) "
+        "or (channels, depth, height, width)");
 }
 
 static enum status read_label(const struct source_sample *sample, int32_t *label)
@@ -66,7 +67,7 @@ static enum status check_finite(const struct image *image)
     return STATUS_OK;
 }
 
-/* The first sample decides shape and type; all others must match. */
+/* Sets the shape and type from the first sample; checks that all others have the same. */
 static enum status fit(struct data *data, const struct image *image)
 {
     const struct shape is = {image->channels, image->depth, image->height, image->width}, *was = &data->shape;
@@ -77,18 +78,19 @@ static enum status fit(struct data *data, const struct image *image)
         data->sample_bytes = data->sample_values * dtype_bytes(image->type);
     }
     if (memcmp(&is, was, sizeof is) != 0 || image->type != data->type)
-        return status_set(STATUS_FAILED,
-                          "it is %s of %ux%ux%ux%u (channels, depth, height, width), but the first one is %s "
-                          "of %ux%ux%ux%u",
-                          dtype_names[image->type], is.channels, is.depth, is.height, is.width,
-                          dtype_names[data->type], was->channels, was->depth, was->height, was->width);
+        return status_set(
+            STATUS_FAILED,
+            "it is %s of %ux%ux%ux%u (channels, depth, height, width), but the first sample is %s "
+            "of %ux%ux%ux%u",
+            dtype_names[image->type], is.channels, is.depth, is.height, is.width, dtype_names[data->type],
+            was->channels, was->depth, was->height, was->width);
     return is.channels <= DATA_CHANNELS_MAX
                ? STATUS_OK
                : status_set(STATUS_USAGE, "%u channels; at most %d are supported", is.channels,
                             DATA_CHANNELS_MAX);
 }
 
-/* A growing set: samples that it has room for now, the maximum, and the option that sets its size. */
+/* The capacity of a growing set in samples, now and at most, and the option that sets its size. */
 struct room {
     uint64_t now, most;
     const char *option;
@@ -127,7 +129,7 @@ static void append(const struct data *data, struct data_set *set, const struct i
 {
     uint8_t *to = (uint8_t *)set->values + (size_t)set->count * data->sample_bytes;
     size_t channels = image->channels, plane = data->sample_values / channels;
-    if (image->interleaved) /* decoded from PNG: bytes */
+    if (image->interleaved) /* from a PNG, so values are bytes */
         for (size_t i = 0; i < data->sample_values; i++)
             to[i % channels * plane + i / channels] = image->pixels[i];
     else
@@ -195,7 +197,7 @@ static void name_sample(enum status status, uint64_t number, const char *key)
         status_prefix(status, "sample %" PRIu64, number);
 }
 
-/* `samples` has room for CHUNK samples and is zeroed. */
+/* data_fill() with a buffer: `samples` has room for CHUNK samples and is zeroed. */
 static enum status fill(struct source_reader *reader, struct data_range range, uint64_t limit,
                         struct data *data, enum data_part part, struct source_sample *samples)
 {

@@ -21,18 +21,19 @@ struct data_range {
     int held; /* 1: only held-out samples, 0: only the others, -1: all */
 };
 
-/* Returns STATUS_FAILED if that many samples do not fit into memory; the message suggests lowering `option`.
- * Without this check, a system that overcommits memory would kill the program on first use. */
+/* Returns STATUS_FAILED if `samples` samples do not fit into memory; the message suggests lowering `option`.
+ * Without this check, a system that overcommits memory may kill the program when it first writes to the
+ * memory. */
 enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option);
 
 /* Appends the samples of an open source that are in `range` to set `part`, at most `limit` of them. The first
- * sample decides shape and type. STATUS_FAILED, with the sample's number, if a sample is broken, differs from
- * the first, or does not fit into memory. */
+ * sample of `data` sets the shape and the type. STATUS_FAILED, with the sample's number, if a sample is
+ * broken, differs from the first, or does not fit into memory. */
 enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit,
                       struct data *data, enum data_part part);
 
-/* Opens a source with the options in `words`, calls data_fill(), and closes the source. An empty range means
- * all samples. */
+/* Opens a source with the options in `words`, calls data_fill(), and closes the source. range.count = 0 means
+ * all samples of the source. */
 enum status data_read(const struct data_request *request, const char *source, const char *const words[],
                       struct data_range range, uint64_t limit, struct data *data, enum data_part part);
 

@@ -10,13 +10,13 @@ struct display;
 
 /* Starts a thread that prints the progress of `engine` to stderr every quarter of a second while an epoch
  * runs. Returns NULL if status_shows_progress() is false or no thread can be started. The thread calls only
- * engine->progress(), which only reads memory, so training makes the same calls with and without a
+ * engine->progress(), which only reads memory. Training therefore makes the same calls with and without a
  * display. */
 struct display *display_open(const struct engine *engine, const void *state, const struct train *train,
                              uint32_t epochs);
 
-/* Mark the begin and end of epoch `epoch`, counted from 0. Neither blocks nor makes a system call. NULL is
- * allowed. */
+/* Mark the beginning and the end of epoch `epoch`, counted from 0. Neither blocks nor makes a system call.
+ * NULL is allowed. */
 void display_begin(struct display *display, uint32_t epoch);
 void display_end(struct display *display);
 

@@ -2,12 +2,12 @@
  * (trainer.h) drives it through epochs, checkpoints and rows. All engines compute the same steps, up to
  * rounding.
  *
- * Step i of epoch e takes the samples at indices i * batch and following of draw_order(seed, e, size of the
- * training set), from any source (enum data_feed). The last batch of an epoch may be short. Each sample is
- * shifted (draw_move) and normalised (data.h), and goes forward with dropout (draw_dropout). The loss is
- * softmax cross-entropy with label smoothing s: with probabilities p over K classes and label l, -(1 - s) log
- * p[l] - s / K * sum log p. The gradient is that of the mean over the batch. Every parameter is updated by
- * optimizer_step() with step number e * steps + i. */
+ * Step i of epoch e takes `batch` samples, from index i * batch on, of the permutation draw_order(seed, e,
+ * size of the training set). The last batch of an epoch may be short. Samples come from any source (enum
+ * data_feed). Each sample is shifted and flipped (draw_move), normalised (data.h), and passed forward with
+ * dropout (draw_dropout). The loss is softmax cross-entropy with label smoothing s. For probabilities p over
+ * K classes and label l, it is -(1 - s) log p[l] - s / K * sum log p. Gradients are those of the mean loss of
+ * the batch. optimizer_step() updates every parameter with step number e * steps + i. */
 #ifndef FDSL_TRAIN_ENGINE_H
 #define FDSL_TRAIN_ENGINE_H
 
@@ -26,7 +26,7 @@
 #include "train/model.h"
 #include "train/optimizer.h"
 
-/* Everything that decides what is computed. It must outlive the engine. */
+/* Everything that determines the results of training. It must outlive the engine. */
 struct train {
     const struct model *model;
     const struct data *data;
@@ -46,7 +46,8 @@ static inline uint32_t train_steps(const struct train *train)
     return count / train->batch + (count % train->batch != 0);
 }
 
-/* The sample at index `first` + `j` of an epoch's order; `j` is its index in the batch. */
+/* The sample at index `j` of the batch that begins at index `first` of an epoch's order. DATA_CONSTANT
+ * ignores the order. */
 FDSL_HD uint32_t train_sample_at(enum data_feed feed, const struct draw_order *order, uint32_t first,
                                  uint32_t j)
 {
@@ -97,15 +98,14 @@ struct train_totals {
     double loss;      /* sum over the samples, each before its step's update */
     uint64_t correct; /* samples classified correctly, with dropout, each before its step's update */
     uint64_t samples;
-    uint64_t skipped; /* steps that overflowed and changed no parameters (engines that scale the loss) */
-    double data_s;    /* time that arithmetic waited for samples; negative: not known */
-    double
-        generate_s; /* time spent generating live samples, overlapped with arithmetic or not; otherwise 0 */
+    uint64_t skipped;  /* steps that overflowed and changed no parameters (engines that scale the loss) */
+    double data_s;     /* seconds in which arithmetic waited for samples; negative: not known */
+    double generate_s; /* seconds spent generating live samples, even while arithmetic runs; else 0 */
     uint64_t bad_step; /* first step with a non-finite loss, counted over all epochs; or TRAIN_FINE */
 };
 
-/* Sums over the steps since the last totals(), possibly slightly out of date. The fields may come from
- * different steps. */
+/* Sums over the steps since the last call of totals(), possibly slightly out of date. The fields may come
+ * from different steps. */
 struct train_progress {
     double loss; /* as in struct train_totals */
     uint64_t correct, samples;
@@ -115,13 +115,15 @@ struct train_progress {
  * device time. */
 #define TRAIN_PROGRESS_STEPS 128
 
-/* Tolerances against the oracle. Rounding in the engine's number formats stays below them; a wrong kernel
- * does not. */
+/* Largest allowed differences from the oracle. Rounding in the engine's number formats stays below them; a
+ * wrong kernel does not. */
 struct engine_bounds {
-    double loss;   /* relative to the oracle's loss of a step, ... */
-    double floor;  /* ... but at least this much per sample: a tiny loss is the difference of large logits */
-    double drift;  /* relative to the distance that a parameter tensor moved, in Euclidean norm */
-    double logits; /* relative to the largest logit of a batch */
+    /* Difference of a step's losses, relative to the oracle's loss. An oracle loss below `floor` per sample
+     * counts as `floor`, because a tiny loss is the difference of large logits. */
+    double loss;
+    double floor;
+    double drift;  /* of a parameter tensor, relative to the Euclidean norm of the tensor's change */
+    double logits; /* of a logit, relative to the largest logit of the batch */
 };
 
 #define ENGINE_BOUNDS_FLOAT                                        \
@@ -132,16 +134,16 @@ struct engine_bounds {
 struct engine {
     const char *name; /* for messages */
     struct engine_bounds bounds;
-    bool scales_loss; /* uses loss_scale.h; a set() without a scale starts with the initial one */
+    bool scales_loss; /* uses loss_scale.h; if set() gets the scale 0, it uses the initial scale */
     bool feeds;       /* supports every enum data_feed; otherwise only DATA_STORED */
 
-    /* For the roofline: the fastest unit that it uses for matrix products, and which multiplications it may
-     * omit. */
+    /* For the roofline: the fastest unit that the engine uses for matrix products, and the multiplications
+     * that it may omit. */
     enum unit unit;
     struct model_savings savings;
 
-    /* Whether the engine can train this network on these samples: STATUS_OK, or STATUS_USAGE with a reason
-     * that calls the engine "it". NULL: always. */
+    /* Returns STATUS_OK if the engine can train this network on these samples, else STATUS_USAGE with a
+     * reason that calls the engine "it". NULL: it always can. */
     enum status (*accepts)(const struct train *train);
 
     /* Creates `*state`, which is NULL before. Parameters are undefined until set(). The caller closes the
@@ -155,19 +157,18 @@ struct engine {
     enum status (*get)(void *state, struct train_state *into);
 
     /* Runs `count` >= 1 steps of an epoch, starting at step `first`; all are within that epoch. It may return
-     * before they are done: totals(), get() and evaluate() wait for them. */
+     * before the steps are done; totals(), get() and evaluate() wait for them. */
     enum status (*steps)(void *state, uint32_t epoch, uint32_t first, uint32_t count);
     enum status (*totals)(void *state, struct train_totals *totals);
 
-    /* For the display. It only reads memory, so any thread may call it while steps run, and it blocks
-     * nothing. */
+    /* For the display. Only reads memory and never blocks, so any thread may call it while steps run. */
     void (*progress)(const void *state, struct train_progress *progress);
 
     /* For tests: the gradients of the latest step, before weight decay, as an arena. */
     enum status (*gradients)(void *state, float *gradients);
 
     /* Writes the logits of samples first .. first + count - 1 of a set, in order: count * classes floats. No
-     * dropout, no shifts. `count` may exceed the batch size; the engine works in batches. */
+     * dropout, no augmentation. `count` may exceed the batch size; the engine works in batches. */
     enum status (*evaluate)(void *state, enum data_part part, uint32_t first, uint32_t count, float *logits);
 
     /* Bytes of memory that the engine uses for parameters, data and activations; device memory if it runs on
@@ -180,8 +181,8 @@ FDSL_C_BEGIN
 /* The reference (src/train/naive.c). In float it is the engine of train-naive; in double it is the oracle. */
 extern const struct engine engine_naive, engine_oracle;
 
-/* Runs the reference forward, with these parameters, over the samples of a step. Sets `*layer` to the name of
- * the first layer that outputs a non-finite value, or to "the loss" if none does. */
+/* Runs the reference's forward pass with the parameters of `from` over the samples of a step. Sets `*layer`
+ * to the name of the first layer that outputs a non-finite value, or to "the loss" if none does. */
 enum status naive_find_bad_layer(const struct train *train, const struct train_state *from, uint32_t epoch,
                                  uint32_t step, const char **layer);
 

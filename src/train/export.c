@@ -27,7 +27,7 @@ static float *dropout_factors(const struct train *train, const struct layer *lay
     return factors;
 }
 
-/* Contents of the file of a step; owned. */
+/* Contents of the --export-step file; owned. */
 struct step_parts {
     uint32_t *numbers, count;
     float *inputs, *gradients, *factors[MODEL_LAYERS_MAX];
@@ -153,7 +153,7 @@ enum status export_step(const struct train *train, const struct engine *engine, 
 
 /* ---- The data ---- */
 
-/* Values and labels of one set. */
+/* Describes the values and labels of one set. Returns the number of tensors. */
 static size_t describe_set(const struct data *data, const struct model *model, const char *name,
                            const struct data_set *set, struct safetensor *tensors)
 {
@@ -183,8 +183,7 @@ enum status export_data(const struct train *train, const float *initial, const c
     const struct model *model = train->model;
     struct safetensor tensors[MODEL_TENSORS_MAX + 6];
     size_t count = 0;
-    if (data->feed !=
-        DATA_STORED) /* live samples are not all in memory, and a constant feed trains on other samples */
+    if (data->feed != DATA_STORED) /* a live set is not all in memory; a constant feed uses only part of it */
         return status_set(STATUS_USAGE, "--export-data writes only stored samples; add --feed stored");
     count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
     count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);
@@ -206,7 +205,7 @@ enum status export_data(const struct train *train, const float *initial, const c
 
 #define LIST_MAX (24 * (DATA_CHANNELS_MAX + 1))
 
-/* "[0.0127, 0.0131]" */
+/* Formats values as a JSON array: "[0.0127, 0.0131]". */
 static void list(const float *values, uint32_t count, char text[LIST_MAX])
 {
     size_t used = 0;

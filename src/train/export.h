@@ -1,6 +1,6 @@
-/* Exports a training to safetensors files: the parameters under PyTorch's names, the data sets, or everything
- * about one step, for comparison. `identity` is the options as text, for the file's metadata. Errors:
- * STATUS_FAILED with path and reason. */
+/* Exports a training run to safetensors files: the parameters under PyTorch's names, the data sets, or
+ * everything about one step, for comparison. `identity` is the text of the options, for the file's metadata.
+ * Errors: STATUS_FAILED with path and reason. */
 #ifndef FDSL_TRAIN_EXPORT_H
 #define FDSL_TRAIN_EXPORT_H
 
@@ -10,21 +10,22 @@
 
 FDSL_C_BEGIN
 
-/* Writes "conv1.weight", "conv1.bias", ... The metadata holds what users of the network also need, each as
- * JSON: "input" (shape of a sample), "classes", and "scale" and "offset" with one value per channel. The
- * network's input for value v is v * scale + offset. */
+/* Writes the tensors "conv1.weight", "conv1.bias", ... The metadata holds, as JSON: "input" (the shape of a
+ * sample), "classes", and "scale" and "offset" with one value per channel. A sample's value v enters the
+ * network as v * scale + offset. */
 enum status export_parameters(const struct train *train, const float *parameters, const char *identity,
                               const char *path);
 
-/* Writes both sets as stored (train.values, train.labels, test...), the normalisation (scale, offset), and
- * the initial parameters (initial.conv1.weight ...). STATUS_USAGE if the training samples are not
- * DATA_STORED. */
+/* Writes both sets as stored (train.values, train.labels, test.values, test.labels), the normalisation
+ * (scale, offset), and the initial parameters (initial.conv1.weight, ...). STATUS_USAGE if the training
+ * samples are not DATA_STORED. */
 enum status export_data(const struct train *train, const float *initial, const char *identity,
                         const char *path);
 
 /* Runs step 0 of epoch 0 on an engine whose state is `before`, writes the file, and restores the state. The
- * file holds inputs (normalised), labels, loss (the mean), before., gradient. and after. of each parameter,
- * and factor. of each dropout layer: the factors that it multiplied values by. */
+ * file holds `inputs` (normalised), `labels` and `loss` (the mean). Each parameter has before.NAME,
+ * gradient.NAME and after.NAME. Each dropout layer has factor.NAME, the factors that multiplied its
+ * inputs. */
 enum status export_step(const struct train *train, const struct engine *engine, void *state,
                         const struct train_state *before, const char *identity, const char *path);
 

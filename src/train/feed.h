@@ -10,7 +10,7 @@ struct feed {
     struct generator *generator; /* DATA_LIVE only */
     uint64_t *numbers;
     uint8_t *samples;  /* samples of the latest step, by index in the batch */
-    double generate_s; /* time spent in feed_step(); callers reset it to 0 */
+    double generate_s; /* seconds spent in feed_step(); callers reset it to 0 */
 };
 
 /* Opens the feed of train->data, which must outlive it. A generator uses resources->threads threads. The
@@ -24,11 +24,11 @@ static inline bool feed_is_live(const struct feed *feed)
     return feed->generator;
 }
 
-/* Prepares the `count` samples of a step, with numbers from train_batch(). Call it outside parallel regions,
- * because generators open their own. */
+/* Prepares the `count` samples of a step, whose numbers come from train_batch(). Call it outside parallel
+ * regions, because generators open their own. */
 enum status feed_step(struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count);
 
-/* Address of training sample `sample`, which has index `j` in the step. */
+/* Address of training sample `sample`, which has index `j` in the step. Valid until the next feed_step(). */
 static inline const void *feed_sample(const struct feed *feed, uint32_t sample, uint32_t j)
 {
     const struct data *data = feed->train->data;

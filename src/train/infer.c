@@ -18,12 +18,12 @@ struct parameters {
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, true,
-     "the trained network: a checkpoint file, or a folder, whose latest checkpoint is used"},
+     "the trained network: a checkpoint file, or a folder whose latest checkpoint is used"},
 #define TRAINED "as in training"
-    JOB_OPTIONS(struct parameters, NULL, "what to test on (default: " TRAINED ")", TRAINED, TRAINED, TRAINED,
+    JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")", TRAINED, TRAINED, TRAINED,
                 NULL, " (default: " TRAINED ")"),
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true,
-     "samples per run; the default is reduced to the size of the test set"},
+     "samples per run; without this option, at most the size of the test set"},
 };
 
 static const struct measure columns[] = {
@@ -67,8 +67,8 @@ static enum status rebuild(const struct checkpoint *checkpoint, const struct dat
     return STATUS_OK;
 }
 
-/* Takes options that were not given from the checkpoint: the network's own training data. Sizes carry over
- * only if the data are the same. */
+/* Sets options that were not given to their values in the checkpoint. Takes the sizes and the number of
+ * classes only if --data is the same. */
 static void take_samples(const struct options *given, const struct checkpoint *checkpoint,
                          struct job_parameters *job)
 {
@@ -98,11 +98,11 @@ static void warn_of_other_samples(const struct checkpoint *checkpoint, const str
         return;
     if (strcmp(job->data, checkpoint->data) == 0 && job->classes == samples->classes &&
         job->res == samples->res && job->test_size != samples->test_size)
-        status_warn("the number of test samples differs from that during training; "
+        status_warn("the number of test samples differs from the number during training; "
                     "accuracies are not comparable");
     else
         status_warn("these are not the test samples that were used when the network was trained on "
-                    "%s; it may have been trained on some of them, and accuracies are not comparable",
+                    "%s; the network may have been trained on some of them, so accuracies are not comparable",
                     checkpoint->data);
 }
 
@@ -114,9 +114,8 @@ static enum status infer_open(const struct options *given, void *parameters_,
     if (!opened)
         return status_set(STATUS_FAILED, "out of memory");
     if (!parameters->checkpoint)
-        return status_set(
-            STATUS_USAGE,
-            "choose the network with --checkpoint FILE; train --checkpoint DIR writes checkpoints");
+        return status_set(STATUS_USAGE, "name the trained network with --checkpoint FILE; training with "
+                                        "--checkpoint DIR writes such files");
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     take_samples(given, &opened->checkpoint, &parameters->job);
     parameters->job.feed =
@@ -177,8 +176,8 @@ static uint64_t count_off(const struct train *train, double bound, const float *
     return off;
 }
 
-/* Counts the samples whose logits differ from the oracle's; all of them if the variant's latest run is not
- * run `number`. */
+/* Counts the samples whose logits differ from the oracle's. If the variant's latest run is not run `number`,
+ * counts all samples. */
 static enum status infer_verify(const void *input, const struct variant *variant, void *state,
                                 uint64_t number, uint64_t *wrong)
 {

@@ -1,5 +1,5 @@
-/* Runs inference on any engine. A variant consists of an engine and functions from this header;
- * cpu/train/variants.h and cuda/train/variants.cuh define variants from them.
+/* Runs inference on any engine. A variant consists of an engine and the functions of this header;
+ * cpu/train/variants.h and cuda/train/variants.cuh define variants in this way.
  *
  * Run number n evaluates batch n mod N, where N is the number of whole batches in the test set. */
 #ifndef FDSL_TRAIN_INFERRER_H
@@ -31,6 +31,7 @@ struct infer_result {
 
 FDSL_C_BEGIN
 
+/* setup(), run(), fetch() and teardown() of a variant (core/variant.h). `job` is a struct infer_job. */
 enum status inferrer_open(const struct engine *engine, const struct resources *resources, const void *job,
                           void **state);
 enum status inferrer_run(void *state, uint64_t number, struct run_time *time);

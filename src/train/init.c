@@ -12,7 +12,7 @@ static bool same_shape(const struct model_tensor *a, const struct model_tensor *
     return a->axes == b->axes && memcmp(a->shape, b->shape, a->axes * sizeof *a->shape) == 0;
 }
 
-/* "64x32x3x3" */
+/* Formats the shape of a tensor: "64x32x3x3". */
 static void shape_text(const struct model_tensor *tensor, char text[64])
 {
     size_t used = 0;
@@ -21,7 +21,7 @@ static void shape_text(const struct model_tensor *tensor, char text[64])
         used += (size_t)snprintf(text + used, 64 - used, "%s%" PRIu64, i ? "x" : "", tensor->shape[i]);
 }
 
-/* Sets `*taken` to the number of tensors to copy: all, or all but the two of the last layer. */
+/* Sets `*taken` to the number of tensors to copy: all, or all except the two of the last layer. */
 static enum status fit(const struct model *model, const struct model *theirs, uint32_t *taken)
 {
     *taken = model->tensor_count;
@@ -61,9 +61,9 @@ static enum status take(const struct checkpoint *checkpoint, const struct model 
     for (uint32_t t = 0; t < *taken; t++)
         memcpy(parameters + model->tensors[t].first, checkpoint->state.parameters + theirs.tensors[t].first,
                model->tensors[t].values * sizeof *parameters);
-    /* The new layer starts with zeros, as in Dosovitskiy et al., "An image is worth 16x16 words", 2021.
-     * Features of a long training are large; random weights in the new layer would send large gradients back
-     * into the trained ones. */
+    /* The new layer starts with zeros, as in Dosovitskiy et al., "An image is worth 16x16 words", 2021. After
+     * long training, features are large. Random weights in the new layer would send large gradients back into
+     * the trained layers. */
     for (uint32_t t = *taken; t < model->tensor_count; t++)
         memset(parameters + model->tensors[t].first, 0, model->tensors[t].values * sizeof *parameters);
     return STATUS_OK;

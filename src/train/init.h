@@ -1,5 +1,5 @@
-/* --init: training starts with the parameters of an earlier training of the same model, for example to
- * fine-tune on a few samples after pre-training on many. */
+/* --init: training starts with the parameters of an earlier training run of the same model, for example to
+ * fine-tune on few samples after pre-training on many. */
 #ifndef FDSL_TRAIN_INIT_H
 #define FDSL_TRAIN_INIT_H
 
@@ -11,7 +11,7 @@
 /* Copies the parameters of a checkpoint (a file, or the latest one of a folder) into `parameters`, an arena
  * of the model. The image size may differ if no weight tensor depends on it. If the shapes of the last layer
  * differ (another number of classes), that layer is set to zeros. Prints one line that says what was copied.
- * `*hash` covers all parameters of the checkpoint. STATUS_USAGE if the checkpoint is of another model, if
+ * Sets `*hash` to checkpoint_hash() of the checkpoint. STATUS_USAGE if the checkpoint is of another model, if
  * other tensors differ in shape, or if nothing could be copied; `parameters` are then unchanged. */
 enum status init_take(const char *path, const struct model *model, float *parameters, uint64_t *hash);
 

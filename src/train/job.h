@@ -1,4 +1,5 @@
-/* Shared by the workloads `train` and `infer`: the options that choose the data, and opening it. */
+/* Shared by the workloads `train` and `infer`: the options that choose the data, and the functions that open
+ * it. */
 #ifndef FDSL_TRAIN_JOB_H
 #define FDSL_TRAIN_JOB_H
 
@@ -13,24 +14,24 @@
 struct job_parameters {
     const char *data;
     uint64_t train_size, test_size, classes, res, batch;
-    int feed; /* see struct data_request, also for `fresh` */
+    int feed; /* `feed` and `fresh` as in struct data_request */
     bool fresh;
 };
 
-/* The rows of the option table for struct job_parameters. `parameters` is the workload's struct, which starts
- * with it. The other arguments are the purpose of --data and the defaults: a value or NULL, or words if the
- * default depends on something. */
+/* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
+ * member is `job`. The other arguments are the purpose of --data and the defaults: a value or NULL, or a text
+ * if the default depends on something. */
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_sizes, test_sizes, class_counts, res_, res_words)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
      use "; a folder with MNIST (IDX), CIFAR-10 (binary) or a data set of --prepare, "                         \
-     "or the name of generated data, one of digits, clips (for cnn3d) and synth"},                                                        \
+     "or generated data: digits, clips (for cnn3d) or synth"},                                                        \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
-     "the first N training samples (default: " train_sizes ")"},                               \
+     "use the first N training samples (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \
-     "the first N test samples (default: " test_sizes ")"},                                    \
+     "use the first N test samples (default: " test_sizes ")"},                                    \
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
-     "labels are below N (default: " class_counts ")"},                       \
+     "number of classes; labels are 0 to N - 1 (default: " class_counts ")"},                       \
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), res_, 1, 4096, NULL, true,                  \
      "width and height of synth images" res_words}
 /* clang-format on */
@@ -44,7 +45,7 @@ enum status job_open_data(const struct job_parameters *parameters, const struct 
 enum status job_check_batch(const struct job_parameters *parameters, enum data_part part,
                             const struct data *data);
 
-/* move() of both workloads. They run on one rank, so there is nothing to repartition. */
+/* repartition() of both workloads. They run on one rank, so there is nothing to do. */
 enum status job_stay(void *input, void *parameters, const struct partition *partition);
 
 #endif

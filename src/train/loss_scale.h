@@ -1,7 +1,7 @@
 /* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018). The gradient of the loss is
- * scaled up so that values derived from it do not underflow in half precision; parameter gradients are scaled
- * back down. A step whose gradients contain an Inf or a NaN is skipped. The rule, the initial scale and the
- * constants are those of torch.amp.GradScaler, plus a minimum and a maximum. Host and device share this
+ * multiplied by a scale, so that values derived from it do not underflow in half precision. Parameter
+ * gradients are divided by the scale. A step whose gradients contain an Inf or a NaN is skipped. The rule and
+ * its constants are those of torch.amp.GradScaler, plus a minimum and a maximum. Host and device share this
  * definition. */
 #ifndef FDSL_TRAIN_LOSS_SCALE_H
 #define FDSL_TRAIN_LOSS_SCALE_H
@@ -14,7 +14,7 @@
 /* Powers of two, so that scaling causes no rounding. */
 #define LOSS_SCALE_BEGIN 65536.0f
 #define LOSS_SCALE_LEAST 1.0f
-/* An upper limit: with all-zero gradients the scale would grow forever. */
+/* An upper limit, because with all-zero gradients the scale would grow forever. */
 #define LOSS_SCALE_MOST   16777216.0f
 #define LOSS_SCALE_GROWTH 2000 /* steps without overflow before the scale doubles */
 

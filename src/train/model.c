@@ -75,8 +75,9 @@ static const struct layer_spec cnn3d[] = {
 #define STAGE(out) CONV(out, 3, 1), RELU, POOL(2)
 #define BLOCK(out) CONV(out, 3, 1), RELU, CONV(out, 3, 1), ADD(4), RELU
 
-/* For images of any size from 8 x 8 up: the mean reduces each channel to one number. With only three blocks
- * it trains without normalisation layers: just three convolutions have no shortcut around them. */
+/* Accepts images of any size from 8 x 8 up, because the mean reduces each channel to one number. The network
+ * trains without normalisation layers, because it has only three convolutions without a shortcut around
+ * them. */
 static const struct layer_spec cnn_fdsl[] = {
     STAGE(32), BLOCK(32), STAGE(64), BLOCK(64), STAGE(128), BLOCK(128), MEAN, LINEAR(CLASSES),
 };
@@ -218,8 +219,8 @@ static enum status add_parameters(struct model *model, struct layer *layer)
 
 /* ---- FLOP counts ---- */
 
-/* Number of pairs (output position, kernel tap) whose input is inside the image; multiplying padding zeros
- * does not count as work. */
+/* Number of pairs (output position, kernel tap) along an axis whose input is inside the image.
+ * Multiplications by padding zeros do not count as work. */
 static double inner_taps(const struct layer *layer, uint32_t in, uint32_t out, int axis)
 {
     double taps = 0;
@@ -242,8 +243,8 @@ static double products_of(const struct layer *layer)
            inner_taps(layer, in->height, out->height, 1) * inner_taps(layer, in->width, out->width, 2);
 }
 
-/* Whether layer i is a convolution followed by pooling, with only ReLU between them. Then only the maximum of
- * each window has a gradient, and none if ReLU zeroed it. */
+/* Whether layer i is a convolution followed by pooling, with only ReLU between them. Only the maximum of each
+ * window then has a gradient, unless ReLU set it to zero. */
 static bool is_pooled(const struct model *model, uint32_t i)
 {
     if (model->layers[i].spec.kind != LAYER_CONV)

@@ -1,4 +1,5 @@
-/* A network as a table of layers, which determines shapes, parameters and memory. All variants share it.
+/* A network as a table of layers. All variants use the shapes and the parameter layout that follow from the
+ * table.
  *
  * Tensors are in C order, as in PyTorch: a sample is (channels, depth, height, width), convolution weights
  * are (out, in, depth, height, width), linear weights are (out, in). An image has depth 1, so a 2-D
@@ -38,7 +39,7 @@ struct layer_spec {
     uint32_t padding[MODEL_AXES]; /* zero padding on either side of a convolution */
     float rate;                   /* dropout rate: a multiple of 1/256, see draw_kept() */
     uint32_t back; /* LAYER_ADD: the earlier layer is `back` layers before this one. No ReLU or dropout may
-                    * directly follow that layer, because engines run them in place */
+                      directly follow the earlier layer, because engines run them in place */
 };
 
 struct shape {
@@ -49,14 +50,13 @@ struct layer {
     struct layer_spec spec;
     char name[MODEL_NAME_MAX]; /* as a PyTorch module is named: "conv1", "relu1", "pool1", "dropout1", "fc1",
                                 * ... */
-    uint32_t number;           /* index in the table; selects the random stream of its draws */
+    uint32_t number;           /* index in the table; selects the random stream of a dropout layer */
     bool is_added;             /* a later LAYER_ADD uses its output */
     struct shape in, out;
     size_t in_values, out_values;      /* values per sample */
     size_t weight, bias;               /* start offsets in a parameter arena */
     size_t weight_values, bias_values; /* 0 if this kind of layer has none */
-    size_t output; /* start offset of its output if the outputs of all layers of a sample were stored
-                    * consecutively */
+    size_t output; /* start offset of its output in an array with the outputs of all layers for one sample */
 };
 
 /* A parameter tensor. */
@@ -79,14 +79,14 @@ struct model {
     struct model_tensor tensors[MODEL_TENSORS_MAX];
     uint32_t tensor_count;
     size_t parameters;   /* number of parameters */
-    size_t arena_values; /* including the gaps that align tensors; gaps are zero and stay zero */
+    size_t arena_values; /* size of an arena, alignment gaps included; the gaps are always zero */
     size_t input_values, output_values; /* per sample; output_values sums the outputs of all layers */
     double multiplications;             /* multiply-adds of one sample's forward pass */
 };
 
 /* Multiplications that an implementation may omit; a lower bound must not count them. */
 struct model_savings {
-    bool backward;         /* the whole backward pass: inference */
+    bool backward;         /* the whole backward pass, for inference */
     bool pooled_gradients; /* backward through a convolution followed by pooling: only non-zero gradients are
                             * used */
     bool convolutions; /* a convolution may use fewer multiplications than its definition (Winograd, FFT) */
@@ -115,7 +115,7 @@ extern const struct model_table model_tables[];
 extern const char *const model_names[];
 
 /* Fills `*model` from a table, for samples of shape `input` and `classes` >= 1 classes. STATUS_USAGE if the
- * layers do not fit the shape or sizes overflow. Allocates nothing. */
+ * layers do not fit the shape or a layer is too large. Allocates nothing. */
 enum status model_build(const struct model_table *table, struct shape input, uint32_t classes,
                         struct model *model);
 
@@ -125,8 +125,8 @@ enum status model_build(const struct model_table *table, struct shape input, uin
 double model_flops(const struct model *model, const struct model_savings *savings);
 
 /* Fills an arena with the initial parameters. Weights and biases are uniform in +-1 / sqrt(fan-in), like the
- * defaults of PyTorch's Conv2d and Linear (kaiming_uniform_ with a = sqrt(5)). Gaps are zero. A pure function
- * of the seed. */
+ * defaults of PyTorch's Conv2d and Linear (kaiming_uniform_ with a = sqrt(5)). Gaps are zero. The result is a
+ * pure function of the model and the seed. */
 void model_initialise(const struct model *model, uint64_t seed, float *parameters);
 
 FDSL_C_END

@@ -42,7 +42,8 @@ struct naive {
 
 /* ---- The network ---- */
 
-/* A layer's output for the sample at index `j` of the batch; in `arena` deltas, its gradient. */
+/* A layer's output for the sample at index `j` of the batch, if `arena` is naive->outputs. With
+ * naive->deltas, the gradient of this output. */
 static real *output_of(const struct naive *naive, real *arena, uint32_t layer, uint32_t j)
 {
     const struct layer *of = &naive->train->model->layers[layer];
@@ -56,7 +57,7 @@ static real *input_of(const struct naive *naive, uint32_t layer, uint32_t j)
                  : naive->inputs + j * naive->train->model->input_values;
 }
 
-/* Adds to `passing` what layer i needs: the output that LAYER_ADD adds, and its gradient. */
+/* Completes `passing` for layer i: for LAYER_ADD, sets the output of the earlier layer and its gradient. */
 static struct passing passing_at(const struct naive *naive, const struct passing *passing, uint32_t i,
                                  uint32_t j)
 {
@@ -98,8 +99,8 @@ static void backward(struct naive *naive, const struct passing *passing, uint32_
     }
 }
 
-/* Softmax cross-entropy with label smoothing; writes the gradient of the logits, for the mean over `count`
- * samples. */
+/* Returns the softmax cross-entropy of one sample, with label smoothing. `delta` receives the gradient of the
+ * mean loss of `count` samples with respect to the logits. */
 static real loss_of(const struct train *train, const real *logits, uint32_t label, uint32_t count,
                     real *delta)
 {
@@ -198,7 +199,8 @@ static enum status naive_open(const struct train *train, const struct resources 
     naive->train = train;
     naive->batch = train->batch;
     naive->totals.bad_step = TRAIN_FINE;
-    /* The operating system overcommits memory, so compare the total with what is free. */
+    /* calloc() may succeed even if memory is short (overcommit), so compare the total with the available
+     * memory. */
     bool allocated = allocate(naive);
     TRY(env_check_memory(naive->bytes, "naive: the network and its batch", "lower --batch"));
     return allocated ? feed_open(train, resources, &naive->feed)

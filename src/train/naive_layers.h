@@ -16,13 +16,13 @@ struct passing {
     uint64_t seed;
     uint32_t epoch, sample;
     bool training;
-    const real *added; /* LAYER_ADD only: the output of the earlier layer, and its gradient */
+    const real *added; /* LAYER_ADD only: the output of the earlier layer, and the gradient of that output */
     real *added_delta;
 };
 
 /* ---- Convolution: stride 1, zero padding ---- */
 
-/* Along one axis: the outputs (begin <= i < end) for which the kernel's offset falls inside the input. */
+/* Along one axis: the outputs i, begin <= i < end, for which a kernel tap falls inside the input. */
 struct reach {
     int64_t begin, end, shift; /* output i reads input i + shift */
 };
@@ -34,7 +34,7 @@ static struct reach reach(const struct layer *layer, int axis, uint32_t offset, 
     return (struct reach){begin, end < out ? end : out, shift};
 }
 
-/* The ranges that one kernel tap connects, per axis. */
+/* The outputs that one kernel tap contributes to, per axis. */
 struct tap {
     struct reach depth, height, width;
 };
@@ -64,11 +64,11 @@ static void tap_forward(const struct layer *layer, const struct tap *tap, uint32
         }
 }
 
-/* Returns the gradient of one weight and adds to the gradient of the input, if in_delta is not NULL. */
+/* Returns the gradient of one weight. If in_delta is not NULL, also adds to the gradient of the input. */
 static real tap_backward(const struct layer *layer, const struct tap *tap, uint32_t o, uint32_t c,
                          real weight, const real *in, const real *out_delta, real *in_delta)
 {
-    double sum = 0; /* double: in a long float sum, rounding errors would accumulate over the steps */
+    double sum = 0; /* double, because rounding errors of a long float sum would accumulate over the steps */
     for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
         for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
             size_t from = row_at(&layer->in, c, t + tap->depth.shift, y + tap->height.shift);
@@ -168,7 +168,7 @@ static void relu_backward(const struct layer *layer, const struct passing *passi
         in_delta[i] += in[i] <= 0 ? 0 : out_delta[i];
 }
 
-/* ---- Max-pooling: drops incomplete windows at the end of an axis; of equal values the first wins ---- */
+/* ---- Max-pooling: drops incomplete windows at the end of an axis; the first of equal values wins ---- */
 
 /* Index of the input element that output `at` takes: the maximum of its window. */
 static size_t largest(const struct layer *layer, const real *in, size_t at)
@@ -279,7 +279,7 @@ static void mean_backward(const struct layer *layer, const struct passing *passi
 
 /* ---- Table of layers ---- */
 
-/* Forward and backward of one sample. `backward` adds to `gradients` and, unless it is NULL, to
+/* Forward and backward pass of one sample. `backward` adds to `gradients` and, unless in_delta is NULL, to
  * `in_delta`. */
 static const struct {
     void (*forward)(const struct layer *layer, const struct passing *passing, const real *parameters,

@@ -1,7 +1,7 @@
 /* The parameter update of a step: SGD with momentum, Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and
  * Hutter, 2019), as torch.optim defines them. The learning rate is a pure function of the step.
  *
- * Host and device share this definition. With FDSL_DOUBLE defined, everything is in double: the oracle. */
+ * Host and device share this definition. The oracle defines FDSL_DOUBLE and computes everything in double. */
 #ifndef FDSL_TRAIN_OPTIMIZER_H
 #define FDSL_TRAIN_OPTIMIZER_H
 
@@ -31,9 +31,9 @@ struct optimizer {
 struct schedule {
     enum schedule_kind kind;
     double rate;           /* the learning rate after the warm-up */
-    uint64_t warmup_steps; /* the rate rises linearly; step 0 has rate / warmup_steps; 0: no warm-up */
-    uint64_t total_steps;  /* cosine: the rate reaches 0 after the last step */
-    uint64_t decay_steps;  /* step: interval in steps (the warm-up's steps count) ... */
+    uint64_t warmup_steps; /* the rate rises linearly from rate / warmup_steps in step 0; 0: no warm-up */
+    uint64_t total_steps;  /* SCHEDULE_COSINE: the rate reaches 0 after this many steps */
+    uint64_t decay_steps;  /* SCHEDULE_STEP: interval in steps, warm-up included, ... */
     double gamma;          /* ... after which the rate is multiplied by this */
 };
 

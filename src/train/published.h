@@ -7,7 +7,7 @@
 
 #include "train/engine.h"
 
-/* A zeroed struct means that no samples are done yet. */
+/* A zeroed struct means that no step is done yet. */
 struct published {
     _Atomic double loss;
     _Atomic uint64_t correct, samples;

@@ -23,16 +23,16 @@ struct safetensor {
 FDSL_C_BEGIN
 
 /* Writes a file atomically. `about` is the metadata: alternating keys and values, then NULL; the first key is
- * "fdsl-bench". Returns STATUS_FAILED with the reason if it cannot. */
+ * "fdsl-bench". STATUS_FAILED with the reason if writing fails. */
 enum status safetensors_write(const char *path, const char *const about[], const struct safetensor *tensors,
                               size_t count);
 
-/* Checks that safetensors_write() can write `path` without destroying data: the file must not exist, be
- * empty, or be one of its own files. STATUS_USAGE with the reason and a remedy. */
+/* Checks that safetensors_write() can write `path` without destroying other data. An existing file must be
+ * empty or written by safetensors_write(). STATUS_USAGE with the reason and a remedy. */
 enum status safetensors_check(const char *path);
 
-/* Describes every tensor of a model in an arena: model->tensor_count entries, each name prefixed with
- * PREFIX. */
+/* Describes every tensor of a model in an arena. Fills model->tensor_count entries of `tensors`; each name
+ * begins with `prefix`. The entries point into `arena`. */
 void safetensors_of_arena(const struct model *model, const char *prefix, const float *arena,
                           struct safetensor *tensors);
 

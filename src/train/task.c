@@ -48,7 +48,8 @@ enum status task_build(const struct task *task, struct model *model)
         return status;
     char reason[512];
     snprintf(reason, sizeof reason, "%s", status_text());
-    return status_set(status, "%s; choose another one with train:MODEL, for example train:logreg", reason);
+    return status_set(status, "%s; choose another network with train:MODEL, for example train:logreg",
+                      reason);
 }
 
 enum status task_choose(struct task *task)

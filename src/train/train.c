@@ -1,4 +1,4 @@
-/* The workload `train`: its options, its input, and the columns of its rows. A run is one epoch and makes one
+/* The workload `train`: its options, its input, and the columns of its rows. A run is one epoch and gives one
  * row. */
 #include <inttypes.h>
 #include <math.h>
@@ -30,7 +30,7 @@ static const char *const schedules[] = {"constant", "step", "cosine",
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    JOB_OPTIONS(struct parameters, "digits", "what to train on", "all; 10000 of generated data",
+    JOB_OPTIONS(struct parameters, "digits", "data to train on", "all; 10000 of generated data",
                 "all; 2000 of generated data", "10; 8 for clips; for data sets the number found", "64", ""),
     {"model", "NAME", OPTION_CHOICE, AT(model), "cnn", 0, 0, model_names, true, "the network"},
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true, "samples per step"},
@@ -55,11 +55,11 @@ static const struct option_spec options[] = {
     {"lr-gamma", "G", OPTION_REAL, AT(lr_gamma), "0.1", 0, 1, NULL, true,
      "decay factor of --lr-schedule step"},
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), "0", 0, 1, NULL, true,
-     "share of the label that is spread over all classes"},
+     "share of the target probability that is spread evenly over all classes"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), NULL, 0, 0, feeds, true,
-     "where training samples come from; stored reads or generates all before training, live generates each "
-     "batch during training (the default for synth), constant repeats the first batch to show the speed "
-     "without input"},
+     "where training samples come from; stored: all are read or generated before training; live: each batch "
+     "is generated during training (default for synth); constant: the first batch is repeated, which shows "
+     "the speed without input"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), NULL, 0, 0, NULL, true,
      "generate new live samples in every epoch"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "0", 0, 1 << 12, NULL, true,
@@ -67,16 +67,15 @@ static const struct option_spec options[] = {
     {"flip", NULL, OPTION_FLAG, AT(flip), NULL, 0, 0, NULL, true,
      "flip each training sample left to right with probability 1/2"},
     {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,
-     "do not normalise samples with the training set's mean and deviation"},
+     "do not normalise samples with the training set's mean and standard deviation"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of the initial parameters, order, dropout and shifts"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
-     "start with the parameters of this checkpoint, or of the latest checkpoint in this folder; the model "
-     "must "
-     "be the same, and if the number of classes differs, the last layer starts with zeros"},
+     "start with the parameters of this checkpoint, or of the latest checkpoint in this folder. The model "
+     "must be the same. If the number of classes differs, the last layer starts with zeros"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
      "write a checkpoint into this folder after every epoch"},
-    {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "how many checkpoints to keep"},
+    {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "number of checkpoints to keep"},
     {"resume", NULL, OPTION_FLAG, AT(resume), NULL, 0, 0, NULL, false,
      "continue from the latest checkpoint (bit-exact); start fresh if there is none"},
     {"export", "FILE", OPTION_OUTPUT, AT(export_path), NULL, 0, 0, NULL, false,
@@ -88,7 +87,7 @@ static const struct option_spec options[] = {
     {"allow-nan", NULL, OPTION_FLAG, AT(allow_nan), NULL, 0, 0, NULL, false,
      "continue if the loss is not finite"},
     {"verify-steps", "N", OPTION_COUNT, AT(verify_steps), "10", 1, 1 << 20, NULL, false,
-     "how many steps --verify compares with the oracle"},
+     "number of steps that --verify compares with the oracle"},
 };
 
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
@@ -150,7 +149,7 @@ static bool is_one_of(const char *name, const char *const *names)
     return false;
 }
 
-/* What `option` needs in order to apply, if these parameters lack it; otherwise NULL. */
+/* Returns the option that `option` needs to have an effect, if these parameters lack it; otherwise NULL. */
 static const char *lacking(const struct parameters *parameters, const char *option)
 {
     static const char *const of_adam[] = {"beta1", "beta2", "epsilon", NULL};
@@ -177,7 +176,7 @@ static bool train_applies(const void *parameters, const struct variant *variant,
     return !lacking(parameters, option);
 }
 
-/* A shift by the image's width or height would leave nothing of it. */
+/* Rejects shifts by the whole width or height of a sample, which could leave only zeros. */
 static enum status check_shift(const struct parameters *parameters, const struct shape *shape)
 {
     uint32_t side = shape->height < shape->width ? shape->height : shape->width;
@@ -193,10 +192,11 @@ static enum status check(const struct options *given, const struct parameters *p
     for (size_t i = 0; i < COUNT_OF(options); i++) {
         const char *needed = lacking(parameters, options[i].name);
         if (needed && options_given(given, options[i].name))
-            return status_set(STATUS_USAGE, "--%s needs %s; add that, or omit it", options[i].name, needed);
+            return status_set(STATUS_USAGE, "--%s needs %s; add that, or drop --%s", options[i].name, needed,
+                              options[i].name);
     }
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))
-        return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or omit it");
+        return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
     const char *const paths[] = {parameters->export_path, parameters->step_path, parameters->data_path};
     for (size_t i = 0; i < COUNT_OF(paths); i++)
         if (paths[i])
@@ -204,8 +204,8 @@ static enum status check(const struct options *given, const struct parameters *p
     return parameters->checkpoint ? checkpoint_check_folder(parameters->checkpoint) : STATUS_OK;
 }
 
-/* Whether the option has no influence on the parameters after an epoch, or is covered by the hash of the
- * data. */
+/* Whether the option does not affect the parameters after an epoch, or affects only the data, whose hash is
+ * recorded. */
 static bool decides_nothing(const struct parameters *parameters, const char *option)
 {
     if (strcmp(option, "feed") == 0) /* live and stored samples are bit-identical */
@@ -218,7 +218,8 @@ static bool decides_nothing(const struct parameters *parameters, const char *opt
     return strcmp(option, "epochs") == 0 && parameters->schedule != SCHEDULE_COSINE;
 }
 
-/* Sets opened->identity, "model=cnn batch=64 ...": a checkpoint can be resumed only if this is equal. */
+/* Sets opened->identity to "model=cnn batch=64 ...". Training can resume from a checkpoint only if their
+ * identities are equal. */
 static enum status identify(const struct parameters *parameters, struct opened *opened)
 {
     size_t size;
@@ -363,11 +364,11 @@ static enum status train_accepts(const void *input, const struct variant *varian
 {
     const struct opened *opened = input;
     const struct engine *engine = variant->traits;
-    if (engine->accepts) /* first, because --feed cannot fix what it complains about */
+    if (engine->accepts) /* first, because another --feed would not help if this fails */
         TRY(engine->accepts(&opened->job.train));
     return engine->feeds || opened->data.feed == DATA_STORED
                ? STATUS_OK
-               : status_set(STATUS_USAGE, "it keeps all training samples in memory; use --feed stored");
+               : status_set(STATUS_USAGE, "it needs all training samples in memory; use --feed stored");
 }
 
 /* Values that are unknown (NaN) leave their column empty. */

@@ -24,8 +24,8 @@ void trainer_close(void *state)
 
 /* ---- Beginning ---- */
 
-/* Finds the word "name=value" with the given name in a text of such words; NULL if there is none. `*length`
- * is the word's length. */
+/* Finds "name=value" in a text of such words, separated by spaces; NULL if there is none. The name is the
+ * first `name_length` bytes of `word`. `*length` becomes the length of "name=value". */
 static const char *word_of(const char *text, const char *word, size_t name_length, size_t *length)
 {
     while (*text) {
@@ -37,7 +37,7 @@ static const char *word_of(const char *text, const char *word, size_t name_lengt
     return NULL;
 }
 
-/* Describes the first option that both texts have with different values; false if there is none. */
+/* Describes the first option whose value differs between the two texts; returns false if there is none. */
 static bool find_other(const char *mine, const char *theirs, char *words, size_t size)
 {
     while (*mine) {
@@ -53,7 +53,7 @@ static bool find_other(const char *mine, const char *theirs, char *words, size_t
     return false;
 }
 
-/* Describes the first option of `mine` that is missing in `theirs`; false if there is none. */
+/* Describes the first option of `mine` that is missing in `theirs`; returns false if there is none. */
 static bool find_lacking(const char *mine, const char *theirs, const char *there, const char *here,
                          char *words, size_t size)
 {
@@ -76,12 +76,12 @@ static enum status refuse_samples(const struct train_job *job, const struct chec
         snprintf(sizes, sizeof sizes, " with --train-size %" PRIu64 " --test-size %" PRIu64 " (0: all)",
                  samples->train_size, samples->test_size);
     return status_set(STATUS_USAGE,
-                      "--resume: the checkpoints in %s are of other samples: of --data %s%s; give the same "
+                      "--resume: the checkpoints in %s belong to other samples: --data %s%s; give the same "
                       "samples, or name another folder with --checkpoint",
                       job->checkpoints, checkpoint->data, sizes);
 }
 
-/* Checks that a checkpoint belongs to this training. */
+/* Checks that a checkpoint belongs to this training run. */
 static enum status check_same(const struct train_job *job, const struct checkpoint *checkpoint)
 {
     const struct model *model = job->train.model;
@@ -91,17 +91,18 @@ static enum status check_same(const struct train_job *job, const struct checkpoi
         memcmp(&checkpoint->input, &model->input, sizeof model->input) != 0)
         return status_set(
             STATUS_USAGE,
-            "--resume: the checkpoints in %s are of another model: %s for %ux%ux%ux%u and %u classes",
+            "--resume: the checkpoints in %s belong to another model: %s for %ux%ux%ux%u and %u classes",
             job->checkpoints, checkpoint->model, checkpoint->input.channels, checkpoint->input.depth,
             checkpoint->input.height, checkpoint->input.width, checkpoint->classes);
-    /* A missing option usually follows from another option's value, so report differing values first. */
+    /* If an option is missing, usually the value of another option is the cause. So report differing values
+     * first. */
     if (!find_other(job->identity, checkpoint->identity, words, sizeof words) &&
         !find_lacking(job->identity, checkpoint->identity, "in the checkpoint", "now", words, sizeof words) &&
         !find_lacking(checkpoint->identity, job->identity, "now", "in the checkpoint", words, sizeof words))
         return STATUS_OK;
     if (strncmp(words, "train-samples=", 14) == 0 || strncmp(words, "test-samples=", 13) == 0)
         return refuse_samples(job, checkpoint);
-    return status_set(STATUS_USAGE, "--resume: the checkpoints in %s were made with other options: %s",
+    return status_set(STATUS_USAGE, "--resume: the checkpoints in %s were written with other options: %s",
                       job->checkpoints, words);
 }
 
@@ -201,8 +202,8 @@ bool trainer_more(const void *input, void *state)
     return trainer->now.history.epochs < trainer->job->epochs;
 }
 
-/* Repeats the epoch up to the bad step, which gives the same steps because engines are deterministic. Then
- * the reference finds the layer. */
+/* Repeats the epoch up to the bad step. Engines are deterministic, so the state before that step is the same
+ * as in the first run. From this state, the reference finds the first layer with a non-finite output. */
 static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
 {
     const struct train *train = &trainer->job->train;
@@ -227,9 +228,10 @@ static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
     train_state_free(&before);
     char found[512];
     if (status == STATUS_OK)
-        snprintf(found, sizeof found, "%s is the first non-finite result", layer);
-    else /* still report the step */
-        snprintf(found, sizeof found, "the first bad layer could not be found (%.400s)", status_text());
+        snprintf(found, sizeof found, "first non-finite result: %s", layer);
+    else /* the message still reports the step */
+        snprintf(found, sizeof found, "the first layer with a non-finite result could not be found (%.400s)",
+                 status_text());
     return status_set(STATUS_FAILED,
                       "epoch %u, step %u of %u: the loss is not finite; %s; lower --lr, or continue with "
                       "--allow-nan",

@@ -1,5 +1,6 @@
 /* Drives an engine through training; shared by all variants of `train`. A variant consists of an engine and
- * functions from this header; cpu/train/variants.h and cuda/train/variants.cuh define variants from them. */
+ * the functions of this header; cpu/train/variants.h and cuda/train/variants.cuh define variants in this
+ * way. */
 #ifndef FDSL_TRAIN_TRAINER_H
 #define FDSL_TRAIN_TRAINER_H
 
@@ -21,7 +22,7 @@ struct train_job {
     const char *checkpoints; /* a folder; NULL: none */
     uint32_t keep;           /* how many checkpoints the folder keeps */
     bool resume, allow_nan;
-    const char *identity; /* the options that decide the parameters, as text */
+    const char *identity; /* the options that affect the parameters, as text */
     const char *data;     /* --data; `samples` holds the other options that choose the samples */
     struct train_samples samples;
     const char *export_path; /* NULL: no export */
@@ -30,23 +31,24 @@ struct train_job {
 
 /* Results of the latest epoch. */
 struct train_epoch {
-    struct train_history history; /* of all epochs so far */
+    struct train_history history; /* totals of all epochs so far */
     uint32_t steps;
     double loss, train_accuracy; /* means over the epoch; parameters change during it */
     double test_loss, test_accuracy;
-    double rate;            /* learning rate of its last step */
+    double rate;            /* learning rate of the epoch's last step */
     bool scales_loss;       /* whether the engine scales the loss; if not, the next two are unused */
     uint64_t skipped;       /* steps skipped because of overflow */
-    double loss_scale;      /* after its last step */
-    double data_s, epoch_s; /* data_s is negative if it is not known */
-    double generate_s;      /* time spent generating live samples */
+    double loss_scale;      /* loss scale after the epoch's last step */
+    double data_s, epoch_s; /* seconds waiting for samples (negative: not known), and of the whole epoch */
+    double generate_s;      /* seconds spent generating live samples */
     uint64_t memory_bytes;
 };
 
 FDSL_C_BEGIN
 
-/* ---- Training: each run() trains the next epoch; it ignores the run number ---- */
+/* ---- Training: each run() trains the next epoch and ignores the run number ---- */
 
+/* setup(), run(), fetch() and teardown() of a variant (core/variant.h). `job` is a struct train_job. */
 enum status trainer_open(const struct engine *engine, const struct resources *resources, const void *job,
                          void **state);
 enum status trainer_run(void *state, uint64_t number, struct run_time *time);
@@ -59,39 +61,40 @@ void trainer_close(void *state);
 /* Whether epochs remain. */
 bool trainer_more(const void *input, void *state);
 
-/* Call after an epoch, untimed: tests the network and copies the parameters to the host. */
+/* Call after an epoch, untimed: tests the network, copies the parameters to the host, and fills `*epoch`. */
 enum status trainer_finish(void *state, struct train_epoch *epoch);
 
 /* Call after trainer_finish(): writes the checkpoint with the epoch's row. */
 enum status trainer_keep(const void *input, void *state, const char *row);
 
-/* The row in the checkpoint that this training resumed from; "" if there is none. */
+/* The row in the checkpoint that this training run resumed from; "" if there is none. */
 const char *trainer_kept(const void *state);
 
 /* Call after the last epoch: writes the exports. `runs` is the number of epochs trained by this process. */
 enum status trainer_end(const void *input, void *state, uint64_t runs);
 
-/* Compares the engine with the oracle and counts the losses and parameter tensors that differ by more than
- * engine->bounds. Restores the state afterwards.
+/* Compares the engine with the oracle. `*wrong` becomes the number of losses and parameter tensors that
+ * differ by more than engine->bounds. Restores the state afterwards.
  *
- * With `number` 0, before the first epoch: compares job->verify_steps steps from the current state. The
- * engine takes over the oracle's state every five steps.
+ * If `number` is 0 (before the first epoch), compares job->verify_steps steps from the current state. After
+ * every five steps, the oracle's state is copied to the engine.
  *
- * Otherwise, after an epoch and before trainer_finish(): trains the epoch again, which must give the same
- * loss and bit-identical parameters. Then compares one step drawn at random and the last step with the
- * oracle. If a step differs, its neighbour decides.
+ * Otherwise (after an epoch, before trainer_finish()), trains the epoch again, which must give the same loss,
+ * within bounds.loss, and bit-identical parameters. Also compares the last step and one step drawn at random
+ * with the oracle. If such a step differs, the result of its neighbouring step counts instead.
  *
  * STATUS_FAILED if the oracle's own loss is not finite. */
 enum status trainer_verify(const void *input, const struct variant *variant, void *state, uint64_t number,
                            uint64_t *wrong);
 
-/* Writes what trainer_verify() found wrong, for example "9 of 10 losses and 10 of 10 tensors". */
+/* Formats what trainer_verify() found wrong, for example "9 of 10 losses and 10 of 10 tensors". */
 void trainer_verdict(const void *input, void *state, char *text, size_t size);
 
-/* Adds an epoch that took `epoch_s` seconds and ended with this test accuracy. */
+/* Adds an epoch to the history: it took `epoch_s` seconds and ended with this test accuracy (0 to 1). */
 void train_note_epoch(struct train_history *history, double epoch_s, double accuracy);
 
-/* Mean cross-entropy (without smoothing) and accuracy, the fraction of correct answers. */
+/* Computes mean cross-entropy (without smoothing) and accuracy (fraction of correct answers) of
+ * count * classes logits. */
 void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, uint32_t classes, double *loss,
                   double *accuracy);
 

@@ -6,7 +6,8 @@
 #include "train/display.h"
 #include "train/trainer.h"
 
-/* Results of a verification: wrong losses, and parameter tensors that are off. */
+/* Results of a verification: the number of losses compared and of wrong ones, and which parameter tensors are
+ * wrong. */
 struct found {
     uint32_t losses, wrong_losses;
     bool astray[MODEL_TENSORS_MAX];
@@ -24,7 +25,7 @@ struct trainer {
     int lock;      /* lock of the checkpoint folder; negative: none */
 
     struct found found; /* by trainer_verify() */
-    uint32_t drawn;     /* step of the epoch at which the comparison started; UINT32_MAX: no epoch yet */
+    uint32_t drawn;     /* step drawn at random to verify an epoch; UINT32_MAX: no epoch was verified */
 };
 
 #endif

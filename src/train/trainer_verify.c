@@ -7,9 +7,9 @@
 #include "core/chance.h"
 #include "train/trainer_parts.h"
 
-/* Steps compared before the engine takes over the oracle's state; docs/train.md explains why. */
+/* Number of steps compared before the oracle's state is copied to the engine; docs/train.md explains why. */
 #define STRETCH 5
-/* Attempts at a step that overflows; the loss scale can be halved fewer times than this. */
+/* Attempts at a step that overflows. This is more than enough: the loss scale reaches its minimum sooner. */
 #define VERIFY_TRIES 32
 
 static uint32_t count_astray(const struct found *found)
@@ -25,9 +25,9 @@ static uint64_t found_wrong(const struct found *found)
     return (uint64_t)found->wrong_losses + count_astray(found);
 }
 
-/* Whether a tensor's update differs from the oracle's by more than `most` times the length of the oracle's
- * update; both started at `begin`. Adam amplifies small gradients, so this bound is wider than the bound of
- * losses. */
+/* Whether the change of a tensor from `begin` differs from the oracle's change by more than `most` times the
+ * Euclidean norm of the oracle's change. Adam amplifies small gradients, so `most` is larger than the bound
+ * of losses. */
 static bool went_astray(const struct model_tensor *tensor, double most, const float *begin, const float *mine,
                         const float *theirs)
 {
@@ -39,7 +39,7 @@ static bool went_astray(const struct model_tensor *tensor, double most, const fl
     return !(sqrt(off) <= most * sqrt(way)); /* also true for NaN */
 }
 
-/* Marks the parameter tensors that went astray from the oracle's; both started at `begin`. */
+/* Marks the parameter tensors whose change from `begin` differs too much from the oracle's. */
 static void note_astray(struct trainer *trainer, const struct train_state *begin,
                         const struct train_state *mine, const struct train_state *theirs)
 {
@@ -59,8 +59,8 @@ static void compare_losses(struct trainer *trainer, const struct train_totals *m
         mine->samples != exact->samples || !(fabs(mine->loss - exact->loss) <= bounds->loss * scale);
 }
 
-/* Runs one step of the engine. If the step was skipped, runs it again with the halved loss scale, because
- * only steps that were applied can be compared. At the minimum scale a step stays skipped. */
+/* Runs one step of the engine. If the engine skipped the step because of overflow, runs it again with the
+ * halved loss scale, because a skipped step cannot be compared. At the minimum scale it stays skipped. */
 static enum status take_step(struct trainer *trainer, uint32_t epoch, uint32_t step,
                              struct train_totals *totals)
 {
@@ -73,8 +73,8 @@ static enum status take_step(struct trainer *trainer, uint32_t epoch, uint32_t s
     return STATUS_OK;
 }
 
-/* Runs the same steps on both engines, starting from the oracle's state `begin`. Compares the losses, returns
- * both final states, and marks the tensors that went astray. */
+/* Runs the same steps on both engines, starting from state `begin`. Compares the losses, marks the tensors
+ * that differ, and returns both final states in `mine` and `theirs`. */
 static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32_t first, uint32_t count,
                                    const struct train_state *begin, struct train_state *mine,
                                    struct train_state *theirs)
@@ -103,7 +103,7 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
 }
 
 /* Before the first epoch: compares both engines step by step, in stretches. Each stretch starts with the
- * oracle's state at the end of the previous one. Without this, the comparison would measure how training
+ * oracle's state at the end of the previous one. Otherwise the comparison would measure how training
  * amplifies rounding (docs/train.md), which is not an error of the engine. */
 static enum status compare_steps(struct trainer *trainer, void *oracle, struct train_state *states)
 {
@@ -128,8 +128,8 @@ struct replay {
     struct train_state *at;
 };
 
-/* Advances the repeated epoch to `step`, a few steps per call, unlike the timed epoch: results must not
- * depend on the number of steps per call. Starts again if `step` has already passed. */
+/* Advances the repeated epoch to the state before `step`, or restarts it if it is past `step`. Runs only a
+ * few steps per call. The timed epoch runs all steps in one call, and its results must be the same. */
 static enum status go_to(struct trainer *trainer, struct replay *replay, uint32_t step)
 {
     if (step < replay->step || replay->step == 0)
@@ -147,9 +147,9 @@ static enum status go_to(struct trainer *trainer, struct replay *replay, uint32_
     return trainer->engine->get(trainer->state, replay->at);
 }
 
-/* Compares one step, from the state that the epoch had there. After many training steps, rounding
- * occasionally changes a step by more than the bounds (docs/train.md). Then the neighbouring step decides,
- * because a real fault would show there as well. */
+/* Compares one step with the oracle, starting from the state that the epoch had before this step. After many
+ * training steps, rounding occasionally changes a step by more than the bounds (docs/train.md). In that case
+ * the neighbouring step decides, because a real fault would show there as well. */
 static enum status compare_step(struct trainer *trainer, void *oracle, struct replay *replay, uint32_t step,
                                 struct train_state *scratch)
 {
@@ -177,9 +177,9 @@ static void note_different(struct trainer *trainer, const struct train_state *on
     }
 }
 
-/* Repeats the timed epoch; because engines are deterministic, it must give the same loss and the same final
- * parameters, bit for bit. Along the way it compares two steps with the oracle: one drawn at random, and the
- * last one, whose batch may be short. */
+/* Repeats the timed epoch. Engines are deterministic, so the final parameters must be bit-identical. The loss
+ * must be the same within bounds.loss, because the replay sums it in other groups of steps. Also compares two
+ * steps with the oracle: one drawn at random, and the last one, whose batch may be short. */
 static enum status compare_epoch(struct trainer *trainer, void *oracle, struct train_state *states)
 {
     const uint32_t steps = train_steps(&trainer->job->train);

@@ -28,8 +28,8 @@
 #include "synth/class.h"
 #include "train/checkpoint.h"
 
-/* Reads one shard twice: with all bytes available, and with only the bytes that each step needs. Both readers
- * must agree. */
+/* Parses one shard twice: with all bytes available, and with only the bytes that each step needs. Both
+ * parsers must agree. */
 static inline void fuzz_tar_as_it_is(const uint8_t *data, size_t size)
 {
     static struct tar_parser whole, sparing;
@@ -44,7 +44,7 @@ static inline void fuzz_tar_as_it_is(const uint8_t *data, size_t size)
         enum status status_a = tar_next(&whole, data + at, size - at, true, &a, &step_a, &need), status_b;
         for (window = 0;;) {
             if (sparing.position >
-                size) /* the member ends past the shard, so the reader that knows the size must refuse it */
+                size) /* the member ends past the shard; only the parser that knows the size can refuse it */
                 return;
             at = (size_t)sparing.position;
             size_t available = size - at < window ? size - at : window;
@@ -74,7 +74,8 @@ static inline void fuzz_tar_as_it_is(const uint8_t *data, size_t size)
     }
 }
 
-/* Parses the shard again with correct checksums in all headers, because a fuzzer cannot guess a checksum. */
+/* Parses the shard unchanged, then with correct checksums in all headers, because a fuzzer cannot guess a
+ * checksum. */
 static inline void fuzz_tar(const uint8_t *data, size_t size)
 {
     uint8_t *copy = malloc(size + 1);
@@ -123,7 +124,7 @@ static inline void fuzz_cifar(const uint8_t *data, size_t size)
         abort();
 }
 
-/* Skip large pictures, which only take time. */
+/* Skips large pictures: decoding them takes time and tests nothing more. */
 static inline void fuzz_png(const uint8_t *data, size_t size)
 {
     struct png_shape shape;
@@ -158,8 +159,8 @@ static inline void fuzz_offsets(const struct index *index)
     }
 }
 
-/* Our own index. The bytes are all lines but the last; the last line, with their hash, is added here, because
- * a fuzzer cannot guess a hash. */
+/* The project's own index format. `data` has all lines except the last. The last line has the hash of the
+ * others and is added here, because a fuzzer cannot guess a hash. */
 static inline void fuzz_index(const uint8_t *data, size_t size)
 {
     struct index_text text;
@@ -282,7 +283,7 @@ static inline char *fuzz_table_text(const struct table *table, size_t *bytes)
     char *text = NULL;
     FILE *stream = open_memstream(&text, bytes);
     if (stream)
-        fputs("\xEF\xBB\xBF", stream); /* the reader drops one, and the first cell may begin with another */
+        fputs("\xEF\xBB\xBF", stream); /* the reader drops one; the first cell may begin with a second one */
     for (size_t row = 0; stream && table->columns && row <= table->rows; row++)
         for (size_t i = 0; i < table->columns; i++) {
             const char *cell = table->cells[row * table->columns + i];
@@ -294,7 +295,7 @@ static inline char *fuzz_table_text(const struct table *table, size_t *bytes)
     return stream && fclose(stream) == 0 ? text : NULL;
 }
 
-/* A table that was read has the same cells when it is written and read again. */
+/* Reads a table, writes it and reads it again. Both tables must have the same cells. */
 static inline void fuzz_table(const uint8_t *data, size_t size)
 {
     struct table table, again = {0};

@@ -1,9 +1,10 @@
-/* train-graph, backward through the convolutions. A block takes every parts-th sample of the batch. It
+/* train-graph, backward through the convolutions. Block b computes samples b, b + parts, ... of the batch. It
  * recomputes conv1's output from the sample's bytes, scatters the gradients of the pooled values to their
- * argmax pixels, and multiplies both in shared memory. Half of the warps compute the gradient of conv2's
- * weights and keep the sums in registers over all samples. The other half compute the gradient of conv2's
- * input and, from it, that of conv1's weights. Each block writes its sums to memory at the end;
- * update.cu adds them in a fixed order. */
+ * argmax pixels, and multiplies both in shared memory.
+ *
+ * Half of the warps compute the gradient of conv2's weights, and keep the sums in registers over all samples.
+ * The other half compute the gradient of conv2's input, and from it the gradient of conv1's weights. At the
+ * end, each block writes its sums to global memory. update.cu adds the blocks' sums in a fixed order. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph/kernels.cuh"
@@ -12,11 +13,11 @@
 #define WARPS   16
 #define HALF    (WARPS / 2)
 #define THREADS (32 * WARPS)
-#define TILES   3 /* tiles of 16 pixels that a warp processes at a time, with all 32 channels */
+#define TILES   3 /* tiles of 16 pixels and 32 channels that a warp processes at a time */
 
-/* The gradient of conv2's output is stored in rows as long as conv1's, so that every tap is a constant
- * offset; columns and rows outside conv2's output are zero. Its pixel (y, x) has index (y + 2) * columns1 + x
- * + 2. */
+/* Shared memory offsets in bytes. The gradient of conv2's output is stored in rows as long as those of
+ * conv1's output, so that every tap is a constant offset. Pixels outside conv2's output are zero. Pixel
+ * (y, x) has index (y + 2) * columns1 + x + 2. */
 template <class NET> struct layout {
     static constexpr int border = 2 * NET::columns1 + 2;
     static constexpr int delta_pixels = NET::pixels1 + border;
@@ -27,10 +28,11 @@ template <class NET> struct layout {
     static constexpr int image_bytes = NET::values * 2; /* two images: this sample's and the next one's */
     static constexpr int bias1 = images + 2 * image_bytes;
     static constexpr int bias2 =
-        bias1 + CONV1_CHANNELS * 4; /* sums of gradients, one per quarter of the windows */
+        bias1 + CONV1_CHANNELS * 4; /* gradient of conv2's bias: one sum per quarter of the windows */
     static constexpr int bytes = bias2 + 4 * CONV2_CHANNELS * 4;
     static constexpr int steps1 = NET::depth1 / 16;
-    /* Sums per thread, in each half of the block. */
+    /* Registers for sums per thread: in the half for conv2's input and conv1's weights, and in the half for
+     * conv2's weights. */
     static constexpr int registers1 = (steps1 + TILES) * 16, registers2 = 2 * CONV_TAPS * 4;
     static constexpr int registers = registers1 > registers2 ? registers1 : registers2;
     static constexpr int units = (NET::pixels1 + 16 * TILES - 1) / (16 * TILES); /* units of back_inputs() */
@@ -45,15 +47,16 @@ template <class NET> struct layout {
 
 /* ---- Filling shared memory ---- */
 
-/* Scatters the gradients of one sample; run by the first half of the warps. A lane takes a pair of windows
- * and eight channels at a time. For each of the eight pixels it stores the gradients of those channels, or
- * zeros. The lanes of a warp cover two adjacent pairs and four groups of channels, so that stores do not
- * conflict in a bank. */
+/* Scatters the gradients of one sample. The first half of the warps runs this. A lane takes two adjacent
+ * windows and eight channels at a time. For each of the eight pixels, it stores the gradients of those
+ * channels, or zeros. Eight lanes at a time cover two adjacent pairs of windows and four groups of channels,
+ * so that their stores have no bank conflicts. */
 template <class NET>
 static __device__ __forceinline__ void spread(const struct graph_plan &plan, uint32_t row, uint8_t *shared)
 {
     constexpr int pairs = NET::windows / 2,
-                  share = (pairs + 3) / 4; /* each warp takes a quarter of the windows */
+                  share =
+                      (pairs + 3) / 4; /* a warp takes a quarter of the windows and half of the channels */
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, quarter = warp / 2;
     int piece = warp % 2 * 4 + lane / 2 % 4, own = lane % 2 + lane / 8 * 2;
     const uint8_t *deltas =
@@ -93,7 +96,7 @@ static __device__ __forceinline__ void spread(const struct graph_plan &plan, uin
             }
         }
     }
-    /* The gradient of conv2's bias: sums over the lanes with the same channels. No other warp adds to these
+    /* The gradient of conv2's bias: the sum over lanes with the same channels. No other warp adds to these
      * elements. */
     float *bias2 =
         reinterpret_cast<float *>(shared + layout<NET>::bias2) + quarter * CONV2_CHANNELS + 8 * piece;
@@ -107,23 +110,23 @@ static __device__ __forceinline__ void spread(const struct graph_plan &plan, uin
     }
 }
 
-/* Loads the image of row `row` of the batch; COUNT threads take part, this one is `thread`. A barrier of the
- * whole block makes it visible. The next sample's image is loaded while this sample's gradients are
- * computed. */
+/* Loads the image of sample `row` of the batch. COUNT threads take part; this one is `thread`. The caller
+ * synchronises the block before it reads the image. A sample's image is loaded while the gradients of the
+ * previous sample are computed. */
 template <class NET, int COUNT>
 static __device__ __forceinline__ void take_row(const struct graph_plan &plan, uint32_t row, int thread,
                                                 uint8_t *image)
 {
     asm volatile(""
-                 : "+r"(thread)); /* prevents the compiler from keeping values that depend on `thread` alone
-                                   * in registers over all samples */
+                 : "+r"(thread)); /* keeps the compiler from holding values that depend only on `thread` in
+                                   * registers over all samples */
     uint32_t number = plan.order[plan.step->first + row];
     struct draw_move move = draw_move(&plan.augment, plan.seed, plan.step->epoch, number);
     take_image<NET, COUNT>(plan.values[DATA_TRAIN] + (size_t)number * NET::values, move, thread,
                            reinterpret_cast<uint16_t *>(image));
 }
 
-/* Recomputes conv1's output for an image; run by the second half of the warps. */
+/* Recomputes conv1's output for an image. The second half of the warps runs this. */
 template <class NET>
 static __device__ __forceinline__ void recompute(const struct graph_plan &plan, const uint8_t *image,
                                                  uint8_t *shared)
@@ -135,9 +138,9 @@ static __device__ __forceinline__ void recompute(const struct graph_plan &plan, 
 
 /* ---- Gradients of conv2's weights ---- */
 
-/* Index, in conv1's output, of pixel `i` (of 8) of group `group` of conv2's output. If rows consist of whole
- * groups, only those are used; otherwise groups cover everything from the first to the last pixel, including
- * zeros. */
+/* The sums over conv2's output pixels run in groups of 8. Returns the index in conv1's output of pixel `i` of
+ * group `group`. If the rows of conv2's output consist of whole groups, groups cover only these rows.
+ * Otherwise groups run over whole rows of conv1's output; the gradients outside conv2's output are zero. */
 template <class NET> static __device__ __forceinline__ uint32_t group_pixel(int group, int i)
 {
     if (NET::columns2 % 8 == 0)
@@ -145,14 +148,15 @@ template <class NET> static __device__ __forceinline__ uint32_t group_pixel(int 
     return 8 * group + i;
 }
 
-/* A warp of the second half sums (32 outputs, 9 taps, 8 inputs) over the pixels of a sample. */
+/* Each warp of the second half computes the gradients of 32 outputs, 9 taps and 8 inputs. They are sums over
+ * the pixels of a sample. */
 template <class NET>
 static __device__ __forceinline__ void back_weights(uint32_t shared, float c[2][CONV_TAPS][4])
 {
     typedef layout<NET> at;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - HALF, outputs = warp / 4 * 4, inputs = warp % 4;
     int row_a = lane % 8, group_a = lane / 16, piece_a = outputs + lane / 8 % 2, group_b = lane / 8 % 2;
-    uint32_t taps[5]; /* ldmatrix loads four matrices: two groups of pixels for two taps */
+    uint32_t taps[5]; /* one ldmatrix loads four matrices: two groups of pixels for two taps */
 #pragma unroll
     for (int i = 0; i < 5; i++) {
         int tap = min(2 * i + lane / 16, CONV_TAPS - 1);
@@ -169,7 +173,7 @@ static __device__ __forceinline__ void back_weights(uint32_t shared, float c[2][
         for (int i = 0; i < 5; i++) {
             uint32_t pixel = pixel_b + taps[i];
             if (NET::columns2 % 8 != 0)
-                pixel = min(pixel, (uint32_t)NET::pixels1 - 1); /* multiplied by zeros */
+                pixel = min(pixel, (uint32_t)NET::pixels1 - 1); /* pixels past the end are multiplied by 0 */
             uint32_t from = shared + at::conv1 + conv1_piece(pixel, inputs);
             if (i < 4)
                 mma_load4_transposed(b[i], from);
@@ -186,8 +190,8 @@ static __device__ __forceinline__ void back_weights(uint32_t shared, float c[2][
 
 /* ---- Gradients of conv2's input, and of conv1's weights ---- */
 
-/* Gradient of conv2's input for (48 pixels, 32 channels) from tile 3 * unit on, summed over nine taps and 64
- * outputs. */
+/* Computes the gradient of conv2's input for the 48 pixels of tiles 3 * unit to 3 * unit + 2 and 32 channels:
+ * the sum over 9 taps and 64 outputs. */
 template <class NET>
 static __device__ __forceinline__ void back_inputs(uint32_t shared, int unit, float c[TILES][4][4])
 {
@@ -227,8 +231,8 @@ static __device__ __forceinline__ void back_inputs(uint32_t shared, int unit, fl
     }
 }
 
-/* Applies conv1's ReLU mask to this gradient and multiplies it with the windows of bytes. Rows of `sums` are
- * taps, followed by a row of ones, which gives the gradient of the bias. */
+/* Applies conv1's ReLU mask to `c`, the result of back_inputs(), and multiplies it by the windows of bytes.
+ * Rows of `sums` are taps, followed by a row for ones, which becomes the gradient of the bias. */
 template <class NET>
 static __device__ __forceinline__ void back_conv1(const uint8_t *shared, const uint8_t *image_bytes, int unit,
                                                   const float c[TILES][4][4],
@@ -275,9 +279,10 @@ static __device__ __forceinline__ void back_conv1(const uint8_t *shared, const u
     }
 }
 
-/* ---- Writing the block's sums to memory ---- */
+/* ---- Writing the block's sums to global memory ---- */
 
-/* In the order of conv2's weights in shared memory: outputs, taps, inputs. */
+/* Writes the gradient of conv2's weights in the order of the weights in shared memory: outputs, taps,
+ * inputs. */
 static __device__ __forceinline__ void store_weights(const float c[2][CONV_TAPS][4], float *sums)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - HALF;
@@ -292,7 +297,7 @@ static __device__ __forceinline__ void store_weights(const float c[2][CONV_TAPS]
                     make_float2(c[m][tap][2 * h], c[m][tap][2 * h + 1]);
 }
 
-/* A warp of the first half writes its sums for conv1, (depth1, 32), to shared memory. */
+/* Each warp of the first half writes its sums for conv1, (depth1, 32), to shared memory. */
 template <class NET>
 static __device__ __forceinline__ void leave_conv1(const float sums[layout<NET>::steps1][4][4], float *to)
 {
@@ -308,8 +313,8 @@ static __device__ __forceinline__ void leave_conv1(const float sums[layout<NET>:
                     make_float2(sums[s][n][2 * h], sums[s][n][2 * h + 1]);
 }
 
-/* Adds the sums of the warps. Normalised values are scale * byte + offset, so the gradient of a weight is its
- * row times scale plus the row of ones times offset. */
+/* Adds the warps' sums for conv1 and writes its gradients. Normalised values are scale * byte + offset. The
+ * gradient of a weight is therefore scale times the sum of its tap, plus offset times the sum of the ones. */
 template <class NET>
 static __device__ __forceinline__ void store_conv1(const struct graph_plan &plan, const float *left,
                                                    float *sums)
@@ -357,15 +362,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
         take_row<NET, THREADS>(plan, blockIdx.x, threadIdx.x, images);
     copy_wait<0>();
     __syncthreads();
-    /* Both halves of the block use the same registers: one for the sums of conv1's weights and the tile of a
-     * unit, the other for the sums of conv2's weights. Separate variables would all be kept across the
-     * barriers. */
+    /* Both halves of the block use the same registers. The first half keeps the sums of conv1's weights and
+     * the tiles of a unit in them, the second half the sums of conv2's weights. With separate variables, each
+     * thread would keep registers for all of them across the barriers. */
     float own[at::registers] = {};
     float(&of_conv1)[at::steps1][4][4] = reinterpret_cast<float(&)[at::steps1][4][4]>(own);
     float(&products)[TILES][4][4] = reinterpret_cast<float(&)[TILES][4][4]>(own[at::steps1 * 16]);
     float(&of_conv2)[2][CONV_TAPS][4] = reinterpret_cast<float(&)[2][CONV_TAPS][4]>(own);
     if (for_inputs) {
-        wait_for_previous(); /* for the gradients of the pooled values; older kernels wrote everything else */
+        wait_for_previous(); /* for pooled_delta; kernels before the previous one wrote everything else */
         allow_next();
     }
     for (uint32_t row = blockIdx.x, turn = 0; row < count; row += plan.parts, turn ^= 1) {

@@ -1,6 +1,6 @@
-/* train-graph, forward through the linear layers. The first kernel computes fc1, split over slices of
- * its inputs. The second has one block per sample: it adds the slices and computes ReLU, dropout, fc2, the
- * loss, and the gradients back to fc1's output. */
+/* train-graph, forward through the linear layers. dense_kernel computes fc1's sums over slices of its inputs.
+ * head_kernel has one block per sample. It adds the slices and computes ReLU, dropout, fc2, the loss, and the
+ * gradients back to fc1's output. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph/kernels.cuh"
@@ -12,13 +12,13 @@
 
 template <class NET> struct slice {
     static constexpr int depth = NET::split_depth;
-    static constexpr int pitch = depth * 2 + 16; /* bytes; consecutive rows are in different banks */
+    static constexpr int pitch = depth * 2 + 16; /* bytes; eight consecutive rows are in different banks */
     static constexpr int weight = ROWS * pitch;
     static constexpr int bytes = weight + HIDDEN * pitch;
     static_assert(pitch / 16 % 2 == 1, "an odd number of pieces of 16 bytes");
 };
 
-/* Starts copying one half of the slice's depth, of LINES samples or weight rows, to shared memory. */
+/* Starts copying one half of the slice's inputs to shared memory, for LINES samples or rows of weights. */
 template <class NET, int LINES>
 static __device__ __forceinline__ void take_half(const __nv_bfloat16 *from, int half, uint8_t *to)
 {
@@ -92,7 +92,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- The head: one block per sample, one thread per hidden value ---- */
 
-/* The hidden value of this thread: adds the slices in order, then bias, ReLU, and dropout's factor `kept`. */
+/* Returns the hidden value of this thread: adds the slices in order, then applies bias, ReLU, and dropout's
+ * factor `kept`. */
 template <class NET, bool TRAINING>
 static __device__ __forceinline__ float take_hidden(const struct graph_plan &plan, uint32_t row, float kept)
 {
@@ -104,14 +105,14 @@ static __device__ __forceinline__ float take_hidden(const struct graph_plan &pla
 #pragma unroll
     for (int s = 0; s < NET::splits; s++)
         sum += part[s];
-    /* The factor of dropout1 is applied here, where sums are fp32. */
+    /* The factor of the first dropout is applied here, where sums are fp32. */
     float scale = TRAINING ? 256.0f / (256 - DROPOUT1_THRESHOLD) : 1;
     float value = larger(fmaf(scale, sum, plan.state.parameters[plan.tensors[FC1_B] + threadIdx.x]), 0);
     return kept == 0 ? 0 : value * kept;
 }
 
-/* Softmax cross-entropy by one warp, one lane per class. Stores the loss, whether the prediction is right,
- * and the gradient of the mean over the batch. */
+/* Softmax cross-entropy of a sample by one warp, one lane per class. Stores the loss, whether the prediction
+ * is right, and the gradient of the batch's mean loss. */
 static __device__ __forceinline__ void take_loss(const struct graph_plan &plan, uint32_t row, uint32_t label,
                                                  const float *logits, float *deltas)
 {
@@ -120,7 +121,7 @@ static __device__ __forceinline__ void take_loss(const struct graph_plan &plan, 
     float logit = real ? logits[lane] : -INFINITY, best = logit;
     uint32_t guess = lane;
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) { /* of equal logits the first wins */
+    for (int offset = 16; offset > 0; offset /= 2) { /* if logits are equal, the lower class wins */
         float other = __shfl_xor_sync(~0u, best, offset);
         uint32_t position = __shfl_xor_sync(~0u, guess, offset);
         if (other > best || (other == best && position < guess)) {
@@ -153,7 +154,7 @@ static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_consta
     const float *weight = plan.state.parameters + plan.tensors[FC2_W];
     const float *bias = plan.state.parameters + plan.tensors[FC2_B];
     if (row >=
-        plan.step->count) { /* past the end of a short batch: zero adds nothing to the weight gradients */
+        plan.step->count) { /* past the end of a short batch: zeros add nothing to the weight gradients */
         if (TRAINING)
             plan.hidden_delta[(size_t)row * HIDDEN + threadIdx.x] = __float2bfloat16(0);
         return;
@@ -193,7 +194,7 @@ static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_consta
     float delta = 0;
     for (uint32_t k = 0; k < plan.classes; k++)
         delta = fmaf(deltas[k], weight[k * HIDDEN + threadIdx.x], delta);
-    /* A value of 0 was zeroed by ReLU or dropout and has no gradient. */
+    /* A value of 0 comes from ReLU or dropout: its gradient is 0. */
     delta = value == 0 ? 0 : delta * (256.0f / (256 - DROPOUT2_THRESHOLD));
     plan.hidden[(size_t)row * HIDDEN + threadIdx.x] = value;
     plan.hidden_delta[(size_t)row * HIDDEN + threadIdx.x] = __float2bfloat16(delta);

@@ -1,7 +1,6 @@
-/* train-graph, backward through fc1. A block takes one slice of fc1's inputs for the whole batch, so the
- * block's sums are complete. Half of the warps compute the gradient of these inputs, the other half that of
- * their weights.
- * The block then applies the optimizer to these weights, which are 98 % of all parameters. */
+/* train-graph, backward through fc1. A block takes one slice of fc1's inputs for the whole batch, so its sums
+ * are complete. Half of the warps compute the gradient of these inputs, the other half the gradient of their
+ * weights. The block then applies the optimizer to its weights. fc1's weights are 98 % of all parameters. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph/kernels.cuh"
@@ -11,21 +10,21 @@
 #define HALF        (WARPS / 2)
 #define THREADS     (32 * WARPS)
 
-#define DELTA_PITCH (HIDDEN * 2 + 16) /* bytes; consecutive rows are in different banks */
+#define DELTA_PITCH (HIDDEN * 2 + 16) /* bytes; eight consecutive rows are in different banks */
 
-/* Dropout1's factor for kept values. */
+/* The factor by which the first dropout multiplies kept values. */
 #define KEPT_SCALE (256.0f / (256 - DROPOUT1_THRESHOLD))
 
 /* Shared memory offsets in bytes. */
 template <class NET> struct layout {
     static constexpr int columns = NET::slice; /* inputs per block: an odd multiple of eight */
     static constexpr int pitch =
-        columns * 2;                 /* hence consecutive rows are in different banks without padding */
-    static constexpr int weight = 0; /* (HIDDEN, columns) */
+        columns * 2; /* bytes; so eight consecutive rows are in different banks without padding */
+    static constexpr int weight = 0;                      /* (HIDDEN, columns) */
     static constexpr int delta = weight + HIDDEN * pitch; /* (ROWS, HIDDEN): gradients of the hidden values */
     static constexpr int input = delta + ROWS * DELTA_PITCH; /* (ROWS, columns) */
     static constexpr int stage =
-        ROWS * (DELTA_PITCH + pitch); /* bytes of `delta` and `input`; double-buffered */
+        ROWS * (DELTA_PITCH + pitch); /* bytes of `delta` and `input` together; there are two stages */
     static constexpr int bytes = delta + 2 * stage;
     static constexpr int gradient = delta; /* at the end: (HIDDEN, columns) floats */
     static_assert(pitch / 16 % 2 == 1 && HIDDEN * columns * 4 <= stage, "fits");
@@ -42,8 +41,8 @@ static __device__ __forceinline__ void take(const void *from, size_t from_pitch,
     }
 }
 
-/* Start copying ROWS samples from `row` on into their stage: fc1's inputs, and the gradients of its
- * outputs. */
+/* Start copying samples row to row + ROWS - 1 into their stage: take_inputs() fc1's inputs, take_deltas() the
+ * gradients of its outputs. */
 template <class NET>
 static __device__ __forceinline__ void take_inputs(const struct graph_plan &plan, uint32_t row,
                                                    uint32_t column, uint8_t *shared)
@@ -62,7 +61,8 @@ static __device__ __forceinline__ void take_deltas(const struct graph_plan &plan
          shared + row / ROWS % 2 * at::stage + at::delta, DELTA_PITCH);
 }
 
-/* c += a * (16 rows, columns); `from` is the lane's row of that matrix. The sum runs over its rows. */
+/* c += a b, where b is a matrix of (16 rows, columns) in shared memory, and the sum runs over its rows.
+ * `from` is the address of the lane's row of b. */
 template <class NET>
 static __device__ __forceinline__ void multiply_row(float c[][4], const uint32_t a[4], uint32_t from)
 {
@@ -79,7 +79,7 @@ static __device__ __forceinline__ void multiply_row(float c[][4], const uint32_t
     multiply(c[tiles - 1], a, b[0], b[1]);
 }
 
-/* Gradient of the inputs of 16 samples per warp, summed over the hidden values. */
+/* Each warp computes the gradient of fc1's inputs for 16 samples: a sum over the hidden values. */
 template <class NET>
 static __device__ __forceinline__ void back_inputs(const struct graph_plan &plan, uint32_t shared,
                                                    uint32_t stage, uint32_t row, uint32_t column)
@@ -106,7 +106,7 @@ static __device__ __forceinline__ void back_inputs(const struct graph_plan &plan
                 pack(c[n][2 * h] * KEPT_SCALE, c[n][2 * h + 1] * KEPT_SCALE);
 }
 
-/* Gradient of the weights of 16 hidden values per warp, accumulated over all samples. */
+/* Each warp computes the gradient of the weights of 16 hidden values. `c` accumulates it over all samples. */
 template <class NET>
 static __device__ __forceinline__ void back_weights(uint32_t shared, uint32_t stage, float c[][4])
 {
@@ -148,7 +148,7 @@ static __device__ __forceinline__ void step_four(const struct update &update, fl
     optimizer_step(&update, gradient.w, &parameter->w, &m->w, &v->w);
 }
 
-/* Updates the weights of this slice. Each thread issues all its loads before the first use. */
+/* Updates the weights of this slice. Each thread issues all its loads before it uses the first. */
 template <class NET>
 static __device__ __forceinline__ void step_weights(const struct graph_plan &plan, uint32_t column,
                                                     const uint8_t *shared)
@@ -191,7 +191,7 @@ static __device__ __forceinline__ void step_weights(const struct graph_plan &pla
     }
 }
 
-/* Prefetches what step_weights() will load into L2 while the GEMMs run. */
+/* Prefetches into L2, while the GEMMs run, what step_weights() will load. */
 template <class NET>
 static __device__ __forceinline__ void prefetch_weights(const struct graph_plan &plan, uint32_t column)
 {

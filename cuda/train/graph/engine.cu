@@ -1,6 +1,6 @@
-/* `train-graph`, `infer-graph`: only `cnn`, in bf16 on tensor cores, six kernels per step, replayed as a CUDA
- * graph over many steps. The position in the training is stored on the device, so one graph serves all
- * epochs. */
+/* The engine of `train-graph` and `infer-graph`. It supports only `cnn`, in bf16 on tensor cores. A step is
+ * six kernels; a CUDA graph replays many steps. The position in the training is stored on the device, so one
+ * graph serves all epochs. */
 #include "train/graph/engine.cuh"
 
 #include <stdlib.h>
@@ -25,11 +25,11 @@ struct graph_state {
     struct allocations allocations;
     struct graph_plan plan;
     struct device_progress progress;
-    cudaGraphExec_t one, many; /* one step that keeps all gradients; GRAPH_STEPS steps that do not */
+    cudaGraphExec_t one, many; /* 1 step, which keeps all gradients; GRAPH_STEPS steps, which do not */
     cudaGraphExec_t inference;
     uint32_t epoch; /* epoch whose order is on the device, if `ordered` */
     bool ordered;
-    struct { /* pinned memory that the inference graph reads and writes */
+    struct { /* pinned memory: input and output of the inference graph */
         struct graph_step step;
         float logits[]; /* of one batch */
     } * page;
@@ -73,7 +73,7 @@ template <class NET> static bool has_shape(const struct shape *shape)
            shape->width == NET::width;
 }
 
-/* The variant to suggest for networks that this one does not support. */
+/* The variant to suggest for networks that this engine does not support. */
 static const char *other_variant(const struct train *train)
 {
     return train->forward_only ? "infer-cuda" : "train-cuda";
@@ -93,7 +93,7 @@ static enum status graph_accepts(const struct train *train)
         model->input.height, model->input.width, model->classes, other_variant(train));
 }
 
-/* Checks for bf16 tensor cores and for enough shared memory for a sample's convolutions. */
+/* Checks that the device has bf16 tensor cores and enough shared memory. Sets plan.overlap. */
 static enum status check_device(const struct train *train, struct graph_state *graph)
 {
     int major, shared, architecture;
@@ -133,7 +133,7 @@ static enum status open_data(struct graph_state *graph)
     return STATUS_OK;
 }
 
-/* Memory that training and inference both need. */
+/* Allocates what training and inference both need. */
 static enum status open_forward(struct graph_state *graph)
 {
     struct graph_plan *plan = &graph->plan;
@@ -221,7 +221,7 @@ static enum status enqueue_inference(struct graph_state *graph)
     return STATUS_OK;
 }
 
-/* Captures `steps` training steps, or an inference if `steps` is 0. */
+/* Captures `steps` training steps as a graph, or the inference of one batch if `steps` is 0. */
 static enum status record(struct graph_state *graph, uint32_t steps, cudaGraphExec_t *into)
 {
     cudaGraph_t made = NULL;
@@ -281,7 +281,7 @@ static enum status open_all(struct graph_state *graph)
 static void graph_close(void *state)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
-    /* Teardown errors are ignored: no caller could act on them. */
+    /* Ignores errors: nothing can be done about them, and nothing depends on them. */
     (void)cudaSetDevice(graph->device);
     if (graph->stream)
         (void)cudaStreamSynchronize(graph->stream);
@@ -347,7 +347,8 @@ static enum status launch(struct graph_state *graph, cudaGraphExec_t steps, uint
     return device_progress_step(&graph->progress, graph->plan.totals, count, graph->stream);
 }
 
-/* The last step is always a single-step graph, because its gradients may be requested. */
+/* Launches the long graph while more than GRAPH_STEPS steps are left, then graphs of one step. The last step
+ * is always such a graph, because its gradients may be requested. */
 static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
@@ -367,7 +368,7 @@ static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint
     return STATUS_OK;
 }
 
-/* The first kernel looks up, shifts and normalises the samples itself, so data time cannot be measured
+/* The first kernel of a step gathers the samples itself, so the time for data cannot be measured
  * separately. */
 static enum status graph_totals(void *state, struct train_totals *totals)
 {

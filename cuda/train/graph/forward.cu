@@ -1,22 +1,22 @@
-/* train-graph, the first kernel of a step: one block per sample, from its bytes to fc1's input. The block
- * gathers, shifts and normalises the sample. conv1's output stays in shared memory; conv2 multiplies it there
- * as an implicit GEMM. ReLU, pooling and dropout are fused into the end of that GEMM. For each pooled
- * value, the kernel writes two bytes for the value and one for the argmax. */
+/* train-graph, the first kernel of a step: from a sample's bytes to fc1's input, one block per sample. The
+ * block gathers, shifts and normalises the sample. conv1's output stays in shared memory, where conv2 reads
+ * it as an implicit GEMM. ReLU and pooling are fused into the end of that GEMM; dropout follows. For each
+ * pooled value, the kernel writes two bytes for the value and one byte for the argmax. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph/kernels.cuh"
 
 #define WARPS   6
 #define THREADS (32 * WARPS)
-#define TILES   3 /* tiles of 16 pixels (4 windows) that a warp computes at a time, with all 64 channels */
+#define TILES   3 /* tiles of 16 pixels (4 pooling windows) and 64 channels that a warp computes at a time */
 
 /* Shared memory offsets in bytes. */
 template <class NET> struct layout {
     static constexpr int conv1 = 0;
     static constexpr int weight = conv1 + NET::pixels1 * 64;
     static constexpr int pooled = weight + CONV2_BYTES;
-    /* Distance between adjacent channels, in values. Eight channels are stored at a time, each in its own
-     * bank. Sixteen values that share a dropout draw are contiguous. */
+    /* Distance between adjacent channels, in values. It puts the eight channels that a warp stores at a time
+     * into different banks. The sixteen values that share a dropout draw stay contiguous. */
     static constexpr int pitch = NET::windows % 16 == 0 ? NET::windows + 8 : NET::windows;
     static constexpr int argmax = pooled + CONV2_CHANNELS * pitch * 2;
     static constexpr int image = argmax + NET::features;
@@ -26,8 +26,9 @@ template <class NET> struct layout {
     static_assert(image % 16 == 0 && argmax % 16 == 0 && bias % 4 == 0, "aligned");
 };
 
-/* The sums of conv2 for 12 windows from tile 3 * unit on. Row r of a tile is pixel (r / 8, r % 2) of window r
- * % 8 / 2, so two lanes hold the four pixels of a window, two values each. */
+/* Computes conv2's sums for the 12 pooling windows of tiles 3 * unit to 3 * unit + 2. Row r of a tile is
+ * pixel (r / 8, r % 2) of its window r % 8 / 2. So two lanes hold the four pixels of a window, two pixels
+ * each. */
 template <class NET>
 static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t weight, int unit,
                                                      float c[TILES][8][4])
@@ -44,7 +45,7 @@ static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t we
         for (int n = 0; n < 8; n++)
             c[m][n][0] = c[m][n][1] = c[m][n][2] = c[m][n][3] = 0;
     }
-    /* Address of the weights: rows are outputs, a matrix is 8 deep. */
+    /* This lane's row address for ldmatrix. A matrix is 8 outputs (rows) by 8 values of the depth. */
     weight += (lane % 8 + lane / 16 * 8) * CONV2_PITCH + lane / 8 % 2 * 16;
 #pragma unroll
     for (int tap = 0; tap < CONV_TAPS; tap++) {
@@ -72,8 +73,8 @@ static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t we
     }
 }
 
-/* Bias, ReLU and pooling. Lanes with even g take one channel, their neighbours the next. Of equal values the
- * first wins, as in the reference. */
+/* Bias, ReLU and pooling. Lanes with even g compute one channel, lanes with odd g the next one. The first of
+ * equal maxima wins, as in the reference. */
 template <class NET>
 static __device__ __forceinline__ void pool(const float c[TILES][8][4], const float bias[8], int unit,
                                             uint16_t *values, uint8_t *argmax)
@@ -110,7 +111,8 @@ static __device__ __forceinline__ void pool(const float c[TILES][8][4], const fl
     }
 }
 
-/* Applies dropout and writes to memory, 16 values that share a draw at a time. */
+/* Applies dropout and writes the values to global memory. A thread processes 16 values at a time, which share
+ * a random draw. */
 template <class NET, bool TRAINING>
 static __device__ __forceinline__ void drop(const struct graph_plan &plan, uint32_t epoch, uint32_t number,
                                             uint32_t row, const uint8_t *shared)
@@ -145,7 +147,7 @@ static __device__ __forceinline__ void drop(const struct graph_plan &plan, uint3
     }
 }
 
-/* Zeros a row past the end of a short batch, so that it adds nothing to weight gradients. */
+/* Zeroes a row past the end of a short batch, so that it adds nothing to the weight gradients. */
 template <class NET> static __device__ void clear_row(const struct graph_plan &plan, uint32_t row)
 {
     uint4 *pooled = reinterpret_cast<uint4 *>(plan.pooled + (size_t)row * NET::features);
@@ -153,8 +155,8 @@ template <class NET> static __device__ void clear_row(const struct graph_plan &p
         pooled[i] = make_uint4(0, 0, 0, 0);
 }
 
-/* Writes what the step's other kernels need to know; run by one thread of an extra block, in parallel with
- * the others. */
+/* Writes plan.step for the other kernels of the step. One thread of an extra block runs this, in parallel
+ * with the blocks that compute samples. */
 static __device__ void store_step(const struct graph_plan &plan, uint32_t first, uint32_t count)
 {
     struct graph_step *step = plan.step;
@@ -197,7 +199,7 @@ static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
     uint16_t *image = reinterpret_cast<uint16_t *>(shared + at::image);
     float *bias1 = reinterpret_cast<float *>(shared + at::bias);
     take_image<NET, THREADS>(set + (size_t)number * NET::values, move, threadIdx.x, image);
-    wait_for_previous(); /* for the parameters of the convolutions */
+    wait_for_previous(); /* the previous step's last kernel updates the convolutions' parameters */
     allow_next();
     take_conv2_weight<THREADS>(plan, threadIdx.x, shared + at::weight);
     copy_commit();

@@ -1,18 +1,18 @@
-/* train-graph, sums over samples that the head kernel does not compute: gradients of fc2 and of fc1's bias,
- * their parameter updates, and the totals. This is little work and independent of the convolutions, so a few
- * extra blocks of their backward kernel do it concurrently. */
+/* train-graph, sums over samples that head_kernel does not compute: the gradients of fc2 and of fc1's bias,
+ * the updates of these parameters, and the totals. This is little work and independent of the convolutions,
+ * so a few extra blocks of conv_back_kernel do it concurrently. */
 #ifndef FDSL_CUDA_TRAIN_GRAPH_HEAD_BACK_CUH
 #define FDSL_CUDA_TRAIN_GRAPH_HEAD_BACK_CUH
 
 #include "train/graph/kernels.cuh"
 
-#define HEAD_BLOCKS  4 /* an H200 has 132 multiprocessors, and at most GRAPH_PARTS_MAX blocks take samples */
+#define HEAD_BLOCKS  4 /* an H200 has 132 multiprocessors; at most GRAPH_PARTS_MAX blocks compute samples */
 
 #define HEAD_CLASSES 4 /* per block at a time */
 
-/* Updates fc2's weights of HEAD_CLASSES classes from `k` on. Thread i handles hidden value i % 128 of every
- * fourth sample for all of them, then adds the four partial sums, in order, for class i / 128. `shared` has
- * room for HEAD_CLASSES * THREADS floats. */
+/* Updates fc2's weights of classes k to k + HEAD_CLASSES - 1. Thread i sums hidden value i % 128 of every
+ * fourth sample, for all of these classes. Then it adds the four partial sums of class k + i / 128 in order.
+ * `shared` has room for HEAD_CLASSES * THREADS floats. */
 template <int THREADS>
 static __device__ __forceinline__ void update_classes(const struct graph_plan &plan,
                                                       const struct update &update, uint32_t k, float *shared)
@@ -41,8 +41,8 @@ static __device__ __forceinline__ void update_classes(const struct graph_plan &p
     __syncthreads();
 }
 
-/* Updates fc1's bias: each group of 128 threads sums every fourth sample; the partial sums are added in
- * order. */
+/* Updates fc1's bias. Each group of 128 threads sums every fourth sample. The first group adds the partial
+ * sums in order. `shared` has room for THREADS floats. */
 template <int THREADS>
 static __device__ __forceinline__ void update_hidden_bias(const struct graph_plan &plan,
                                                           const struct update &update, float *shared)
@@ -65,7 +65,7 @@ static __device__ __forceinline__ void update_hidden_bias(const struct graph_pla
     __syncthreads();
 }
 
-/* Updates fc2's bias: one warp per class, each lane sums every 32nd sample. */
+/* Updates fc2's bias. One warp per class; each lane sums every 32nd sample. */
 template <int THREADS>
 static __device__ __forceinline__ void update_last_bias(const struct graph_plan &plan,
                                                         const struct update &update)
@@ -82,8 +82,8 @@ static __device__ __forceinline__ void update_last_bias(const struct graph_plan 
     }
 }
 
-/* Adds the batch's losses and correct answers to the totals: thread i sums samples i, i + THREADS, ..., then
- * a tree reduction. */
+/* Adds the batch's losses and correct predictions to the totals, and advances the position. Thread i sums
+ * samples i, i + THREADS, ...; a tree reduction adds the threads. */
 template <int THREADS>
 static __device__ __forceinline__ void add_totals(const struct graph_plan &plan, double *sums)
 {
@@ -110,13 +110,13 @@ static __device__ __forceinline__ void add_totals(const struct graph_plan &plan,
     plan.totals->samples += count;
     if (!isfinite(sums[0]) && plan.totals->bad_step == TRAIN_FINE)
         plan.totals->bad_step = plan.step->number;
-    /* Safe: only the first kernel of a step reads the position. */
+    /* No other kernel reads the position at this time: only the first kernel of a step does. */
     plan.position->step++;
     plan.position->number++;
 }
 
-/* Runs block `block` of HEAD_BLOCKS. The classes are distributed over all blocks but the last, which does the
- * rest. `shared` has room for THREADS * 16 bytes. */
+/* Runs block `block` of HEAD_BLOCKS. The last block computes the biases and the totals. The others share the
+ * classes of fc2. `shared` has room for THREADS * 16 bytes. */
 template <int THREADS>
 static __device__ __forceinline__ void head_back(const struct graph_plan &plan, uint32_t block,
                                                  uint8_t *shared)

@@ -1,8 +1,7 @@
-/* Shared by the kernels of train-graph: the shapes of `cnn`, the memory layouts, and small device functions
- * that more than one kernel uses.
+/* Shared by the kernels of train-graph: the shapes of `cnn`, the memory layouts, and small device functions.
  *
  * A step is six kernels (docs/train_graph.md). Matrices are bf16; sums, parameters and the optimizer's state
- * are fp32. All shapes are compile-time constants, so index arithmetic is constant. */
+ * are fp32. All shapes are compile-time constants, so the compiler can fold index arithmetic. */
 #ifndef FDSL_CUDA_TRAIN_GRAPH_KERNELS_CUH
 #define FDSL_CUDA_TRAIN_GRAPH_KERNELS_CUH
 
@@ -23,31 +22,31 @@
 #define CONV_TAPS      9
 #define HIDDEN         128
 #define GRAPH_CLASSES  32  /* maximum: each class takes one lane of a warp */
-#define GRAPH_ROWS     128 /* batch buffers are padded to multiples of this: tiles need no bounds checks */
+#define GRAPH_ROWS     128 /* batch buffers are padded to a multiple, so that tiles need no bounds checks */
 /* Maximum number of blocks that share the samples of the convolutions' backward pass. */
 #define GRAPH_PARTS_MAX    128
-#define DROPOUT1_NUMBER    5 /* dropout1's layer index; it selects the random stream of the draws */
+#define DROPOUT1_NUMBER    5 /* layer index of the first dropout; selects its stream of random numbers */
 #define DROPOUT2_NUMBER    8
 #define DROPOUT1_THRESHOLD 64
 #define DROPOUT2_THRESHOLD 128
 
 enum graph_tensor { CONV1_W, CONV1_B, CONV2_W, CONV2_B, FC1_W, FC1_B, FC2_W, FC2_B, GRAPH_TENSORS };
 
-/* Constants that follow from the shape of a sample. SPLITS: number of parts into which fc1's forward sums are
- * split, so that a batch of 256 occupies every multiprocessor. SLICE: inputs of fc1 per block in the backward
- * pass. */
+/* Constants that follow from the shape of a sample. SPLITS: number of parts of fc1's forward sums, chosen so
+ * that a batch of 256 occupies most multiprocessors of an H200. SLICE: inputs of fc1 per block in the
+ * backward pass. */
 template <int CHANNELS, int HEIGHT, int WIDTH, int SPLITS, int SLICE> struct graph_net {
     static constexpr int channels = CHANNELS, height = HEIGHT, width = WIDTH;
     static constexpr int values = channels * height * width;
     static constexpr int taps1 = CONV_TAPS * channels;
     static constexpr int depth1 =
-        (taps1 + 1 + 15) / 16 * 16; /* taps plus one for the bias, rounded up to steps of 16 */
+        (taps1 + 1 + 15) / 16 * 16; /* taps, plus one for the bias, rounded up to a multiple of 16 */
     static constexpr int rows1 = height - 2, columns1 = width - 2, pixels1 = rows1 * columns1;
     static constexpr int rows2 = height - 4, columns2 = width - 4;
     static constexpr int window_columns = columns2 / 2, windows = rows2 / 2 * window_columns;
     static constexpr int features = CONV2_CHANNELS * windows;
     static constexpr int splits = SPLITS, split_depth = features / SPLITS, slice = SLICE;
-    /* Values in the arena's four convolution tensors, which are a multiple of 64 values without gaps. */
+    /* Number of values in the four convolution tensors. The arena stores them first, without gaps. */
     static constexpr int conv_parameters = CONV1_CHANNELS * taps1 + CONV1_CHANNELS +
                                            CONV2_CHANNELS * CONV_TAPS * CONV1_CHANNELS + CONV2_CHANNELS;
     static_assert(features % SPLITS == 0 && split_depth % 32 == 0,
@@ -62,43 +61,45 @@ typedef graph_net<3, 32, 32, 28, 56> graph_colour;
 
 /* ---- Memory layouts ---- */
 
-/* conv2's weights as GEMM operand: bf16 [64][9 taps x 32]. Rows are padded by 16 bytes so that eight
- * consecutive rows are in eight different bank groups. */
+/* conv2's weights as a GEMM operand: bf16 [64][9 taps x 32]. Rows are padded by 16 bytes, so eight
+ * consecutive rows begin in different bank groups (four banks, 16 bytes). */
 #define CONV2_DEPTH (CONV_TAPS * CONV1_CHANNELS)
 #define CONV2_PITCH (CONV2_DEPTH * 2 + 16) /* bytes */
 #define CONV2_BYTES (CONV2_CHANNELS * CONV2_PITCH)
 
-/* conv1's output in shared memory. A pixel's 32 bf16 values are four pieces of 16 bytes, swizzled by the
- * pixel number so that the pieces of eight consecutive pixels are in eight bank groups. */
+/* Byte offset of a 16-byte piece of conv1's output in shared memory. A pixel has 32 bf16 values: four pieces.
+ * They are swizzled by the pixel number. The same piece of eight consecutive pixels is then in eight
+ * different bank groups. */
 FDSL_HD uint32_t conv1_piece(uint32_t pixel, uint32_t piece)
 {
     return pixel * 64 + ((piece ^ (pixel >> 1 & 3)) << 4);
 }
 
-/* The gradient of conv2's output in shared memory, swizzled: 64 bf16 values per pixel, eight pieces of 16
- * bytes. */
+/* Byte offset of a 16-byte piece of the gradient of conv2's output in shared memory, swizzled. A pixel has 64
+ * bf16 values: eight pieces. */
 FDSL_HD uint32_t delta_piece(uint32_t pixel, uint32_t piece)
 {
     return pixel * 128 + ((piece ^ (pixel & 7)) << 4);
 }
 
-/* Position in the training: the first kernel of a step reads it, a later one advances it. */
+/* Position in the training. The first kernel of a step reads it, and add_totals() advances it. */
 struct graph_position {
     uint32_t epoch, step; /* within the epoch */
     uint64_t number;      /* step number, counted over all epochs */
 };
 
-/* What the kernels of a step need to know about it. The first kernel writes it; for inference, the host
- * does. */
+/* Data about the current step for its kernels. The first kernel writes it in training, the host in
+ * inference. */
 struct graph_step {
-    uint32_t epoch, first, count; /* `count` samples from index `first` of the order */
-    uint32_t part;                /* inference only: which set; its samples are in their own order */
-    uint64_t number;
+    uint32_t epoch, first, count; /* `count` samples from index `first` of the epoch's order */
+    uint32_t part;                /* inference only: the set; its samples are in stored order */
+    uint64_t number;              /* step number, counted over all epochs */
     struct update update;
 };
 
 /* Kernel arguments of a step, the same for every launch. Pointers are to device memory. `rows` is the batch
- * rounded up to GRAPH_ROWS; rows past the batch are zero. */
+ * size rounded up to GRAPH_ROWS; rows past the batch are zero. `parts` is the number of blocks that share the
+ * samples in graph_conv_back(). */
 struct graph_plan {
     uint64_t seed;
     uint32_t batch, rows, samples, classes, parts;
@@ -115,17 +116,16 @@ struct graph_plan {
     struct train_state state;
     float *gradients; /* an arena */
     uint32_t tensors[GRAPH_TENSORS];
-    bool keep_gradients; /* also fc1's gradients; the smaller ones are always kept */
+    bool keep_gradients; /* whether to store the gradient of fc1's weights; all others are always stored */
     bool overlap;        /* a kernel may start before the previous one has finished: launch_overlapped() */
     /* Parameters as GEMM operands. */
     __nv_bfloat16 *conv2_weight; /* CONV2_BYTES; rows of CONV2_PITCH bytes */
     __nv_bfloat16 *fc1_weight;   /* (128, features) */
     /* Activations and their gradients, for [rows] samples each. */
     __nv_bfloat16 *pooled; /* (features): after ReLU and dropout, before dropout's factor 4/3 */
-    uint8_t
-        *argmax; /* (features): the bit of the window's four pixels that was the maximum; 0: no gradient */
-    float *split_sums;           /* [splits][rows](128): partial sums of fc1 */
-    float *hidden;               /* (128): after ReLU and dropout, with dropout's factor */
+    uint8_t *argmax;   /* (features): bit i is set if pixel i of the window was the maximum; 0: no gradient */
+    float *split_sums; /* [splits][rows](128): partial sums of fc1 */
+    float *hidden;     /* (128): after ReLU and dropout, with dropout's factor */
     __nv_bfloat16 *hidden_delta; /* (128) */
     float *logit_delta;          /* (classes) */
     float *logits;               /* (classes), inference only */
@@ -136,7 +136,7 @@ struct graph_plan {
     struct train_totals *totals;
 };
 
-/* ---- Launches: each enqueues on `stream` ---- */
+/* ---- Launches: each function enqueues kernels of a step on `stream` ---- */
 
 enum status graph_forward(const struct graph_plan *plan, bool colour, bool training, cudaStream_t stream);
 enum status graph_dense(const struct graph_plan *plan, bool colour, bool training, cudaStream_t stream);
@@ -144,11 +144,11 @@ enum status graph_dense_back(const struct graph_plan *plan, bool colour, cudaStr
 enum status graph_conv_back(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 enum status graph_update(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 
-/* Shared memory per block of the largest kernel. */
+/* Shared memory per block, in bytes, of the kernel that needs the most. */
 int graph_shared_bytes(bool colour);
 
-/* Between steps: write the order of an epoch; set the position; update the bf16 copies after the parameters
- * changed. */
+/* Enqueue work between steps. graph_order() writes the order of an epoch. graph_go_to() sets the position.
+ * graph_refresh() updates the bf16 copies after the parameters were set. */
 enum status graph_order(const struct graph_plan *plan, uint32_t epoch, cudaStream_t stream);
 enum status graph_go_to(const struct graph_plan *plan, const struct graph_position *position,
                         cudaStream_t stream);
@@ -156,9 +156,9 @@ enum status graph_refresh(const struct graph_plan *plan, bool colour, cudaStream
 
 /* ---- Overlapping launches (programmatic dependent launch, sm_90; older devices serialise kernels) ----
  *
- * Every kernel calls wait_for_previous() before it reads what the previous kernel wrote or overwrites what
- * that kernel reads, and calls allow_next() afterwards. Code before wait_for_previous() runs concurrently
- * with the previous kernel; it may use what older kernels wrote. */
+ * Code before wait_for_previous() runs concurrently with the previous kernel. It must not read what that
+ * kernel writes, or overwrite what that kernel reads. It may use what older kernels wrote. Every kernel calls
+ * allow_next() directly after wait_for_previous(). */
 
 static __device__ __forceinline__ void wait_for_previous(void)
 {
@@ -174,7 +174,8 @@ static __device__ __forceinline__ void allow_next(void)
 #endif
 }
 
-/* Launches a kernel of a step with `bytes` of dynamic shared memory. */
+/* Launches a kernel of a step with `bytes` bytes of dynamic shared memory. It may overlap the previous kernel
+ * if plan->overlap is set. */
 static inline enum status launch_overlapped(void (*kernel)(struct graph_plan), const char *name, dim3 blocks,
                                             int threads, int bytes, const struct graph_plan *plan,
                                             cudaStream_t stream)
@@ -195,7 +196,7 @@ static inline enum status launch_overlapped(void (*kernel)(struct graph_plan), c
 
 /* ---- Device functions ---- */
 
-/* Like mma_16816(), but not volatile, so the compiler may move it. */
+/* c += a b, as mma_16816() in bf16. The asm is not volatile, so the compiler may move it. */
 static __device__ __forceinline__ void multiply(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -243,7 +244,7 @@ static __device__ __forceinline__ float bf16_high(uint32_t word)
     return __uint_as_float(word & 0xffff0000u);
 }
 
-/* Updates parameter `at` of the arena; returns its new value. */
+/* Updates parameter `at` of the arena and stores its gradient. Returns its new value. */
 static __device__ __forceinline__ float step_parameter(const struct graph_plan &plan,
                                                        const struct update &update, size_t at, float gradient)
 {
@@ -267,8 +268,8 @@ static __device__ __forceinline__ float warp_sum(float value)
     return value;
 }
 
-/* Copies a sample's bytes, shifted, to shared memory as bf16, which represents all bytes exactly: (channels,
- * height, width). THREADS threads take part; this one is `thread`. */
+/* Copies a sample to shared memory, shifted, as (channels, height, width). Bytes become bf16, which
+ * represents them exactly. THREADS threads take part; this one is `thread`. */
 template <class NET, int THREADS>
 static __device__ __forceinline__ void take_image(const uint8_t *sample, const struct draw_move &move,
                                                   int thread, uint16_t *image)
@@ -282,7 +283,7 @@ static __device__ __forceinline__ void take_image(const uint8_t *sample, const s
     }
 }
 
-/* Offset of tap k from the window's first pixel in the image; 0 if k is padding. */
+/* Offset of tap k in the image, relative to the window's first pixel; 0 if k is padding of the depth. */
 template <class NET> static __device__ __forceinline__ int tap_offset(int k)
 {
     return k < NET::taps1
@@ -290,16 +291,16 @@ template <class NET> static __device__ __forceinline__ int tap_offset(int k)
                : 0;
 }
 
-/* Index of the first pixel of the window of output pixel `p` of conv1. */
+/* Index in the image of the first pixel of a window of conv1; `p` is the window's output pixel. */
 template <class NET> static __device__ __forceinline__ int window_first(int p)
 {
     return p / NET::columns1 * NET::width + p % NET::columns1;
 }
 
-/* conv1 with bias and ReLU: reads the image in shared memory, writes swizzled pieces (conv1_piece()) to
- * shared memory. WARPS warps take part; this one is `warp`. The GEMM multiplies raw bytes with scaled
- * weights; `bias` (in shared memory) includes the offset of the normalisation. The backward kernel recomputes
- * the same bits. */
+/* conv1 with bias and ReLU. It reads the image in shared memory, and writes swizzled pieces (conv1_piece())
+ * to shared memory. WARPS warps take part; this one is `warp`. The GEMM multiplies raw bytes by weights that
+ * include the scale of the normalisation. `bias`, in shared memory, includes its offset. The backward kernel
+ * calls this function too, and gets the same bits. */
 template <class NET, int WARPS>
 static __device__ __forceinline__ void conv1_forward(const struct graph_plan &plan, const uint16_t *image,
                                                      const float *bias, int warp, uint8_t *out)
@@ -377,8 +378,8 @@ template <class NET> static __device__ __forceinline__ float conv1_bias(const st
     return sum;
 }
 
-/* Copies conv2's weights to shared memory asynchronously. The caller commits, waits, and synchronises the
- * block. */
+/* Starts copying conv2's weights to shared memory. The caller commits the copies, waits for them, and
+ * synchronises the block. */
 template <int THREADS>
 static __device__ __forceinline__ void take_conv2_weight(const struct graph_plan &plan, int thread,
                                                          uint8_t *to)

@@ -1,14 +1,14 @@
-/* train-graph, the last kernel of a step: adds the partial gradients of the convolutions and updates their
- * parameters. Other kernels here run between steps: they write the order of an epoch, and the bf16 copies of
- * parameters that were set from outside. */
+/* train-graph, the last kernel of a step. It adds the partial gradients of the convolutions and updates their
+ * parameters. The other kernels here run between steps. They write the order of an epoch, the position in the
+ * training, and the bf16 copies of parameters after graph_set(). */
 #include "common/check.cuh"
 #include "train/graph/kernels.cuh"
 
-#define VALUES  64 /* parameters per block; each is summed in GROUPS parts */
+#define VALUES  64 /* parameters per block; GROUPS threads share the sum of each */
 #define GROUPS  4
 #define THREADS (VALUES * GROUPS)
 
-/* Adds the groups' parts in order; thread i < VALUES returns the sum of value i. */
+/* Adds the parts of the groups in order. Thread i < VALUES returns the sum of value i. */
 static __device__ __forceinline__ float add_groups(float part)
 {
     __shared__ float parts[GROUPS][VALUES];
