@@ -1,6 +1,6 @@
 /* Compares the engines on a GPU with the oracle, layer by layer and network by network, with odd sizes. It
  * compares the gradients of a step, the losses and parameter updates of up to 50 steps, and the logits of the
- * test set. The engine takes over the oracle's state every five steps. Also checks that the same seed gives
+ * test set. The oracle's state is copied to the engine every five steps. Also checks that the same seed gives
  * the same bits, even if another engine continues in the middle. Planted faults must exceed the same bounds.
  * make check-gpu runs this program.
  *
@@ -16,10 +16,11 @@
 #include "machine/device.h"
 #include "train/engine.cuh"
 
-/* An engine and the bounds of its relative errors, as norms: of the gradients of the first step, and of the
- * logits after the last. `chosen_gradients` holds for networks with a ReLU or a pooling: rounding may make
- * these select another element, so gradients differ more. Losses and parameter updates have the bounds of
- * --verify. docs/train_mixed.md gives the reasons. */
+/* An engine and the upper bounds of its relative errors: of the gradients in the first step, and of the
+ * logits after the last step. Errors are measured as norms. `chosen_gradients` is the bound of the gradients
+ * for networks with a ReLU or a pooling: rounding may make these layers select another element, so gradients
+ * differ more. Losses and parameter updates have the bounds of --verify. docs/train_mixed.md gives the
+ * reasons. */
 struct contender {
     const struct engine *engine;
     double gradients, chosen_gradients, logits;
@@ -270,8 +271,8 @@ static struct train_totals step_from(const struct learner *learner, const struct
     return totals;
 }
 
-/* Whether an Inf in the loss's gradient skips the step and halves the scale, with the parameters and moments
- * unchanged, and whether steps are applied again once the scale is small enough. */
+/* Makes a step overflow. Returns whether the step is skipped, the scale is halved, and parameters and moments
+ * are unchanged; and whether later steps are applied again once the scale is small enough. */
 static bool recovers(const struct learner *learner, struct train_state *state, size_t values)
 {
     state->scale.scale = HUGE_SCALE;
@@ -295,8 +296,8 @@ static bool recovers(const struct learner *learner, struct train_state *state, s
     return well;
 }
 
-/* Whether, if every step overflows, the scale stops at its minimum, no parameter changes, and the step is
- * reported as bad because its loss is NaN. */
+/* Repeats step 1 with parameters that make it overflow every time. Returns whether the scale stops at its
+ * minimum, no parameter changes, and step 1 is reported as bad because its loss is NaN. */
 static bool stays_above_zero(const struct learner *learner, struct train_state *state, size_t values)
 {
     struct train_totals totals;

@@ -32,8 +32,8 @@ def code_only(text):
 
 
 # ---- Operators ----
-# Each operator gets a random generator, a line, the same line after code_only(), and the lines before it after code_only(). It
-# yields one changed line for each place that it can change.
+# The parameters of an operator are a random generator, a line, and the results of code_only() for this line and for all lines
+# above it. An operator yields one changed line for each place that it can change.
 
 RELATIONS = {'<': ['<=', '>='], '<=': ['<', '>'], '>': ['>=', '<='], '>=': ['>', '<'], '==': ['!='], '!=': ['==']}
 ARITHMETIC = {'+': '-', '-': '+', '*': '/', '/': '*', '%': '*', '+=': '-=', '-=': '+=', '*=': '/=', '/=': '*='}

@@ -403,7 +403,8 @@ Test(bench, max_time_on_any_rank_ends_sampling)
     free_both();
 }
 
-/* There are 4 votes in the warm-up, one per sample, and a second at the 10th sample for the statistics. */
+/* The warm-up of 3 runs has 4 votes: one before each run, and one that ends it. Each sample has one vote. The
+ * 10th sample has a second vote, for the statistics. */
 Test(bench, a_failure_on_another_rank_ends_the_measurement_before_the_next_run)
 {
     static const struct {

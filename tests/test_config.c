@@ -1,5 +1,5 @@
-/* Tests --config, which reads options from an INI file, options that are given twice, and former names of
- * options. */
+/* Tests three subjects: --config, which reads options from an INI file; options that are given twice; and
+ * former names of options. */
 #include "shell.h"
 
 TestSuite(config, .init = shell_set_up, .fini = shell_tear_down, .timeout = 60);

@@ -271,8 +271,9 @@ Test(picture, sheet_geometry, .init = make_folder)
     expect_files(2);
 }
 
-/* The sheet has four pictures of 5001 x 5001 pixels. Two columns leave (8192 - 2) / 2 - 2 = 4093 pixels per
- * picture, so pictures shrink to 2501 pixels by boxes of 2 x 2. The last box of a row has half the width. */
+/* The sheet has four pictures of 5001 x 5001 pixels in two columns, with borders of 2 pixels. A sheet has at
+ * most 8192 pixels per side, which leaves (8192 - 2) / 2 - 2 = 4093 pixels per picture. Each box of 2 x 2
+ * pixels therefore becomes one pixel, and each side 2501 pixels. The last box of a row has half the width. */
 Test(picture, sheet_shrinks_by_boxes, .init = make_folder)
 {
     enum { SIDE = 5001, SMALL = 2501, WIDTH = 2 * (SMALL + 2) + 2 };

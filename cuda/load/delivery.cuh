@@ -1,6 +1,7 @@
 /* The part that all GPU load variants share. A worker is a thread that reads a share of the samples. Each
  * worker has an order, a checksum and slots in device memory; a slot holds one converted sample. Complete
- * batches are delivered to a consumer, if there is one. A variant adds how the bytes reach the device. */
+ * batches are delivered to a consumer, if there is one. Each variant implements its own transfer of the bytes
+ * to the device. */
 #ifndef FDSL_CUDA_LOAD_DELIVERY_CUH
 #define FDSL_CUDA_LOAD_DELIVERY_CUH
 
@@ -113,7 +114,8 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
 enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes);
 void delivery_close(struct delivery *delivery);
 
-/* setup() of the variants: creates a STATE, whose first member is its delivery, and calls OPEN with it. */
+/* Implements setup() of the variants: creates a STATE, whose first member is its delivery, and calls OPEN
+ * with it. */
 template <class STATE,
           enum status (*OPEN)(STATE *state, const struct resources *resources, const struct load *load)>
 static enum status delivery_setup(const struct resources *resources, const void *input, void **state)
@@ -124,7 +126,7 @@ static enum status delivery_setup(const struct resources *resources, const void 
                    : status_set(STATUS_FAILED, "out of memory");
 }
 
-/* ready() of the variants, whose states begin with their delivery. Prepares run `number`. */
+/* Implements ready() of the variants: prepares run `number`. The first member of `state` is the delivery. */
 enum status delivery_ready(void *state, uint64_t number);
 
 /* Performs a run. Each worker calls `read` once, in its own thread; `read` reads the worker's share of all
@@ -138,7 +140,7 @@ enum status queue_each_epoch(struct output_queue *queue, enum status (*epoch)(st
 /* Records the end of an epoch in which `lost` samples were lost. */
 void queue_note(struct output_queue *queue, uint64_t lost);
 
-/* fetch() of the variants. `result` is a struct load_result. */
+/* Implements fetch() of the variants. `result` points to a struct load_result. */
 enum status delivery_fetch(void *state, void *result);
 
 /* Returns arguments for unpack_launch(), complete except for the samples to unpack. */
@@ -161,8 +163,8 @@ enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t coun
 /* Frees the buffers and zeroes the struct. */
 void delivery_check_free(struct delivery_check *check);
 
-/* verify_slots() of the variants' traits: counts slots with wrong values, labels or hashes. Checks all slots,
- * or a few thousand per worker if there are more. */
+/* Implements verify_slots() of the variants' traits: counts slots with wrong values, labels or hashes. Checks
+ * all slots, or a few thousand per worker if there are more. */
 enum status delivery_verify_slots(void *state, uint64_t *wrong);
 
 /* Takes the lock if there is a consumer. Without a consumer, no worker touches the state of another. */
@@ -193,8 +195,8 @@ enum status queue_advance(struct output_queue *queue);
 /* Ends an epoch whose batches are all delivered. The next epoch continues with the following buffers. */
 void queue_next_epoch(struct output_queue *queue);
 
-/* queue_make_room() returns whether the slots of all samples with an index below `end` may be written.
- * Before, it frees the slots of batches whose steps have ended, except with --verify. If it returns false,
+/* queue_make_room() returns whether the slots of all samples with an index below `end` may be written. To
+ * make room, it frees slots of batches whose steps have ended, except with --verify. If it returns false,
  * wait until queue_handed() returns true: the consumer then has the oldest batch. Then call queue_free(),
  * which waits for the step on that batch, verifies the batch with --verify, and frees its slots. Call
  * queue_free() without the lock, and from one thread at a time. */
@@ -203,9 +205,10 @@ bool queue_handed(const struct output_queue *queue);
 enum status queue_free(struct output_queue *queue);
 
 /* delivery_span() returns the number of consecutive arrivals in a span; a chunk never crosses the end of its
- * span. A span is one shuffle buffer, or several until they hold `target` samples. Without shuffling it is 4
- * * `target` samples, at most the whole set. delivery_stream_slots() returns the number of slots per worker:
- * one batch plus one span and, with a consumer, additionally the larger of the two. */
+ * span. A span consists of the fewest whole shuffle buffers that hold `target` samples. Without shuffling, it
+ * has 4 times `target` samples, or the whole set if that is smaller. delivery_stream_slots() returns the
+ * number of slots per worker: one batch plus one span and, with a consumer, additionally the larger of the
+ * two. */
 uint64_t delivery_span(const struct load *load, uint64_t target);
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span);
 

@@ -25,7 +25,7 @@ struct open_shard {
 /* Consecutive samples of one shard, and their bytes in a buffer. */
 struct piece {
     uint32_t shard, first, count; /* samples from number `first` on */
-    uint32_t arrival;             /* arrival number of the first sample */
+    uint32_t arrival;             /* index of the first sample in the share's reading order */
     uint64_t offset, bytes;       /* range in the shard */
     uint64_t at;                  /* offset in the buffer */
     struct open_shard *opened;    /* may be NULL: see struct open_shard */
@@ -52,7 +52,7 @@ struct ring_share {
     uint32_t epochs;           /* epochs started */
     uint64_t lost;             /* samples lost in earlier epochs */
 
-    /* Start of the next chunk. */
+    /* Start of the next chunk: segment of the order, sample in the segment, sample in the epoch. */
     uint32_t segment, within, arrival;
     uint32_t asked; /* segments that the operating system was asked to read ahead */
 
@@ -92,8 +92,8 @@ struct ring {
     struct delivery delivery; /* must be first, see delivery_ready() */
     const struct ring_type *type;
     uint32_t buffers;
-    uint32_t table_max;    /* maximum samples per chunk */
-    uint64_t data_bytes;   /* per buffer; the table follows */
+    uint32_t table_max;    /* maximum samples per chunk: the entries of a table */
+    uint64_t data_bytes;   /* per buffer; a table of struct unpack_entry follows */
     uint64_t buffer_bytes; /* including the table */
     uint64_t span;         /* see delivery_span() */
     struct ring_worker *workers;
@@ -106,11 +106,11 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
                       const struct ring_type *type);
 void ring_close(struct ring *ring);
 
-/* run() of the variants, whose states begin with their ring. */
+/* Implements run() of the variants. The first member of `state` is the ring. */
 enum status ring_run(void *state, uint64_t number, struct run_time *time);
 
-/* copy() of the variants' traits. Measures the rate of copies from pinned memory: copies as many bytes as the
- * set has (at least 1 GiB, at most 4 GiB) through the same rings, with the same threads. */
+/* Implements copy() of the variants' traits. Measures the rate of copies from pinned memory: copies as many
+ * bytes as the set has (at least 1 GiB, at most 4 GiB) through the same rings, with the same threads. */
 enum status ring_copy(void *state, double *bytes_per_s);
 
 /* Return the address of buffer `index` of a worker, in pinned memory and in device memory. */

@@ -1,8 +1,9 @@
 /* A consumer runs a training step on the GPU for every batch that a run delivers. The step is a kernel of
  * known duration or a real training step. Events around each step measure how long the GPU waits for batches.
  *
- * C, no CUDA header: cuda/common/consumer.cu implements it, or consumer_none.c in builds without CUDA. A
- * consumer is a table of functions followed by its state, so tests can supply their own. */
+ * This header is plain C and includes no CUDA header. cuda/common/consumer.cu implements
+ * consumer_open(); in builds without CUDA, cuda/common/consumer_none.c does. A consumer is a table of
+ * functions followed by its state, so tests can supply their own. */
 #ifndef FDSL_CORE_CONSUMER_H
 #define FDSL_CORE_CONSUMER_H
 

@@ -7,7 +7,7 @@
 
 #include "core/portable.h"
 
-/* Images and arrays in files have one of the first three types. */
+/* The program reads image and array files of the first three types only. It also writes DTYPE_BF16. */
 enum dtype {
     DTYPE_U8,
     DTYPE_F16,

@@ -54,7 +54,8 @@ static const struct option_spec specs[] = {
     {"from", "SOURCE", OPTION_TEXT, AT(from), "counter", 0, 0, NULL, false,
      "source of the samples; the sources are listed below"},
     {"store", "HOW", OPTION_CHOICE, AT(store), "shards", 0, 0, stores, true,
-     "store one file per member, in folders of 1000 samples, or store tar shards"},
+     "how samples are stored; files writes single files (such as an image and its label), in folders of 1000 "
+     "samples; shards writes tar files"},
     {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
      "number of samples (default: all, if the source is finite)"},
     {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,

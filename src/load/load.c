@@ -40,7 +40,7 @@ static const struct option_spec options[] = {
     {"block", "KIB", OPTION_COUNT, AT(block), "256", 4, 1 << 16, NULL, true,
      "size of each read, for the variants shards and shards-uring"},
     {"prefetch", "N", OPTION_COUNT, AT(prefetch), "2", 0, 1 << 20, NULL, true,
-     "number of shards that the kernel reads ahead, for shards, shards-mmap, shards-omp and "
+     "number of shards that the operating system reads ahead, for shards, shards-mmap, shards-omp and "
      "shards-gpu; ignored with --cache warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, COLUMN_APART,
      "state of the page cache before each run: warm (all data resident), cold (no data resident) or any "

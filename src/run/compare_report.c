@@ -178,7 +178,8 @@ static enum status choose_labels(const struct comparison *comparison, struct lab
 
 /* ---- The table ---- */
 
-/* With `all`, prints the parameters that all rows share. Without, prints those that only most rows share. */
+/* If `all` is true, prints the parameters that all rows share; otherwise those that most, but not all, rows
+ * share. */
 static void print_parameters(const struct comparison *comparison, const struct labels *labels, bool all)
 {
     bool any = false;

@@ -99,7 +99,7 @@ static const struct option_spec specs[] = {
 static const char list_help[] =
     "\nlists and ranges: options with a CSV column take several values, and every combination is measured.\n"
     "             --res 224,512 is a list. --batch 1:256:2x means 1, 2, 4, ... 256, and\n"
-    "             --orbits 50:200:50 means 50, 100, 150, 200. The last option changes fastest.\n";
+    "             --orbits 50:200:50 means 50, 100, 150, 200. The option given last changes fastest.\n";
 
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"

@@ -21,9 +21,9 @@ struct class_ranges {
     uint32_t orbits_min, orbits_max;
     double oval_max; /* ovality is drawn from 1 .. oval_max */
     uint32_t freq_min, freq_max;
-    double noise_min, noise_max;     /* noise_max is noisecoef_min + 4 */
-    uint32_t radius_min, radius_max; /* radius_max is startrad_min + 50 */
-    double line_width_max;           /* drawn from 0 .. line_width_max */
+    double noise_min, noise_max;     /* noise_max is always noise_min + 4 */
+    uint32_t radius_min, radius_max; /* radius_max is always radius_min + 50 */
+    double line_width_max;           /* line width is drawn from 0 .. line_width_max */
 };
 
 /* Limits on all classes, drawn or read. CLASS_REACH_MAX keeps every pixel coordinate exact in float32. */

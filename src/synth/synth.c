@@ -46,7 +46,8 @@ static const struct option_spec options[] = {
      "number of the first image. With N classes, image g is instance g div N of class g mod N. --verify, "
      "--png, --sheet and --npy also begin with this image"},
     {"classes", "N", OPTION_COUNT, AT(classes), "0", 0, 1 << 20, NULL, true,
-     "mixed batch of N classes drawn from --preset: image i has class i mod N; 0 means the benchmark class"},
+     "mixed batch of N classes drawn from --preset: image i has class i mod N; 0 means a single class, the "
+     "benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), NULL, 0, 0, NULL, true,
      "ranges that --classes draws from: uji, visualatom, lowercompute, or a section of --preset-file "
      "(default: the name of --formula)"},

@@ -299,7 +299,8 @@ enum status model_build(const struct model_table *table, struct shape input, uin
                           "%s takes images, but these samples have a depth of %" PRIu32 "; use cnn3d",
                           table->name, input.depth);
     if (table->layer_count > MODEL_LAYERS_MAX || classes == 0 || model->input_values == 0)
-        return status_set(STATUS_FAILED, "%s: no model of %" PRIu32 " layers for %" PRIu32 " classes",
+        return status_set(STATUS_FAILED,
+                          "%s: cannot build a model of %" PRIu32 " layers for %" PRIu32 " classes",
                           table->name, table->layer_count, classes);
     struct shape shape = input;
     for (uint32_t i = 0; i < table->layer_count; i++) {

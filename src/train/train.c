@@ -57,9 +57,9 @@ static const struct option_spec options[] = {
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), "0", 0, 1, NULL, true,
      "share of the target probability that is spread evenly over all classes"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), NULL, 0, 0, feeds, true,
-     "where training samples come from; stored: all are read or generated before training; live: each batch "
-     "is generated during training (default for synth); constant: the first batch is repeated, which shows "
-     "the speed without input"},
+     "where training samples come from; constant repeats the first batch, to measure the speed without the "
+     "cost of input; live generates each batch during training (default for synth); stored reads or "
+     "generates all samples before training (default for other data)"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), NULL, 0, 0, NULL, true,
      "generate new live samples in every epoch"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "0", 0, 1 << 12, NULL, true,
