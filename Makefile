@@ -1,11 +1,12 @@
 # fdsl-bench
 #
 #   make              builds ./fdsl-bench with the libraries of this machine, and lists them
+#   make lib          builds build/lib/libfdsl.so and libfdsl.a, for C and C++ (src/lib/fdsl.h)
 #   make bench        installs missing packages, builds, runs all available variants, writes results/*.csv
 #   make check        installs missing packages, builds, runs tests and linters (SAN=1: with ASan and UBSan)
 #   make plots        installs missing packages, draws results/plots/ from results/*.csv and results/reference/
 #   make report       installs missing packages, writes results/report.html: figures, rows, commands to repeat them
-#   make install      copies the program, its man page and shell completion to PREFIX=/usr/local
+#   make install      copies program, library, header, man pages and completion to PREFIX=/usr/local (LIBDIR, DESTDIR)
 #   make dist         writes dist/fdsl-bench-VERSION-MACHINE.tar.gz, with code for every GPU architecture
 #   make check-gpu    verifies the synth and train variants over a grid of sizes, on a machine with a GPU
 #   make check-slurm  installs Slurm, builds, runs a sweep as a job array under a temporary Slurm; needs root
@@ -23,12 +24,14 @@
 
 VERSION  := 0.2.0
 PREFIX   ?= /usr/local
+LIBDIR   ?= $(PREFIX)/lib
 CC       ?= cc
 CFLAGS   ?= -O3 -g
 SAN      ?= 0
 BUILD    := build$(if $(filter 1,$(SAN)),/san)
 PROGRAM  := $(if $(filter 1,$(SAN)),$(BUILD)/)fdsl-bench
 V        ?= 0
+OBJCOPY  ?= objcopy
 # Disable built-in rules: they are not used here, and searching them takes time.
 MAKEFLAGS += -r
 say      := $(if $(filter 1,$(V)),@:,@printf '  %-4s %s\n')
@@ -50,6 +53,8 @@ endif
 # --- Available compilers and libraries ---------------------------------------------------------------------
 
 comma := ,
+empty :=
+space := $(empty) $(empty)
 folders = $(subst :, ,$(1))
 # $(call program,NAME ARGUMENT...): path of the program
 program = $(firstword $(wildcard $(addsuffix /$(firstword $(1)),$(call folders,$(PATH)))) $(wildcard $(firstword $(1))))
@@ -113,6 +118,8 @@ ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JANSSON),-ljans
 # No -ffast-math and no contraction by the compiler, so that results are bit-identical everywhere.
 EXACT    := -ffp-contract=off
 WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
+# The program and the library are made of the same objects. Hidden symbols cost no indirection.
+SHARED   := -fPIC -fvisibility=hidden
 ALL_CFLAGS = -std=gnu11 $(CFLAGS) $(EXACT) $(WARNINGS) $(if $(call on,OMP),-fopenmp,-Wno-unknown-pragmas) $(SAN_FLAGS)
 ifeq ($(SAN),1)
 SAN_FLAGS := -O2 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -130,14 +137,15 @@ codes       := $(foreach arch,$(ARCHS),$(if $(filter compute_%,$(arch)),$(arch),
 GENCODE     := $(foreach code,$(codes),-gencode arch=compute_$(patsubst sm_%,%,$(code:compute_%=%)),code=$(code))
 # --fmad=false: code that needs a fused multiply-add calls fmaf explicitly.
 NVCCFLAGS  ?= -O3 -lineinfo
-ALL_NVCCFLAGS = -std=c++20 $(NVCCFLAGS) --fmad=false $(GENCODE) $(ALL_CPPFLAGS) -Xcompiler -Wall,-Wextra,-Wno-pedantic,-Wno-missing-field-initializers
+ALL_NVCCFLAGS = -std=c++20 $(NVCCFLAGS) --fmad=false $(GENCODE) $(ALL_CPPFLAGS) -Xcompiler $(subst $(space),$(comma),$(SHARED)),-Wall,-Wextra,-Wno-pedantic,-Wno-missing-field-initializers
 CUDA_LIBRARY := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/targets/x86_64-linux/lib))
 CUDA_LIBS := $(if $(CUDA_LIBRARY),-L$(CUDA_LIBRARY)) -lcudadevrt -lcudart_static -lpthread -ldl -lrt -lstdc++
 endif
 
 # --- Sources -------------------------------------------------------------------------------------------------
 
-C_SOURCES := $(wildcard src/*.c src/*/*.c) $(filter-out $(if $(call on,OMP),,cpu/synth/omp% cpu/train/omp%),$(wildcard cpu/*/*.c)) \
+LIB_SOURCES := $(wildcard src/lib/*.c)
+C_SOURCES := $(filter-out $(LIB_SOURCES),$(wildcard src/*.c src/*/*.c)) $(filter-out $(if $(call on,OMP),,cpu/synth/omp% cpu/train/omp%),$(wildcard cpu/*/*.c)) \
              mpi/launcher.c mpi/launcher_watch.c mpi/$(if $(call on,MPI),comm_mpi.c,comm_serial.c)
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu cuda/*/*/*.cu)))
@@ -162,7 +170,7 @@ GPU_TESTS := $(if $(call on,CUDA),$(patsubst tests/%.cu,$(BUILD)/tests/%,$(wildc
 
 # --- Rules ---------------------------------------------------------------------------------------------------
 
-.PHONY: all bench check check-gpu check-slurm dist fuzz plots report report-parts help install clean format lint tests FORCE
+.PHONY: all lib bench check check-gpu check-slurm dist fuzz plots report report-parts help install clean format lint tests FORCE
 
 all: report-parts $(PROGRAM)
 
@@ -210,9 +218,9 @@ $(BUILD)/cpu/train/omp%.c.o: private ALL_CFLAGS += -fno-math-errno
 $(BUILD)/%.c.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) CC $@
-	$(Q)$(CC) $(ALL_CFLAGS) $(ALL_CPPFLAGS) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(ALL_CFLAGS) $(SHARED) $(ALL_CPPFLAGS) -MMD -MP -c -o $@ $<
 
-$(BUILD)/%.S.o: %.S configs/classes.cfg $(BUILD)/flags
+$(BUILD)/%.S.o: %.S $(wildcard configs/*.cfg configs/*.csv) $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) AS $@
 	$(Q)$(CC) -c -o $@ $<
@@ -227,6 +235,35 @@ $(BUILD)/device_link.o: $(RDC_OBJECTS)
 	$(say) NVCC $@
 	$(Q)$(NVCC) $(GENCODE) -dlink -o $@ $^ -lcudadevrt
 
+# --- The library ---------------------------------------------------------------------------------------------
+
+# libfdsl.a is one object with the library's files and the objects that they use; only fdsl_* stays global.
+# libfdsl.so is linked from it. inih is linked in, because users of the library need not have it.
+SONAME      := libfdsl.so.$(firstword $(subst ., ,$(VERSION)))
+LIB_OBJECTS := $(LIB_SOURCES:%=$(BUILD)/%.o) $(if $(call on,OMP),,$(patsubst %,$(BUILD)/%.o,$(wildcard cpu/synth/omp*.c)))
+LIB_INIH    := $(if $(call on,INIH),$(or $(filter /%,$(shell $(CC) -print-file-name=libinih.a)),-linih))
+lib: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
+
+$(BUILD)/lib/fdsl.o: $(LIB_OBJECTS) $(BUILD)/objects.a
+	@mkdir -p $(@D)
+	$(say) LD $@
+	$(Q)$(LD) -r -o $@.all $(LIB_OBJECTS) $(BUILD)/objects.a $(filter %.a,$(LIB_INIH)) $(addsuffix /libcudadevrt.a,$(CUDA_LIBRARY))
+	$(Q)$(OBJCOPY) --wildcard --keep-global-symbol='fdsl_*' --keep-global-symbol='DW.ref.*' $@.all $@
+	@rm -f $@.all
+
+$(BUILD)/lib/libfdsl.a: $(BUILD)/lib/fdsl.o
+	$(say) AR $@
+	$(Q)rm -f $@ && $(AR) rcs $@ $<
+
+$(BUILD)/lib/$(SONAME): $(BUILD)/lib/fdsl.o src/lib/fdsl.map
+	$(say) LD $@
+	$(Q)$(CC) $(filter-out -fopenmp,$(ALL_CFLAGS)) -shared $(LDFLAGS) -Wl,-soname,$(SONAME),--version-script=src/lib/fdsl.map,-z,defs \
+	  -o $@ $< $(filter -l%,$(LIB_INIH)) -lpthread -ldl -lm \
+	  $(if $(call on,CUDA),$(filter-out -lcudadevrt -lstdc++,$(CUDA_LIBS)) -Wl$(comma)-Bstatic -lstdc++ -Wl$(comma)-Bdynamic) -static-libgcc
+
+$(BUILD)/lib/libfdsl.so: $(BUILD)/lib/$(SONAME)
+	$(Q)ln -sf $(SONAME) $@
+
 # Tests link only the objects that they use from this archive. That is faster than linking all objects.
 $(BUILD)/objects.a: $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS))
 	$(say) AR $@
@@ -236,6 +273,10 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/objects.a $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) -O1 $(ALL_CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
+
+# The tests of the library use it as a program of a user does.
+$(BUILD)/tests/test_lib: $(BUILD)/lib/libfdsl.so
+$(BUILD)/tests/test_lib: private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
 
 # Only tests use libarchive, to read shards written by fdsl-bench.
 $(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: private ALL_CPPFLAGS += $(if $(call on,ARCHIVE),-DHAVE_ARCHIVE=1)
@@ -247,7 +288,7 @@ $(GPU_TESTS): $(BUILD)/tests/%: tests/%.cu $(BUILD)/objects.a $(BUILD)/flags
 	$(Q)$(NVCC) $(ALL_NVCCFLAGS) -MMD -MP -MF $@.d -c -o $@.o $<
 	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $@.o $(BUILD)/objects.a $(ALL_LDLIBS)
 
--include $(OBJECTS:.o=.d) $(TESTS:=.d) $(GPU_TESTS:=.d)
+-include $(OBJECTS:.o=.d) $(LIB_OBJECTS:.o=.d) $(TESTS:=.d) $(GPU_TESTS:=.d)
 
 # --- bench and check -------------------------------------------------------------------------------------------
 
@@ -280,8 +321,8 @@ tests: $(TESTS) $(GPU_TESTS)
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
 FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/tar.c src/data/key.c src/data/npy.c src/data/idx.c src/data/cifar.c \
                 src/data/index.c src/data/dali.c src/data/wids.c src/data/png_image.c src/core/file.c \
-                src/run/record.c src/run/table.c src/core/lock.c src/core/status.c src/core/text.c src/machine/env.c src/core/options.c src/core/options_values.c \
-                src/core/words.c src/synth/class.c src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c
+                src/run/record.c src/run/table.c src/core/lock.c src/core/status.c src/core/text.c src/machine/env.c src/machine/memory.c src/machine/system_file.c src/machine/threads.c src/core/options.c src/core/options_values.c \
+                src/core/words.c src/synth/class.c src/synth/class_ranges.c src/synth/class_csv.c src/synth/classes_cfg.S src/train/checkpoint.c src/train/model.c
 fuzz:
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)
@@ -304,11 +345,26 @@ report:
 	@scripts/setup/packages.sh plots
 	@scripts/figures/report.py
 
-install: all
+# Files with @NAME@ in them
+fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g; s|@LIBS_PRIVATE@|-lpthread -ldl -lm $(CUDA_LIBS)|g' \
+         scripts/packaging/$(1).in > $(BUILD)/$(1) && install -D -m 644 $(BUILD)/$(1) "$(DESTDIR)$(2)"
+install: all lib
 	install -D -m 755 $(PROGRAM) "$(DESTDIR)$(PREFIX)/bin/fdsl-bench"
+	install -D -m 755 $(BUILD)/lib/$(SONAME) "$(DESTDIR)$(LIBDIR)/libfdsl.so.$(VERSION)"
+	ln -sf libfdsl.so.$(VERSION) "$(DESTDIR)$(LIBDIR)/$(SONAME)"
+	ln -sf $(SONAME) "$(DESTDIR)$(LIBDIR)/libfdsl.so"
+	install -D -m 644 $(BUILD)/lib/libfdsl.a "$(DESTDIR)$(LIBDIR)/libfdsl.a"
+	install -D -m 644 src/lib/fdsl.h "$(DESTDIR)$(PREFIX)/include/fdsl.h"
+	$(call fill,fdsl.pc,$(LIBDIR)/pkgconfig/fdsl.pc)
+	$(call fill,fdslConfig.cmake,$(LIBDIR)/cmake/fdsl/fdslConfig.cmake)
+	$(call fill,fdslConfigVersion.cmake,$(LIBDIR)/cmake/fdsl/fdslConfigVersion.cmake)
+	$(call fill,module.lua,$(PREFIX)/share/modulefiles/fdsl-bench/$(VERSION).lua)
 	scripts/packaging/man.sh ./$(PROGRAM) $(VERSION) > $(BUILD)/fdsl-bench.1
+	scripts/packaging/man_library.py $(VERSION) > $(BUILD)/fdsl.3
 	install -D -m 644 $(BUILD)/fdsl-bench.1 "$(DESTDIR)$(PREFIX)/share/man/man1/fdsl-bench.1"
+	install -D -m 644 $(BUILD)/fdsl.3 "$(DESTDIR)$(PREFIX)/share/man/man3/fdsl.3"
 	install -D -m 644 scripts/packaging/completion.bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/fdsl-bench"
+	install -D -m 644 LICENSE "$(DESTDIR)$(PREFIX)/share/doc/fdsl-bench/LICENSE"
 
 # Builds separately for all GPU architectures and archives the files of make install as one folder.
 DIST := fdsl-bench-$(VERSION)-$(shell uname -m)

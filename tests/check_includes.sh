@@ -36,11 +36,13 @@ floor() { # folder of src/, folders in lower layers
 }
 floor run 'synth load train data machine core'
 for room in synth load train; do floor $room 'data machine core'; done
+floor lib 'synth machine core'
 floor data 'machine core'
 floor machine core
 floor core core
 
 forbid 'src/ is host C: CUDA is reached through variant.h and machine/device.h' 'src/*.[ch] src/*/*.[ch]' "$cuda|.*\.cuh"
+forbid 'the program does not use the library' 'src/*.[ch] src/[!l]*/*.[ch] src/load/*.[ch] cpu/*/* cuda/*/*.* mpi/*' 'lib/.*'
 forbid 'only mpi/comm_mpi.c uses MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda/*/*.* cuda/*/*/* mpi/launcher* mpi/comm_serial.c' "$mpi"
 only 'status, text, portable, timer and philox depend on libc alone' \
     'src/core/status.h src/core/status.c src/core/text.h src/core/text.c src/core/portable.h src/core/timer.h src/core/philox.h' \

@@ -57,7 +57,8 @@ static void make_on_host(const struct data *data, const uint64_t *numbers, uint3
         .on_device = false, .resources = {.threads = THREADS, .device = 0}, .batch = count};
     struct generator *generator;
     must(data_generator(data, &request, &generator));
-    must(generator_make(generator, numbers, count, samples, nullptr));
+    const struct generator_numbers listed = {numbers, 0, nullptr};
+    must(generator_make(generator, &listed, count, samples, nullptr, nullptr));
     generator_close(generator);
 }
 
@@ -93,7 +94,8 @@ static void compare_generators(const struct set *set)
     must(cudaMemcpy(device_numbers, numbers, count * sizeof *numbers, cudaMemcpyHostToDevice));
     for (uint32_t at = 0; at < count; at += set->batch) {
         uint32_t some = count - at < set->batch ? count - at : set->batch;
-        must(generator_make(generator, device_numbers + at, some, samples, stream));
+        const struct generator_numbers listed = {device_numbers + at, 0, nullptr};
+        must(generator_make(generator, &listed, some, samples, nullptr, stream));
         must(cudaMemcpyAsync(mine + at * data.sample_bytes, samples, some * data.sample_bytes,
                              cudaMemcpyDeviceToHost, stream));
     }

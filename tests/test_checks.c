@@ -16,7 +16,14 @@
 
 #include "command.h"
 
-TestSuite(checks, .timeout = 60);
+/* The settings of the checks that run this suite are not those of the checks below. */
+static void forget_settings(void)
+{
+    unsetenv("ONLY");
+    unsetenv("JOBS");
+}
+
+TestSuite(checks, .init = forget_settings, .timeout = 60);
 
 /* A script with two checks, one of which fails. */
 #define SCRIPT                                                                                              \

@@ -1,4 +1,5 @@
 #include "machine/env.h"
+#include "machine/memory.h"
 #include "machine/nvml.h"
 
 #include <criterion/criterion.h>
@@ -128,7 +129,7 @@ Test(env, has_the_memory)
     double physical = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     cr_expect(epsilon_eq(dbl, (double)env.memory_bytes / physical, 1.0, 0.01));
     cr_expect(env.memory_available_bytes > 0 && env.memory_available_bytes < env.memory_bytes);
-    cr_expect(env_memory_available_bytes() > 0);
+    cr_expect(memory_available_bytes() > 0);
 }
 
 static void put(const char *name, const char *text)
@@ -153,9 +154,9 @@ Test(cgroup, no_limit_is_no_limit)
     make_groups();
     put("job/step/memory.max", "max\n");
     put("job/step/memory.current", "4096\n");
-    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job/step"), UINT64_MAX));
-    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/"), UINT64_MAX));
-    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/gone"), UINT64_MAX));
+    cr_expect(eq(u64, memory_cgroup_headroom_bytes(folder, "/job/step"), UINT64_MAX));
+    cr_expect(eq(u64, memory_cgroup_headroom_bytes(folder, "/"), UINT64_MAX));
+    cr_expect(eq(u64, memory_cgroup_headroom_bytes(folder, "/gone"), UINT64_MAX));
 }
 
 Test(cgroup, limits_of_parent_groups_apply)
@@ -164,14 +165,14 @@ Test(cgroup, limits_of_parent_groups_apply)
     put("job/step/memory.max", "max\n");
     put("job/memory.max", "1000000\n");
     put("job/memory.current", "400000\n");
-    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job/step"), 600000));
+    cr_expect(eq(u64, memory_cgroup_headroom_bytes(folder, "/job/step"), 600000));
     put("job/step/memory.max", "500000\n");
     put("job/step/memory.current", "450000\n");
-    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job/step"), 50000));
+    cr_expect(eq(u64, memory_cgroup_headroom_bytes(folder, "/job/step"), 50000));
     put("memory.max", "30000\n"); /* in a container, the root group may have a limit */
     put("memory.current", "10000\n");
-    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job/step"), 20000));
-    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/"), 20000));
+    cr_expect(eq(u64, memory_cgroup_headroom_bytes(folder, "/job/step"), 20000));
+    cr_expect(eq(u64, memory_cgroup_headroom_bytes(folder, "/"), 20000));
 }
 
 Test(cgroup, file_cache_counts_as_free)
@@ -181,10 +182,10 @@ Test(cgroup, file_cache_counts_as_free)
     put("job/memory.current", "990000\n");
     put("job/memory.stat", "anon 90000\nfile 900000\ninactive_anon 90000\nactive_anon 0\n"
                            "inactive_file 700000\nactive_file 200000\n");
-    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job"), 910000));
+    cr_expect(eq(u64, memory_cgroup_headroom_bytes(folder, "/job"), 910000));
     put("job/memory.current", "1500000\n"); /* above the limit: the limit was lowered later */
     put("job/memory.stat", "inactive_file 0\nactive_file 0\n");
-    cr_expect(eq(u64, env_cgroup_headroom_bytes(folder, "/job"), 0));
+    cr_expect(eq(u64, memory_cgroup_headroom_bytes(folder, "/job"), 0));
 }
 
 /* Writes the cpufreq files of a CPU under the folder. NULL omits the file. */

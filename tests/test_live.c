@@ -78,11 +78,13 @@ Test(live, generators_generate_any_sample)
             uint8_t mine[NUMBERS][RES * RES];
             memset(mine, 0xaa, sizeof mine);
             must(reader.source->generate(reader.state, &request, &generator));
-            for (uint32_t at = 0; at < NUMBERS; at += batch)
-                must(generator_make(generator, numbers + at, NUMBERS - at < batch ? NUMBERS - at : batch,
-                                    mine[at], NULL));
+            for (uint32_t at = 0; at < NUMBERS; at += batch) {
+                const struct generator_numbers listed = {.list = numbers + at};
+                must(generator_make(generator, &listed, NUMBERS - at < batch ? NUMBERS - at : batch, mine[at],
+                                    NULL, NULL));
+            }
             cr_expect_eq(memcmp(mine, right, sizeof right), 0, "%d threads, batch %u", threads, batch);
-            cr_expect_geq(generator_memory_bytes(generator), batch * RES * RES);
+            cr_expect_geq(generator_memory_bytes(generator), (uint64_t)threads * RES * RES);
             generator_close(generator);
         }
     source_close(&reader);
@@ -160,7 +162,8 @@ Test(live, test_samples_are_never_training_samples)
             of[n] = data_number(data.fresh, epoch, n);
             cr_expect_eq(of[n] % CLASSES, data.sets[DATA_TRAIN].labels[n]);
         }
-        must(generator_make(generator, of, TRAIN, end, NULL));
+        const struct generator_numbers listed = {.list = of};
+        must(generator_make(generator, &listed, TRAIN, end, NULL, NULL));
     }
     for (const uint8_t *mine = samples; mine < end; mine += data.sample_bytes) {
         for (uint32_t n = 0; n < TEST; n++)

@@ -434,7 +434,8 @@ Test(train_cli, rejects_invalid_options)
     expect_refusal(2, "--data mnist", "; scripts/setup/fetch_mnist.sh mnist downloads it\n");
     expect_refusal(2, "--data digits --classes 5",
                    "--classes 5: digits has 10 classes; give at least as many");
-    expect_refusal(2, "--data clips --model cnn3d --classes 7", "--classes 7: clips has 8 classes; give at least");
+    expect_refusal(2, "--data clips --model cnn3d --classes 7",
+                   "--classes 7: clips has 8 classes; give at least");
     expect_refusal(2, "--data clips --model cnn", "these samples have a depth of 8; use cnn3d");
     expect_refusal(2, "--lr-schedule cosine --lr-warmup 5", "leaves none of the 5 epochs");
     expect_refusal(2, "--export none/x", "its folder does not exist");

@@ -11,7 +11,7 @@
 #include "core/timer.h"
 #include "data/label.h"
 #include "load/guard.h"
-#include "machine/env.h"
+#include "machine/memory.h"
 
 #define HUGE_BYTES     ((size_t)2 << 20)
 #define COPY_MAX_BYTES ((size_t)2 << 30) /* largest working set that reader_copy() copies */
@@ -95,8 +95,8 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
                               .threads = threads,
                               .stride = stride % 4096 ? stride : stride + 64,
                               .slots = (slots + load->batch - 1) / load->batch * load->batch};
-    TRY(env_check_memory((uint64_t)threads * reader->slots * reader->stride, "the buffers",
-                         "lower --batch, --shuffle or --threads"));
+    TRY(memory_check((uint64_t)threads * reader->slots * reader->stride, "the buffers",
+                     "lower --batch, --shuffle or --threads"));
     struct order_plan plan = load_plan(load, threads);
     TRY(verifier_open(&reader->verifier, load, &plan));
     reader->result.number = UINT64_MAX;

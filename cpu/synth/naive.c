@@ -10,8 +10,8 @@
 
 struct naive {
     const struct synth *synth;
-    uint8_t *images;           /* the batch, synth_output_bytes() per image */
-    int64_t *labels;           /* one per image */
+    uint8_t *images;           /* the batch, synth_output_bytes() per image; the caller's in a call */
+    int64_t *labels;           /* one per image; the caller's in a call */
     uint8_t *canvas;           /* of the current image; NULL if the output is the canvas */
     struct atom_point *points; /* positions of the current image's vertices */
 };
@@ -19,8 +19,10 @@ struct naive {
 static void naive_teardown(void *state)
 {
     struct naive *naive = state;
-    free(naive->images);
-    free(naive->labels);
+    if (!naive->synth->call) {
+        free(naive->images);
+        free(naive->labels);
+    }
     free(naive->canvas);
     free(naive->points);
     free(naive);
@@ -36,11 +38,14 @@ static enum status naive_setup(const struct resources *resources, const void *in
         return status_set(STATUS_FAILED, "naive: out of memory");
     naive->synth = synth;
     bool converted = !output_is_canvas(&synth->output);
-    naive->images = malloc(synth->batch * synth_output_bytes(synth));
-    naive->labels = malloc(synth->batch * sizeof *naive->labels);
+    if (!synth->call) {
+        naive->images = malloc(synth->batch * synth_output_bytes(synth));
+        naive->labels = malloc(synth->batch * sizeof *naive->labels);
+    }
     naive->canvas = converted ? malloc(synth_image_bytes(synth)) : NULL;
     naive->points = malloc(synth->vertices_max * sizeof *naive->points);
-    if (!naive->images || !naive->labels || (converted && !naive->canvas) || !naive->points)
+    bool batch = synth->call || (naive->images && naive->labels);
+    if (!batch || (converted && !naive->canvas) || !naive->points)
         return status_set(STATUS_FAILED, "naive: out of memory for a batch of %llu images; lower --batch",
                           (unsigned long long)synth->batch);
     return STATUS_OK;
@@ -88,6 +93,10 @@ static enum status naive_run(void *state, uint64_t number, struct run_time *time
     (void)time;
     struct naive *naive = state;
     const struct synth *synth = naive->synth;
+    if (synth->call) {
+        naive->images = synth->call->images;
+        naive->labels = synth->call->labels;
+    }
     for (uint64_t j = 0; j < synth_run_count(synth); j++) {
         struct synth_image image = synth_run_image(synth, number, j);
         uint32_t class_id = synth->classes[image.class_index].id;

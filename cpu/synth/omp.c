@@ -11,8 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <omp.h>
-
+#include "core/parallel.h"
 #include "core/phase.h"
 #include "core/timer.h"
 #include "core/variant.h"
@@ -40,8 +39,8 @@ struct omp {
     uint32_t pitch;     /* pixels from one canvas row to the next */
     bool timed;         /* time the stages separately */
     uint64_t latest;    /* number of the latest run */
-    uint8_t *images;    /* the batch, synth_output_bytes() per image */
-    int64_t *labels;    /* one per image */
+    uint8_t *images;    /* the batch, synth_output_bytes() per image; the caller's in a call */
+    int64_t *labels;    /* one per image; the caller's in a call */
     uint8_t *merged;    /* `batch` canvases if images are split and then converted, else NULL */
     uint16_t *canvases; /* orbit numbers plus one; batch * parts canvases if images are split, else NULL */
     uint32_t *heaviest; /* classes in order of decreasing work */
@@ -99,8 +98,10 @@ static void omp_teardown(void *state)
         free(omp->workers[i].grays);
     }
     free(omp->workers);
-    free(omp->images);
-    free(omp->labels);
+    if (!omp->synth->call) {
+        free(omp->images);
+        free(omp->labels);
+    }
     free(omp->merged);
     free(omp->canvases);
     free(omp->heaviest);
@@ -187,12 +188,14 @@ static int heavier(const void *a, const void *b, void *classes)
 static bool fill_state(struct omp *omp)
 {
     const struct synth *synth = omp->synth;
-    omp->images = malloc(synth->batch * synth_output_bytes(synth));
-    omp->labels = malloc(synth->batch * sizeof *omp->labels);
+    if (!synth->call) {
+        omp->images = malloc(synth->batch * synth_output_bytes(synth));
+        omp->labels = malloc(synth->batch * sizeof *omp->labels);
+    }
     omp->heaviest = malloc(synth->class_count * sizeof *omp->heaviest);
     omp->order = malloc(synth->batch * sizeof *omp->order);
     omp->workers = calloc((size_t)omp->threads, sizeof *omp->workers);
-    bool made = omp->images && omp->labels && omp->heaviest && omp->order && omp->workers;
+    bool made = (synth->call || (omp->images && omp->labels)) && omp->heaviest && omp->order && omp->workers;
     if (omp->parts > 1) {
         omp->canvases =
             aligned_alloc(ALIGNMENT, synth->batch * omp->parts * canvas_pixels(omp) * sizeof(uint16_t));
@@ -219,7 +222,7 @@ static uint32_t choose_parts(const struct synth *synth, int threads)
 {
     uint64_t parts = (uint64_t)threads / synth->batch;
     uint64_t side = synth->res + 2 * OMP_GUARD, bytes = synth->batch * parts * side * side * sizeof(uint16_t);
-    if (parts < 2 || synth->orbits_max >= UINT16_MAX || bytes > env_memory_available_bytes())
+    if (parts < 2 || synth->orbits_max >= UINT16_MAX || bytes > memory_available_bytes())
         return 1;
     return (uint32_t)parts;
 }
@@ -401,45 +404,55 @@ static void merge_rows(const struct omp *omp, const uint8_t *grays, uint64_t j, 
 
 /* ---- Batches ---- */
 
-/* Orders the images of a run by decreasing work, so that threads take the short ones last. Image j shows
- * class (first + j) mod class_count, where `first` is the number of the run's first image. */
-static void order_images(struct omp *omp, uint64_t first)
+/* Orders the images of the latest run by decreasing work, so that threads take the short ones last. Image j
+ * has class (first + j) mod class_count, where `first` is the number of the run's first image. */
+static void order_images(struct omp *omp)
 {
     const struct synth *synth = omp->synth;
     uint64_t classes = synth->class_count, count = 0;
-    if (synth->list) { /* any mix of classes: keep the order */
-        for (uint64_t j = 0; j < synth->list->count; j++)
+    if (synth->call && synth->call->numbers) { /* any mix of classes: keep the order */
+        for (uint64_t j = 0; j < synth->call->count; j++)
             omp->order[j] = j;
         return;
     }
+    uint64_t first = synth->first + (synth->call ? synth->call->first : omp->latest * synth->stride);
     for (uint32_t i = 0; i < synth->class_count; i++)
-        for (uint64_t j = (omp->heaviest[i] + classes - first % classes) % classes; j < synth->batch;
-             j += classes)
+        for (uint64_t j = (omp->heaviest[i] + classes - first % classes) % classes;
+             j < synth_run_count(synth); j += classes)
             omp->order[count++] = j;
 }
 
-static struct synth_image image_of(const struct omp *omp, uint64_t number, uint64_t j)
+static struct synth_image image_of(const struct omp *omp, uint64_t j)
 {
-    return synth_run_image(omp->synth, number, j);
+    return synth_run_image(omp->synth, omp->latest, j);
 }
 
-static void draw_whole_images(struct omp *omp, uint64_t number)
+static void draw_whole_image(void *state, uint64_t task, int thread)
 {
-#pragma omp parallel for num_threads(omp->threads) schedule(dynamic)
-    for (uint64_t i = 0; i < synth_run_count(omp->synth); i++) {
-        struct worker *worker = &omp->workers[omp_get_thread_num()];
-        uint64_t j = omp->order[i];
-        struct synth_image image = image_of(omp, number, j);
-        draw_part(omp, image, 0, (char *)worker->canvas, worker);
-        finish_image(omp, image, j, worker);
-    }
+    struct omp *omp = state;
+    struct worker *worker = &omp->workers[thread];
+    uint64_t j = omp->order[task];
+    struct synth_image image = image_of(omp, j);
+    draw_part(omp, image, 0, (char *)worker->canvas, worker);
+    finish_image(omp, image, j, worker);
 }
 
-/* Merges share number `part` of the rows of image j. */
-static void merge_share(const struct omp *omp, struct synth_image image, uint64_t j, uint32_t part,
-                        struct worker *worker)
+static void draw_one_part(void *state, uint64_t task, int thread)
 {
+    struct omp *omp = state;
+    uint64_t j = omp->order[task / omp->parts], part = task % omp->parts;
+    draw_part(omp, image_of(omp, j), (uint32_t)part,
+              (char *)(omp->canvases + (j * omp->parts + part) * canvas_pixels(omp)), &omp->workers[thread]);
+}
+
+/* Merges one of `parts` equal shares of the rows of an image. */
+static void merge_share(void *state, uint64_t task, int thread)
+{
+    struct omp *omp = state;
+    struct worker *worker = &omp->workers[thread];
     const struct synth *synth = omp->synth;
+    uint64_t j = task / omp->parts, part = task % omp->parts;
+    struct synth_image image = image_of(omp, j);
     struct philox_key key = image_key(synth, image);
     double start_s = begin_stage(omp, RANGE_PAINTING);
     worker->grays[0] = 0;
@@ -450,58 +463,44 @@ static void merge_share(const struct omp *omp, struct synth_image image, uint64_
     end_stage(omp, start_s, &worker->painting_s);
 }
 
-/* Converts share number `part` of the output rows of image j. Call it after the whole canvas is merged. */
-static void finish_share(const struct omp *omp, struct synth_image image, uint64_t j, uint32_t part,
-                         struct worker *worker)
+/* Converts one of `parts` equal shares of the output rows of an image whose canvas is merged. */
+static void finish_share(void *state, uint64_t task, int thread)
 {
+    struct omp *omp = state;
+    struct worker *worker = &omp->workers[thread];
     const struct synth *synth = omp->synth;
-    uint64_t res = synth->output.res;
+    uint64_t res = synth->output.res, j = task / omp->parts, part = task % omp->parts;
     struct output_rows rows = {(uint32_t)(res * part / omp->parts),
                                (uint32_t)(res * (part + 1) / omp->parts)};
     double start_s = begin_stage(omp, RANGE_PAINTING);
-    output_convert_rows(&synth->output, synth->res, image_key(synth, image),
+    output_convert_rows(&synth->output, synth->res, image_key(synth, image_of(omp, j)),
                         omp->merged + j * synth_image_bytes(synth), synth->res, rows,
                         omp->images + j * synth_output_bytes(synth));
     end_stage(omp, start_s, &worker->painting_s);
-}
-
-static void draw_cut_images(struct omp *omp, uint64_t number)
-{
-    uint64_t tasks = synth_run_count(omp->synth) * omp->parts, finishing = omp->merged ? tasks : 0;
-#pragma omp parallel num_threads(omp->threads)
-    {
-        struct worker *worker = &omp->workers[omp_get_thread_num()];
-#pragma omp for schedule(dynamic)
-        for (uint64_t task = 0; task < tasks; task++) {
-            uint64_t j = omp->order[task / omp->parts], part = task % omp->parts;
-            draw_part(omp, image_of(omp, number, j), (uint32_t)part,
-                      (char *)(omp->canvases + (j * omp->parts + part) * canvas_pixels(omp)), worker);
-        }
-#pragma omp for schedule(static)
-        for (uint64_t task = 0; task < tasks; task++) {
-            uint64_t j = task / omp->parts, part = task % omp->parts;
-            merge_share(omp, image_of(omp, number, j), j, (uint32_t)part, worker);
-        }
-#pragma omp for schedule(static)
-        for (uint64_t task = 0; task < finishing; task++) {
-            uint64_t j = task / omp->parts, part = task % omp->parts;
-            finish_share(omp, image_of(omp, number, j), j, (uint32_t)part, worker);
-        }
-    }
 }
 
 static enum status omp_run(void *state, uint64_t number, struct run_time *time)
 {
     (void)time;
     struct omp *omp = state;
+    const struct synth *synth = omp->synth;
+    uint64_t count = synth_run_count(synth);
     omp->latest = number;
-    order_images(omp, omp->synth->first + number * omp->synth->stride);
-    for (uint64_t j = 0; j < synth_run_count(omp->synth); j++)
-        omp->labels[j] = omp->synth->classes[image_of(omp, number, j).class_index].id;
-    if (omp->parts > 1)
-        draw_cut_images(omp, number);
-    else
-        draw_whole_images(omp, number);
+    if (synth->call) {
+        omp->images = synth->call->images;
+        omp->labels = synth->call->labels;
+    }
+    order_images(omp);
+    for (uint64_t j = 0; j < count; j++)
+        omp->labels[j] = synth->classes[image_of(omp, j).class_index].id;
+    if (omp->parts == 1) {
+        parallel_for(omp->threads, count, draw_whole_image, omp);
+        return STATUS_OK;
+    }
+    parallel_for(omp->threads, count * omp->parts, draw_one_part, omp);
+    parallel_for(omp->threads, count * omp->parts, merge_share, omp);
+    if (omp->merged)
+        parallel_for(omp->threads, count * omp->parts, finish_share, omp);
     return STATUS_OK;
 }
 

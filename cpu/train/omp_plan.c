@@ -5,7 +5,7 @@
 
 #include <sys/mman.h>
 
-#include "machine/env.h"
+#include "machine/memory.h"
 #include "omp_net.h"
 
 #define LINE        16 /* floats per cache line */
@@ -36,7 +36,7 @@ static void *take(struct net *net, size_t count, size_t size)
     bytes = (bytes + alignment - 1) / alignment * alignment;
     /* Linux overcommits memory and may kill the process at the first access, so check the available
      * memory. */
-    bool there = bytes < PAGE_BYTES || bytes <= env_memory_available_bytes();
+    bool there = bytes < PAGE_BYTES || bytes <= memory_available_bytes();
     void *room = there && can_hold_more(net) ? aligned_alloc(alignment, bytes) : NULL;
     if (!room) {
         net->out_of_memory = true;

@@ -1,5 +1,6 @@
 /* Stubs of the device functions for builds without CUDA: there is no device, and queries give the reason. */
 #include "machine/device.h"
+#include "machine/device_memory.h"
 
 int device_count(void)
 {
@@ -22,5 +23,56 @@ enum status device_pci_bus_id(int device, char *text, int size)
 {
     (void)text;
     (void)size;
+    return device_probe(device);
+}
+
+int device_current(void)
+{
+    return -1;
+}
+
+void device_restore(int device)
+{
+    (void)device;
+}
+
+enum status device_alloc(int device, size_t bytes, void **memory)
+{
+    (void)bytes, (void)memory;
+    return device_probe(device);
+}
+
+void device_free(int device, void *memory)
+{
+    (void)device, (void)memory;
+}
+
+enum status device_copy(int device, void *to, const void *from, size_t bytes, void *stream)
+{
+    (void)to, (void)from, (void)bytes, (void)stream;
+    return device_probe(device);
+}
+
+enum status device_wait(int device, void *stream)
+{
+    (void)stream;
+    return device_probe(device);
+}
+
+enum status device_order(int device, void *before, void *after)
+{
+    (void)before, (void)after;
+    return device_probe(device);
+}
+
+enum status device_add(int device, uint64_t *word, uint64_t step, void *stream)
+{
+    (void)word, (void)step, (void)stream;
+    return device_probe(device);
+}
+
+enum status device_check_pointer(int device, const char *name, const void *pointer)
+{
+    (void)name, (void)pointer;
     return device_probe(device);
 }

@@ -13,7 +13,7 @@
 #include "common/check.cuh"
 #include "core/phase.h"
 #include "core/timer.h"
-#include "machine/env.h"
+#include "machine/memory.h"
 
 #define PIECE_ALIGNMENT 512 /* of pieces in a buffer, in bytes; preserves the alignment of tar members */
 #define COPY_MIN_BYTES  ((uint64_t)1 << 30)
@@ -500,7 +500,7 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
     TRY(delivery_begin(&ring->delivery, resources, load, false, false, workers));
     size_buffers(ring, load);
     uint64_t bytes = (uint64_t)workers * ring->buffers * ring->buffer_bytes;
-    TRY(env_check_memory(bytes, "the pinned buffers", "lower --ring, --chunk or --threads"));
+    TRY(memory_check(bytes, "the pinned buffers", "lower --ring, --chunk or --threads"));
     TRY(delivery_open(&ring->delivery, delivery_stream_slots(load, workers, ring->span), bytes));
     ring->workers = static_cast<struct ring_worker *>(calloc(workers, sizeof *ring->workers));
     ring->shares = static_cast<struct ring_share *>(calloc(workers, sizeof *ring->shares));

@@ -151,7 +151,8 @@ static enum status make(struct device_batch *batch, size_t scratch_bytes)
 {
     const struct synth *synth = batch->synth;
     size_t pixel_bytes = synth->batch * synth_image_bytes(synth);
-    TRY(device_check_memory(batch->device, synth, device_input_bytes(synth) + pixel_bytes + scratch_bytes));
+    batch->bytes = device_input_bytes(synth) + pixel_bytes + scratch_bytes;
+    TRY(device_check_memory(batch->device, synth, batch->bytes));
     TRY(device_input_open(batch->device, synth, &batch->input, &batch->tables));
     TRY(device_clock_open(&batch->clock));
     CUDA_TRY(cudaMalloc(&batch->input.pixels, pixel_bytes));

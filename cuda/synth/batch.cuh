@@ -96,7 +96,8 @@ struct device_batch {
     struct device_input input;
     void *tables;
     struct device_clock clock;
-    uint64_t run; /* number of the latest run */
+    uint64_t run;   /* number of the latest run */
+    uint64_t bytes; /* device memory of the batch, with the scratch memory given to device_batch_open() */
 };
 
 /* Allocates the batch. The caller will allocate `scratch_bytes` more. STATUS_USAGE if all this does not fit

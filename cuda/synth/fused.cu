@@ -457,11 +457,11 @@ static struct fused_job job_of_run(const struct fused_plan *plan, uint64_t numbe
     return job;
 }
 
-enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint8_t *images,
-                          int64_t *labels, cudaStream_t stream)
+enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint64_t count,
+                          uint8_t *images, int64_t *labels, cudaStream_t stream)
 {
     const struct fused_job job = job_of_run(plan, number, counter, images, labels);
-    return enqueue_all(plan, &job, plan->synth->batch, stream);
+    return enqueue_all(plan, &job, count, stream);
 }
 
 enum status fused_time_stages(const struct fused_plan *plan, uint64_t number, uint8_t *images,

@@ -18,12 +18,13 @@ struct device_clock;
  * the plan. The caller closes the plan with fused_close(). STATUS_USAGE if device memory does not suffice. */
 enum status fused_open(int device, const struct synth *synth, struct fused_plan **plan);
 
-/* Enqueues the run with number `number` + `*counter`. `counter` points to device memory, which the kernels
- * read; NULL counts as 0. Writes synth->batch contiguous images of synth_output_bytes() to `images` (16-byte
- * aligned) and their class numbers to `labels`, both in device memory. The plan's device must be current. A
- * plan supports one run in flight at a time. STATUS_FAILED if a launch fails. */
-enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint8_t *images,
-                          int64_t *labels, cudaStream_t stream);
+/* Enqueues the first `count` images, at most synth->batch, of the run with number `number` + `*counter`.
+ * `counter` points to device memory, which the kernels read; NULL counts as 0. Writes contiguous images of
+ * synth_output_bytes() to `images` (16-byte aligned) and their class numbers to `labels`, both in device
+ * memory. The plan's device must be current. A plan supports one run in flight at a time. STATUS_FAILED if a
+ * launch fails. */
+enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint64_t count,
+                          uint8_t *images, int64_t *labels, cudaStream_t stream);
 
 /* Enqueues an explicit list of `count` images, at most synth->batch. `numbers` is in device memory; image
  * numbers are relative to synth->first. The other arguments and rules are those of fused_enqueue(). */

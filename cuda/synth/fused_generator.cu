@@ -1,4 +1,4 @@
-/* `fused` as a generator (core/generator.h): generates any list of images on the caller's stream. */
+/* `fused` as a generator (core/generator.h): generates any images on the caller's stream. */
 #include <stdlib.h>
 
 #include "common/check.cuh"
@@ -10,15 +10,19 @@ struct fused_generator {
     struct synth synth;
     int device;
     struct fused_plan *plan;
-    int64_t *labels; /* written but not used: callers derive the class from the image number */
+    int64_t *labels; /* destination of labels that the caller does not want */
 };
 
-static enum status make(struct generator *generator, const uint64_t *numbers, uint32_t count, void *samples,
-                        void *stream)
+static enum status make(struct generator *generator, const struct generator_numbers *numbers, uint32_t count,
+                        void *samples, int64_t *labels, void *stream_)
 {
     const struct fused_generator *self = reinterpret_cast<const struct fused_generator *>(generator);
-    return fused_enqueue_listed(self->plan, numbers, count, static_cast<uint8_t *>(samples), self->labels,
-                                static_cast<cudaStream_t>(stream));
+    uint8_t *images = static_cast<uint8_t *>(samples);
+    cudaStream_t stream = static_cast<cudaStream_t>(stream_);
+    labels = labels ? labels : self->labels;
+    return numbers->list
+               ? fused_enqueue_listed(self->plan, numbers->list, count, images, labels, stream)
+               : fused_enqueue(self->plan, numbers->first, numbers->counter, count, images, labels, stream);
 }
 
 static uint64_t memory_bytes(const struct generator *generator)
@@ -54,7 +58,8 @@ enum status fused_generator_open(int device, const struct synth *synth, uint32_t
         return status_set(STATUS_FAILED, "out of memory");
     self->generator.type = &type;
     self->synth = *synth;
-    self->synth.batch = self->synth.stride = batch;
+    self->synth.batch = batch;
+    self->synth.stride = 1; /* so that run number n begins with image n */
     self->device = device;
     enum status status = open_all(self);
     if (status != STATUS_OK)

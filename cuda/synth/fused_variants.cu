@@ -39,7 +39,8 @@ static enum status record(struct fused_batch *self)
 {
     CUDA_TRY(cudaMemcpyAsync(self->counter, self->number, sizeof *self->number, cudaMemcpyHostToDevice,
                              self->clock.stream));
-    return fused_enqueue(self->plan, 0, self->counter, self->images, self->labels, self->clock.stream);
+    return fused_enqueue(self->plan, 0, self->counter, self->synth->batch, self->images, self->labels,
+                         self->clock.stream);
 }
 
 static enum status capture(struct fused_batch *self)
@@ -88,7 +89,8 @@ static enum status fused_run(void *state, uint64_t number, struct run_time *time
     CUDA_TRY(cudaSetDevice(self->device));
     self->latest = number;
     TRY(device_clock_begin(&self->clock));
-    TRY(fused_enqueue(self->plan, number, nullptr, self->images, self->labels, self->clock.stream));
+    TRY(fused_enqueue(self->plan, number, nullptr, self->synth->batch, self->images, self->labels,
+                      self->clock.stream));
     return device_clock_end(&self->clock, time);
 }
 

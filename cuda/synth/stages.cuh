@@ -14,7 +14,9 @@
 
 #include "common/check.cuh"
 #include "machine/device.h"
+#include "core/generator.h"
 #include "synth/batch.cuh"
+#include "synth/convert.cuh"
 #include "synth/line.h"
 
 /* The bits of a set of stages. */
@@ -297,24 +299,106 @@ template <class self> struct staged {
     }
 };
 
+/* A variant as a generator (core/generator.h): draws canvases on the caller's stream and converts them there.
+ * The host launches the stages of each image, so the numbers must be consecutive and known to the host. */
+template <class self> struct staged_generator {
+    struct generator generator; /* must be first */
+    struct synth synth;         /* `batch` is the count of the current call */
+    void *state;
+    int64_t *labels; /* destination of labels that the caller does not want */
+
+    static enum status draw(const self *drawing, uint32_t count, void *samples, int64_t *labels)
+    {
+        const struct device_batch *batch = &drawing->batch;
+        CUDA_TRY(cudaMemsetAsync(batch->input.pixels, 0, count * synth_image_bytes(batch->synth),
+                                 batch->clock.stream));
+        for (uint64_t first = 0; first < count; first += drawing->step())
+            TRY(drawing->launch(first, STAGES_ALL));
+        return convert_enqueue(&batch->input, &batch->synth->output, batch->run, count, samples, labels,
+                               batch->clock.stream);
+    }
+
+    /* A launch on the device that failed in an earlier call is reported by the next one. */
+    static enum status make(struct generator *generator, const struct generator_numbers *numbers,
+                            uint32_t count, void *samples, int64_t *labels, void *stream)
+    {
+        staged_generator *made = reinterpret_cast<staged_generator *>(generator);
+        self *drawing = static_cast<self *>(made->state);
+        if (numbers->list || numbers->counter)
+            return status_set(STATUS_UNAVAILABLE, "the host launches this generator's kernels, so it cannot "
+                                                  "take image numbers from device memory; use fused");
+        TRY(drawing->finish());
+        const cudaStream_t own = drawing->batch.clock.stream;
+        drawing->batch.clock.stream = static_cast<cudaStream_t>(stream);
+        drawing->batch.run = numbers->first;
+        made->synth.batch = count;
+        enum status status = draw(drawing, count, samples, labels ? labels : made->labels);
+        drawing->batch.clock.stream = own;
+        return status;
+    }
+
+    static uint64_t memory_bytes(const struct generator *generator)
+    {
+        const staged_generator *made = reinterpret_cast<const staged_generator *>(generator);
+        return static_cast<const self *>(made->state)->batch.bytes;
+    }
+
+    static void close(struct generator *generator)
+    {
+        staged_generator *made = reinterpret_cast<staged_generator *>(generator);
+        if (made->state)
+            self::teardown(made->state);
+        (void)cudaFree(made->labels);
+        free(made);
+    }
+
+    enum status fill(int device, uint32_t batch)
+    {
+        const struct resources resources = {1, device};
+        CUDA_TRY(cudaSetDevice(device));
+        CUDA_TRY(cudaMalloc(&labels, batch * sizeof *labels));
+        return self::setup(&resources, &synth, &state);
+    }
+
+    static enum status open(int device, const struct synth *synth, uint32_t batch,
+                            struct generator **generator)
+    {
+        static const struct generator_type type = {make, memory_bytes, close};
+        staged_generator *made = static_cast<staged_generator *>(calloc(1, sizeof *made));
+        if (!made)
+            return status_set(STATUS_FAILED, "out of memory");
+        made->generator.type = &type;
+        made->synth = *synth;
+        made->synth.batch = batch;
+        made->synth.stride = 1; /* so that run number n begins with image n */
+        enum status status = made->fill(device, batch);
+        if (status != STATUS_OK)
+            close(&made->generator);
+        else
+            *generator = &made->generator;
+        return status;
+    }
+};
+
 /* Defines a variant with a state type derived from staged<>. `fetch_noise_`: see struct synth_traits. */
-#define STAGED_VARIANT(symbol, state, noise_, half_, fetch_noise_)                     \
-    static const struct synth_traits symbol##_traits = {.noise = (noise_),             \
-                                                        .half = (half_),               \
-                                                        .racy = true,                  \
-                                                        .timed = "clear+draw",         \
-                                                        .fetch_noise = (fetch_noise_), \
-                                                        .images = state::images,       \
-                                                        .stages = state::stages};      \
-    extern "C" {                                                                       \
-    extern const struct variant symbol;                                                \
-    const struct variant symbol = {.platform = "cuda",                                 \
-                                   .traits = &symbol##_traits,                         \
-                                   .probe = device_probe_variant,                      \
-                                   .setup = state::setup,                              \
-                                   .run = state::run,                                  \
-                                   .fetch = state::fetch,                              \
-                                   .teardown = state::teardown};                       \
+#define STAGED_VARIANT(symbol, state, noise_, half_, fetch_noise_)                                       \
+    static const struct synth_traits symbol##_traits = {.noise = (noise_),                               \
+                                                        .half = (half_),                                 \
+                                                        .racy = true,                                    \
+                                                        .timed = "clear+draw",                           \
+                                                        .fetch_noise = (fetch_noise_),                   \
+                                                        .images = state::images,                         \
+                                                        .generator_open = staged_generator<state>::open, \
+                                                        .stages = state::stages};                        \
+    extern "C" {                                                                                         \
+    extern const struct variant symbol;                                                                  \
+    const struct variant symbol = {.platform = "cuda",                                                   \
+                                   .traits = &symbol##_traits,                                           \
+                                   .probe = device_probe_variant,                                        \
+                                   .setup = state::setup,                                                \
+                                   .run = state::run,                                                    \
+                                   .fetch = state::fetch,                                                \
+                                   .teardown = state::teardown};                                         \
     }
 
 #endif

@@ -106,7 +106,8 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
     number_kernel<<<blocks_for(count), BLOCK, 0, feed->stream>>>(order, first, count, train->data->fresh,
                                                                  epoch, buffer->numbers);
     CUDA_TRY_LAUNCH("number_kernel");
-    TRY(generator_make(feed->generator, buffer->numbers, count, buffer->samples, feed->stream));
+    const struct generator_numbers listed = {buffer->numbers, 0, nullptr};
+    TRY(generator_make(feed->generator, &listed, count, buffer->samples, nullptr, feed->stream));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_end, feed->stream));
     CUDA_TRY(cudaEventRecord(buffer->made, feed->stream));

@@ -17,8 +17,8 @@ JOBS=${JOBS:-$(env -u OMP_NUM_THREADS nproc)}
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh
 counts=$(mktemp) # one line per suite: tests that passed, tests that failed
-lints=$(mktemp)
-trap 'rm -f "$counts" "$counts.checks" "$lints"' EXIT
+logs=$(mktemp -d) # output of scripts
+trap 'rm -rf "$counts" "$counts.checks" "$logs"' EXIT
 
 # Memory that libraries keep for the lifetime of the process is not a leak.
 export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0"
@@ -44,11 +44,12 @@ run_suite() # program
     return "$status"
 }
 
-run_linters()
+run_script() # program; counts as one test
 {
-    scripts/check/lint.sh >"$lints" 2>&1 && echo '1 0' >>"$counts" && return
+    local log=$logs/${1##*/}
+    "$1" >"$log" 2>&1 && echo '1 0' >>"$counts" && return
     echo '0 1' >>"$counts"
-    cat "$lints"
+    cat "$log"
     return 1
 }
 
@@ -58,12 +59,13 @@ list_suites() # prints each suite once, the longest first
     (cd "$build/tests" && printf '%s\n' test_* | grep -v '[.]' | grep -vxF "$(printf '%s\n' "${longest_first[@]}")")
 }
 
-((san)) || check lint run_linters
+((san)) || check lint run_script scripts/check/lint.sh
+((san)) || check cross run_script scripts/check/cross.sh
 for suite in $(list_suites); do
     [[ ! -x $build/tests/$suite ]] || check "$suite" run_suite "$build/tests/$suite"
 done
 conclude >"$counts.checks" || true
-grep '^  skipped' "$lints"
+grep -hs '^  skipped' "$logs"/*
 # A suite that did not end wrote no counts; it counts as one failure.
 awk 'FILENAME ~ /checks$/ { unended = $3; next }
     { passed += $1; failed += $2; unended -= $2 > 0 }

@@ -22,7 +22,7 @@
 # Exit status: 0 if the build (check, plots) can continue, 2 usage, 4 if a required package is missing.
 set -u
 
-# purpose, need, probe (a command, a header *.h, or a font *.ttf), Debian package, Fedora package, description
+# purpose, need, probe (a command, a path, a header *.h, or a font *.ttf), Debian package, Fedora package, description
 requirements='
 build must cc                    gcc             gcc               compiler
 build must stdio.h               libc6-dev       glibc-devel       C library
@@ -44,6 +44,8 @@ check may  clang-format          clang-format    clang-tools-extra format check
 check may  cppcheck              cppcheck        cppcheck          static analysis
 check may  archive.h             libarchive-dev  libarchive-devel  tests of tar files
 check may  python3               python3         python3           command-line tests
+check may  aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu gcc-aarch64-linux-gnu build for aarch64
+check may  /usr/aarch64-linux-gnu/lib/libc.so libc6-dev-arm64-cross glibc-arm-linux-gnu build for aarch64
 check-slurm must sbatch    slurm-client    slurm             commands of Slurm
 check-slurm must slurmctld slurmctld       slurm-slurmctld   Slurm controller
 check-slurm must slurmd    slurmd          slurm-slurmd      Slurm nodes
@@ -125,6 +127,7 @@ find_missing()
         esac
         case $probe in
         cc) [[ $compiler ]] && continue ;;
+        /*) [[ -e $probe ]] && continue ;;
         *.ttf) find_font "$probe" && continue ;;
         *.h) [[ $'\n'$headers$'\n' == *$'\n'$probe$'\n'* ]] && continue ;;
         *) command -v "$probe" >/dev/null && continue ;;

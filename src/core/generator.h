@@ -17,9 +17,16 @@ FDSL_C_BEGIN
 
 struct generator;
 
+/* The numbers of the samples of a call. On a device, `list` and `counter` are device memory. */
+struct generator_numbers {
+    const uint64_t *list;    /* one number per sample; NULL: consecutive numbers */
+    uint64_t first;          /* the first of consecutive numbers */
+    const uint64_t *counter; /* only on a device: a word that is added to `first`, or NULL */
+};
+
 struct generator_type {
-    enum status (*make)(struct generator *generator, const uint64_t *numbers, uint32_t count, void *samples,
-                        void *stream);
+    enum status (*make)(struct generator *generator, const struct generator_numbers *numbers, uint32_t count,
+                        void *samples, int64_t *labels, void *stream);
     uint64_t (*memory_bytes)(const struct generator *generator);
     void (*close)(struct generator *generator);
 };
@@ -36,15 +43,15 @@ struct generator_request {
     uint32_t batch; /* the most samples per call */
 };
 
-/* Generates the samples with numbers[0] to numbers[count - 1] and stores them contiguously in `samples`; 1 <=
- * count <= the request's batch. On the host, the samples are complete when it returns; `stream` is NULL. On a
- * device, `numbers` and `samples` (16-byte aligned) are device memory, the device must be current, and the
- * work is enqueued on `stream` (a cudaStream_t) without waiting. At most one call per generator may be in
- * flight. */
-static inline enum status generator_make(struct generator *generator, const uint64_t *numbers, uint32_t count,
-                                         void *samples, void *stream)
+/* Generates `count` samples and stores them contiguously in `samples`, and their labels in `labels` unless it
+ * is NULL; 1 <= count <= the request's batch. On the host, they are complete when it returns; `stream` is
+ * NULL. On a device, `samples` (16-byte aligned) and `labels` are device memory, the device must be current,
+ * and the work is enqueued on `stream` (a cudaStream_t) without waiting. At most one call per generator may
+ * be in flight. */
+static inline enum status generator_make(struct generator *generator, const struct generator_numbers *numbers,
+                                         uint32_t count, void *samples, int64_t *labels, void *stream)
 {
-    return generator->type->make(generator, numbers, count, samples, stream);
+    return generator->type->make(generator, numbers, count, samples, labels, stream);
 }
 
 /* Returns the memory that the generator has allocated, in bytes: device memory if it works on a device. */

@@ -9,7 +9,7 @@
 #endif
 
 #include "core/file.h"
-#include "machine/env.h"
+#include "machine/memory.h"
 
 #define TYPE_BYTE  0x08
 #define HEADER_MAX (4 + 4 * IDX_AXES_MAX)
@@ -116,7 +116,7 @@ static enum status unpack_all(struct gzip *gzip, uint8_t **bytes, size_t *size)
     struct idx idx;
     TRY(unpack(gzip, head, sizeof head, size));
     TRY(read_header(head, *size, &idx, &header, &values));
-    TRY(env_check_memory(header + values, "the unpacked IDX file", "is its header damaged?"));
+    TRY(memory_check(header + values, "the unpacked IDX file", "is its header damaged?"));
     size_t most = header + (size_t)values + 1; /* one extra byte detects excess data */
     if (most < sizeof head)
         most = sizeof head;

@@ -25,6 +25,7 @@
 #include "data/samples.h"
 #include "machine/comm.h"
 #include "machine/env.h"
+#include "machine/threads.h"
 
 #ifndef FDSL_VERSION
 #define FDSL_VERSION "unknown"
@@ -64,7 +65,7 @@ static const struct option_spec specs[] = {
      "prefix of file names: NAME-000000.tar, NAME.index (default: the source)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
      "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
-    {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, false,
+    {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, THREADS_MAX, NULL, false,
      "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
      "CUDA device, for variants that use one"},

@@ -15,6 +15,9 @@
 #endif
 
 #include "core/status.h"
+#include "machine/memory.h"
+#include "machine/system_file.h"
+#include "machine/threads.h"
 
 #ifndef FDSL_REVISION
 #define FDSL_REVISION "unknown"
@@ -26,109 +29,10 @@
 #define COMPILER "gcc " __VERSION__
 #endif
 
-/* Finds the first line of `path` that begins with `key`, and copies what follows the key and any blanks or
- * colons. Files under /proc and cgroup files have this format. If there is no such line, `value` becomes
- * empty and the result is false. */
-static bool read_field(const char *path, const char *key, char *value, size_t size)
-{
-    char line[PATH_MAX + 64];
-    bool found = false;
-    value[0] = '\0';
-    FILE *file = fopen(path, "re");
-    if (!file)
-        return false;
-    while (!found && fgets(line, sizeof line, file))
-        found = strncmp(line, key, strlen(key)) == 0;
-    fclose(file);
-    if (!found)
-        return false;
-    const char *text = line + strlen(key);
-    text += strspn(text, " \t:");
-    snprintf(value, size, "%.*s", (int)strcspn(text, "\n"), text);
-    return true;
-}
-
-/* Reads a field as a number. Returns false if it is missing or not a number ("max" in a control group). */
-static bool read_number(const char *path, const char *key, uint64_t *number)
-{
-    char text[64], *end;
-    if (!read_field(path, key, text, sizeof text))
-        return false;
-    *number = strtoull(text, &end, 10);
-    return end != text;
-}
-
 static uint64_t meminfo_bytes(const char *key)
 {
     uint64_t kib = 0;
-    return read_number("/proc/meminfo", key, &kib) ? kib * 1024 : 0;
-}
-
-static bool read_group(const char *directory, const char *file, const char *key, uint64_t *number)
-{
-    char path[PATH_MAX];
-    int length = snprintf(path, sizeof path, "%s/%s", directory, file);
-    return length < (int)sizeof path && read_number(path, key, number);
-}
-
-/* Returns the headroom under one group's own limit. memory.current includes the file cache, which a program
- * fills by reading a large data set. The kernel drops this cache before it refuses memory, so it counts as
- * free. */
-static uint64_t group_headroom_bytes(const char *directory)
-{
-    uint64_t limit, used = 0, active = 0, inactive = 0;
-    if (!read_group(directory, "memory.max", "", &limit))
-        return UINT64_MAX;
-    read_group(directory, "memory.current", "", &used);
-    read_group(directory, "memory.stat", "active_file", &active);
-    read_group(directory, "memory.stat", "inactive_file", &inactive);
-    uint64_t cache = active + inactive;
-    used = used > cache ? used - cache : 0;
-    return limit > used ? limit - used : 0;
-}
-
-uint64_t env_cgroup_headroom_bytes(const char *root, const char *group)
-{
-    char directory[PATH_MAX];
-    uint64_t least = UINT64_MAX;
-    if (snprintf(directory, sizeof directory, "%s%s", root, group) >= (int)sizeof directory)
-        return least;
-    for (;;) {
-        uint64_t headroom = group_headroom_bytes(directory);
-        least = headroom < least ? headroom : least;
-        char *last = strrchr(directory + strlen(root), '/');
-        if (!last)
-            return least;
-        *last = '\0';
-    }
-}
-
-static int memory_sharers = 1;
-
-void env_share_memory(int processes)
-{
-    memory_sharers = processes;
-}
-
-uint64_t env_memory_available_bytes(void)
-{
-    char group[PATH_MAX];
-    uint64_t available = meminfo_bytes("MemAvailable:");
-    uint64_t headroom = UINT64_MAX;
-    if (read_field("/proc/self/cgroup", "0::", group, sizeof group))
-        headroom = env_cgroup_headroom_bytes("/sys/fs/cgroup", group);
-    if (memory_sharers == 0)
-        return 0;
-    return (headroom < available ? headroom : available) / (uint64_t)memory_sharers;
-}
-
-enum status env_check_memory(uint64_t bytes, const char *what, const char *remedy)
-{
-    uint64_t available = env_memory_available_bytes();
-    if (available == 0 || bytes <= available)
-        return STATUS_OK;
-    return status_set(STATUS_USAGE, "%s: %.2f GB of memory needed, %.2f GB available; %s", what,
-                      1e-9 * (double)bytes, 1e-9 * (double)available, remedy);
+    return system_number("/proc/meminfo", key, &kib) ? kib * 1024 : 0;
 }
 
 static void capture_job(char *job_id, size_t size)
@@ -202,7 +106,7 @@ static int first_sibling_of(int cpu)
     char path[96];
     uint64_t first_sibling;
     snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
-    return read_number(path, "", &first_sibling) && first_sibling < CPUS_MAX ? (int)first_sibling : -1;
+    return system_number(path, "", &first_sibling) && first_sibling < CPUS_MAX ? (int)first_sibling : -1;
 }
 
 /* Counts the hardware threads that are the first of their core. */
@@ -267,33 +171,13 @@ static const char *widest_simd(void)
 #endif
 }
 
-/* Returns the first of the comma-separated numbers in `text`; 0 if any is not a valid number of threads. */
-static uint64_t first_of_list(const char *text)
-{
-    uint64_t first = 0;
-    for (;; text++) {
-        text += strspn(text, " \t");
-        char *end;
-        unsigned long value = *text >= '0' && *text <= '9' ? strtoul(text, &end, 10) : 0;
-        if (value < 1 || value > ENV_THREADS_MAX)
-            return 0;
-        first = first ? first : value;
-        text = end + strspn(end, " \t");
-        if (*text != ',')
-            return *text ? 0 : first;
-    }
-}
-
 uint64_t env_openmp_threads(void)
 {
-    const char *text = getenv("OMP_NUM_THREADS");
-    if (!text || !*text)
-        return 0;
-    uint64_t threads = first_of_list(text);
-    if (threads == 0)
+    uint64_t threads;
+    if (!threads_requested(&threads))
         status_warn("OMP_NUM_THREADS='%s' is ignored: it is not a number from 1 to %d; correct it, or use "
                     "--threads N",
-                    text, ENV_THREADS_MAX);
+                    getenv("OMP_NUM_THREADS"), THREADS_MAX);
     return threads;
 }
 
@@ -317,10 +201,10 @@ double env_max_clock_hz(const char *root)
         if (access(folder, F_OK) != 0)
             return highest_hz;
         snprintf(path, sizeof path, "%s/cpufreq/scaling_driver", folder);
-        if (!read_field(path, "", driver, sizeof driver) || !tells_boost(driver))
+        if (!system_field(path, "", driver, sizeof driver) || !tells_boost(driver))
             return 0;
         snprintf(path, sizeof path, "%s/cpufreq/cpuinfo_max_freq", folder);
-        if (!read_number(path, "", &khz))
+        if (!system_number(path, "", &khz))
             return 0;
         highest_hz = 1e3 * (double)khz > highest_hz ? 1e3 * (double)khz : highest_hz;
     }
@@ -349,11 +233,11 @@ void env_capture(struct env *env)
     snprintf(env->compiler, sizeof env->compiler, "%s", COMPILER);
     capture_job(env->job_id, sizeof env->job_id);
 
-    read_field("/proc/cpuinfo", "model name", env->cpu_model, sizeof env->cpu_model);
+    system_field("/proc/cpuinfo", "model name", env->cpu_model, sizeof env->cpu_model);
     snprintf(env->simd, sizeof env->simd, "%s", widest_simd());
     capture_processors(env);
     env->max_clock_hz = env_max_clock_hz("/sys/devices/system/cpu");
     mark_cut_list(env->affinity, sizeof env->affinity);
     env->memory_bytes = meminfo_bytes("MemTotal:");
-    env->memory_available_bytes = env_memory_available_bytes();
+    env->memory_available_bytes = memory_available_bytes();
 }

@@ -2,6 +2,7 @@
 #ifndef FDSL_MACHINE_ENV_H
 #define FDSL_MACHINE_ENV_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -28,8 +29,6 @@ struct env {
     char kernel[128], compiler[128];
 };
 
-#define ENV_THREADS_MAX 8192 /* the most hardware threads that Linux supports on x86-64 */
-
 FDSL_C_BEGIN
 
 /* Writes the current time in the format of env.time_utc. */
@@ -38,31 +37,14 @@ void env_time(char text[ENV_TIME_MAX]);
 /* Fills `env`; unknown fields are empty or 0. Uses hwloc if built in, else /proc and sysconf. */
 void env_capture(struct env *env);
 
-/* Returns the number of CPU threads that OMP_NUM_THREADS requests, the default of --threads. Of a list
- * ("4,2") only the first number counts; the others are for nested levels. Returns 0 if the variable is unset,
- * empty or invalid; warns if it is invalid. */
+/* Returns the number of CPU threads that OMP_NUM_THREADS requests, the default of --threads. Returns 0 if the
+ * variable is unset, empty or invalid; warns if it is invalid. */
 uint64_t env_openmp_threads(void);
 
 /* Returns the highest maximum clock of all cores in Hz, read from the cpufreq files under `root`
  * (/sys/devices/system/cpu). Returns 0 if a core has no such file or its driver does not report boost
  * clocks. */
 double env_max_clock_hz(const char *root);
-
-/* Returns the memory in bytes that this process can still allocate: MemAvailable or the cgroup's headroom,
- * whichever is smaller, divided by the number of processes that share it (env_share_memory()). */
-uint64_t env_memory_available_bytes(void);
-
-/* Checks that `bytes` bytes for `what` ("the batch") can be allocated. STATUS_USAGE names both sizes and the
- * `remedy` ("lower --batch"). STATUS_OK if the available memory is unknown. */
-enum status env_check_memory(uint64_t bytes, const char *what, const char *remedy);
-
-/* Sets how many processes on this machine, including this one, will allocate the same amount of memory. 0:
- * unknown; the available memory is then unknown (0) as well. */
-void env_share_memory(int processes);
-
-/* Returns the smallest headroom in bytes under the memory limits (cgroup v2) of `group` ("/job_7/step_0") and
- * its ancestors, read under `root` (/sys/fs/cgroup). File cache counts as free. UINT64_MAX without limits. */
-uint64_t env_cgroup_headroom_bytes(const char *root, const char *group);
 
 FDSL_C_END
 

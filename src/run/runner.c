@@ -9,6 +9,7 @@
 #include "core/timer.h"
 #include "machine/comm.h"
 #include "machine/cores.h"
+#include "machine/memory.h"
 #include "machine/nvml.h"
 #include "run/consumed.h"
 #include "run/runner_parts.h"
@@ -230,13 +231,13 @@ static enum status time_alone(struct runner *runner)
     if (runner_leads(runner)) {
         const struct settings *settings = runner->settings;
         const struct workload *workload = settings->workload;
-        env_share_memory(1);
+        memory_share(1);
         status = workload->repartition(runner->input, settings->parameters, &alone);
         if (status == STATUS_OK)
             status = measure_alone(runner, &runner->alone_s);
         if (status == STATUS_OK)
             status = workload->repartition(runner->input, settings->parameters, &runner->partition);
-        env_share_memory(comm_local_size());
+        memory_share(comm_local_size());
         phase_enter(PHASE_IDLE);
     }
     return comm_agree(status);
@@ -495,7 +496,7 @@ static enum status begin(struct runner *runner)
     double cores = CORES_KEPT;
     TRY(comm_agree(runner_take_scaling(runner)));
     /* With --ranks, the ranks may run on other machines. */
-    env_share_memory(settings->ranks ? 0 : comm_local_size());
+    memory_share(settings->ranks ? 0 : comm_local_size());
     if (first)
         TRY(runner_take_cores(settings, &cores));
     runner_take_device(settings);

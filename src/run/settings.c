@@ -12,6 +12,7 @@
 #include "data/prepare.h"
 #include "machine/env.h"
 #include "machine/gpu.h"
+#include "machine/threads.h"
 #include "run/monitor.h"
 
 #define RANKS_MAX 1000000 /* more ranks than any machine can run */
@@ -60,7 +61,7 @@ static const struct option_spec specs[] = {
      ") and append the samples to "
      "this CSV file; with -- COMMAND, sample all GPUs and that command instead of a run"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
-    {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, ENV_THREADS_MAX, NULL, COLUMN_APART,
+    {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, THREADS_MAX, NULL, COLUMN_APART,
      "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
      "CUDA device, for a single rank; with several ranks, rank i of a machine uses device i"},

@@ -1,30 +1,12 @@
 #include "synth/class.h"
 
-#include <errno.h>
-#include <float.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "core/file.h"
 #include "core/options.h"
 #include "core/philox.h"
-#include "core/words.h"
+#include "synth/class_parts.h"
 
-#ifdef HAVE_INIH
-#include <ini.h>
-#endif
-
-/* A named number in a struct: a column of the CSV list, or a key of the INI file. */
-struct number {
-    const char *name;
-    enum { NUMBER_U32, NUMBER_U64, NUMBER_FLOAT, NUMBER_DOUBLE } kind;
-    size_t offset;
-    double minimum, maximum;
-};
-
-static enum status number_parse(const struct number *number, const char *text, void *values)
+enum status number_parse(const struct number *number, const char *text, void *values)
 {
     void *value = (char *)values + number->offset;
     bool whole = number->kind == NUMBER_U32 || number->kind == NUMBER_U64;
@@ -51,8 +33,7 @@ static enum status number_parse(const struct number *number, const char *text, v
 
 /* ---- One class ---- */
 
-/* The parameters of a class with their limits, in the column order of a CSV list. */
-static const struct number columns[] = {
+const struct number class_columns[CLASS_COLUMNS] = {
     {"class", NUMBER_U32, offsetof(struct atom_class, id), 0, UINT32_MAX},
     {"vertices", NUMBER_U32, offsetof(struct atom_class, vertices), 1, CLASS_VERTICES_MAX},
     {"orbits", NUMBER_U32, offsetof(struct atom_class, orbits), 1, CLASS_ORBITS_MAX},
@@ -64,9 +45,8 @@ static const struct number columns[] = {
     {"radius", NUMBER_U32, offsetof(struct atom_class, radius), 0, CLASS_REACH_MAX},
     {"line_width", NUMBER_FLOAT, offsetof(struct atom_class, line_width), -CLASS_REACH_MAX, CLASS_REACH_MAX},
 };
-enum { COLUMN_COUNT = COUNT_OF(columns) };
 
-static double column_value(const struct number *column, const struct atom_class *class_)
+double class_column_value(const struct number *column, const struct atom_class *class_)
 {
     const void *value = (const char *)class_ + column->offset;
     return column->kind == NUMBER_U32 ? *(const uint32_t *)value : (double)*(const float *)value;
@@ -86,13 +66,13 @@ double class_reach(const struct atom_class *class_)
     return start_reach(class_) + class_->orbits * step;
 }
 
-static enum status check_limits(const struct atom_class *class_)
+enum status class_check_limits(const struct atom_class *class_)
 {
-    for (size_t i = 0; i < COLUMN_COUNT; i++) {
-        double value = column_value(&columns[i], class_);
-        if (!(value >= columns[i].minimum && value <= columns[i].maximum)) /* also rejects NaN */
-            return status_set(STATUS_USAGE, "%s %.9g is not in %.9g .. %.9g", columns[i].name, value,
-                              columns[i].minimum, columns[i].maximum);
+    for (size_t i = 0; i < CLASS_COLUMNS; i++) {
+        double value = class_column_value(&class_columns[i], class_);
+        if (!(value >= class_columns[i].minimum && value <= class_columns[i].maximum)) /* also rejects NaN */
+            return status_set(STATUS_USAGE, "%s %.9g is not in %.9g .. %.9g", class_columns[i].name, value,
+                              class_columns[i].minimum, class_columns[i].maximum);
     }
     double reach = class_reach(class_);
     if (reach > CLASS_REACH_MAX)
@@ -105,7 +85,7 @@ static enum status check_limits(const struct atom_class *class_)
 
 enum status class_check(const struct atom_class *class_)
 {
-    enum status status = check_limits(class_);
+    enum status status = class_check_limits(class_);
     return status == STATUS_OK ? status : status_prefix(status, "class %u", (unsigned)class_->id);
 }
 
@@ -164,408 +144,4 @@ void class_draw(const struct class_ranges *ranges, uint32_t id, struct atom_clas
     do
         class_->freq2 = draw_count(&words, ranges->freq_min, ranges->freq_max);
     while (class_->freq2 == class_->freq1 && class_->freq1 != 0 && ranges->freq_min != ranges->freq_max);
-}
-
-/* ---- Ranges from an INI file ---- */
-
-#ifdef HAVE_INIH
-
-#define NOISE_SPAN  4  /* maximum minus minimum of the noise coefficient */
-#define RADIUS_SPAN 50 /* maximum minus minimum of the start radius */
-
-extern const char classes_cfg[]; /* the text of configs/classes.cfg, embedded by classes_cfg.S */
-
-static const struct number keys[] = {
-    {"nvertex_min", NUMBER_U32, offsetof(struct class_ranges, vertices_min), 1, CLASS_VERTICES_MAX},
-    {"nvertex_max", NUMBER_U32, offsetof(struct class_ranges, vertices_max), 1, CLASS_VERTICES_MAX},
-    {"norbits_min", NUMBER_U32, offsetof(struct class_ranges, orbits_min), 1, CLASS_ORBITS_MAX},
-    {"norbits_max", NUMBER_U32, offsetof(struct class_ranges, orbits_max), 1, CLASS_ORBITS_MAX},
-    {"oval_max", NUMBER_DOUBLE, offsetof(struct class_ranges, oval_max), 1, CLASS_REACH_MAX},
-    {"freq_min", NUMBER_U32, offsetof(struct class_ranges, freq_min), 0, CLASS_FREQ_MAX},
-    {"freq_max", NUMBER_U32, offsetof(struct class_ranges, freq_max), 0, CLASS_FREQ_MAX},
-    {"noisecoef_min", NUMBER_DOUBLE, offsetof(struct class_ranges, noise_min), 0, CLASS_REACH_MAX},
-    {"startrad_min", NUMBER_U32, offsetof(struct class_ranges, radius_min), 0, CLASS_REACH_MAX},
-    {"linewidth_max", NUMBER_DOUBLE, offsetof(struct class_ranges, line_width_max), 0, CLASS_REACH_MAX},
-    {"seed", NUMBER_U64, offsetof(struct class_ranges, seed), 0, 0x1p64},
-};
-enum { KEY_COUNT = COUNT_OF(keys), SECTIONS_MAX = 64, SECTION_LENGTH_MAX = 64 };
-
-/* The state of reading an INI file. */
-struct ini_reading {
-    FILE *stream;
-    const char *preset;
-    int line; /* latest line read; after an error, the faulty line */
-    enum status status;
-    char sections[SECTIONS_MAX][SECTION_LENGTH_MAX]; /* seen so far, for suggestions */
-    size_t section_count;
-    bool found, seen[KEY_COUNT];
-    struct class_ranges ranges;
-};
-
-/* The fgets() that inih calls. Counts lines, because inih does not pass line numbers to handlers. After the
- * first error it reports the end of the file, so that inih stops. */
-static char *read_ini_line(char *text, int size, void *context)
-{
-    struct ini_reading *reading = context;
-    if (reading->status != STATUS_OK || !fgets(text, size, reading->stream))
-        return NULL;
-    reading->line++;
-    if (strchr(text, '\n') || feof(reading->stream))
-        return text;
-    reading->status =
-        status_set(STATUS_USAGE, "the line is not text, or longer than %d characters", size - 2);
-    return NULL;
-}
-
-static enum status read_key(struct ini_reading *reading, const char *name, const char *value)
-{
-    const char *names[KEY_COUNT];
-    for (size_t i = 0; i < KEY_COUNT; i++) {
-        names[i] = keys[i].name;
-        if (strcmp(name, names[i]) != 0)
-            continue;
-        if (reading->seen[i])
-            return status_set(STATUS_USAGE, "key '%s' is given twice: remove one", name);
-        reading->seen[i] = true;
-        return number_parse(&keys[i], value, &reading->ranges);
-    }
-    const char *nearest = nearest_word(name, names, KEY_COUNT);
-    return status_set(STATUS_USAGE, "unknown key '%s'%s%s%s", name, nearest ? ": did you mean '" : "",
-                      nearest ? nearest : "", nearest ? "'?" : "");
-}
-
-/* The handler that inih calls for each key; returns nonzero on success. Records the name of every section,
- * but reads only the keys of the preset's section. */
-static int handle_key(void *context, const char *section, const char *name, const char *value)
-{
-    struct ini_reading *reading = context;
-    size_t last = reading->section_count;
-    if (last < SECTIONS_MAX && (last == 0 || strcmp(reading->sections[last - 1], section) != 0))
-        snprintf(reading->sections[reading->section_count++], SECTION_LENGTH_MAX, "%s", section);
-    if (!*section)
-        reading->status = status_set(STATUS_USAGE, "key '%s' appears before any [section]", name);
-    else if (strcmp(section, reading->preset) == 0) {
-        reading->found = true;
-        reading->status = read_key(reading, name, value);
-    }
-    return reading->status == STATUS_OK;
-}
-
-static enum status unknown_section(const struct ini_reading *reading)
-{
-    const char *names[SECTIONS_MAX];
-    char list[1024] = " none";
-    size_t length = 0;
-    for (size_t i = 0; i < reading->section_count; i++) {
-        names[i] = reading->sections[i];
-        if (length < sizeof list)
-            length += (size_t)snprintf(list + length, sizeof list - length, " [%s]", names[i]);
-    }
-    const char *nearest = nearest_word(reading->preset, names, reading->section_count);
-    if (nearest)
-        return status_set(STATUS_USAGE, "no section [%s]: did you mean [%s]?", reading->preset, nearest);
-    return status_set(STATUS_USAGE, "no section [%s]; sections in the file:%s", reading->preset, list);
-}
-
-static enum status check_order(const char *lower, double minimum, const char *upper, double maximum)
-{
-    if (minimum <= maximum)
-        return STATUS_OK;
-    return status_set(STATUS_USAGE, "%s %.9g exceeds %s %.9g", lower, minimum, upper, maximum);
-}
-
-/* Checks that the section is complete and consistent, and computes the maxima that have no key. */
-static enum status complete_ranges(struct ini_reading *reading)
-{
-    struct class_ranges *ranges = &reading->ranges;
-    for (size_t i = 0; i < KEY_COUNT; i++)
-        if (!reading->seen[i])
-            return status_set(STATUS_USAGE, "key '%s' is missing", keys[i].name);
-    TRY(check_order("nvertex_min", ranges->vertices_min, "nvertex_max", ranges->vertices_max));
-    TRY(check_order("norbits_min", ranges->orbits_min, "norbits_max", ranges->orbits_max));
-    TRY(check_order("freq_min", ranges->freq_min, "freq_max", ranges->freq_max));
-    ranges->noise_max = ranges->noise_min + NOISE_SPAN;
-    ranges->radius_max = ranges->radius_min + RADIUS_SPAN;
-    struct atom_class largest = {.vertices = ranges->vertices_max,
-                                 .orbits = ranges->orbits_max,
-                                 .oval_x = (float)ranges->oval_max,
-                                 .oval_y = (float)ranges->oval_max,
-                                 .noise = (float)ranges->noise_max,
-                                 .radius = ranges->radius_max,
-                                 .line_width = (float)ranges->line_width_max};
-    enum status status = check_limits(&largest);
-    return status == STATUS_OK ? status : status_prefix(status, "the largest class");
-}
-
-static enum status read_ranges(struct ini_reading *reading, const char *source)
-{
-    int faulty = ini_parse_stream(read_ini_line, reading, handle_key, reading);
-    if (ferror(reading->stream))
-        return status_set(STATUS_USAGE, "cannot read '%s': %s", source, strerror(errno));
-    if (faulty < 0)
-        return status_set(STATUS_FAILED, "%s: out of memory", source);
-    /* inih continues after a line that it cannot parse, so that line may precede the handler's error. */
-    if (faulty > 0 && (reading->status == STATUS_OK || faulty < reading->line))
-        return status_set(STATUS_USAGE, "%s:%d: neither a [section] nor key = value", source, faulty);
-    if (reading->status != STATUS_OK)
-        return status_prefix(reading->status, "%s:%d", source, reading->line);
-    if (!reading->found)
-        return status_prefix(unknown_section(reading), "%s", source);
-    enum status status = complete_ranges(reading);
-    return status == STATUS_OK ? status : status_prefix(status, "%s: section [%s]", source, reading->preset);
-}
-
-enum status class_ranges_read(const char *path, const char *preset, struct class_ranges *ranges)
-{
-    const char *source = path ? path : "the built-in classes.cfg";
-    struct ini_reading reading = {.preset = preset};
-    reading.stream = path ? fopen(path, "r") : fmemopen((void *)classes_cfg, strlen(classes_cfg), "r");
-    if (!reading.stream)
-        return status_set(STATUS_USAGE, "cannot open '%s': %s", source, strerror(errno));
-    enum status status = read_ranges(&reading, source);
-    fclose(reading.stream);
-    if (status == STATUS_OK)
-        *ranges = reading.ranges;
-    return status;
-}
-
-#else
-
-enum status class_ranges_read(const char *path, const char *preset, struct class_ranges *ranges)
-{
-    (void)path, (void)preset, (void)ranges;
-    return status_set(STATUS_UNAVAILABLE,
-                      "this build cannot read class ranges: install inih (libinih-dev) and "
-                      "build again, or give the classes as a CSV list");
-}
-
-#endif
-
-/* ---- Lists of classes as CSV ---- */
-
-/* Splits `line` in place at commas and strips quotes. Returns the number of fields and stores the first
- * `limit` of them. */
-static size_t split_fields(char *line, char *fields[], size_t limit)
-{
-    size_t count = 0;
-    for (char *rest = line, *field; (field = strsep(&rest, ",")); count++) {
-        size_t length = strlen(field);
-        if (length >= 2 && field[0] == '"' && field[length - 1] == '"') {
-            field[length - 1] = '\0';
-            field++;
-        }
-        if (count < limit)
-            fields[count] = field;
-    }
-    return count;
-}
-
-static enum status check_header(char *line)
-{
-    char *fields[COLUMN_COUNT];
-    size_t count = split_fields(line, fields, COLUMN_COUNT);
-    for (size_t i = 0; i < COLUMN_COUNT && i < count; i++)
-        if (strcmp(fields[i], columns[i].name) != 0)
-            return status_set(STATUS_USAGE, "column %zu of the header is '%s': it must be '%s'", i + 1,
-                              fields[i], columns[i].name);
-    if (count < COLUMN_COUNT)
-        return status_set(STATUS_USAGE, "the header lacks column %zu, '%s'", count + 1, columns[count].name);
-    if (count > COLUMN_COUNT)
-        return status_set(STATUS_USAGE, "the header has %zu columns: '%s' must be the last", count,
-                          columns[COLUMN_COUNT - 1].name);
-    return STATUS_OK;
-}
-
-static enum status read_class(char *line, struct atom_class *class_)
-{
-    char *fields[COLUMN_COUNT];
-    size_t count = split_fields(line, fields, COLUMN_COUNT);
-    if (count < COLUMN_COUNT)
-        return status_set(STATUS_USAGE, "%zu values, not %d: %s is missing", count, COLUMN_COUNT,
-                          columns[count].name);
-    if (count > COLUMN_COUNT)
-        return status_set(STATUS_USAGE, "%zu values, not %d: nothing may follow %s", count, COLUMN_COUNT,
-                          columns[COLUMN_COUNT - 1].name);
-    for (size_t i = 0; i < COLUMN_COUNT; i++)
-        TRY(number_parse(&columns[i], fields[i], class_));
-    return class_check(class_);
-}
-
-struct class_list {
-    struct atom_class *classes;
-    size_t count, capacity;
-};
-
-static enum status list_add(struct class_list *list, const struct atom_class *class_)
-{
-    if (list->count == list->capacity) {
-        size_t capacity = list->capacity ? 2 * list->capacity : 64;
-        struct atom_class *larger = realloc(list->classes, capacity * sizeof *larger);
-        if (!larger)
-            return status_set(STATUS_FAILED, "out of memory for %zu classes", capacity);
-        list->classes = larger;
-        list->capacity = capacity;
-    }
-    list->classes[list->count++] = *class_;
-    return STATUS_OK;
-}
-
-/* Reads one line and strips "\n" or "\r\n". `*length` is -1 at the end of the file. */
-static enum status read_line(FILE *stream, char **line, size_t *capacity, ssize_t *length)
-{
-    *length = getline(line, capacity, stream);
-    if (*length < 0)
-        return feof(stream) && !ferror(stream) ? STATUS_OK : status_set(STATUS_USAGE, "%s", strerror(errno));
-    if (strlen(*line) != (size_t)*length)
-        return status_set(STATUS_USAGE, "not a text file: it contains a zero byte");
-    if (*length > 0 && (*line)[*length - 1] == '\n')
-        (*line)[--*length] = '\0';
-    if (*length > 0 && (*line)[*length - 1] == '\r')
-        (*line)[--*length] = '\0';
-    return STATUS_OK;
-}
-
-/* Class number n in the file, from 0, is on line n + 2, because blank lines are allowed only at the end. */
-static enum status read_list(FILE *stream, char **line, struct class_list *list, size_t *number)
-{
-    size_t capacity = 0, blank = 0;
-    for (*number = 1;; ++*number) {
-        ssize_t length;
-        struct atom_class class_;
-        TRY(read_line(stream, line, &capacity, &length));
-        if (length < 0)
-            break;
-        if (length == 0 && *number > 1) {
-            blank = blank ? blank : *number;
-            continue;
-        }
-        if (blank)
-            return status_set(STATUS_USAGE, "line %zu above is blank: remove it", blank);
-        if (*number == 1) {
-            TRY(check_header(*line));
-            continue;
-        }
-        TRY(read_class(*line, &class_));
-        TRY(list_add(list, &class_));
-    }
-    if (list->count == 0)
-        return status_set(STATUS_USAGE, "%s", *number == 1 ? "the file is empty" : "the file has no classes");
-    return STATUS_OK;
-}
-
-struct numbered_id {
-    uint32_t id;
-    size_t line;
-};
-
-static int compare_ids(const void *a, const void *b)
-{
-    const struct numbered_id *left = a, *right = b;
-    if (left->id != right->id)
-        return left->id < right->id ? -1 : 1;
-    return (left->line > right->line) - (left->line < right->line);
-}
-
-static enum status check_unique(const struct class_list *list, size_t *number)
-{
-    struct numbered_id *ids = malloc(list->count * sizeof *ids);
-    if (!ids)
-        return status_set(STATUS_FAILED, "out of memory for %zu classes", list->count);
-    for (size_t i = 0; i < list->count; i++)
-        ids[i] = (struct numbered_id){list->classes[i].id, i + 2};
-    qsort(ids, list->count, sizeof *ids, compare_ids);
-    enum status status = STATUS_OK;
-    for (size_t i = 1; i < list->count && status == STATUS_OK; i++) {
-        if (ids[i].id != ids[i - 1].id)
-            continue;
-        *number = ids[i].line;
-        status =
-            status_set(STATUS_USAGE, "class %u is already on line %zu", (unsigned)ids[i].id, ids[i - 1].line);
-    }
-    free(ids);
-    return status;
-}
-
-enum status class_read_csv(const char *path, struct atom_class **classes, size_t *count)
-{
-    FILE *stream = fopen(path, "r");
-    if (!stream)
-        return status_set(STATUS_USAGE, "cannot open '%s': %s", path, strerror(errno));
-    struct class_list list = {0};
-    char *line = NULL;
-    size_t number;
-    enum status status = read_list(stream, &line, &list, &number);
-    if (status == STATUS_OK)
-        status = check_unique(&list, &number);
-    free(line);
-    fclose(stream);
-    if (status != STATUS_OK) {
-        free(list.classes);
-        return status_prefix(status, "%s:%zu", path, number);
-    }
-    *classes = list.classes;
-    *count = list.count;
-    return STATUS_OK;
-}
-
-static void write_real(FILE *stream, float value)
-{
-    char text[32];
-    for (int digits = 1; digits <= FLT_DECIMAL_DIG; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, (double)value);
-        if ((float)strtod(text, NULL) == value)
-            break;
-    }
-    fputs(text, stream);
-}
-
-static void write_header(FILE *stream)
-{
-    for (size_t i = 0; i < COLUMN_COUNT; i++)
-        fprintf(stream, "%s%s", i ? "," : "", columns[i].name);
-    fputc('\n', stream);
-}
-
-enum status class_check_csv(const char *path)
-{
-    char header[256] = "";
-    FILE *stream = fmemopen(header, sizeof header, "w");
-    if (!stream)
-        return status_set(STATUS_FAILED, "%s: out of memory", path);
-    write_header(stream);
-    fclose(stream);
-    return file_check_kind(path, &(struct file_kind){"list of classes", 0, header, strlen(header)});
-}
-
-static void write_list(FILE *stream, const struct atom_class *classes, size_t count)
-{
-    write_header(stream);
-    for (size_t c = 0; c < count; c++) {
-        for (size_t i = 0; i < COLUMN_COUNT; i++) {
-            double value = column_value(&columns[i], &classes[c]);
-            if (i)
-                fputc(',', stream);
-            if (columns[i].kind == NUMBER_FLOAT)
-                write_real(stream, (float)value);
-            else
-                fprintf(stream, "%.0f", value);
-        }
-        fputc('\n', stream);
-    }
-}
-
-enum status class_write_csv(const char *path, const struct atom_class *classes, size_t count)
-{
-    char *text = NULL;
-    size_t length = 0;
-    FILE *stream = open_memstream(&text, &length);
-    if (!stream)
-        return status_set(STATUS_FAILED, "%s: out of memory for %zu classes", path, count);
-    write_list(stream, classes, count);
-    bool whole = !ferror(stream);
-    whole = fclose(stream) == 0 && whole;
-    enum status status = whole ? file_write_atomic(path, text, length)
-                               : status_set(STATUS_FAILED, "%s: out of memory for %zu classes", path, count);
-    free(text);
-    return status;
 }

@@ -1,12 +1,14 @@
 /* Class parameters: drawn from ranges, or read from CSV.
  *
  * A preset is a named set of ranges: a section of an INI file. The program contains one such file,
- * configs/classes.cfg. A drawn class is a pure function of (ranges, seed, class number), so class c does not
- * depend on the number of classes or processes. Parameters of classes can also be read from CSV and written
- * to CSV. */
+ * configs/classes.cfg. It also contains two presets that are lists of 1000 classes:
+ * configs/paper_1000.csv and configs/lowercompute_1000.csv. A drawn class is a pure function of (ranges,
+ * seed, class number), so class c does not depend on the number of classes or processes. Parameters of
+ * classes can also be read from CSV and written to CSV. */
 #ifndef FDSL_SYNTH_CLASS_H
 #define FDSL_SYNTH_CLASS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -31,6 +33,7 @@ struct class_ranges {
 #define CLASS_ORBITS_MAX   1048576u
 #define CLASS_FREQ_MAX     1048576u  /* frequencies above the number of vertices alias */
 #define CLASS_REACH_MAX    8388608.0 /* largest distance of a vertex from the centre in pixels: 2^23 */
+#define CLASS_COUNT_MAX    1048576u  /* classes in one input */
 
 FDSL_C_BEGIN
 
@@ -49,10 +52,19 @@ double class_reach(const struct atom_class *class_);
 /* Checks a class against the limits above. STATUS_USAGE names the class and the parameter. */
 enum status class_check(const struct atom_class *class_);
 
+/* Checks that no two classes have the same id. STATUS_USAGE names the id. */
+enum status class_check_unique(const struct atom_class *classes, size_t count);
+
 /* Reads a CSV list with the header class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width.
  * On success, `*classes` is an array of `*count` >= 1 classes, which the caller frees. They are within the
  * limits and have unique ids. STATUS_USAGE names the file, the line and, for a bad value, the column. */
 enum status class_read_csv(const char *path, struct atom_class **classes, size_t *count);
+
+/* Whether the preset is a built-in list of classes, and not a set of ranges. */
+bool class_preset_is_list(const char *preset);
+
+/* Like class_read_csv(), for a preset that is a built-in list. */
+enum status class_read_preset(const char *preset, struct atom_class **classes, size_t *count);
 
 /* Checks that class_write_csv() can write `path`, and that an existing file is empty or a list of classes.
  * STATUS_USAGE gives the reason and a remedy. */

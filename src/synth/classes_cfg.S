@@ -1,10 +1,16 @@
-/* Embeds configs/classes.cfg as a string, so that the presets have one source. The path is relative to the
+/* Embeds the presets of configs/ as strings, so that each has one source. The paths are relative to the
  * repository root, where the compiler runs. */
 	.section .rodata
-	.global classes_cfg
-	.type classes_cfg, @object
-classes_cfg:
-	.incbin "configs/classes.cfg"
+.macro embed name, file
+	.global \name
+	.hidden \name
+	.type \name, @object
+\name:
+	.incbin "\file"
 	.byte 0
-	.size classes_cfg, . - classes_cfg
+	.size \name, . - \name
+.endm
+	embed classes_cfg, "configs/classes.cfg"
+	embed paper_1000_csv, "configs/paper_1000.csv"
+	embed lowercompute_1000_csv, "configs/lowercompute_1000.csv"
 	.section .note.GNU-stack, "", @progbits

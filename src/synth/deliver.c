@@ -154,7 +154,7 @@ static enum status deliver_pictures(const struct synth *synth, const struct deli
                                     const char *name, const struct variant *variant, void *state)
 {
     size_t bytes = synth_output_bytes(synth);
-    TRY(env_check_memory(synth->batch * bytes, "writing pictures of the batch", "lower --batch or --res"));
+    TRY(memory_check(synth->batch * bytes, "writing pictures of the batch", "lower --batch or --res"));
     uint8_t *pixels = malloc(synth->batch * bytes);
     struct picture *pictures = calloc(synth->batch, sizeof *pictures);
     enum status status = STATUS_OK;

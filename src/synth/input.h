@@ -9,7 +9,7 @@
 
 #include "core/portable.h"
 #include "core/status.h"
-#include "machine/env.h"
+#include "machine/memory.h"
 #include "synth/atom.h"
 #include "synth/noise.h"
 #include "synth/output.h"
@@ -18,10 +18,13 @@
 
 struct generator;
 
-/* An explicit list of images for a run, at most one batch. */
-struct synth_list {
-    const uint64_t *numbers; /* image numbers, relative to synth->first */
+/* A call of a generator: the images to generate, at most one batch, and where to write them. */
+struct synth_call {
+    const uint64_t *numbers; /* image numbers, relative to synth->first; NULL: consecutive numbers */
+    uint64_t first;          /* the first of consecutive image numbers, relative to synth->first */
     uint64_t count;
+    uint8_t *images; /* synth_output_bytes() per image */
+    int64_t *labels;
 };
 
 /* The input, constant over all runs. Image j of run n has number g = first + n * stride + j. It is instance
@@ -35,9 +38,9 @@ struct synth {
     uint64_t position;          /* index of this rank's first image in the global batch */
     struct synth_output output; /* how a canvas becomes the output image */
 
-    /* If not NULL, a run ignores its run number and generates the images that the list contains when the run
+    /* If not NULL, a run ignores its run number and performs the call that this points to when the run
      * starts. Only `naive` and `omp` support this. */
-    const struct synth_list *list;
+    const struct synth_call *call;
 
     uint32_t class_count;
     struct atom_class *classes;
@@ -71,15 +74,35 @@ FDSL_HD struct synth_image synth_image_at(uint64_t first, uint64_t stride, uint3
 /* Returns the number of images in a run. */
 static inline uint64_t synth_run_count(const struct synth *synth)
 {
-    return synth->list ? synth->list->count : synth->batch;
+    return synth->call ? synth->call->count : synth->batch;
 }
 
 /* Returns the identity of image j of run number `run`, from the list if there is one. */
 static inline struct synth_image synth_run_image(const struct synth *synth, uint64_t run, uint64_t j)
 {
-    return synth->list ? synth_image_at(synth->first, 1, synth->class_count, synth->list->numbers[j], 0)
-                       : synth_image_at(synth->first, synth->stride, synth->class_count, run, j);
+    const struct synth_call *call = synth->call;
+    if (!call)
+        return synth_image_at(synth->first, synth->stride, synth->class_count, run, j);
+    return synth_image_at(synth->first, 1, synth->class_count,
+                          call->numbers ? call->numbers[j] : call->first + j, 0);
 }
+
+FDSL_C_BEGIN
+
+/* Sets synth->classes to `count` classes of a preset: drawn from the ranges of a section of `preset_file`, or
+ * of the built-in file if it is NULL, or the first classes of a built-in list. Free them with synth_free(),
+ * also after an error. STATUS_USAGE for an unknown preset, an invalid file or too many classes. */
+enum status synth_draw_classes(struct synth *synth, const char *preset_file, const char *preset,
+                               uint32_t count);
+
+/* Computes the tables of synth->classes, and the maxima over them. Free them with synth_free(), also after an
+ * error. STATUS_USAGE if the tables do not fit in memory. */
+enum status synth_fill_tables(struct synth *synth);
+
+/* Frees the classes and the tables; accepts a zeroed input. */
+void synth_free(struct synth *synth);
+
+FDSL_C_END
 
 /* Bytes of one canvas: one byte per pixel. */
 static inline size_t synth_image_bytes(const struct synth *synth)
@@ -154,12 +177,14 @@ static inline enum status synth_fetch_host(const struct synth *synth, const uint
     return STATUS_OK;
 }
 
-/* Checks that the output images of a batch fit in host memory. */
+/* Checks that the output images of a batch fit in host memory. Those of a call are in the caller's memory. */
 static inline enum status synth_check_batch_memory(const struct synth *synth)
 {
-    return env_check_memory(synth->batch * synth_output_bytes(synth), "the batch",
-                            synth->output.fit == OUTPUT_WHOLE ? "lower --batch or --res"
-                                                              : "lower --batch or --out-res");
+    if (synth->call)
+        return STATUS_OK;
+    return memory_check(synth->batch * synth_output_bytes(synth), "the batch",
+                        synth->output.fit == OUTPUT_WHOLE ? "lower --batch or --res"
+                                                          : "lower --batch or --out-res");
 }
 
 #endif

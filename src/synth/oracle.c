@@ -172,8 +172,8 @@ static enum status slots_make(const struct synth *synth, int count, struct slot 
     size_t noise_bytes = 2 * sizeof(float) * synth->segments_max;
     bool converted = !output_is_canvas(&synth->output);
     uint64_t slot_bytes = canvas_bytes + (converted ? 2 : 1) * output_bytes + noise_bytes;
-    TRY(env_check_memory((uint64_t)count * slot_bytes, "--verify",
-                         "lower --threads, --vertices, --orbits, --res or --out-res"));
+    TRY(memory_check((uint64_t)count * slot_bytes, "--verify",
+                     "lower --threads, --vertices, --orbits, --res or --out-res"));
     *slots = calloc((size_t)count, sizeof **slots);
     bool made = *slots != NULL;
     for (int i = 0; made && i < count; i++) {
@@ -227,7 +227,7 @@ static void noise_check_free(struct noise_check *check)
 static enum status noise_check_make(const struct synth *synth, struct noise_check *check)
 {
     uint64_t stream_bytes = synth->batch * 2 * synth->orbits_max * sizeof *check->streams;
-    TRY(env_check_memory(stream_bytes, "--verify", "lower --batch or --orbits"));
+    TRY(memory_check(stream_bytes, "--verify", "lower --batch or --orbits"));
     check->fetched = malloc(sizeof(float) * NOISE_IMAGES * NOISE_SAMPLES);
     check->expected = malloc(sizeof(float) * NOISE_IMAGES * NOISE_SAMPLES);
     check->streams = malloc(stream_bytes);

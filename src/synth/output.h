@@ -24,6 +24,11 @@
 #define OUTPUT_RES_MAX      16384u /* pixels per side, of the output and the canvas */
 #define OUTPUT_CHANNELS_MAX 3
 
+/* Bounds on means and standard deviations that keep every value finite in float32. */
+#define OUTPUT_MEAN_MAX      1e6
+#define OUTPUT_DEVIATION_MIN 1e-6
+#define OUTPUT_DEVIATION_MAX 1e6
+
 enum output_layout {
     OUTPUT_NCHW, /* one plane per channel */
     OUTPUT_NHWC  /* the channels of a pixel are adjacent */

@@ -114,7 +114,11 @@ static enum status synth_source_make(void *state, uint64_t first, uint64_t count
 static enum status synth_source_generate(void *state, const struct generator_request *request,
                                          struct generator **generator)
 {
-    return synth_generator_open(((struct maker *)state)->synth, request, generator);
+    const struct variant_entry *entry = variant_find(request->on_device ? "fused" : "omp");
+    if (!request->on_device && !entry->variant) /* built without OpenMP */
+        entry = variant_find("naive");
+    TRY(variant_available(entry, &request->resources));
+    return synth_generator_open(((struct maker *)state)->synth, entry->variant, request, generator);
 }
 
 static uint64_t synth_source_label(const void *state, uint64_t number)

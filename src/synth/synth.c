@@ -45,12 +45,13 @@ static const struct option_spec options[] = {
     {"instance", "N", OPTION_COUNT, AT(instance), "0", 0, 4611686018427387904.0, NULL, true,
      "number of the first image. With N classes, image g is instance g div N of class g mod N. --verify, "
      "--png, --sheet and --npy also begin with this image"},
-    {"classes", "N", OPTION_COUNT, AT(classes), "0", 0, 1 << 20, NULL, true,
+    {"classes", "N", OPTION_COUNT, AT(classes), "0", 0, CLASS_COUNT_MAX, NULL, true,
      "mixed batch of N classes drawn from --preset: image i has class i mod N; 0 means a single class, the "
      "benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), NULL, 0, 0, NULL, true,
-     "ranges that --classes draws from: uji, visualatom, lowercompute, or a section of --preset-file "
-     "(default: the name of --formula)"},
+     "classes of --classes: drawn from the ranges uji, visualatom, lowercompute or those of a section of "
+     "--preset-file, or the first classes of the list paper-1000 or lowercompute-1000 (default: the name of "
+     "--formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), NULL, 0, 0, NULL, true,
      "INI file with ranges, instead of the built-in configs/classes.cfg"},
     {"class", "FILE", OPTION_TEXT, AT(class_file), NULL, 0, 0, NULL, true,
@@ -185,11 +186,7 @@ static enum status check_alone(const struct parameters *parameters, const struct
         option);
 }
 
-/* Limits of --mean and --std that keep every value finite in float32. */
-#define MEAN_MAX      1e6
-#define DEVIATION_MIN 1e-6
-#define DEVIATION_MAX 1e6
-#define F16_INFINITE  65520.0 /* the smallest value that rounds to infinity in half precision */
+#define F16_INFINITE 65520.0 /* the smallest value that rounds to infinity in half precision */
 
 /* Warns about values of --mean and --std that are valid but probably mistakes. */
 static void warn_about_scale(const struct synth_output *output, const double *mean, const double *deviation)
@@ -224,8 +221,9 @@ static enum status get_output(struct parameters *parameters, struct synth *synth
                               .fit = whole ? OUTPUT_WHOLE : (enum output_fit)(parameters->fit + 1),
                               .res = (uint32_t)parameters->out_res,
                               .channels = channels};
-    TRY(output_parse_values("--mean", parameters->mean, channels, -MEAN_MAX, MEAN_MAX, mean));
-    TRY(output_parse_values("--std", parameters->std, channels, DEVIATION_MIN, DEVIATION_MAX, deviation));
+    TRY(output_parse_values("--mean", parameters->mean, channels, -OUTPUT_MEAN_MAX, OUTPUT_MEAN_MAX, mean));
+    TRY(output_parse_values("--std", parameters->std, channels, OUTPUT_DEVIATION_MIN, OUTPUT_DEVIATION_MAX,
+                            deviation));
     output_set_scale(&synth->output, synth->res, mean, deviation);
     warn_about_scale(&synth->output, mean, deviation);
     return STATUS_OK;
@@ -235,17 +233,8 @@ static enum status draw_classes(struct parameters *parameters, struct synth *syn
 {
     if (!parameters->preset)
         parameters->preset = formulas[parameters->formula];
-    struct class_ranges ranges;
-    TRY(class_ranges_read(parameters->preset_file, parameters->preset, &ranges));
-    synth->class_count = (uint32_t)parameters->classes;
-    synth->classes = calloc(synth->class_count, sizeof *synth->classes);
-    if (!synth->classes)
-        return status_set(STATUS_FAILED, "out of memory for %u classes; lower --classes", synth->class_count);
-    for (uint32_t c = 0; c < synth->class_count; c++) {
-        class_draw(&ranges, c, &synth->classes[c]);
-        TRY(class_check(&synth->classes[c]));
-    }
-    return STATUS_OK;
+    return synth_draw_classes(synth, parameters->preset_file, parameters->preset,
+                              (uint32_t)parameters->classes);
 }
 
 static enum status benchmark_class(const struct parameters *parameters, struct synth *synth)
@@ -278,43 +267,10 @@ static enum status get_classes(struct parameters *parameters, struct synth *synt
     return parameters->classes ? draw_classes(parameters, synth) : benchmark_class(parameters, synth);
 }
 
-/* Computes the directions and waves of every class once, because classes are constant over all runs. */
-static enum status fill_tables(struct synth *synth)
-{
-    synth->spoke_offset = calloc((size_t)synth->class_count + 1, sizeof *synth->spoke_offset);
-    if (!synth->spoke_offset)
-        return status_set(STATUS_FAILED, "out of memory for %u classes; lower --classes", synth->class_count);
-    for (uint32_t c = 0; c < synth->class_count; c++) {
-        const struct atom_class *class_ = &synth->classes[c];
-        uint64_t segments = (uint64_t)class_->vertices * class_->orbits;
-        synth->spoke_offset[c + 1] = synth->spoke_offset[c] + class_->vertices;
-        if (class_->vertices > synth->vertices_max)
-            synth->vertices_max = class_->vertices;
-        if (class_->orbits > synth->orbits_max)
-            synth->orbits_max = class_->orbits;
-        if (segments > synth->segments_max)
-            synth->segments_max = segments;
-    }
-    size_t stride = synth->spoke_offset[synth->class_count];
-    TRY(env_check_memory(3 * sizeof(float) * (uint64_t)stride, "the classes' tables", "lower --classes"));
-    synth->spoke_tables = malloc(3 * stride * sizeof *synth->spoke_tables);
-    if (!synth->spoke_tables)
-        return status_set(STATUS_FAILED, "out of memory for the tables of %u classes; lower --classes",
-                          synth->class_count);
-    for (uint32_t c = 0; c < synth->class_count; c++) {
-        float *first = synth->spoke_tables + synth->spoke_offset[c];
-        atom_spokes_fill(&synth->classes[c], first, first + stride, first + 2 * stride);
-    }
-    noise_gradients(synth->formula, synth->gradients);
-    return STATUS_OK;
-}
-
 static void synth_close(void *input)
 {
     struct synth_job *job = input;
-    free(job->synth.classes);
-    free(job->synth.spoke_offset);
-    free(job->synth.spoke_tables);
+    synth_free(&job->synth);
     free(job);
 }
 
@@ -367,7 +323,7 @@ static enum status fill_job(const struct options *given, const struct partition 
     synth->res = (uint32_t)parameters->res;
     synth->seed = parameters->seed;
     TRY(get_classes(parameters, synth));
-    TRY(fill_tables(synth));
+    TRY(synth_fill_tables(synth));
     TRY(deliver_check(given, &parameters->files));
     TRY(get_output(parameters, synth)); /* after the other checks, because it may warn */
     return compute_learns(&parameters->compute) ? fill_task(parameters, synth) : STATUS_OK;

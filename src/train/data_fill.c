@@ -9,7 +9,7 @@
 #include "core/timer.h"
 #include "data/image.h"
 #include "data/label.h"
-#include "machine/env.h"
+#include "machine/memory.h"
 
 #define CHUNK       256                   /* at most this many samples are requested at a time, ... */
 #define CHUNK_BYTES (UINT64_C(256) << 20) /* ... and at most this many bytes, unless one sample is larger */
@@ -101,7 +101,7 @@ enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char 
     char what[96], remedy[64];
     snprintf(what, sizeof what, "%" PRIu64 " samples of %zu bytes", samples, sample_bytes);
     snprintf(remedy, sizeof remedy, "lower %s", option);
-    return env_check_memory(samples * sample_bytes, what, remedy);
+    return memory_check(samples * sample_bytes, what, remedy);
 }
 
 /* Makes room for at least one more sample. If the number of samples is `known`, allocates all at once. */

@@ -35,7 +35,8 @@ enum status feed_step(struct feed *feed, uint32_t epoch, const uint32_t *numbers
     double begin_s = timer_now_s();
     for (uint32_t j = 0; j < count; j++)
         feed->numbers[j] = data_number(feed->train->data->fresh, epoch, numbers[j]);
-    enum status status = generator_make(feed->generator, feed->numbers, count, feed->samples, NULL);
+    const struct generator_numbers listed = {.list = feed->numbers};
+    enum status status = generator_make(feed->generator, &listed, count, feed->samples, NULL, NULL);
     feed->generate_s += timer_now_s() - begin_s;
     return status;
 }

@@ -166,7 +166,8 @@ static uint64_t count_off(const struct train *train, double bound, const float *
     double largest = 0;
     uint64_t off = 0;
     for (size_t i = 0; i < train->batch * classes; i++)
-        largest = fmax(largest, fabs(exact[i]));
+        if (fabs(exact[i]) > largest) /* not fmax(): gcc 12 for aarch64 fails to compile it here */
+            largest = fabs(exact[i]);
     for (size_t i = 0; i < train->batch; i++) {
         bool wrong = false;
         for (size_t k = i * classes; k < (i + 1) * classes; k++)

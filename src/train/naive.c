@@ -8,7 +8,7 @@
 
 #include "core/phase.h"
 #include "core/timer.h"
-#include "machine/env.h"
+#include "machine/memory.h"
 #include "train/engine.h"
 #include "train/feed.h"
 #include "train/published.h"
@@ -202,7 +202,7 @@ static enum status naive_open(const struct train *train, const struct resources 
     /* calloc() may succeed even if memory is short (overcommit), so compare the total with the available
      * memory. */
     bool allocated = allocate(naive);
-    TRY(env_check_memory(naive->bytes, "naive: the network and its batch", "lower --batch"));
+    TRY(memory_check(naive->bytes, "naive: the network and its batch", "lower --batch"));
     return allocated ? feed_open(train, resources, &naive->feed)
                      : status_set(STATUS_FAILED, "naive: out of memory for %.1f GB; lower --batch",
                                   1e-9 * (double)naive->bytes);

@@ -1,0 +1,121 @@
+#include "machine/device_memory.h"
+
+#include "common/check.cuh"
+
+int device_current(void)
+{
+    int device = -1;
+    if (cudaGetDevice(&device) == cudaSuccess)
+        return device;
+    (void)cudaGetLastError();
+    return -1;
+}
+
+void device_restore(int device)
+{
+    if (device >= 0 && device != device_current())
+        (void)cudaSetDevice(device);
+}
+
+/* Does not initialise CUDA again if the device is current already. */
+static enum status use(int device)
+{
+    if (device != device_current())
+        CUDA_TRY(cudaSetDevice(device));
+    return STATUS_OK;
+}
+
+enum status device_alloc(int device, size_t bytes, void **memory)
+{
+    TRY(use(device));
+    cudaError_t error = cudaMalloc(memory, bytes);
+    if (error != cudaErrorMemoryAllocation)
+        return cuda_status(error, "cudaMalloc", __FILE__, __LINE__);
+    (void)cudaGetLastError();
+    return status_set(STATUS_FAILED, "CUDA device %d has not enough free memory for %.2f GB", device,
+                      1e-9 * (double)bytes);
+}
+
+void device_free(int device, void *memory)
+{
+    if (use(device) == STATUS_OK)
+        (void)cudaFree(memory);
+}
+
+enum status device_copy(int device, void *to, const void *from, size_t bytes, void *stream)
+{
+    TRY(use(device));
+    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
+    CUDA_TRY(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
+    return STATUS_OK;
+}
+
+enum status device_wait(int device, void *stream)
+{
+    TRY(use(device));
+    CUDA_TRY(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
+    return STATUS_OK;
+}
+
+static enum status check_capture(cudaStream_t stream, bool *captured)
+{
+    cudaStreamCaptureStatus state;
+    CUDA_TRY(cudaStreamIsCapturing(stream, &state));
+    *captured = *captured || state != cudaStreamCaptureStatusNone;
+    return STATUS_OK;
+}
+
+/* The event is destroyed before it has occurred, which CUDA allows: it is released afterwards. */
+enum status device_order(int device, void *before, void *after)
+{
+    const cudaStream_t first = static_cast<cudaStream_t>(before), second = static_cast<cudaStream_t>(after);
+    bool captured = false;
+    cudaEvent_t event;
+    TRY(use(device));
+    TRY(check_capture(first, &captured));
+    TRY(check_capture(second, &captured));
+    if (captured || first == second)
+        return STATUS_OK;
+    CUDA_TRY(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    cudaError_t error = cudaEventRecord(event, first);
+    if (error == cudaSuccess)
+        error = cudaStreamWaitEvent(second, event, 0);
+    (void)cudaEventDestroy(event);
+    return cuda_status(error, "ordering two streams", __FILE__, __LINE__);
+}
+
+static __global__ void add_kernel(uint64_t *word, uint64_t step)
+{
+    *word += step;
+}
+
+enum status device_add(int device, uint64_t *word, uint64_t step, void *stream)
+{
+    TRY(use(device));
+    add_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(word, step);
+    CUDA_TRY_LAUNCH("add_kernel");
+    return STATUS_OK;
+}
+
+/* Where the device can use all memory of the host, nothing can be told from a pointer that CUDA does not
+ * know. */
+static bool uses_all_memory(int device)
+{
+    int pageable = 0;
+    (void)cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device);
+    return pageable != 0;
+}
+
+enum status device_check_pointer(int device, const char *name, const void *pointer)
+{
+    cudaPointerAttributes attributes;
+    CUDA_TRY(cudaPointerGetAttributes(&attributes, pointer));
+    if (attributes.type == cudaMemoryTypeDevice && attributes.device != device)
+        return status_set(STATUS_USAGE, "%s: memory of CUDA device %d, but the generator uses device %d",
+                          name, attributes.device, device);
+    if (attributes.type == cudaMemoryTypeUnregistered && !uses_all_memory(device))
+        return status_set(STATUS_USAGE,
+                          "%s: host memory, which CUDA device %d cannot use; give device memory", name,
+                          device);
+    return STATUS_OK;
+}

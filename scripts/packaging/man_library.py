@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Writes the man page fdsl.3 from the comments and declarations of src/lib/fdsl.h.
+
+  scripts/packaging/man_library.py VERSION > fdsl.3
+"""
+import os
+import re
+import sys
+
+HEADER = os.path.join(os.path.dirname(os.path.abspath(__file__)), '../../src/lib/fdsl.h')
+
+
+def escape(text):
+    text = text.replace('\\', '\\e').replace('-', '\\-')
+    return re.sub(r"^([.'])", r'\\&\1', text, flags=re.M)
+
+
+def comment_text(comment):
+    """The text between /* and */, without the leading stars."""
+    return re.sub(r'^ \* ?', '', comment.strip()[2:-2].strip(), flags=re.M)
+
+
+def paragraphs(text):
+    """man(7) paragraphs of a comment; indented blocks stay as they are."""
+    lines = []
+    for block in re.split(r'\n\s*\n', text):
+        if block.startswith('    '):
+            lines += ['.PP', '.nf', escape(re.sub(r'^    ', '', block, flags=re.M)), '.fi']
+        else:
+            lines += ['.PP', escape(' '.join(block.split()))]
+    return lines
+
+
+def split(source):
+    """The parts of the header: [(comment, declaration)]."""
+    parts = []
+    for match in re.finditer(r'(/\*(?:[^*]|\*(?!/))*\*/)\n((?:FDSL_API|struct|enum)[^{;]*(?:\{[^}]*\})?;)', source):
+        parts.append((comment_text(match.group(1)), match.group(2).replace('FDSL_API ', '')))
+    return parts
+
+
+def main():
+    if len(sys.argv) != 2 or sys.argv[1] in ('-h', '--help'):
+        raise SystemExit(__doc__.strip())
+    with open(HEADER) as file:
+        source = file.read()
+    title = comment_text(source[:source.index('*/') + 2])
+    name, _, description = title.partition('\n')
+    page = [f'.TH FDSL 3 "" "fdsl {sys.argv[1]}" "Library functions"', '.SH NAME',
+            escape(name.replace('libfdsl: ', 'fdsl - ', 1).rstrip('.')), '.SH SYNOPSIS', '.nf', '#include <fdsl.h>', '',
+            '\\&cc ... \\-lfdsl', '.fi', '.SH DESCRIPTION', *paragraphs(description.strip('\n'))]
+    for heading, kinds in (('TYPES', ('struct', 'enum')), ('FUNCTIONS', ())):
+        page.append(f'.SH {heading}')
+        for text, declaration in split(source):
+            is_type = '{' in declaration
+            if is_type == bool(kinds):
+                page += ['.PP', '.nf', '.B', escape(declaration) if is_type else '.B ' + escape(' '.join(declaration.split())), '.fi',
+                         *paragraphs(text)]
+    page += ['.SH SEE ALSO', '.BR fdsl-bench (1)']
+    print('\n'.join(page))
+
+
+main()

@@ -1,0 +1,44 @@
+/* Memory and streams of CUDA devices, for libfdsl, whose callers need no CUDA of their own. C, no CUDA
+ * header: cuda/common/device_memory.cu implements it, or device_none.c in builds without CUDA, where all
+ * functions return STATUS_UNAVAILABLE.
+ *
+ * A stream is a cudaStream_t. Functions set the current device. */
+#ifndef FDSL_MACHINE_DEVICE_MEMORY_H
+#define FDSL_MACHINE_DEVICE_MEMORY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+
+FDSL_C_BEGIN
+
+/* Returns the current device of this thread; -1 without CUDA. */
+int device_current(void);
+
+/* Makes `device` current; ignores -1 and errors. */
+void device_restore(int device);
+
+/* Allocates device memory; the caller frees it with device_free(). */
+enum status device_alloc(int device, size_t bytes, void **memory);
+void device_free(int device, void *memory);
+
+/* Copies between device memory and host memory, after the work on `stream`, and waits for the copy. */
+enum status device_copy(int device, void *to, const void *from, size_t bytes, void *stream);
+
+/* Waits for the work on `stream`. */
+enum status device_wait(int device, void *stream);
+
+/* Makes later work on `after` wait for the work on `before`, unless one of them is being captured. */
+enum status device_order(int device, void *before, void *after);
+
+/* Enqueues *word += step. */
+enum status device_add(int device, uint64_t *word, uint64_t step, void *stream);
+
+/* Checks that kernels on `device` can use `pointer`. STATUS_USAGE begins with `name`. */
+enum status device_check_pointer(int device, const char *name, const void *pointer);
+
+FDSL_C_END
+
+#endif

@@ -1,0 +1,34 @@
+/* What the files of class.h share. */
+#ifndef FDSL_SYNTH_CLASS_PARTS_H
+#define FDSL_SYNTH_CLASS_PARTS_H
+
+#include "synth/class.h"
+
+/* A named number in a struct: a column of the CSV list, or a key of the INI file. */
+struct number {
+    const char *name;
+    enum { NUMBER_U32, NUMBER_U64, NUMBER_FLOAT, NUMBER_DOUBLE } kind;
+    size_t offset;
+    double minimum, maximum;
+};
+
+/* Parses `text` into the field of `values` that `number` describes. STATUS_USAGE names the number. */
+enum status number_parse(const struct number *number, const char *text, void *values);
+
+/* The parameters of a class with their limits, in the column order of a CSV list. */
+enum { CLASS_COLUMNS = 10 };
+extern const struct number class_columns[CLASS_COLUMNS];
+
+double class_column_value(const struct number *column, const struct atom_class *class_);
+
+/* Like class_check(), without the number of the class in the message. */
+enum status class_check_limits(const struct atom_class *class_);
+
+/* Presets that are lists of classes: CSV text. */
+struct class_list_preset {
+    const char *name, *csv;
+};
+enum { CLASS_LIST_PRESETS = 2 };
+extern const struct class_list_preset class_list_presets[CLASS_LIST_PRESETS];
+
+#endif
