@@ -194,8 +194,8 @@ report-parts:
 # Objects depend on the file `flags`, which changes only when the flags change.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
-	@printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' | \
-	  cmp -s - $@ || printf '%s\n' '$(CC) $(ALL_CFLAGS) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' > $@
+	@printf '%s\n' '$(CC) $(ALL_CFLAGS) $(SHARED) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' | \
+	  cmp -s - $@ || printf '%s\n' '$(CC) $(ALL_CFLAGS) $(SHARED) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' > $@
 
 # The file `revision` has the revision for rows (REVISION, or git's) and changes only when the revision changes.
 # A tree inside another repository has no revision.
