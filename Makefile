@@ -38,7 +38,7 @@ say      := $(if $(filter 1,$(V)),@:,@printf '  %-4s %s\n')
 Q        := $(if $(filter 1,$(V)),,@)
 .DEFAULT_GOAL := all
 
-# Goals that build nothing or that call make for the build
+# Goals that build nothing, or that call make again for the build
 APART := bench check check-slurm dist clean format lint plots report help
 
 # One job per core unless -j is given. nproc would obey OMP_NUM_THREADS, which is not meant for make.
@@ -64,8 +64,8 @@ NVCC      ?= $(firstword $(call program,nvcc) $(wildcard $(CUDA_HOME)/bin/nvcc))
 MPICC     ?= mpicc
 
 ifneq ($(filter-out $(APART),$(or $(MAKECMDGOALS),all)),)
-# scripts/setup/probe.sh writes found.mk. It is valid while FOUND_FOR is unchanged and no file or folder in FOUND_IN
-# is newer; installing a package changes at least one of them.
+# scripts/setup/probe.sh writes found.mk. This file is valid while FOUND_FOR is unchanged and no file or folder in
+# FOUND_IN is newer than it. Installing a package changes at least one file or folder in FOUND_IN.
 FOUND     := $(BUILD)/found.mk
 FOUND_FOR := $(strip $(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(foreach tool,$(CC) $(MPICC) $(NVCC),$(call program,$(tool))) \
                $(CPATH) $(C_INCLUDE_PATH) $(LIBRARY_PATH) $(file </proc/sys/kernel/hostname) $(wildcard /proc/driver/nvidia/gpus/*))
@@ -103,7 +103,7 @@ INIH    ?= $(found_INIH)
 HWLOC   ?= $(found_HWLOC)
 MPI     ?= $(found_MPI)
 ARCHIVE ?= $(found_ARCHIVE)
-# Only the headers are needed to build: the program opens these libraries at run time, if they are there.
+# NVTX and cuDNN need only their headers to build. The program finds these libraries at run time, if they are installed.
 NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
 NVTX    ?= $(if $(NVTX_INCLUDE),1)
 CUDNN   ?= $(if $(and $(filter 1,$(CUDA)),$(wildcard $(addsuffix /cudnn.h,$(CUDA_HOME)/include /usr/include /usr/include/*-linux-gnu))),1)
@@ -115,10 +115,10 @@ ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JANSSON),-ljans
             $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
             $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm $(CUDA_LIBS)
 
-# No -ffast-math and no contraction by the compiler, so that results are bit-identical everywhere.
+# No -ffast-math, and no fusing of multiply and add by the compiler, so that results are bit-identical everywhere.
 EXACT    := -ffp-contract=off
 WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla
-# The program and the library are made of the same objects. Hidden symbols cost no indirection.
+# The program and the library use the same object files. Hidden symbols avoid the indirect accesses of -fPIC.
 SHARED   := -fPIC -fvisibility=hidden
 ALL_CFLAGS = -std=gnu11 $(CFLAGS) $(EXACT) $(WARNINGS) $(if $(call on,OMP),-fopenmp,-Wno-unknown-pragmas) $(SAN_FLAGS)
 ifeq ($(SAN),1)
@@ -150,7 +150,7 @@ C_SOURCES := $(filter-out $(LIB_SOURCES),$(wildcard src/*.c src/*/*.c)) $(filter
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu cuda/*/*/*.cu)))
 CU_SOURCES := $(filter-out $(if $(call on,CUDNN),,cuda/train/cudnn.cu),$(CU_SOURCES))
-# Files that take longest come first, which shortens parallel builds.
+# Files that take longest to compile come first, which shortens parallel builds.
 LONG_SOURCES := $(addprefix cuda/,train/conv_input.cu train/conv_forward.cu train/conv_weights.cu load/unpack.cu \
                   load/gpu_resident.cu train/linear.cu $(patsubst cuda/%,%,$(wildcard cuda/synth/fused_paint_*.cu)) \
                   train/packed_conv.cu train/graph/forward.cu train/graph/conv_back.cu load/ring.cu load/delivery.cu)
@@ -158,7 +158,7 @@ CU_SOURCES := $(foreach source,$(LONG_SOURCES),$(filter $(source),$(CU_SOURCES))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c cuda/common/consumer_none.c)
 C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
 
-# Kernels that launch kernels need relocatable device code and an additional link step by nvcc.
+# CUDA kernels that launch kernels need relocatable device code and an additional link step by nvcc.
 RDC_SOURCES := $(filter cuda/synth/bat.cu cuda/synth/bat_reuse.cu cuda/synth/gbase_device.cu,$(CU_SOURCES))
 RDC_OBJECTS := $(RDC_SOURCES:%=$(BUILD)/%.o)
 
@@ -237,8 +237,8 @@ $(BUILD)/device_link.o: $(RDC_OBJECTS)
 
 # --- The library ---------------------------------------------------------------------------------------------
 
-# libfdsl.a is one object with the library's files and the objects that they use; only fdsl_* stays global.
-# libfdsl.so is linked from it. inih is linked in, because users of the library need not have it.
+# libfdsl.a is one object with the library's files and the objects that they use; only symbols fdsl_* stay global.
+# libfdsl.so is linked from the same object. inih is linked in, because users of the library need not have it.
 SONAME      := libfdsl.so.$(firstword $(subst ., ,$(VERSION)))
 LIB_OBJECTS := $(LIB_SOURCES:%=$(BUILD)/%.o) $(if $(call on,OMP),,$(patsubst %,$(BUILD)/%.o,$(wildcard cpu/synth/omp*.c)))
 LIB_INIH    := $(if $(call on,INIH),$(or $(filter /%,$(shell $(CC) -print-file-name=libinih.a)),-linih))
@@ -274,7 +274,7 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/objects.a $(BUILD)/flags
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) -O1 $(ALL_CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
 
-# The tests of the library use it as a program of a user does.
+# test_lib is linked with libfdsl.so, as a user's program is.
 $(BUILD)/tests/test_lib: $(BUILD)/lib/libfdsl.so
 $(BUILD)/tests/test_lib: private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
 
@@ -317,7 +317,7 @@ check-slurm:
 
 tests: $(TESTS) $(GPU_TESTS)
 
-# Builds one program with only the parsers, by clang with coverage and sanitizers.
+# Builds one program from the parsers only. clang compiles it with coverage and sanitizers.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
 FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/tar.c src/data/key.c src/data/npy.c src/data/idx.c src/data/cifar.c \
                 src/data/index.c src/data/dali.c src/data/wids.c src/data/png_image.c src/core/file.c \
@@ -345,7 +345,7 @@ report:
 	@scripts/setup/packages.sh plots
 	@scripts/figures/report.py
 
-# Files with @NAME@ in them
+# $(call fill,FILE,TARGET) replaces @NAME@ in scripts/packaging/FILE.in and installs the result.
 fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g; s|@LIBS_PRIVATE@|-lpthread -ldl -lm $(CUDA_LIBS)|g' \
          scripts/packaging/$(1).in > $(BUILD)/$(1) && install -D -m 644 $(BUILD)/$(1) "$(DESTDIR)$(2)"
 install: all lib
@@ -366,7 +366,7 @@ install: all lib
 	install -D -m 644 scripts/packaging/completion.bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/fdsl-bench"
 	install -D -m 644 LICENSE "$(DESTDIR)$(PREFIX)/share/doc/fdsl-bench/LICENSE"
 
-# Builds separately for all GPU architectures and archives the files of make install as one folder.
+# Builds for all GPU architectures in build/dist, and archives the files of make install as one folder.
 DIST := fdsl-bench-$(VERSION)-$(shell uname -m)
 dist:
 	@rm -rf build/dist/root

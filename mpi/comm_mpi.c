@@ -1,4 +1,4 @@
-/* comm.h over MPI. */
+/* Implements machine/comm.h with MPI. */
 #include "machine/comm.h"
 
 #include <limits.h>
@@ -22,12 +22,12 @@ static int rank, size = 1, local_rank, local_size = 1;
 static bool joined, broken; /* broken: an MPI call failed, so collective calls of the ranks may not match */
 static MPI_Comm machine = MPI_COMM_NULL;
 
-/* `collective` is the number of the latest collective call. On rank 0, `noted` has the latest number from the
- * notes of each rank; on other ranks it is NULL. */
+/* `collective` is the number of the latest collective call. Ranks that wait long send this number to rank 0
+ * in a note. On rank 0, noted[i] is the latest number from rank i. On other ranks `noted` is NULL. */
 static uint64_t collective, *noted;
 
-/* Converts an MPI error. Each rank prints its own failing call, because it may be unable to tell the other
- * ranks. */
+/* Converts an MPI error. Each rank prints its own failing call, because it may be unable to send the error
+ * to other ranks. */
 static enum status mpi_status(int error, const char *call)
 {
     char text[MPI_MAX_ERROR_STRING] = "";
@@ -61,7 +61,8 @@ static int take_notes(void)
     return error;
 }
 
-/* Writes the ranks that have not sent a note for this collective call: "rank 3", "ranks 3, 5 and 6 more". */
+/* Writes the ranks that have not sent a note for this collective call: "rank 3", "ranks 3, 5". Names
+ * at most eight, and counts the others ("and 6 more"). */
 static void name_missing(char *text, size_t bytes)
 {
     int missing = 0, shown = 0;
@@ -81,8 +82,8 @@ struct wait {
     bool noted;
 };
 
-/* Called repeatedly during a wait. Other ranks send their note to rank 0; rank 0 warns about missing ranks.
- * After the timeout, fails and marks the communication as broken. */
+/* Called repeatedly during a wait. Every other rank sends one note to rank 0, and rank 0 warns about missing
+ * ranks. After the timeout, fails and marks the communication as broken. */
 static enum status look_around(struct wait *wait)
 {
     char names[128] = "rank 0";

@@ -1,4 +1,4 @@
-/* comm.h for one rank, in builds without MPI. */
+/* Implements machine/comm.h for one rank, in builds without MPI. */
 #include "machine/comm.h"
 
 #include <string.h>

@@ -13,8 +13,8 @@ static const struct {
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", 1}, /* Open MPI */
     {"MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", 1},   /* MVAPICH */
     {"PMI_SIZE", "PMI_RANK", 1},                         /* MPICH, Intel MPI, srun --mpi=pmi2 */
-    /* srun; a single task may be an interactive shell. SLURM_NTASKS is not used, because a batch script has
-     * it but is one process. */
+    /* srun. With one task, the process may be an interactive shell. SLURM_NTASKS is not used, because a batch
+     * script has it but is one process. */
     {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", 2},
 };
 

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 
 struct launcher {
-    const char *variable; /* the variable with the number of ranks, else with this rank; NULL: none */
+    const char *variable; /* variable with the number of ranks, or (PMIx) with this rank; NULL: no launcher */
     long ranks;           /* 0: unknown */
     long rank;
 };

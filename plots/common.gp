@@ -1,4 +1,4 @@
-# Common to all figures: terminal, fonts, line styles, and positions of title, legend and caption. The script
+# Settings that all figures share: terminal, fonts, line styles, and positions of title, legend and caption. The script
 # of each figure loads this file first. scripts/figures/draw.py runs that script and defines
 #
 #   format, output            'png', 'svg' or 'pdf', and the file to write
@@ -34,9 +34,9 @@ y_at(px) = 1 - px / (1.0 * height)
 
 # --- Line styles: 10 * group + slot --------------------------------------------------------------------------------
 # The slot stands for the variant; it selects colour and point shape. The group stands for the device; it selects
-# dashes. Groups 1 to 4 are devices of rows, with filled points. The other groups have open points: 5 is published
-# points, 6 is the published code on an H200, and 8 is the published code on a device of rows. Colours are those of
-# Okabe and Ito. No two series of a figure have the same gray level and the same point shape.
+# dashes. Groups 1 to 4 are for devices with rows, and have filled points. The other groups have open points: 5 is for
+# published points, 6 for the published code on an H200, and 8 for the published code on a device with rows. Colours
+# are those of Okabe and Ito. No two series of a figure have the same gray level and the same point shape.
 # Styles 71 to 74 are for published training, with one point shape per model: gray if images are read, blue if they
 # are generated.
 array colour[9] = ['#000000', '#E69F00', '#D55E00', '#CC79A7', '#009E73', '#0072B2', '#56B4E9', '#7F7F7F', '#D4D4D4']

@@ -1,5 +1,5 @@
 # Groups of dots for times on a log y axis, where the length of a bar would be meaningless. A figure's script
-# loads this, then runs `plot @grouped_dots, ...`. Variables: y_name, groups, dots (number per group), dot_slot[],
+# loads this file, then runs `plot @grouped_dots, ...`. Variables: y_name, groups, dots (number per group), dot_slot[],
 # and the y axis of axes.gp. Blocks of data: one per dot of a group (x, median, low, high in µs, time, bold text),
 # then the groups (x, name, text).
 set xrange [0.45:groups + 0.55]

@@ -1,4 +1,4 @@
-# A quantity vs. a parameter, one line per series; the scripts of several figures load this. Variables: y_name,
+# A quantity vs. a parameter, one line per series; the scripts of several figures load this file. Variables: y_name,
 # series, series_style[], and those of axes.gp. If series_crossed[] exists, points of a series whose element is 1
 # have a cross. Blocks of data: one per series (x, median, low, high). Block ring_block has the points that get a
 # ring.

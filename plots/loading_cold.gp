@@ -1,6 +1,6 @@
-# Time per sample with a cold and a warm page cache, log y. Variables: those that dots.gp lists, with one group
-# per variant and device, and one dot per state of the page cache; and device_lines. The next device_lines blocks
-# have the lines of the devices' names (x, text).
+# Time per sample with a cold and a warm page cache, log y. Variables: device_lines, and those that dots.gp lists,
+# with one group per variant and device, and one dot per state of the page cache. After the blocks of dots.gp,
+# device_lines blocks have the lines of the devices' names (x, text).
 load 'plots/common.gp'
 y_name = 'time per sample'
 load 'plots/dots.gp'

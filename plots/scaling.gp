@@ -22,7 +22,7 @@ do for [p = 1:panels] {
     if (p == 1) {
         set ylabel 'images per second' offset character 0.5, 0
         set label 500 'efficiency' at screen x_at(begin - 12), y_at(row_y(0)) right font 'DejaVu Sans:Bold,9.5'
-    } else { # the scale of the first panel, without numbers
+    } else { # repeats the scale of the first panel, without numbers
         unset ylabel
         set ytics ()
         do for [i = 1:y_ticks] { set ytics add ('' y_tick_at[i] y_tick_text[i] eq '') }

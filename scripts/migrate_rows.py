@@ -15,8 +15,8 @@ Examples:
 
 Renamed columns get their new names. New columns are empty, or have the value that older programs implied. All other values,
 quotes and line ends stay unchanged, in the same order. Rows of --samples-out and --monitor are converted too. Files of the
-current schema are not changed. Files without rows of fdsl-bench are skipped with a note. A file is replaced atomically, under
-the lock that fdsl-bench takes to append, and keeps its mode.
+current schema are not changed. Files without rows of fdsl-bench are skipped with a note. The script
+takes the lock that fdsl-bench takes to append, and replaces the file atomically. The file keeps its mode.
 
 The meaning of a few columns has changed: roofline_share in rows without `bound`, digest in rows without `scaling`, and a spread
 of 0 (time_sd_s, time_cv) in rows of a single sample. Such values are left empty. The old file is then kept in the same folder,
@@ -97,7 +97,7 @@ ADDED_AFTER = {
     "monitor": {1: "gpu read_bytes_per_s write_bytes_per_s"},
 }
 
-# Values of missing columns that older programs implied: a constant (IMPLIED), or the value of another column.
+# Values that older programs implied for missing columns: a constant (IMPLIED), or the value of another column (SAME_AS).
 IMPLIED = {"synth": {"dtype": "u8", "channels": "1", "layout": "nchw"}, "train": {"feed": "stored"}}
 SAME_AS = {"synth": {"out_res": "res", "compute": "compute_ms"}, "load": {"compute": "compute_ms"}}
 
@@ -199,7 +199,7 @@ def examine(path, data):
 
 
 def new_columns(workload, header):
-    """Returns the current columns of a file: the columns of rows or, for files of --samples-out, of samples."""
+    """Returns the columns that a file has after the conversion. Files of --samples-out have fewer than files of rows."""
     columns = COLUMNS[workload]
     return columns[:columns.index("warmups")] + SAMPLE if "sample" in header else columns
 
@@ -208,7 +208,7 @@ def names_of(path, workload, version, header):
     """Returns the current name of each column of an older file. Refuses unknown, repeated and missing columns."""
     columns, schema = new_columns(workload, header), f"{workload}/{version}"
     names = [RENAMED[workload].get(name, name) for name in header]
-    if "sample" in header and "compute" not in names:  # in files of --samples-out, compute_ms is the option itself
+    if "sample" in header and "compute" not in names:  # in files of --samples-out, compute_ms has the value of --compute
         names = ["compute" if name == "compute_ms" else name for name in names]
     for old, name in zip(header, names):
         if name not in columns:
@@ -227,7 +227,7 @@ def names_of(path, workload, version, header):
 def outdated(names, cells):
     """Returns the columns of a row whose values have an older meaning."""
     found = [name for name, marker in CHANGED_WITH.items() if marker not in names and cells.get(name)]
-    if "settled" not in names and plain(cells.get("samples", "")) == "1":  # a single sample had a spread of 0
+    if "settled" not in names and plain(cells.get("samples", "")) == "1":  # older versions wrote a spread of 0 for a single sample
         found += [name for name in ("time_sd_s", "time_cv") if plain(cells[name]) == "0"]
     return found
 
@@ -314,7 +314,7 @@ def write_whole(path, data, status):
             file.write(data)
             try:
                 os.fchown(handle, status.st_uid, status.st_gid)
-            except OSError:  # only root may give files away
+            except OSError:  # only root may change the owner of a file
                 pass
             os.fchmod(handle, status.st_mode & 0o7777)
             file.flush()
@@ -368,7 +368,7 @@ def check(path, file):
 
 
 def replace(path, file, status, output):
-    """Writes the converted file to the folder `output`; without one, replaces the old file, which the caller has locked."""
+    """Writes the converted file to the folder `output`. If that is None, replaces the old file, which the caller has locked."""
     text, emptied = converted(path, file.table, file.workload, file.version)
     place, notes = path, ""
     if emptied:
@@ -385,7 +385,7 @@ def replace(path, file, status, output):
 
 
 def migrate(path, options):
-    """Converts a file. Returns whether it had an older schema."""
+    """Converts a file. Returns whether the file had an older schema."""
     path = os.path.realpath(path) if os.path.islink(path) else path
     if not os.path.isfile(path):
         raise Refused(f"{path}: {'not a regular file' if os.path.exists(path) else 'no such file'}; name CSV files")

@@ -12,7 +12,7 @@
 # Options for both jobs come from the environment: SBATCH_ACCOUNT, SBATCH_PARTITION, SBATCH_QOS, SBATCH_TIMELIMIT.
 # Without --redo, a table that is submitted again skips finished tasks. Logs are in results/sweep/NAME/log/.
 #
-# Exit status: 0 submitted or printed, 2 usage or an error in the table, 4 no sbatch, else that of sbatch.
+# Exit status: 0 submitted or printed, 2 usage or an error in the table, 4 no sbatch, else the exit status of sbatch.
 set -euo pipefail
 
 case ${1-} in
@@ -63,7 +63,7 @@ submit() { # arguments of sbatch
     fi
     local said status=0
     said=$(sbatch --parsable "$@" 2>&1) || status=$?
-    job=$(sed -nE 's/^([0-9]+)(;.*)?$/\1/p' <<<"$said") # ;cluster
+    job=$(sed -nE 's/^([0-9]+)(;.*)?$/\1/p' <<<"$said") # sbatch may append ;CLUSTER
     ((status)) || { sed -E '/^[0-9]+(;.*)?$/d' <<<"$said" >&2 && return; } # warnings
     case $said in
     *'configuration source'* | *'ontact slurm controller'*)
@@ -80,6 +80,6 @@ if [[ $dry ]]; then
     echo "mkdir -p ${log@Q}"
 fi
 submit "${array[@]}"
-[[ $dry ]] || echo "tasks:  job $job, $count of them; logs in $log/"
+[[ $dry ]] || echo "tasks:  job $job, $count tasks; logs in $log/"
 submit --dependency="afterok:$job" "${collect[@]}"
 [[ $dry ]] || echo "rows:   job $job, results/sweep_$name.csv; if a task fails, run scripts/sweep/run.sh $table --collect"

@@ -36,8 +36,8 @@ static enum status inform(struct settings *settings)
     return report_env((int)settings->device, settings->format);
 }
 
-/* Does what the options ask for. `read` is the status of reading them: all ranks join before any rank reports
- * a failure. */
+/* Performs the action that the options request. `read` is the status of parsing the options. A rank returns a
+ * failure only after all ranks have joined, except with a command after "--". */
 static enum status dispatch(struct settings *settings, enum status read, const struct config *config,
                             int *exit_status)
 {
@@ -49,9 +49,9 @@ static enum status dispatch(struct settings *settings, enum status read, const s
     return settings->prepare ? prepare_run(config, settings_has_option) : runner_run(settings);
 }
 
-/* Prints the error, or flushes stdout. Returns the status to exit with. Called before comm_close(), because
- * the launcher ends all ranks when the first one fails. A rank that has not joined waits first, so that rank
- * 0 can print: rank 0 may have the same error. */
+/* Prints the error, if there is one, and flushes stdout. Returns the exit status. Called before comm_close(),
+ * because the launcher ends all ranks when the first one fails. A rank that has not joined the others waits
+ * first: rank 0 may have the same error, and then prints it. */
 static enum status conclude(enum status status)
 {
     if (status != STATUS_OK && comm_size() == 1)
@@ -69,7 +69,7 @@ int main(int argc, char *argv[])
 {
     struct settings settings = {0};
     struct config config = {0};
-    signal(SIGXFSZ, SIG_IGN); /* write() at the file-size limit then fails instead of ending the program */
+    signal(SIGXFSZ, SIG_IGN); /* at the file-size limit, write() fails instead of ending the program */
     file_remove_on_signals();
     struct launcher launcher;
     if (launcher_find(&launcher))
@@ -81,7 +81,7 @@ int main(int argc, char *argv[])
         status = config_read(argc, argv, &config);
     if (status == STATUS_OK)
         status = settings_read(&settings, &config);
-    int exit_status = 0; /* of the command after "--"; 0 without one */
+    int exit_status = 0; /* exit status of the command after "--"; 0 without a command */
     status = dispatch(&settings, status, &config, &exit_status);
     bool joined = comm_size() > 1;
     status = conclude(status);

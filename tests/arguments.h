@@ -1,12 +1,12 @@
-/* Command lines of tests: the default options of a suite, then the options of one test, which override the
- * defaults. */
+/* Helpers for the command lines of tests. A line begins with the default options of a suite. The options of
+ * one test follow and override them. */
 #ifndef FDSL_TESTS_ARGUMENTS_H
 #define FDSL_TESTS_ARGUMENTS_H
 
 #include <string.h>
 
-/* Removes each option, with its value, that occurs again later in the `count` words, because the program
- * refuses an option that is given twice. Returns the number of remaining words. */
+/* Keeps only the last occurrence of each option and its value, because the program refuses an option that is
+ * given twice. `count` is the number of words. Returns how many words remain. */
 static inline size_t drop_repeated(char **words, size_t count)
 {
     for (size_t i = 0; i < count;) {

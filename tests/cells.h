@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The variants in this build, in the order of a run. */
+/* The variants on the CPU that generate images in this build, in the order in which the program runs them. */
 #ifdef _OPENMP
 #define VARIANTS      "naive,omp"
 #define VARIANT_COUNT 2
@@ -52,7 +52,8 @@ static inline const char *cell(const char *csv, size_t row, size_t column)
     return text;
 }
 
-/* Returns the text of a cell by row (1: the first after the header) and column name, as cell() does. */
+/* Returns the text of a CSV cell. Row 1 is the first after the header. The next call of value() or cell()
+ * overwrites the text. */
 static inline const char *value(const char *csv, size_t row, const char *column)
 {
     for (size_t c = 0; c < 200; c++)
@@ -62,7 +63,7 @@ static inline const char *value(const char *csv, size_t row, const char *column)
     return "";
 }
 
-/* Returns a cell as a number. */
+/* Returns the number in a CSV cell. Row 1 is the first after the header. */
 static inline double number(const char *csv, size_t row, const char *column)
 {
     char *end;

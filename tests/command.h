@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 
 static char out[1 << 18]; /* stdout and stderr */
-static int status;        /* 128 + the signal if a signal ended it */
+static int status;        /* of the latest command; 128 + the signal's number if a signal ended it */
 
 /* Runs a shell command in the current folder. Returns `status`. */
 static inline int shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -38,14 +38,15 @@ static inline bool says(const char *words)
     return strstr(out, words) != NULL;
 }
 
-/* Expects this exit status, and these words in the output, of the latest command. */
+/* Expects that the latest command exited with status `wanted` and printed `words`. */
 static inline void expect(int wanted, const char *words)
 {
     cr_expect(status == wanted, "exit %d, not %d: %s", status, wanted, out);
     cr_expect(says(words), "'%s' is not in: %s", words, out);
 }
 
-/* Expects this exit status, and a single line of output that contains these words. */
+/* Expects that the latest command exited with status `wanted` and printed a single line, which contains
+ * `words`. */
 static inline void expect_line(int wanted, const char *words)
 {
     expect(wanted, words);

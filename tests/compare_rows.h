@@ -6,7 +6,7 @@
 
 /* ---- Files of rows ---- */
 
-/* Values of these columns in each row that does not set them. Other columns that a row does not set are
+/* Default values of columns, for rows that do not set them. A column with neither a value nor a default is
  * empty. */
 #define DEFAULTS                                                                                          \
     "time_utc=2026-01-01T00:00:00Z;host=vm;revision=aaa;workload=synth;variant=naive;device=CPU;ranks=1;" \
@@ -44,7 +44,7 @@ static void write_row(FILE *file, const char *row)
     }
 }
 
-/* Writes a file of rows. Each further argument is one row, as "column=value;..."; NULL ends them. */
+/* Writes a file of rows. Each further argument is one row, as "column=value;..."; NULL ends the list. */
 static void put_rows(const char *path, ...)
 {
     FILE *file = fopen(path, "w");

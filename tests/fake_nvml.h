@@ -9,8 +9,9 @@
 
 /* Macros that vary the library: OLD omits functions that older drivers lack, BROKEN fails to initialize, BARE
  * has only the required functions, MUTE refuses all readings, BUSY computes for 2 ms per reading of the
- * utilisation, SLOW waits for 30 ms per reading of the utilisation, and UNSTEADY returns another SM clock at
- * every third reading. GENERATION is the generation of the GPU's PCIe link (5). The GPU draws 250 W. */
+ * utilisation, SLOW waits for 30 ms per reading of the utilisation, and UNSTEADY returns a different SM clock
+ * at every third reading. GENERATION is the generation of the GPU's PCIe link (default: 5). The GPU's power
+ * is 250 W. */
 static const char fake_nvml[] =
     "#include <stdio.h>\n"
     "#include <string.h>\n"

@@ -16,12 +16,13 @@
 #define REFERENCE "results/reference"
 
 #define FIGURES   "scripts/figures/draw.py --work $D/work --out $D/out --results $D/results "
-/* Writes the data only, and prints the gnuplot commands. */
+/* Writes the data of the figures and prints the gnuplot commands, but draws nothing. */
 #define SELECT FIGURES "--commands "
 #define REPORT "scripts/figures/report.py --work $D/work --out $D/report.html --results $D/results "
 
-/* Shell command that derives a row of omp from the fixture, with these ranks and threads per rank. The row
- * has 1000 images per second for any number of ranks. */
+/* Shell command that prints a row of the variant omp, derived from a row of the fixture. The parameters are
+ * the numbers of ranks and of threads per rank, the batch and the scaling. The rate is always 1000 images per
+ * second. */
 #define ON_CPU(ranks, threads, batch, scaling)                                               \
     "grep ',weak,.*,0.991,' " FIXTURES                                                       \
     "/sweep_scaling.csv | sed 's/,fused,Made-up Accelerator X1,[^,]*,[^,]*,2,/,omp,Made-up " \
@@ -30,7 +31,7 @@
 
 static char folder[] = "/tmp/fdsl-figures-XXXXXX"; /* temporary folder of the current test; $D in commands */
 
-/* For .init and .fini of a suite. */
+/* The functions for .init and .fini of a suite. */
 static inline void open_folder(void)
 {
     if (shell("python3 -c '' && gnuplot --version") != 0)

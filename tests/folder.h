@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Stores the absolute path of the program. FDSL_BENCH names the program; the default is ./fdsl-bench. */
+/* Stores the absolute path of the program. The environment variable FDSL_BENCH names the program; the default
+ * is ./fdsl-bench. */
 static inline void find_program(char path[PATH_MAX])
 {
     const char *given = getenv("FDSL_BENCH");

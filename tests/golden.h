@@ -1,8 +1,9 @@
-/* Golden answers: XXH3 (64 bits) of the pixels of some images, and of some outputs. The random streams must
- * never change: after a change, users could not generate the same images again.
+/* Golden hashes: XXH3 (64 bits) of the pixels of some images and of some converted outputs. These hashes must
+ * never change. Otherwise users could not generate the same images again.
  *
- * If `preset` is NULL, the image belongs to the benchmark class with these vertices and orbits. Otherwise it
- * belongs to one of the first ten classes of the preset. `number` is the value of --instance. */
+ * If `preset` is NULL, the image is of the program's default class, with these numbers of vertices and
+ * orbits. Otherwise the image is of one of the first ten classes of the preset. `number` is the value of
+ * --instance. */
 #ifndef FDSL_TESTS_GOLDEN_H
 #define FDSL_TESTS_GOLDEN_H
 
@@ -37,7 +38,8 @@ static const struct golden golden_images[] = {
     {42, "visualatom", "lowercompute", 0, 0, 128, 29, 0x50f056afccc385af},
 };
 
-/* Outputs of two images with `options`; the classes are the first ten of the preset uji, at 224 x 224. */
+/* The hash of the outputs of two images that are generated with `options`. The images have 224 x 224 pixels
+ * before conversion. Their classes are among the first ten of the preset uji. */
 struct golden_output {
     const char *options;
     uint64_t hash;

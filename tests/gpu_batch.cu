@@ -1,11 +1,11 @@
-/* Tests the trainer's step on batches from other variants (core/step_backend.h). The same pictures must give
- * bit-identical losses, independent of the type, layout and slot size of the batch and of the source of the
- * labels. The losses must agree with those of the trainer on the same pictures, within the rounding of fp16.
- * Also tests the step of a given length (common/product.cuh). --product runs only this test. Unlike a run
- * with --compute, it calibrates no step, because sanitizers make calibration too slow. make check-gpu runs
- * this program.
+/* Tests two kinds of training steps. The first kind trains a network on batches of load or synth
+ * (core/step_backend.h). The same images must give bit-identical losses, for any element type, layout,
+ * distance between images, and source of the labels. The losses must agree with those of the trainer on the
+ * same images, within the rounding of fp16. The second kind takes a given time (common/product.cuh).
+ * --product tests only this kind. The duration is not calibrated, because sanitizers make calibration too
+ * slow. make check-gpu runs this program.
  *
- * Prints one line per case. Exit status 2 for any other option, 3 if a case fails, 4 without a GPU. */
+ * Prints one line per case. Exit status 2 for invalid arguments, 3 if a case fails, 4 without a GPU. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@
 
 #define STEPS     5
 #define SHORT     3     /* index of the step whose batch is one sample short */
-#define ROUNDING  0.005 /* bound for the relative error of a loss: inputs are rounded to fp16, then bf16 */
+#define ROUNDING  0.005 /* bound of a loss's relative error; inputs are rounded to fp16, then to bf16 */
 #define GAP_BYTES 36
 
 static int failures;
@@ -47,7 +47,7 @@ static void must(cudaError_t error)
 
 /* ---- Pictures ---- */
 
-/* Pictures are brighter in one quarter, which depends on the class, so that the network can learn. */
+/* A picture is brighter in one quarter. The class determines which quarter, so the network can learn. */
 static uint8_t pixel(const struct task *task, uint32_t j, uint32_t channel, uint32_t y, uint32_t x)
 {
     uint32_t quarter = 2 * (2 * y / task->height) + 2 * x / task->width, number = j * 977 + channel * 131;
@@ -82,10 +82,8 @@ static struct batch make_batch(const struct task *task, const struct kind *kind)
     batch.count = task->batch;
     batch.stride = values * size + (kind->gaps ? GAP_BYTES : 0);
     batch.bytes = batch.count * batch.stride;
-    batch.first =
-        kind->labelled
-            ? 1
-            : 3 * task->classes; /* gives the same labels; a batch with labels must ignore the value 1 */
+    batch.first = kind->labelled ? 1 : 3 * task->classes; /* a multiple of the classes gives the same labels;
+                                                             with labels, 1 must have no effect */
     uint8_t *host = static_cast<uint8_t *>(malloc(batch.bytes)), *device;
     int32_t *labels = static_cast<int32_t *>(malloc(batch.count * sizeof *labels)), *device_labels = nullptr;
     if (!host || !labels)
@@ -116,7 +114,8 @@ static struct batch make_batch(const struct task *task, const struct kind *kind)
 
 /* ---- Losses ---- */
 
-/* Runs the steps on a new network. Computes the loss of each step from the means over all steps so far. */
+/* Runs the steps on a new network. The backend reports the mean loss over all steps so far; the loss of each
+ * step is computed from these means. */
 static void learn(struct step_backend *backend, const struct batch *whole, double *losses)
 {
     double sum = 0, samples = 0;
@@ -146,8 +145,8 @@ static double worst_off(const double *losses, const double *right, int count)
     return worst;
 }
 
-/* Runs the steps before the short step on the trainer's engine. Its training set is one batch of the same
- * pictures. */
+/* Runs the steps before the step with the short batch, on the trainer's engine. The training set of the
+ * engine is one batch of the same pictures. */
 static void train_on(const struct task *task, double *losses)
 {
     struct model model;
@@ -217,8 +216,8 @@ static const struct kind kinds[] = {
     {"f32, NHWC, with gaps", DTYPE_F32, true, true, true},
 };
 
-/* Networks without dropout: what dropout drops depends on a sample's index in the epoch's order, and the
- * index in a batch differs from it. */
+/* Networks without dropout. Which values dropout drops depends on a sample's index in the order of the epoch,
+ * and the index in a batch differs from it. */
 static const struct task tasks[] = {{"cnn-fdsl", 3, 32, 40, 4, 37, 37},
                                     {"logreg", 1, 28, 28, 3, 1, 1},
                                     {"lenet", 1, 28, 28, 10, 257, 257},
@@ -254,7 +253,8 @@ static void compare(const struct task *task)
 #define PRODUCT_ROUNDING \
     4.0 /* bound for the rounding error of a sum, in units of 2^-24 per term; terms are below one */
 
-/* Returns the error of a tile, in units of 2^-24 per term. The tile must be of a block of the first wave. */
+/* Returns the error of a tile of the product, in units of 2^-24 per term. A thread block of the first wave
+ * must have computed the tile. */
 static double tile_off(const float *matrices, unsigned tile, unsigned depth)
 {
     const size_t values = (size_t)PRODUCT_SIDE * PRODUCT_SIDE, tiles = PRODUCT_SIDE / PRODUCT_TILE;
@@ -273,9 +273,9 @@ static double tile_off(const float *matrices, unsigned tile, unsigned depth)
     return worst / (depth * 0x1p-24);
 }
 
-/* Checks the last tile that the first wave of blocks computes. With up to 24 units there is one wave, and no
- * other block writes that tile if the wave has fewer than two blocks per tile. With more units, several
- * blocks write the tile, each with another part of k, in an unpredictable order. */
+/* Checks the last tile that the first wave of thread blocks computes. With up to 24 units of work there is
+ * one wave. If this wave has fewer than two blocks per tile, one block alone writes the tile. With more
+ * units, several blocks write the tile, each with another part of k, in an unpredictable order. */
 static void multiply(struct product *product, unsigned units)
 {
     const size_t bytes = (size_t)3 * PRODUCT_SIDE * PRODUCT_SIDE * sizeof(float);

@@ -1,6 +1,6 @@
-/* Compares the closed forms that `fused` uses with the definitions, on the GPU and where possible for all
- * inputs. make check-gpu runs this program. Prints one line per check. Exit status 3 if a check fails, 4
- * without a GPU. */
+/* Compares the closed forms that the variant `fused` uses with the definitions, on the GPU. Where possible,
+ * tests all inputs. make check-gpu runs this program. Prints one line per check. Exit status 3 if a check
+ * fails, 4 without a GPU. */
 #include <stdio.h>
 
 #include "machine/device.h"
@@ -29,7 +29,8 @@ static __global__ void check_noise(const float *gradients, unsigned long long *w
 
 using narrow = painter<false, FORMULA_UJI>;
 
-/* Checks every pixel of every line that fits a tile, in all eight directions, with one block per slope. */
+/* Checks every pixel of every line that fits into a tile, in all eight octants. Each thread block checks one
+ * slope. */
 static __global__ void check_strokes(unsigned long long *wrong)
 {
     int32_t major = blockIdx.x + 1, minor = blockIdx.y, sign_major = threadIdx.x & 1 ? -1 : 1;
@@ -38,7 +39,7 @@ static __global__ void check_strokes(unsigned long long *wrong)
     if (threadIdx.x >= 8 || minor > major || (major == minor && !is_steep))
         return;
     narrow painter = {};
-    painter.steep = 1; /* differs from `flat`, so that `place` tells which of the two a stroke has */
+    painter.steep = 1; /* differs from `flat`, so that the stroke's `place` shows which of the two was used */
     painter.flat = 2;
     int2 along = make_int2(is_steep ? sign_minor * minor : sign_major * major,
                            is_steep ? sign_major * major : sign_minor * minor);
@@ -55,8 +56,8 @@ static __global__ void check_strokes(unsigned long long *wrong)
     }
 }
 
-/* Checks the first step at which a line has made a given number of minor steps, for every slope of a line
- * that fits a tile. */
+/* Checks after which step a line has moved a given number of pixels along its minor axis, for every slope of
+ * a line that fits into a tile. */
 static __global__ void check_first_steps(unsigned long long *wrong)
 {
     int32_t major = blockIdx.x + 1, minor = blockIdx.y, count = threadIdx.x + 1;
@@ -69,7 +70,7 @@ static __global__ void check_first_steps(unsigned long long *wrong)
     differ(wrong, s < major ? ours != s : ours < major);
 }
 
-/* Checks the clipping of lines with both ends anywhere in and around a small tile: exactly the pixels inside
+/* Checks the clipping of all lines whose end points are in or near a small tile. Exactly the pixels inside
  * the tile must remain. */
 static __global__ void check_clips(int32_t width, int32_t height, unsigned long long *wrong)
 {
@@ -115,7 +116,7 @@ static __global__ void check_rounding(unsigned long long *wrong)
 static unsigned long long *wrong;
 static int failures;
 
-/* Waits for the check that was launched last, and prints its result. */
+/* Waits for the latest check that was launched, and prints its result. */
 static void report(const char *what)
 {
     cudaError_t error = cudaDeviceSynchronize();

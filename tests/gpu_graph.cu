@@ -1,9 +1,9 @@
-/* Compares the engine of train-graph with the oracle, with odd batches. It compares the gradients of a step
- * tensor by tensor, those of an epoch's short last batch, the losses and updates of several steps, and the
- * logits of the test set. The engine takes over the oracle's state every five steps. Also checks that the
- * same seed gives the same bits with single steps and with long graphs, with other calls between steps, with
- * kernels that do not overlap, and when a used engine continues in the middle. Planted faults must exceed the
- * same bounds. make check-gpu runs this program.
+/* Compares the engine of train-graph with the oracle, the reference in double precision, for odd and large
+ * batch sizes. Compares the gradients of the first step, the gradients of an epoch's short last batch, the
+ * losses and updates of several steps, and the logits of the test set. Every five steps, the engine continues
+ * from the oracle's state. Also checks that the same seed gives the same bits: with single steps and with
+ * long graphs, with other calls between steps, with kernels that do not overlap, and when a used engine
+ * continues a training. Planted faults must exceed the same error bounds. make check-gpu runs this program.
  *
  *     gpu_graph [--short] [NUMBER ...]   runs these cases (default: all); --short: small batches, two steps
  *     gpu_graph --count                  prints the number of cases; the oracle is slow: run cases in
@@ -16,9 +16,9 @@
 #include "machine/device.h"
 #include "train/graph/engine.cuh"
 
-/* Bounds for the relative error of a tensor's gradient, as a norm. Faults exceed EXACT_MAX. */
-#define EXACT_MAX    0.01 /* if pooling is exact */
-#define GRADIENT_MAX 0.15 /* otherwise: bf16 selects another pixel in some pooling windows */
+/* Bounds for the relative error of a gradient: the norm of the error divided by the norm of the gradient. */
+#define EXACT_MAX    0.01 /* if pooling selects the same pixels as the oracle */
+#define GRADIENT_MAX 0.15 /* otherwise: with bf16, some pooling windows select another pixel */
 #define SEED         7
 #define SHORT_BATCH  16
 #define SHORT_STEPS  2
@@ -39,7 +39,7 @@ static const struct shape gray = {1, 1, 28, 28}, colour = {3, 1, 32, 32};
 static const struct augment still = {0, false}, moved = {3, true};
 
 static const struct trial trials[] = {
-    /* One to three steps, exact up to pooling. */
+    /* One to three steps. All layers up to the pooling are exact. */
     {gray, 10, 1, 3, 1, OPTIMIZER_SGD, 0, still, FAULT_NONE, true},
     {gray, 10, 2, 5, 1, OPTIMIZER_ADAM, 0, moved, FAULT_NONE, true},
     {gray, 1, 3, 8, 1, OPTIMIZER_SGD, 0, still, FAULT_NONE, true},
@@ -56,7 +56,7 @@ static const struct trial trials[] = {
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_CHANNEL, true},
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_MOVE, true},
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_LABEL, true},
-    /* Fifty steps from the usual initial parameters, without and with faults. */
+    /* Fifty steps from ordinary initial parameters, without and with planted faults. */
     {gray, 10, 1, 60, 50, OPTIMIZER_SGD, 0.1f, still, FAULT_NONE, false},
     {gray, 10, 7, 117, 50, OPTIMIZER_ADAM, 0.1f, moved, FAULT_NONE, false},
     {gray, 10, 7, 117, 50, OPTIMIZER_ADAMW, 0, moved, FAULT_NONE, false},
@@ -68,7 +68,7 @@ static const struct trial trials[] = {
 /* ---- Data and engines ---- */
 
 /* Fills the set with random labels and images of random squares. Half of the squares are black, so the values
- * in some pooling windows are equal. `exact`: only bytes 0 and 1. */
+ * in some pooling windows are equal. With `exact`, all bytes are 0 or 1. */
 static void fill_set(const struct data *data, bool exact, uint32_t stream, uint32_t count,
                      struct data_set *set)
 {
@@ -103,11 +103,11 @@ static void data_random(const struct trial *trial, struct data *data)
     }
 }
 
-/* Replaces the convolutions' parameters by random values of a few bits. Then conv1's output has 8 bits and
- * conv2's sums are exact in fp32. So pooling selects the same pixels as in the oracle, even if pixels are
- * equal. The remaining error is rounding of pooled values and of gradients. fc1's biases keep its sums away
- * from 0, where ReLU selects. With other parameters, bf16 selects other pixels in some windows, which changes
- * the gradients by some per cent of their norms. */
+/* Replaces the convolutions' parameters by random values of a few bits. Then the output of conv1 has 8 bits,
+ * and the sums of conv2 are exact in fp32. So pooling selects the same pixels as in the oracle, even if
+ * pixels are equal. The remaining error comes from rounding pooled values and gradients. The biases of fc1
+ * keep its sums away from 0, so that ReLU passes the same values. With other parameters, bf16 selects other
+ * pixels in some windows, which changes the gradients by some per cent of their norms. */
 static void make_exact(const struct model *model, struct train_state *state)
 {
     const struct layer *conv1 = &model->layers[0], *conv2 = &model->layers[2], *fc1 = &model->layers[6];
@@ -122,8 +122,8 @@ static void make_exact(const struct model *model, struct train_state *state)
         state->parameters[fc1->bias + i] = i % 4 == 0 ? -4 : 4;
 }
 
-/* Runs `count` steps from number `first` on. Each call of the engine runs one step or, with `at_once`, all
- * remaining steps of the epoch. Returns the totals of the last call. */
+/* Runs `count` steps, beginning with step `first`. Each call of the engine runs one step or, with `at_once`,
+ * all remaining steps of the epoch. Returns the totals of the last call. */
 static struct train_totals take_steps(const struct learner *learner, const struct train *train,
                                       uint32_t first, uint32_t count, bool at_once)
 {
@@ -159,8 +159,8 @@ static double compare_logits(const struct learner *mine, const struct learner *o
     return off / largest;
 }
 
-/* Makes the calls that may occur between steps, and ignores their results: evaluates the test set, whose last
- * batch is short, and gets the state. */
+/* Makes the calls that a trainer may make between steps, and ignores their results: evaluates the test set,
+ * whose last batch is short, and reads the state. */
 static void disturb(const struct learner *learner, const struct train *train)
 {
     uint32_t count = train->data->sets[DATA_TEST].count;
@@ -171,9 +171,10 @@ static void disturb(const struct learner *learner, const struct train *train)
     free(logits);
 }
 
-/* Runs steps from `begin` on two engines, and returns whether the result is bit-identical to `end`. A new
- * engine, with or without overlapping kernels, runs four fifths of the steps in one call. Of fifty steps
- * these are 40, more than the 32 of a long graph. Then `used`, which had another state, continues. */
+/* Runs steps from the state `begin` first on one engine, then on a second one. Returns whether the final
+ * state is bit-identical to `end`. A new engine, with or without overlapping kernels, runs four fifths of the
+ * steps in one call. Of 50 steps, these are 40, more than the 32 steps of a long graph. Then the engine
+ * `used`, which had another state, runs the remaining steps. */
 static bool goes_on(const struct learner *used, const struct train *train, const struct train_state *begin,
                     uint32_t steps, const struct train_state *end, bool overlaps)
 {
@@ -194,8 +195,8 @@ static bool goes_on(const struct learner *used, const struct train *train, const
     return same;
 }
 
-/* Relative error of the gradients of the epoch's last batch. That batch may be short, and the batches before
- * it were full. */
+/* Relative error of the gradients of the epoch's last batch. This batch may be shorter than the batches
+ * before it. */
 static double compare_last(const struct learner *mine, const struct learner *oracle,
                            const struct train *train, const struct train_state *planted,
                            const struct train_state *begin)
@@ -216,8 +217,7 @@ struct verdict {
     bool same;
 };
 
-/* Runs steps, one per call of the engine, with disturb() after each. Returns the final state, which the
- * caller frees. */
+/* Runs the steps one by one, with disturb() after each. Returns the final state, which the caller frees. */
 static struct train_state disturbed(const struct learner *learner, const struct train *train, uint32_t steps,
                                     const struct train_state *begin)
 {
@@ -241,7 +241,7 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     struct learner oracle = learner_open(&engine_oracle, train, begin);
     verdict.logits = compare_logits(&mine, &oracle, train);
     verdict.off = compare_steps(&mine, &oracle, train, trial->fault, trial->steps, begin);
-    if (trial->exact) /* otherwise a short batch has too few samples: one pooling window changes much */
+    if (trial->exact) /* else one pooling window would change much, because a short batch has few samples */
         verdict.last = compare_last(&mine, &oracle, train, &planted, begin);
     struct train_state end = disturbed(&mine, train, trial->steps, &planted);
     verdict.same = true;

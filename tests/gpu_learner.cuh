@@ -1,5 +1,6 @@
-/* Shared by the programs that compare engines on a GPU: an engine with a state of the training, the errors of
- * its results, and planted faults. Any failure ends the program with status 1. */
+/* Shared by the programs that compare engines on a GPU with the oracle, the reference in double precision: an
+ * engine with its state, the errors of its results, and planted faults. A failed call ends the program with
+ * status 1. */
 #ifndef FDSL_TESTS_GPU_LEARNER_CUH
 #define FDSL_TESTS_GPU_LEARNER_CUH
 
@@ -11,9 +12,10 @@
 #include "common/check.cuh"
 #include "train/engine.h"
 
-/* Steps before the engine takes over the oracle's state, as in --verify; docs/train.md explains why. */
+/* A stretch is this number of steps. After each stretch, the engine continues from the oracle's state, as in
+ * --verify. docs/train.md explains why. */
 #define STRETCH 5
-#define TRIES   32 /* attempts at a step that is skipped; a loss scale is halved fewer times than this */
+#define TRIES   32 /* attempts at a step that overflows; each one halves the loss scale */
 
 static inline void must(enum status status)
 {
@@ -63,7 +65,7 @@ static inline struct train_state state_of(const struct learner *learner, size_t 
     return state;
 }
 
-/* Returns a copy, which the caller frees. */
+/* Returns a copy of a state, which the caller frees. */
 static inline struct train_state copy_of(const struct train_state *state, size_t values)
 {
     struct train_state copy;
@@ -84,7 +86,7 @@ static inline bool same_arenas(const struct train_state *one, const struct train
            memcmp(one->v, other->v, values * sizeof(float)) == 0;
 }
 
-/* The norm of the difference, divided by the norm of the right values; 0 if there is no difference. */
+/* The norm of the difference, divided by the norm of the correct values `right`. 0 if both are equal. */
 static inline double off_by(const float *mine, const float *right, size_t count)
 {
     double off = 0, all = 0;
@@ -120,8 +122,9 @@ static inline double compare_gradients(const struct learner *mine, const struct 
     return worst;
 }
 
-/* Compares the engine's update, `mine` - `from`, with the oracle's, `right` - `begin`. Returns the largest
- * relative error of a tensor: the norm of the updates' difference, divided by that of the oracle's. */
+/* Compares the engine's update, `mine` - `from`, with the oracle's update, `right` - `begin`. Returns the
+ * largest relative error of a tensor: the norm of the difference of the updates, divided by the norm of the
+ * oracle's update. */
 static inline double compare_updates(const struct train_state *mine, const struct train_state *from,
                                      const struct train_state *right, const struct train_state *begin,
                                      const struct model *model)
@@ -199,8 +202,8 @@ static inline const struct layer *layer_named(const struct model *model, const c
     exit(1);
 }
 
-/* Changes the engine's settings, so that it computes what a kernel with this fault would compute. The oracle
- * keeps the correct settings. */
+/* Changes the engine's settings, so that it computes what a CUDA kernel with this fault would compute. The
+ * oracle keeps the correct settings. */
 static inline void plant(enum fault fault, struct train *train)
 {
     if (fault == FAULT_MOVE)
@@ -209,8 +212,8 @@ static inline void plant(enum fault fault, struct train *train)
         train->smoothing = 0;
 }
 
-/* Changes the engine's parameters at the start of each stretch, so that it computes what a kernel with this
- * fault would compute. The oracle keeps the correct parameters. */
+/* Changes the engine's parameters at the start of a stretch of steps, so that the engine computes what a CUDA
+ * kernel with this fault would compute. The oracle keeps the correct parameters. */
 static inline void plant(enum fault fault, const struct model *model, float *parameters)
 {
     if (fault == FAULT_NONE)
@@ -241,14 +244,15 @@ static inline void plant(enum fault fault, const struct model *model, float *par
 
 /* ---- Steps on both engines, in stretches ---- */
 
-/* The largest relative errors of an engine: of each tensor's gradients in the first step, of all gradients in
- * that step, of the losses, and of the tensors' updates in a stretch. */
+/* The largest relative errors of an engine. `tensors` has the error of each tensor's gradients in the first
+ * step, and `gradients` the largest of these errors. `losses` is over all steps. `updates` is over all
+ * tensors, whose updates are compared once per stretch of steps. */
 struct distance {
     double tensors[MODEL_TENSORS_MAX], gradients, losses, updates;
 };
 
-/* Runs `count` steps on both engines, beginning with number `first`. Both start from the oracle's state
- * `begin`; the engine's copy has the planted fault. Returns the oracle's final state; the caller frees it. */
+/* Runs `count` steps on both engines, beginning with step `first`. Both start from the state `begin`. The
+ * copy of `mine` has the planted fault. Returns the oracle's final state; the caller frees it. */
 static inline struct train_state compare_stretch(const struct learner *mine, const struct learner *oracle,
                                                  const struct train *train, enum fault fault, uint32_t first,
                                                  uint32_t count, const struct train_state *begin,
@@ -273,7 +277,7 @@ static inline struct train_state compare_stretch(const struct learner *mine, con
     return end;
 }
 
-/* Runs `steps` steps on both engines. After each stretch, both continue from the oracle's state. */
+/* Runs `steps` steps on both engines. After each STRETCH of steps, both continue from the oracle's state. */
 static inline struct distance compare_steps(const struct learner *mine, const struct learner *oracle,
                                             const struct train *train, enum fault fault, uint32_t steps,
                                             const struct train_state *begin)

@@ -4,9 +4,9 @@
  *
  *     gpu_live [--short]   --short: fewer cases and steps, for compute-sanitizer
  *
- * No tool detects races between streams, so the test provokes them. Steps are randomly slower or faster than
- * the generator. Each step copies its batch, then poisons the buffer. If a read or a write comes too early, a
- * copy is wrong. Two planted faults prove that the test detects this.
+ * No tool detects races between CUDA streams, so the test provokes them. Steps are randomly slower or faster
+ * than the generator. Each step copies its batch and then overwrites the buffer with a fixed byte. If a read
+ * or a write comes too early, a copy is wrong. Two planted faults show that the test detects this.
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
@@ -64,8 +64,8 @@ static void make_on_host(const struct data *data, const uint64_t *numbers, uint3
 
 /* ---- The generator ---- */
 
-/* Compares images of the device with those of the host. The sample numbers are from the whole range, some
- * twice. The last batch may be short. */
+/* Compares images that the device generates with those of the host. The sample numbers are from the whole
+ * range, and some occur twice. The last batch may be short. */
 static void compare_generators(const struct set *set)
 {
     struct data data;
@@ -135,7 +135,7 @@ static uint64_t step_ns(uint32_t i)
 
 enum order_fault { NO_FAULT, RELEASED_EARLY, NOT_WAITED };
 
-/* Runs `steps` steps and copies the batch that each one read. */
+/* Runs `steps` steps, and copies the batch of each step to `copies`. */
 static void run_steps(struct device_feed *feed, uint32_t steps, enum order_fault fault, uint8_t *copies)
 {
     const struct train *train = feed->train;
@@ -230,7 +230,8 @@ static void provoke(const struct set *set, enum order_fault fault)
 /* ---- Training ---- */
 
 /* Trains two epochs and sets `into` to the parameters. Each epoch is one call of the engine. With `broken`,
- * the first epoch repeats a step and runs step by step, and another engine continues after it. */
+ * the first epoch runs its first step twice and calls the engine once per step, and another engine runs the
+ * second epoch. */
 static void learn(const struct set *set, const struct model_table *table, enum data_feed feed, bool broken,
                   struct train_state *into, size_t *values, uint64_t *memory_bytes)
 {

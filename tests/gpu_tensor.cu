@@ -1,8 +1,8 @@
-/* Compares the GEMMs on tensor cores with those in plain fp32, bit for bit. Operands are integers from -3 to
- * 3, which every format represents exactly, and sums below 2^24 are exact in any order. So any difference is
- * an error, such as a wrong index or a missing barrier, and no tolerance can hide it. Covers the outputs and
- * the gradients of inputs and weights, for convolutions and linear layers with odd sizes. make check-gpu runs
- * this program.
+/* Compares the GEMMs on tensor cores with GEMMs in fp32 on CUDA cores, bit for bit. Operands are integers
+ * from -3 to 3, which every format represents exactly. Sums are below 2^24, so fp32 computes them exactly in
+ * any order. So any difference is an error, such as a wrong index or a missing barrier, and no tolerance can
+ * hide it. Tests convolutions and linear layers of odd sizes: their outputs, and the gradients of their
+ * inputs and weights. make check-gpu runs this program.
  *
  *     gpu_tensor [--short]   --short: only small batches
  *
@@ -22,7 +22,7 @@
 struct trial {
     enum layer_kind kind;
     struct shape in;
-    uint32_t out, kernel[MODEL_AXES], padding[MODEL_AXES]; /* out: channels */
+    uint32_t out, kernel[MODEL_AXES], padding[MODEL_AXES]; /* out: output channels */
     uint32_t batch;
     bool relu, relu_before;
 };
@@ -60,7 +60,7 @@ static const struct {
 
 /* ---- Layers on the device ---- */
 
-/* A layer with its tensors: inputs have random values, outputs are NaN. */
+/* A layer with its tensors. Inputs have random values, and outputs are initially NaN. */
 struct bench {
     struct model model;
     struct layer_spec spec;
@@ -88,7 +88,7 @@ static float *filled(struct bench *bench, size_t count, uint32_t stream)
     return values;
 }
 
-/* Allocates floats with all bits set, i.e. NaN, so that a value that is never written shows. */
+/* Allocates floats with all bits set (NaN), so that a value that no kernel writes is detected. */
 static float *cleared(struct bench *bench, size_t count)
 {
     float *values;
@@ -134,7 +134,7 @@ static void open_bench(const struct trial *trial, struct bench *bench)
 static float *results(struct bench *bench, enum precision precision)
 {
     bool conv = bench->spec.kind == LAYER_CONV;
-    size_t own = bench->model.layers[1].weight; /* the layer's parameters end where those of the tail begin */
+    size_t own = bench->model.layers[1].weight; /* the layer's parameters end where the next layer's begin */
     size_t in = bench->in_values, out = bench->out_values, bytes = sizeof(float);
     float *values = static_cast<float *>(malloc((in + out + own) * bytes));
     if (!values)

@@ -1,6 +1,6 @@
-/* Tests that --verify detects variants on the GPU that stop working after the verification of run 0, before
- * the timing. --verify must find the wrong results of the timed runs, and no row may be written.
- * tests/test_timed.c tests variants on the CPU. make check-gpu runs this program.
+/* Tests --verify with variants on the GPU that give correct results before the timing, but do nothing in
+ * timed runs. --verify must detect the wrong results, and no row may be written. tests/test_timed.c tests
+ * variants on the CPU. make check-gpu runs this program.
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include <stdio.h>
@@ -18,14 +18,15 @@ extern "C" {
 static int failures;
 static const struct variant *real; /* the unchanged variant */
 
-/* Works only in runs 1 and 0, which precede the timing. */
+/* Performs only runs 1 and 0, which precede the timing. */
 static enum status first_two(void *state, uint64_t number, struct run_time *time)
 {
     time->device_s = 1e-6;
     return number >= 2 ? STATUS_OK : real->run(state, number, time);
 }
 
-/* Works except in timed runs. Training needs this condition, as all its epochs have the same run number. */
+/* Performs only runs that are not timed. Training needs this condition, because all its epochs have the same
+ * run number. */
 static enum status unless_timed(void *state, uint64_t number, struct run_time *time)
 {
     time->device_s = -1;
@@ -34,7 +35,8 @@ static enum status unless_timed(void *state, uint64_t number, struct run_time *t
 
 typedef enum status faulty_run(void *state, uint64_t number, struct run_time *time);
 
-/* Runs one variant, which appends its row to `rows`. `fault`, unless NULL, replaces the variant's run(). */
+/* Runs the program with one variant, whose row is appended to the file `rows`. If `fault` is not NULL, it
+ * replaces the variant's run(). */
 static enum status run_words(const char *name, const char *arguments, const char *rows, faulty_run *fault)
 {
     char text[2048], *argv[64] = {const_cast<char *>("fdsl-bench")}, *rest = text, *word;
@@ -101,7 +103,8 @@ int main(int argc, char *argv[])
     static const char *const synth[] = {"gbase", "gbase-device", "mem", "bat", "rng-xorwow-reuse",
                                         "fused", "fused-graph"};
     if (argc != 2 || device_probe(0) != STATUS_OK) {
-        fprintf(stderr, "gpu_timed: %s\n", argc != 2 ? "usage: gpu_timed DIR (with shards)" : status_text());
+        fprintf(stderr, "gpu_timed: %s\n",
+                argc != 2 ? "usage: gpu_timed DIR (a data set of shards)" : status_text());
         return argc != 2 ? 2 : 4;
     }
     for (const char *name : synth)

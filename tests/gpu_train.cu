@@ -1,13 +1,14 @@
-/* Compares the engines on a GPU with the oracle, layer by layer and network by network, with odd sizes. It
- * compares the gradients of a step, the losses and parameter updates of up to 50 steps, and the logits of the
- * test set. The oracle's state is copied to the engine every five steps. Also checks that the same seed gives
- * the same bits, even if another engine continues in the middle. Planted faults must exceed the same bounds.
- * make check-gpu runs this program.
+/* Compares the engines on a GPU with the oracle, the reference in double precision, for every kind of layer
+ * and every network, with odd sizes. Compares the gradients of the first step, the losses and parameter
+ * updates of up to 50 steps, and the logits of the test set. Every five steps, the engine continues from the
+ * oracle's state. Also checks that the same seed gives the same bits, even if a second engine runs half of
+ * the steps. Planted faults must exceed the same error bounds. make check-gpu runs this program.
  *
  *     gpu_train [--engine cuda|tf32|bf16|amp] [--short] [--seed N] [NAME ...]
  *
- * The default engine is cuda. NAME: a network to test (default: all); "faults" selects the planted faults.
- * --short: small batches, two steps, no faults. --seed: for parameters, order, dropout and shifts (7).
+ * The default engine is cuda. NAME is a network to test (default: all networks). The NAME "faults" selects
+ * the planted faults. --short: small batches, two steps, no faults. --seed N: the seed of parameters, order,
+ * dropout and shifts (default: 7).
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
@@ -16,11 +17,11 @@
 #include "machine/device.h"
 #include "train/engine.cuh"
 
-/* An engine and the upper bounds of its relative errors: of the gradients in the first step, and of the
- * logits after the last step. Errors are measured as norms. `chosen_gradients` is the bound of the gradients
- * for networks with a ReLU or a pooling: rounding may make these layers select another element, so gradients
- * differ more. Losses and parameter updates have the bounds of --verify. docs/train_mixed.md gives the
- * reasons. */
+/* An engine and the upper bounds of its relative errors. An error is the norm of a difference, divided by the
+ * norm of the correct values. `gradients` is for the gradients of the first step, and `logits` for the logits
+ * of the test set. `chosen_gradients` replaces `gradients` for networks with ReLU or max-pooling. In these
+ * layers, rounding may select another element, so gradients differ more. Losses and parameter updates have
+ * the bounds of --verify. docs/train_mixed.md gives the reasons. */
 struct contender {
     const struct engine *engine;
     double gradients, chosen_gradients, logits;
@@ -79,8 +80,8 @@ LAYERS(mean, CONV(37, 1, 3, 3, 0, 1, 1), MEAN, RELU, LINEAR(0));
 LAYERS(add, CONV(5, 1, 3, 3, 0, 1, 1), RELU, CONV(5, 1, 3, 3, 0, 1, 1), DROPOUT(0.25f), ADD(3),
        CONV(5, 1, 3, 3, 0, 1, 1), ADD(2), ADD(3), ADD(3), RELU, POOL(1, 2, 1), CONV(5, 1, 3, 3, 0, 1, 1),
        ADD(2), LINEAR(0));
-/* For heights of 7. The pooling drops the last row of its input. That input is also added to the output of
- * the following convolution, which pads the pooled rows to the same height. */
+/* For inputs with a height of 7. The pooling drops the last row of its input. This input is also added to the
+ * output of the convolution after the pooling, whose padding restores the height. */
 LAYERS(add_pool, CONV(3, 1, 3, 3, 0, 1, 1), RELU, POOL(1, 2, 1), CONV(3, 1, 1, 1, 0, 2, 0), ADD(3),
        LINEAR(0));
 LAYERS(add_rows, LINEAR(67), LINEAR(67), RELU, ADD(3), LINEAR(0));
@@ -116,7 +117,7 @@ struct trial {
     enum dtype type;
     float smoothing;
     struct augment augment;
-    bool overflows; /* also test overflow, if the engine scales the loss */
+    bool overflows; /* also tests overflow, if the engine scales the loss */
     enum fault fault;
 };
 
@@ -165,7 +166,7 @@ static const struct trial trials[] = {
     {"cnn-fdsl", {1, 1, 64, 65}, 100, 1, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
 };
 
-#define FAULTS "faults" /* the argument that selects these cases */
+#define FAULTS "faults" /* the argument that selects the cases below */
 
 /* Each case runs without a fault and with each fault. */
 static const struct trial planted[] = {
@@ -235,7 +236,7 @@ static double compare_logits(const struct learner *mine, const struct learner *o
     return off;
 }
 
-/* Whether two engines, each of which runs half of the steps, give the same bits as one that runs all. */
+/* Whether two engines that each run half of the steps give the same bits as one that runs all. */
 static bool goes_on(const struct train *train, const struct train_state *begin, uint32_t steps)
 {
     size_t values = train->model->arena_values;
@@ -260,7 +261,7 @@ static bool goes_on(const struct train *train, const struct train_state *begin, 
 /* ---- Overflow, for engines that scale the loss ---- */
 
 #define HUGE_SCALE     0x1p120f /* any gradient becomes Inf */
-#define RECOVERY_STEPS 200      /* more than are needed to halve it to a usable scale */
+#define RECOVERY_STEPS 200      /* more than the halvings from HUGE_SCALE to a usable scale */
 
 static struct train_totals step_from(const struct learner *learner, const struct train_state *from)
 {
@@ -271,8 +272,8 @@ static struct train_totals step_from(const struct learner *learner, const struct
     return totals;
 }
 
-/* Makes a step overflow. Returns whether the step is skipped, the scale is halved, and parameters and moments
- * are unchanged; and whether later steps are applied again once the scale is small enough. */
+/* Makes a step overflow. Returns whether the engine recovers. The step must be skipped, the scale halved, and
+ * parameters and moments unchanged. Later steps must be applied again when the scale is small enough. */
 static bool recovers(const struct learner *learner, struct train_state *state, size_t values)
 {
     state->scale.scale = HUGE_SCALE;
@@ -296,8 +297,8 @@ static bool recovers(const struct learner *learner, struct train_state *state, s
     return well;
 }
 
-/* Repeats step 1 with parameters that make it overflow every time. Returns whether the scale stops at its
- * minimum, no parameter changes, and step 1 is reported as bad because its loss is NaN. */
+/* Repeats step 1 with parameters that make it overflow every time. Returns whether three conditions hold: the
+ * scale stops at its minimum, no parameter changes, and step 1 is reported as bad. */
 static bool stays_above_zero(const struct learner *learner, struct train_state *state, size_t values)
 {
     struct train_totals totals;
@@ -416,8 +417,8 @@ static bool asked_for(const char *name, int count, char **names)
     return count == 0;
 }
 
-/* If the arguments start with option `name`, removes it and its value and returns the value; otherwise
- * NULL. */
+/* If the arguments start with the option `name`, removes the option and its value, and returns the value.
+ * Otherwise returns NULL. */
 static const char *option(const char *name, int *argc, char ***argv)
 {
     if (*argc < 2 || strcmp((*argv)[0], name) != 0)
@@ -435,7 +436,7 @@ static bool choose(const char *name)
             contender = &each;
             return true;
         }
-    fprintf(stderr, "gpu_train: unknown engine '%s'\n", name);
+    fprintf(stderr, "gpu_train: unknown engine '%s'; give cuda, tf32, bf16 or amp\n", name);
     return false;
 }
 

@@ -1,4 +1,4 @@
-/* Shared by the suites of the workload `load`: writes intact and broken sets and runs variants on them. */
+/* Shared by the suites of the workload `load`: writes intact or broken data sets, runs variants on them. */
 #ifndef FDSL_TESTS_LOAD_SUPPORT_H
 #define FDSL_TESTS_LOAD_SUPPORT_H
 
@@ -44,14 +44,14 @@ static inline const char *in_folder(const char *name)
     return path;
 }
 
-/* Byte `i` of a sample's member. */
+/* Byte `i` of a sample's member. A member is one of the sample's files in a tar shard. */
 static inline uint8_t content(uint32_t sample, uint32_t member, uint32_t i)
 {
     return (uint8_t)(sample * 7 + member * 31 + i * 13 + i / 251);
 }
 
-/* Size of a member in bytes. Sizes are below and above those of a tar block, a page, and the edges that
- * checksums cover. */
+/* Size of a member in bytes. Some sizes are smaller and some are larger than a tar block, than a page, and
+ * than the part of a member that checksums cover. */
 static inline uint32_t size_of(uint32_t sample, uint32_t member)
 {
     return member ? sample % 3 : (sample * 997) % 9000;
@@ -71,7 +71,7 @@ static inline void put_member(FILE *stream, uint32_t sample, uint32_t member)
         putc(0, stream);
 }
 
-/* Writes three shards of different sizes. */
+/* Writes `samples` samples to three shards of different sizes. */
 static inline void make_shards(uint32_t samples)
 {
     static const uint8_t zeros[TAR_END_BYTES];
@@ -105,7 +105,7 @@ static inline void make_files(uint32_t samples)
         }
 }
 
-/* The workload and its input for a command line. */
+/* The workload `load` and its input, opened with the options of a command line. */
 struct job {
     const struct workload *workload;
     struct options options;
@@ -166,7 +166,8 @@ static inline enum status run_closely(const struct job *job, const struct varian
     return status;
 }
 
-/* Expects no wrong samples in a run that checks all bytes, and in the buffers after an ordinary run. */
+/* Expects no wrong samples in two runs: one whose checksums cover all bytes, and an ordinary one, whose
+ * buffers are compared afterwards. */
 static inline void expect_none_wrong(const struct job *job, const struct variant *variant, void *state)
 {
     struct run_time unused;
@@ -230,8 +231,8 @@ static inline void expect_refused(const char *words)
     close_job(&job);
 }
 
-/* Number of complete samples in a shard that begins with `sample` and is cut at `bytes`. The last sample with
- * an intact member is not counted, because the cut may have removed its other member. */
+/* Number of complete samples in a shard that begins with `sample` and is truncated to `bytes` bytes. The last
+ * sample of which a member remains is not counted: its other member may be missing. */
 static inline uint32_t whole_before(uint32_t sample, uint64_t bytes)
 {
     uint32_t whole = 0;
@@ -240,13 +241,13 @@ static inline uint32_t whole_before(uint32_t sample, uint64_t bytes)
             uint32_t size = size_of(sample + whole, member);
             end += TAR_BLOCK_BYTES + size + tar_padding(size);
             if (end >
-                bytes) /* member 1 is cut: its sample is the last one; member 0: the previous sample is */
+                bytes) /* if member 0 is cut, the previous sample is the last one with an intact member */
                 return whole - (member == 0);
         }
 }
 
 #ifdef HAVE_PNG
-/* Writes 20 images; number 7 is not a valid image. */
+/* Writes 20 images as samples. The bytes of image 7 are not a valid image. */
 static inline void make_pictures(bool shard)
 {
     static const uint8_t zeros[TAR_END_BYTES];
@@ -279,7 +280,7 @@ static inline void make_pictures(bool shard)
 
 /* ---- Columns of a row ---- */
 
-/* Fills the workload's own columns after a run. */
+/* Fills the columns that only this workload has, after a run. */
 static inline enum status fill_columns(const struct job *job, const struct variant *variant, void *state,
                                        struct measures *measures)
 {
@@ -288,7 +289,7 @@ static inline enum status fill_columns(const struct job *job, const struct varia
     return job->workload->measure(job->input, variant, state, measures);
 }
 
-/* Sets `text` to the text of a column after one run. */
+/* Runs a variant once, and sets `text` to the text of its cell in this column. */
 static inline void measured(const char *variant_name, const char *line, const char *column, char text[64])
 {
     struct job job;

@@ -65,7 +65,7 @@ static inline void shell(const char *format, ...)
     read_text("stderr.txt", err);
 }
 
-/* Runs the program on `ranks` ranks; 0: without mpirun. */
+/* Runs the program under mpirun on `ranks` ranks. If `ranks` is 0, runs it without mpirun. */
 static inline void run(int ranks, const char *arguments)
 {
     char line[8192];
@@ -83,8 +83,8 @@ static inline void run_well(int ranks, const char *arguments)
     cr_assert(status == 0, "%d ranks, %s: exit %d: %s", ranks, arguments, status, err);
 }
 
-/* Each test has its own folder and launcher. The variables let mpirun start everywhere: as root, with more
- * ranks than cores, and without probing networks. */
+/* Creates the test's folder, and removes the variables of any launcher that runs the tests. Sets variables
+ * that let mpirun start everywhere: as root, with more ranks than cores, and without a network. */
 static inline void start(void)
 {
     static const char *const foreign[] = {"OMPI_COMM_WORLD_SIZE",
@@ -115,8 +115,8 @@ static inline void start(void)
     for (size_t i = 0; i < COUNT_OF(own); i++)
         setenv(own[i][0], own[i][1], 1);
     setenv("PROGRAM", program, 1);
-    /* MPI's plugins leak memory and are unloaded when leaks are reported, so their names cannot be
-     * suppressed. */
+    /* Leak detection is off. MPI's plugins leak memory, and lsan.supp cannot suppress their leaks because the
+     * plugins are already unloaded when leaks are reported. */
     setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
     enter_folder(folder);
 }
@@ -128,7 +128,7 @@ static inline void stop(void)
 
 /* ---- Ranks in the background ---- */
 
-/* Finds the process ids of at most 8 children of a process that run our program. */
+/* Finds the process ids of the children of `parent` that run the program, at most 8. */
 static inline int children_of(pid_t parent, pid_t *children)
 {
     int count = 0;
@@ -155,9 +155,10 @@ static inline void nap(void)
     nanosleep(&(struct timespec){0, 20000000}, NULL);
 }
 
-/* A library that is preloaded before MPI. Rank HELD_RANK stops at its third vote: it writes its process id to
- * the file "held" and waits for the file "go". A rank that sleeps while it waits in a vote creates the file
- * "slept"; a rank that sends more than ten messages creates "noisy". */
+/* A library that is preloaded before MPI. Between timed runs, the ranks vote in an MPI_Iallreduce(). Rank
+ * HELD_RANK stops at its third vote: it writes its process id to the file "held" and waits for the file "go".
+ * A rank that sleeps while it waits in a vote creates the file "slept"; a rank that calls MPI_Send() more
+ * than ten times creates "noisy". */
 static const char vote_holder[] =
     "#include <fcntl.h>\n"
     "#include <mpi.h>\n"
@@ -198,8 +199,8 @@ static const char vote_holder[] =
     "    return nanosleep(&(struct timespec){us / 1000000, us % 1000000 * 1000L}, NULL);\n"
     "}\n";
 
-/* Starts mpirun in the background with its output in files. Rank `held_rank` stops at its third vote, during
- * the timing. In the command, $PROGRAM is the program under test. Returns mpirun's process id. */
+/* Starts mpirun in the background with its output in files. Rank `held_rank` stops at its third vote between
+ * timed runs. In the command, $PROGRAM is the program. Returns mpirun's process id. */
 static inline pid_t start_ranks(int held_rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static inline pid_t start_ranks(int held_rank, const char *format, ...)
 {
@@ -226,7 +227,7 @@ static inline pid_t start_ranks(int held_rank, const char *format, ...)
     return pid;
 }
 
-/* Waits until the held rank has stopped at its vote. Returns its process id. */
+/* Waits until the rank that start_ranks() named has stopped. Returns the process id of this rank. */
 static inline pid_t wait_until_held(void)
 {
     static char text[TEXT_MAX];

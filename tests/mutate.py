@@ -5,8 +5,8 @@
   tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md
   tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md --gpu      on a machine with a GPU
 
-A seed determines the faults. Each folder with sources gets an equal share of them. Operators such as a changed relation or
-a dropped statement create them. Without --gpu, the Criterion suites run for faults outside cuda/: first the suites that
+A seed determines the faults. Each folder with sources gets an equal number of them. Operators create the faults, for
+example by changing a relation or dropping a statement. Without --gpu, the Criterion suites run for faults outside cuda/: first the suites that
 call functions of the changed file, then those of its folder. With --gpu, the checks below run for faults in cuda/. A fault
 is caught by the first suite that fails twice, or that exceeds its time limit. A fault that does not compile, or whose
 object code equals that of the original, is replaced by the next spare of its folder. The working tree is never changed.
@@ -35,12 +35,13 @@ TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 QUICK = '--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0'
 CPU_OPTIONS = ['CUDA=0', 'CFLAGS=-O2'] + (['CC=ccache gcc'] if shutil.which('ccache') else [])
 
-# The suites that test each folder with sources ("room" in this script), as two patterns; the first folder that matches counts.
+# Pairs of patterns: for a folder with sources ("room" in this script), and for the suites that test it. The first pair whose
+# folder matches counts.
 ROOM_SUITES = [('train', 'train|memory|source|live|compute|cli_runs|mpi'), ('load', 'load|memory|source|prepare|tar|formats|cli|mpi|consumed|fuzz'),
                ('synth', 'cli|memory|source|mpi|oracle|noise|class|picture|output|line|philox|variant|live'),
                ('mpi', 'mpi|comm|ranks|cli|lock'), ('.', '.')]
 
-# Data sets that the checks of load read, as NAME-LAYOUT and options. The program without faults generates them once.
+# Data sets that the checks of load read: NAME-LAYOUT, and the options of --prepare. The program without faults generates them once.
 GPU_SETS = {'odd-shards': '--shards 5 --samples 257 --sample-shape 3,31,33 --dtype u8',
             'odd-files': '--samples 257 --sample-shape 3,31,33 --dtype u8',
             'half-shards': '--shards 1 --samples 101 --sample-shape 1,1001 --dtype f16',
@@ -187,7 +188,7 @@ class Bench:
     # ---- Without faults ----
 
     def is_sound(self, suite):
-        """Whether a suite passes without a fault. It is run for this only once, when it first fails with a fault."""
+        """Whether a suite passes without a fault. Runs the suite without a fault only once, when it first fails with one."""
         with self.locks.setdefault(suite, threading.Lock()):
             if suite not in self.sound:
                 failure = self.run_plain(suite)
@@ -339,7 +340,7 @@ def equal(one, other):
 
 def compiled(bench, faults, spares):
     """Compiles the faults. Returns {fault: ''} for faults that can be tested, and {fault: reason and replacement} for others. The
-    first spare of a folder replaces its first fault that cannot be tested, and so on, for any number of jobs."""
+    spares of a folder replace these faults in order, so the result does not depend on the number of jobs."""
     verdicts = {}
     wanted = list(faults)
     while wanted:

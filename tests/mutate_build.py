@@ -146,7 +146,7 @@ class Build:
         return os.path.join(tree if path in replaced else self.base, path)
 
     def relink(self, output, tree, replaced):
-        """Links an output again. Before that, builds again its archives and linked device code that contain replaced objects."""
+        """Links an output again. First rebuilds its archives and linked device code, if they contain replaced objects."""
         for needed in self.inputs(output):
             if needed not in replaced and needed in self.commands and replaced.intersection(self.inputs(needed)):
                 self.execute(needed, tree, replaced)

@@ -1,7 +1,7 @@
 /* Runs the program and captures its exit status, stdout and stderr. Each test has its own folder.
  *
- * FDSL_BENCH names the program; the default is ./fdsl-bench. Nothing here needs a GPU or depends on the speed
- * of the machine. */
+ * The environment variable FDSL_BENCH names the program; the default is ./fdsl-bench. Nothing here needs a
+ * GPU or depends on the speed of the machine. */
 #ifndef FDSL_TESTS_PROGRAM_H
 #define FDSL_TESTS_PROGRAM_H
 
@@ -148,8 +148,8 @@ static inline void run_vector(char *const argv[])
     status = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
 }
 
-/* Runs the program with these arguments, separated by blanks. If an option occurs twice, the last one is
- * passed. Sets `status`, `out` and `err`. */
+/* Runs the program with these arguments, separated by blanks. If an option occurs twice, only its last
+ * occurrence is passed. Sets `status`, `out` and `err`. */
 static inline void run(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static inline void run(const char *format, ...)
 {
@@ -251,8 +251,8 @@ static inline void stop(void)
 
 /* ---- Texts ---- */
 
-/* Expects one line on stderr that begins with the program's name and contains `words`, and nothing on stdout.
- */
+/* Expects nothing on stdout, and one line on stderr. The line must begin with the program's name and contain
+ * `words`. */
 static inline void expect_error(int expected, const char *words, const char *arguments)
 {
     cr_expect(status == expected, "%s: exit %d, not %d: %s", arguments, status, expected, err);
@@ -277,7 +277,8 @@ struct refusal {
     const char *arguments, *words;
 };
 
-/* Runs `before` with each of these arguments. Expects exit status 2, a one-line error and no new file. */
+/* Runs the program with the arguments `before`, followed by those of each case. Expects exit status 2, a
+ * one-line error and no new file. */
 static inline void expect_refusals(const struct refusal *refusals, size_t count, const char *before)
 {
     int files = count_files();

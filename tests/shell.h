@@ -1,6 +1,6 @@
 /* Shared by the suites that run shell commands. Each test has its own folder.
  *
- * FDSL_BENCH names the program; the default is ./fdsl-bench. */
+ * The environment variable FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef FDSL_TESTS_SHELL_H
 #define FDSL_TESTS_SHELL_H
 
@@ -42,7 +42,7 @@ static inline void put(const char *name, const void *bytes, size_t size)
     cr_assert_eq(file_write_atomic(path, bytes, size), STATUS_OK, "%s", status_text());
 }
 
-/* For .init and .fini of a suite. */
+/* The functions for .init and .fini of a suite. */
 static inline void shell_set_up(void)
 {
     find_program(program);

@@ -12,7 +12,7 @@
 #include "core/workload.h"
 #include "synth/input.h"
 
-/* The workload's input for a command line. */
+/* The workload `synth` and its input, opened with the options of a command line. */
 struct opened {
     const struct workload *workload;
     struct options options;

@@ -1,5 +1,5 @@
-/* An input of the workload synth made by hand, for suites of the oracle: two tiny classes, and a batch of
- * images of both. */
+/* An input of the workload synth that is built without its parser: two tiny classes, and a batch of images of
+ * both. For suites that test the oracle, which is the program's reference for images. */
 #ifndef FDSL_TESTS_SYNTH_BY_HAND_H
 #define FDSL_TESTS_SYNTH_BY_HAND_H
 
@@ -15,7 +15,8 @@ enum { RES = 48, VERTICES = 12, ORBITS = 5, BATCH = 7, CLASSES = 2, PIXELS = RES
 
 static struct synth synth;
 
-/* Rounded directions and a simple wave. Images must follow whatever values these tables contain. */
+/* Fills the tables with rounded directions and a simple wave, which differ from the program's own tables. The
+ * oracle must draw with the values that it finds in these tables. */
 static inline void fill_spokes(const struct atom_class *class_, float *cosine, float *sine, float *advance)
 {
     for (uint32_t v = 0; v < class_->vertices; v++) {

@@ -179,7 +179,8 @@ Test(axes, the_last_option_changes_fastest)
         "--noise 2 --type f16 --batch 1", "--noise 2 --type f16 --batch 3",
     };
     cr_assert_eq(parse("--noise 1,2 --type u8,f16 --seed 7 --batch 1,3"), STATUS_OK, "%s", status_text());
-    cr_expect(values.noise == 1 && values.type == 0 && values.batch == 1, "the first combination is stored");
+    cr_expect(values.noise == 1 && values.type == 0 && values.batch == 1,
+              "the options must have the values of the first combination");
     cr_assert_eq(axes_combinations(&axes), COUNT_OF(expected));
     for (size_t i = 0; i < COUNT_OF(expected); i++) {
         char text[256], stored[256];
@@ -196,7 +197,7 @@ Test(axes, the_last_option_changes_fastest)
     cr_expect_str_eq(cut, "--noise ");
 }
 
-/* The commands for the remaining combinations, by the number of completed ones. */
+/* Entry i of `expected` describes the combinations that remain after i have completed. */
 Test(axes, remaining_combinations_as_commands)
 {
     static const char *const expected[] = {"",
@@ -233,7 +234,8 @@ Test(axes, ranks_compare_all_values)
             cr_expect_neq(hashes[j], hashes[i], "%s and %s", lines[j], lines[i]);
     }
     cr_assert_eq(parse("--batch 1:2:1"), STATUS_OK);
-    cr_expect_eq(options_hash(&options), hashes[0], "the same values, written differently");
+    cr_expect_eq(options_hash(&options), hashes[0],
+                 "equal values that are written differently must have the same hash");
 }
 
 Test(axes, too_many_axes)

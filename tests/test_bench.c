@@ -19,7 +19,7 @@ struct script {
     uint64_t fail_at; /* the run that fails; 0: none */
 
     uint64_t runs, numbers[RUNS_MAX];
-    double begin_s, last_begin_s; /* of bench_measure(), and of the latest run */
+    double begin_s, last_begin_s; /* when bench_measure() and the latest run began */
     size_t shown, samples[RUNS_MAX];
     double elapsed_s[RUNS_MAX], shown_max_time_s;
 };
@@ -67,7 +67,7 @@ static void measure(struct bench_limits limits)
     cr_assert(bench_measure(&fake, &script, &limits, note, &script, &bench, NULL) == STATUS_OK, "%s",
               status_text());
     cr_assert(script.runs == bench.warmups + bench.count);
-    cr_expect(script.shown == bench.count, "progress reports every sample");
+    cr_expect(script.shown == bench.count, "progress must report every sample");
 }
 
 static double constant(uint64_t sample)
@@ -81,7 +81,7 @@ static double bimodal(uint64_t sample)
     return sample % 2 ? 2e-3 : 1e-3;
 }
 
-/* Noisy times at first, then 1 ms. */
+/* Times that vary at first and then are 1 ms. */
 static double settling(uint64_t sample)
 {
     return sample < 10 ? 1e-3 * (double)(1 + sample) : 1e-3;
@@ -156,7 +156,7 @@ Test(bench, samples_for_at_least_min_time)
     cr_expect(bench.settled);
     cr_expect(script.elapsed_s[bench.count - 1] >= 0.03);
     cr_expect(bench.count == 2 || script.elapsed_s[bench.count - 2] < 0.03,
-              "samples longer than min_time, although all samples are equal");
+              "sampling continues after min_time, although all samples are equal");
     bench_free(&bench);
 }
 
@@ -169,7 +169,7 @@ Test(bench, bimodal_times_never_settle_and_max_time_ends_sampling)
     cr_expect(bench.time.median_error > 0.2, "%g", bench.time.median_error);
     cr_expect(script.elapsed_s[bench.count - 1] >= 0.05);
     cr_expect(bench.count == 5 || script.elapsed_s[bench.count - 2] < 0.05,
-              "does not stop when the time is over");
+              "sampling does not stop at max_time");
     bench_free(&bench);
 }
 
@@ -198,7 +198,7 @@ Test(bench, max_error_ends_sampling)
 {
     script.device_s = bimodal;
     measure((struct bench_limits){.min_samples = 10, .max_time_s = 30, .max_median_error = 2});
-    cr_expect(bench.settled, "an error of at most 0.5 is below the limit of 2");
+    cr_expect(bench.settled, "an error of at most 0.5 must count as settled, because the limit is 2");
     cr_expect(bench.count == 10, "%zu", bench.count);
     bench_free(&bench);
 }
@@ -285,10 +285,10 @@ Test(bench, progress_is_optional)
     cr_expect(bench.count == 2);
     bench_free(&bench);
     cr_expect_null(bench.samples);
-    bench_free(&bench); /* nothing is left to free twice */
+    bench_free(&bench); /* a second call must free nothing */
 }
 
-/* Three warm-ups, then samples: run 2 fails in the warm-up, run 6 during sampling. */
+/* Runs 1 to 3 are warm-ups. So run 2 fails in the warm-up, and run 6 during sampling. */
 Test(bench, a_failing_run_ends_the_measurement_and_its_message_is_relayed)
 {
     static const uint64_t failing[] = {1, 2, 4, 6};
@@ -299,15 +299,16 @@ Test(bench, a_failing_run_ends_the_measurement_and_its_message_is_relayed)
         snprintf(expected, sizeof expected, "run %d broke", (int)failing[i]);
         cr_expect(bench_measure(&fake, &script, &limits, note, &script, &bench, NULL) == STATUS_WRONG);
         cr_expect_str_eq(status_text(), expected);
-        cr_expect(script.runs == failing[i], "no run follows the one that failed");
-        cr_expect(bench.samples == NULL && bench.count == 0, "nothing is left to free");
+        cr_expect(script.runs == failing[i], "a run follows the run that failed");
+        cr_expect(bench.samples == NULL && bench.count == 0, "the samples were not freed");
     }
 }
 
 /* ---- Several ranks ---- */
 
-/* A simulated second rank. It is warm after `warm_at` votes and fails at vote `fail_at`. `device_s` gives its
- * sample times, and `elapsed_s` its elapsed time. It has the same statistics as this rank. */
+/* A simulated second rank. Ranks vote before each run on whether to continue. This rank is warm after
+ * `warm_at` votes and fails at vote `fail_at`. `device_s` gives its sample times, and `elapsed_s` its elapsed
+ * time. It has the same statistics as this rank. */
 static struct {
     uint64_t votes, warm_at, fail_at, samples;
     double (*device_s)(uint64_t sample);
@@ -357,7 +358,8 @@ Test(bench, warms_up_until_every_rank_is_warm)
     free_both();
 }
 
-/* The median of each rank settles at once; the median of the slowest times does not. */
+/* Times of the second rank. The first ones alternate. So the median of the slowest rank's times settles later
+ * than the median of this rank's constant times. */
 static double odd_ones(uint64_t sample)
 {
     return sample < 9 && sample % 2 ? 3e-3 : 1e-3;
@@ -371,7 +373,8 @@ Test(bench, the_median_of_all_ranks_decides)
                   .min_samples = 7, .max_time_s = 30, .max_median_error = 0.01}) == STATUS_OK);
     cr_expect(bench.settled && bench.time.median == 1e-3 && bench.time.sd < 1e-9);
     cr_expect(together.bench.settled && together.bench.time.sd > 1e-6);
-    cr_expect(together.bench.count > 7, "%zu samples, as this rank alone would take", together.bench.count);
+    cr_expect(together.bench.count > 7, "%zu samples, as many as this rank alone needs",
+              together.bench.count);
     cr_expect(bench.count == together.bench.count && bench.time.count == bench.count);
     for (size_t i = 0; i < bench.count; i++) {
         cr_expect(together.bench.samples[i].device_s == odd_ones(i));
@@ -419,11 +422,11 @@ Test(bench, a_failure_on_another_rank_ends_the_measurement_before_the_next_run)
         cr_expect(measure_together(limits) == STATUS_FAILED);
         cr_expect_str_eq(status_text(), "rank 1: it broke");
         cr_expect(script.runs == cases[i].runs, "vote %d: %d runs", (int)cases[i].fail_at, (int)script.runs);
-        cr_expect(!bench.samples && !together.bench.samples, "nothing is left to free");
+        cr_expect(!bench.samples && !together.bench.samples, "the samples were not freed");
     }
 }
 
-/* Exactly one vote reports the failure to the other ranks. */
+/* After the failing run, exactly one vote reports the failure to the other ranks. */
 Test(bench, other_ranks_learn_of_a_failure)
 {
     const struct bench_limits limits = {.warmups = 3, .min_samples = 10, .max_median_error = 0.01};

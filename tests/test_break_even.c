@@ -1,7 +1,7 @@
 /* Tests scripts/compare/break_even.sh with a tiny table and without a GPU: its measurements, its output, and
  * how it continues an earlier run.
  *
- * FDSL_BENCH names the program; the default is ./fdsl-bench. */
+ * The environment variable FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -64,10 +64,11 @@ Test(break_even, without_a_gpu_rates_without_a_step_are_compared)
     expect(0, "Disk space that generating saves:\n  files ");
     cr_expect(!says("size of the samples"), "%s", out);
     shell("grep -c ^synth $D/rows_synth.csv; cut -d, -f7 $D/rows_load.csv | sort -u | tr '\\n' ' '");
-    expect(0, "1\n"); /* naive without a step */
+    expect(0, "1\n"); /* only one row of generating: naive without a training step */
     expect(0, "files ");
 
-    /* All batches of all threads are full; warm runs have several epochs. */
+    /* Prints rows that break a rule: all batches of all threads are full; runs with a warm page cache have 4
+     * epochs. */
     shell(
         "awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } $at[\"items\"] %% ($at[\"batch\"] "
         "* "
@@ -81,13 +82,13 @@ Test(break_even, without_a_gpu_rates_without_a_step_are_compared)
     expect(0, "generating: 0 finished, 1 finished before");
     cr_expect(strstr(out, "reading: 0 finished, "), "%s", out);
 
-    /* The set of the rows was deleted, so its size is that of its samples: 24 x 24 bytes, the .npy header and
-     * a label each. */
+    /* The data set that was measured is replaced by a different one. So its size on disk is unknown, and the
+     * size of its samples is used: 24 x 24 pixels, the .npy header (128 bytes) and the label. */
     shell("scripts/figures/break_even.py $D/rows_synth.csv $D/rows_load.csv; rm -r $D/data/files; "
           "${FDSL_BENCH:-./fdsl-bench} "
           "--prepare $D/data/files --store files --from synth --samples 7 --res 64 >&2; "
           "scripts/figures/break_even.py $D/rows_synth.csv $D/rows_load.csv");
-    cr_expect(says("; 0.705 GB per million (size of the samples: "), "%s", out);
+    cr_expect(says("; 0.705 GB per million (sum of the sample sizes, "), "%s", out);
 }
 #endif
 #endif

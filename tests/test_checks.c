@@ -1,7 +1,7 @@
 /* Tests scripts/check/parallel.sh, the help of all scripts, and the error messages of check scripts for
  * invalid options and variables. Needs no GPU.
  *
- * FDSL_BENCH names the program; the default is ./fdsl-bench. */
+ * The environment variable FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -16,7 +16,7 @@
 
 #include "command.h"
 
-/* The settings of the checks that run this suite are not those of the checks below. */
+/* Removes the settings of the checks that run this suite, so that the checks below do not inherit them. */
 static void forget_settings(void)
 {
     unsetenv("ONLY");
@@ -68,7 +68,6 @@ Test(checks, a_check_that_hangs_fails)
     cr_expect_str_eq(out, "", "%s", out);
 }
 
-/* SIGTERM to the script must end its checks too. */
 Test(checks, an_interrupt_ends_running_checks)
 {
     shell("bash -euo pipefail -c 'source scripts/check/parallel.sh; check \"a long one\" sleep 31.%d; "
@@ -177,7 +176,6 @@ Test(checks, rows_without_learning_are_rejected)
     }
 }
 
-/* The reference rows must pass scripts/check/learning.py too. */
 Test(checks, reference_rows_pass_the_checks_of_learning)
 {
     static const char *const names[] = {"load", "loaders", "synth", "cold"};

@@ -25,7 +25,7 @@ static void make_folder(void)
 static void remove_folder(void)
 {
     unlink(file);
-    cr_assert_eq(rmdir(folder), 0, "something was left in %s", folder);
+    cr_assert_eq(rmdir(folder), 0, "%s cannot be removed: it is not empty", folder);
 }
 
 static void write_bytes(const char *bytes, size_t count)
@@ -53,7 +53,7 @@ static bool same_class(const struct atom_class *a, const struct atom_class *b)
 
 /* ---- One class ---- */
 
-/* The benchmark class of the paper. */
+/* The class that the paper's benchmark draws. */
 static const struct atom_class paper = {0, 1000, 200, 1.2f, 1.8f, 5, 8, 2.0f, 25, 0.002f};
 
 Test(class, benchmark_is_valid)
@@ -100,7 +100,7 @@ Test(class, check_names_class_and_parameter)
     REFUSE(noise, INFINITY, "noise");
     REFUSE(line_width, NAN, "line_width");
     REFUSE(radius, 8388609, "radius");
-    REFUSE(radius, 8388608, "lower radius"); /* in its range, but 1.8 times as much exceeds the reach */
+    REFUSE(radius, 8388608, "lower radius"); /* valid alone, but radius * oval_y exceeds 2^23 */
     REFUSE(orbits, 1000000, "lower orbits");
 #undef REFUSE
 }
@@ -110,7 +110,7 @@ Test(class, check_accepts_the_limits)
     struct atom_class class_ = {
         UINT32_MAX, CLASS_VERTICES_MAX, CLASS_ORBITS_MAX, 0, 1, CLASS_FREQ_MAX, 0, 0, 0, 0};
     cr_assert_eq(class_check(&class_), STATUS_OK, "%s", status_text());
-    struct atom_class far = {0, 1, 1, 1, 1, 0, 0, 0, 8388607, 0}; /* one step of 1: exactly 2^23 */
+    struct atom_class far = {0, 1, 1, 1, 1, 0, 0, 0, 8388607, 0}; /* one orbit adds 1 pixel: 2^23 */
     cr_assert_eq(class_check(&far), STATUS_OK, "%s", status_text());
     far.line_width = 0.5f;
     cr_assert_eq(class_check(&far), STATUS_USAGE);
@@ -132,8 +132,8 @@ static const struct class_ranges uji = {.seed = 0,
                                         .radius_max = 50,
                                         .line_width_max = 0.01};
 
-/* Classes that an independent implementation of the stream computed. They must never change. Class 775 draws
- * freq2 three times. */
+/* Classes that an independent implementation of the random stream computed. They must never change. Class 775
+ * draws freq2 three times, until it differs from freq1. */
 Test(class, frozen_classes)
 {
     static const struct atom_class frozen[] = {
@@ -162,7 +162,7 @@ Test(class, a_class_depends_only_on_ranges_and_number)
     cr_assert(same_class(&alone, &after_others));
 
     struct class_ranges other = uji;
-    other.seed = UINT64_C(1) << 32; /* the key's second word */
+    other.seed = UINT64_C(1) << 32; /* changes the second word of the Philox key */
     struct atom_class seeded;
     class_draw(&other, 41, &seeded);
     cr_assert(!same_class(&alone, &seeded));
@@ -179,7 +179,8 @@ Test(class, equal_frequencies_are_redrawn)
         cr_assert(class_.freq1 != class_.freq2 || class_.freq1 == 0, "class %u", id);
         zeros += class_.freq1 == 0 && class_.freq2 == 0;
     }
-    cr_assert(zeros > 900 && zeros < 1100, "(0, 0) is kept, in a quarter of the classes: %d of 4000", zeros);
+    cr_assert(zeros > 900 && zeros < 1100,
+              "not a quarter of the classes have two frequencies of 0: %d of 4000", zeros);
 }
 
 Test(class, a_range_of_one_frequency_gives_equal_frequencies)
@@ -200,7 +201,8 @@ Test(class, a_range_of_one_value_gives_that_value)
     cr_assert(same_class(&class_, &expected));
 }
 
-/* A real number never exceeds its upper end, even if the end is not exact in float. */
+/* A drawn real number never exceeds the upper bound of its range, even if float cannot represent the bound
+ * exactly. */
 Test(class, reals_stay_within_inexact_ends)
 {
     struct class_ranges ranges = uji;
@@ -230,8 +232,8 @@ static void add(struct spread *spread, double value)
 
 enum { DRAWS = 20000 };
 
-/* Expects integers to reach both ends, real numbers to come within a thousandth of the range from them, and
- * the mean to be within five standard errors of the middle. */
+/* Expects integers to reach both bounds of the range, and real numbers to come within a thousandth of the
+ * range of both bounds. Expects the mean to be within five standard errors of the middle. */
 static void expect_spread(const char *name, struct spread spread, double minimum, double maximum, bool whole)
 {
     double span = maximum - minimum, slack = whole ? 0 : span / 1000;
@@ -397,7 +399,7 @@ Test(class, ini_lines_that_are_not_text, .init = make_folder, .fini = remove_fol
     memset(line, 'x', sizeof line);
     write_bytes(line, sizeof line);
     cr_assert_eq(class_ranges_read(file, "mine", &ranges), STATUS_USAGE);
-    expect_text(file, ":1: ", "longer");
+    expect_text(file, ":1: ", "more than 198 characters");
     write_bytes("[mine]\na\0b = 1\n", 15);
     cr_assert_eq(class_ranges_read(file, "mine", &ranges), STATUS_USAGE);
     expect_text(file, ":2: ", "not text");
@@ -568,7 +570,7 @@ Test(class, spokes_match_the_formula)
         long double theta = 2 * acosl(-1) * i / 8191;
         long double wave = (sinl(3 * theta) + sinl(1048573 * theta)) / 2;
         cr_assert_float_eq(cosine[i], cosl(theta), 6.1e-8, "cosine %u",
-                           i); /* slightly more than half a unit in the last place */
+                           i); /* slightly more than 2^-24, the rounding error of a float near 1 */
         cr_assert_float_eq(sine[i], sinl(theta), 6.1e-8, "sine %u", i);
         cr_assert_float_eq(advance[i], 2.75L + wave, 2.5e-7, "advance %u", i);
     }

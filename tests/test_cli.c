@@ -297,8 +297,8 @@ Test(cli, refuses_options_that_contradict_each_other)
         {"--classes 4 --oval-y 1.5", "--oval-y describes the benchmark class, which --classes replaces"},
         {"--class some.csv --radius 3", "--radius describes the benchmark class, which --class replaces"},
         {"--classes 4 --class some.csv", "--classes draws classes and --class reads them"},
-        {"--preset uji", "--preset gives ranges to draw classes from; add --classes N"},
-        {"--preset-file some.cfg", "--preset-file gives ranges to draw classes from"},
+        {"--preset uji", "--preset has an effect only with --classes; add --classes N"},
+        {"--preset-file some.cfg", "--preset-file has an effect only with --classes"},
         {"--preset uji --class some.csv", "add --classes N"},
         {"--out same.csv --samples-out ./same.csv", "--out and --samples-out name the same file"},
         {"--out same.csv --write-classes same.csv", "--out and --write-classes name the same file"},
@@ -386,7 +386,7 @@ Test(cli, unlikely_scales_give_a_warning)
         {"--dtype f32 --mean 123.675 --std 0.5", "warning: --mean 123.675: grays are 0 to 1; divide"},
         {"--dtype f16 --std 58.4", "warning: --std 58.4: grays are 0 to 1; divide"},
         {"--dtype f16 --mean 0.25 --std 0.00001", "warning: --dtype f16 is limited to 65504"},
-        {"--dtype f16 --std 0.000016", NULL}, /* 62500 */
+        {"--dtype f16 --std 0.000016", NULL}, /* the largest value is 62500 */
         {"--dtype bf16 --mean 0.25 --std 0.00001", NULL},
     };
     for (size_t i = 0; i < COUNT_OF(scales); i++) {
@@ -522,7 +522,7 @@ Test(cli, written_classes_can_be_read)
     char drawn[64];
     snprintf(drawn, sizeof drawn, "%.63s", value(out, 1, "digest"));
     text = get("classes.csv", NULL);
-    cr_expect(count_of(text, "\n") == 6, "a header and five classes: %s", text);
+    cr_expect(count_of(text, "\n") == 6, "not a header and five classes: %s", text);
     free(text);
     run_well(NAIVE_MIXED " --batch 5 --class classes.csv --format csv");
     cr_expect_str_eq(value(out, 1, "digest"), drawn, "the same classes give other images");

@@ -102,7 +102,7 @@ Test(cli, a_row_has_the_parameters_of_the_run)
     cr_expect(number(out, 1, "time_p95_s") <= number(out, 1, "time_p99_s"));
     double rate = number(out, 1, "items_per_s") * median;
     cr_expect(rate > 2.999 && rate < 3.001, "%g", rate);
-    double bytes = number(out, 1, "bytes_per_s") * median / (3 * (24 * 24 + 8)); /* 8 for the label */
+    double bytes = number(out, 1, "bytes_per_s") * median / (3 * (24 * 24 + 8)); /* 8 bytes for the label */
     cr_expect(bytes > 0.999 && bytes < 1.001, "%g", bytes);
 }
 
@@ -263,7 +263,8 @@ Test(cli, the_digest_depends_only_on_the_images)
 #endif
 
 #ifdef HAVE_PNG
-/* An image depends on seed, class and instance only: batches with different starts have the same images. */
+/* An image depends only on seed, class and instance. So it is the same in batches that begin with different
+ * instances. */
 Test(cli, a_shifted_batch_holds_the_same_images)
 {
     run_well(NAIVE " --batch 6 --seed 4 --png whole");
@@ -312,9 +313,9 @@ Test(cli, pictures_show_the_output)
 
 /* ---- NumPy files ---- */
 
-/* An independent implementation of the output conversion, in Python. canvas.npy has canvases, out.npy the
- * converted images. Python's struct rounds to half precision as IEEE 754 defines. The class numbers are 7 and
- * 4000000000 in turn. */
+/* An independent implementation of the output conversion, in Python. canvas.npy has the images before
+ * conversion, and out.npy the converted images. Python's struct rounds to half precision as IEEE 754 defines.
+ * The class numbers are 7 and 4000000000 in turn. */
 static const char npy_script[] =
     "import ast, struct, sys\n"
     "def load(path):\n"
@@ -384,7 +385,6 @@ Test(cli, npy_holds_the_batch_and_its_labels)
     cr_expect(count_files() == 6, "other files remain");
 }
 
-/* Skipped if NumPy is not installed. */
 Test(cli, numpy_reads_the_file)
 {
     put_two_classes();
@@ -512,7 +512,7 @@ Test(cli, other_files_are_not_overwritten)
     }
     cr_expect(count_files() == files);
 
-    /* Each of several variants has its own file, which is checked before it is written. */
+    /* If there are several variants, each one writes its own file. This file must be checked too. */
     cr_assert(mkdir("naive", 0777) == 0);
     put("naive/a.npy", "mine");
     cr_assert(remove("a.npy") == 0);
@@ -522,7 +522,6 @@ Test(cli, other_files_are_not_overwritten)
     expect_file("naive/a.npy", "mine");
 }
 
-/* Files of an earlier run and empty files are overwritten. */
 Test(cli, files_of_an_earlier_run_are_replaced)
 {
     put("empty.npy", "");

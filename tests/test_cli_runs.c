@@ -33,7 +33,7 @@ Test(cli, compute_is_a_step_and_needs_a_gpu)
     run("--data x");
     expect_error(2, "--data is an option of the workloads load, train and infer; --list shows their variants",
                  "--data x");
-    /* Errors that are independent of the machine come first. */
+    /* Errors that do not depend on the machine are reported first. */
     run("--variant fused --device 1023 --out nowhere/rows.csv");
     expect_error(2, "its folder does not exist", "--out nowhere/rows.csv");
     run("--variant fused --best-gpu");
@@ -152,7 +152,8 @@ Test(cli, a_numpy_file_is_reported_on_a_terminal)
     cr_expect(strstr(err, note), "%s", err);
 }
 
-/* Whether the text sets a colour: such escape sequences end in m. The one that clears a line ends in K. */
+/* Whether the text sets a colour. An escape sequence that sets a colour ends in m. The sequence that clears a
+ * line ends in K. */
 static bool coloured(const char *text)
 {
     for (const char *at = text; (at = strchr(at, '\033')); at++)
@@ -239,7 +240,8 @@ static const char monitor_header[] =
     "gpu_memory_bytes,temperature_c,power_w,sm_clock_mhz,memory_clock_mhz,pcie_rx_bytes_per_s,"
     "pcie_tx_bytes_per_s,throttled,cpu_cores,rss_bytes,read_bytes_per_s,write_bytes_per_s\n";
 
-/* Long enough for many samples at 10 ms, and for some even on a busy machine. */
+/* Options of a run that is long enough for many monitor samples at a period of 10 ms. Even on a busy machine,
+ * it gets some. */
 #define WATCHED                                                                                           \
     "--variant naive --res 32 --batch 2 --vertices 20 --orbits 4 --radius 3 --warmups 0 --warmup-time 0 " \
     "--min-time 0.6 --max-error 100 "
@@ -286,11 +288,12 @@ Test(cli, the_monitor_does_not_change_csv_and_json)
 Test(cli, too_few_monitor_samples_give_a_warning)
 {
     run_well(NAIVE " --monitor watched.csv");
-    cr_expect(strstr(err,
-                     " during the timed runs, and a figure needs 20; sample longer with --min-time 10.5, or "
-                     "a shorter period\n"),
+    cr_expect(strstr(err, " during the timed runs, but meaningful statistics need 20; sample longer with "
+                          "--min-time 10.5, or "
+                          "a shorter period\n"),
               "%s", err);
-    /* Mostly ends with one monitor sample, because a run takes less than the period of 10 ms. */
+    /* Adds runs until the timed phase has a monitor sample. It then has one sample in most cases, because a
+     * run takes less than the period of 10 ms. */
     int looks = 0;
     for (int loops = 1; looks == 0 && loops < 100; loops++) {
         run("--variant naive --res 512 --batch 1 --warmups 0 --warmup-time 0 --loops %d --monitor few.csv:10",
@@ -343,7 +346,7 @@ Test(cli, a_killed_run_keeps_the_samples_of_completed_variants)
     while (stat("watched.csv", &info) != 0 || info.st_size == 0)
         usleep(1000);
     int fd = open("watched.csv", O_RDONLY);
-    cr_assert(fd >= 0 && flock(fd, LOCK_SH) == 0); /* the file is complete at this point */
+    cr_assert(fd >= 0 && flock(fd, LOCK_SH) == 0); /* the program holds no lock, so the file is complete */
     close(fd);
     cr_assert(kill(pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
     char *csv = get("watched.csv", NULL);
@@ -478,7 +481,7 @@ Test(cli, the_table_has_one_line_per_variant)
 }
 
 #ifdef HAVE_XXHASH
-/* The checksums of every run of load are checked, so errors are found even without --verify. */
+/* Every run of the workload load checks its checksums. So wrong samples are found even without --verify. */
 Test(cli, the_table_of_load_has_the_cache_and_skipped_samples)
 {
     run_well("--prepare samples --samples 40 --sample-shape 3,4,4 --dtype u8");

@@ -20,7 +20,8 @@ Test(combinations, one_row_per_combination)
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         cr_expect_eq(number(out, i + 1, "res"), sizes[i][0]);
         cr_expect_eq(number(out, i + 1, "batch"), sizes[i][1]);
-        cr_expect_eq(number(out, i + 1, "items"), sizes[i][1], "the run had another batch size");
+        cr_expect_eq(number(out, i + 1, "items"), sizes[i][1],
+                     "the run did not have the batch size of its row");
         cr_expect_str_eq(value(out, i + 1, "wrong"), "0");
     }
     char *samples = get("samples.csv", NULL);
@@ -29,7 +30,6 @@ Test(combinations, one_row_per_combination)
     free(samples);
 }
 
-/* A command with lists generates the same images as one command per combination. */
 Test(combinations, images_equal_those_of_single_commands)
 {
     static const char *const types[] = {"u8", "f16"};
@@ -146,7 +146,8 @@ Test(combinations, a_failing_combination_does_not_stop_the_others)
     cr_expect(!strstr(err, "in the same way"), "%s", err);
 }
 
-/* A message begins with the values of the combination. The error after them does not repeat such a value. */
+/* An error message begins with the values of the combination. The text after these values does not repeat
+ * them. */
 Test(combinations, a_message_names_a_value_once)
 {
     run(NAIVE " --batch 1,4 --scaling strong --dry-run --ranks 2");

@@ -5,7 +5,8 @@
 
 #include "launcher.h"
 
-/* Renamed, because the build may contain the functions of comm_mpi.c. */
+/* Renames the functions of comm_serial.c, because the build may contain comm_mpi.c, whose functions have the
+ * same names. */
 #define comm_open         serial_open
 #define comm_close        serial_close
 #define comm_set_timeout  serial_set_timeout
@@ -104,7 +105,7 @@ Test(comm_serial, refuses_several_tasks_of_srun)
 
 Test(comm_serial, runs_inside_a_batch_script)
 {
-    expect_start("SLURM_NTASKS", "8"); /* tasks that the job may start; nothing was launched */
+    expect_start("SLURM_NTASKS", "8"); /* what the job may start; srun has launched nothing */
     expect_start("SLURM_PROCID", "0");
 }
 

@@ -18,8 +18,8 @@ static const char tree[] = "import os, signal, subprocess, sys, time\n"
                            "        os._exit(0)\n"
                            "    return pid\n";
 
-/* Prints the number of rows of a file, the sums of CPU seconds and written bytes, the largest memory, and the
- * lowest rate. */
+/* A Python program that reads a file of monitor rows. It prints the number of rows, the sums of CPU seconds
+ * and written bytes, the largest memory, and the lowest rate. */
 static const char sums[] =
     "import csv, sys\n"
     "rows = list(csv.DictReader(open(sys.argv[1])))\n"
@@ -165,7 +165,7 @@ Test(command, is_watched_with_all_its_descendants)
     cr_expect_leq(sum.cpu_s, said_s + 0.1);
 }
 
-/* If SIGCHLD is ignored, the kernel does not add the CPU time of ended children to that of their parent. */
+/* If a process ignores SIGCHLD, Linux does not add the CPU time of its ended children to its own. */
 Test(command, keeps_the_time_of_children_that_nobody_waits_for)
 {
     watch("signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
@@ -179,7 +179,7 @@ Test(command, keeps_the_time_of_children_that_nobody_waits_for)
     cr_expect_leq(sum.cpu_s, 2, "%g s", sum.cpu_s);
 }
 
-/* Processes that are shorter than the sampling period are counted, and only once. */
+/* The CPU time of processes that live for less than the sampling period is counted, and only once. */
 Test(command, counts_many_short_processes_once)
 {
     watch("for i in range(100): os.waitpid(child(lambda: burn(0.01)), 0)\n"
@@ -218,12 +218,12 @@ Test(command, remaining_processes_are_reported)
     EXPECT(0,
            "timeout 20 $P --monitor m.csv -- sh -c 'sleep 30 >/dev/null 2>&1 & echo $!' >pid 2>err; cat err; "
            "kill $(cat pid)");
-    cr_expect(says("; 1 of its processes still runs, no longer sampled; "), "%s", out);
+    cr_expect(says("; 1 of its processes still runs but will not be sampled; "), "%s", out);
 }
 
 /* ---- SIGCHLD ---- */
 
-/* The alarm ends a monitor that does not notice the end of its command. */
+/* An alarm ends the monitor if it does not notice the end of its command. */
 Test(command, ends_if_sigchld_is_ignored)
 {
     static const char ignore[] = "import os, signal, sys\n"
@@ -267,7 +267,8 @@ Test(command, a_command_killed_by_a_signal_has_all_its_samples)
     cr_expect_geq(sum.rows, 3);
 }
 
-/* Waits until the file `ready` exists, sends the signal to the monitor and waits for it. */
+/* Waits until the file `ready` exists. Then sends the signal to the monitor and waits until the monitor has
+ * ended. */
 #define SEND(name)                                                                                         \
     "rm -f ready; $P --monitor m.csv:20 -- sh trap.sh >said 2>/dev/null & p=$!; while ! [ -e ready ]; do " \
     "sleep 0.01; done; "                                                                                   \
@@ -281,7 +282,7 @@ Test(command, the_monitor_forwards_its_signals)
         "while :; do sleep 0.02; done\n";
     put("trap.sh", trap, sizeof trap - 1);
     static const char *const names[] = {"TERM", "HUP", "USR1",
-                                        "USR2"}; /* background jobs of a shell ignore INT and QUIT */
+                                        "USR2"}; /* INT and QUIT are ignored by background jobs of a shell */
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char wanted[32];
         run("n=%s; " SEND("$n"), names[i]);

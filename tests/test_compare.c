@@ -7,8 +7,8 @@ TestSuite(compare, .init = start, .fini = stop, .timeout = 120);
 
 /* ---- Verdicts ---- */
 
-/* The first row takes 1.1 times as long. Both medians are known to 1 %, so the interval of the ratio's
- * logarithm extends by atanh(0.01) sqrt(2) = 0.0141426 to each side. */
+/* In b.csv, the first row takes 1.1 times as long as in a.csv. Both medians are known to 1 %, so the interval
+ * of the ratio's logarithm extends by atanh(0.01) sqrt(2) = 0.0141426 to each side. */
 Test(compare, verdicts_and_exit_status)
 {
     put_rows("a.csv", "variant=slower", "variant=faster", "variant=same;median_error=0.001",
@@ -71,8 +71,8 @@ Test(compare, higher_is_better_for_rates)
     compare(3, "--measure items_per_s --format csv");
     expect_verdict(1, "slower");
     expect_number(1, "ratio", 0.9);
-    compare(0, "--measure energy_j_per_item --format csv"); /* energy has no error column, so single rows have
-                                                               no interval */
+    compare(0, "--measure energy_j_per_item --format csv"); /* rows have no error of the energy, so a pair of
+                                                               single rows has no interval */
     expect_verdict(1, "undecided");
     cr_expect_str_eq(value(out, 1, "ratio_low"), "");
 }
@@ -148,8 +148,9 @@ Test(compare, several_parameters_are_ignored)
     put_rows("a.csv", "threads=2;line_width=0.1", NULL);
     put_rows("b.csv", "threads=4;line_width=0.2", NULL);
     compare(1, "");
-    cr_expect(strstr(err, "differ in threads and line_width; --ignore NAME,... matches rows that differ"),
-              "%s", err);
+    cr_expect(
+        strstr(err, "differ in threads and line_width; --ignore NAME,... matches rows that differ in NAME"),
+        "%s", err);
     compare(1, "--ignore threads");
     compare(0, "--ignore threads,line-width");
 }
@@ -207,7 +208,8 @@ Test(compare, ignored_parameters_that_differ_within_a_file_are_not_judged)
     }
     compare(0, "--ignore variant,threads");
     cr_expect(strstr(out, "\nm mixed: ") && !strstr(out, "\nundecided"), "%s", out);
-    /* These rows agree within each file and are still not judged. */
+    /* These rows have equal times within each file. They are still not judged, because their ignored
+     * parameter differs. */
     put_rows("a.csv", "threads=2", "threads=3", "threads=4", NULL);
     put_rows("b.csv", "threads=5;time_median_s=9", "threads=6;time_median_s=9", NULL);
     compare(0, "--ignore threads --format csv");
@@ -359,7 +361,7 @@ Test(compare, files_of_other_rows_are_refused)
     char row[64];
     snprintf(row, sizeof row, "schema=%s", workload_find("load")->schema);
     put_rows("b.csv", row, NULL);
-    expect_b(2, "b.csv, line 2: a row of load cannot be compared with rows of synth");
+    expect_b(2, "b.csv, line 2: a row of the workload load cannot be compared with rows of synth");
     put("b.csv", "schema,x\nsynth/1,2\n");
     expect_b(2, "rows of schema 'synth/1'");
     put("b.csv", "x\n2\n");

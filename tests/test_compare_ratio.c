@@ -1,5 +1,5 @@
-/* Tests the interval of a ratio and the verdict, with known answers and with simulations of how often they
- * are right. */
+/* Tests the confidence interval of a ratio of times, and the verdict. Uses known answers, and simulations
+ * that count how often the intervals and verdicts are right. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -78,7 +78,8 @@ Test(ratio, errors_of_single_rows_add_in_quadrature)
                  2.5758293 / NORMAL * sqrt(pow(atanh(0.03), 2) + pow(atanh(0.04), 2)));
 }
 
-/* The variance of each mean is 0.01^2 / 3, with 2 degrees of freedom. Together they have 4: t = 2.776. */
+/* The means of A and B each have the variance 0.01^2 / 3, with 2 degrees of freedom. Their difference has 4
+ * degrees of freedom, so t = 2.776. */
 Test(ratio, repeated_rows_have_the_interval_of_welch)
 {
     static const double logarithms[] = {0, 0.01, -0.01}, higher[] = {0.05, 0.06, 0.04};
@@ -100,8 +101,8 @@ Test(ratio, one_run_against_two)
     }
 }
 
-/* The run of A is known to 20 %, and those of B to 0.5 %. The variance of A is the scatter of B plus the
- * amount by which A's squared error exceeds B's. */
+/* The median of A's run is known to 20 %, and the medians of B's runs to 0.5 %. The variance of A is the
+ * scatter of B plus the amount by which A's squared error exceeds B's. */
 Test(ratio, one_uncertain_run_against_three)
 {
     static const double logarithms[] = {0, 0.01, -0.01};
@@ -172,16 +173,17 @@ static double normal(void)
     return sqrt(-2 * log(uniform())) * cos(2 * M_PI * uniform());
 }
 
-/* How runs vary. `between` is the standard deviation of the logarithm of a run's median time. `within` is the
- * standard deviation of the logarithm of a sample around it. A run has one row, or `epochs` rows of one
- * sample each. */
+/* How simulated times vary. `between` is the standard deviation of the logarithms of the runs' medians.
+ * `within` is the standard deviation of the logarithms of a run's samples. A run has one row with `samples`
+ * samples, or `epochs` rows with one sample each if `epochs` is not 0. */
 struct noise {
     size_t runs, samples;
     double between, within;
     size_t epochs;
 };
 
-/* Simulates runs of a program, measured as the runner does. `centre` is the logarithm of its median time. */
+/* Simulates runs of a program, whose times are measured as fdsl-bench does. `centre` is the logarithm of the
+ * program's median time. */
 static struct side measure(const struct noise *noise, double centre)
 {
     enum { SAMPLES_MAX = 1000 };
@@ -203,8 +205,8 @@ static struct side measure(const struct noise *noise, double centre)
     return side;
 }
 
-/* Shares of the comparisons that have an interval: those whose interval covers the true ratio, and those with
- * each verdict. */
+/* Fractions of the comparisons that have an interval. `covered`: the interval contains the true ratio.
+ * `verdicts`: the comparison has this verdict. */
 struct shares {
     double covered, verdicts[VERDICTS];
 };
@@ -216,7 +218,7 @@ static void describe(const struct noise *noise)
                 noise->between, noise->within);
 }
 
-/* Compares a program with one that takes exp(centre) times as long. */
+/* Simulates `times` comparisons of a program with another one that takes exp(centre) times as long. */
 static struct shares simulate_both(const struct noise *noise_a, const struct noise *noise_b, double centre,
                                    double margin, size_t times)
 {
@@ -255,7 +257,7 @@ static const struct noise repeated[] = {
 static const struct noise trainings[] = {
     {2, 0, 0.02, 0.005, 8}, {3, 0, 0.02, 0.005, 8}, {5, 0, 0.02, 0.02, 30}, {3, 0, 0.02, 0.005, 4}};
 
-/* One run of the first program against several of the second. */
+/* Comparisons of one run of a program with several runs of the other program. */
 static const struct noise against[][2] = {
     {{1, 100, 0.02, 0.02, 0}, {2, 100, 0.02, 0.02, 0}},  {{1, 100, 0.02, 0.02, 0}, {3, 100, 0.02, 0.02, 0}},
     {{1, 100, 0.02, 0.02, 0}, {10, 100, 0.02, 0.02, 0}}, {{10, 100, 0.02, 0.02, 0}, {1, 100, 0.02, 0.02, 0}},
@@ -285,8 +287,8 @@ Test(ratio, the_interval_of_repeated_rows_covers_the_ratio)
     expect_coverage(repeated, COUNT_OF(repeated));
 }
 
-/* What differs between runs is the same in all epochs of a run. So a run counts once, with the median of its
- * epochs. */
+/* An effect that differs between runs is the same in all epochs of one run. So a run counts once, with the
+ * median of its epochs. */
 Test(ratio, the_interval_of_trainings_covers_the_ratio)
 {
     expect_coverage(trainings, COUNT_OF(trainings));
@@ -318,7 +320,7 @@ Test(ratio, finds_a_slowdown_of_5_percent_and_no_false_one)
     cr_expect(simulate(&quiet, 0, 0.02, 2000).verdicts[VERDICT_SAME] >= 0.99);
 }
 
-/* A single training has an interval, that of its epochs, if it has at least six epochs. */
+/* If a single training has at least six epochs, its interval is computed from the times of these epochs. */
 Test(ratio, the_interval_of_single_trainings_uses_their_epochs)
 {
     static const double times[] = {2, 1, 1.01, 0.99, 1.02, 0.98};
@@ -332,7 +334,7 @@ Test(ratio, the_interval_of_single_trainings_uses_their_epochs)
     cr_expect(isnan(unknown.low) && known.low < 1 && known.high > 1);
 }
 
-/* The intervals of single runs do not contain the scatter between runs, as docs/compare.md says. */
+/* The intervals of single runs do not include the variation between runs. docs/compare.md warns of this. */
 Test(ratio, single_runs_do_not_show_how_runs_scatter)
 {
     const struct noise once = {1, 100, 0.02, 0.02, 0}, thrice = {3, 100, 0.02, 0.02, 0};

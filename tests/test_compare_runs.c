@@ -18,7 +18,7 @@ Test(runs, one_run_against_several)
     put_rows("b.csv", "time_median_s=0.0331", "time_median_s=0.0335", "time_median_s=0.0339", NULL);
     compare(0, "");
     cr_expect(strstr(out, note) && !strstr(out, "runs 1/1"), "%s", out);
-    compare(0, "--format csv"); /* ratio 1.047: slower, if only the error of A's row counted */
+    compare(0, "--format csv"); /* ratio 1.047; with only the error of A's row, it would be slower */
     expect_verdict(1, "undecided");
     expect_number(1, "runs_a", 1);
     expect_number(1, "runs_b", 3);
@@ -46,7 +46,8 @@ Test(runs, epochs_are_one_run)
     cr_expect(strstr(out, " 1/1 ") && strstr(out, "\nruns 1/1: one run does not show"), "%s", out);
 }
 
-/* For example, the test accuracy and the total training time of a run are those of its last epoch. */
+/* Some measures of a run are those of its last epoch, for example the test accuracy and the total training
+ * time. */
 Test(runs, some_measures_are_those_of_the_last_epoch)
 {
     static const char *const measures[] = {"test_acc", "test_loss", "train_acc", "train_loss", "trained_s"};
@@ -89,8 +90,9 @@ static void put_epochs(const char *path, const int (*epochs)[3], size_t count)
     put(path, text);
 }
 
-/* Trainings in one file: a single one, consecutive, interrupted and restarted, alternating, of two jobs, and
- * resumed. */
+/* Each case is one file: one training; two consecutive trainings; a training that was interrupted and
+ * restarted; two trainings with alternating rows; the same with different jobs; a training that another job
+ * resumed; the rest of a resumed training; rows in descending order of epochs. */
 Test(runs, epochs_belong_to_runs)
 {
     static const struct {
@@ -112,7 +114,8 @@ Test(runs, epochs_belong_to_runs)
         expect_number(1, "runs_a", (double)files[i].runs);
         cr_expect_eq(count_of(out, "\n"), 2, "%zu", i);
     }
-    /* The runs have medians of 20 and 80 ms, whose geometric mean is 40 ms. All six rows give another. */
+    /* The two runs have medians of 20 and 80 ms, whose geometric mean is 40 ms. The median and the geometric
+     * mean of all six rows are not 40 ms. */
     static const int epochs[][3] = {{1, 1, 900}, {1, 2, 20}, {1, 3, 10}, {1, 1, 80}, {1, 2, 81}, {1, 3, 79}};
     put_epochs("a.csv", epochs, COUNT_OF(epochs));
     compare_self("--format csv");

@@ -3,7 +3,6 @@
 
 TestSuite(compare_table, .init = start, .fini = stop, .timeout = 120);
 
-/* Compares a.csv with itself. */
 static void compare_same(void)
 {
     run("compare a.csv a.csv");
@@ -47,7 +46,7 @@ Test(compare_table, the_table_says_what_differs)
     cr_expect_str_eq(value(out, 2, "marks_b"), "");
 }
 
-/* The label of a row has the values that differ from those of more than half of the rows. */
+/* The label of a row omits a value if more than half of the rows have the same value. */
 Test(compare_table, the_table_omits_values_that_most_rows_share)
 {
     put_rows("a.csv", "out_res=512;noise=2", "variant=omp;threads=9;out_res=512;noise=2",
@@ -110,14 +109,16 @@ Test(compare_table, undecided_rows_have_a_reason)
     cr_expect(strstr(out, wide) && !strstr(out, unknown), "%s", out);
 }
 
-/* Rows with wrong results fail the comparison if they are in B. Their times are in no ratio and no mean. */
+/* If B has rows with wrong results, the comparison fails. The times of rows with wrong results count in no
+ * ratio and no mean. */
 Test(compare_table, wrong_results_are_not_judged)
 {
     put_rows("a.csv", "", "batch=1", NULL);
     put_rows("b.csv", "time_median_s=9;wrong=3", "batch=1", NULL);
     compare(3, "");
     cr_expect_str_eq(err, "fdsl-bench: b.csv: 1 row with wrong results (the first: line 2)\n");
-    cr_expect(strstr(out, " -  wrong\n") && strstr(out, "\nw wrong results: not judged\n"), "%s", out);
+    cr_expect(strstr(out, " -  wrong\n") && strstr(out, "\nw wrong results: the row is not judged\n"), "%s",
+              out);
     cr_expect(strstr(out, "\n1 same, 1 wrong; geometric mean of B/A: 1.0000\n"), "%s", out);
     cr_expect(!strstr(out, "measure longer"), "%s", out);
     compare(3, "--format csv");

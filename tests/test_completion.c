@@ -69,9 +69,9 @@ Test(completion, options_are_those_of_the_help)
     complete("--prepare x --sto");
     cr_expect_str_eq(out, "--store\n");
     complete("--res 32 --lay");
-    cr_expect_str_eq(out, "--layout\n", "without a variant, the options of synth are completed");
+    cr_expect_str_eq(out, "--layout\n", "without a variant, the options of synth must be completed");
     complete("--verify --dt");
-    cr_expect_str_eq(out, "--dtype\n", "--verify takes no value");
+    cr_expect_str_eq(out, "--dtype\n", "--verify must take no value");
     complete("compare a.csv --mar");
     cr_expect_str_eq(out, "--margin\n");
     complete("comp");

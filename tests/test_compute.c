@@ -1,5 +1,5 @@
-/* Tests the option --compute and batches for training steps. A fake consumer checks the batches of the CPU
- * variants of load. */
+/* Tests the option --compute and the batches that training steps receive. A fake consumer checks the batches
+ * of the CPU variants of load. */
 #include "load_support.h"
 
 #include <math.h>
@@ -179,7 +179,8 @@ static double value_in(const struct batch *batch, uint32_t j, size_t i)
     return batch->type == DTYPE_U8 ? *at : batch->type == DTYPE_F16 ? half_to_float(half) : single;
 }
 
-/* Checks the label and the pixel at the centre of each image. A shift by one pixel moves no zeros there. */
+/* Checks the label and the pixel at the centre of each image. Augmentation shifts images by at most one
+ * pixel, so it moves no zeros to the centre. */
 static enum status look(struct consumer *consumer, const struct batch *batch)
 {
     struct looking *self = (struct looking *)consumer;
@@ -200,7 +201,8 @@ static enum status look(struct consumer *consumer, const struct batch *batch)
     return STATUS_OK;
 }
 
-/* Reads three epochs with every variant of files. Expects each sample three times, with its label. */
+/* Reads three epochs with every variant that reads single files. Expects each sample three times, with its
+ * label. */
 static void expect_learnt(const char *line, enum dtype type, bool interleaved, double scale)
 {
     static const struct consumer_type type_of_look = {.take_host = look};
@@ -296,7 +298,7 @@ Test(compute, a_picture_of_another_shape_fails_the_run)
     cr_assert_eq(open_job(&job, "--cache any --compute train --decode"), STATUS_OK, "%s", status_text());
     const struct variant *variant = start(&job, "files", &state);
     cr_expect_eq(variant_run(variant, state, 0, &unused), STATUS_FAILED);
-    cr_expect(strstr(status_text(), "3x16x16 values, the first one has 3x8x8"), "%s", status_text());
+    cr_expect(strstr(status_text(), "3x16x16 values, but the first image has 3x8x8"), "%s", status_text());
     cr_expect(strstr(status_text(), "sample '000022'"), "%s", status_text());
     variant->teardown(state);
     close_job(&job);
@@ -362,7 +364,8 @@ Test(compute, labels_of_images_follow_from_their_numbers)
     free(parameters);
 }
 
-/* With strong scaling, each rank generates a part of the batch. Its step has this part's size: `share`. */
+/* With strong scaling, each rank generates a part of the batch. The training step of the rank has `share`
+ * samples, the size of this part. */
 Test(compute, a_task_has_the_share_of_the_rank)
 {
     static const struct {
@@ -448,8 +451,8 @@ Test(compute, undecoded_files_are_refused)
 
 #define FIXTURES "tests/data/figures"
 
-/* Adds a row of a step of 7 ms, which no other row has. The table changes only if the step has a given
- * duration, not if it trains a network. */
+/* Adds rows with a step of 7 ms, a duration that no other row has. The table must change if the step has a
+ * given duration. It must not change if the step trains a network. */
 Test(compute, break_even_ignores_real_training_steps)
 {
     static const char newer[] =

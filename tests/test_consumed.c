@@ -1,4 +1,4 @@
-/* Tests the variant that --compute wraps around another one, with a fake variant, workload and consumer. The
+/* Tests the wrapper that --compute puts around a variant, with a fake variant, workload and consumer. The
  * fakes log their calls, so that tests can check the order. */
 #include <criterion/criterion.h>
 
@@ -268,7 +268,7 @@ Test(consumed, one_span_covers_all_timed_runs_and_nothing_before_them)
     expect_heard("finish 2 ");
     cr_expect_str_eq(measures_get(&measures, "steps"), "2");
     cr_expect_str_eq(measures_get(&measures, "stall_share"), "0.125",
-                     "not wait_s over the span after the first wait: %s",
+                     "not wait_s divided by the span after the first wait: %s",
                      measures_get(&measures, "stall_share"));
     cr_expect_float_eq(stall_share, 0.125, 1e-12);
     cr_expect_str_eq(measures_get(&measures, "first_batch_s"), "0.2");
@@ -316,7 +316,8 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     double stall_share;
     void *state;
     cr_assert_eq(open_consumed(&many_batches, &on_device, &consumer, &state), STATUS_OK);
-    cr_expect_eq(states_left, 1, "a variant of many batches needs one state, because it has its own buffers");
+    cr_expect_eq(states_left, 1,
+                 "a variant of many batches has its own buffers, so it must have only one state");
     cr_expect_eq(told, &consumer.consumer);
     expect_heard("renew begin consumer ");
     consumer.times = (struct consumer_times){
@@ -327,7 +328,7 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     phase_enter(PHASE_TIMED);
     for (uint64_t number = 2; number < 4; number++) {
         consumer.times = (struct consumer_times){.steps = 5 * number - 5,       /* 5, then 10 */
-                                                 .whole_steps = 4 * number - 4, /* a fifth is short */
+                                                 .whole_steps = 4 * number - 4, /* 1 in 5 has a short batch */
                                                  .first_wait_s = 0.1 * (double)number,
                                                  .wait_s = 0.05,
                                                  .busy_s = 0.5 * (double)(number - 1),
@@ -345,21 +346,21 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     cr_expect_str_eq(measures_get(&measures, "steps"), "15");
     cr_expect_str_eq(measures_get(&measures, "stall_share"), "0.222222",
                      "not 0.05 + 0.3 + 0.05 of 2 - 0.2 s: %s", measures_get(&measures, "stall_share"));
-    cr_expect_str_eq(measures_get(&measures, "first_batch_s"), "0.2", "not that of the first run: %s",
+    cr_expect_str_eq(measures_get(&measures, "first_batch_s"), "0.2", "not the value of the first run: %s",
                      measures_get(&measures, "first_batch_s"));
-    cr_expect_str_eq(measures_get(&measures, "step_s"), "0.11", "not that of full batches: %s",
+    cr_expect_str_eq(measures_get(&measures, "step_s"), "0.11", "not the value of full batches: %s",
                      measures_get(&measures, "step_s"));
-    cr_expect_str_eq(measures_get(&measures, "busy_share"), "0.75", "not that of all steps: %s",
+    cr_expect_str_eq(measures_get(&measures, "busy_share"), "0.75", "not the value over all steps: %s",
                      measures_get(&measures, "busy_share"));
     cr_expect_float_eq(strtod(measures_get(&measures, "slowdown"), NULL), 0.11 / 0.28, 1e-6);
-    cr_expect_str_eq(measures_get(&measures, "loss"), "0.333333", "not that after the last run: %s",
+    cr_expect_str_eq(measures_get(&measures, "loss"), "0.333333", "not the loss after the last run: %s",
                      measures_get(&measures, "loss"));
     consumed_variant.teardown(state);
     cr_expect_null(told);
 }
 
-/* A reader that reads everything before it delivers its first batch makes the GPU wait in every run. Only the
- * wait before the first batch of all runs must not count as a stall. */
+/* If a reader reads everything before it delivers its first batch, the GPU waits in every run. The wait
+ * before the first batch of the first run must not count as a stall. The waits of later runs must count. */
 Test(consumed, first_waits_of_later_runs_count_as_stalls)
 {
     struct fake_consumer consumer;
@@ -376,11 +377,11 @@ Test(consumed, first_waits_of_later_runs_count_as_stalls)
     cr_expect_eq(consumed_end(state, &measures, &stall_share), STATUS_OK);
     cr_expect_float_eq(stall_share, 9 * 0.9 / (10 - 0.9), 1e-12);
     cr_expect_str_eq(measures_get(&measures, "first_batch_s"), "0.9");
-    cr_expect_str_eq(measures_get(&measures, "step_s"), "", "no batch was full");
+    cr_expect_str_eq(measures_get(&measures, "step_s"), "", "must be empty, because no batch was full");
     cr_expect_str_eq(measures_get(&measures, "busy_share"), "0.1");
     cr_expect_str_eq(measures_get(&measures, "slowdown"), "",
-                     "without a full batch, no step can be compared with a step that runs alone");
-    cr_expect_str_eq(measures_get(&measures, "loss"), "", "the consumer has no loss");
+                     "must be empty, because without a full batch no step can be compared with one alone");
+    cr_expect_str_eq(measures_get(&measures, "loss"), "", "must be empty, because the consumer has no loss");
     consumed_variant.teardown(state);
 }
 

@@ -1,5 +1,5 @@
-/* Tests that the pages fit the program: every option is on a page, links lead to files, and numbers equal
- * those of the rows. */
+/* Tests that the docs agree with the program: every option is on a page, links lead to files, and numbers
+ * equal those of the rows. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -44,7 +44,7 @@ Test(docs, every_link_leads_to_a_file)
     cr_expect_str_eq(out, "", "%s", out);
 }
 
-/* The program may still be writing when man.sh has read the examples. It must not end by SIGPIPE. */
+/* The program may still be writing when man.sh has read the examples. SIGPIPE must not end the program. */
 Test(docs, the_man_page_waits_for_a_slow_program)
 {
     shell("cd $(mktemp -d) && printf '#!/bin/sh\\n%%s \"$@\"; s=$?; sleep 0.1; echo; exit $s\\n' $P >slow && "
@@ -79,7 +79,7 @@ Test(numbers, numbers_on_the_pages_equal_those_of_the_rows)
                  out);
 }
 
-/* Changes of the pages, rows or docs/numbers.txt, and the resulting messages. */
+/* Changes of the pages, rows or docs/numbers.txt, and the messages that they must cause. */
 static const struct {
     const char *change, *says;
 } changes[] = {

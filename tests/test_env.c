@@ -270,7 +270,7 @@ static void expect_link(const char *flags, double bytes_per_s)
     cr_expect(zero(dbl, nvml_pcie_peak_bytes_per_s("0000:18:00.0")));
 }
 
-/* 16 lanes of 32 GT/s, with 128 bits of data in 130 bits, have 63.0 GB/s. */
+/* 16 lanes of 32 GT/s carry 63.0 GB/s, because 128 of every 130 bits are data. */
 Test(nvml, pcie_peak_of_generation_5)
 {
     expect_link("", 63015384615.4);
@@ -373,8 +373,8 @@ Test(nvml, reports_a_driver_that_is_too_old)
     cr_expect(strstr(status_text(), "nvmlInit_v2") != NULL, "%s", status_text());
 }
 
-/* With a driver, no GPU has this address. Without a driver, the library NVML is missing. Both messages name
- * it. */
+/* With a driver, no GPU has this address. Without a driver, the library is missing. Both messages contain
+ * "NVML". */
 Test(nvml, is_unavailable_for_an_impossible_gpu)
 {
     struct gpu_state state;

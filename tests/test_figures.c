@@ -12,10 +12,10 @@ static const char *const names[] = {"vertices",          "resolution",      "bat
                                     "loading_latency",   "loading_loops",   "learning_loss",
                                     "learning_accuracy", "learning_time",   "fine_tuning",
                                     "monitor_loading",   "break_even",      "training_time"};
-/* Ends of ranges of `names`. */
-#define OF_IMAGES   9  /* names before this index: figures of generating */
-#define OF_LOADING  14 /* from OF_IMAGES: figures of loading */
-#define OF_LEARNING 17 /* from OF_LOADING: figures of learning; later figures combine several workloads */
+/* Indices in `names` at which a group of figures ends. */
+#define OF_IMAGES   9  /* figures of generating: from index 0 */
+#define OF_LOADING  14 /* figures of loading: from OF_IMAGES */
+#define OF_LEARNING 17 /* figures of learning: from OF_LOADING; the others combine several workloads */
 
 /* ---- What is drawn ---- */
 
@@ -127,7 +127,7 @@ Test(figures, newest_row_wins)
     cr_assert_str_eq(out, "16 3.5 64 1.1875  ", "not the newer row, which is the first: %s", out);
 }
 
-/* A row of another file or revision is not on the line, even if it is newer. */
+/* A line has no point of a row of another file or revision, even if that row is newer. */
 Test(figures, a_line_has_rows_of_one_machine_and_revision)
 {
     static const char *const elsewhere[] = {"b.csv", "a.csv"};
@@ -144,7 +144,7 @@ Test(figures, a_line_has_rows_of_one_machine_and_revision)
     }
 }
 
-/* Rows that did not settle have a ring. Rows without the column `settled` have none. */
+/* A row whose median did not settle is drawn with a ring. A row without the column `settled` has no ring. */
 Test(figures, rows_that_did_not_settle_are_marked)
 {
     shell("awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } "
@@ -200,7 +200,7 @@ Test(figures, rows_of_single_ranks_are_ignored)
 
 Test(figures, rows_with_other_parameters_are_ignored)
 {
-    /* Rows with another element type, with another noise, and with wrong images. */
+    /* The rows with batches 1 and 4 get another element type, another noise, or wrong images. */
     shell("cd " FIXTURES " && (head -1 synth.csv; grep ',fused,.*,\\(16\\|64\\),512,' synth.csv; "
           "grep ',fused,.*,1,512,' synth.csv | sed 's/,u8,/,f16,/'; grep ',fused,.*,4,512,' synth.csv | "
           "sed 's/,2,0.002,25,/,3,0.002,25,/'; grep ',fused,.*,4,512,' synth.csv | sed 's/,yes,0$/,yes,7/') "
@@ -268,7 +268,7 @@ Test(figures, points_with_different_threads_per_rank_are_not_joined)
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("'8 threads per rank at 2, 4 at 4'") && says("array joined[1] = [0]"), "%s", out);
     cr_assert(says("\t1009.08174\t0.454285714\t") && says("\t1009.08174\t0.908571429\t"),
-              "a row's rate over its efficiency is the line without loss: %s", out);
+              "the line without loss must be a row's rate divided by its efficiency: %s", out);
 }
 
 Test(figures, points_with_equal_threads_per_rank_are_joined)
@@ -338,7 +338,7 @@ Test(figures, axis_of_vertices_fits_its_range)
               out);
 }
 
-/* Writes rows with bounds; fused rows are bound by the bus. The changed columns are flops, bytes,
+/* Writes rows with bounds. The rows of fused are bound by the bus. The changed columns are flops, bytes,
  * peak_bytes_per_s, bound and roofline_share. */
 #define WITH_BOUNDS                                                                                \
     "awk -F, -v OFS=, 'NR == 1 { print } $7 == \"fused\" { $57 = 1; $59 = 6.3e10; $60 = \"bus\"; " \
@@ -357,7 +357,6 @@ Test(figures, a_bar_per_variant_nearest_to_its_roofline)
     cr_assert(says("['limited by', 'FLOPs', 'bus bandwidth']"), "%s", out);
 }
 
-/* Shares must follow from the other columns of their row, and be at most 100 %. */
 Test(figures, reference_rows_have_correct_shares)
 {
     shell("tests/check_rooflines.py " REFERENCE "/*.csv " FIXTURES "/live_training.csv");
@@ -378,7 +377,7 @@ Test(figures, wrong_shares_are_detected)
     }
 }
 
-/* Rows of older programs have no bound, and so no bar. */
+/* Rows of older programs have no column `bound`, so they have no bar. */
 Test(figures, rows_without_a_bound_are_not_drawn)
 {
     shell("cp " FIXTURES "/synth.csv $D/results; " SELECT "--reference $D/reference roofline");
@@ -400,7 +399,7 @@ Test(figures, a_byte_order_mark_and_files_without_rows)
 /* ---- Errors ---- */
 
 static const struct {
-    const char *make; /* a command that writes its file to stdout, from the fixture "$F" */
+    const char *make; /* a command that writes a changed copy of the fixture "$F" to stdout */
     const char *says;
 } refused[] = {
     {"head -c -30 $F", "bad.csv, line 35: 73 fields where the header has 90"},
@@ -445,7 +444,7 @@ Test(figures, bad_files_are_refused)
         cr_expect(says(refused[i].says), "%s: %s", refused[i].make, out);
         cr_expect(strchr(out, '\n') == strrchr(out, '\n') && !says("Traceback"), "not one line: %s", out);
         shell("ls $D/out 2>/dev/null | wc -l");
-        cr_expect_eq(atoi(out), 0, "figures are drawn from the other files");
+        cr_expect_eq(atoi(out), 0, "figures are drawn from other files, although one file is bad");
     }
     shell("printf '{' > $D/results/env.json; rm $D/results/bad.csv; " FIGURES);
     cr_expect_eq(status, 2);

@@ -30,7 +30,7 @@ Test(figures_load, other_loaders_have_the_device_of_their_host)
     cr_assert(says("\n1\t1.09226667e+09\t") && says("\n2\t297890909\t"),
               "the line of torch-files over workers is wrong: %s", out);
     shell(LOADING("grep '^schema\\|,torch-'", "loading"));
-    cr_assert_eq(status, 0, "a host without rows of ours: %s", out);
+    cr_assert_eq(status, 0, "rows of other loaders alone, of an unknown host, must be drawn: %s", out);
     cr_assert(says("'unnamed device'") && says("revision unknown"), "%s", out);
     shell("sed 's/Made-up(R) Processor 9000/Newer/; s/,2026-/,2027-/; /,torch-/d' " FIXTURES
           "/load.csv > $D/results/newer.csv; " LOADING(
@@ -65,8 +65,8 @@ Test(figures_load, one_row_of_yours_does_not_replace_reference_lines)
 
 Test(figures_load, rows_with_other_loading_are_ignored)
 {
-    /* Rows of decoded files, and of shards with skipped or wrong samples. Columns: variant, decode, skipped,
-     * wrong. */
+    /* Rows become rows of decoded files, and of shards with skipped or wrong samples. The columns are variant
+     * ($7), decode ($25), skipped ($69) and wrong ($102). */
     shell(LOADING("awk -F, -v OFS=, 'NR > 1 && $7 ~ /^files/ { $25 = 1 } $7 == \"shards\" { $69 = 3 } "
                   "$7 == \"shards-uring\" { $102 = 2 } !/torch/'",
                   "loading"));
@@ -121,7 +121,8 @@ Test(figures_load, the_figure_of_threads_has_one_sample_size)
 {
     shell(LOADING("grep -v torch", "loading_threads"));
     cr_assert(says("'yours, 16 KiB per sample'"), "%s", out);
-    cr_assert(!says("\n1\t1.46285714e+10\t"), "has the 2 KiB samples of shards-omp: %s", out);
+    cr_assert(!says("\n1\t1.46285714e+10\t"),
+              "the line of samples of 16 KiB has a point of samples of 2 KiB: %s", out);
     cr_assert(says("\n1\t2.92571429e+09\t") && says("\n4\t1.17028571e+10\t"), "%s", out);
 }
 
@@ -170,9 +171,10 @@ Test(figures_load, break_even_reports_which_source_wins)
     cr_assert(says("shards-omp png, warm         reading wins for steps below 19 ms"), "%s", out);
 }
 
-/* A step of a given duration takes as long on a partial batch as on a full one. With 156 images per step, a
- * reader that never waits would stay below the limit of the step. The rate of the median run may exceed the
- * limit. */
+/* A step of a given duration takes as long on a partial batch as on a full one. So the rates of a reader
+ * whose steps had 156 images, not 256, cannot be compared and are skipped. The second change makes
+ * items_per_s of a row exceed the limit of the step. The table must show the mean rate, which follows from
+ * busy_share. */
 Test(figures_load, break_even_skips_partial_batches_and_reports_stalls)
 {
     shell("awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } $at[\"compute_ms\"] == 0.5 && "

@@ -5,8 +5,8 @@
 
 TestSuite(figures_train, .init = open_folder, .fini = remove_folder, .timeout = 120);
 
-/* The job with the most lines is drawn: one line per variant, with the newest row of each epoch. Rows of
- * inference are ignored. */
+/* Only the job with the most lines is drawn. Each variant has one line, with the newest row of each epoch.
+ * Rows of inference are ignored. */
 Test(figures_train, figures_of_learning_draw_one_job)
 {
     shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && head -n 1 train.csv > other.csv && "
@@ -65,9 +65,9 @@ Test(figures_train, fine_tuning_is_compared_with_training_from_scratch)
               out);
 }
 
-/* The figure compares trainings on the same images, generated live and loaded. Rows of other jobs, and of
- * jobs without loaded samples, are on no line. The figure of published points draws none of the rows, because
- * they are of other networks. */
+/* The figure training_time compares trainings on the same images, generated live and loaded. Rows of other
+ * jobs, and of jobs without loaded samples, are on no line. The figure `training` has only published points,
+ * because these rows are of other networks. */
 Test(figures_train, training_on_live_images_is_compared_with_loaded_ones)
 {
     shell("cp " FIXTURES

@@ -14,7 +14,8 @@
 #include "core/file.h"
 #include "run/record.h"
 
-/* The log: F, D, d: fsync() of a file, of the test's folder, of another folder; R: rename(). */
+/* The log of calls, one letter per call. F is fsync() of a file, D of the test's folder, d of another folder.
+ * R is rename(). */
 static char notes[64], folder[] = "/tmp/fdsl-sync-XXXXXX";
 
 static void note(char letter)
@@ -78,7 +79,8 @@ Test(file_sync, files_of_a_group_are_complete_before_the_first_is_renamed)
     cr_expect_str_eq(notes, "FFRDRD");
 }
 
-/* Each row is synced. After the first row, the folder is synced too, as it has the name of the new file. */
+/* Each row is synced. After the first row, the folder is synced too, because it contains the name of the new
+ * file. */
 Test(file_sync, a_row_and_its_new_file_are_durable)
 {
     struct row row = {0};

@@ -292,7 +292,7 @@ Test(counter, values_are_a_pure_function)
 #ifdef HAVE_XXHASH
 static const struct index_member two_members[] = {{"cls", 512, 1, 0x0123456789abcdef}, {"png", 1536, 100, 5}};
 
-/* Two shards with one sample each. */
+/* Returns the text of an index of two shards with one sample each. */
 static char *index_text(size_t *size)
 {
     struct index_text text;

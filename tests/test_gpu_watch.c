@@ -79,7 +79,7 @@ Test(gpu_watch, an_older_driver_has_no_energy)
     load_fake_nvml(folder, "-DOLD");
     struct gpu_watched watched = watch_for(1, PHASE_TIMED);
     cr_expect_eq(watched.sm_clock_mhz, 1410);
-    cr_expect(isnan(watched.power_w), "the driver has no energy counter, but the power is %g W",
+    cr_expect(isnan(watched.power_w), "the power must be unknown without an energy counter, but is %g W",
               watched.power_w);
 }
 
@@ -104,7 +104,7 @@ Test(gpu_watch, without_a_gpu_nothing_is_known)
     cr_expect(watched.sm_clock_mhz < 0 && watched.mem_clock_mhz < 0 && isnan(watched.power_w));
     load_fake_nvml(folder, "");
     cr_assert_eq(gpu_watch_begin("0000:ff:00.0", &watch), STATUS_OK);
-    cr_expect_null(watch, "NVML does not have this GPU");
+    cr_expect_null(watch, "a GPU that NVML does not know is watched");
 }
 
 Test(gpu_watch, ends_without_waiting_for_the_next_sample)
@@ -117,5 +117,5 @@ Test(gpu_watch, ends_without_waiting_for_the_next_sample)
         cr_assert_eq(gpu_watch_begin(GPU, &watch), STATUS_OK);
         gpu_watch_end(watch, &watched);
     }
-    cr_expect_lt(timer_now_s() - begin_s, 20 * 0.05, "it waits for the next sample");
+    cr_expect_lt(timer_now_s() - begin_s, 20 * 0.05, "gpu_watch_end() waits for the next sample");
 }

@@ -49,7 +49,7 @@ static void end_shard(FILE *stream)
     cr_assert(fwrite(zeros, 1, sizeof zeros, stream) == sizeof zeros && fclose(stream) == 0);
 }
 
-/* An extension containing a tab or newline would become a field or line of the index. */
+/* If an extension contains a tab or a newline, the index would have an extra field or line. */
 Test(hostile, extensions_that_would_inject_records)
 {
     static const char *const extensions[] = {"a\tb", "a\nsample\t9", "a b", "\033[2J"};
@@ -132,8 +132,8 @@ Test(hostile, data_after_the_end_of_a_shard_is_an_error)
 
 /* ---- Depth ---- */
 
-/* Folders may be as deep as a path allows. This is deeper than recursion with a small stack and few open
- * files could go. */
+/* Folders may be nested as deep as a path allows. Recursion would exceed the small stack and the limit of
+ * open files. */
 Test(hostile, very_deep_folders_are_read)
 {
     char path[PATH_MAX] = "";
@@ -220,7 +220,7 @@ Test(hostile, a_target_in_its_own_source_is_refused)
                                                                characters is another folder */
 }
 
-/* With "=", a value may begin with dashes. */
+/* After "=", the value of an option may begin with dashes. */
 Test(hostile, a_folder_of_dashes)
 {
     expect_refusal(2, "--data --: no such folder", "$P --variant train-naive --data=--");

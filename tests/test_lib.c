@@ -1,6 +1,5 @@
-/* libfdsl: the images of the program for every output format and split, one clear error per wrong argument,
- * and a caller's environment that stays as it was. Links libfdsl.so; the objects of the program serve as
- * reference. */
+/* Tests libfdsl.so. It generates the same images as the program, for every output format and for calls of any
+ * size. It reports each wrong argument with one error, and leaves the caller's environment unchanged. */
 #include <criterion/criterion.h>
 
 #include <fcntl.h>
@@ -77,7 +76,7 @@ static void read_tail(const char *name, void *values, size_t bytes)
     fclose(file);
 }
 
-/* Fills `reference` with the images of the program's `naive`. */
+/* Fills `reference` with the images that the program's variant naive generates. */
 static void run_program(const struct fdsl_config *config, const char *words, size_t bytes)
 {
     EXPECT(0,
@@ -138,7 +137,7 @@ Test(lib, images_are_those_of_the_program_for_every_format)
     }
 }
 
-/* 1 to 9 threads, and more threads than images, which cuts images into parts. */
+/* Tests 1, 5 and 9 threads. If a call has fewer images than threads, several threads share an image. */
 Test(lib, images_do_not_depend_on_threads)
 {
     struct fdsl_config config = small();
@@ -184,7 +183,7 @@ Test(lib, lists_and_counters_select_images)
     fdsl_close(generator);
 }
 
-/* Classes from a list, from a CSV file, and from a built-in list. */
+/* Tests classes from an array, from a CSV file, and from a preset. */
 Test(lib, classes_can_be_given)
 {
     struct fdsl_config config = small();
@@ -200,7 +199,7 @@ Test(lib, classes_can_be_given)
     config.class_list = drawn;
     config.class_count = CLASSES;
     generator = opened(&config);
-    memset(drawn, 0, sizeof drawn); /* fdsl_open() has copied them */
+    memset(drawn, 0, sizeof drawn); /* fdsl_open() has copied the classes */
     expect_reference(generator, COUNT);
     fdsl_close(generator);
 
@@ -257,7 +256,7 @@ Test(lib, layouts_are_described)
         cr_expect_null(strchr(fdsl_error(), '\n'), "%s", fdsl_error());                                \
     } while (0)
 
-/* One field of a valid configuration is wrong. */
+/* Changes one field of a valid configuration, and expects fdsl_open() to refuse it. */
 #define EXPECT_WRONG_FIELD(code, change, fragment)                                     \
     do {                                                                               \
         struct fdsl_config config = small();                                           \
@@ -375,7 +374,7 @@ Test(lib, wrong_arguments_are_named)
 
 static void *fail_elsewhere(void *text)
 {
-    cr_expect_str_eq(fdsl_error(), "", "no error in this thread");
+    cr_expect_str_eq(fdsl_error(), "", "the error of another thread is returned");
     fdsl_generate(NULL, 0, 1, NULL, NULL, NULL);
     snprintf(text, 256, "%s", fdsl_error());
     return NULL;
@@ -421,7 +420,8 @@ Test(lib, floating_point_environment_stays_and_does_not_matter)
     fdsl_close(generator);
 }
 
-/* Neither the library nor its threads change or take signals; it prints nothing, whatever the environment. */
+/* The library changes no signal handlers and no signal mask. It prints nothing, even if OMP_NUM_THREADS is
+ * invalid. */
 Test(lib, prints_nothing_and_leaves_signals_alone)
 {
     struct sigaction before[32], after[32];
@@ -438,7 +438,7 @@ Test(lib, prints_nothing_and_leaves_signals_alone)
     struct fdsl_config config = small();
     config.threads = 0;
     config.dtype = "f16";
-    config.std[0] = 1e-6; /* values that f16 cannot hold: the program warns */
+    config.std[0] = 1e-6; /* values exceed the range of f16; the program would warn */
     struct fdsl_generator *generator, *other;
     enum fdsl_status opening = fdsl_open(&config, &generator);
     void *images;
@@ -523,7 +523,8 @@ Test(lib, generators_work_in_several_threads)
 }
 
 #ifndef __SANITIZE_ADDRESS__
-/* With every limit on the address space, opening succeeds or reports what is missing. */
+/* Limits the address space to 64 different sizes. For each, fdsl_open() must succeed, or report that memory
+ * or threads are missing. */
 Test(lib, memory_that_does_not_suffice_is_reported)
 {
     struct fdsl_config config = small();
@@ -532,7 +533,7 @@ Test(lib, memory_that_does_not_suffice_is_reported)
     int failures = 0, successes = 0;
     config.res = 1024;
     config.classes = 200;
-    fdsl_close(opened(&config)); /* what the process allocates only once */
+    fdsl_close(opened(&config)); /* makes the allocations that a process makes only once */
     cr_assert_eq(getrlimit(RLIMIT_AS, &limit), 0);
     for (rlim_t step = 0; step < 64; step++) {
         uint64_t pages = 0;
@@ -555,7 +556,7 @@ Test(lib, memory_that_does_not_suffice_is_reported)
     cr_expect(failures > 0 && successes > 0, "%d failures, %d successes", failures, successes);
 }
 
-/* The first cycles fill the allocator's caches. */
+/* Memory may grow only in the first 100 cycles, which fill the allocator's caches. */
 Test(lib, memory_stays_flat)
 {
     struct fdsl_config config = small();

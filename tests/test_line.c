@@ -1,5 +1,5 @@
-/* Tests the reference line, Bresenham's algorithm, with examples by hand, with its closed form, and at the
- * end points. */
+/* Tests the lines of the reference, which Bresenham's algorithm draws. Compares them with examples by hand
+ * and with the closed form, and checks the end points. */
 #include <criterion/criterion.h>
 
 #include <string.h>
@@ -25,8 +25,9 @@ static int walk(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_
     return count;
 }
 
-/* The line from (0, 0) to (4, 2) passes half-way between two pixels at x = 1 and 3, where it steps early. Its
- * mirror images in all octants do the same. Only `visualatom` draws the end point. */
+/* The line from (0, 0) to (4, 2) passes half-way between two pixels at x = 1 and x = 3. There it already
+ * takes the step in y. Its mirror images in all octants do the same. Only the formula `visualatom` draws the
+ * end point. */
 Test(line, octants_by_hand)
 {
     static const struct pixel shape[] = {{0, 0}, {1, 1}, {2, 1}, {3, 2}, {4, 2}};
@@ -79,7 +80,7 @@ Test(line, points)
     cr_assert(pixels[0].x == 5 && pixels[0].y == -6);
 }
 
-/* Sets `ends` to a random line with coordinates in -range .. range. */
+/* Sets `ends` to the end points of a random line, with coordinates from -range to range. */
 static void random_line(uint32_t number, int32_t range, int32_t ends[4])
 {
     struct philox_block block = philox(philox_key(42), number, 0, 0, 0);
@@ -87,8 +88,8 @@ static void random_line(uint32_t number, int32_t range, int32_t ends[4])
         ends[i] = (int32_t)philox_below(block.word[i], 2 * (uint32_t)range + 1) - range;
 }
 
-/* After s steps along the major axis, the line has made floor((2 minor s + major) / (2 major)) steps along
- * the minor axis. */
+/* After s steps along the major axis, the line has moved floor((2 minor s + major) / (2 major)) pixels along
+ * the minor axis. `major` and `minor` are the line's extents along the axes. */
 Test(line, steps_follow_the_closed_form)
 {
     for (uint32_t number = 0; number < 9000; number++) {
@@ -121,7 +122,8 @@ Test(line, begins_and_ends_at_its_end_points)
     }
 }
 
-/* Whether the line passes exactly half-way between two pixels at a step s: 2 minor s = major mod 2 major. */
+/* Whether the line passes exactly half-way between two pixels at some step s: (2 minor s) mod (2 major) =
+ * major. */
 static bool has_tie(int32_t major, int32_t minor)
 {
     for (int32_t s = 1; s < major; s++)
@@ -130,8 +132,8 @@ static bool has_tie(int32_t major, int32_t minor)
     return false;
 }
 
-/* A reversed line has the same pixels in reverse order. Lines with ties differ, because each direction steps
- * early. */
+/* A reversed line has the same pixels in reverse order, unless it passes half-way between two pixels. At such
+ * a point, each direction already takes the step along the minor axis, so the directions differ. */
 Test(line, reversed_lines)
 {
     int ties = 0, plain = 0;

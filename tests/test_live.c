@@ -1,5 +1,5 @@
-/* Tests training samples that are generated during training. They must be bit-identical to stored ones, for
- * any generator and batch size. None may be in the test set. */
+/* Tests training samples that are generated during training (live samples). They must be bit-identical to
+ * stored samples, for any generator and batch size. None may be in the test set. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -36,7 +36,7 @@ static void open_data(int feed, bool fresh, uint64_t batch, uint64_t res, struct
 
 /* ---- Generators ---- */
 
-/* Generates a sample with `naive`, single-threaded scalar C. */
+/* Generates a sample with the variant naive, which is single-threaded scalar C. */
 static void make_alone(struct source_reader *naive, uint64_t number, uint8_t *into, uint64_t *label)
 {
     struct source_sample sample = {0};
@@ -105,7 +105,8 @@ Test(live, missing_device_is_reported)
 
 /* ---- Sets ---- */
 
-/* Labels, hashes and normalisation of a data set must be the same for every feed. */
+/* Labels, hashes and normalisation of a data set must be the same for every --feed: stored, live and
+ * constant. */
 Test(live, live_and_stored_sets_are_equal)
 {
     struct data stored, live, constant;
@@ -147,7 +148,8 @@ Test(live, live_sets_keep_few_samples_in_memory)
     data_close(&constant);
 }
 
-/* In no epoch is an image in both sets. With fresh samples, no image is in two epochs. */
+/* No training image of any epoch may be in the test set. With fresh samples, no image may occur in two
+ * epochs. */
 Test(live, test_samples_are_never_training_samples)
 {
     struct data data;
@@ -174,7 +176,8 @@ Test(live, test_samples_are_never_training_samples)
     generator_close(generator);
     free(samples);
     data_close(&data);
-    /* All sample numbers of the largest training set are either below or above those of the test set. */
+    /* In each epoch, the sample numbers of the largest training set are all below or all above those of the
+     * test set. */
     for (uint32_t epoch = 0; epoch < 5; epoch++) {
         uint64_t first = data_number(UINT64_C(4294967296), epoch, 0), last = first + INT32_MAX - 1;
         cr_expect(last < UINT64_C(1) << 31 || first >= (UINT64_C(1) << 31) + INT32_MAX);
@@ -257,7 +260,7 @@ Test(live, omp_trains_identically_live_and_stored)
 }
 #endif
 
-/* Engines that keep all samples in memory reject other feeds. */
+/* Engines that keep all samples in memory must reject --feed live. */
 Test(live, engines_without_feeds_reject_live_data)
 {
     const struct workload *workload = workload_find("train");

@@ -166,7 +166,7 @@ Test(load, augmentation_matches_definition)
     cr_assert(flips > 60 && flips < 140, "%d flips of 200", flips);
     cr_assert_gt(moves, 150);
     cr_assert(4 * flips_below > below && 4 * flips_below < 3 * below,
-              "not half of those that are shifted down: %d of %d", flips_below, below);
+              "not half of the images that are shifted down are flipped: %d of %d", flips_below, below);
     cr_assert(4 * flips_right_of > right_of && 4 * flips_right_of < 3 * right_of, "%d of %d", flips_right_of,
               right_of);
 }
@@ -235,7 +235,7 @@ Test(load, every_variant_delivers_every_sample_once, .init = make_folder, .fini 
 
 /* ---- Consumed batches ---- */
 
-/* A consumer that adds up the batches it receives, from any thread. */
+/* A consumer of batches, callable from any thread. It counts the batches and adds up their bytes. */
 struct counting {
     struct consumer consumer;
     uint64_t steps, bytes, sum, fails_at;
@@ -256,8 +256,8 @@ static enum status count_batch(struct consumer *consumer, const struct batch *ba
 
 static const struct consumer_type counting_type = {.take_host = count_batch};
 
-/* Runs one epoch of the variant with that consumer, and expects that status. Returns false if the variant
- * cannot run here. */
+/* Runs one epoch of the variant with the consumer `counting`, and expects the status `expected`. Returns
+ * false if the variant cannot run here. */
 static bool consume_epoch(const char *name, const char *line, enum status expected, struct counting *counting)
 {
     struct job job;
@@ -311,11 +311,13 @@ Test(load, consumer_receives_training_batches, .init = make_folder, .fini = remo
     cr_assert(consume_epoch("files", "--cache any --batch 16 --decode --seed 9", STATUS_OK, &same));
     cr_expect(decoded.steps == 3 && decoded.bytes == 40 * 48, "%d bytes", (int)decoded.bytes);
     cr_expect(augmented.steps == 3 && augmented.bytes == 40 * 48 * 4, "%d bytes", (int)augmented.bytes);
-    cr_expect(decoded.sum == same.sum && decoded.sum > 0, "another order has other pixels");
+    cr_expect(decoded.sum == same.sum && decoded.sum > 0,
+              "the pixels must not depend on the order of the samples");
 }
 
 #ifdef HAVE_PNG
-/* Counts how often each image of make_pictures() is delivered. Image n has 45 bytes of the value 3 n. */
+/* A consumer that counts how often each image of make_pictures() is delivered. Image n has 45 bytes of the
+ * value 3 n. */
 struct viewing {
     struct consumer consumer;
     int seen[20], steps, spoilt;
@@ -382,7 +384,6 @@ Test(load, decoded_batches_hold_every_image_once, .init = make_folder, .fini = r
 }
 #endif
 
-/* shards-uring must also work if its buffers cannot be locked. */
 Test(load, shards_uring_works_with_little_locked_memory, .init = make_folder, .fini = remove_folder)
 {
     const struct rlimit little = {1 << 20, 1 << 20}; /* enough for the ring itself */
@@ -452,7 +453,7 @@ Test(load, measures_are_plausible, .init = make_folder, .fini = remove_folder)
         }
 }
 
-/* Replaces the test's folder by one in `where`, because /tmp may be in memory. */
+/* Replaces the test's folder by a new one in `where`, because /tmp may be a file system in memory. */
 static void make_folder_beside(const char *where)
 {
     remove_folder();
@@ -478,7 +479,7 @@ Test(load, a_cold_run_reads_from_the_device, .init = make_folder, .fini = remove
             continue;
         expect_between(shard_variants[v], line, "resident_share_before", 0, 0.01);
         measured(shard_variants[v], line, "storage_read_bytes", text);
-        if (*text) /* the kernel reports how many bytes came from the device */
+        if (*text) /* empty if Linux does not report how many bytes came from the device */
             cr_expect_geq(strtod(text, NULL), 101 * 4000, "%s read %s bytes", shard_variants[v], text);
     }
 }
@@ -499,7 +500,7 @@ Test(load, tmpfs_refuses_cold, .init = make_folder, .fini = remove_folder)
 }
 
 /* Verification compares the samples in the buffers byte by byte, because the checksum of timed runs covers
- * only the edges of members. */
+ * only the first and last bytes of each file. */
 Test(load, changed_byte_in_buffer_is_detected, .init = make_folder, .fini = remove_folder)
 {
     make_shards(101);

@@ -9,7 +9,7 @@ Test(load_faults, truncated_shard_is_reported_with_offset, .init = make_folder, 
     cr_assert_eq(truncate(in_folder("x-000001.tar"), 20000), 0);
     expect_refused("x-000001.tar: offset ");
     expect_skipped(101 - 25 + whole_before(25, 20000),
-                   ""); /* the number of samples after the break is unknown */
+                   ""); /* how many samples the truncation removed is unknown */
 }
 
 Test(load_faults, flipped_bit_in_header_is_reported, .init = make_folder, .fini = remove_folder)
@@ -42,13 +42,12 @@ Test(load_faults, invalid_or_empty_folder_is_refused, .init = make_folder, .fini
     make_folder();
 }
 
-/* Truncates the shard `broken` after the data set was opened. The variant must fail with a one-line error.
- * With
- * --on-error skip it must continue, count the lost samples and exclude them from the work. A run that loses
- * other samples than earlier runs must fail. */
+/* Truncates the shard `broken` after the data set was opened. Without --on-error skip, the variant must fail
+ * and name the shard. With it, the variant must continue, count the lost samples, and exclude them from the
+ * work. If earlier runs read all samples, the run must fail, because the data set changes. */
 static void expect_run_fault(const char *name, const char *broken, const char *words)
 {
-    for (int skip = 0; skip <= 2; skip++) { /* 2: with skip, and the fault occurs between two runs */
+    for (int skip = 0; skip <= 2; skip++) { /* 2: with skip, and the shard is truncated between two runs */
         struct job job;
         void *state;
         struct run_time unused;
@@ -91,7 +90,7 @@ static void expect_run_fault(const char *name, const char *broken, const char *w
 Test(load_faults, shard_truncated_during_run_is_an_error, .init = make_folder, .fini = remove_folder)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants);
-         v++) { /* a variant that maps files knows the sample, but not the offset where reading failed */
+         v++) { /* variants that map files report the offset of the sample, others that of the read */
         bool maps =
             strcmp(shard_variants[v], "shards-mmap") == 0 || strcmp(shard_variants[v], "shards-omp") == 0;
         expect_run_fault(shard_variants[v], "x-000001.tar", maps ? "offset " : "offset 8192: ");
@@ -184,7 +183,7 @@ Test(load_faults, pipe_instead_of_file_is_reported, .init = make_folder, .fini =
     close_job(&job);
 }
 
-/* Moves a shard or file away. Then no file has its name, or a pipe has it. */
+/* Moves a shard or file away. With `pipe_instead`, a pipe takes its name. */
 static void take_away(const char *name, bool pipe_instead)
 {
     char moved[2 * PATH_MAX];
@@ -200,8 +199,8 @@ static void bring_back(const char *name)
     cr_assert_eq(rename(moved, in_folder(name)), 0); /* replaces a pipe too */
 }
 
-/* A shard disappears before a run. Without skip, this must be an error. With skip, its samples must be lost
- * in every run, and the row must still be measured. */
+/* A shard disappears before a run. Without --on-error skip, this must be an error. With it, every run must
+ * count the shard's samples as skipped, and the columns must still be filled. */
 static void expect_loss_of_a_shard(const char *name, const char *cache, bool pipe_instead)
 {
     for (int skip = 0; skip <= 1; skip++) {
@@ -345,7 +344,8 @@ Test(load_faults, block_of_empty_last_member_is_read, .init = make_folder, .fini
 }
 
 #ifdef HAVE_PNG
-/* Another rank may read the broken sample in each epoch. In every run, exactly one rank must lose it. */
+/* The rank that reads the broken sample may change between epochs. In every run, exactly one rank must skip
+ * the sample. */
 static void expect_a_picture_lost(const char *name, uint64_t ranks)
 {
     uint64_t skipped[4] = {0};
@@ -413,7 +413,6 @@ Test(load_faults, undecodable_image_is_an_error_or_skipped, .init = make_folder,
 }
 #endif
 
-/* Every run must detect a variant that delivers wrong bytes. */
 Test(load_faults, wrong_bytes_are_detected, .init = make_folder, .fini = remove_folder)
 {
     struct job job;

@@ -1,5 +1,6 @@
-/* Tests, on the CPU, the functions that the GPU variants of load use: hashes, conversions, labels, arrays and
- * keyed orders. Also tests combinations of options that are refused before a device is used. */
+/* Tests, on the CPU, the functions that the GPU variants of load use: hashes, conversions, labels, arrays,
+ * and orders that are defined by sorting random keys. Also tests which combinations of options are refused
+ * before a device is used. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -278,8 +279,8 @@ static enum status open_with(const char *line, struct options *options, void **p
     return workload->open(options, *parameters, &(const struct partition){.ranks = 1}, input);
 }
 
-/* Expects a variant on the CPU or on a device to accept or refuse the command line. A refusal must contain
- * `words`. */
+/* Expects that a variant accepts or refuses the command line. `device` selects a variant on a device or on
+ * the CPU. A refusal must contain `words`. */
 static void expect_accepts(const char *line, bool device, bool accepted, const char *words)
 {
     const struct workload *workload = workload_find("load");

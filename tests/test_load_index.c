@@ -1,4 +1,5 @@
-/* Tests how `load` uses an index: lost samples, flipped bits, and names and lists that do not match. */
+/* Tests how `load` uses an index of a data set: samples that are missing, flipped bits, and names or lists
+ * that do not match the shards. */
 #include "data/dataset_open.h"
 #include "load_support.h"
 
@@ -77,8 +78,8 @@ static void rename_member(const char *shard, uint64_t offset, const char *name)
     close(fd);
 }
 
-/* Without skip, a verified run of every variant must fail with this message. With skip, every variant must
- * skip the sample. */
+/* Without --on-error skip, a verified run of every variant must fail with this message. With it, every
+ * variant must skip the sample. */
 static void expect_headers_compared(const char *words)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
@@ -253,7 +254,8 @@ Test(load_index, extensions_differing_in_case_are_reported, .init = make_folder,
     expect_skipped(100, "1");
 }
 
-/* With skip, dangling links and pipes are skipped. How many samples a dangling link loses is unknown. */
+/* With --on-error skip, dangling links and pipes are skipped. A dangling link may stand for any number of
+ * samples, so the column `skipped` is empty. */
 Test(load_index, unreadable_files_are_skipped, .init = make_folder, .fini = remove_folder)
 {
     make_files(101);

@@ -1,5 +1,5 @@
-/* Tests how `load` works with its environment: restricted kernels, files of other users, the comparison with
- * other loaders, and tar files of other programs. */
+/* Tests how `load` works with its environment: Linux kernels that forbid system calls, files of other users,
+ * the comparison with other loaders, and tar files of other programs. */
 #include "load_support.h"
 
 TestSuite(load_others, .timeout = 60);
@@ -154,8 +154,8 @@ Test(load_others, the_comparison_has_the_columns_of_our_rows, .init = make_folde
     cr_assert_eq(system(command), 0);
 }
 
-/* Rows with zero workers and with one worker both have one thread, so loaders that can run without workers
- * need two names. */
+/* Loaders that run with zero workers and with one worker both have one thread in their rows. So such a loader
+ * needs two names. */
 Test(load_others, comparison_distinguishes_worker_counts)
 {
     if (system("python3 -c pass 2>/dev/null") != 0)
@@ -222,7 +222,8 @@ Test(load_others, comparison_uses_matching_variant, .init = make_folder, .fini =
 
 /* ---- Tars from other programs ---- */
 
-/* A global pax header must also apply in the shares of a shard that begin after the header. */
+/* Two ranks divide a shard, so the second rank's part begins after the global pax header. The header must
+ * apply there too. */
 Test(load_others, global_pax_header_applies_in_every_share, .init = make_folder, .fini = remove_folder)
 {
     static const uint8_t zeros[TAR_END_BYTES];
@@ -338,7 +339,8 @@ Test(load_others, tars_as_webdataset_writes_them_are_read, .init = make_folder, 
     expect_read(60);
 }
 
-/* Tests all formats of GNU tar, with the longest name that each can store. Folders are members too. */
+/* Tests all formats of GNU tar with long names: about 90 characters in v7, 190 in ustar, and 410 in the other
+ * formats. The archives also contain folders as members. */
 Test(load_others, every_format_of_gnu_tar_is_read, .init = make_folder, .fini = remove_folder)
 {
     static const struct {

@@ -30,7 +30,7 @@ Test(load_ranks, identity_depends_on_contents)
     cr_expect(identity() != changed && identity() != whole, "a missing shard must change the hash");
 }
 
-/* Runs check_total() on a row of all ranks with these cells. */
+/* Runs the workload's check of the row of all ranks, which has these two cells. */
 static enum status judge(const struct job *job, const char *skipped, uint64_t checksum)
 {
     struct measures total = {.columns = job->workload->measures};
@@ -59,7 +59,8 @@ Test(load_ranks, ranks_together_deliver_every_sample)
     }
     cr_expect_eq(judge(&job, "0", sum), STATUS_OK, "%s", status_text());
     cr_expect_eq(judge(&job, "0", sum + 1), STATUS_WRONG);
-    cr_expect_eq(judge(&job, "0", sum - result.checksum.sum), STATUS_WRONG, "one rank's samples are missing");
+    cr_expect_eq(judge(&job, "0", sum - result.checksum.sum), STATUS_WRONG,
+                 "the missing samples of one rank must be detected");
     cr_expect_eq(judge(&job, "1", sum + 1), STATUS_OK,
                  "the checksum of a skipped sample is unknown, so any total must pass");
     close_job(&job);

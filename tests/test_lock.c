@@ -1,5 +1,6 @@
 /* Tests files that another process has locked: the program names that process, gives up in time, and loses no
- * measured row. With a shared lock, the check before the measurement passes, but the write after it waits. */
+ * measured row. If the other process has a shared lock, the check before the measurement passes, but the
+ * write after the measurement waits. */
 #include "program.h"
 
 #include <sys/file.h>

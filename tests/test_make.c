@@ -22,7 +22,7 @@ static int calls(void)
     return atoi(out);
 }
 
-/* Expects an expression to have the value `what` when make runs with these arguments. */
+/* Expects that make, called with these arguments, expands an expression to `what`. */
 static void expect_shown(const char *what, const char *expression, const char *arguments)
 {
     char rule[256], line[256];
@@ -84,7 +84,7 @@ Test(make, is_parallel_by_default)
     expect_shown(jobs, "$(filter -j%,$(MAKEFLAGS))", "");
     expect_shown("-j3", "$(filter -j%,$(MAKEFLAGS))", "-j3");
     expect_shown("-j1", "$(filter -j%,$(MAKEFLAGS))", "-j1");
-    setenv("E", "OMP_NUM_THREADS=1", 1); /* must not be read as the option -1 of make */
+    setenv("E", "OMP_NUM_THREADS=1", 1); /* make must not take its value for an option -1 */
     expect_shown(jobs, "$(filter -j%,$(MAKEFLAGS))", "");
 }
 
@@ -104,7 +104,8 @@ Test(make, compiles_for_the_gpus_of_the_machine)
     expect_shown("sm_90 sm_103", "$(codes)", "NVCC=nvcc");
 }
 
-/* Without git history, rows have the given revision. build/revision is written only when it changes. */
+/* Without git history, rows have the revision that REVISION= gives. The file build/revision is written only
+ * when the revision changes. */
 Test(make, takes_a_revision)
 {
     EXPECT(0, MAKE "REVISION=v1 build/revision >/dev/null && cat build/revision");

@@ -1,5 +1,5 @@
-/* Each allocation of the program fails in turn. The program must end with an error about memory, or continue
- * without that allocation. */
+/* Tests allocations that fail: each allocation of the program fails in one run. The program must end with an
+ * error about memory, or continue without that allocation. */
 #include "shell.h"
 
 #include <string.h>
@@ -83,8 +83,8 @@ static void start(void)
 
 TestSuite(memory, .init = start, .fini = shell_tear_down, .timeout = 300);
 
-/* Runs the program once per allocation, which fails. The program must end with a message about memory, or
- * succeed without that allocation. */
+/* Runs the program once per allocation and makes this allocation fail. The program must end with a message
+ * about memory, or succeed without that allocation. */
 static void expect_refusals(const char *arguments)
 {
     bool failed = true;
@@ -96,7 +96,7 @@ static void expect_refusals(const char *arguments)
         cr_expect(status <= 4, "allocation %d: exit %d: %s", at, status, out);
         cr_expect(status == 0 || says("memory"), "allocation %d: exit %d: %s", at, status, out);
         failed = shell("test -e %s/FAILED", folder) == 0;
-        cr_assert(at < 2000, "the program allocates without end");
+        cr_assert(at < 2000, "the program does not stop allocating memory");
     }
 }
 

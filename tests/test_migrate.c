@@ -26,8 +26,9 @@ TestSuite(migrate, .init = set_up, .fini = shell_tear_down, .timeout = 120);
 
 /* ---- Values after the conversion ---- */
 
-/* Compares FILE.old with FILE. Prints the columns whose values are missing in FILE. Python's csv module and
- * `names` make the comparison independent of the script, which has its own parser and names. */
+/* A Python program that compares FILE.old with FILE, and prints the columns whose values are missing in FILE.
+ * It is independent of the parser and the names in migrate_rows.py: it uses Python's csv module and its own
+ * `names`. */
 static const char compare[] =
     "import csv, sys\n"
     "old, new = (list(csv.DictReader(open(sys.argv[1] + end))) for end in ('.old', ''))\n"
@@ -123,8 +124,8 @@ Test(migrate, values_keep_their_bytes)
               "sed 's,^train/3,train/4,' b.csv | tail -n +2 > c.csv && tail -n +2 a.csv | cmp - c.csv");
 }
 
-/* Rows of the current program get the former names of columns. The script must restore the rows byte for
- * byte. */
+/* Gives the columns of the current program's rows their former names. The script must restore the rows byte
+ * for byte. */
 Test(migrate, former_names_become_current_ones)
 {
     EXPECT(0, NAIVE "--out a.csv --samples-out s.csv >log 2>&1 || { cat log; exit 1; }");
@@ -180,7 +181,7 @@ Test(migrate, the_program_names_the_script)
     EXPECT(2, "cp " OLD "monitor_1.csv m.csv; " NAIVE "--monitor m.csv");
     cr_expect(strstr(out, "convert it with: scripts/migrate_rows.py m.csv"), "%s", out);
     EXPECT(0, MIGRATE "m.csv && " NAIVE "--monitor m.csv >log 2>&1 || { cat log; exit 1; }");
-    /* Newer rows and those of other workloads cannot be converted. */
+    /* Rows of a newer schema, and rows of another workload, cannot be converted. */
     EXPECT(2, "sed 's,^synth/5,synth/8,' " OLD "synth_5.csv > b.csv; " NAIVE "--out b.csv");
     cr_expect(strstr(out, "has other columns") && !strstr(out, "migrate"), "%s", out);
     EXPECT(2, NAIVE "--out " OLD "load_5.csv");
@@ -201,7 +202,7 @@ Test(migrate, current_files_are_not_touched)
               "%s", out);
 }
 
-/* The figures and the pages read the reference rows, so these must be converted with every new schema. */
+/* The figures and the docs use the reference rows, so these rows must have the current schema. */
 Test(migrate, the_reference_rows_are_current)
 {
     shell(MIGRATE "--check $R/results/reference/*.csv");
@@ -312,7 +313,7 @@ Test(migrate, a_full_disk_changes_nothing)
     EXPECT(0, "cmp a.csv " OLD "load_4.csv && test $(ls -A | wc -l) = 1");
 }
 
-/* A signal arrives after the script has written its temporary file. */
+/* The signal arrives when the script has written its temporary file and syncs it. */
 Test(migrate, an_interrupt_changes_no_file)
 {
     static const char interrupted[] =

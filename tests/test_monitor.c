@@ -97,8 +97,8 @@ static void read_rows(void)
     rows--;
 }
 
-/* Returns the text of a cell by row (1: the first after the header) and column name. Only cells of `device`
- * and `throttled` contain commas, and these cells are quoted. */
+/* Returns the text of a cell by row (1: the first after the header) and column name. Only the columns
+ * `device` and `throttled` may contain commas. Their cells are quoted. */
 static const char *value(size_t row, const char *column)
 {
     static char cell[256];
@@ -209,7 +209,8 @@ Test(monitor, rows_have_the_variant_and_the_phase)
     cr_expect_gt(count_phase("", "idle"), 0);
 }
 
-/* Samples are written when a variant ends, so a killed run has those of all variants that it completed. */
+/* Samples are written when a variant ends. So the file of a killed run has the samples of all variants that
+ * were completed. */
 Test(monitor, writes_at_the_end_of_each_variant)
 {
     open_monitor(10, "");
@@ -250,7 +251,8 @@ Test(monitor, measures_the_process)
     cr_expect_eq(summary->of[MONITOR_POWER_W].count, 0);
     monitor_free(monitor);
     read_rows();
-    cr_expect_str_empty(value(1, "cpu_cores"), "the first sample has no earlier one to compute a rate");
+    cr_expect_str_empty(value(1, "cpu_cores"),
+                        "the first sample must have no rate, because no sample precedes it");
     for (size_t row = 1; row <= rows; row++) {
         cr_expect_gt(number(row, "rss_bytes"), 1 << 20);
         cr_expect_str_empty(value(row, "gpu_utilisation_percent"));
@@ -348,7 +350,8 @@ Test(monitor, measures_several_gpus)
     cr_expect_str_eq(value(rows, "gpu"), "3");
     cr_expect_str_eq(value(rows, "device"), "other");
     cr_expect_str_empty(value(rows, "power_w"), "a row has the values of another GPU");
-    cr_expect_str_empty(value(rows, "rss_bytes"), "values of processes are only in the row of the first GPU");
+    cr_expect_str_empty(value(rows, "rss_bytes"),
+                        "values of processes must be only in the row of the first GPU");
 }
 
 Test(monitor, has_the_name_of_a_gpu)

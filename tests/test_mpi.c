@@ -1,7 +1,7 @@
 /* Tests the program under mpirun: the images of all ranks, their rows, and failures.
  *
- * FDSL_BENCH names the program; the default is ./fdsl-bench. Skipped if the build has no MPI or mpirun is
- * missing. Nothing here depends on the speed of the machine or its number of cores. */
+ * The environment variable FDSL_BENCH names the program; the default is ./fdsl-bench. Skipped if the build
+ * has no MPI or mpirun is missing. Nothing here depends on the machine's speed or number of cores. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -56,7 +56,7 @@ Test(mpi, uneven_shares_generate_the_images_of_one_rank)
 }
 
 #ifdef HAVE_INIH
-/* The ranks' shares are not multiples of the number of classes, and outputs are converted. */
+/* The numbers of images per rank are not multiples of the number of classes. Outputs are converted. */
 Test(mpi, mixed_batches_generate_the_images_of_one_rank)
 {
     char reference[64];
@@ -71,7 +71,8 @@ Test(mpi, mixed_batches_generate_the_images_of_one_rank)
 #endif
 #endif
 
-/* The reference computes images from their definition, independent of the ranks' shares. */
+/* The reference computes each image from its definition. How the batch is divided among ranks does not
+ * matter. */
 Test(mpi, every_rank_verifies_its_images)
 {
     run_well(3, TINY "--batch 4 --verify --format csv");
@@ -133,7 +134,8 @@ Test(mpi, one_row_per_rank_and_one_of_all_ranks)
     }
 }
 
-/* All rows of a run must have the same time_utc: those of the ranks, of all ranks, and of the monitors. */
+/* All rows of a run must have the same time_utc: the row per rank, the row of all ranks, and the rows of each
+ * rank's monitor. */
 Test(mpi, rows_of_a_run_have_the_same_time)
 {
     static char seen[TEXT_MAX];
@@ -232,7 +234,8 @@ Test(mpi, ranks_do_not_leak_memory)
 
 /* ---- Failures ---- */
 
-/* Expects this exit status and one line of the program on stderr, with these words. mpirun adds lines. */
+/* Expects this exit status and one line of the program on stderr, with these words. mpirun may print more
+ * lines. */
 static void expect_refusal(int expected, const char *words)
 {
     cr_expect(status == expected, "exit %d, not %d: %s", status, expected, err);
@@ -315,7 +318,8 @@ Test(mpi, errors_in_the_options_of_one_rank_are_printed)
 
 Test(mpi, a_rank_that_ended_before_the_run_is_named)
 {
-    /* Another process on this machine has the variables of rank 2 of another job. It must not count. */
+    /* Another process on this machine, of another job, has the variable of a rank 2. The program must not
+     * mistake it for the missing rank 2. */
     shell("{ OMPI_COMM_WORLD_RANK=2 sleep 60 & timeout 50 mpirun --bind-to none -n 2 $PROGRAM %s "
           "--rank-timeout 1 "
           ": -n 1 true; ended=$?; kill $!; (exit $ended); }",
@@ -339,7 +343,8 @@ Test(mpi, a_rank_that_fails_ends_all_with_its_message)
     cr_expect(access("rows.csv", F_OK) != 0, "no rows");
 }
 
-/* A vote is the barrier between timed runs. A rank that sleeps in a vote would start its next run late. */
+/* Between timed runs, ranks vote on whether to continue, and wait for each other. A rank that sleeps in this
+ * wait would start its next run late. */
 Test(mpi, ranks_stay_awake_between_timed_runs)
 {
     int ended;
@@ -378,7 +383,7 @@ Test(mpi, a_rank_that_hangs_is_named)
     wait_until_held();
     bool ends = ends_within(mpirun, 60, &ended);
     let_go();
-    cr_assert(ends, "the other ranks wait for ever");
+    cr_assert(ends, "the other ranks do not end");
     cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 1, "%x", ended);
     read_text("stderr.txt", err);
     cr_expect(strstr(err, "fdsl-bench: gave up waiting for rank 2 after 15 s"), "%s", err);

@@ -53,7 +53,7 @@ Test(mpi_cores, each_rank_has_as_many_threads_as_cores)
     cr_expect(number(out, 4, "threads") == CPU_COUNT(&allowed));
 }
 
-/* The launcher gives each of two ranks one hardware thread and leaves others idle. */
+/* The launcher gives each of two ranks one hardware thread and leaves other hardware threads idle. */
 Test(mpi_cores, idle_cores_give_a_warning_if_a_variant_would_use_them)
 {
     static const char line[] = "mpirun --bind-to none -n 1 taskset -c %d $PROGRAM " TINY

@@ -1,6 +1,6 @@
-/* Tests ranks that read data sets: data that differ from those of rank 0 are refused, and a rank that fails
- * during the timing ends all ranks. Each rank can run in its own folder, so that one command names different
- * data sets. Skipped if the build has no MPI or mpirun is missing. */
+/* Tests ranks that read data sets. A rank whose data set differs from that of rank 0 must be refused, and a
+ * rank that fails during the timing must end all ranks. Each rank can run in its own folder, so that one
+ * command names different data sets. Skipped if the build has no MPI or mpirun is missing. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -31,9 +31,9 @@ Test(noise, visualatom_matches_the_published_table)
                            noise_at_place(gradients, published[i].place));
 }
 
-/* In the middle of a cell the fade is 1/2, so the noise is (G(i) - G(i+1)) / 10. The hashes of cells 0 to 4
- * are 151, 160, 137, 91, 90. Gradients are 8, 1, -2, -4, -3 with `uji`, and 8, 1, -1, -1, -1 with
- * `visualatom`. */
+/* In the middle of cell i, the weight (fade) is 1/2, so the noise is (G(i) - G(i+1)) / 10, where G(i) is the
+ * gradient of cell i. The hashes of cells 0 to 4 are 151, 160, 137, 91, 90. Gradients are 8, 1, -2, -4, -3
+ * with `uji`, and 8, 1, -1, -1, -1 with `visualatom`. */
 Test(noise, examples_of_both_rules_by_hand)
 {
     float uji[NOISE_TABLE_COUNT], visualatom[NOISE_TABLE_COUNT];
@@ -62,8 +62,8 @@ Test(noise, the_table_is_a_permutation)
         cr_assert_eq(seen[i], 1, "%d", i);
 }
 
-/* Near the right end, the fade differs from 1 by a few units in the last place. The noise is this difference
- * times up to 3.2. */
+/* Near the right end of a cell, the weight (fade) differs from 1 by a few units in the last place. The noise
+ * is this difference times a factor of up to 3.2. */
 Test(noise, zero_at_every_border_and_continuous)
 {
     for (int formula = FORMULA_UJI; formula <= FORMULA_VISUALATOM; formula++) {
@@ -106,8 +106,8 @@ Test(noise, limit_holds)
     }
 }
 
-/* Returns the standard deviation of the noise over draws that are spread evenly over all 2^32, and sets
- * `mean`. */
+/* Returns the standard deviation of the noise, and sets `mean`. The draws are spread evenly over all 2^32
+ * values. */
 static double deviation(enum formula formula, double *mean)
 {
     float gradients[NOISE_TABLE_COUNT];
@@ -133,7 +133,7 @@ Test(noise, mean_and_standard_deviation)
     cr_assert(fabs(uji_mean) < 0.05 && fabs(visualatom_mean) < 0.05, "%.6f %.6f", uji_mean, visualatom_mean);
 }
 
-#ifdef __FLT16_MANT_DIG__ /* compare with the compiler's own half type */
+#ifdef __FLT16_MANT_DIG__ /* compares with the compiler's half-precision type */
 
 static void expect_half(float value)
 {
@@ -149,7 +149,8 @@ static float float_of_bits(uint32_t bits)
     return value;
 }
 
-/* Checks every half below 65504, every midpoint of two halves, and the adjacent floats, with both signs. */
+/* Checks every half-precision number below 65504, the midpoint to the next one, and the floats next to the
+ * midpoint, with both signs. */
 Test(noise, half_rounding_at_every_half_and_tie)
 {
     for (uint32_t half = 0; half < 0x7BFF; half++) {

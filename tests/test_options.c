@@ -61,7 +61,7 @@ static struct options options = {.tables = {{common_specs, COUNT_OF(common_specs
                                             {workload_specs, COUNT_OF(workload_specs), &values}},
                                  .table_count = 2};
 
-/* Parses a command line. Single blanks separate words; two blanks give an empty word. */
+/* Parses a command line. A single blank separates words. Two consecutive blanks give an empty word. */
 static enum status parse(const char *line)
 {
     static char text[1024];
@@ -147,12 +147,13 @@ Test(options, every_kind_in_both_spellings, .fini = stop)
 Test(options, given_flags, .fini = stop)
 {
     expect_ok("--batch 32 --verify");
-    cr_expect(options_given(&options, "batch"), "an option counts as given even if its value is the default");
+    cr_expect(options_given(&options, "batch"),
+              "an option must count as given even if its value is the default");
     cr_expect(options_given(&options, "verify"));
     cr_expect(!options_given(&options, "seed") && !options_given(&options, "out"));
     cr_expect(!options_given(&options, "no-such-option"));
     options_free(&options);
-    cr_expect(!options_given(&options, "batch"), "no option counts as given before a parse");
+    cr_expect(!options_given(&options, "batch"), "no option may count as given before a parse");
 }
 
 Test(options, none_is_given_twice, .fini = stop)
@@ -261,7 +262,7 @@ Test(options, wrong_counts_keep_the_value)
     cr_expect_eq(parse_count("rows", "10", 0, 9, &value), STATUS_USAGE);
     cr_expect_str_eq(status_text(), "rows: '10' is out of range; it must be 0 to 9");
     cr_expect_eq(value, 7);
-    cr_expect_eq(parse_count("rows", " 8", 0, 9, &value), STATUS_USAGE, "blanks are not digits");
+    cr_expect_eq(parse_count("rows", " 8", 0, 9, &value), STATUS_USAGE, "a blank must be refused");
     cr_expect_eq(parse_count("rows", "8\n", 0, 9, &value), STATUS_USAGE);
     cr_expect_eq(parse_count("rows", "007", 0, 9, &value), STATUS_OK);
     cr_expect_eq(value, 7);
@@ -285,8 +286,7 @@ Test(options, counts_are_exact_at_the_ends, .fini = stop)
     uint64_t value;
     cr_expect_eq(parse_count("n", "9007199254740993", 0, 0x1p53, &value), STATUS_USAGE);
     cr_expect_eq(parse_count("n", "9007199254740992", 0, 0x1p53, &value), STATUS_OK);
-    cr_expect_eq(parse_count("n", "2", 2.5, 9, &value), STATUS_USAGE,
-                 "a fractional bound is rounded inwards");
+    cr_expect_eq(parse_count("n", "2", 2.5, 9, &value), STATUS_USAGE, "a lower bound of 2.5 must refuse 2");
     cr_expect_eq(parse_count("n", "3", 2.5, 3.9, &value), STATUS_OK);
     cr_expect_eq(parse_count("n", "4", 2.5, 3.9, &value), STATUS_USAGE);
     cr_expect_eq(parse_count("n", "0", -5, 3, &value), STATUS_OK);
@@ -307,8 +307,7 @@ Test(options, wrong_reals)
     expect_usage("--rate 1e999", "--rate: '1e999' is out of range; it must be 0 to 1e+300");
     double value = 7;
     cr_expect_eq(parse_real("x", " 1", 0, 9, &value), STATUS_USAGE);
-    cr_expect_eq(parse_real("x", "1e999", 0, INFINITY, &value), STATUS_USAGE,
-                 "only finite numbers are accepted");
+    cr_expect_eq(parse_real("x", "1e999", 0, INFINITY, &value), STATUS_USAGE, "infinity must be refused");
     cr_expect_eq(value, 7);
 }
 
@@ -460,7 +459,7 @@ Test(options, nearest_word)
     cr_expect_str_eq(nearest_word("FUSED", names, count), "fused");
     cr_expect_str_eq(nearest_word("bat-resue", names, count), "bat-reuse");
     cr_expect_str_eq(nearest_word("bat-", names, count), "bat",
-                     "the longer of two words that begin alike is farther away");
+                     "of two words that begin alike, the shorter one must be nearer");
     cr_expect_str_eq(nearest_word("bat-re", names, count), "bat-reuse");
     cr_expect_str_eq(nearest_word("gbase-float2", names, count), "gbase",
                      "a word that is a prefix must be found");

@@ -1,5 +1,5 @@
-/* Tests the oracle of synth: it draws images as defined, accepts every valid painting order, and rejects all
- * other images. */
+/* Tests the oracle of synth, the reference that verifies images. It must draw images as defined, accept every
+ * valid order in which orbits may be painted, and reject all other images. */
 #include "synth_by_hand.h"
 
 TestSuite(oracle, .timeout = 60);
@@ -43,8 +43,8 @@ static bool inside(int x, int y)
     return x >= 0 && y >= 0 && x < (int)synth.res && y < (int)synth.res;
 }
 
-/* Bresenham's line in closed form: after step i along the major axis, it has moved round(i * minor / major)
- * along the minor axis. Halves are rounded up. */
+/* Bresenham's line in closed form: after step i along the major axis, the line has moved round(i * minor /
+ * major) pixels along the minor axis. Halves are rounded up. */
 static void cover_line(uint8_t *covered, int x0, int y0, int x1, int y1)
 {
     int dx = abs(x1 - x0), dy = abs(y1 - y0), sx = x1 > x0 ? 1 : -1, sy = y1 > y0 ? 1 : -1;
@@ -97,8 +97,8 @@ static void paint_layers(const struct layers *layers, const int *order, uint8_t 
     }
 }
 
-/* Computes the noise of the shared streams. Words 0 and 1 of a block are x and y of orbit 2j; words 2 and 3
- * are x and y of orbit 2j + 1. */
+/* Computes the noise of the Philox streams that exact variants share. Words 0 and 1 of block j are x and y of
+ * orbit 2j; words 2 and 3 are x and y of orbit 2j + 1. */
 static void counter_noise(struct synth_image image, float *noise)
 {
     const struct atom_class *class_ = &synth.classes[image.class_index];
@@ -140,7 +140,8 @@ Test(oracle, noise_of_the_shared_streams, .init = start, .fini = stop)
     }
 }
 
-/* cuRAND's documented layout: a call gives 4 floats, x and y of two vertices. An orbit is a subsequence. */
+/* cuRAND's documented layout: a call of curand_uniform4() gives 4 floats, which are x and y of two vertices.
+ * Each orbit has its own subsequence. */
 Test(oracle, noise_of_four_uniform_floats_a_call, .init = start, .fini = stop)
 {
     const struct synth_traits uniform4 = {.noise = SYNTH_NOISE_UNIFORM4, .timed = "draw"};
@@ -181,7 +182,7 @@ Test(oracle, draws_images_as_defined)
 /* Finds an image with overlapping orbits, whose five grays differ from each other and from 0. */
 static struct synth_image choose_image(void)
 {
-    for (uint64_t j = 0;; j += 2) { /* even: class 0 */
+    for (uint64_t j = 0;; j += 2) { /* images with even numbers belong to class 0 */
         struct synth_image image = image_at(0, j);
         uint32_t different = 0, overlaps = 0;
         counter_noise(image, noise);
@@ -249,8 +250,8 @@ Test(oracle, any_order_at_each_pixel_is_accepted, .init = start, .fini = stop)
     cr_expect(member(image));
 }
 
-/* Sets every third pixel to each gray of the image and to a neighbour of each gray. Only grays that an orbit
- * can give the pixel must be accepted. */
+/* Sets one pixel, for every third pixel in turn, to each gray of the image and to neighbouring grays. Only a
+ * gray that some orbit can give this pixel must be accepted. */
 Test(oracle, a_single_wrong_pixel_is_rejected, .init = start, .fini = stop)
 {
     struct synth_image image = choose_image();
@@ -393,7 +394,8 @@ Test(oracle, verify_rejects_another_order_unless_the_variant_is_racy, .init = st
     cr_expect(count_wrong(&(struct fake){.flip_order = true}, &exact) > BATCH / 2);
 }
 
-/* A rounding error of a vertex rarely changes a pixel, so few images distinguish the precisions. */
+/* The rounding error of a vertex rarely changes a pixel, so few images show the precision of the noise. This
+ * class amplifies the rounding. */
 Test(oracle, verify_distinguishes_half_precision_from_single)
 {
     const struct atom_class large = {.id = 1,

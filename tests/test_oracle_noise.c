@@ -1,5 +1,5 @@
-/* Tests the oracle with noise of variants that have their own generators: correct generators pass, and
- * typical errors are detected. */
+/* Tests how the oracle of synth verifies variants with their own random generators. It must accept the noise
+ * of correct generators and detect typical errors. */
 #include "synth_by_hand.h"
 
 #include <criterion/redirect.h>
@@ -12,10 +12,10 @@ enum { STREAM_VERTICES = 300, STREAM_ORBITS = 120, STREAM_BATCH = 8 };
 struct generator {
     uint64_t made, asked; /* the run that generated the images, and the run to compare with */
     float scale, shift;
-    uint64_t copy_from, copy_to; /* two images that share a stream; if equal, none do */
+    uint64_t copy_from, copy_to; /* two images that share a stream; if equal, no images share one */
     bool same_axes;              /* the last orbit of the last image has equal draws for x and y */
-    uint32_t still_from; /* from this orbit on, all draws after the first vertices are 0.5; 0: never */
-    bool wrong_images;   /* the images use different noise */
+    uint32_t still_from;         /* from this orbit on, the noise after vertex 11 is 0.5; 0: never */
+    bool wrong_images;           /* the images use different noise */
     bool fails;
 };
 
@@ -27,7 +27,7 @@ static uint64_t splitmix64(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* Draws one stream, the noise of one axis of one orbit of image `j`. */
+/* Draws one stream: the noise of axis `axis` of orbit `k` of image `j`. */
 static void draw_stream(const struct generator *generator, uint64_t j, uint32_t k, uint32_t axis,
                         float *noise_)
 {
@@ -105,8 +105,8 @@ Test(oracle_noise, noise_of_a_correct_generator_is_accepted, .init = cr_redirect
     cr_expect_stderr_eq_str("");
 }
 
-/* The distribution test has 8 * 65536 draws. These suffice to detect a shift of 1/100, or a change of the
- * spread by 1/20. */
+/* The distribution test has 8 * 65536 draws. They suffice to detect a shift of 0.01, and a change of the
+ * spread by 5 %. */
 Test(oracle_noise, shifted_noise_is_rejected, .init = cr_redirect_stderr)
 {
     cr_expect(wrong_of((struct generator){.scale = 1, .shift = 0.01f}) == STREAM_BATCH);

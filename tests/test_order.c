@@ -45,8 +45,8 @@ static void expect_all_permutations(const struct order_plan *plan, const char *w
     order_close(&order);
 }
 
-/* A biased shuffle omits permutations or prefers some. Sattolo's algorithm, for one, gives only single
- * cycles. */
+/* A biased shuffle omits permutations or prefers some. For example, Sattolo's algorithm gives only
+ * permutations of a single cycle. */
 Test(order, permutations_are_equally_likely)
 {
     static const uint32_t each[] = {0, 1, 2, 3, 4}, all[] = {0, 4};
@@ -81,8 +81,8 @@ Test(order, every_item_reaches_every_index)
     for (size_t i = 0; i < COUNT; i++)
         for (size_t j = 0; j < COUNT; j++)
             chi_square += ((double)counts[i][j] - TIMES) * ((double)counts[i][j] - TIMES) / TIMES;
-    /* Chi-square has 49 * 49 = 2401 degrees of freedom and a standard deviation of 69. In each round, one
-     * item is at its original index on average. */
+    /* Chi-square has 49 * 49 = 2401 degrees of freedom and a standard deviation of 69. In each round, on
+     * average one item keeps its original index. The sum over all rounds has a standard deviation of 71. */
     cr_expect(chi_square > 2401 - 5 * 69 && chi_square < 2401 + 5 * 69, "%g", chi_square);
     cr_expect(own > ROUNDS - 5 * 71 && own < ROUNDS + 5 * 71, "%g", own);
     order_close(&order);

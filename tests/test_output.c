@@ -17,7 +17,7 @@ static const struct philox_key key = {{0x1234567, 0x89abcdef}};
 
 /* ---- Conversions ---- */
 
-/* Decodes a half by its definition. */
+/* Decodes a half-precision number by its definition. */
 static double half_value(uint32_t bits)
 {
     int exponent = bits >> 10 & 31, fraction = bits & 1023;
@@ -41,7 +41,7 @@ struct conversion {
     uint16_t (*convert)(float value);
     double (*value)(uint32_t bits);
     uint32_t infinity;
-    double beyond; /* the number that would follow the largest */
+    double beyond; /* the number that would follow the largest finite one */
 };
 
 static uint16_t to_half(float value)
@@ -88,7 +88,7 @@ Test(output, conversions_of_very_large_and_small_floats)
     cr_expect_eq(half_from_float(65519.996f), 0x7BFF);
     cr_expect_eq(half_from_float(65520), 0x7C00);
     cr_expect_eq(half_from_float(-1e30f), 0xFC00);
-    cr_expect_eq(half_from_float(0x1p-25f), 0, "a tie between 0 and the smallest number goes to 0");
+    cr_expect_eq(half_from_float(0x1p-25f), 0, "a tie between 0 and the smallest number must go to 0");
     cr_expect_eq(half_from_float(0x1.000002p-25f), 1);
     cr_expect_eq(half_from_float(-0x1p-149f), 0x8000);
     cr_expect_eq(bf16_from_float(0x1.fffffep127f), 0x7F80);
@@ -97,7 +97,7 @@ Test(output, conversions_of_very_large_and_small_floats)
         cr_expect(isnan(conversions[i].value(conversions[i].convert(NAN))), "%s", conversions[i].name);
 }
 
-/* For floats of all magnitudes, no neighbour of the result may be nearer than the result. */
+/* Converts floats of all magnitudes. No neighbour of the result may be nearer to the float. */
 Test(output, conversions_of_many_floats)
 {
     for (size_t i = 0; i < COUNT_OF(conversions); i++) {
@@ -188,7 +188,7 @@ Test(output, spans_are_overlaps)
 Test(output, an_example_by_hand)
 {
     static const uint8_t canvas[] = {10, 20, 30, 40, 50, 60, 70, 80, 90};
-    static const uint8_t small[] = {23, 37, 63, 77}; /* 210, 330, 570, 690 ninths */
+    static const uint8_t small[] = {23, 37, 63, 77}; /* 210, 330, 570 and 690, divided by 9 */
     const struct synth_output halved = {.fit = OUTPUT_RESIZE, .res = 2, .channels = 1};
     const struct synth_output enlarged = {.fit = OUTPUT_RESIZE, .res = 6, .channels = 1};
     uint8_t image[36];
@@ -237,7 +237,7 @@ static uint8_t *noisy_canvas(uint32_t res, size_t pitch)
     cr_assert_not_null(canvas);
     for (size_t i = 0; i < res * pitch; i++) {
         uint32_t word = philox(key, (uint32_t)i, 1, 0, 0).word[0];
-        canvas[i] = word & 3 ? (uint8_t)(word >> 8) : word & 4 ? 255 : 0; /* a quarter is black or white */
+        canvas[i] = word & 3 ? (uint8_t)(word >> 8) : word & 4 ? 255 : 0; /* 1/4 is black or white */
     }
     return canvas;
 }
@@ -373,7 +373,7 @@ Test(output, the_largest_canvas)
     free(canvas);
 }
 
-/* The products of these weights and the sums of a column need more than 32 bits. */
+/* The products of the weights with the sums of a column need more than 32 bits. */
 Test(output, large_weights)
 {
     enum { SIDE = 5000 };

@@ -1,5 +1,5 @@
-/* Tests outputs of variants: naive converts its canvases, other variants give the same outputs, and the
- * oracle detects errors. */
+/* Tests the outputs of variants: naive converts the images that it draws, other variants give the same
+ * outputs, and the oracle, which verifies them, detects errors. */
 #include "support.h"
 
 #include <stdio.h>
@@ -42,7 +42,7 @@ static uint8_t *make_batch(const struct opened *opened, const char *name, int th
 }
 
 #ifdef HAVE_INIH
-/* The outputs of naive must equal its canvases after output_convert(). */
+/* The outputs of naive must equal its images before conversion, converted with output_convert(). */
 Test(output_variants, naive_converts_its_canvases)
 {
     static const char base[] = "--res 97 --classes 4 --batch 5 --instance 3 --seed 11";
@@ -76,7 +76,7 @@ Test(output_variants, naive_converts_its_canvases)
 }
 #endif
 
-/* Expects labels to be the classes' numbers, which differ from their indices. */
+/* Expects labels to be the numbers of the classes. These numbers differ from the classes' indices. */
 static void expect_labels(const char *line, const char *name, int threads)
 {
     static const int64_t numbers[] = {4000000000, 7, 12};
@@ -140,7 +140,7 @@ Test(output_variants, omp_gives_the_same_outputs)
         for (size_t i = 0; omp_force_isa(isas[s]) && i < COUNT_OF(output_lines); i++)
             for (int batch = 1; batch <= 5; batch += 4)
                 for (int threads = 1; threads <= 8;
-                     threads = 2 * threads + 1) { /* 1, 3 and 7 threads, with and without a remainder */
+                     threads = 2 * threads + 1) { /* 1, 3, 7: not always divisors of the batch */
                     char line[256];
                     snprintf(line, sizeof line, "--res 97 --classes 4 --batch %d %s", batch, output_lines[i]);
                     expect_same_as_naive(line, threads);

@@ -38,7 +38,7 @@ Test(philox, below_is_a_floor)
     cr_assert_eq(philox_below(1431655766, 3), 1);
     cr_assert_eq(philox_below(2863311530, 3), 1);
     cr_assert_eq(philox_below(2863311531, 3), 2);
-    for (uint32_t word = 1; word < 0xFFFF0000u; word += 65521) /* exact in long double */
+    for (uint32_t word = 1; word < 0xFFFF0000u; word += 65521) /* products are exact in long double */
         cr_assert_eq(philox_below(word, 801), (uint32_t)floorl((long double)word * 801 / 4294967296.0L));
 }
 
@@ -108,7 +108,7 @@ Test(philox, grays_and_centres_reach_both_ends)
             cr_assert(gray[formula][i], "formula %d never draws gray %d", formula, i);
         cr_assert(edge[formula][0] && edge[formula][1]);
     }
-    /* `uji` rounds, so the first and last values have half the probability of the others. */
+    /* The formula `uji` rounds, so the first and last values have half the probability of the others. */
     cr_assert_eq(atom_centre_coordinate(0x80000000u / 32 - 1, FORMULA_UJI, 32), 0);
     cr_assert_eq(atom_centre_coordinate(0x80000000u / 32, FORMULA_UJI, 32), 1);
     cr_assert_eq(atom_centre_coordinate(UINT32_MAX, FORMULA_UJI, 32), 32);
@@ -120,7 +120,6 @@ static int compare_blocks(const void *a, const void *b)
     return memcmp(a, b, sizeof(struct philox_block));
 }
 
-/* No two blocks of the streams of an image may be equal. */
 Test(philox, streams_share_no_block)
 {
     enum { VERTICES = 200, PAIRS = 100, GRAYS = 50, COUNT = VERTICES * PAIRS + GRAYS + 1 };

@@ -163,8 +163,8 @@ Test(picture, the_current_folder, .init = make_folder)
     expect_files(3);
 }
 
-/* Threads write many files, and one of them cannot be renamed. The status and the message of this failure
- * must be returned. */
+/* Threads write many files, and one of the files cannot be renamed. The call must return the status and the
+ * message of this failure. */
 Test(picture, failures_of_threads_are_returned, .init = make_folder)
 {
     enum { COUNT = 64 };
@@ -271,9 +271,10 @@ Test(picture, sheet_geometry, .init = make_folder)
     expect_files(2);
 }
 
-/* The sheet has four pictures of 5001 x 5001 pixels in two columns, with borders of 2 pixels. A sheet has at
- * most 8192 pixels per side, which leaves (8192 - 2) / 2 - 2 = 4093 pixels per picture. Each box of 2 x 2
- * pixels therefore becomes one pixel, and each side 2501 pixels. The last box of a row has half the width. */
+/* The sheet has four pictures of 5001 x 5001 pixels in two columns. Each picture has a border of 2 pixels,
+ * and a sheet has at most 8192 pixels per side. So two pictures per row have room for (8192 - 2) / 2 - 2 =
+ * 4093 pixels each. Each box of 2 x 2 pixels therefore becomes one pixel, and each picture gets 2501 x 2501
+ * pixels. The last box of a row has half the width. */
 Test(picture, sheet_shrinks_by_boxes, .init = make_folder)
 {
     enum { SIDE = 5001, SMALL = 2501, WIDTH = 2 * (SMALL + 2) + 2 };

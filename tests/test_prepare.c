@@ -52,7 +52,8 @@ static void read_index(const char *name, struct index *index)
 
 /* ---- Output ---- */
 
-/* The tar parser, the index and the sample source `counter` must agree on every byte. */
+/* Parses the shards, and compares the members with the index and with the sample source `counter`, byte by
+ * byte. */
 Test(prepare, shards_match_their_index)
 {
     static struct tar_parser parser;
@@ -88,7 +89,6 @@ Test(prepare, shards_match_their_index)
     index_free(&index);
 }
 
-/* Samples have the same hashes in both layouts. */
 Test(prepare, files_and_shards_have_the_same_samples)
 {
     struct index files, shards;
@@ -160,7 +160,7 @@ Test(prepare, python_agrees)
 }
 
 #ifdef HAVE_ARCHIVE
-/* Compares name, data offset and size of every member between libarchive and the index. */
+/* Compares the index with libarchive: the name, data offset and size of every member. */
 Test(prepare, libarchive_agrees)
 {
     struct index index;
@@ -218,7 +218,7 @@ Test(prepare, synth_images_and_labels)
     EXPECT(0, "tar xOf a/synth-000000.tar 000004.cls");
     cr_assert_str_eq(out, "1");
 
-    /* The pixels must equal those of the images of run 0, in a PNG file and as an array. */
+    /* The pixels must equal those of the images of run 0, both in PNG files and in arrays. */
     EXPECT(0, "$P --variant naive --classes 3 --batch 20 --res 32 --png p --warmups 0 --min-samples 1 "
               "--min-time 0");
     EXPECT(0, "tar xf a/synth-000000.tar && cmp 000004.png p/class-1_instance-1.png");
@@ -253,7 +253,8 @@ Test(prepare, synth_refusals)
     expect_refusal(2, "a " SYNTH " --layout hwc", "--layout: 'hwc' is not one of nchw, nhwc");
     expect_refusal(2, "a " SYNTH " --variant fuse", "not a variant of synth");
     expect_refusal(2, "a --from synth", "set the number of samples");
-    expect_refusal(2, "a --classes 3", "--classes is an option of --from synth; --prepare --help lists them");
+    expect_refusal(2, "a --classes 3",
+                   "--classes is an option of --from synth; --prepare --help lists all options");
     expect_refusal(2, "a --encode npy", "--encode is an option of --from synth, idx, cifar and digits; ");
     expect_refusal(2, "a --verify",
                    "--verify does not apply to --prepare; --prepare --help lists the options that do");
@@ -337,9 +338,9 @@ Test(prepare, cifar)
 
 /* ---- Resuming ---- */
 
-/* Kills all ranks with SIGKILL `rounds` times, each time after more units are finished, but at most half of
- * them. Then runs to completion. Finished units must be kept, and the result must equal that of an
- * uninterrupted run. */
+/* Starts --prepare `rounds` times, and kills all its ranks with SIGKILL. Each time, more units (shards or
+ * folders of files) are finished, at most about half of them. Then runs to completion. Finished units must be
+ * kept, and the result must equal that of an uninterrupted run. */
 static void kill_and_resume(const char *launcher, const char *options, const char *first_place, int places,
                             int rounds)
 {
@@ -390,14 +391,13 @@ Test(prepare, killed_synth_resumes)
 #endif
 
 #ifdef HAVE_MPI
-/* Settings with which mpirun can start anywhere. Leak detection is off, because MPI keeps allocations;
- * test_mpi.c detects leaks of the program itself. */
+/* Environment variables with which mpirun can start anywhere. Leak detection is off, because MPI keeps
+ * allocations. test_mpi.c detects leaks of the program itself. */
 static const char ranks_settings[] =
     "ASAN_OPTIONS=detect_leaks=0 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
     "OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp "
     "OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo";
 
-/* The bytes must not depend on the number of ranks. */
 Test(prepare, ranks_write_the_same_bytes)
 {
     char ranks[1024];
@@ -509,7 +509,8 @@ Test(prepare, a_folder_without_permission)
     cr_assert_not_null(strstr(out, "cannot write into folder 'a'"), "%s", out);
 }
 
-/* A write that fails, as on a full disk, must leave no partial file. Finished units must be kept. */
+/* A write that fails, as on a full disk, must leave no shard and no temporary file. Repeating the command
+ * must complete the data set. */
 Test(prepare, failed_write_keeps_finished_units)
 {
     static const char options[] = "--samples 40 --shards 4 --sample-shape 1000";

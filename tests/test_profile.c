@@ -1,6 +1,6 @@
 /* Tests profiling: the NVTX ranges that variants open, and scripts/sweep/profile.sh with fake nsys and ncu.
  *
- * FDSL_BENCH names the program; the default is ./fdsl-bench. */
+ * The environment variable FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -27,7 +27,8 @@ static void build_recorder(void)
         cr_skip_test("no compiler, or no NVTX header");
 }
 
-/* Runs the program with the recorder. `out` then has lines of count, enclosing range and range. */
+/* Runs the program with the recorder. Each line of `out` then has a count, the enclosing range, and the
+ * range. */
 static void record(const char *options)
 {
     EXPECT(0,
@@ -123,7 +124,7 @@ Test(profile, the_page_lists_all_ranges)
 /* ---- scripts/sweep/profile.sh ---- */
 
 /* Creates a fake tool in bin/, which PROFILE puts first on the PATH. The tool logs its arguments and runs
- * these commands. */
+ * `commands`. */
 static void put_tool(const char *name, const char *commands)
 {
     EXPECT(0,
@@ -170,7 +171,7 @@ Test(profile, ncu_gives_two_tables)
 {
     put_ncu();
     EXPECT(0, PROFILE "--tool ncu --launches 7 " SYNTH " >said", root);
-    /* The kernel of the warm-up is omitted. */
+    /* The CUDA kernel of the warm-up is omitted. */
     expect_row("kernel", "calls", "total", "median", "share");
     expect_row("fused_paint_kernel", "2", "9 us", "4.5 us", "90.0 %");
     expect_row("fused_vertices_kernel", "1", "1 us", "1 us", "10.0 %");
@@ -215,7 +216,7 @@ Test(profile, a_failing_program_is_reported)
     cr_expect(says("unknown option") && says("ncu ended with status 2"), "%s", out);
 }
 
-/* PATH has neither tool. Skipped if a tool is installed at another usual location. */
+/* PATH has neither nsys nor ncu. Skipped if one of them is installed at another usual location. */
 Test(profile, missing_tools_are_named)
 {
     if (run("ls -d /opt/nvidia/nsight-*/*/ncu /opt/nvidia/nsight-*/*/bin/nsys /usr/local/cuda/bin/ncu "

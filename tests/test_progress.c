@@ -1,4 +1,4 @@
-/* Tests progress: the text of durations, and when a line is due. */
+/* Tests the progress display: the text of durations, and when a line is printed. */
 #include "core/progress.h"
 
 #include <criterion/criterion.h>

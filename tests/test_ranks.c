@@ -1,4 +1,4 @@
-/* Tests functions for several ranks without MPI: shares of a batch and of cores, and the row of all ranks. */
+/* Tests, without MPI, how a batch and cores are divided among ranks, and the row of all ranks. */
 #include <criterion/criterion.h>
 
 #include "core/partition.h"
@@ -54,15 +54,15 @@ Test(partition, a_large_batch_does_not_overflow)
 
 /* ---- Shares of cores ---- */
 
-/* Returns a set with these bits as its first 64 hardware threads. */
+/* Returns a set of hardware threads. Bit i of `bits` is thread i. */
 static struct cores_mask mask(unsigned long bits)
 {
     return (struct cores_mask){{bits}};
 }
 
-/* Plans the cores of `count` ranks, and expects this outcome and these sets. `ranks` has the threads that
- * each rank may use. The machine has `core_count` cores of two threads each. As on Linux, core i has the
- * threads i and i + core_count. */
+/* Plans the cores of `count` ranks, and expects this outcome. `ranks` has the hardware threads that each rank
+ * may use, `expected` those that it gets. The machine has `core_count` cores of two threads each. As on
+ * Linux, core i has the threads i and i + core_count. */
 static void expect_plan(const unsigned long *ranks, int count, int core_count, enum cores_outcome outcome,
                         const unsigned long *expected)
 {
@@ -89,7 +89,7 @@ Test(cores, ranks_that_may_run_anywhere_get_whole_cores)
 Test(cores, only_cores_that_a_rank_may_use_are_divided)
 {
     expect_plan((const unsigned long[]){0x66, 0x66}, 2, 4, CORES_SPLIT, (const unsigned long[]){0x22, 0x44});
-    /* A core of which ranks may use only one thread counts as a core. */
+    /* A core counts even if the ranks may use only one of its two hardware threads. */
     expect_plan((const unsigned long[]){0x03, 0x03}, 2, 4, CORES_SPLIT, (const unsigned long[]){0x01, 0x02});
 }
 
@@ -157,8 +157,9 @@ Test(ranks, the_row_of_all_ranks_combines_each_column)
     cr_expect_str_eq(row_get(&total, "batch"), "11");
     cr_expect_str_eq(row_get(&total, "wrong"), "0");
     cr_expect_str_eq(row_get(&total, "sm_clock_mhz"), "1500", "not the clock of the slowest GPU");
-    cr_expect_str_eq(row_get(&total, "memory_clock_mhz"), "", "one rank does not know it");
-    cr_expect_str_eq(row_get(&total, "instruction_set"), "", "ranks used different ones");
+    cr_expect_str_eq(row_get(&total, "memory_clock_mhz"), "",
+                     "must be empty, because one rank does not know it");
+    cr_expect_str_eq(row_get(&total, "instruction_set"), "", "must be empty, because ranks differ");
     cr_expect_str_eq(row_get(&total, "how"), "fast");
     cr_expect_str_eq(row_get(&total, "stage_s"), "0.5");
     cr_expect_str_eq(row_get(&total, "hash"), "0000000000000003", "modulo 2^64");
@@ -166,7 +167,7 @@ Test(ranks, the_row_of_all_ranks_combines_each_column)
     cr_expect_str_eq(row_get(&total, "share"), "0.5");
     cr_expect_str_eq(row_get(&total, "moved"), "0.5");
     cr_expect_str_eq(row_get(&total, "alone"), "");
-    cr_expect_str_eq(row_get(&total, "half"), "", "one rank does not know it");
+    cr_expect_str_eq(row_get(&total, "half"), "", "must be empty, because one rank does not know it");
     row_free(&rows[0]);
     row_free(&rows[1]);
     row_free(&total);
@@ -175,8 +176,9 @@ Test(ranks, the_row_of_all_ranks_combines_each_column)
 Test(ranks, efficiency_depends_on_the_scaling)
 {
     const struct partition weak = {.ranks = 4}, strong = {.ranks = 4, .strong = true};
-    cr_expect_eq(ranks_efficiency(&weak, 3, 3), 1, "each rank has the work of a single rank");
+    cr_expect_eq(ranks_efficiency(&weak, 3, 3), 1, "weak scaling: each rank has the work of a single rank");
     cr_expect_eq(ranks_efficiency(&weak, 3, 6), 0.5);
-    cr_expect_eq(ranks_efficiency(&strong, 12, 3), 1, "all ranks together have the work of a single rank");
+    cr_expect_eq(ranks_efficiency(&strong, 12, 3), 1,
+                 "strong scaling: all ranks together have the work of a single rank");
     cr_expect_eq(ranks_efficiency(&strong, 3, 3), 0.25);
 }

@@ -317,7 +317,7 @@ Test(record, killed_appenders_leave_complete_rows)
         cr_assert_geq(child, 0);
         if (child == 0) {
             (void)!freopen("/dev/null", "w",
-                           stderr); /* suppresses a possible warning about the previous row */
+                           stderr); /* hides a warning about the partial row of an earlier child */
             while (append_sample("x", note, "1") == STATUS_OK)
                 ;
             _exit(1);

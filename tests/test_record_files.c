@@ -317,7 +317,8 @@ Test(record, an_ignored_signal_stays_ignored)
     cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 7);
 }
 
-/* A row that another process produced is added once, and only if its columns match. */
+/* csv_complete() adds the row of another process to a file, unless the file already has it or has other
+ * columns. */
 Test(record, a_row_of_another_process_is_added_once)
 {
     bool added;

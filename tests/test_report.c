@@ -1,5 +1,5 @@
-/* Tests scripts/figures/report.py: the contents of the page, and that its commands repeat their rows'
- * measurements. */
+/* Tests scripts/figures/report.py: the contents of the page, and that its commands repeat the measurements of
+ * the rows. */
 #include "figures.h"
 
 TestSuite(report, .init = open_folder, .fini = remove_folder, .timeout = 120);
@@ -19,7 +19,6 @@ Test(report, refers_to_nothing_outside)
         "%s", out);
 }
 
-/* The user's rows come first, and every workload has a table. */
 Test(report, yours_first_and_every_workload)
 {
     shell(
@@ -83,7 +82,7 @@ Test(report, commands_of_loading)
               out);
     cr_assert(says("1000 samples of 192.1 KiB, 10 shards, samples shuffled, cache warm, batch 32\n"), "%s",
               out);
-    /* Sets ranks, rank, scaling and batch of a row. In a row of all ranks, batch is the sum. */
+    /* Sets ranks, rank, scaling and batch of a row. In a row of all ranks, batch is the sum over ranks. */
     shell("awk -F, -v OFS=, '$7 == \"shards-omp\" && $13 == 2 { $11 = 2; $12 = \"all\"; $14 = \"strong\"; "
           "$17 = "
           "128 } NR == 1 || $17 == 128' " FIXTURES "/load.csv > $D/results/load.csv && " REPORT
@@ -98,7 +97,7 @@ Test(report, commands_of_loading)
     " --res 40 --batch 3 --vertices 20 --orbits 4 --formula visualatom --seed 7 --instance 5 --noise 1.5" \
     " --line-width 0.25 --radius 3 --oval-x 1.1 --oval-y 1.7 --freq1 3 --freq2 6"
 
-/* Prints the parameters of all rows, without columns that differ between runs. */
+/* Prints the parameters in all rows, without the columns that differ between runs. */
 #define PARAMETERS "cut -d, -f 7,11- %s | sed 's/,u8,\\|,f16,/&\\n/' | grep -v '^[^s]*e-'"
 
 Test(report, commands_repeat_their_rows)

@@ -6,7 +6,7 @@
 
 TestSuite(rows, .init = start, .fini = stop, .timeout = 120);
 
-/* Options for images that take microseconds, and this many samples. */
+/* SMALL: options for images that take microseconds. LOOPS(n): the same, and n samples. */
 #define SMALL    "--res 16 --batch 2 --vertices 5 --orbits 3 --radius 3 --warmups 1 --warmup-time 0 "
 #define LOOPS(n) SMALL "--loops " #n " "
 
@@ -23,7 +23,8 @@ Test(rows, have_whether_the_median_settled)
     cr_expect_str_eq(value(out, 1, "settled"), "no");
     run_well("--variant naive " LOOPS(5) "--format csv");
     cr_expect_str_eq(value(out, 1, "settled"), "no");
-    cr_expect_str_eq(value(out, 1, "median_error"), "", "five samples are too few for an interval");
+    cr_expect_str_eq(value(out, 1, "median_error"), "",
+                     "must be empty, because five samples are too few for an interval");
 }
 
 Test(rows, one_sample_has_no_spread)
@@ -135,7 +136,7 @@ Test(rows, the_header_of_the_table_names_the_baseline)
     cr_expect(!strstr(out, "x "), "%s", out);
 }
 
-/* The speed-up of an epoch refers to the median time of the baseline's epochs. */
+/* The speed-up of an epoch is relative to the median time of the baseline's epochs. */
 Test(rows, epochs_have_speed_ups)
 {
     run_well("--workload train --variant train-omp,train-naive --data digits --train-size 200 --test-size 10 "
@@ -161,8 +162,8 @@ Test(rows, epochs_have_speed_ups)
 
 /* ---- A busy machine ---- */
 
-/* Sets `text` to the warning of runner_warn(). On one of two ranks, the threads got this share of the CPU
- * time of their cores and were preempted this often. */
+/* Sets `text` to the warning of runner_warn() for two ranks. On the second rank, the threads got `share` of
+ * the CPU time of their cores and were preempted `preempted_per_s` times per second. */
 static void warn_of(int threads, double share, double preempted_per_s, char text[1024])
 {
     const struct variant variant = {.platform = "cpu", .threaded = threads > 1};
@@ -221,13 +222,14 @@ Test(rows, the_cpu_share_counts_all_threads)
     cr_expect(share == 0.5 && preempted_per_s == 50, "%g %g", share, preempted_per_s);
     runner.env.allowed_threads = 2;
     runner_cpu_use(&runner, &bench, &share, &preempted_per_s);
-    cr_expect(share == 1, "two hardware threads give at most 4 s of CPU time: %g", share);
+    cr_expect(share == 1, "4 s of CPU time in 2 s is all that two hardware threads have: %g", share);
     threaded.threaded = false;
     runner_cpu_use(&runner, &bench, &share, &preempted_per_s);
     cr_expect(share == 2, "%g", share);
     bench.span_s = 0.1;
     runner_cpu_use(&runner, &bench, &share, &preempted_per_s);
-    cr_expect(isnan(share) && isnan(preempted_per_s), "the span is too short to know the share");
+    cr_expect(isnan(share) && isnan(preempted_per_s),
+              "the share must be unknown, because the span is too short");
     bench.span_s = 2;
     entry.variant = &device;
     runner_cpu_use(&runner, &bench, &share, &preempted_per_s);

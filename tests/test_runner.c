@@ -1,4 +1,4 @@
-/* Tests the runner with variants that give wrong results or fail: its status, messages and rows. */
+/* Tests the status, messages and rows of the runner, with variants that give wrong results or fail. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 
@@ -40,10 +40,9 @@ static enum status failing_run(void *state, uint64_t number, struct run_time *ti
 
 static const char *batch = "3"; /* the value of --batch */
 
-/* Runs the program with `variant` as the variant "fake" on a tiny batch of this output type, with --verify
- * and
- * --out `out`. `names` is the value of --variant, `baseline` the value of --baseline (NULL: not given). The
- * baseline runs first. */
+/* Runs the program with --verify on a tiny batch. `variant` runs under the name "fake". `names` is the value
+ * of --variant, `type` of --dtype, and `out` of --out. `baseline` is the value of --baseline, or NULL to omit
+ * this option. The baseline runs first. */
 static enum status run_with(const struct variant *variant, const char *names, const char *baseline,
                             const char *type, const char *out)
 {
@@ -188,7 +187,7 @@ Test(runner, a_failure_ends_the_runs)
     unlink(out);
 }
 
-/* Returns naive with the traits of a variant that only generates canvases. */
+/* Returns naive, declared as a variant that does not convert its images to the output. */
 static struct variant canvas_only(void)
 {
     static struct synth_traits traits;
@@ -199,7 +198,8 @@ static struct variant canvas_only(void)
     return plain;
 }
 
-/* A variant that only generates canvases must be refused if it is named. With "all", it must be skipped. */
+/* A variant that cannot convert its images must be refused if --variant names it, and skipped with --variant
+ * all. */
 Test(runner, variants_without_the_output_are_refused_or_skipped)
 {
     char out[] = "/tmp/fdsl-runner-XXXXXX";
@@ -223,7 +223,7 @@ Test(runner, variants_without_the_output_are_refused_or_skipped)
     unlink(out);
 }
 
-/* A variant that "all" skips in one combination must run in the next one. */
+/* A variant that --variant all skips in one combination of options must run in the next one. */
 Test(runner, each_combination_has_all_variants)
 {
     char out[] = "/tmp/fdsl-runner-XXXXXX";

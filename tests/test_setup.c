@@ -1,7 +1,8 @@
 /* Tests scripts/setup/packages.sh with a package manager that only logs its calls. */
 #include "shell.h"
 
-/* PATH has the tools that the script needs, but not those that some packages provide. */
+/* Runs the script. Its PATH has the tools that the script needs, but not the tools that some packages
+ * provide. */
 #define SETUP "env -i $E PATH=bin MAKE_GOAL=bench bash scripts/setup/packages.sh build"
 
 static void set_up(void)

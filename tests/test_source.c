@@ -1,4 +1,4 @@
-/* Tests sample sources without --prepare. */
+/* Tests sample sources by themselves, without --prepare. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 

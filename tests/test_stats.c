@@ -34,7 +34,7 @@ Test(stats, one_sample)
     expect_near("cv", stats.cv, 0);
     expect_near("low", stats.median_low, 7);
     expect_near("high", stats.median_high, 7);
-    cr_expect(isinf(stats.median_error), "a single sample has no interval");
+    cr_expect(isinf(stats.median_error), "a single sample must have no interval");
     cr_expect_eq(stats.outliers, 0);
 }
 
@@ -69,7 +69,7 @@ Test(stats, three_samples)
     expect_near("p99", stats.p99, 2 + 0.98 * 4);
     expect_near("sd", stats.sd, sqrt((9 + 4 + 1) / 2.0));
     cr_expect(isinf(stats.median_error));
-    cr_expect_eq(stats.outliers, 0, "4 is less than 3.5 * 1.4826 * 1 from the median");
+    cr_expect_eq(stats.outliers, 0, "a distance of 4 is below the cutoff, 3.5 * 1.4826 * 1");
 }
 
 Test(stats, four_samples)
@@ -91,18 +91,19 @@ Test(stats, five_samples_with_an_outlier)
     expect_near("p95", stats.p95, 11 + 0.8 * 19);
     expect_near("sd", stats.sd, sqrt((16.81 + 252.81 + 9.61 + 26.01 + 12.96) / 4));
     cr_expect_eq(stats.outliers, 1,
-                 "the distances from the median are 0 0.5 0.5 1.5 19.5, so the cutoff is 2.59");
+                 "the distances from the median are 0, 0.5, 0.5, 1.5 and 19.5, so the cutoff is 2.59");
 }
 
 Test(stats, outliers_begin_at_the_cutoff)
 {
-    /* The median is 11 and the distances are 0 0 1 2 x. Their median is 1, so the cutoff is 3.5 * 1.4826
-     * = 5.1891. */
+    /* The median is 11, and the distances from it are 0, 0, 1, 2 and x. Their median is 1, so the cutoff is
+     * 3.5 * 1.4826 = 5.1891. */
     cr_expect_eq(compute((double[]){9, 10, 11, 11, 16.18}, 5).outliers, 0);
     cr_expect_eq(compute((double[]){9, 10, 11, 11, 16.20}, 5).outliers, 1);
     cr_expect_eq(compute((double[]){13, 12, 11, 11, 5.82}, 5).outliers, 0);
     cr_expect_eq(compute((double[]){13, 12, 11, 11, 5.80}, 5).outliers, 1);
-    /* The median is 11 and the distances are 0 1 1 2 2 3 x. Their median is 2, so the cutoff is 10.3782. */
+    /* The median is 11, and the distances from it are 0, 1, 1, 2, 2, 3 and x. Their median is 2, so the
+     * cutoff is 10.3782. */
     cr_expect_eq(compute((double[]){8, 9, 10, 11, 12, 13, 21.37}, 7).outliers, 0);
     cr_expect_eq(compute((double[]){8, 9, 10, 11, 12, 13, 21.38}, 7).outliers, 1);
     cr_expect_eq(compute((double[]){-20, 8, 9, 10, 11, 12, 13, 14, 40}, 9).outliers, 2);
@@ -158,8 +159,8 @@ static void fill_zigzag(double *samples, size_t n)
         samples[i] = (double)(i % 2 ? n - i / 2 : i / 2 + 1);
 }
 
-/* Returns the probability that a binomial (n, 1/2) is in low .. high - 1. This is the probability that the
- * interval between the order statistics `low` and `high` contains the median. */
+/* Returns the probability that a binomial (n, 1/2) is at least `low` and less than `high`. This is the
+ * probability that the interval between the order statistics `low` and `high` contains the median. */
 static double coverage(size_t n, size_t low, size_t high)
 {
     double sum = 0;
@@ -184,7 +185,7 @@ Test(stats, median_interval_covers_95_percent)
             cr_assert(low == 1, "n = %zu", n);
         else
             cr_assert(chance >= 0.949, "n = %zu: %g", n, chance);
-        /* An interval narrower by one rank would not reach 95 %. */
+        /* An interval that is narrower by one rank at each end would be too narrow for 95 %. */
         if (n >= 6)
             cr_assert(coverage(n, low + 1, high - 1) < 0.952, "n = %zu is too wide", n);
     }
@@ -201,8 +202,8 @@ static double normal(uint64_t *state)
     return sqrt(-2 * log(uniform[0])) * cos(2 * M_PI * uniform[1]);
 }
 
-/* Fills `samples` with autoregressive times: each keeps the share `memory` of the previous deviation. The
- * median is 100, the standard deviation 1. */
+/* Fills `samples` with an autoregressive series of times: the deviation of each time from the median is
+ * `memory` times the previous deviation, plus noise. The median is 100, and the standard deviation is 1. */
 static void fill_series(double *samples, size_t n, double memory, uint64_t *state)
 {
     double value = normal(state);
@@ -212,8 +213,8 @@ static void fill_series(double *samples, size_t n, double memory, uint64_t *stat
     }
 }
 
-/* The share of `SERIES` series that have an interval, the share of these intervals that contain the true
- * median, and the mean relative width of the intervals. */
+/* Results of `SERIES` simulated series. `known` is the share of the series that have an interval. `covered`
+ * is the share of these intervals that contain the true median. `width` is the mean relative error. */
 enum { SERIES = 1000, LONGEST = 1000 };
 struct simulated {
     double known, covered, width;
@@ -255,8 +256,8 @@ Test(stats, the_interval_covers_the_median_of_series_with_memory)
         }
 }
 
-/* These series are too short to estimate their autocorrelation. Most must have no interval. At most one
- * series in ten may have an interval that misses the median. */
+/* Short series with autocorrelation. At most one in ten may have an interval that misses the median. If the
+ * autocorrelation is strong, at most a quarter may have an interval. */
 Test(stats, short_series_with_memory_have_no_interval)
 {
     static const size_t counts[] = {10, 20, 50, 100};
@@ -277,7 +278,8 @@ Test(stats, independent_samples_keep_their_interval)
     cr_expect(simulated.known > 0.5, "%g", simulated.known);
 }
 
-/* Tests samples that alternate slowly between two states, slowly drifting samples, autoregressive ones. */
+/* Tests the number of effective samples of different series: slow changes between two states, a slow drift,
+ * and autoregressive series. */
 Test(stats, effective_samples)
 {
     enum { MOST = 100000 };
@@ -328,12 +330,12 @@ Test(stats, ks_of_disjoint_sets_is_1)
 
 Test(stats, ks_handles_ties)
 {
-    /* The distribution functions are 1/4 and 2/3 at 1, which is the largest distance, 3/4 and 2/3 at 2, and 1
-     * at 3. */
+    /* The distribution functions of a and b are 1/4 and 2/3 at 1. This is the largest distance. They are 3/4
+     * and 2/3 at 2, and both are 1 at 3. */
     float a[] = {1, 2, 2, 3}, b[] = {1, 1, 3};
     expect_near("ks", stats_ks(a, 4, b, 3), 5.0 / 12);
     expect_near("swapped", stats_ks(b, 3, a, 4), 5.0 / 12);
-    /* All values are tied except one. Code that steps through ties one by one would find 3/4. */
+    /* All values are equal except one. Code that steps through equal values one by one would find 3/4. */
     expect_near("ties", stats_ks((float[]){5, 5, 5, 5}, 4, (float[]){5, 5, 5, 6}, 4), 0.25);
 }
 

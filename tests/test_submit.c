@@ -1,6 +1,5 @@
-/* Tests slurm/submit.sh: --dry-run, which needs no Slurm and changes no file, and the calls of a fake sbatch
- * without
- * --dry-run. */
+/* Tests slurm/submit.sh. With --dry-run, it must need no Slurm and change no file. Without --dry-run, its
+ * calls of a fake sbatch are tested. */
 #include "shell.h"
 
 #include <string.h>
@@ -40,7 +39,7 @@ Test(submit, printed_commands_equal_those_of_a_real_call)
     EXPECT(1, "test -e calls");
     EXPECT(0, "sed 1d printed | sed s/JOB/41/ >commands && " PRETEND "sh commands && mv calls printed_calls");
     EXPECT(0, PRETEND "slurm/submit.sh t.tsv --gpus=1");
-    expect(0, "tasks:  job 41, 2 of them");
+    expect(0, "tasks:  job 41, 2 tasks");
     EXPECT(0, "cmp calls printed_calls");
     EXPECT(0, "grep -c . calls");
     expect(0, "2\n");

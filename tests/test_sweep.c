@@ -1,7 +1,7 @@
 /* Tests scripts/sweep/run.sh and slurm/: valid and invalid tables, the files of tasks that succeed, fail or
  * are killed, and the calls of Slurm, which is a fake here. make check-slurm uses a real Slurm.
  *
- * FDSL_BENCH names the program; the default is ./fdsl-bench. */
+ * The environment variable FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -25,7 +25,7 @@
 #include "core/portable.h"
 #include "folder.h"
 
-/* Options of a run that takes microseconds: columns and values. */
+/* The columns of a table with the options of a run that takes microseconds, and their values. */
 #define QUICK_COLUMNS "\tres\tbatch\torbits\twarmups\twarmup-time\tmin-samples\tmin-time\tmax-time"
 #define QUICK         "\t32\t2\t4\t0\t0\t6\t0\t0"
 #define HEADER        "variant\tvertices" QUICK_COLUMNS "\n"
@@ -193,10 +193,14 @@ Test(sweep, options_are_checked)
     static const struct {
         const char *options, *words;
     } faults[] = {
-        {"--tsak 1", "unknown option '--tsak'"},      {"--task", "--task needs a number"},
-        {"--task 0", "--task needs a number"},        {"--task 2", "t.tsv: no task 2, only 1"},
-        {"other.tsv", "one table at a time"},         {"--out ''", "--out needs a folder"},
-        {"--count --collect", "exclude each other"},  {"--collect --redo", "exclude each other"},
+        {"--tsak 1", "unknown option '--tsak'"},
+        {"--task", "--task needs a number"},
+        {"--task 0", "--task needs a number"},
+        {"--task 2", "t.tsv: there is no task 2; the last task is 1"},
+        {"other.tsv", "one table at a time"},
+        {"--out ''", "--out needs a folder"},
+        {"--count --collect", "exclude each other"},
+        {"--collect --redo", "exclude each other"},
         {"--collect --task 1", "exclude each other"},
     };
     put("t.tsv", HEADER TASK("9"));
@@ -287,7 +291,7 @@ Test(sweep, rows_with_other_columns_are_not_merged)
 
 /* ---- Tasks that fail ---- */
 
-/* Sets MPIRUN to a launcher that runs these commands. */
+/* Sets MPIRUN to a launcher that runs `commands`. */
 static void launch_with(const char *commands)
 {
     char text[1024];
@@ -340,7 +344,7 @@ Test(sweep, unavailable_tasks_are_skipped)
     sweep(NULL, "");
     cr_assert(setenv("MPIRUN", "./launcher --other -n", 1) == 0);
     sweep(NULL, "");
-    expect(0, "0 finished, 1 finished before, 0 skipped"); /* a finished task needs no launcher; its rows may
+    expect(0, "0 finished, 1 finished before, 0 skipped"); /* a finished task needs no launcher: its rows may
                                                               be from another machine */
 }
 
@@ -450,11 +454,13 @@ static pid_t start_long(void)
     }
     while (!strstr(get("r/sweep/t/task_1.command"), "naive") && waitpid(pid, NULL, WNOHANG) == 0)
         usleep(10000);
-    usleep(300000); /* reaches the run in most cases; an earlier signal must have the same effect */
+    /* In most cases, the variant runs after this time. An earlier signal must have the same effect. */
+    usleep(300000);
     return pid;
 }
 
-/* Expects the program to end within 5 s. It inherited a lock, which is free when the program has ended. */
+/* Expects the program to end within 5 s. It inherited a lock on a file, so the lock is free when the program
+ * has ended. */
 static void expect_all_ended(void)
 {
     int fd = open("r/sweep/t/task_1.command", O_RDWR | O_CLOEXEC), free_now = -1;
@@ -462,7 +468,7 @@ static void expect_all_ended(void)
         free_now = flock(fd, LOCK_EX | LOCK_NB);
         usleep(10000);
     }
-    cr_expect(free_now == 0, "the program outlived its sweep");
+    cr_expect(free_now == 0, "the program still runs after its sweep has ended");
     close(fd);
 }
 
@@ -517,7 +523,7 @@ Test(sweep, a_table_becomes_an_array_and_a_merging_job)
     static char wanted[3 * PATH_MAX];
     pretend_sbatch();
     shell("slurm/submit.sh --redo configs/sweep_cpu.tsv --gpus=1");
-    expect(0, "tasks:  job 41, 10 of them; logs in results/sweep/cpu/log/\nrows:   job 42, ");
+    expect(0, "tasks:  job 41, 10 tasks; logs in results/sweep/cpu/log/\nrows:   job 42, ");
     snprintf(
         wanted, sizeof wanted,
         "--parsable --array=1-10 --output=results/sweep/cpu/log/task_%%a.log --gpus=1 slurm/sweep.sbatch "
@@ -542,7 +548,8 @@ Test(sweep, a_table_with_an_error_is_not_submitted)
     cr_expect(!exists("calls"));
 }
 
-/* Expects these tasks of a scaling job with `most` ranks, without their common words. */
+/* Expects a scaling job with `most` ranks to list these tasks. The words that all tasks have in common are
+ * removed. */
 static void scale(const char *table, int most, const char *wanted)
 {
     put("s.tsv", table);

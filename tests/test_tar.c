@@ -1,5 +1,5 @@
-/* Tests the tar parser and writer, keys, and interoperability with libarchive and Python's tarfile in both
- * directions. */
+/* Tests the tar parser and writer, and the keys of samples. libarchive and Python's tarfile must read what
+ * the writer writes, and the parser must read what they write. */
 #include <criterion/criterion.h>
 
 #include <stdio.h>
@@ -37,7 +37,7 @@ static void end_shard(void)
     shard_size += TAR_END_BYTES;
 }
 
-/* Writes a shard of three members, which have 1, 1000 and 0 bytes. */
+/* Writes a shard of three members (files), which have 1, 1000 and 0 bytes. */
 static void small_shard(void)
 {
     static uint8_t thousand[1000];
@@ -131,7 +131,8 @@ Test(tar, header_refuses_what_ustar_cannot_store)
     cr_assert_eq(tar_header(block, name, (UINT64_C(1) << 33) - 1), STATUS_OK);
 }
 
-/* The parser must request more data until it has enough, but at most as much as the end-of-archive blocks. */
+/* The parser must request more data until it has enough. It may request at most the size of the
+ * end-of-archive blocks at a time. */
 Test(tar, any_buffer_size_gives_same_result)
 {
     static struct tar_parser parser;
@@ -162,8 +163,7 @@ Test(tar, truncated_shards_are_refused)
 {
     small_shard();
     size_t whole = shard_size,
-           ends = whole -
-                  TAR_BLOCK_BYTES; /* one block of zeros at the end of the file is enough to end the shard */
+           ends = whole - TAR_BLOCK_BYTES; /* the file may end after one of the two blocks of zeros */
     for (shard_size = 0; shard_size < ends; shard_size++) {
         cr_assert_eq(list_shard(shard, shard_size, shard_size), STATUS_FAILED, "cut at %zu", shard_size);
         cr_assert_eq(list_shard(shard, shard_size, TAR_SIZE_UNKNOWN), STATUS_FAILED, "cut at %zu",
@@ -180,8 +180,8 @@ Test(tar, a_flipped_bit_in_any_header_is_refused)
         for (size_t bit = 0; bit < 8 * TAR_BLOCK_BYTES; bit++) {
             size_t at = headers[h] + bit / 8;
             shard[at] ^= (uint8_t)(1 << bit % 8);
-            /* A flipped bit may pass only in the checksum field, if the field's value is the same, as for
-             * "01" and " 1". Then the header is correct. */
+            /* A flipped bit may pass only in the checksum field, and only if the field has the same value as
+             * before, like "01" and " 1". Then the header is correct. */
             bool passed = list_shard(shard, shard_size, shard_size) == STATUS_OK;
             cr_assert(!passed || (at - headers[h] >= 148 && at - headers[h] < 156), "header %zu, bit %zu", h,
                       bit);
@@ -248,7 +248,8 @@ Test(tar, other_file_types_are_skipped)
 
 /* ---- Data after the end ---- */
 
-/* Parses the shard and returns the status at its end. The parser gets at least `window` bytes at a time. */
+/* Parses the shard and returns the status at its end. The parser gets at least `window` bytes at a time,
+ * unless fewer remain. */
 static enum status end_of_shard(size_t window)
 {
     static struct tar_parser parser;
@@ -276,7 +277,7 @@ static void expect_end_refused(const char *words)
     }
 }
 
-/* tar pads files to records of 10 KiB. So zeros may follow the end-of-archive blocks, but nothing else. */
+/* tar pads archives to records of 10 KiB. So zeros may follow the end-of-archive blocks, but nothing else. */
 Test(tar, data_after_the_end_is_refused)
 {
     small_shard();

@@ -26,7 +26,7 @@ static const struct {
     {"\xe2\x81\xa6", "\\xe2\\x81\\xa6"},
     {"\xe2\x80\xa8", "\\xe2\\x80\\xa8"}, /* a line separator */
     {"\xff\xfe", "\\xff\\xfe"},
-    {"\xc0\x80", "\\xc0\\x80"}, /* overlong */
+    {"\xc0\x80", "\\xc0\\x80"}, /* an overlong encoding */
     {"\xe0\x82\x80", "\\xe0\\x82\\x80"},
     {"\xf0\x80\x80\x80", "\\xf0\\x80\\x80\\x80"},
     {"\xed\xa0\x80", "\\xed\\xa0\\x80"},          /* a surrogate */
@@ -51,8 +51,8 @@ Test(text, printable_text)
     }
 }
 
-/* Tests all pairs of bytes. The buffer has exactly their size, so that a sanitizer detects reads past the
- * end. */
+/* Tests all pairs of bytes. The buffer has exactly the size of a pair, so that a sanitizer detects reads past
+ * its end. */
 Test(text, control_bytes_are_always_escaped)
 {
     for (unsigned i = 0x0101; i < 0x10000; i++) {

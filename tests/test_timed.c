@@ -45,13 +45,14 @@ static enum status unless_timed(void *state, uint64_t number, struct run_time *t
     return phase_now() == PHASE_TIMED ? STATUS_OK : real->run(state, number, time);
 }
 
-/* From run 2 on, performs the previous run again. */
+/* From run 2 on, performs run number - 1 in place of run `number`. */
 static enum status late_by_one(void *state, uint64_t number, struct run_time *time)
 {
     return real->run(state, number >= 2 ? number - 1 : number, time);
 }
 
-/* From run 2 on, performs only runs whose number is a multiple of 5, such as the last run, 15. */
+/* From run 2 on, performs only the runs whose number is a multiple of 5. The last run, number 15, is one of
+ * them. */
 static enum status every_fifth(void *state, uint64_t number, struct run_time *time)
 {
     return number >= 2 && number % 5 ? STATUS_OK : real->run(state, number, time);
@@ -137,7 +138,7 @@ Test(timed, images)
     cr_redirect_stdout();
     cr_redirect_stderr();
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
-        bool chance = faults[i] == every_fifth; /* detected unless run 5 or 10 is drawn */
+        bool chance = faults[i] == every_fifth; /* missed if --verify draws run 5 or 10 */
         for (int tries = 0; tries < (chance ? 20 : 1); tries++) {
             if (!chance)
                 expect_caught("naive", TINY, faults[i], one_wrong);
@@ -202,7 +203,7 @@ Test(timed, inference)
 {
     cr_redirect_stdout();
     cr_redirect_stderr();
-    if (!available("files")) /* checkpoints need xxHash, as files does */
+    if (!available("files")) /* checkpoints need xxHash, like the variant `files` */
         cr_skip_test("this build has no checkpoints");
     cr_assert_eq(run_words(TRAINING "--epochs 1 --checkpoint net", "train-naive", NULL), STATUS_OK, "%s",
                  status_text());

@@ -85,7 +85,7 @@ Test(train, shifts_stay_in_range)
     }
     cr_expect(flips > 2300 && flips < 2700);
     const struct draw_move move = {1, -1, true};
-    cr_expect_eq(draw_moved(&move, 3, 4, 0, 0), 1 * 4 + 2); /* next row, last pixel but one */
+    cr_expect_eq(draw_moved(&move, 3, 4, 0, 0), 1 * 4 + 2); /* row 1, column 2 (the second to last) */
     cr_expect_eq(draw_moved(&move, 3, 4, 2, 0), -1);
     cr_expect_eq(draw_moved(&move, 3, 4, 0, 3), -1);
 }
@@ -122,13 +122,13 @@ static void expect_steps(const struct optimizer *optimizer, const double expecte
 
 Test(train, optimizers_match_hand_computed_values)
 {
-    /* SGD: the first update is -0.1 * 0.5. The second momentum is 0.9 * 0.5 - 0.25. */
+    /* SGD: the first update is -0.1 * 0.5. After the second gradient, the momentum is 0.9 * 0.5 - 0.25. */
     expect_steps(&(struct optimizer){.kind = OPTIMIZER_SGD, .momentum = 0.9}, (const double[]){0.95, 0.93});
     /* SGD with weight decay: the gradients are 0.5 + 0.2 * 1 and -0.25 + 0.2 * 0.93. */
     expect_steps(&(struct optimizer){.kind = OPTIMIZER_SGD, .weight_decay = 0.2},
                  (const double[]){0.93, 0.9364});
-    /* Adam: the moments are 0.05 and 0.00025, then 0.02 and 0.00031225, each divided by 1 - 0.9^t or 1 -
-     * 0.999^t. */
+    /* Adam: m and v are 0.05 and 0.00025 after the first step, and 0.02 and 0.00031225 after the second. In
+     * step t, m is divided by 1 - 0.9^t, and v by 1 - 0.999^t. */
     const double adam = 0.9 - 0.1 * (0.02 / 0.19) / sqrt(0.00031225 / 0.001999);
     expect_steps(&(struct optimizer){.kind = OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8},
                  (const double[]){0.9, adam});
@@ -209,7 +209,7 @@ Test(train, samples_are_normalised)
 }
 
 /* One engine runs all steps, including a short last batch, and evaluates all samples in one call. The other
- * makes one call per step and per sample. */
+ * engine makes one call per step, and one call per sample. */
 Test(train, steps_and_logits_do_not_depend_on_call_sizes)
 {
     const struct shape shape = {1, 1, 16, 16};
@@ -232,8 +232,8 @@ Test(train, steps_and_logits_do_not_depend_on_call_sizes)
     net_close(&two);
 }
 
-/* Compares counts with those computed by hand. Kernel taps on padding zeros do not count as work.
- * test_roofline.c also counts the backward pass. */
+/* Compares counts of floating-point operations with counts by hand. Taps of a convolution on the zeros of the
+ * padding do not count. test_roofline.c also tests the counts of the backward pass. */
 Test(train, flops_match_hand_counts)
 {
     struct model model;
@@ -245,13 +245,12 @@ Test(train, flops_match_hand_counts)
         {.kind = LAYER_LINEAR}};
     const struct model_table padded = {"padded", "", false, specs, COUNT_OF(specs)};
     must(model_build(&padded, (struct shape){2, 1, 4, 5}, 7, &model));
-    /* At the first and at the last position of an axis, one of three taps is outside. This leaves 3 * 4 - 2 =
-     * 10 and 3 * 5 - 2 = 13 taps. */
+    /* At the first and at the last position of an axis, one of three taps is outside. So the axis of length
+     * 4 has 3 * 4 - 2 = 10 taps, and the axis of length 5 has 3 * 5 - 2 = 13. */
     cr_expect_eq(model.multiplications, 2 * 3 * 10 * 13 + 60 * 7.0);
     cr_expect_eq(model_flops(&model, &(struct model_savings){.backward = true}), 2 * model.multiplications);
 }
 
-/* Comparisons must treat NaN as the worst value. */
 Test(train, nan_is_the_worst_value)
 {
     cr_expect(isnan(worse(NAN, 1)) && isnan(worse(1, NAN)) && isnan(worse(worse(0, NAN), 2)));
@@ -385,7 +384,8 @@ Test(checkpoint, detects_damage)
     free(bytes);
 }
 
-/* If the latest checkpoint is damaged, the one before it must be read. If all are, reading must fail. */
+/* If the latest checkpoint is damaged, the checkpoint before it must be read. If all checkpoints are damaged,
+ * reading must fail. */
 Test(checkpoint, reads_the_latest_undamaged_one)
 {
     char path[PATH_MAX];

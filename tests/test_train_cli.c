@@ -1,5 +1,5 @@
-/* Tests training and inference on the command line: rows, learning, resuming after a kill, and what is
- * rejected. */
+/* Tests training and inference on the command line: rows, learning, resuming after a kill, and invalid
+ * options. */
 #include "shell.h"
 
 #include <stdint.h>
@@ -8,8 +8,8 @@
 
 /* ---- Running ---- */
 
-/* Runs training with these options. Expects this exit status and one line that contains `words`. Options that
- * begin with a comma name more variants. */
+/* Runs training with these options. Expects this exit status and one line that contains `words`. If `options`
+ * begins with a comma, it continues the list of variants. */
 static void expect_refusal(int wanted, const char *options, const char *words)
 {
     const char *variant = strncmp(options, "--variant ", 10) == 0 ? "" : "--variant train-naive";
@@ -51,7 +51,7 @@ Test(train_cli, learns_digits_in_one_epoch)
     cr_expect_geq(number(out, 1, "test_acc"), 0.97, "%s", out);
 }
 
-/* The same command must give the same bits every time, and another seed other bits. */
+/* The same command must give the same bits every time. Another seed must give other bits. */
 Test(train_cli, the_same_command_gives_the_same_parameters)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --shift 2 --flip --export a");
@@ -195,14 +195,14 @@ Test(train_cli, rejects_checkpoints_of_other_trainings)
 
 /* ---- Starting from another training's parameters ---- */
 
-/* With a learning rate of 0, parameters keep their initial values. All tensors except those of the last layer
- * must be those of a pre-training on synth, which had another image size and number of classes. With the same
- * number of classes, the last layer must be taken too. */
+/* The learning rate is 0, so parameters keep their initial values. All tensors except those of the last layer
+ * must come from the pre-training on synth, although it had another image size and number of classes. If the
+ * number of classes is equal, the last layer must come from it too. */
 #ifdef _OPENMP
 Test(train_cli, fine_tuning_starts_from_the_checkpoint)
 {
 #define TAUGHT "$P --variant train-omp --model cnn-fdsl --train-size 30 --test-size 10 --batch 10 "
-/* Bytes of all tensors except those of the last layer, and of the last layer for 7 classes. */
+/* Bytes of all tensors except the last layer's (KEPT), and of the last layer for 7 classes (LAST_7). */
 #define KEPT   1920768
 #define LAST_7 3612
     EXPECT(0, TAUGHT "--data synth --res 16 --classes 7 --epochs 2 --checkpoint pre --export taught");
@@ -222,8 +222,8 @@ Test(train_cli, fine_tuning_starts_from_the_checkpoint)
     EXPECT(0, "tail -c %d taught > a && tail -c %d same > b && cmp a b", KEPT + LAST_7, KEPT + LAST_7);
 }
 
-/* The rows and the checkpoints record which parameters training started with. A command with the same
- * parameters must resume, another must be rejected. */
+/* The rows and the checkpoints record which parameters training started with. A command that starts with the
+ * same parameters must resume the training. A command with other parameters must be rejected. */
 Test(train_cli, fine_tuning_can_be_resumed)
 {
 #define FINE TAUGHT "--data digits --seed 1 "
@@ -259,7 +259,7 @@ Test(train_cli, rejects_unsuitable_initial_parameters)
            "$P --variant train-naive --model lenet --train-size 64 --test-size 5 --epochs 1 --checkpoint l");
     expect_refusal(2, "--model lenet --data synth --res 32 --train-size 64 --test-size 5 --init l",
                    "--init l: its fc1.weight is 120x400, but these samples need 120x576; use samples "
-                   "of 1x1x28x28, or cnn-fdsl, which supports any size");
+                   "of 1x1x28x28 (channels, depth, height, width), or cnn-fdsl, which supports any size");
     EXPECT(0, "truncate -s 5000 k/*");
     expect_refusal(1, "--model logreg --init k", "truncated");
 }
@@ -298,7 +298,8 @@ Test(train_cli, inference_from_a_checkpoint)
     EXPECT(2, INFER "--batch 51 --checkpoint k");
     cr_expect_not_null(strstr(out, "--batch 51 is more than the 50 samples to test with"));
     EXPECT(2, INFER "--batch 10 --data clips --checkpoint k");
-    cr_expect_not_null(strstr(out, "the network is for 1x1x28x28 and 10 classes"));
+    cr_expect_not_null(strstr(
+        out, "the network is for samples of 1x1x28x28 (channels, depth, height, width) and 10 classes"));
     EXPECT(2, "$P --variant infer-naive");
     cr_expect_not_null(strstr(out, "--checkpoint FILE"));
     EXPECT(2, INFER "--checkpoint k/none");
@@ -309,14 +310,14 @@ Test(train_cli, inference_from_a_checkpoint)
 }
 
 #ifdef _OPENMP
-/* One variant must continue from a checkpoint of another. */
+/* A variant must continue from a checkpoint of another variant. */
 Test(train_cli, omp_continues_from_a_checkpoint_of_naive)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --export naive");
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k");
     EXPECT(0, "$P --variant train-omp --model logreg --train-size 200 --test-size 50 --batch 16 --epochs 2 "
               "--checkpoint k --resume --verify --out r.csv");
-    EXPECT(0, "tail -n 1 r.csv | grep -q train-omp && [ $(wc -l < r.csv) = 3 ]"); /* one of train-naive */
+    EXPECT(0, "tail -n 1 r.csv | grep -q train-omp && [ $(wc -l < r.csv) = 3 ]"); /* a header and two rows */
 }
 #endif
 
@@ -402,11 +403,11 @@ Test(train_cli, non_finite_loss_ends_the_run)
     cr_expect_str_eq(value(out, 2, "train_loss"), "");
 }
 
-/* If the oracle's own loss is not finite, nothing can be compared. The message must name the step. */
+/* If the reference's own loss is not finite, nothing can be compared. The message must name the step. */
 Test(train_cli, verification_of_a_diverging_training)
 {
     expect_refusal(1, "--model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e38 --verify",
-                   "the oracle's own loss at step 3 is not finite");
+                   "the reference's own loss at step 3 is not finite");
     EXPECT(3,
            "$P --variant train-naive --model lenet --train-size 200 --test-size 50 --optimizer sgd --lr 1e20 "
            "--verify --verify-steps 5");
@@ -414,7 +415,7 @@ Test(train_cli, verification_of_a_diverging_training)
 }
 
 #ifdef _OPENMP
-/* Adam amplifies rounding errors over 50 steps. --verify must not take this for an error of the engine. */
+/* Adam amplifies rounding errors over 50 steps. --verify must not report this as an error of the engine. */
 Test(train_cli, fifty_steps_of_adam_verify)
 {
     EXPECT(0, "$P --variant train-omp --train-size 400 --test-size 50 --batch 8 --epochs 1 --verify "
@@ -549,7 +550,7 @@ Test(train_cli, rejects_impossible_comparisons)
     cr_expect_not_null(strstr(out, "none: No such file or directory; build it"), "%s", out);
 }
 
-/* Scripts must generate nothing if the variant cannot run. */
+/* If the variant cannot run, scripts must end before they generate any data. */
 Test(train_cli, scripts_check_the_variant_first)
 {
     EXPECT(2, "%s/scripts/compare/fine_tuning.sh", root);

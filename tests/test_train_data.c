@@ -9,8 +9,8 @@
 #include "cells.h"
 #include "data/npy.h"
 
-/* Runs training with these options. Expects this exit status and one line that contains `words`. Options that
- * begin with a comma name more variants. */
+/* Runs training with these options. Expects this exit status and one line that contains `words`. If `options`
+ * begins with a comma, it continues the list of variants. */
 static void expect_refusal(int wanted, const char *options, const char *words)
 {
     run("timeout 60 $P --variant train-naive%s%s", *options == ',' ? "" : " ", options);
@@ -27,8 +27,8 @@ TestSuite(train_data, .init = shell_set_up, .fini = shell_tear_down, .timeout = 
     " --test-size 20 --batch 16 "
 #define LIVE LIVE_OF(20, 90)
 
-/* Live and stored samples must give the same parameters, in one run and in a resumed run that changes between
- * them. */
+/* Samples that are generated during training (live) and stored samples must give the same parameters. A
+ * resumed run may change from one to the other. */
 Test(train_data, live_samples_equal_stored_ones)
 {
     EXPECT(0, "$P " LIVE "--epochs 3 --export a --format csv --verify --shift 2");
@@ -175,7 +175,8 @@ Test(train_data, cifar_files_and_their_faults)
 }
 
 #ifdef HAVE_XXHASH
-/* Trains on data sets of --prepare: one folder, of which a tenth becomes the test set, or two folders. */
+/* Trains on data sets of --prepare: on one folder, of which a tenth becomes the test set, and on two folders,
+ * for training and testing. */
 Test(train_data, datasets_and_their_faults)
 {
     EXPECT(0, "$P --prepare m --from digits --samples 300");
@@ -188,7 +189,7 @@ Test(train_data, datasets_and_their_faults)
     cr_expect(number(out, 1, "train_samples") == 300 && number(out, 1, "test_samples") == 30);
     EXPECT(0, "mkdir f && tar xf m/digits-000000.tar -C f");
     EXPECT(0, "$P --prepare odd --sample-shape 3,4,5 --samples 20");
-    expect_refusal(1, "--model cnn3d --data odd", "sample 0, '000000': no member cls");
+    expect_refusal(1, "--model cnn3d --data odd", "sample 0, '000000': it has no member cls");
     EXPECT(0, "rm -r m && mkdir m && printf 3 > m/a.cls && printf 4 > m/a.txt");
     expect_refusal(1, ON, "no member npy or png");
     EXPECT(0, "rm m/* && for i in 1 2 3 4 5 6 7 8 9; do cp f/00000$i.png m/; printf 3 > m/00000$i.cls; done");
@@ -200,7 +201,7 @@ Test(train_data, datasets_and_their_faults)
     expect_refusal(2, "--data two/none", "--data two/none");
     cr_expect_null(strstr(strstr(out, "--data") + 1, "--data two/none: "), "%s", out);
     EXPECT(0, "rm -r two/test");
-    expect_refusal(2, "--data two", "it contains a data set 'train' but no 'test'");
+    expect_refusal(2, "--data two", "the folder contains a data set 'train' but no 'test'");
 }
 #endif
 
@@ -218,7 +219,7 @@ Test(train_data, non_finite_halves_are_reported_with_their_sample)
     EXPECT(0, "mkdir m");
     for (int i = 0; i < 40; i++) {
         char name[32];
-        memset(bytes + header, i, 128); /* finite: exponents up to 0x27 */
+        memset(bytes + header, i, 128); /* both bytes of a value are i, at most 0x27, so it is finite */
         snprintf(name, sizeof name, "m/k%02d.npy", i);
         put(name, bytes, header + 128);
         snprintf(name, sizeof name, "m/k%02d.cls", i);

@@ -134,7 +134,7 @@ static void expect_progress(const struct engine *engine, void *state, uint64_t s
     cr_expect_eq(progress.loss, loss, "%s: %g, not %g", engine->name, progress.loss, loss);
 }
 
-/* progress() must count the steps since totals(). A call of progress() must not change the totals. */
+/* progress() must count the steps since the latest call of totals(). It must not change the totals. */
 static void follow(const struct engine *engine)
 {
     struct net net;

@@ -1,5 +1,5 @@
-/* Tests the reference of training: compares the gradients of every layer and every network with central
- * differences. */
+/* Tests the reference of training, called oracle. Compares the gradients of every layer and every network
+ * with central differences. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -11,9 +11,9 @@
 #include "train/trainer.h"
 #include "train_support.h"
 
-/* Differences extend by 2^-20 to each side. Parameters are multiples of 2^-20, so floats represent both ends
- * exactly. The oracle computes in double precision. The truncation error is about 1e-12, the rounding error
- * about 1e-10. */
+/* Central differences change a parameter by 2^-20 in both directions. Parameters are multiples of 2^-20, so
+ * float represents the changed values exactly. The oracle computes in double precision. The truncation error
+ * is about 1e-12, and the rounding error about 1e-10. */
 #define REACH     0x1p-20f
 #define TOLERANCE 1e-6
 #define CHECKED   12 /* parameters per tensor */
@@ -95,8 +95,8 @@ LAYERS(add, false, PLAIN(4), {.kind = LAYER_RELU}, PLAIN(4), {.kind = LAYER_DROP
        {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_RELU},
        {.kind = LAYER_POOL, .kernel = {1, 2, 1}}, PLAIN(4), {.kind = LAYER_ADD, .back = 2},
        {.kind = LAYER_LINEAR});
-/* The pooling drops the last row of its input. That input is also added to the output of the following
- * convolution, which pads the pooled rows to the same height. */
+/* The pooling drops the last row of its input. This input is also added to the output of the convolution
+ * after the pooling, whose padding restores the height. */
 LAYERS(add_pool, false, PLAIN(2), {.kind = LAYER_RELU}, {.kind = LAYER_POOL, .kernel = {1, 2, 1}},
        {.kind = LAYER_CONV, .channels = 2, .kernel = {1, 1, 1}, .padding = {0, 2, 0}},
        {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_LINEAR});
@@ -202,9 +202,9 @@ Test(train_net, parameters_of_the_models)
 LAYERS(known, false, {.kind = LAYER_CONV, .channels = 1, .kernel = {1, 2, 2}}, {.kind = LAYER_RELU},
        {.kind = LAYER_POOL, .kernel = {1, 2, 2}}, {.kind = LAYER_LINEAR});
 
-/* A convolution of the inputs 1 to 9 with the weights 1, 10, 100, 1000 gives 5421, 6532, 8754, 9865. Pooling
- * selects the largest value x, and the linear layer computes 2 x - 1. With negative weights, ReLU gives x =
- * 0. */
+/* A convolution of the inputs 1 to 9 with the weights 1, 10, 100 and 1000 gives 5421, 6532, 8754 and 9865.
+ * Max-pooling selects the largest value x, and the linear layer computes 2 x - 1. With negative weights, ReLU
+ * gives x = 0. */
 Test(train_net, forward_matches_hand_computed_values)
 {
     struct net net;
@@ -231,8 +231,8 @@ Test(train_net, forward_matches_hand_computed_values)
 
 /* ---- Non-finite values ---- */
 
-/* Runs the first step from net->initial. The loss must not be finite, the step must be the bad step, and the
- * reference must name the layer where the NaN first appeared. */
+/* Runs the first step from net->initial. Expects a loss that is not finite, and this step reported as the bad
+ * step. The reference must name the layer in which the NaN first appears. */
 static void expect_bad(struct net *net, const char *what, const char *layer)
 {
     struct train_totals totals;
@@ -249,8 +249,8 @@ static void expect_bad(struct net *net, const char *what, const char *layer)
     cr_expect_str_eq(found, layer, "%s: a NaN in %s is reported in layer %s", net->model.name, what, found);
 }
 
-/* If the engine accepts the network: plants a NaN in a sample, then in each parameter
- * tensor, one at a time. */
+/* Plants a NaN in a sample, then in each parameter tensor, one at a time. Does nothing if the engine rejects
+ * the network. */
 static void plant_nans(const struct engine *engine, const struct model_table *table)
 {
     struct net net;
@@ -295,7 +295,7 @@ Test(train_net, nan_is_a_bad_loss_and_its_layer_is_named, .timeout = 300)
 
 /* ---- Properties that differences cannot test ---- */
 
-/* Sets the first layer's parameters to 0, so hidden values are exactly 0. They must pass no gradient back,
+/* Sets the first layer's parameters to 0, so its outputs are exactly 0. They must pass no gradient back,
  * because ReLU's gradient at 0 is defined as 0. */
 static void expect_no_gradient_at_zero(const struct engine *engine)
 {
@@ -329,8 +329,8 @@ Test(train_net, relu_has_no_gradient_at_zero)
             expect_no_gradient_at_zero(entry->variant->traits);
 }
 
-/* Run n of inference evaluates batch n modulo the number of full batches. Here, 5 samples give two batches
- * of 2. */
+/* Run n of inference evaluates batch n mod (number of full batches). Here, 5 samples give two full batches of
+ * 2. */
 Test(train_net, inference_runs_evaluate_consecutive_batches)
 {
     const struct resources resources = {.threads = 2};

@@ -1,5 +1,5 @@
-/* Compares `train-omp` with the oracle, which computes the same steps in double precision. Covers every kind
- * of layer, every network, and every instruction set of this machine. */
+/* Compares `train-omp` with the oracle, the reference that computes the same steps in double precision.
+ * Covers every kind of layer, every network, and every instruction set of this machine. */
 #include <criterion/criterion.h>
 
 #ifdef _OPENMP
@@ -10,7 +10,7 @@
 #include "../cpu/train/omp_engine.h"
 #include "train_support.h"
 
-/* The norm of the difference of two tensors, divided by the norm of the second. */
+/* The norm of the difference of two tensors, divided by the norm of `wanted`. */
 static double distance(const float *tensor, const float *wanted, size_t count)
 {
     double off = 0, norm = 0;
@@ -83,11 +83,11 @@ static void discard(struct result *result)
     free(result->logits);
 }
 
-/* Tolerance for float sums in another order. Each addition has an error of at most 2^-24 of its term, and
- * rounding errors of n independent terms grow as sqrt(n). This gives 1e-6 for the 10^4 terms of the longest
- * sum here. If a value is that close to 0 (ReLU) or to its neighbour (max-pooling), its gradient may take
- * another path. This changes about one of the terms of a tensor's gradient, so the tolerance is 1e-4 of the
- * norm. */
+/* Tolerance for float sums in another order. Each addition has a relative rounding error of at most 2^-24,
+ * and the errors of n independent additions grow as sqrt(n). For the longest sum here, 10^4 terms, this gives
+ * a relative error of 1e-6. If a value is closer than this to 0 (ReLU) or to its neighbour (max-pooling), its
+ * gradient may take another path. This changes about one of the 10^4 terms of a tensor's gradient, so the
+ * tolerance is 1e-4 of the norm. */
 #define TOLERANCE 1e-4
 
 /* Returns the largest relative error: of the loss, the logits, and each tensor's gradients and parameters. */
@@ -182,7 +182,8 @@ LAYERS(add, false, CONV(18, 1, 3, 3, 0, 1, 1), RELU, CONV(18, 1, 3, 3, 0, 1, 1),
        CONV(18, 1, 3, 3, 0, 1, 1), ADD(2), ADD(3), ADD(3), RELU, POOL(1, 2, 1), CONV(18, 1, 3, 3, 0, 1, 1),
        ADD(2), RELU, LINEAR(0));
 LAYERS(add_mean, false, RELU, CONV(15, 1, 3, 3, 0, 1, 1), ADD(2), MEAN, LINEAR(0));
-/* The pooling must not be fused into the convolution, whose output is also added. */
+/* The pooling must not be fused with the first convolution, because a later layer also adds the convolution's
+ * output. */
 LAYERS(add_pool, false, CONV(2, 1, 3, 3, 0, 1, 1), RELU, POOL(1, 2, 1), CONV(2, 1, 1, 1, 0, 2, 0), ADD(3),
        LINEAR(0));
 LAYERS(conv_only, false, CONV(0, 1, 7, 5, 0, 0, 0));
@@ -206,7 +207,8 @@ Test(train_omp, layers, .timeout = 120)
 
 LAYERS(add_rows, false, LINEAR(9), LINEAR(9), ADD(2), LINEAR(0));
 
-/* Only the reference and the GPU engines can add after a linear layer. */
+/* train-omp cannot add the output of an earlier layer after a linear layer. Only the reference and the GPU
+ * engines can. */
 Test(train_omp, rejects_unsupported_networks)
 {
     const struct resources resources = {.threads = 2};
@@ -230,7 +232,8 @@ Test(train_omp, nets, .timeout = 120)
     check(&model_tables[1], &(struct sizes){{1, 1, 16, 16}, 1, 300, 257});
 }
 
-/* Tests cnn with a batch that no number of threads, lanes or chunks divides. A short batch follows. */
+/* Tests the network cnn with a prime batch size, which no number of threads, SIMD lanes or chunks divides. A
+ * short batch follows. */
 Test(train_omp, cnn_with_a_batch_of_257, .timeout = 120)
 {
     check(&model_tables[2], &(struct sizes){{1, 1, 10, 11}, 10, 260, 257});
@@ -260,7 +263,7 @@ Test(train_omp, detects_a_planted_nan)
     cr_expect(!(worst <= TOLERANCE), "a NaN counts as an error of only %g", worst);
 }
 
-/* A GEMM that omits the last term of each sum, in one tile. */
+/* A GEMM with a planted fault: in one tile, it omits the last term of each sum. */
 static void forgetful(const struct gemm *gemm, size_t first, size_t count)
 {
     struct gemm less = *gemm;
@@ -289,8 +292,8 @@ Test(train_omp, detects_a_planted_fault)
 
 /* ---- Longer runs ---- */
 
-/* Runs 50 steps on an engine and on the reference, from the same parameters and over the same batches. Each
- * loss must be within 1e-4 of the reference's loss. */
+/* Runs 50 steps on an engine and on the reference, with the same initial parameters and batches. The relative
+ * error of each loss must be at most 1e-4. */
 static void follow(const struct engine *engine, const struct model_table *table, struct shape input,
                    uint32_t batch, uint32_t count)
 {

@@ -1,5 +1,5 @@
-/* Tests loss scaling on the host: its rule, verification with skipped steps, the skipped steps that an epoch
- * reports, and the scale in checkpoints. */
+/* Tests loss scaling without a GPU: the rule that changes the scale, verification with skipped steps, the
+ * number of skipped steps that an epoch reports, and the scale in checkpoints. */
 #include "train_support.h"
 
 #include <limits.h>

@@ -48,7 +48,7 @@ static enum status get_off(void *state, struct train_state *into)
     return status;
 }
 
-/* Verification must detect a loss with an error of 3 in 10,000, and a parameter with a small error. */
+/* Verification must detect a loss with a relative error of 0.0003, and a small error of one parameter. */
 Test(train_verify, verification_can_fail)
 {
     struct net net;
@@ -63,15 +63,16 @@ Test(train_verify, verification_can_fail)
     net_close(&net);
 }
 
-static uint32_t steps_left; /* steps until late_steps() repeats one */
+static uint32_t steps_left; /* steps until late_steps() repeats a step */
 
 static enum status late_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     return engine_naive.steps(state, epoch, first - (steps_left-- == 0), count);
 }
 
-/* Every step must be checked, although the engine takes over the oracle's state several times. Of 23 steps,
- * the 17th uses other samples and must be detected. A tensor that is wrong several times counts once. */
+/* Verification must check every step, although it copies the reference's state to the engine several times.
+ * Of 23 steps, the 17th uses wrong samples and must be detected. A tensor that is wrong several times counts
+ * once. */
 Test(train_verify, verification_checks_every_step)
 {
     struct net net;
@@ -145,8 +146,8 @@ static enum status claimed_totals(void *state, struct train_totals *totals)
     return STATUS_OK;
 }
 
-/* Trains two epochs with an engine, and verifies each if `verifies`. Returns the number of wrong items in
- * both epochs. */
+/* Trains two epochs with an engine. If `verifies` is true, verifies each epoch. Returns the number of wrong
+ * items in both epochs. */
 static uint64_t train_two(const struct engine *engine, const struct net *net, bool verifies,
                           struct train_epoch *epoch)
 {
@@ -185,7 +186,7 @@ Test(train_verify, epoch_is_verified_after_timing)
     cr_expect(plain.loss == verified.loss && plain.test_loss == verified.test_loss &&
                   plain.test_accuracy == verified.test_accuracy,
               "verification changes the results of the epoch");
-    cr_expect(strstr(verdict, "of epoch 2 (drawn: step "), "%s", verdict);
+    cr_expect(strstr(verdict, "of epoch 2 (step "), "%s", verdict);
     net_close(&net);
 }
 

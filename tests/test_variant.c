@@ -208,6 +208,6 @@ Test(variant, kernels_compiled_at_load_give_a_warning, .init = cr_redirect_stder
     fflush(stderr);
     cr_expect_stderr_eq_str(
         "fdsl-bench: warning: this build has no code for NVIDIA H200 (sm_90): the driver compiles "
-        "its kernels when they are loaded, which delays their first run" SLOWER
+        "the CUDA kernels when they are loaded, which delays their first run" SLOWER
         "; build for this GPU with: make CUDA_ARCHS=90\n");
 }

@@ -1,4 +1,5 @@
-/* Tests that exact variants are bit-identical to the reference, and the reference to the golden images. */
+/* Tests that the images of exact variants are bit-identical to those of the reference, and that the
+ * reference's images have the golden hashes. */
 #include "support.h"
 
 #include <stdio.h>
@@ -109,8 +110,8 @@ static void compare(const struct opened *opened, const char *line, const char *i
     free(images);
 }
 
-/* Compares run 0 of omp with naive, for every instruction set of this machine. `threads` is one number of
- * threads, or 0 for all of thread_counts. */
+/* Compares run 0 of omp with naive, for every instruction set of this machine. `threads` is the number of
+ * threads, or 0 for every number in thread_counts. */
 static void expect_same(const char *line, int threads)
 {
     struct opened opened;
@@ -210,8 +211,8 @@ Test(variants, omp_long_lines)
         }
 }
 
-/* Some vertices leave the image and return, because of steps, noise or both. Others never return. omp culls
- * only vertices that never return, so it must distinguish the two. */
+/* Some vertices leave the image and return in a later orbit, because of their steps, noise or both. Others
+ * never return. omp may skip only vertices that never return, so it must distinguish the two kinds. */
 Test(variants, omp_vertices_that_return)
 {
     static const char classes[] =
@@ -223,7 +224,7 @@ Test(variants, omp_vertices_that_return)
         "5,77,150,1,1,0,0,-8,25,8\n"
         "6,500,97,1,1,0,7,0,90,-2\n"
         "7,1000,200,1.2,1.8,5,8,2,25,0.002\n"
-        "8,5,66000,1,1,0,0,0,40,-0.001\n" /* more orbits than omp culls vertices for */
+        "8,5,66000,1,1,0,0,0,40,-0.001\n" /* so many orbits that omp skips no vertices */
         "9,5,66000,1,1,0,0,-0.01,60,0.01\n";
     char path[] = "/tmp/fdsl-classes-XXXXXX";
     int file = mkstemp(path);
@@ -242,7 +243,7 @@ Test(variants, omp_vertices_that_return)
     unlink(path);
 }
 
-/* Tests lines that are about as long as the tables allow and that cross the borders on all sides. */
+/* Tests lines that are about as long as omp's tables allow and that cross the image's border on all sides. */
 Test(variants, omp_lines_across_the_border)
 {
     static const char *const formulas[] = {"uji", "visualatom"};
@@ -271,7 +272,7 @@ Test(variants, omp_large_images)
     expect_same("--batch 1 --vertices 500 --orbits 30 --res 8191 --formula visualatom", 2);
 }
 
-/* No image may contain pixels of an earlier run, whether threads share an image or not. */
+/* No image may contain pixels of an earlier run, even if several threads draw one image. */
 Test(variants, runs_of_omp_are_independent)
 {
     static const uint64_t both[] = {1, 0};

@@ -26,10 +26,10 @@ struct net {
     struct data data;
     struct train train;
     void *state;
-    float *initial, *zeros; /* arenas */
+    float *initial, *zeros; /* parameters; each has model.arena_values values */
 };
 
-/* Creates both data sets with random bytes and random labels. */
+/* Creates the training set and the test set with random bytes and random labels. */
 static inline void data_random(struct data *data, struct shape shape, uint32_t classes, uint32_t train_count,
                                uint32_t test_count)
 {
@@ -73,7 +73,8 @@ static inline void net_open(struct net *net, const struct engine *engine, const 
     must(engine->set(net->state, &state));
 }
 
-/* Opens an engine again, after the data or the training has changed. It has the initial parameters. */
+/* Opens an engine again, after the data or the training has changed. The engine starts with the initial
+ * parameters. */
 static inline void net_reopen(struct net *net, const struct engine *engine)
 {
     const struct resources resources = {.threads = 2};
@@ -84,7 +85,7 @@ static inline void net_reopen(struct net *net, const struct engine *engine)
     must(net->engine->set(net->state, &begin));
 }
 
-/* Replaces bytes by half-precision values from 1 to 2. */
+/* Replaces the bytes of all samples by half-precision values from 1 to 2. */
 static inline void data_to_halves(struct data *data)
 {
     data->type = DTYPE_F16;

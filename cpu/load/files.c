@@ -1,5 +1,5 @@
 /* `files` and `files-omp` open, read and close one file per member, in random order. `files` uses one thread,
- * `files-omp` all threads. Most loaders work this way; here only the three system calls remain. */
+ * `files-omp` all threads. Most loaders work this way, but do more per file than these three system calls. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Records the latency of a call that began at `*begin_ns`, and starts timing the next one. */
+/* Records the latency of a call that began at `*begin_ns`, and starts timing the next call. */
 static void lap(struct worker *worker, enum load_call call, uint64_t *begin_ns)
 {
     if (!worker->load->control->timed_calls)

@@ -1,6 +1,6 @@
 /* `files-uring`: one thread keeps --iodepth files in flight. Each file is a chain of linked requests (open,
- * advise, read, close) that the kernel executes without further system calls. An open file takes an entry in
- * the ring's file table instead of a descriptor of this process.
+ * advise, read, close) that Linux executes without further system calls. An open file takes an entry in the
+ * ring's file table instead of a descriptor of this process.
  *
  * A file may have been replaced by a pipe. io_uring polls a pipe, even one opened with O_NONBLOCK. So a read
  * would wait as long as some process has the pipe open for writing. The fadvise between open and read
@@ -22,7 +22,7 @@ struct chain {
 };
 
 struct files_uring {
-    struct reader reader; /* must be first: variants share its functions */
+    struct reader reader; /* must be first, because the functions of reader.h cast the state to it */
     struct io_uring ring;
     bool has_ring;
     struct chain *chains; /* `iodepth` chains */
@@ -66,7 +66,7 @@ static enum status queue_chain(struct worker *worker, struct files_uring *uring,
     return STATUS_OK;
 }
 
-/* Queues files as long as there are free chains and free slots. The slots of delivered indices are free. */
+/* Queues files as long as there are free chains and free slots. The slots of delivered samples are free. */
 static enum status submit(struct worker *worker, struct files_uring *uring)
 {
     const struct dataset *dataset = worker->load->dataset;

@@ -16,7 +16,7 @@
 #include "reader.h"
 
 struct mapped {
-    struct reader reader; /* must be first: variants share its functions */
+    struct reader reader; /* must be first, because the functions of reader.h cast the state to it */
     uint8_t **shards; /* mapping per file; NULL if not mapped, also if mapping failed with --on-error skip */
     struct guard guard;
 };
@@ -65,7 +65,7 @@ static enum status map_all(struct mapped *mapped)
     return STATUS_OK;
 }
 
-/* Asks the kernel to read the pages of a segment into the page cache. */
+/* Asks Linux to read the pages of a segment into the page cache. */
 static void ask_for(const struct mapped *mapped, const struct order_segment *segment)
 {
     const struct dataset *dataset = mapped->reader.load->dataset;
@@ -79,7 +79,7 @@ static void ask_for(const struct mapped *mapped, const struct order_segment *seg
     madvise(mapped->shards[segment->shard] + begin, end->offset + end->size - begin, MADV_WILLNEED);
 }
 
-/* Asks for the segment that contains `index` and for the next `prefetch` segments. Keeps its state in
+/* Asks Linux to read the segment that contains `index`, and the next `prefetch` segments. Keeps its state in
  * `*asked` (the next segment to ask for), `*current` (the next segment to enter) and `*entered` (the index
  * where that segment begins). */
 static void read_ahead(const struct worker *worker, const struct mapped *mapped, uint32_t index,
@@ -102,15 +102,15 @@ static void read_ahead(const struct worker *worker, const struct mapped *mapped,
 #define PIECE_BYTES 4096
 #define LINE_BYTES  64
 
-/* Prefetches cache lines. Forced inline: the compiler removes calls of a function that has no effect but
- * prefetching. */
+/* Prefetches cache lines. Forced inline, because the compiler removes calls of a function whose only effect
+ * is prefetching. */
 static inline __attribute__((always_inline)) void ask_for_lines(const uint8_t *from, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += LINE_BYTES)
         __builtin_prefetch(from + at);
 }
 
-/* First member of the next sample: the bytes not prefetched yet. */
+/* The bytes of the next sample's first member that are not prefetched yet. */
 struct next {
     const uint8_t *data; /* NULL if there is no next sample, or if the hardware prefetches it */
     size_t bytes;
@@ -131,7 +131,7 @@ static struct next next_sample(const struct worker *worker, const struct mapped 
 }
 
 /* Copies one member into its slot and prefetches part of the next sample. `*end` is the end of the previous
- * member in the mapping. False if a page no longer exists. */
+ * member in the mapping. Returns false if a page no longer exists. */
 static bool copy_member(uint8_t *slot, const uint8_t *data, size_t bytes, struct next *next,
                         const uint8_t **end)
 {

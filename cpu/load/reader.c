@@ -87,8 +87,8 @@ static enum status open_worker(struct reader *reader, struct worker *worker)
 enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots,
                         reader_epoch *epoch)
 {
-    /* A slot is at least one byte longer than any sample, to detect files that grew. The stride is not a
-     * multiple of 4096 bytes, because the slots of a batch would then map to the same cache sets. */
+    /* A slot is at least one byte longer than any sample, to detect files that grew. The stride is never a
+     * multiple of 4096 bytes, because such slots would map to the same cache sets. */
     size_t stride = (load->dataset->sample_bytes_max + 1 + 63) / 64 * 64;
     *reader = (struct reader){.load = load,
                               .epoch = epoch,
@@ -286,7 +286,7 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
     return STATUS_OK;
 }
 
-/* Hash of a sample. `hash_member` hashes each member. */
+/* Returns the hash of a sample. `hash_member` hashes each member. */
 static inline uint64_t hash_of(const struct dataset *dataset, uint32_t number, const uint8_t *data,
                                uint64_t (*hash_member)(const uint8_t *data, size_t size))
 {
@@ -300,7 +300,8 @@ static inline uint64_t hash_of(const struct dataset *dataset, uint32_t number, c
     return checksum_sample(sample->key_hash, hashes, sample->members);
 }
 
-/* With --verify: compares the hash over all bytes of a sample with the hash of the plain reader. */
+/* With --verify: compares the hash over all bytes of a sample with the hash that the plain reader
+ * (data/plain.h) computed. */
 static void check_whole(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset_sample *sample = &worker->load->dataset->samples[number];
@@ -452,8 +453,8 @@ static enum status map_shards(const struct load *load, uint8_t *memory, size_t *
     return STATUS_OK;
 }
 
-/* Creates the working set in memory. For shards it is their consecutive mappings. For files it is
- * anonymous memory of the same size. */
+/* Creates the working set that reader_copy() copies. For shards it is their consecutive mappings. For files
+ * it is anonymous memory of the same size. */
 static enum status open_set(struct reader *reader)
 {
     const struct dataset *dataset = reader->load->dataset;
@@ -474,7 +475,7 @@ static enum status open_set(struct reader *reader)
 }
 
 /* Copies worker w's part of the working set in pieces of `piece` bytes. Each piece goes to the next slot of a
- * batch; a piece larger than a slot always starts at slot 0. False if a page no longer exists. */
+ * batch; a piece larger than a slot always starts at slot 0. Returns false if a page no longer exists. */
 static bool copy_part(const struct reader *reader, int w, size_t piece)
 {
     size_t threads = (size_t)reader->threads, slots = piece > reader->stride ? 1 : reader->load->batch;

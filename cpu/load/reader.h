@@ -68,23 +68,24 @@ void reader_close(struct reader *reader);
  * copied only once, directly into its slot of a batch. */
 uint32_t reader_stream_slots(const struct load *load);
 
-/* ready() of the variants. Prepares the page cache and computes the expected checksum. Here and in the
- * functions below, `state` begins with its struct reader. */
+/* Implements ready() of the variants. Prepares the page cache and computes the expected checksum. In this
+ * function and the next four, `state` is a struct whose first member is a struct reader. */
 enum status reader_ready(void *state, uint64_t number);
 
-/* run() of the variants: each worker calls reader->epoch(). STATUS_WRONG if the delivered samples differ from
- * what the plain reader read. */
+/* Implements run() of the variants: each worker calls reader->epoch(). STATUS_WRONG if the delivered samples
+ * differ from what the plain reader (data/plain.h) read. */
 enum status reader_run(void *state, uint64_t number, struct run_time *time);
 
-/* fetch() of the variants. `result` is a struct load_result. */
+/* Implements fetch() of the variants. `result` is a struct load_result. */
 enum status reader_fetch(void *state, void *result);
 
-/* copy() of the variants' traits. The worker threads copy the working set into their buffers, once batch by
- * batch and once sample by sample. The faster result is the upper bound of any loader. For shards, the
- * working set is their mappings; for files, anonymous memory of the same size. At most 2 GiB are copied. */
+/* Implements copy() of the variants' struct load_traits. The worker threads copy the working set into their
+ * buffers, once batch by batch and once sample by sample. The faster rate is an upper bound of the rate of
+ * any loader. The working set of shards is their mappings; the working set of files is anonymous memory of
+ * the same size. At most 2 GiB are copied. */
 enum status reader_copy(void *state, double *bytes_per_s);
 
-/* verify_slots() of the variants' traits: checks the samples in all slots. */
+/* Implements verify_slots() of the variants' struct load_traits. Checks the samples in all slots. */
 enum status reader_verify_slots(void *state, uint64_t *wrong);
 
 /* Delivers a complete batch: the samples in the `count` consecutive slots from `slot` on. Decodes them if
@@ -97,12 +98,12 @@ enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count)
 uint8_t *worker_slot(struct worker *worker, uint32_t arrival);
 enum status worker_arrived(struct worker *worker, uint32_t arrival, uint32_t sample, bool lost);
 
-/* Records that a sample could not be read or decoded; the error message is already set. STATUS_OK if the
- * sample may be skipped, otherwise `status`. */
+/* Records that a sample could not be read or decoded; the error message is already set. Returns STATUS_OK if
+ * the sample may be skipped, otherwise `status`. */
 enum status worker_lose(struct worker *worker, uint32_t sample, enum status status);
 
-/* Allocates zeroed memory, in huge pages if available, and touches every page. NULL if memory runs out. The
- * caller frees it with buffer_close() and the same size. */
+/* Allocates zeroed memory, in huge pages if available, and touches every page. Returns NULL if memory runs
+ * out. The caller frees it with buffer_close() and the same size. */
 void *buffer_open(size_t bytes);
 void buffer_close(void *buffer, size_t bytes);
 

@@ -1,5 +1,5 @@
 /* `shards-uring`: one thread keeps up to --iodepth reads of --block KiB in flight. The buffers are registered
- * with the kernel, if the limit of locked memory permits. Reads bypass the page cache (O_DIRECT), except with
+ * with io_uring, if the limit of locked memory permits. Reads bypass the page cache (O_DIRECT), except with
  * --cache warm. They are aligned to pages. The blocks of a shard are processed in order. Reads of the next
  * shard start before the current shard is complete. */
 #ifndef _GNU_SOURCE
@@ -20,17 +20,17 @@
 /* A read that is in flight, or complete but not processed yet. */
 struct block {
     uint64_t offset;
-    uint64_t wanted; /* bytes of the range that exist in the file */
+    uint64_t wanted; /* number of bytes needed; the read is rounded up to a multiple of ALIGNMENT */
     uint32_t segment;
     int32_t result;
     bool done;
 };
 
 struct shards_uring {
-    struct reader reader; /* must be first: variants share its functions */
+    struct reader reader; /* must be first, because the functions of reader.h cast the state to it */
     struct io_uring ring;
     bool has_ring;
-    bool registered;           /* the buffers are registered with the kernel */
+    bool registered;           /* the buffers are registered with io_uring */
     uint8_t *buffers;          /* `iodepth` buffers of block_bytes each */
     struct block *blocks;      /* a ring: block n is blocks[n % iodepth] */
     int *fds;                  /* file descriptor per segment of the epoch */
@@ -57,8 +57,8 @@ static void segment_range(const struct dataset *dataset, const struct order_segm
     *end = last->offset + last->size;
 }
 
-/* Opens the shard of the next segment. Sets `*failure` to the errno, or 0. If the shard cannot be opened but
- * its samples may be lost, returns STATUS_OK. */
+/* Opens the shard of the next segment. Sets `*failure` to the errno, or 0. If the shard cannot be opened,
+ * returns STATUS_OK with --on-error skip, unless too many files are open. */
 static enum status open_segment(struct shards_uring *uring, const struct order *order, int *failure)
 {
     const struct load *load = uring->reader.load;
@@ -75,7 +75,7 @@ static enum status open_segment(struct shards_uring *uring, const struct order *
 }
 
 /* Adds one failed block in place of a segment whose shard cannot be opened. When the block is processed, the
- * samples of the segment are lost. */
+ * samples of the segment are recorded as lost. */
 static void submit_failure(struct shards_uring *uring, int failure)
 {
     uring->blocks[uring->submitted++ % uring->reader.load->iodepth] =
@@ -156,7 +156,8 @@ static enum status await(struct shards_uring *uring, const struct order *order, 
     uint32_t index = (uint32_t)(uring->taken % load->iodepth);
     struct block *block = *next = &uring->blocks[index];
     TRY(submit(uring, order));
-    /* Submit before the reads in flight run out, so that the device stays busy while this thread copies. */
+    /* Submit before the reads in flight run out, so that the storage device stays busy while this thread
+     * copies. */
     if (io_uring_sq_ready(&uring->ring) > load->iodepth / 8)
         TRY(uring_submit(&uring->ring));
     reap(uring);
@@ -310,7 +311,7 @@ static void uring_teardown(void *state)
     free(uring);
 }
 
-/* Warns once that the buffers are not registered, so the kernel must pin their pages for every read. */
+/* Warns once that the buffers are not registered, so Linux must pin their pages for every read. */
 static void warn_unregistered(size_t bytes, int failure)
 {
     static bool said;

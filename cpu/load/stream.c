@@ -16,7 +16,7 @@
 
 /* State of reading one shard through the buffer. */
 struct stream {
-    struct reader reader; /* must be first: variants share its functions */
+    struct reader reader; /* must be first, because the functions of reader.h cast the state to it */
     struct tar_parser parser;
     int fd;
     uint32_t file;
@@ -64,7 +64,8 @@ static enum status fill(struct stream *stream, uint64_t from, size_t need)
     return STATUS_OK;
 }
 
-/* Finds the next member that belongs to a sample. Sets its key's length and its extension. */
+/* Finds the next member that belongs to a sample. Sets `*key_length` and `*extension` from the member's
+ * name. */
 static enum status next_member(struct stream *stream, struct tar_member *member, size_t *key_length,
                                const char **extension)
 {
@@ -175,7 +176,7 @@ static enum status begin_segment(struct stream *stream, const struct order_segme
     return STATUS_OK;
 }
 
-/* Asks the kernel to read the shard of a later segment into the page cache. */
+/* Asks Linux to read the shard of a later segment into the page cache. */
 static void ask_for(const struct stream *stream, const struct order_segment *segment)
 {
     int fd = dataset_file_open(stream->reader.load->dataset, segment->shard, 0);

@@ -14,15 +14,17 @@ enum status uring_probe(const int *operations)
             failure == -EPERM
                 ? " (blocked by kernel.io_uring_disabled, or by a seccomp filter, as in many containers)"
             : failure == -ENOMEM ? " (the limit of locked memory is too low: ulimit -l)"
-            : failure == -ENOSYS ? " (the kernel is too old, or a seccomp filter blocks it)"
+            : failure == -ENOSYS ? " (the Linux kernel is too old, or a seccomp filter blocks it)"
                                  : "");
     struct io_uring_probe *probe = io_uring_get_probe_ring(&ring);
     enum status status = STATUS_OK;
     if (!probe)
-        status = status_set(STATUS_UNAVAILABLE, "cannot query io_uring's operations: the kernel is too old");
+        status =
+            status_set(STATUS_UNAVAILABLE, "cannot query io_uring's operations: the Linux kernel is too old");
     for (; status == STATUS_OK && *operations >= 0; operations++)
         if (!io_uring_opcode_supported(probe, *operations))
-            status = status_set(STATUS_UNAVAILABLE, "this kernel's io_uring lacks operation %d", *operations);
+            status = status_set(STATUS_UNAVAILABLE, "the io_uring of this Linux kernel lacks operation %d",
+                                *operations);
     io_uring_free_probe(probe);
     io_uring_queue_exit(&ring);
     return status;

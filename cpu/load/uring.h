@@ -6,12 +6,12 @@
 
 #include "core/variant.h"
 
-/* Checks that this process may create a ring and that the kernel supports `operations`, which end with -1.
+/* Checks that this process may create a ring and that Linux supports `operations`, which end with -1.
  * STATUS_UNAVAILABLE with the reason otherwise. */
 enum status uring_probe(const int *operations);
 
-/* Submits queued requests. Requests that the kernel does not accept yet stay queued until uring_wait()
- * submits them. STATUS_FAILED with the reason. */
+/* Submits queued requests. Requests that Linux does not accept yet stay queued until uring_wait() submits
+ * them. STATUS_FAILED with the reason. */
 enum status uring_submit(struct io_uring *ring);
 
 /* Submits queued requests and waits for at least one completion. STATUS_FAILED with the reason. */

@@ -1,5 +1,5 @@
-/* `naive`: one thread, scalar C, one image, orbit and line at a time. The speed of all other variants is
- * compared with it. Do not optimise it. */
+/* The variant `naive`: one thread of scalar C draws one line after the other. It is the baseline of all
+ * speedups, so do not optimise it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,9 +10,9 @@
 
 struct naive {
     const struct synth *synth;
-    uint8_t *images;           /* the batch, synth_output_bytes() per image; the caller's in a call */
-    int64_t *labels;           /* one per image; the caller's in a call */
-    uint8_t *canvas;           /* of the current image; NULL if the output is the canvas */
+    uint8_t *images; /* the batch, synth_output_bytes() per image; the caller's if synth->call is set */
+    int64_t *labels; /* one per image; the caller's if synth->call is set */
+    uint8_t *canvas; /* canvas of the current image; NULL if the output is the canvas */
     struct atom_point *points; /* positions of the current image's vertices */
 };
 

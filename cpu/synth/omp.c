@@ -1,13 +1,13 @@
-/* `omp`: OpenMP over images, SIMD over vertices and pixels; bit-identical to `naive`. docs/omp.md shows where
- * the time goes.
+/* The variant `omp`: OpenMP over images, SIMD over vertices and pixels; bit-identical to `naive`. docs/omp.md
+ * shows where the time goes.
  *
  * If the batch has fewer images than there are threads, each image is split into parts. Vertices are
- * independent of each other, so a polygon is cut into runs of consecutive vertices ("arcs"). A part is two
+ * independent of each other, so a polygon is cut into ranges of consecutive vertices ("arcs"). A part is two
  * opposite arcs, because one side of a polygon that is off centre may be mostly outside the image. Each part
  * paints orbit numbers on its own canvas; the highest number at a pixel determines its gray.
  *
  * The rows of a canvas are an odd number of cache lines apart, so that vertically adjacent pixels map to
- * different sets of the L1 cache. This saves 10 % of the time. */
+ * different sets of the L1 cache. This saves 10 % of the run time. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,10 +23,10 @@
 
 /* Buffers of one thread. */
 struct worker {
-    struct omp_arc arcs[ARCS_MAX]; /* of the current part: one for a whole image, else ARCS_MAX */
-    void *arrays, *room;           /* memory of the arcs */
-    uint8_t *canvas;               /* grays, pitch pixels per row; for whole images */
-    uint8_t *grays;                /* gray of orbit k at k + 1, and 0 ("none") at 0; for split images */
+    struct omp_arc arcs[ARCS_MAX]; /* arcs of the current part: one if it is a whole image, else ARCS_MAX */
+    void *arrays, *room;           /* memory of the arcs' arrays; scratch memory of trace() */
+    uint8_t *canvas;               /* for whole images: a canvas of grays, `pitch` pixels per row */
+    uint8_t *grays;                /* for split images: grays[k + 1] is the gray of orbit k; grays[0] is 0 */
     double geometry_s, painting_s;
 };
 
@@ -39,8 +39,8 @@ struct omp {
     uint32_t pitch;     /* pixels from one canvas row to the next */
     bool timed;         /* time the stages separately */
     uint64_t latest;    /* number of the latest run */
-    uint8_t *images;    /* the batch, synth_output_bytes() per image; the caller's in a call */
-    int64_t *labels;    /* one per image; the caller's in a call */
+    uint8_t *images;    /* the batch, synth_output_bytes() per image; the caller's if synth->call is set */
+    int64_t *labels;    /* one per image; the caller's if synth->call is set */
     uint8_t *merged;    /* `batch` canvases if images are split and then converted, else NULL */
     uint16_t *canvases; /* orbit numbers plus one; batch * parts canvases if images are split, else NULL */
     uint32_t *heaviest; /* classes in order of decreasing work */
@@ -50,7 +50,7 @@ struct omp {
 
 /* ---- Kernels ---- */
 
-/* Fastest first. */
+/* The kernels, which are CPU code for one instruction set each, fastest first. */
 static const struct omp_kernel *const kernels[] = {
 #if defined(__x86_64__)
     &omp_kernel_avx512, &omp_kernel_avx2,
@@ -62,7 +62,7 @@ static const struct omp_kernel *forced_kernel;
 static const struct omp_kernel *best_kernel(void)
 {
     size_t i = 0;
-    while (!kernels[i]->supported()) /* the last one is always supported */
+    while (!kernels[i]->supported()) /* the scalar kernel is always supported */
         i++;
     return kernels[i];
 }
@@ -109,8 +109,9 @@ static void omp_teardown(void *state)
     free(omp);
 }
 
-/* Number of pixels of a canvas. The margin to the right of a row is also the margin to the left of the next
- * row. Rows therefore need a margin on one side only; the canvas as a whole needs one at both ends. */
+/* Returns the number of pixels of a canvas. The margin to the right of a row is also the margin to the left
+ * of the next row. Rows therefore need a margin on one side only; the canvas as a whole needs one at both
+ * ends. */
 static size_t canvas_pixels(const struct omp *omp)
 {
     return (size_t)(omp->synth->res + 2 * OMP_GUARD) * omp->pitch + 2 * OMP_GUARD;
@@ -127,7 +128,7 @@ static int arcs_of_part(const struct omp *omp)
     return omp->parts > 1 ? ARCS_MAX : 1;
 }
 
-/* Lays out the arrays of an arc: `length` elements each, ARC_WORDS * 4 bytes per vertex in total. */
+/* Size of the arrays of an arc: number of 4-byte words per vertex. */
 enum { ARC_WORDS = 15 };
 
 static void arc_make(const struct omp *omp, size_t length, void *arrays, struct omp_arc *arc)
@@ -237,7 +238,8 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
 {
     const struct synth *synth = input;
     TRY(synth_check_batch_memory(synth));
-    struct omp *omp = *state = aligned_alloc(ALIGNMENT, sizeof *omp); /* a multiple of ALIGNMENT */
+    struct omp *omp = *state =
+        aligned_alloc(ALIGNMENT, sizeof *omp); /* its size is a multiple of ALIGNMENT */
     if (!omp)
         return status_set(STATUS_FAILED, "omp: out of memory");
     *omp = (struct omp){0};
@@ -344,7 +346,7 @@ static struct philox_key image_key(const struct synth *synth, struct synth_image
     return atom_image_key(synth->seed, synth->classes[image.class_index].id, image.instance);
 }
 
-/* Clears the canvas, then draws a part of an image, or the whole image. */
+/* Clears the canvas, then draws one part of an image on it. An image that is not split has a single part. */
 static void draw_part(const struct omp *omp, struct synth_image image, uint32_t part, char *canvas,
                       struct worker *worker)
 {
@@ -383,8 +385,8 @@ static void finish_image(const struct omp *omp, struct synth_image image, uint64
     end_stage(omp, start_s, &worker->painting_s);
 }
 
-/* Merges the part canvases of image j into rows begin_y .. end_y - 1 of its grays. Overwrites the first
- * canvas with the maximum. */
+/* Merges rows begin_y .. end_y - 1 of the canvases of all parts of image j. The first canvas receives the
+ * highest orbit number of each pixel, and the merged image receives this orbit's gray. */
 static void merge_rows(const struct omp *omp, const uint8_t *grays, uint64_t j, size_t begin_y, size_t end_y)
 {
     size_t res = omp->synth->res, stride = canvas_pixels(omp);
@@ -404,8 +406,8 @@ static void merge_rows(const struct omp *omp, const uint8_t *grays, uint64_t j, 
 
 /* ---- Batches ---- */
 
-/* Orders the images of the latest run by decreasing work, so that threads take the short ones last. Image j
- * has class (first + j) mod class_count, where `first` is the number of the run's first image. */
+/* Orders the images of the latest run by decreasing work, so that threads draw the cheapest images last.
+ * Image j has class (first + j) mod class_count, where `first` is the number of the run's first image. */
 static void order_images(struct omp *omp)
 {
     const struct synth *synth = omp->synth;
@@ -445,7 +447,7 @@ static void draw_one_part(void *state, uint64_t task, int thread)
               (char *)(omp->canvases + (j * omp->parts + part) * canvas_pixels(omp)), &omp->workers[thread]);
 }
 
-/* Merges one of `parts` equal shares of the rows of an image. */
+/* Merges the canvases of an image in one of `parts` equal ranges of its rows. */
 static void merge_share(void *state, uint64_t task, int thread)
 {
     struct omp *omp = state;
@@ -463,7 +465,7 @@ static void merge_share(void *state, uint64_t task, int thread)
     end_stage(omp, start_s, &worker->painting_s);
 }
 
-/* Converts one of `parts` equal shares of the output rows of an image whose canvas is merged. */
+/* Converts one of `parts` equal ranges of the output rows of an image whose canvases are merged. */
 static void finish_share(void *state, uint64_t task, int thread)
 {
     struct omp *omp = state;
@@ -510,8 +512,8 @@ static enum status omp_fetch(void *state, void *result)
     return synth_fetch_host(omp->synth, omp->images, omp->labels, result);
 }
 
-/* Repeats the latest run. Noise and vertices are computed in one loop, so `*noise_s` is the time of both and
- * `*vertices_s` is 0. Times are averages over the threads. */
+/* Repeats the latest run. One loop computes both noise and vertices, so `*noise_s` is the time of this loop
+ * and `*vertices_s` is 0. Times are averages over the threads. */
 static enum status omp_stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
 {
     struct omp *omp = state;

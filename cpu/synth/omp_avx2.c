@@ -1,4 +1,4 @@
-/* `omp` in vectors of 8: AVX2 and FMA. */
+/* The kernel of `omp` for AVX2 and FMA: vectors of 8 lanes. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 typedef __m256i vint;
 typedef __m256 vreal;
 #define V(operation)      _mm256_##operation
-#define V_BITS(operation) _mm256##operation##_si256 /* on all bits of a vector of integers */
+#define V_BITS(operation) _mm256##operation##_si256 /* on an integer vector as a whole */
 
 #include "omp_vector.h"
 
@@ -30,17 +30,17 @@ typedef __m256 vreal;
 
 #define v_real_less(x, y)    ((uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x, y, _CMP_LT_OQ)))
 
-/* 0, 1, 2, ... */
+/* The vector of lane numbers 0, 1, 2, ... */
 #define v_count() _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0)
 
-/* Moves the high halves of 64-bit lanes down; callers ignore the upper halves. */
+/* Copies the high half of each 64-bit lane to its low half. Callers ignore the high halves of the result. */
 #define v_high(a) _mm256_shuffle_epi32(a, 0xF5)
 
 /* Interleaves the low (or high) halves of the 64-bit lanes of `even` and `odd`. */
 #define v_lows(even, odd)  _mm256_blend_epi32(even, _mm256_shuffle_epi32(odd, 0xA0), 0xAA)
 #define v_highs(even, odd) _mm256_blend_epi32(odd, _mm256_shuffle_epi32(even, 0xF5), 0x55)
 
-/* Stores the lanes in `mask` contiguously. Writes LANES elements; those after the last set lane are
+/* Stores the lanes in `mask` contiguously. Writes LANES elements; those after the stored lanes are
  * undefined. */
 static inline void v_compress(const struct omp_tables *tables, void *p, uint32_t mask, vint a)
 {
@@ -48,24 +48,24 @@ static inline void v_compress(const struct omp_tables *tables, void *p, uint32_t
     v_store(p, _mm256_permutevar8x32_epi32(a, _mm256_cvtepu8_epi32(lanes)));
 }
 
-/* Stores the number at + lane, as one byte, for each lane in `mask`. Writes LANES bytes; those after the last
- * set lane are undefined. */
+/* For each lane in `mask`, stores one byte, whose value is `at` + lane. Writes LANES bytes; those after the
+ * stored lanes are undefined. */
 static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p, uint32_t mask, uint32_t at)
 {
     uint64_t lanes = tables->compress[mask] + at * 0x0101010101010101u;
     memcpy(p, &lanes, sizeof lanes);
 }
 
-/* Looks up `index` (0 .. 7) in a table of eight. */
+/* Looks up each lane of `index` (0 .. 7) in a table of eight words. */
 #define v_octant(table, index) _mm256_permutevar8x32_epi32(v_load(table), index)
 
 /* Selects b where bit `bit` of `selector` is set, else a. */
 #define SELECT(a, b, selector, bit) \
     _mm256_blendv_ps(a, b, _mm256_castsi256_ps(_mm256_slli_epi32(selector, 31 - (bit))))
 
-/* Returns the scaled gradients on both sides of each cell. Looks up first the hash, then its gradient, in
- * registers. The hash table has 32 words and one instruction indexes 8 of them, so four lookups are combined.
- * Gather instructions would take five times as long. */
+/* Returns the scaled gradients on both sides of each cell. First looks up the hash and then its gradient,
+ * both in registers. The hash table has 32 words, and one instruction indexes 8 of them, so four lookups are
+ * combined. Gather instructions would take five times as long. */
 static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal *left, vreal *right)
 {
     vint shift = v_and(v_right(cell, 3), v_set(28));

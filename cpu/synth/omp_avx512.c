@@ -1,4 +1,4 @@
-/* `omp` in vectors of 16: AVX-512 F, BW, DQ and VL. */
+/* The kernel of `omp` for AVX-512 F, BW, DQ and VL: vectors of 16 lanes. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -15,7 +15,7 @@
 typedef __m512i vint;
 typedef __m512 vreal;
 #define V(operation)      _mm512_##operation
-#define V_BITS(operation) _mm512##operation##_si512 /* on all bits of a vector of integers */
+#define V_BITS(operation) _mm512##operation##_si512 /* on an integer vector as a whole */
 
 #include "omp_vector.h"
 
@@ -31,21 +31,22 @@ typedef __m512 vreal;
 
 #define v_real_less(x, y) ((uint32_t)_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ))
 
-/* 0, 1, 2, ... */
+/* The vector of lane numbers 0, 1, 2, ... */
 #define v_count() _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
 
-/* Moves the high halves of 64-bit lanes down; callers ignore the upper halves. */
+/* Copies the high half of each 64-bit lane to its low half. Callers ignore the high halves of the result. */
 #define v_high(a) _mm512_shuffle_epi32(a, (_MM_PERM_ENUM)0xF5)
 
 /* Interleaves the low (or high) halves of the 64-bit lanes of `even` and `odd`. */
 #define v_lows(even, odd)  _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, (_MM_PERM_ENUM)0xA0)
 #define v_highs(even, odd) _mm512_mask_shuffle_epi32(odd, 0x5555, even, (_MM_PERM_ENUM)0xF5)
 
-/* Stores the lanes in `mask` contiguously. Writes at most LANES elements. */
+/* Stores the lanes in `mask` contiguously. Writes LANES elements; those after the stored lanes are 0. */
 #define v_compress(tables, p, mask, a) \
     ((void)(tables), _mm512_storeu_si512(p, _mm512_maskz_compress_epi32((__mmask16)(mask), a)))
 
-/* Stores the number at + lane, as one byte, for each lane in `mask`. Writes at most LANES bytes. */
+/* For each lane in `mask`, stores one byte, whose value is `at` + lane. Writes LANES bytes; those after the
+ * stored lanes are 0. */
 static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p, uint32_t mask, uint32_t at)
 {
     (void)tables;
@@ -53,12 +54,12 @@ static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p,
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(lanes));
 }
 
-/* Looks up `index` (0 .. 7) in a table of eight. */
+/* Looks up each lane of `index` (0 .. 7) in a table of eight words. */
 #define v_octant(table, index) \
     _mm512_permutexvar_epi32(index, _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(table))))
 
-/* Returns the scaled gradients on both sides of each cell. Looks up the hash and then its gradient in
- * registers, which takes a third of the time of a gather. */
+/* Returns the scaled gradients on both sides of each cell. First looks up the hash and then its gradient,
+ * both in registers. This takes a third of the time of a gather. */
 static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal *left, vreal *right)
 {
     vint shift = v_and(v_right(cell, 3), v_set(28));

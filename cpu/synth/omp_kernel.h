@@ -1,4 +1,4 @@
-/* Internals of `omp`, shared by its kernels for different instruction sets.
+/* Internals of the variant `omp`. Its kernels are CPU code for one instruction set each.
  *
  * An image is drawn orbit by orbit. A kernel moves the vertices by two orbits at a time, because one Philox
  * block contains the random words of two orbits. It then converts the lines of each orbit to a list of
@@ -30,18 +30,18 @@
 /* The octant of a line: its directions along x and y, and whether y is the major axis. */
 enum { OCTANT_LEFT = 1, OCTANT_UP = 2, OCTANT_STEEP = 4, OCTANT_COUNT = 8 };
 
-/* Constant tables, computed once per state. */
+/* Constant tables, computed once per setup(). */
 struct omp_tables {
     float gradients[NOISE_TABLE_COUNT]; /* from noise_gradients() */
-    uint32_t hashes[2][32];           /* hash & 15 of cell c and of c + 1, in nibble c >> 5 of word c & 31 */
-    float hash_gradients[16];         /* the gradient of a hash, times 2^-24 */
+    uint32_t hashes[2][32];           /* hashes[s][c & 31] >> 4 * (c >> 5) & 15 is hash & 15 of cell c + s */
+    float hash_gradients[16];         /* indexed by hash & 15: the scaled gradient, times 2^-24 */
     float noise_low, noise_high;      /* bounds of the noise */
-    int32_t step_pixel[OCTANT_COUNT]; /* omp_pack_step() in canvas pixels */
+    int32_t step_pixel[OCTANT_COUNT]; /* result of omp_pack_step() per octant, in canvas pixels */
 
     /* patterns[OMP_SHORT * major + minor][s] is s | m << 16, where m is the number of minor steps after s
      * major steps. */
     _Alignas(64) int32_t patterns[OMP_SHORT * (OMP_SHORT + 1) + 1][OMP_SHORT];
-    uint64_t compress[256]; /* for every mask of 8 lanes: the numbers of the set lanes, one byte each */
+    uint64_t compress[256]; /* indexed by a mask of 8 lanes: the numbers of its lanes, one byte each */
 };
 
 struct synth;
@@ -54,25 +54,25 @@ void omp_fill_tables(const struct synth *synth, int32_t pitch, struct omp_tables
 struct omp_arc {
     const struct omp_tables *tables;
     enum formula formula;
-    uint32_t res, pitch;   /* pixels from one canvas row to the next */
-    uint32_t vertices;     /* of the polygon */
-    uint32_t first, count; /* vertices first .. first + count - 1, and `count` lines */
+    uint32_t res, pitch;   /* side of the image; distance between canvas rows; both in pixels */
+    uint32_t vertices;     /* of the whole polygon */
+    uint32_t first, count; /* the arc: vertices first .. first + count - 1, and `count` lines */
     float p;               /* the noise coefficient */
     float noise_bounds[2]; /* bounds of p * noise, in either order */
-    uint32_t orbits;       /* of the image */
+    uint32_t orbits;       /* of the whole image */
     struct philox_key keys[PHILOX_ROUNDS];
 
-    float *cosine, *sine, *advance; /* of these vertices */
-    float *x, *y;                   /* current positions */
+    float *cosine, *sine, *advance; /* tables of the arc's vertices */
+    float *x, *y;                   /* current positions of the vertices */
     uint64_t *stir[2]; /* private to the kernel: Philox intermediates that depend on the vertex only */
     int32_t *column[2], *row[2]; /* pixel coordinates after the even and the odd orbit of a pair */
 
-    /* Private to the kernel: the first vertices of vectors to move, and of vectors with possibly visible
-     * lines */
+    /* Private to the kernel. `moved` lists the first vertex of each vector to move. `traced` lists the first
+     * vertex of each vector with possibly visible lines. */
     uint32_t *moved, *traced;
     uint32_t moved_count, traced_count;
-    void *room; /* scratch of trace(), kernel->room_bytes, shared by a worker's arcs; too large for some
-                   thread stacks */
+    void *room; /* scratch memory of trace(), room_bytes large, shared by the arcs of a worker; too large for
+                  some thread stacks */
 };
 
 /* The destination of pixels, addressed as y * pitch + x. */
@@ -86,10 +86,10 @@ struct omp_kernel {
     const char *name;
     bool (*supported)(void);
     size_t room_bytes;
-    void (*begin)(struct omp_arc *arc);                  /* prepares the arc; x and y hold the start */
+    void (*begin)(struct omp_arc *arc); /* prepares the arc; x and y must be the start positions */
     void (*advance)(struct omp_arc *arc, uint32_t pair); /* computes orbits 2 * pair and 2 * pair + 1 */
     void (*trace)(const struct omp_arc *arc, int parity,
-                  const struct omp_pen *pen); /* draws one orbit of the pair */
+                  const struct omp_pen *pen); /* draws the even (0) or odd (1) orbit of the latest pair */
 };
 
 extern const struct omp_kernel omp_kernel_scalar;
@@ -101,7 +101,7 @@ extern const struct omp_kernel omp_kernel_avx2, omp_kernel_avx512;
  * false if the kernel is unknown or this machine cannot run it. */
 bool omp_force_isa(const char *name);
 
-/* Returns the number that vertex i of the arc has in the polygon. */
+/* Converts vertex number i of the arc to the vertex number in the polygon. */
 static inline uint32_t omp_vertex(const struct omp_arc *arc, uint32_t i)
 {
     return arc->first + i < arc->vertices ? arc->first + i : arc->first + i - arc->vertices;
@@ -113,7 +113,8 @@ static inline int32_t omp_pack_step(int32_t major, int32_t minor)
     return (int32_t)(((uint32_t)major & 0xFFFF) | (uint32_t)minor << 16);
 }
 
-/* Walks one line with line_step(): for lines that are too long for vectors, and for machines without SIMD. */
+/* Draws the line that begins at vertex i of the arc, pixel by pixel. For lines that are too long for vectors,
+ * and for machines without SIMD. */
 void omp_trace_line(const struct omp_arc *arc, int parity, uint32_t i, const struct omp_pen *pen);
 
 #endif

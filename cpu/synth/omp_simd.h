@@ -2,7 +2,7 @@
  * operations v_...(), and includes this file. Loads and stores may be unaligned.
  *
  * The code repeats the arithmetic of noise.h and atom.h operation by operation, so results are bit-identical.
- * Only factors that are powers of two are applied elsewhere; they are exact. */
+ * Only factors that are powers of two are applied at other places; multiplying by them is exact. */
 #include <string.h>
 
 #include "synth/line.h"
@@ -21,7 +21,8 @@ enum {
  * `half` 0 has the even vertices, `half` 1 the odd ones.
  *
  * In the counter (vertex, pair, 0, 0) only the second word depends on the pair. Half of the work of the first
- * three rounds therefore depends only on the vertex. With m = M0 vertex, n = M1 (high(m) ^ k1 of round 1):
+ * three rounds therefore depends only on the vertex. With m = M0 vertex, n = M1 (high(m) ^ k1 of round 1),
+ * and k0 and k1 as the key words of each round:
  *
  *     round 1 gives  (pair ^ k0,  0,  high(m) ^ k1,  low(m))
  *     round 2        (high(n) ^ k0,  low(n),  high(M0 (pair ^ k0)) ^ low(m) ^ k1,  low(M0 (pair ^ k0)))
@@ -67,8 +68,8 @@ static inline void philox_words(const struct philox_key *keys, vint stirred, vin
     }
 }
 
-/* noise_of_draw() for random words in the low halves of 64-bit lanes. `t` is scaled by 2^24, the gradients by
- * 2^-24 and the polynomial of the fade curve by 2^-72. */
+/* Computes noise_of_draw() for random words in the low halves of 64-bit lanes. Scales t by 2^24, the
+ * gradients by 2^-24 and the polynomial of the fade curve by 2^-72. */
 static inline vreal noise_of_draws(const struct omp_tables *tables, vint even, vint odd)
 {
     const vint range = v_set64(NOISE_RANGE);
@@ -104,9 +105,9 @@ static inline void move(const struct omp_arc *arc, uint32_t i, vint words[2][4])
     v_real_store(arc->y + i, y);
 }
 
-/* Computes one mask per border of the vertices i .. i + LANES - 1 that are beyond this border and cannot
- * return within `orbits_left` orbits, whatever the noise. The margins of 1 % cover the rounding of
- * ORBITS_SURE steps. */
+/* Computes one mask per border of the image: the vertices among i .. i + LANES - 1 that are beyond this
+ * border and cannot return within `orbits_left` orbits, whatever the noise. The margins of 1 % cover the
+ * rounding of ORBITS_SURE steps. */
 static inline void gone(const struct omp_arc *arc, uint32_t i, uint32_t orbits_left, uint32_t masks[BORDERS])
 {
     const float res = (float)arc->res;
@@ -125,11 +126,12 @@ static inline void gone(const struct omp_arc *arc, uint32_t i, uint32_t orbits_l
 }
 
 /* Lists the vectors of lines that may still become visible, and the vectors of vertices that must be moved
- * for them. A vector of lines is culled if all ends of its lines are permanently beyond the same border. */
+ * for them. A vector of lines is culled if all ends of its lines are beyond the same border and cannot
+ * return. */
 static void cull(struct omp_arc *arc, uint32_t orbits_left)
 {
     const uint32_t all = (1u << LANES) - 1;
-    uint32_t next[BORDERS] = {1, 1, 1, 1}, masks[BORDERS]; /* of the next vector */
+    uint32_t next[BORDERS] = {1, 1, 1, 1}, masks[BORDERS]; /* `next`: masks of the next vector */
     bool next_traced = false;
     arc->traced_count = arc->moved_count = 0;
     for (uint32_t left = arc->count / LANES + 1; left > 0; left--) {
@@ -186,17 +188,18 @@ static void advance(struct omp_arc *arc, uint32_t pair)
  * slope, the bias and the sum add up to less than (3 major + 2) 2^-24, which is less than 1 / (4 major) up to
  * major = 1181. */
 
-#define BLOCK 256 /* lines processed at a time: the lists below stay in the L1 cache */
+#define BLOCK 256 /* lines processed at a time; their data fit in the L1 cache */
 
-/* The lines of a block, and lists of those to walk. */
+/* The lines of a block, and lists of the lines to walk. */
 struct lines {
-    int32_t pixel[BLOCK];            /* first pixel: y * pitch + x */
-    int32_t step[BLOCK];             /* omp_pack_step() in pixels */
-    int32_t length[BLOCK];           /* pixels */
-    int32_t shape[BLOCK];            /* short lines: row of the patterns, OMP_SHORT * major + minor */
-    float slope[BLOCK], bias[BLOCK]; /* longer lines */
+    int32_t pixel[BLOCK];  /* address of the first pixel: y * pitch + x */
+    int32_t step[BLOCK];   /* result of omp_pack_step(), in pixels */
+    int32_t length[BLOCK]; /* in pixels */
+    int32_t shape[BLOCK];  /* for short lines: index in tables->patterns, OMP_SHORT * major + minor */
+    float slope[BLOCK], bias[BLOCK]; /* for longer lines */
 
-    /* Lines without bounds tests, by length: up to 8, 16, OMP_SHORT, more. Last, lines with bounds tests. */
+    /* Lists of lines. Lines that need no bounds tests are in four lists by length: up to 8, 16 or OMP_SHORT
+     * pixels, and longer. `crossing` has the lines that need bounds tests. */
     uint8_t up_to_8[BLOCK + LANES], up_to_16[BLOCK + LANES], up_to_32[BLOCK + LANES], longer[BLOCK + LANES],
         crossing[BLOCK + LANES];
     uint32_t up_to_8_count, up_to_16_count, up_to_32_count, longer_count, crossing_count;
@@ -239,8 +242,8 @@ static inline uint32_t visible(enum formula formula, vint x0, vint y0, vint x1, 
                          v_and(v_sub(last, y0), v_sub(last, y1))));
 }
 
-/* Appends the number at + lane to `list` for each lane in `mask`. Returns how many it appended, but may write
- * up to LANES bytes. */
+/* For each lane in `mask`, appends one byte, whose value is `at` + lane, to `list`. Returns the number of
+ * bytes appended, but writes LANES bytes. */
 static inline uint32_t append(const struct omp_tables *tables, uint8_t *list, uint32_t mask, uint32_t at)
 {
     v_compress_lanes(tables, list, mask, at);
@@ -248,11 +251,11 @@ static inline uint32_t append(const struct omp_tables *tables, uint8_t *list, ui
 }
 
 _Static_assert(OMP_SHORT == 32 && OMP_GUARD >= OMP_SHORT,
-               "lines of up to 32 pixels are walked without a test");
+               "lines of up to 32 pixels are walked without a bounds test");
 
-/* Sets up the lines that begin at the vertices of the `vectors` vectors in `traced`, and adds the possibly
- * visible lines to the lists. The ends of a visible line are at most its length away from the image, so short
- * lines stay within the guard. Not inlined, because the function already uses all registers. */
+/* Sets up the lines that begin at the vertices of `vectors` vectors, which `traced` lists, and adds the
+ * possibly visible lines to the lists. The ends of a visible line are at most its length away from the image,
+ * so short lines stay within the guard. Not inlined, because the function already uses all registers. */
 static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const int32_t *column,
                                              const int32_t *row, const uint32_t *traced, uint32_t vectors,
                                              struct lines *lines)
@@ -301,7 +304,7 @@ static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const in
 }
 
 /* Walks lines of at most `most` pixels (8, 16 or OMP_SHORT) with the table of patterns. Writes `most` pixels
- * per line; the next line overwrites those beyond the end. */
+ * per line; the next line overwrites the pixels beyond the end of the line. */
 static inline void walk_short(const struct omp_tables *tables, const struct lines *lines,
                               const uint8_t *numbers, uint32_t count, uint32_t most, struct pixels *pixels,
                               const struct omp_pen *pen)
@@ -330,7 +333,7 @@ static inline void incline(int32_t major, int32_t minor, float *slope, float *bi
     *bias = 0.25f * reciprocal + 0x1p15f;
 }
 
-/* Returns s | m << 16 for LANES steps s of a line. */
+/* Returns s | m << 16 for LANES steps s of a line; m is the number of minor steps after s major steps. */
 static inline vint steps_of(float slope, float bias, vint s, vreal s_real)
 {
     vint fixed = v_truncate(v_fma(s_real, v_real_set(slope), v_real_set(bias)));
@@ -365,8 +368,8 @@ static inline void walk_longer(const struct omp_arc *arc, struct lines *lines, u
     }
 }
 
-/* Walks the line from vertex i with a bounds test per pixel. Such a line crosses the border and is longer
- * than the guard is wide. */
+/* Walks the line from vertex i with a bounds test per pixel. Such a line crosses the border of the image, and
+ * its length exceeds the guard's width. */
 static inline void walk_crossing(const struct omp_arc *arc, const int32_t *column, const int32_t *row,
                                  uint32_t i, struct pixels *pixels, const struct omp_pen *pen)
 {

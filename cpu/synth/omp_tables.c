@@ -1,4 +1,4 @@
-/* The constant tables of `omp`. setup() computes them once. */
+/* Computes the constant tables of `omp`, once per setup(). */
 #include <math.h>
 #include <string.h>
 
@@ -18,8 +18,8 @@ static void fill_gradients(const struct synth *synth, struct omp_tables *tables)
 }
 
 /* Bounds the noise by its extremes at PLACES positions per cell, plus a margin for the positions in between.
- * The slope is at most 2 (1 + 15/8) = 5.75 times the steepest gradient; the factor 6 leaves room for
- * rounding. */
+ * The slope of the noise is at most 2 (1 + 15/8) = 5.75 times the steepest gradient. The factor 6 instead of
+ * 5.75 covers rounding. */
 static void fill_noise_bounds(struct omp_tables *tables)
 {
     enum { PLACES = 512 };

@@ -1,10 +1,10 @@
-/* `train-omp`, `infer-omp`: OpenMP over samples and tiles, SIMD inside. docs/train_omp.md shows where the
- * time goes.
+/* The variants `train-omp` and `infer-omp`: OpenMP over samples and over tiles of matrices, SIMD inside.
+ * docs/train_omp.md shows where the time goes.
  *
  * Convolutions process one sample per thread; linear layers process the whole batch. Results are
- * bit-identical for any number of threads, because the order of every sum is fixed. One thread does all the
- * work of a sample. An element of a GEMM is summed in the same order in any tile. Convolution gradients are
- * summed per chunk of the batch, then over the chunks in order. */
+ * bit-identical for any number of threads, because the order of every sum is fixed. In convolutions, one
+ * thread does all the work of a sample. An element of a GEMM is summed in the same order in any tile.
+ * Convolution gradients are summed per chunk of the batch, then over the chunks in order. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,13 +16,13 @@
 #include "omp_net.h"
 #include "variants.h"
 
-#define LITTLE_WORK 5e5 /* multiply-adds of a batch's forward pass: about ten microseconds */
-/* Shares of a GEMM per thread. There are several, so that other threads can help a slow one. */
+#define LITTLE_WORK 5e5 /* multiply-adds of a forward pass that take about ten microseconds */
+/* Parts of a GEMM per thread. There are several parts, so that other threads can help a slow thread. */
 #define TILE_SHARES 4
 
 /* ---- Kernels ---- */
 
-/* Best first. */
+/* The kernels, which are CPU code for one instruction set each, fastest first. */
 static const struct net_kernel *const kernels[] = {
 #if defined(__x86_64__)
     &net_kernel_avx512, &net_kernel_avx2,
@@ -34,7 +34,7 @@ static const struct net_kernel *forced_kernel;
 static const struct net_kernel *best_kernel(void)
 {
     size_t i = 0;
-    while (!kernels[i]->supported()) /* the last one is always supported */
+    while (!kernels[i]->supported()) /* the scalar kernel is always supported */
         i++;
     return kernels[i];
 }
@@ -66,12 +66,12 @@ bool omp_net_force_isa(const char *name)
 
 /* ---- Threads ----
  *
- * All steps of a call run in one parallel region, in which every thread executes every function. Worksharing
- * loops and `single` regions divide the work. Barriers separate producers from consumers. */
+ * Training steps run in a parallel region, in which every thread executes every function. Worksharing loops
+ * and `single` regions divide the work. Barriers separate producers from consumers. */
 
 /* ---- Linear layers ---- */
 
-/* Distributes shares of a GEMM to the threads. Does not end with a barrier. */
+/* Distributes the parts of a GEMM to the threads. Does not end with a barrier. */
 static void multiply_by_all(const struct net *net, const struct gemm *gemm)
 {
     size_t tiles = net->gemm.tiles(gemm), shares = (size_t)net->threads * TILE_SHARES;
@@ -117,7 +117,8 @@ static void sum_rows(const struct net *net, const struct block *block, uint32_t 
         net->kernel->add(block->deltas + j * block->out_pitch, sums, block->layer->bias_values);
 }
 
-/* Gradients of weights and biases and, unless the input is the samples, of the input. */
+/* Computes the gradients of weights and biases. Also computes the gradient of the input, unless the input is
+ * the samples. */
 static void linear_backward(struct net *net, const struct block *block, uint32_t count)
 {
     const struct gemm of_weights = {
@@ -191,7 +192,7 @@ static float loss_of(const struct train *train, const float *logits, uint32_t la
     return loss;
 }
 
-/* Index of the largest logit; the first one if several are equal. */
+/* Returns the index of the largest logit; the first index if several logits are equal. */
 static uint32_t guess(const float *logits, uint32_t classes)
 {
     uint32_t best = 0;
@@ -211,7 +212,7 @@ static void take_loss(struct net *net, uint32_t j)
     net->correct[j] = guess(logits, train->model->classes) == label;
 }
 
-/* Adds step `number` to the totals, in the order of samples. */
+/* Adds the results of step `number` to the totals, in the order of the samples. */
 static void add_totals(struct net *net, uint64_t number)
 {
     double loss = 0;
@@ -228,7 +229,7 @@ static void add_totals(struct net *net, uint64_t number)
 
 /* ---- Steps ---- */
 
-/* Forward pass of the batch in net->numbers, up to the logits. */
+/* Runs the forward pass of the batch in net->numbers, up to the logits. */
 static void forward(struct net *net, uint32_t epoch, enum data_part part, bool training)
 {
     RANGE(FORWARD);
@@ -244,7 +245,7 @@ static void forward(struct net *net, uint32_t epoch, enum data_part part, bool t
     }
 }
 
-/* Backward pass of convolutions: chunks of consecutive samples, each with its own sum. */
+/* Runs the backward pass of convolutions. Each chunk of consecutive samples has its own sums of gradients. */
 static void samples_backward(struct net *net, uint32_t epoch)
 {
     uint32_t count = net->count, size = (count + NET_CHUNKS_MAX - 1) / NET_CHUNKS_MAX;
@@ -374,7 +375,7 @@ static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32
     const struct draw_order order =
         draw_order(net->train->seed, epoch, net->train->data->sets[DATA_TRAIN].count);
     uint32_t at_once =
-        feed_is_live(&net->feed) ? 1 : count; /* between live steps, the generator uses the threads */
+        feed_is_live(&net->feed) ? 1 : count; /* live: the generator uses the threads between two steps */
     for (uint32_t done = 0; done < count; done += at_once) {
         net->count = train_batch(net->train, &order, first + done, net->numbers);
         TRY(feed_step(&net->feed, epoch, net->numbers, net->count));

@@ -1,4 +1,4 @@
-/* `train-omp` with vectors of 8: AVX2 and FMA. */
+/* The kernel of `train-omp` for AVX2 and FMA: vectors of 8 floats. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -9,8 +9,8 @@
 #endif
 
 #define LANES      8
-#define PANEL_MAX  2 /* of 16 registers: 6 x 2 sums, 2 of b, 1 factor */
-#define SPREAD_MAX 6 /* 6 sums, 6 weights, 1 factor */
+#define PANEL_MAX  2 /* takes 15 of 16 registers: 6 x 2 sums, 2 vectors of b, 1 factor */
+#define SPREAD_MAX 6 /* takes 13 registers: 6 sums, 6 weights, 1 factor */
 typedef __m256 vreal;
 typedef __m256i vint;
 
@@ -18,7 +18,7 @@ typedef __m256i vint;
 #define v_store(p, a)  _mm256_storeu_ps(p, a)
 #define v_set(x)       _mm256_set1_ps(x)
 #define v_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
-/* _mm256_max_ps() returns its second operand if that is NaN. */
+/* _mm256_max_ps() returns its second operand if either operand is NaN, so v_relu() keeps NaN. */
 #define v_relu(a)           _mm256_max_ps(_mm256_setzero_ps(), a)
 #define v_whole(n)          _mm256_set1_epi32(n)
 #define v_store_whole(p, a) _mm256_storeu_si256((__m256i *)(p), a)

@@ -1,4 +1,4 @@
-/* `train-omp` with vectors of 16: AVX-512 F, BW, DQ and VL. */
+/* The kernel of `train-omp` for AVX-512 F, BW, DQ and VL: vectors of 16 floats. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -10,8 +10,8 @@
 #endif
 
 #define LANES      16
-#define PANEL_MAX  4 /* of 32 registers: 6 x 4 sums, 4 of b, 1 factor */
-#define SPREAD_MAX 9 /* 9 sums, 9 weights, 1 factor */
+#define PANEL_MAX  4 /* takes 29 of 32 registers: 6 x 4 sums, 4 vectors of b, 1 factor */
+#define SPREAD_MAX 9 /* takes 19 registers: 9 sums, 9 weights, 1 factor */
 typedef __m512 vreal;
 typedef __m512i vint;
 
@@ -19,7 +19,7 @@ typedef __m512i vint;
 #define v_store(p, a)  _mm512_storeu_ps(p, a)
 #define v_set(x)       _mm512_set1_ps(x)
 #define v_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
-/* _mm512_max_ps() returns its second operand if that is NaN. */
+/* _mm512_max_ps() returns its second operand if either operand is NaN, so v_relu() keeps NaN. */
 #define v_relu(a)           _mm512_max_ps(_mm512_setzero_ps(), a)
 #define v_whole(n)          _mm512_set1_epi32(n)
 #define v_store_whole(p, a) _mm512_storeu_si512(p, a)

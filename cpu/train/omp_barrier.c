@@ -24,8 +24,8 @@ void barrier_destroy(struct barrier *barrier)
     pthread_mutex_destroy(&barrier->mutex);
 }
 
-/* OpenMP's own barriers spin for milliseconds. If other processes need the cores too, the spinning threads
- * keep the last thread from running; a training step then took six times the CPU time. This barrier therefore
+/* OpenMP's own barriers spin for milliseconds. If other processes also need the cores, the spinning threads
+ * keep the last thread from running: a training step then took six times the CPU time. This barrier therefore
  * spins briefly and then sleeps. */
 void barrier_wait(struct barrier *barrier)
 {

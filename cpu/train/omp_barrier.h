@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 struct barrier {
-    atomic_uint arrived, passed; /* threads that have arrived in this round; completed rounds */
+    atomic_uint arrived, passed; /* number of threads that wait; number of completed waits */
     pthread_mutex_t mutex;
     pthread_cond_t released;
 };
@@ -14,7 +14,7 @@ struct barrier {
 void barrier_init(struct barrier *barrier);
 void barrier_destroy(struct barrier *barrier);
 
-/* Waits until all threads of the current parallel region have called it. */
+/* Waits until all threads of the current parallel region have called barrier_wait(). */
 void barrier_wait(struct barrier *barrier);
 
 #endif

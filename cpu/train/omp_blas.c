@@ -1,7 +1,8 @@
-/* `train-omp-blas`: `train-omp` with OpenBLAS, used as frameworks use it. Gathered operands are copied into a
- * matrix (im2col), which single-threaded sgemm multiplies. This variant is the baseline for our own GEMM.
+/* The variant `train-omp-blas`: `train-omp` with OpenBLAS, used as deep-learning frameworks use it. Gathered
+ * operands are copied into a matrix (im2col), and single-threaded sgemm multiplies this matrix. This variant
+ * is the baseline for our own GEMM.
  *
- * The library is loaded with dlopen() when the variant is requested. If it were linked, it would start its
+ * OpenBLAS is loaded with dlopen() when the variant is requested. If it were linked, it would start its
  * threads in every run of the program. */
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -12,7 +13,7 @@
 
 #define BLAS_LIBRARY "libopenblas.so.0"
 
-/* From the standard C interface of BLAS. */
+/* Declarations of CBLAS, the standard C interface of BLAS. */
 enum { CBLAS_ROWS = 101, CBLAS_PLAIN = 111, CBLAS_TRANSPOSED = 112 };
 typedef void sgemm_function(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
                             const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc);
@@ -34,7 +35,7 @@ static enum status blas_probe(const struct resources *resources)
         sgemm = NULL;
         return status_set(STATUS_UNAVAILABLE, "needs OpenBLAS (" BLAS_LIBRARY "): apt install libopenblas0");
     }
-    set_threads(1); /* OpenMP threads call it in parallel already */
+    set_threads(1); /* OpenMP threads already call sgemm in parallel */
     return STATUS_OK;
 }
 
@@ -83,7 +84,8 @@ static void call(const struct gemm *gemm, const float *a, bool transposed, size_
           gemm->c + first * gemm->c_pitch, (int)gemm->c_pitch);
 }
 
-/* For rows first .. end - 1: copies parts of `a` into a matrix and multiplies it, piece by piece. */
+/* Computes rows first .. end - 1 of c. Piece by piece, copies gathered elements of `a` into a matrix, and
+ * multiplies this matrix by `b`. */
 static void multiply_copied(const struct gemm *gemm, size_t first, size_t end)
 {
     float few[ROOM_VALUES_MIN],
@@ -130,7 +132,7 @@ enum status omp_blas_open(const struct train *train, const struct resources *res
     return omp_net_open(train, resources, (struct gemm_kernels){tiles, multiply}, state);
 }
 
-/* The reported instruction set is that of `train-omp`: OpenBLAS chooses its own by the same properties of the
- * CPU. */
+/* The variant reports the instruction set that `train-omp` would use. OpenBLAS makes its own choice by the
+ * same properties of the CPU. */
 TRAINING_BY(variant_train_omp_blas, engine_omp_blas, .threaded = true,
             .instruction_set = omp_net_instruction_set, .probe = blas_probe);

@@ -9,11 +9,11 @@
 
 extern const struct engine engine_omp, engine_omp_blas;
 
-/* For tests: later calls of open() use the kernel with this name; NULL selects the best kernel again. Returns
- * false if there is no such kernel or this machine cannot run it. */
+/* For tests: later calls of open() use the kernel (CPU code for one instruction set) with this name. NULL
+ * selects the best kernel again. Returns false if there is no such kernel or this machine cannot run it. */
 bool omp_net_force_isa(const char *name);
 
-/* The name of the kernel that open() will use. */
+/* Returns the name of the kernel that open() will use. */
 const char *omp_net_instruction_set(void);
 
 /* A GEMM implementation; members as in struct net_kernel. */
@@ -25,11 +25,11 @@ struct gemm_kernels {
 /* Returns the GEMM of the kernel that open() will use. Tests wrap it to plant a fault. */
 struct gemm_kernels omp_net_gemm_kernels(void);
 
-/* open() of an engine, with the given GEMM. */
+/* Implements open() of an engine that uses the given GEMM. */
 enum status omp_net_open(const struct train *train, const struct resources *resources,
                          struct gemm_kernels gemm, void **state);
 
-/* open() of engine_omp_blas (omp_blas.c): STATUS_UNAVAILABLE if OpenBLAS is missing. */
+/* Implements open() of engine_omp_blas (omp_blas.c). STATUS_UNAVAILABLE if OpenBLAS is missing. */
 enum status omp_blas_open(const struct train *train, const struct resources *resources, void **state);
 
 #endif

@@ -15,18 +15,19 @@
  *
  *     c[i][n] = (bias[n] or c[i][n] or 0) + sum over s of a[rows[i] + steps[s]] * b[s][n]
  *
- * With rows[i] = i * pitch and steps[s] = s this is a matrix product. If `rows` has image positions and
- * `steps` has kernel offsets, it is a convolution without an im2col copy. With `rows` and `steps` exchanged,
- * it is the gradient of the weights. Each element of c is summed in the order of s, on any thread. */
+ * With rows[i] = i * pitch and steps[s] = s, this is a matrix product. If `rows` has image positions and
+ * `steps` has offsets of the convolution kernel, this is a convolution without an im2col copy. If these two
+ * are exchanged, this is the gradient of the convolution's weights. Each element of c is summed in the order
+ * of s, on any thread. */
 struct gemm {
     const float *a;
     const uint32_t *rows, *steps;
     size_t row_count, step_count;
     const float *b;
-    size_t b_pitch; /* distance between two rows in floats, like c_pitch */
+    size_t b_pitch; /* distance between two rows of b in floats */
     float *c;
     size_t c_pitch;
-    size_t columns;    /* of b and c; a multiple of the kernel's `lanes` */
+    size_t columns;    /* columns of b and c; a multiple of `lanes` */
     const float *bias; /* NULL: no bias */
     bool add;          /* add to the contents of c; then bias is not used */
     bool relu;         /* apply ReLU to the sum */
@@ -42,7 +43,8 @@ struct pool {
 /* The non-zero gradients of one output channel of a convolution followed by max-pooling. They are few,
  * because only the maximum of each window has a gradient. */
 struct argmax_list {
-    const uint32_t *positions; /* offsets in the input, in floats, where the windows of the kernel begin */
+    const uint32_t
+        *positions; /* offsets in the input, in floats, where the convolution kernel's windows begin */
     const float *deltas;
     size_t count;
 };
@@ -58,8 +60,9 @@ struct net_kernel {
 
     void (*pool)(const struct pool *pool, const float *in, float *out, uint32_t *positions);
 
-    /* A window of the kernel has `vectors` vectors at the offsets runs[]. For every list entry and every
-     * vector: weight_delta += delta * in and, unless in_delta is NULL, in_delta += delta * weight. */
+    /* A window of the convolution kernel has `vectors` vectors at the offsets runs[]. For every list entry
+     * and every vector: weight_delta += delta * in and, unless in_delta is NULL, in_delta +=
+     * delta * weight. */
     void (*spread)(const struct argmax_list *argmax, const uint32_t *runs, size_t vectors, const float *in,
                    float *weight_delta, const float *weight, float *in_delta);
 
@@ -67,8 +70,8 @@ struct net_kernel {
     void (*relu)(float *values, size_t count);
     void (*relu_backward)(const float *values, float *deltas, size_t count);
 
-    /* draw() writes the random bytes of dropout for elements 0 .. count - 1, rounded up to
-     * DRAW_DROPOUT_ELEMENTS. drop() applies them to values or gradients. */
+    /* draw() writes one random byte of dropout for each of `count` elements, rounded up to a multiple of
+     * DRAW_DROPOUT_ELEMENTS. drop() applies these bytes to values or gradients. */
     void (*draw)(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t layer, size_t count,
                  uint8_t *bytes);
     void (*drop)(const uint8_t *bytes, uint32_t threshold, float *values, size_t count);

@@ -4,8 +4,8 @@
  * Convolutions, pooling, additions and means process one sample per thread. Samples are stored position by
  * position with the channels innermost. Consecutive positions are "pitch" floats apart: the channels rounded
  * up to whole vectors, except in the input samples. From block FLAT on, data are rows, one per sample, in the
- * C order that linear layers expect. ReLU and dropout run in place, in the output of the block before them; a
- * zero there tells the backward pass to drop that gradient. */
+ * C order that linear layers expect. ReLU and dropout run in place, in the output of the block before them.
+ * The backward pass of ReLU drops the gradients of outputs that are zero. */
 #ifndef FDSL_CPU_TRAIN_OMP_NET_H
 #define FDSL_CPU_TRAIN_OMP_NET_H
 
@@ -17,7 +17,7 @@
 #include "train/published.h"
 
 #define NET_BLOCKS_MAX (MODEL_LAYERS_MAX + 2)
-#define NET_CHUNK      4 /* minimum number of samples whose convolution gradients one thread sums */
+#define NET_CHUNK      4 /* minimum number of samples per chunk; one thread sums the gradients of a chunk */
 /* Maximum number of chunks. Each chunk has its own sum. The sums are added in order, so the result does not
  * depend on the number of threads. */
 #define NET_CHUNKS_MAX 64
@@ -28,44 +28,44 @@ enum block_kind { BLOCK_INPUT, BLOCK_CONV, BLOCK_POOL, BLOCK_ADD, BLOCK_MEAN, BL
 struct conv {
     uint32_t kernel[MODEL_AXES], padding[MODEL_AXES];
     bool padded;
-    struct shape around;   /* padded input */
+    struct shape around;   /* shape of the padded input */
     size_t depth;          /* weights per output channel, ordered (t, y, x, channel) */
     uint32_t *positions;   /* offset of each output's window */
     uint32_t *taps;        /* offset of each weight inside a window */
     float *forward;        /* weights [depth][out_pitch] */
     size_t gradient;       /* offset in a chunk's sums: gradient_count weights, then biases */
-    size_t gradient_count; /* weights only, with padding */
+    size_t gradient_count; /* number of weights, padding included, without biases */
 
-    /* Backward without pooling: a convolution of the output gradients with zero padding. `wide`: their padded
-     * shape. */
+    /* For the backward pass without pooling, which is a convolution of the zero-padded output gradients.
+     * `wide` is the shape of the padded gradients. */
     struct shape wide;
     uint32_t *back_positions, *back_taps;
 
-    /* Backward through pooling: `runs` has the offsets of the vectors that cover the kernel's window, row by
-     * row. */
+    /* For the backward pass through pooling. `runs` has the offsets of the vectors that cover the convolution
+     * kernel's window, row by row. */
     uint32_t *runs;
-    size_t run_vectors, vectors; /* vectors per row, vectors per window */
-    size_t band;                 /* pooling windows per band, so that their input stays in the L1 cache */
+    size_t run_vectors, vectors; /* vectors per row of the window; vectors per window */
+    size_t band;                 /* pooling windows processed at a time; their input fits in the L1 cache */
 
     float *backward; /* weights [taps][out channels][in_pitch]; with pooling [out channel][vectors] */
 };
 
 struct block {
     enum block_kind kind;
-    const struct layer *layer; /* all kinds except INPUT and FLAT */
+    const struct layer *layer; /* NULL for INPUT and FLAT */
     const struct layer *pool;  /* the max-pooling that is fused into a convolution, or NULL */
     bool relu;                 /* ReLU directly after the layer, before `pool` */
     uint32_t after, after_end; /* range of layers that run in place in the block's output */
     bool is_added;             /* a later ADD uses the block's output */
-    const struct block *added; /* ADD only: the earlier block ... */
-    size_t held;               /* ... and the offset in worker->held of the gradients for that block */
+    const struct block *added; /* ADD only: the earlier block */
+    size_t held;               /* ADD only: offset in worker->held of the gradients for the earlier block */
 
     /* Shapes of input and output. FLAT and LINEAR have one position; their pitch is the distance between two
      * rows in floats. */
     struct shape in, out;
     size_t in_pitch, out_pitch;
     size_t positions;      /* number of output positions */
-    size_t values, argmax; /* offsets of its data in a sample's kept arrays */
+    size_t values, argmax; /* offsets of the block's data in the `kept` and `argmax` of a sample */
     struct pool pooling;
     struct conv conv;
 
@@ -77,9 +77,9 @@ struct block {
     size_t out_vectors;
 };
 
-/* Scratch memory of one thread: `sample` as gathered, `around` a padded input, `plain` an output before
- * pooling, `wide` padded gradients, `deltas` gradients of a block's output and input, `held` gradients that
- * wait for an earlier block. */
+/* Scratch memory of one thread. `sample`: the gathered sample. `around`: a padded input. `plain`: an output
+ * before pooling. `wide`: padded gradients. `deltas`: gradients of a block's output and input. `held`:
+ * gradients that wait for an earlier block. */
 struct worker {
     float *sample, *around, *plain, *wide, *deltas[2], *held;
     uint32_t *list_positions, *list_counts;
@@ -104,7 +104,7 @@ struct net {
 
     /* Data kept per sample for the backward pass. `draws`: random bytes of dropout layers. */
     size_t kept_values, kept_argmax, kept_draws;
-    size_t held_values; /* per sample, backward: gradients that wait for the earlier block of an ADD */
+    size_t held_values; /* number of gradients per sample that wait for the earlier block of an ADD */
     size_t draws_of[MODEL_LAYERS_MAX];
     float *kept;
     uint32_t *argmax;
@@ -119,7 +119,7 @@ struct net {
     struct worker *workers;
     struct barrier barrier;
     uint32_t count;   /* samples in the current batch */
-    double *losses;   /* per sample of the batch */
+    double *losses;   /* loss of each sample of the batch */
     uint8_t *correct; /* whether each sample was classified correctly */
     struct train_totals totals;
     struct published published; /* copy of `totals` after the latest step, for progress() */
@@ -146,7 +146,8 @@ struct passing {
 enum status net_plan(struct net *net);
 void net_free(struct net *net);
 
-/* Copy an arena (parameters, gradients or moments) from the layout of model.h to the net's, and back. */
+/* Copy an arena (parameters, gradients or moments) from the layout of model.h to the layout of `net`, and
+ * back. */
 void net_take_arena(const struct net *net, const float *from, float *into);
 void net_give_arena(const struct net *net, const float *from, float *into);
 
@@ -167,10 +168,11 @@ void net_after(const struct net *net, const struct block *block, const struct pa
 void net_after_backward(const struct net *net, const struct block *block, const struct passing *passing,
                         const float *values, float *deltas);
 
-/* Takes a sample from the data set through all blocks up to FLAT. */
+/* Gathers a sample and runs its forward pass through all blocks up to FLAT. */
 void net_sample_forward(const struct net *net, struct worker *worker, const struct passing *passing);
 
-/* Backward pass of one sample from FLAT; adds its gradients to a chunk's sums. */
+/* Runs the backward pass of one sample from FLAT to the first block. Adds the sample's gradients to the sums
+ * of its chunk. */
 void net_sample_backward(const struct net *net, struct worker *worker, const struct passing *passing,
                          float *sums);
 

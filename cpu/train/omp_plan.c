@@ -10,7 +10,7 @@
 
 #define LINE        16 /* floats per cache line */
 #define PAGE_BYTES  (UINT64_C(2) << 20)
-#define BAND_VALUES 5120 /* floats of input per band: 20 KB, and as much of its gradient */
+#define BAND_VALUES 5120 /* floats of input processed at a time: 20 KB, plus 20 KB of gradients */
 
 /* ---- Memory ---- */
 
@@ -63,8 +63,8 @@ static size_t round_up(size_t count, size_t to)
     return (count + to - 1) / to * to;
 }
 
-/* Row pitch for `count` floats: an odd number of cache lines, so that elements of one column fall into
- * different cache sets. */
+/* Returns the row pitch for `count` floats: an odd number of cache lines, so that elements of one column fall
+ * into different cache sets. */
 static size_t row_pitch(size_t count)
 {
     return (round_up(count, LINE) / LINE | 1) * LINE;
@@ -82,8 +82,8 @@ static bool works_in_place(const struct layer *layer)
     return layer->spec.kind == LAYER_RELU || layer->spec.kind == LAYER_DROPOUT;
 }
 
-/* If the layer after `*i` is of this kind and no other layer uses the output of `*i`, advances `*i` to it and
- * returns it. Otherwise returns NULL. */
+/* If the layer after layer `*i` is of this kind, and no other layer uses the output of layer `*i`, increments
+ * `*i` and returns the layer after. Otherwise returns NULL. */
 static const struct layer *follows(const struct model *model, uint32_t *i, enum layer_kind kind)
 {
     if (*i + 1 == model->layer_count || model->layers[*i + 1].spec.kind != kind || model->layers[*i].is_added)
@@ -91,8 +91,8 @@ static const struct layer *follows(const struct model *model, uint32_t *i, enum 
     return &model->layers[++*i];
 }
 
-/* Appends a block for layer `*i` and the layers fused into it, and advances `*i` past them. INPUT and FLAT
- * take no layer. */
+/* Appends a block for layer `*i` and the layers fused into it, and advances `*i` past them. The blocks INPUT
+ * and FLAT contain no layer. */
 static struct block *add_block(struct net *net, enum block_kind kind, uint32_t *i)
 {
     const struct model *model = net->train->model;
@@ -110,7 +110,7 @@ static struct block *add_block(struct net *net, enum block_kind kind, uint32_t *
     return block;
 }
 
-/* The last layer that is processed sample by sample; -1 if there is none. */
+/* Returns the number of the last layer that is processed sample by sample; -1 if there is none. */
 static int last_spatial_layer(const struct model *model)
 {
     int last = -1;
@@ -205,7 +205,7 @@ static uint32_t position_at(const struct shape *around, size_t pitch, uint32_t t
     return (uint32_t)((((size_t)t * around->height + y) * around->width + x) * pitch);
 }
 
-/* Offsets of all positions of `shape` inside the larger shape `around`, shifted by `before`. */
+/* Returns the offsets of all positions of `shape` inside the larger shape `around`, shifted by `before`. */
 static uint32_t *make_positions(struct net *net, const struct shape *shape, const uint32_t *before,
                                 const struct shape *around, size_t pitch)
 {
@@ -217,7 +217,8 @@ static uint32_t *make_positions(struct net *net, const struct shape *shape, cons
     return positions;
 }
 
-/* Offsets of a kernel's weights in the order (t, y, x, channel); if `mirrored`, t, y and x run backwards. */
+/* Returns the offsets of a convolution kernel's weights inside a window, in the order (t, y, x, channel). If
+ * `mirrored` is true, t, y and x run backwards. */
 static uint32_t *make_taps(struct net *net, const uint32_t *kernel, uint32_t channels,
                            const struct shape *around, size_t pitch, bool mirrored)
 {
@@ -233,7 +234,8 @@ static uint32_t *make_taps(struct net *net, const uint32_t *kernel, uint32_t cha
     return taps;
 }
 
-/* Lists the vectors of the kernel's window, row by row; in a row, positions and channels are contiguous. */
+/* Lists the vectors of the convolution kernel's window, row by row. In a row, positions and channels are
+ * contiguous. */
 static void plan_window(struct net *net, struct block *block)
 {
     struct conv *conv = &block->conv;
@@ -422,7 +424,7 @@ enum status net_plan(struct net *net)
 /* ---- Parameters ---- */
 
 /* Copies tensors row by row between the layout of model.h and the net's, where linear layers have wider rows.
- * With `back`, copies to the layout of model.h. */
+ * If `back` is true, copies to the layout of model.h. */
 static void copy_arena(const struct net *net, const float *from, float *into, bool back)
 {
     for (uint32_t i = 1; i < net->block_count; i++) {
@@ -452,22 +454,22 @@ void net_give_arena(const struct net *net, const float *from, float *into)
     copy_arena(net, from, into, true);
 }
 
-/* Index of the weight (tap, channel) of output channel o in the `forward` layout and, without pooling, in the
- * sums of gradients. */
+/* Returns the index of the weight (tap, channel) of output channel o in conv->forward. Without pooling, the
+ * sums of gradients have the same layout. */
 static size_t forward_at(const struct block *block, size_t o, size_t tap, size_t channel)
 {
     return (tap * block->in.channels + channel) * block->out_pitch + o;
 }
 
-/* Index of the weight (tap, channel) of output channel o in the `backward` layout of a block without
+/* Returns the index of the weight (tap, channel) of output channel o in conv->backward of a block without
  * pooling. */
 static size_t backward_at(const struct block *block, size_t o, size_t tap, size_t channel)
 {
     return (tap * block->out.channels + o) * block->in_pitch + channel;
 }
 
-/* Index of the weight (tap, channel) of output channel o in the `backward` layout of a block with pooling,
- * and in the sums of gradients of such a block. */
+/* Returns the index of the weight (tap, channel) of output channel o in conv->backward of a block with
+ * pooling. The sums of gradients of this block have the same layout. */
 static size_t window_at(const struct net *net, const struct block *block, size_t o, size_t tap,
                         size_t channel)
 {

@@ -5,7 +5,7 @@
 #include "core/timer.h"
 #include "omp_net.h"
 
-/* The data that a block keeps for a sample. */
+/* Returns the data that a block keeps for a sample. */
 static float *values_of(const struct net *net, const struct block *block, const struct passing *passing)
 {
     return net->kept + passing->index * net->kept_values + block->values;
@@ -78,8 +78,8 @@ void net_after_backward(const struct net *net, const struct block *block, const 
 
 /* ---- Zero padding ---- */
 
-/* Copies `small` into the middle of `large`, `before` positions from its corner. With `back`, copies from
- * `large` to `small`. */
+/* Copies `small` into the middle of `large`, `before` positions from its corner. If `back` is true, copies
+ * from `large` to `small` instead. */
 static void copy_inner(const struct shape *inner, const struct shape *outer, const uint32_t *before,
                        size_t pitch, float *small, float *large, bool back)
 {
@@ -97,7 +97,7 @@ static size_t positions_of(const struct shape *shape)
     return (size_t)shape->depth * shape->height * shape->width;
 }
 
-/* The zero-padded input: built in `room`, or the input itself if the convolution has no padding. */
+/* Returns the zero-padded input, built in `room`, or the input itself if the convolution has no padding. */
 static const float *with_zeros(const struct block *block, const float *in, float *room)
 {
     const struct conv *conv = &block->conv;
@@ -202,7 +202,7 @@ static void sum_positions(const struct net *net, const struct block *block, cons
         net->kernel->add(deltas + p * block->out_pitch, sums, block->out_pitch);
 }
 
-/* Gradient of the input: convolves the zero-padded output gradient with the mirrored kernel. */
+/* Computes the gradient of the input: convolves the zero-padded output gradient with the mirrored kernel. */
 static void conv_backward_input(const struct net *net, struct worker *worker, const struct block *block,
                                 const float *deltas, float *in_deltas)
 {
@@ -266,8 +266,8 @@ static void list_argmax(const struct block *block, struct worker *worker, const 
         }
 }
 
-/* Backward through a convolution and its max-pooling. Only the maximum of each window has a gradient, unless
- * dropout or ReLU set it to zero. The remaining work is a small part of the work of a dense GEMM. */
+/* Runs the backward pass of a convolution and its max-pooling. Only the maximum of each window can have a
+ * non-zero gradient, so the work is a small part of that of a dense GEMM. */
 static void argmax_backward(const struct net *net, struct worker *worker, const struct block *block,
                             const float *in, const uint32_t *argmax, const float *deltas, float *in_deltas,
                             float *sums)

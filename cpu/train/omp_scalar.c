@@ -1,4 +1,5 @@
-/* `train-omp` for any machine: vectors of 4, which the compiler maps to available instructions. */
+/* The kernel of `train-omp` for any machine: vectors of 4 floats, which the compiler maps to available
+ * instructions. */
 #include <string.h>
 
 #include <stdint.h>
@@ -26,7 +27,7 @@ static inline void v_store_whole(uint32_t *p, vint a)
     memcpy(p, &a, sizeof a);
 }
 
-/* a where the mask is all ones, b where it is zero. */
+/* Selects a where the mask is all ones, and b where it is zero. */
 static inline vreal v_choose(vint mask, vreal a, vreal b)
 {
     return (vreal)((mask & (vint)a) | (~mask & (vint)b));

@@ -1,4 +1,4 @@
-/* The kernels of `train-omp`, written with vectors. One file per instruction set defines LANES, vreal, vint,
+/* The kernel of `train-omp`, written with vectors. One file per instruction set defines LANES, vreal, vint,
  * PANEL_MAX, SPREAD_MAX, the operations v_...() and transpose_block() (of BLOCK rows and columns), and then
  * includes this file. */
 #include <string.h>
@@ -18,7 +18,7 @@ static size_t least(size_t a, size_t b)
  *
  * A tile of c, ROWS rows of PANEL vectors, stays in registers during the loop over s. Each step loads PANEL
  * vectors of b and broadcasts ROWS elements of a, for ROWS * PANEL multiply-adds. Panels of b are split every
- * STEPS steps, so that a panel stays in the L1 cache while all tiles of a column of tiles use it. */
+ * STEPS steps, so that a panel stays in the L1 cache while one column of tiles uses it. */
 
 #define ROWS_MAX 8
 #define STEPS    144
@@ -88,7 +88,7 @@ static tile_function *const tile_of[2][PANEL_MAX] = {{narrow_1, narrow_2, narrow
 static tile_function *const tile_of[2][PANEL_MAX] = {{narrow_1}, {wide_1, wide_2}};
 #endif
 
-/* Number of columns in vectors. */
+/* Returns the number of columns in vectors. */
 static size_t columns_of(const struct gemm *gemm)
 {
     return gemm->columns / LANES;
@@ -262,8 +262,8 @@ static void relu_backward(const float *restrict values, float *restrict deltas, 
         deltas[i] = values[i] <= 0 ? 0 : deltas[i];
 }
 
-/* Copies the words of each block as they are in memory, because draw_kept() takes the lowest byte of a word
- * first. */
+/* Copies the words of each Philox block as they are in memory, because draw_kept() takes the lowest byte of a
+ * word first. */
 static void draw(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t layer, size_t count, uint8_t *bytes)
 {
     for (size_t i = 0; i < count; i += DRAW_DROPOUT_ELEMENTS) {
@@ -295,7 +295,7 @@ static void transpose(const float *restrict from, size_t from_pitch, size_t rows
             to[j * to_pitch + i] = from[i * from_pitch + j];
 }
 
-/* One loop per kind, so that the kind is not tested for every parameter. */
+/* Has one loop per kind of optimizer, so that the kind is not tested for every parameter. */
 static void update(const struct update *update, const float *restrict gradients, float *restrict parameters,
                    float *restrict m, float *restrict v, size_t count)
 {

@@ -9,7 +9,7 @@
 #include "common/consumer_parts.cuh"
 #include "machine/device.h"
 
-/* Maximum number of real training steps in flight. A step launches dozens of kernels, and about a thousand
+/* Maximum number of the trainer's steps in flight. A step launches dozens of kernels, and about a thousand
  * launches can be queued. When the queue is full, a launch blocks, and all other CUDA calls wait for it. */
 #define TRAINING_STEPS_AHEAD 8
 
@@ -20,8 +20,8 @@ static struct cuda_consumer *self_of(struct consumer *consumer)
 
 /* ---- Steps and their waiting times ---- */
 
-/* Waits for the oldest uncounted step and adds its times to the span. Then swaps the step's end event with
- * last_end: the waiting time of the next step is measured from last_end. */
+/* Waits for the oldest uncounted step. Adds its duration and the wait before it to self->span. Then swaps the
+ * step's end event with last_end, because the wait before the next step is measured from last_end. */
 static enum status count_step(struct cuda_consumer *self)
 {
     uint64_t at = self->counted % CONSUMER_STEPS_AHEAD;
@@ -173,7 +173,8 @@ static struct slot *take_slot(struct cuda_consumer *self)
     return slot;
 }
 
-/* Releases a slot. Every path calls this, even after a failure, so that no waiter deadlocks. */
+/* Releases a slot. It must be called even after a failure: otherwise the next thread to use this slot would
+ * wait forever. */
 static void leave_slot(struct cuda_consumer *self, struct slot *slot)
 {
     pthread_mutex_lock(&self->lock);
@@ -185,17 +186,18 @@ static void leave_slot(struct cuda_consumer *self, struct slot *slot)
 /* Alignment of the labels in a slot, in bytes. */
 #define SLOT_ALIGNMENT ((size_t)16)
 
-/* Copies the batch to the slot's pinned memory: values, followed by labels. `*there` describes the batch as
- * it will be in the slot's device memory; `*bytes` is the number of bytes to copy there. */
+/* Copies the batch to the slot's pinned memory: values, followed by labels. Sets `*there` to a description of
+ * the batch in the slot's device memory, and `*bytes` to the number of bytes to copy to that memory. */
 static enum status fill_slot(struct slot *slot, const struct batch *batch, struct batch *there, size_t *bytes)
 {
     size_t labels_at = (batch->bytes + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
     size_t labels_bytes = batch->labels ? batch->count * sizeof *batch->labels : 0;
     *bytes = labels_bytes ? labels_at + labels_bytes : batch->bytes;
     if (grow_slot(slot, *bytes) != STATUS_OK)
-        return status_prefix(STATUS_FAILED,
-                             "--compute: out of memory for %d batches of %.1f MB each on the way to the GPU",
-                             RING, 1e-6 * (double)*bytes);
+        return status_prefix(
+            STATUS_FAILED,
+            "--compute: out of memory for %d buffers of %.1f MB each in host and device memory", RING,
+            1e-6 * (double)*bytes);
     if (batch->bytes)
         memcpy(slot->pinned, batch->values, batch->bytes);
     if (labels_bytes)

@@ -11,9 +11,9 @@
 
 #define UNITS_MAX     (1u << 26)
 #define WARM_S        0.3  /* minimum warm-up: clocks rise under load, then fall as the GPU heats up */
-#define ROUND_S       0.05 /* intended duration of a measurement; REPEATS_MIN and REPEATS_MAX limit it */
-#define REPEATS_MIN   5
-#define REPEATS_MAX   64
+#define ROUND_S       0.05 /* intended duration of a measurement */
+#define REPEATS_MIN   5    /* minimum number of steps per measurement */
+#define REPEATS_MAX   64   /* maximum number of steps per measurement */
 #define ROUNDS_MAX    12
 #define ERROR_WANTED  0.003 /* relative error at which calibration stops */
 #define ERROR_SILENT  0.02  /* maximum relative error without a warning */
@@ -66,7 +66,9 @@ static enum status calibrate(struct cuda_consumer *self, double wanted_s)
             return STATUS_OK;
         double units = round(product->units * (wanted_s / *alone_s));
         if (units < 1 || units > UNITS_MAX)
-            return status_set(STATUS_FAILED, "this GPU cannot run a step of %g ms", 1e3 * wanted_s);
+            return status_set(STATUS_FAILED,
+                              "a step of %g ms is too short or too long for this GPU; use another duration",
+                              1e3 * wanted_s);
         if (turn + 1 < ROUNDS_MAX || warmed_s < WARM_S)
             product->units = (unsigned)units;
     }
@@ -110,8 +112,8 @@ static enum status measure_alone(struct cuda_consumer *self, const struct batch 
 struct bus {
     void *pinned, *device;
     cudaEvent_t *step_begins, *step_ends, *copy_begins, *copy_ends; /* BUS_GROUPS each */
-    int steps, groups;                                              /* steps per group; groups of steps */
-    int copies;               /* copies per group; there are BUS_GROUPS groups */
+    int steps, groups;        /* steps per group; number of such groups */
+    int copies;               /* copies per group; the number of such groups is BUS_GROUPS */
     double copies_s, steps_s; /* duration of a group of copies and of a group of steps, each measured alone */
 };
 
@@ -134,8 +136,8 @@ static enum status make_steps(struct cuda_consumer *self, const struct batch *ba
     return STATUS_OK;
 }
 
-/* Computes the mean time of the groups that began after `after` and ended before `before`; NaN if there are
- * none. */
+/* Computes the mean duration of the groups that began after the event `after` and ended before the event
+ * `before`. Sets NaN if there are none. */
 static enum status mean_between(const cudaEvent_t *begins, const cudaEvent_t *ends, int groups,
                                 cudaEvent_t after, cudaEvent_t before, double *mean_s)
 {
@@ -232,8 +234,8 @@ static enum status measure_bus(struct cuda_consumer *self, const struct batch *b
 
 #define FILL_BLOCK 256
 
-/* Fills `pixels` with uniformly distributed gray values. A value is the top byte of a hash of its index, by
- * the finaliser of MurmurHash3. */
+/* Fills `pixels` with uniformly distributed gray values. Each value is the top byte of a hash of its index.
+ * The hash is the finaliser of MurmurHash3 without its last step, which does not change the top byte. */
 static __global__ void fill_kernel(uint8_t *pixels, size_t count)
 {
     size_t i = (size_t)blockIdx.x * FILL_BLOCK + threadIdx.x;
@@ -253,7 +255,8 @@ static enum status fill_pixels(uint8_t *pixels, size_t count, cudaStream_t strea
 }
 
 /* Measures with random u8 pixels, because there are no batches yet. The duration of a step hardly depends on
- * the values. Types wider than u8 take longer to convert. */
+ * the values. If the batches have a wider type than u8, their steps take longer, because more bytes are
+ * converted. */
 enum status measure_task(struct cuda_consumer *self, const struct task *task)
 {
     size_t sample_bytes = (size_t)task->channels * task->height * task->width;

@@ -57,8 +57,8 @@ enum status device_code(int device, int *architecture, bool *at_load)
     cudaFuncAttributes attributes;
     CUDA_TRY(cudaSetDevice(device));
     CUDA_TRY(cudaFuncGetAttributes(&attributes, probe_kernel));
-    /* For code compiled by nvcc, both versions are equal. For code compiled by the driver, binaryVersion is
-     * that of the device, and ptxVersion is that of the older PTX. */
+    /* If nvcc compiled the code, ptxVersion equals binaryVersion. If the driver compiled it from PTX,
+     * binaryVersion is that of the device, and ptxVersion is lower. */
     *architecture = attributes.ptxVersion;
     *at_load = attributes.ptxVersion < attributes.binaryVersion;
     return STATUS_OK;
@@ -73,7 +73,7 @@ static double highest_clock_hz(const char *pci_bus_id, int rated_khz)
     return known && 1e6 * state.sm_clock_max_mhz > rated_hz ? 1e6 * state.sm_clock_max_mhz : rated_hz;
 }
 
-/* Gets the peak rate of PCIe. 0 if a faster, cache-coherent link (NVLink-C2C) connects the host. */
+/* Gets the peak rate of PCIe. Sets 0 if host and device have a faster, cache-coherent link (NVLink-C2C). */
 static enum status bus_peak(int device, const char *pci_bus_id, double *bytes_per_s)
 {
     int coherent = 0;

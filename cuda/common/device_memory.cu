@@ -17,7 +17,7 @@ void device_restore(int device)
         (void)cudaSetDevice(device);
 }
 
-/* Does not initialise CUDA again if the device is current already. */
+/* Makes the device current, unless it is current already. */
 static enum status use(int device)
 {
     if (device != device_current())
@@ -32,7 +32,7 @@ enum status device_alloc(int device, size_t bytes, void **memory)
     if (error != cudaErrorMemoryAllocation)
         return cuda_status(error, "cudaMalloc", __FILE__, __LINE__);
     (void)cudaGetLastError();
-    return status_set(STATUS_FAILED, "CUDA device %d has not enough free memory for %.2f GB", device,
+    return status_set(STATUS_FAILED, "CUDA device %d does not have %.2f GB of free memory", device,
                       1e-9 * (double)bytes);
 }
 
@@ -65,7 +65,7 @@ static enum status check_capture(cudaStream_t stream, bool *captured)
     return STATUS_OK;
 }
 
-/* The event is destroyed before it has occurred, which CUDA allows: it is released afterwards. */
+/* Destroys the event before it has occurred. CUDA allows this and frees the event after it has occurred. */
 enum status device_order(int device, void *before, void *after)
 {
     const cudaStream_t first = static_cast<cudaStream_t>(before), second = static_cast<cudaStream_t>(after);
@@ -97,8 +97,8 @@ enum status device_add(int device, uint64_t *word, uint64_t step, void *stream)
     return STATUS_OK;
 }
 
-/* Where the device can use all memory of the host, nothing can be told from a pointer that CUDA does not
- * know. */
+/* Returns whether the device can access all host memory. If so, a pointer that is not registered with CUDA
+ * may be valid. */
 static bool uses_all_memory(int device)
 {
     int pageable = 0;

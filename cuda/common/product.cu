@@ -4,21 +4,23 @@
 
 #include "common/check.cuh"
 
-/* Multiplies float32 matrices of SIDE x SIDE values. A block multiplies a strip of A by a strip of B, over a
- * part of the k dimension, into a tile of C. Strips are short, so that a block takes only some tens of
- * microseconds. Blocks of other kernels can run in between, as they can between the kernels of a network.
- * The work of a step is a number of units. In one unit, each block of a wave advances by DEPTH along k. */
+/* Multiplies float32 matrices A and B of SIDE x SIDE values. k is the index that the sums run over. A block
+ * computes one tile of C from a part of the range of k, so C contains only partial sums, which are never
+ * used. The parts are short, so that a block takes only some tens of microseconds. Between blocks, blocks of
+ * other kernels can run, as they can between the kernels of a network. The duration of a step is set in
+ * units. A wave is as many blocks as the device runs concurrently. In one unit, each block of a wave advances
+ * by DEPTH along k. */
 #define SIDE       PRODUCT_SIDE
 #define TILE       PRODUCT_TILE
 #define DEPTH      PRODUCT_DEPTH
-#define BLOCK      256 /* threads: 16 x 16, each 4 x 4 values of the tile */
+#define BLOCK      256 /* threads: 16 x 16; each computes 4 x 4 values of the tile */
 #define WAVE_UNITS 24  /* units per block, approximately */
 #define TILES      (SIDE / TILE * (SIDE / TILE))
 
 static __global__ void __launch_bounds__(BLOCK) fill_kernel(float *values, size_t count)
 {
     size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
-    if (i < count) /* in [-1, 1): varied bits, like those of weights, because zeros would draw less power */
+    if (i < count) /* values in [-1, 1) with varied bits, like weights; zeros would draw less power */
         values[i] = (float)(int32_t)((uint32_t)i * 2654435761u) * 0x1p-31f;
 }
 
@@ -36,7 +38,7 @@ static __global__ void __launch_bounds__(BLOCK)
     __shared__ float rows[DEPTH][TILE + 4], columns[DEPTH][TILE];
     unsigned tile = blockIdx.x % TILES, x = threadIdx.x % 16, y = threadIdx.x / 16;
     unsigned row = tile / (SIDE / TILE) * TILE, column = tile % (SIDE / TILE) * TILE;
-    unsigned begin = blockIdx.x / TILES * WAVE_UNITS; /* each pass over the tiles uses another part of k */
+    unsigned begin = blockIdx.x / TILES * WAVE_UNITS; /* each pass over the tiles begins at another k */
     float sums[4][4] = {};
     if (blockIdx.x < deep)
         units++;

@@ -7,9 +7,9 @@
 
 #include "core/status.h"
 
-/* Matrices are square. Tiles of C are numbered row by row, and block i computes tile i mod (number of tiles).
- * In each unit, a block advances by PRODUCT_DEPTH columns of A and rows of B. The first block of each tile
- * begins at column 0 of A. */
+/* A step multiplies square matrices A and B; C receives the sums. Tiles of C are numbered row by row, and
+ * block i computes tile i mod (number of tiles). In each unit of work, a block advances by PRODUCT_DEPTH
+ * columns of A and rows of B. The first block of each tile begins at column 0 of A. */
 #define PRODUCT_SIDE  2048
 #define PRODUCT_TILE  64
 #define PRODUCT_DEPTH 8

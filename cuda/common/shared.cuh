@@ -2,7 +2,7 @@
  *
  * If dynamic shared memory is accessed through a pointer, the compiler recomputes its address at every use,
  * from special registers that are slow to read. In inner loops, an address that stays in a register costs a
- * third as much. An access of 2, 4, 8 or 16 bytes must be aligned to its size. */
+ * third as much as a recomputed one. An access of 2, 4, 8 or 16 bytes must be aligned to its size. */
 #ifndef FDSL_CUDA_COMMON_SHARED_CUH
 #define FDSL_CUDA_COMMON_SHARED_CUH
 

@@ -1,12 +1,13 @@
-/* The hashes of data/checksum.h for bytes on the device. The same source runs on the host for tests. */
+/* The hashes of data/checksum.h for bytes on the device. The same source runs on the host for tests. A member
+ * is one file of a sample. Its edges are its first and last CHECKSUM_EDGE bytes. */
 #ifndef FDSL_CUDA_LOAD_CHECKSUM_CUH
 #define FDSL_CUDA_LOAD_CHECKSUM_CUH
 
 #include "data/checksum.h"
 #include "load/xxh3.cuh"
 
-/* Returns part `part` (0 to XXH3_PARTS - 1) of the hash of the edges of a member. The member must be larger
- * than 2 * CHECKSUM_EDGE bytes. xxh3_of_parts() turns the sum of all parts into the hash. */
+/* Returns one part of the hash of a member's edges. `part` is 0 to XXH3_PARTS - 1. The member must be larger
+ * than 2 * CHECKSUM_EDGE bytes. xxh3_of_parts() computes the hash from the sum of all parts. */
 FDSL_HD uint64_t device_checksum_part(const uint8_t *bytes, uint64_t size, uint32_t part)
 {
     uint32_t at = xxh3_part_at(part);
@@ -14,8 +15,8 @@ FDSL_HD uint64_t device_checksum_part(const uint8_t *bytes, uint64_t size, uint3
     return xxh3_part(xxh3_read64(words), xxh3_read64(words + 8), part, size);
 }
 
-/* Returns the same hash as checksum_edges(): XXH3-64 of the edges, or of all bytes if there are at most 2 *
- * CHECKSUM_EDGE. The seed is the size. */
+/* Returns the same hash as checksum_edges(): XXH3-64 of the edges, or of all bytes if `size` is at most 2 *
+ * CHECKSUM_EDGE. The seed is `size`. */
 FDSL_HD uint64_t device_checksum_edges(const uint8_t *bytes, uint64_t size)
 {
     uint64_t sum = 0;

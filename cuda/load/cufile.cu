@@ -25,7 +25,7 @@ static enum status load_functions(void *handle, struct cufile *library)
     for (size_t i = 0; i < COUNT_OF(functions); i++) {
         void *symbol = dlsym(handle, functions[i].name);
         if (!symbol && !functions[i].optional)
-            return status_set(STATUS_UNAVAILABLE, "the cuFile library lacks %s: it is too old",
+            return status_set(STATUS_UNAVAILABLE, "the cuFile library has no %s; install a newer version",
                               functions[i].name);
         /* POSIX allows this conversion of an object pointer to a function pointer. */
         memcpy(functions[i].pointer, &symbol, sizeof symbol);
@@ -54,7 +54,7 @@ static enum status open_library(struct cufile *library)
 enum status cufile_open(const struct cufile **library)
 {
     static std::mutex lock;
-    static struct cufile only; /* stays open until the process ends, as CUDA does */
+    static struct cufile only; /* stays open until the process ends */
     static bool tried;
     static enum status status;
     static char reason[512];

@@ -30,9 +30,10 @@ struct cufile_descriptor {
 
 struct cufile_properties {
     struct {
-        unsigned major, minor; /* version of the kernel driver; 0 if there is none */
+        unsigned major, minor; /* version of the Linux driver nvidia-fs; 0 if it is not loaded */
         size_t poll_threshold, direct_max;
-        unsigned status, control; /* flags: supported file systems and devices; modes */
+        /* `status` has flags of the supported file systems and devices, `control` flags of the modes. */
+        unsigned status, control;
     } driver;
     unsigned features; /* flags */
     unsigned cache_max, buffer_cache, pinned_max, batch_max, batch_timeout_ms;
@@ -68,7 +69,7 @@ struct cufile_event {
 #define CUFILE_STATUS_PENDING  0x02
 #define CUFILE_STATUS_COMPLETE 0x10
 
-/* The library's functions. The last four are NULL in library versions without batches. */
+/* The library's functions. The four batch functions are NULL in library versions without batches. */
 struct cufile {
     struct cufile_error (*open_driver)(void);
     struct cufile_error (*properties)(struct cufile_properties *properties);
@@ -87,13 +88,15 @@ struct cufile {
 
 FDSL_C_BEGIN
 
-/* Loads the library and opens its driver, once per process. STATUS_UNAVAILABLE with the reason. */
+/* Loads the library and opens its driver, once per process. If this fails, returns STATUS_UNAVAILABLE with
+ * the reason. */
 enum status cufile_open(const struct cufile **library);
 
-/* Queries how cuFile reads. `*direct` is set only if the kernel driver is present and reads through host
- * memory are disabled (allow_compat_mode false in cufile.json). cuFile then refuses files that it cannot read
- * directly. If a file is opened with O_DIRECT, reads of whole blocks come straight from the disk. `*batches`
- * is set if the library supports batches of reads. STATUS_FAILED if it does not report its properties. */
+/* Queries how cuFile reads. Sets `*direct` to true only if the Linux driver nvidia-fs is loaded and reads
+ * through host memory are disabled (allow_compat_mode is false in cufile.json). cuFile then refuses files
+ * that it cannot read directly. If a file is opened with O_DIRECT, whole blocks are transferred directly from
+ * the disk. Sets `*batches` to true if the library supports batches of reads. Returns STATUS_FAILED if the
+ * library does not report its properties. */
 enum status cufile_way(const struct cufile *library, bool *direct, bool *batches);
 
 FDSL_C_END

@@ -78,7 +78,8 @@ enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t mo
     const struct load *load = delivery->load;
     uint64_t buffers = (slots + load->batch - 1) / load->batch, bytes;
     if (buffers * load->batch > UINT32_MAX)
-        return status_set(STATUS_USAGE, "a worker would need more than %u slots; lower --batch or --shuffle",
+        return status_set(STATUS_USAGE,
+                          "a thread would need room for more than %u samples; lower --batch or --shuffle",
                           UINT32_MAX);
     if (__builtin_mul_overflow(delivery->workers * buffers * load->batch, delivery->stride + 12, &bytes) ||
         __builtin_add_overflow(bytes, load->dataset->sample_count * sizeof *delivery->samples + more_bytes,
@@ -125,7 +126,7 @@ void delivery_close(struct delivery *delivery)
 
 /* ---- Passing batches to the consumer ---- */
 
-/* Describes the batch in a buffer for the consumer. */
+/* Returns a description of the batch in buffer `index`, for the consumer. */
 static struct batch batch_in(const struct output_queue *queue, uint32_t index)
 {
     const struct delivery *delivery = queue->delivery;
@@ -144,8 +145,8 @@ static struct batch batch_in(const struct output_queue *queue, uint32_t index)
     return batch;
 }
 
-/* Passes batches to the consumer in rotation over the workers, until the next batch in turn is not ready. The
- * caller holds the lock. */
+/* Passes batches to the consumer, one per worker in turn. Stops when the batch of the next worker is not
+ * ready. The caller holds the lock. */
 static enum status hand_over(struct delivery *delivery)
 {
     for (uint32_t passed = 0; passed < delivery->workers;) {
@@ -199,8 +200,8 @@ static enum status await_handed(struct output_queue *queue, const struct batch_b
     return buffer->handed ? STATUS_OK : queue_check_failed(queue);
 }
 
-/* Waits on the host for the step that consumes a buffer. With --verify, checks the batch only after the step:
- * the batch must have stayed correct for as long as the step could read it. */
+/* Waits on the host for the step that consumes a buffer. With --verify, then checks the batch. It checks
+ * after the step, because the batch must stay correct as long as the step can read it. */
 static enum status await_step(struct output_queue *queue, uint32_t index)
 {
     const struct load *load = queue->delivery->load;
@@ -362,7 +363,8 @@ bool queue_make_room(struct output_queue *queue, uint64_t end)
             return false;
         if (delivery->steps - buffer->step <= CONSUMER_STEPS_AHEAD &&
             cudaEventQuery(buffer->done) != cudaSuccess) {
-            /* The step has not ended. If this was an error, the call that waits for the event reports it. */
+            /* The step has not ended, or an error occurred. queue_free() waits for the event and reports
+             * errors. */
             (void)cudaGetLastError();
             return false;
         }
@@ -412,7 +414,7 @@ struct unpack queue_job(const struct output_queue *queue)
 enum status delivery_ready(void *state, uint64_t number)
 {
     struct delivery *delivery = static_cast<struct delivery *>(state);
-    for (uint32_t w = 0; w < delivery->workers; w++) /* DELIVERY_LOST: no sample of this run has arrived */
+    for (uint32_t w = 0; w < delivery->workers; w++) /* sets DELIVERY_LOST in all slots */
         memset(delivery->queues[w].held, 0xff, delivery->slots * sizeof *delivery->queues[w].held);
     return verifier_ready(&delivery->verifier, number, &delivery->result.before);
 }
@@ -441,7 +443,7 @@ static enum status read_share(struct output_queue *queue, enum status (*read)(st
     return STATUS_OK;
 }
 
-/* A worker's part of a run. */
+/* Reads the worker's share and stores its status in the queue. */
 static void work(struct output_queue *queue, enum status (*read)(struct output_queue *queue))
 {
     queue->status = read_share(queue, read);
@@ -451,8 +453,8 @@ static void work(struct output_queue *queue, enum status (*read)(struct output_q
     give_up(queue->delivery);
 }
 
-/* Waits until nothing is in flight, because the caller will free the memory. Returns the failure of a worker,
- * preferably of one that did not stop because of another. */
+/* Waits until the device is idle, because the caller will free the memory. Returns the failure of one worker.
+ * Prefers a worker that failed by itself over workers that stopped because another one failed. */
 static enum status stop_after_failure(struct delivery *delivery)
 {
     const struct output_queue *first = nullptr;

@@ -1,7 +1,9 @@
-/* The part that all GPU load variants share. A worker is a thread that reads a share of the samples. Each
- * worker has an order, a checksum and slots in device memory; a slot holds one converted sample. Complete
- * batches are delivered to a consumer, if there is one. Each variant implements its own transfer of the bytes
- * to the device. */
+/* Code that all GPU variants of `load` share. A worker is a thread that reads its share of the samples. Each
+ * worker has a reading order, a checksum, and slots in device memory. A slot stores one converted sample. If
+ * there is a consumer (a training step), complete batches are delivered to it. Each variant implements its
+ * own transfer of the bytes to the device.
+ *
+ * A sample consists of members: the files that belong to it, for example an image and a label. */
 #ifndef FDSL_CUDA_LOAD_DELIVERY_CUH
 #define FDSL_CUDA_LOAD_DELIVERY_CUH
 
@@ -22,7 +24,7 @@
 #include "load/verifier.h"
 #include "load/unpack.cuh"
 
-#define DELIVERY_LOST UINT32_MAX /* in queue->held: no sample has arrived, or it could not be read */
+#define DELIVERY_LOST UINT32_MAX /* in queue->held: no sample, or a sample that could not be read */
 
 struct delivery;
 
@@ -31,18 +33,18 @@ struct batch_buffer {
     cudaEvent_t ready; /* recorded after the kernel that unpacks the batch's last sample */
     cudaEvent_t done;  /* the consumer's event after the step on the batch; valid if `handed` */
     uint64_t step;     /* number of the step on the batch; valid if `handed` */
-    uint32_t filled;   /* number of samples that have arrived, for samples that arrive as a stream */
+    uint32_t filled;   /* samples that have arrived so far; used only if samples arrive as a stream */
     uint32_t count;    /* samples in the batch */
-    bool waiting;      /* delivered for the consumer; must not be overwritten before `done` */
-    bool handed;       /* the consumer has received it; protected by the delivery's lock */
+    bool waiting;      /* the batch is delivered; its slots must not be overwritten before `done` */
+    bool handed;       /* the consumer has received the batch; protected by the delivery's lock */
 };
 
-/* Host memory for --verify: a group of slots copied from the device, and the expected content of a slot. */
+/* Host memory for --verify. `tensor`, `labels` and `hashes` are copies of a group of slots. */
 struct delivery_check {
     uint8_t *tensor;
     int32_t *labels;
     uint64_t *hashes;
-    uint8_t *wanted, *read; /* expected values of a slot; bytes of a member as read */
+    uint8_t *wanted, *read; /* `wanted`: expected values of one slot; `read`: bytes of one member */
 };
 
 /* The output queue of one worker. It receives the samples of the worker's share. */
@@ -59,16 +61,16 @@ struct output_queue {
     uint64_t *hashes;
     struct checksum *checksum;
 
-    uint32_t *held; /* per slot: number of its sample, or DELIVERY_LOST */
+    uint32_t *held; /* per slot: number of the sample in it, or DELIVERY_LOST */
     struct batch_buffer *buffers;
 
-    /* For samples that arrive as a stream. Batches are counted from the start of the run. Buffers are reused
-     * in a circle, also across epochs. */
-    uint64_t base;             /* batches of all epochs before the current one */
-    uint64_t delivered, freed; /* batches delivered so far; batches whose slots may be overwritten */
+    /* The next four fields are used only if samples arrive as a stream. Batches are counted from the start of
+     * the run. Buffers are reused in a circle, also across epochs. */
+    uint64_t base;             /* number of batches before the current epoch */
+    uint64_t delivered, freed; /* number of batches delivered, and of batches whose slots are free again */
     uint32_t first;            /* slot of the epoch's first sample */
 
-    struct losses losses; /* samples of the run that could not be read */
+    struct losses losses; /* samples that could not be read in this run */
     enum status status;
     bool stopped;       /* failed only because another worker failed */
     char failure[1024]; /* error message, if the run failed */
@@ -77,35 +79,35 @@ struct output_queue {
     struct plain plain;
     struct delivery_check check;
 
-    void *own; /* data of the variant */
+    void *own; /* the variant's data for this worker */
 };
 
 struct delivery {
     const struct load *load;
     int device;
-    uint32_t workers, slots, buffers; /* slots and buffers per worker */
-    uint64_t stride, slot_bytes;      /* size of a slot; bytes of values in it */
+    uint32_t workers, slots, buffers; /* `slots` and `buffers` are numbers per worker */
+    uint64_t stride, slot_bytes;      /* `stride`: distance between slots; `slot_bytes`: values in a slot */
     struct convert convert;
     struct arrays arrays;
     struct array_sample *samples; /* copy of arrays.samples on the device */
     struct output_queue *queues;
-    struct checksum *checksums; /* per worker, for the current run, on the device */
+    struct checksum *checksums; /* device memory: one per worker, for the current run */
     struct verifier verifier;
     struct load_result result;
 
-    /* The consumer receives batches in rotation over the workers, no matter which worker is ready first. The
-     * order of batches therefore depends only on the seed and the number of workers. */
+    /* The consumer receives one batch per worker in turn, no matter which worker is ready first. The order of
+     * batches therefore depends only on the seed and the number of workers. */
     std::mutex lock;
     std::condition_variable changed; /* signals changes of state under the lock */
-    std::deque<uint32_t> *ready;     /* per worker: buffers that wait for their turn */
-    uint64_t *left;                  /* per worker: batches still to come in this run */
+    std::deque<uint32_t> *ready;     /* per worker: complete buffers that wait for their turn */
+    uint64_t *left;                  /* per worker: batches not yet passed to the consumer in this run */
     uint32_t next;                   /* worker whose turn it is */
     uint64_t steps;                  /* batches passed to the consumer so far */
     std::atomic<bool> failed;        /* a worker has failed, so the others stop */
 };
 
-/* Examines the samples and computes slot sizes; allocates no device memory yet. `packed`: see load/arrays.h.
- * `keyed`: see load/order.h. The caller closes the delivery, also after a failure. */
+/* Examines the samples and computes slot sizes. Allocates no device memory. load/arrays.h explains `packed`,
+ * and load/order.h explains `keyed`. The caller closes the delivery, also after a failure. */
 enum status delivery_begin(struct delivery *delivery, const struct resources *resources,
                            const struct load *load, bool packed, bool keyed, uint32_t workers);
 
@@ -114,8 +116,8 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
 enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes);
 void delivery_close(struct delivery *delivery);
 
-/* Implements setup() of the variants: creates a STATE, whose first member is its delivery, and calls OPEN
- * with it. */
+/* Implements setup() of variants. STATE is a struct whose first member is a struct delivery. Creates a STATE
+ * and calls OPEN with it. */
 template <class STATE,
           enum status (*OPEN)(STATE *state, const struct resources *resources, const struct load *load)>
 static enum status delivery_setup(const struct resources *resources, const void *input, void **state)
@@ -126,7 +128,8 @@ static enum status delivery_setup(const struct resources *resources, const void 
                    : status_set(STATUS_FAILED, "out of memory");
 }
 
-/* Implements ready() of the variants: prepares run `number`. The first member of `state` is the delivery. */
+/* Implements ready() of variants whose state has a struct delivery as its first member. Prepares run
+ * `number`. */
 enum status delivery_ready(void *state, uint64_t number);
 
 /* Performs a run. Each worker calls `read` once, in its own thread; `read` reads the worker's share of all
@@ -140,34 +143,36 @@ enum status queue_each_epoch(struct output_queue *queue, enum status (*epoch)(st
 /* Records the end of an epoch in which `lost` samples were lost. */
 void queue_note(struct output_queue *queue, uint64_t lost);
 
-/* Implements fetch() of the variants. `result` points to a struct load_result. */
+/* Implements fetch() of variants whose state has a struct delivery as its first member. `result` points to a
+ * struct load_result. */
 enum status delivery_fetch(void *state, void *result);
 
-/* Returns arguments for unpack_launch(), complete except for the samples to unpack. */
+/* Returns the arguments of unpack_launch(). The caller adds the samples to unpack. */
 struct unpack queue_job(const struct output_queue *queue);
 
 /* Returns STATUS_FAILED if another worker has failed. Call before each chunk, so that workers stop soon. */
 enum status queue_check_failed(struct output_queue *queue);
 
-/* Call before writing to a slot or its entry in `held`. Makes the queue's stream wait for the step on the
- * batch that the slot belongs to. With --verify, the host waits for that step and then verifies the batch. */
+/* Call before writing to a slot or its entry in `held`. If a step reads the slot's previous batch, makes the
+ * queue's stream wait for that step. With --verify, the host waits for the step and verifies the batch. */
 enum status queue_reserve(struct output_queue *queue, uint32_t slot);
 
-/* Delivers a batch that is complete at this point of the queue's stream: `count` samples from `slot` on. */
+/* Delivers the batch in the `count` slots from `slot` on. The work that fills these slots must be enqueued on
+ * the queue's stream before the call. */
 enum status queue_deliver(struct output_queue *queue, uint32_t slot, uint32_t count);
 
-/* With --verify: waits until the batch of `count` slots from `slot` on is ready, and compares its values,
- * labels and hashes sample by sample. Counts correct samples in load->control->seen. */
+/* For --verify: waits until the batch in the `count` slots from `slot` on is ready. Compares the values,
+ * label and hash of each sample with the expected ones. Counts correct samples in load->control->seen. */
 enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t count);
 
 /* Frees the buffers and zeroes the struct. */
 void delivery_check_free(struct delivery_check *check);
 
-/* Implements verify_slots() of the variants' traits: counts slots with wrong values, labels or hashes. Checks
- * all slots, or a few thousand per worker if there are more. */
+/* Implements verify_slots() of struct load_traits: counts slots with wrong values, labels or hashes. Checks
+ * at most a few thousand slots per worker. */
 enum status delivery_verify_slots(void *state, uint64_t *wrong);
 
-/* Takes the lock if there is a consumer. Without a consumer, no worker touches the state of another. */
+/* Takes the lock if there is a consumer. Without a consumer, no worker accesses another worker's state. */
 static inline std::unique_lock<std::mutex> delivery_guard(struct delivery *delivery)
 {
     std::unique_lock<std::mutex> guard(delivery->lock, std::defer_lock);
@@ -178,37 +183,39 @@ static inline std::unique_lock<std::mutex> delivery_guard(struct delivery *deliv
 
 /* ---- Samples that arrive as a stream, in chunks in any order ----
  *
- * Arrival i is the i-th sample that is read from the worker's segments in the epoch. Hold delivery_guard()
+ * A worker's share is read segment by segment. A segment is a run of consecutive samples of one shard. The
+ * arrival number of a sample is its index in this reading order, from 0 in each epoch. Hold delivery_guard()
  * when calling queue_batch(), queue_fill(), queue_advance(), queue_make_room() or queue_handed(). */
 
-/* queue_slot() returns the slot of arrival `arrival` of the epoch. queue_batch() returns the number of the
- * first batch that may contain this arrival or another one from the same shuffle buffer. If `arrival` is the
- * end of the epoch, this is the first batch of the next epoch. */
+/* queue_slot() returns the slot of the sample with this arrival number. queue_batch() returns the number of
+ * the first batch that may contain this sample or another sample of the same shuffle buffer. If `arrival` is
+ * the number of samples in the epoch, queue_batch() returns the first batch of the next epoch. */
 uint32_t queue_slot(const struct output_queue *queue, uint32_t arrival);
 uint64_t queue_batch(const struct output_queue *queue, uint32_t arrival);
 
-/* queue_fill() records that `count` samples from `arrival` on are present. queue_advance() delivers batches
- * that are complete, in order. */
+/* queue_fill() records that the `count` samples from arrival number `arrival` on have been enqueued.
+ * queue_advance() delivers complete batches in order, up to the first incomplete batch. */
 void queue_fill(struct output_queue *queue, uint32_t arrival, uint32_t count);
 enum status queue_advance(struct output_queue *queue);
 
 /* Ends an epoch whose batches are all delivered. The next epoch continues with the following buffers. */
 void queue_next_epoch(struct output_queue *queue);
 
-/* queue_make_room() returns whether the slots of all samples with an index below `end` may be written. To
- * make room, it frees slots of batches whose steps have ended, except with --verify. If it returns false,
- * wait until queue_handed() returns true: the consumer then has the oldest batch. Then call queue_free(),
- * which waits for the step on that batch, verifies the batch with --verify, and frees its slots. Call
+/* queue_make_room() returns whether the slots of the first `end` samples of the epoch may be written. To make
+ * room, it frees slots of batches whose steps have ended, except with --verify. If it returns false, wait
+ * until queue_handed() returns true: the consumer has then received the oldest batch. Then call queue_free().
+ * It waits for the step on that batch, frees its slots, and, with --verify, verifies the batch first. Call
  * queue_free() without the lock, and from one thread at a time. */
 bool queue_make_room(struct output_queue *queue, uint64_t end);
 bool queue_handed(const struct output_queue *queue);
 enum status queue_free(struct output_queue *queue);
 
-/* delivery_span() returns the number of consecutive arrivals in a span; a chunk never crosses the end of its
- * span. A span consists of the fewest whole shuffle buffers that hold `target` samples. Without shuffling, it
- * has 4 times `target` samples, or the whole set if that is smaller. delivery_stream_slots() returns the
- * number of slots per worker: one batch plus one span and, with a consumer, additionally the larger of the
- * two. */
+/* A span is a range of consecutive samples. A chunk never crosses the end of its span. delivery_span()
+ * returns the number of samples in a span. A span consists of the fewest whole shuffle buffers that contain
+ * `target` samples. Without shuffling, it has 4 times `target` samples, or the whole set if that is smaller.
+ *
+ * delivery_stream_slots() returns the number of slots per worker: one batch plus one span. With a consumer,
+ * it adds the larger of the two once more. */
 uint64_t delivery_span(const struct load *load, uint64_t target);
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span);
 

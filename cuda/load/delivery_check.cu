@@ -1,5 +1,5 @@
-/* --verify: compares batches on the device with the reference. The reference is the samples that the plain
- * reader reads, converted on the host. */
+/* For --verify: compares batches on the device with the expected ones. For these, the plain reader
+ * (data/plain.h) reads the samples again, and the host converts them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,17 +7,17 @@
 #include "data/label.h"
 #include "load/delivery.cuh"
 
-/* Slots are copied in groups of this size, because each copy takes at least 10 to 20 us. */
+/* Slots are copied in groups of this size, because even a small copy takes 10 to 20 µs. */
 #define GROUP_BYTES (4u << 20)
 
-/* Returns the number of slots in a group, at least 1 and at most a batch. */
+/* Returns the number of slots in a group: at least 1, and at most the batch size. */
 static uint32_t group_slots(const struct delivery *delivery)
 {
     uint64_t slots = GROUP_BYTES / delivery->stride;
     return slots < 1 ? 1 : slots < delivery->load->batch ? (uint32_t)slots : delivery->load->batch;
 }
 
-/* Allocates a queue's buffers for the check, unless they exist. Keeps none of them if memory runs out. */
+/* Allocates a queue's buffers for the check, unless they exist. If memory runs out, frees all of them. */
 static enum status room_to_verify(struct output_queue *queue)
 {
     const struct delivery *delivery = queue->delivery;
@@ -81,8 +81,8 @@ static enum status copy_group(struct output_queue *queue, uint32_t first, uint32
     return STATUS_OK;
 }
 
-/* Compares slot `first + i`, which is slot i of the copied group, with the reference: its values, its label,
- * and the hash that the kernel computed. */
+/* Compares slot `first + i`, which is slot i of the copied group, with the expected one: its values, its
+ * label, and the hash that the kernel computed. */
 static enum status check_slot(struct output_queue *queue, uint32_t first, uint32_t i, bool *right)
 {
     const struct delivery *delivery = queue->delivery;
@@ -97,7 +97,7 @@ static enum status check_slot(struct output_queue *queue, uint32_t first, uint32
     return STATUS_OK;
 }
 
-/* Counts the correct samples of a group in `seen`. */
+/* Checks a group of slots. Counts correct samples in load->control->seen. */
 static enum status check_group(struct output_queue *queue, uint32_t first, uint32_t count)
 {
     TRY(copy_group(queue, first, count));
@@ -122,7 +122,7 @@ enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t coun
     return STATUS_OK;
 }
 
-#define LOOKED_AT 4096 /* maximum number of slots to check per worker; each takes about 50 us */
+#define LOOKED_AT 4096 /* maximum number of slots to check per worker; checking one takes about 50 µs */
 
 enum status delivery_verify_slots(void *state, uint64_t *wrong)
 {

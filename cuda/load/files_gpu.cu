@@ -1,5 +1,5 @@
-/* `files-gpu`: the baseline. For each sample it opens the file, reads it into pageable memory, closes it,
- * copies the bytes to the device, launches a kernel, and waits. */
+/* `files-gpu`: the baseline. It opens each file of a sample, reads it into pageable memory, and closes it.
+ * Then it copies the sample to the device, launches a kernel, and waits. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -16,15 +16,15 @@
 
 struct files_gpu {
     struct delivery delivery;
-    uint8_t *host, *device; /* a sample, one extra byte, and its table entry */
-    uint64_t table;         /* offset of the table entry */
+    uint8_t *host, *device; /* one sample, one extra byte, and the sample's struct unpack_entry */
+    uint64_t table;         /* offset of the struct unpack_entry */
 };
 
 static enum status read_member(const struct dataset *dataset, const struct dataset_member *member,
                                uint8_t *bytes)
 {
     const char *name = dataset->files[member->file].name;
-    /* O_NONBLOCK, because opening a pipe that has replaced the file would block. */
+    /* O_NONBLOCK: if a pipe has replaced the file, open() would block without it. */
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));

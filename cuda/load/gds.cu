@@ -1,10 +1,10 @@
-/* `gds`: like `shards-gpu`, but cuFile reads chunks of shards into device buffers. With GPUDirect Storage's
- * kernel driver and a supported file system, data goes directly from the disk to the GPU. Files are then
- * opened with O_DIRECT and read in whole blocks, because other reads may go through host memory. Otherwise
+/* `gds`: cuFile reads chunks of shards into device buffers. With GPUDirect Storage's Linux driver (nvidia-fs)
+ * and a supported file system, data is transferred directly from the disk to the GPU. Files are then opened
+ * with O_DIRECT and read in whole blocks, because other reads may go through host memory. Without the driver,
  * cuFile reads through host memory, and the column `gds` is `compat`.
  *
- * If the library supports batches, each chunk is one cuFile batch, and the reads of a whole ring are in
- * flight together. Otherwise, a worker reads one chunk at a time. */
+ * If the library supports batches, each chunk is one cuFile batch, and a worker's reads into all its buffers
+ * are in flight together. Otherwise, a worker reads one chunk at a time. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -18,14 +18,14 @@
 #include "machine/device.h"
 #include "load/ring.cuh"
 
-#define BLOCK_BYTES 4096 /* alignment that O_DIRECT and the kernel driver need */
+#define BLOCK_BYTES 4096 /* alignment that O_DIRECT and the driver nvidia-fs need */
 
 struct gds {
     struct ring ring;      /* must be first */
-    struct ring_type type; /* the ring's type, with the alignment that `direct` needs */
+    struct ring_type type; /* gds_type, with the alignment that `direct` needs */
     const struct cufile *library;
     bool direct, batches;
-    uint32_t registered; /* workers whose buffers are registered with cuFile */
+    uint32_t registered; /* number of workers whose buffers are registered with cuFile */
 };
 
 /* The cuFile batches of a worker, one per buffer of its ring. */
@@ -88,7 +88,7 @@ static enum status gds_open(struct ring_worker *worker, struct piece *piece)
         piece->handle = file;
     else
         free(file);
-    /* gds_accepts() has registered the first shard, so the variant is available and this shard failed. */
+    /* gds_accepts() has registered the first shard, so the variant is available. Only this shard failed. */
     return status == STATUS_UNAVAILABLE ? STATUS_FAILED : status;
 }
 
@@ -98,8 +98,7 @@ static void gds_close(struct ring_worker *worker, void *handle)
     free(handle);
 }
 
-/* Checks that the library can read the shards, by registering the first one. Called before the variant is
- * chosen. */
+/* Checks that the library can read the shards, by registering the first one. */
 static enum status gds_accepts(const struct load *load)
 {
     const struct cufile *library;
@@ -114,7 +113,8 @@ static enum status gds_accepts(const struct load *load)
     return STATUS_OK;
 }
 
-/* Stores cuFile's result of a read: bytes, or an error. */
+/* Stores cuFile's result of a read: the number of bytes, -1 for an error in errno, or another negative number
+ * for an error of cuFile. */
 static void take(struct piece *piece, ssize_t result)
 {
     piece->got = result > 0 ? (uint64_t)result : 0;

@@ -11,9 +11,9 @@
 #include "machine/device.h"
 #include "load/delivery.cuh"
 
-/* Tensor bytes per launch. A launch is large, because its start and end cost about 5 us. */
+/* Tensor bytes per launch. Launches are large, because the start and end of each cost about 5 µs. */
 #define LAUNCH_BYTES ((uint64_t)256 << 20)
-#define LAUNCHES     2                    /* number of launches for which there are slots */
+#define LAUNCHES     2                    /* there are slots for this many launches */
 #define STAGE_BYTES  ((uint64_t)16 << 20) /* pinned buffer for the upload */
 #define COPY_BYTES   ((uint64_t)1 << 30)  /* size of a copy that measures the bandwidth */
 #define KEY_THREADS  256
@@ -22,7 +22,7 @@ struct resident {
     struct delivery delivery;
     uint8_t *bytes; /* all samples, consecutive */
     uint64_t *keys[2];
-    uint32_t *order[2]; /* sample numbers: ascending, and sorted by key; `keys` has the same order */
+    uint32_t *order[2]; /* sample numbers: [0] ascending, [1] sorted; keys[i] belongs to order[i] */
     void *scratch;      /* scratch memory of the sort */
     size_t scratch_bytes;
     cudaGraphExec_t sorting;
@@ -48,7 +48,7 @@ static cudaError_t sort(struct resident *resident, void *scratch, size_t *scratc
         static_cast<int64_t>(resident->delivery.load->dataset->sample_count), 0, ORDER_KEY_BITS, stream);
 }
 
-/* Records the sort as a graph, because launching its kernels one by one takes longer than running them. */
+/* Records the sort as a CUDA graph, because launching its kernels takes longer than running them. */
 static enum status record_sort(struct resident *resident)
 {
     cudaStream_t stream = resident->delivery.queues[0].stream;
@@ -90,7 +90,7 @@ static enum status fetch_order(struct resident *resident, struct output_queue *q
     return STATUS_OK;
 }
 
-/* Gathers samples [index, index + count) of this rank's share of the order, which starts at `begin`, into
+/* This rank's share of the order starts at `begin`. Gathers samples [index, index + count) of the share into
  * consecutive slots, and delivers them in batches. */
 static enum status gather(struct resident *resident, struct output_queue *queue, uint32_t begin,
                           uint32_t index, uint32_t count)
@@ -149,8 +149,9 @@ static enum status read_member(const struct dataset *dataset, const struct datas
     return STATUS_OK;
 }
 
-/* Lays out the samples consecutively, each packed as in load/arrays.h. Makes offsets count from the first
- * byte of the set, so that a kernel needs only the sample's number. Returns the size of the set in bytes. */
+/* Assigns consecutive places to the samples. Each sample is packed as load/arrays.h describes. Offsets then
+ * count from the first byte of the set, so that a kernel needs only the sample's number. Returns the size of
+ * the set in bytes. */
 static uint64_t lay_out(struct arrays *arrays, uint32_t count)
 {
     uint64_t set_bytes = 0;
@@ -165,8 +166,8 @@ static uint64_t lay_out(struct arrays *arrays, uint32_t count)
     return set_bytes;
 }
 
-/* Reads the members of a sample into a buffer; `bytes` is the buffer's address of byte `first` of the set.
- * Keeps the last file open in `*fd` and its number in `*file`. */
+/* Reads all files of a sample into a buffer. Byte `first` of the set goes to address `bytes`. Keeps the
+ * latest file open in `*fd` and its number in `*file`. */
 static enum status read_sample(const struct resident *resident, uint32_t number, int *fd, uint32_t *file,
                                uint8_t *bytes, uint64_t first)
 {
@@ -187,7 +188,7 @@ static enum status read_sample(const struct resident *resident, uint32_t number,
     return STATUS_OK;
 }
 
-/* Uploads the set to resident->bytes through the buffer `stage` of `stage_bytes`. */
+/* Uploads the set to resident->bytes, through the pinned buffer `stage` of `stage_bytes` bytes. */
 static enum status fill(struct resident *resident, uint8_t *stage, uint64_t stage_bytes)
 {
     const struct dataset *dataset = resident->delivery.load->dataset;
@@ -307,7 +308,7 @@ static enum status resident_verify_slots(void *state, uint64_t *wrong)
     return delivery_verify_slots(delivery, wrong);
 }
 
-/* Measures a copy within device memory. Counts bytes read plus bytes written, as moved_bytes does. */
+/* Measures a copy within device memory. Counts bytes read plus bytes written, like result.moved_bytes. */
 static enum status resident_copy(void *state, double *bytes_per_s)
 {
     const struct delivery *delivery = &static_cast<struct resident *>(state)->delivery;

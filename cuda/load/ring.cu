@@ -26,13 +26,13 @@ static uint64_t align_to(uint64_t bytes, uint64_t alignment)
 
 /* ---- Planning a chunk ---- */
 
-/* Asks the operating system to read ahead the shards of the next segments. */
+/* Asks the operating system to read the shards of the next segments into the page cache. */
 static void read_ahead(const struct ring_worker *worker, struct ring_share *share)
 {
     const struct load *load = share->queue->delivery->load;
     const struct order *order = &share->queue->order;
     if (load->cache == LOAD_WARM || worker->ring->type->on_device)
-        return; /* the data is in the page cache, or must not go through the page cache */
+        return; /* the data is in the page cache already, or cuFile bypasses the page cache */
     for (; share->asked < order->segment_count && share->asked <= share->segment + load->prefetch;
          share->asked++) {
         int fd = dataset_file_open(load->dataset, order->segments[share->asked].shard, 0);
@@ -53,8 +53,8 @@ static void release(struct ring_worker *worker, struct open_shard *opened)
     free(opened);
 }
 
-/* Opens the shard of a new segment. If unreadable samples are skipped, a shard that cannot be opened is not
- * an error: its samples are lost. */
+/* Opens the shard of a new segment. If load->skip is set, a shard that cannot be opened is not an error: its
+ * samples are counted as lost. */
 static enum status open_segment(struct ring_worker *worker, struct ring_share *share, uint32_t shard)
 {
     struct piece piece = {};
@@ -79,8 +79,8 @@ static enum status open_segment(struct ring_worker *worker, struct ring_share *s
     return share->queue->delivery->load->skip && status == STATUS_FAILED ? STATUS_OK : status;
 }
 
-/* Fits as many samples of the segment as possible into the rest of the chunk, as one piece. The piece is
- * empty if there is no room. */
+/* Fits as many samples of the current segment as possible into the rest of the chunk, as one piece. The piece
+ * is empty if not even one sample fits. */
 static void fit_piece(const struct ring *ring, const struct ring_share *share, const struct chunk *chunk,
                       struct piece *piece)
 {
@@ -161,8 +161,9 @@ static bool is_over(const struct ring_share *share)
     return share->epochs == share->queue->delivery->load->epochs && is_at_end(share);
 }
 
-/* Returns the share whose next samples are needed first, among those that this worker may continue now. Sets
- * `*over` if no share has samples left. */
+/* Among the shares that this worker may continue now, returns the one whose next samples are needed first, or
+ * NULL if there is none. Sets `*over` to whether all shares that this worker may read have been read
+ * completely. */
 static struct ring_share *most_urgent(const struct ring_worker *worker, bool *over)
 {
     const struct delivery *delivery = &worker->ring->delivery;
@@ -215,9 +216,9 @@ static bool has_room(const struct ring *ring, const struct ring_share *share)
     return queue_make_room(share->queue, (share->arrival / ring->span + 1) * ring->span);
 }
 
-/* Sets `*claimed` to the share of the worker's next chunk, once the chunk's slots may be written. Sets NULL
- * if no samples are left. Also sets NULL instead of waiting if the worker still has chunks to complete,
- * because others may wait for them. */
+/* Waits until the slots of a next chunk may be written, and sets `*claimed` to the share of this chunk. Sets
+ * NULL if no samples are left to read. If the worker still has chunks to complete, sets NULL instead of
+ * waiting, because other workers may wait for these chunks. */
 static enum status claim(struct ring_worker *worker, struct ring_share **claimed)
 {
     struct delivery *delivery = &worker->ring->delivery;
@@ -279,7 +280,7 @@ static enum status piece_fault(const struct output_queue *queue, const struct pi
                       piece->error ? strerror(piece->error) : "the file ends inside this sample");
 }
 
-/* Adds the samples of a piece to the table. Samples that could not be read are recorded as lost instead. */
+/* Adds the samples of a piece to the chunk's table. Records samples that could not be read as lost. */
 static enum status tabulate(struct output_queue *queue, const struct piece *piece, struct unpack_entry *table,
                             uint32_t *count)
 {
@@ -323,7 +324,7 @@ static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t c
     return STATUS_OK;
 }
 
-/* Records that the chunk's samples are enqueued, and delivers the batches that are now complete. */
+/* Records that the chunk's samples have been enqueued. Delivers the batches that are now complete. */
 static enum status deliver(struct chunk *chunk)
 {
     struct ring_share *share = chunk->share;
@@ -358,8 +359,8 @@ static enum status complete(struct ring_worker *worker)
 
 /* ---- Reading ---- */
 
-/* Waits on the host until the oldest buffer is unpacked, not only copied. Copies then never wait for a
- * kernel, and follow each other without a gap. */
+/* Waits on the host until the oldest buffer has been unpacked. The next copy into this buffer then never
+ * waits for a kernel on the device, so copies follow each other without a gap. */
 static enum status await_buffer(struct ring_worker *worker)
 {
     uint32_t index = (uint32_t)(worker->started % worker->ring->buffers);
@@ -403,7 +404,7 @@ static enum status read_all(struct ring_worker *worker)
     }
 }
 
-/* After a failure: waits for reads in flight and closes their shards. */
+/* Call after a failure. Waits for reads in flight and closes their shards. */
 static void abandon(struct ring_worker *worker)
 {
     for (; worker->completed < worker->started; worker->completed++) {
@@ -476,8 +477,8 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
     return STATUS_OK;
 }
 
-/* Sizes the buffers for one chunk, or for the largest sample if that is larger. The table has room for the
- * maximum number of samples in a buffer. */
+/* Computes the sizes of buffers and tables. A buffer has load->chunk_bytes bytes, or the size of the largest
+ * sample if that is larger. A table has room for the maximum number of samples that fit in a buffer. */
 static void size_buffers(struct ring *ring, const struct load *load)
 {
     const struct arrays *arrays = &ring->delivery.arrays;

@@ -1,39 +1,39 @@
-/* Transfers chunks of shards to the device. Each worker has a ring of buffers. It reads consecutive samples
- * into a buffer, copies the buffer to the device, and unpacks the samples there. Reading, copies and kernels
- * overlap.
+/* Transfers chunks of shards to the device. Each worker has a ring of buffers. The worker reads consecutive
+ * samples into a buffer, copies the buffer to the device, and unpacks the samples there. Reading, copies and
+ * kernels overlap.
  *
  * Without a consumer, a worker reads its own share and waits only for events of its own chunks. With a
  * consumer, a worker reads whichever chunk is needed first, from any share. Streams never wait for a training
  * step. Instead, the host waits for the step before it reads samples that will overwrite the step's batch.
  *
- * A variant adds how bytes get from a shard into a buffer. */
+ * Each variant implements how bytes get from a shard into a buffer (struct ring_type). */
 #ifndef FDSL_CUDA_LOAD_RING_CUH
 #define FDSL_CUDA_LOAD_RING_CUH
 
 #include "load/delivery.cuh"
 
-#define PIECES_MAX 256 /* per chunk */
+#define PIECES_MAX 256 /* maximum number of pieces per chunk */
 
 /* An open shard, shared by the pieces that read from it. The last user closes it. Pointers to this struct are
  * NULL if there is nothing to close and no error to report. */
 struct open_shard {
     void *handle;       /* owned by the variant; may be NULL */
-    uint32_t users;     /* number of pieces, plus one while the share is inside this shard; atomic */
-    char failure[1024]; /* reason, if it could not be opened */
+    uint32_t users;     /* number of pieces, plus one while a share continues in this shard; atomic */
+    char failure[1024]; /* error message, if the shard could not be opened */
 };
 
 /* Consecutive samples of one shard, and their bytes in a buffer. */
 struct piece {
-    uint32_t shard, first, count; /* samples from number `first` on */
+    uint32_t shard, first, count; /* `count` samples, from sample number `first` on */
     uint32_t arrival;             /* index of the first sample in the share's reading order */
-    uint64_t offset, bytes;       /* range in the shard */
-    uint64_t at;                  /* offset in the buffer */
+    uint64_t offset, bytes;       /* range of bytes in the shard */
+    uint64_t at;                  /* offset in the buffer, in bytes */
     struct open_shard *opened;    /* may be NULL: see struct open_shard */
     void *handle;                 /* the variant's handle of the shard */
     bool broken;                  /* the shard could not be opened */
-    bool read;                    /* the read was started */
+    bool read;                    /* a read is in flight (only `gds`) */
     uint64_t got;                 /* bytes read */
-    int error;                    /* errno if fewer bytes were read than requested; 0: end of file */
+    int error; /* if fewer bytes were read than requested: errno, or 0 at the end of the file */
 };
 
 struct chunk {
@@ -44,21 +44,23 @@ struct chunk {
     bool launched;  /* its events are recorded */
 };
 
-/* Progress of reading a share. Only the worker that has claimed it may change it. */
+/* How far the share of one queue has been read. Only the worker that has claimed the share may change this
+ * struct. */
 struct ring_share {
     struct output_queue *queue;
     struct open_shard *opened; /* shard of the current segment */
     bool broken;               /* the shard of the current segment could not be opened */
-    uint32_t epochs;           /* epochs started */
+    uint32_t epochs;           /* number of epochs started */
     uint64_t lost;             /* samples lost in earlier epochs */
 
-    /* Start of the next chunk: segment of the order, sample in the segment, sample in the epoch. */
+    /* The next chunk begins at sample `within` of segment `segment`. A segment is a run of consecutive
+     * samples of one shard. `arrival` is the index of that sample in the share's reading order. */
     uint32_t segment, within, arrival;
-    uint32_t asked; /* segments that the operating system was asked to read ahead */
+    uint32_t asked; /* number of segments that the operating system was asked to read ahead */
 
     /* Protected by delivery_guard(). */
     bool claimed;
-    uint32_t in_flight; /* chunks that were claimed and are not yet delivered */
+    uint32_t in_flight; /* number of chunks that were claimed and are not yet delivered */
 };
 
 struct ring_worker;
@@ -66,8 +68,8 @@ struct ring_worker;
 /* How bytes get into buffers. */
 struct ring_type {
     bool on_device;      /* true: reads into device buffers; false: into pinned buffers, which are copied */
-    uint32_t pieces_max; /* per chunk */
-    uint32_t alignment;  /* of the start and end of reads, in the shard; 1 for any */
+    uint32_t pieces_max; /* maximum number of pieces per chunk */
+    uint32_t alignment;  /* reads begin and end at multiples of this many bytes in the shard */
     /* Opens piece->shard and sets piece->handle, which may stay NULL. */
     enum status (*open)(struct ring_worker *worker, struct piece *piece);
     void (*close)(struct ring_worker *worker, void *handle); /* may be NULL */
@@ -84,17 +86,17 @@ struct ring_worker {
     uint8_t *host, *device; /* pinned and device memory: ring->buffers buffers of ring->buffer_bytes each */
     cudaEvent_t *copied, *unpacked;
     struct chunk *chunks;        /* per buffer */
-    uint64_t started, completed; /* chunks of the run */
-    void *own;                   /* data of the variant */
+    uint64_t started, completed; /* numbers of chunks in this run */
+    void *own;                   /* the variant's data for this worker */
 };
 
 struct ring {
     struct delivery delivery; /* must be first, see delivery_ready() */
     const struct ring_type *type;
     uint32_t buffers;
-    uint32_t table_max;    /* maximum samples per chunk: the entries of a table */
-    uint64_t data_bytes;   /* per buffer; a table of struct unpack_entry follows */
-    uint64_t buffer_bytes; /* including the table */
+    uint32_t table_max;    /* maximum number of samples per chunk, and of entries in its table */
+    uint64_t data_bytes;   /* bytes of samples per buffer; the table of struct unpack_entry follows them */
+    uint64_t buffer_bytes; /* size of a buffer, including the table */
     uint64_t span;         /* see delivery_span() */
     struct ring_worker *workers;
     struct ring_share *shares; /* per worker */
@@ -106,14 +108,16 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
                       const struct ring_type *type);
 void ring_close(struct ring *ring);
 
-/* Implements run() of the variants. The first member of `state` is the ring. */
+/* Implements run() of variants whose state has a struct ring as its first member. */
 enum status ring_run(void *state, uint64_t number, struct run_time *time);
 
-/* Implements copy() of the variants' traits. Measures the rate of copies from pinned memory: copies as many
- * bytes as the set has (at least 1 GiB, at most 4 GiB) through the same rings, with the same threads. */
+/* Implements copy() of struct load_traits, for variants whose state has a struct ring as its first member.
+ * Measures the rate of copies from pinned to device memory. Copies as many bytes as the data set has, but at
+ * least 1 GiB and at most 4 GiB. Uses the same buffers as a run and the same number of threads. */
 enum status ring_copy(void *state, double *bytes_per_s);
 
-/* Return the address of buffer `index` of a worker, in pinned memory and in device memory. */
+/* ring_host() and ring_device() return the address of a worker's buffer `index` in pinned memory and in
+ * device memory. */
 static inline uint8_t *ring_host(const struct ring_worker *worker, uint32_t index)
 {
     return worker->host + index * worker->ring->buffer_bytes;

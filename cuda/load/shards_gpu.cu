@@ -17,7 +17,7 @@
 
 struct shards_gpu {
     struct ring ring;   /* must be first */
-    uint8_t **mappings; /* per shard, with a warm page cache */
+    uint8_t **mappings; /* per shard; NULL unless the page cache is warm */
     struct guard guard;
 };
 
@@ -73,8 +73,8 @@ static void read_piece(uint8_t *to, struct piece *piece)
     }
 }
 
-/* Copies a piece from its mapping. If a page no longer exists, copies sample by sample, so that the samples
- * before that page are not lost. */
+/* Copies a piece from its mapping. If the file was truncated, some pages no longer exist. Then copies sample
+ * by sample, so that the samples before the first missing page are not lost. */
 static void copy_piece(const struct ring_worker *worker, uint8_t *to, struct piece *piece)
 {
     RANGE(COPY);
@@ -139,7 +139,7 @@ static enum status map_shard(struct shards_gpu *shards, uint32_t shard)
     return STATUS_OK;
 }
 
-/* Maps all shards that have samples, unless they are mapped. Called when the shards are in the page cache. */
+/* Maps all shards that have samples and are not mapped yet. Called when the shards are in the page cache. */
 static enum status map_all(struct shards_gpu *shards)
 {
     const struct dataset *dataset = shards->ring.delivery.load->dataset;

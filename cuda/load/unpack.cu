@@ -9,8 +9,8 @@
 #include "load/checksum.cuh"
 
 #define BLOCK_THREADS    256
-#define BLOCKS_WANTED    4   /* per multiprocessor; at the resulting register limit, only checksums spill */
-#define GROUP_BYTES      16  /* tensor bytes per thread and store; a warp then writes whole cache lines */
+#define BLOCKS_WANTED    4   /* per multiprocessor; at the resulting register limit, only hash code spills */
+#define GROUP_BYTES      16  /* tensor bytes per store of a thread; a warp then writes whole cache lines */
 #define GROUPS_MAX       8u  /* maximum groups per thread; all their loads are in flight together */
 #define FLIGHT_BYTES     128 /* maximum bytes of a thread's loads in flight, which are held in registers */
 #define CHECKSUM_SAMPLES (BLOCK_THREADS / XXH3_PARTS) /* samples that a block checksums */
@@ -24,15 +24,15 @@ static __device__ __forceinline__ struct unpack_entry entry_at(const struct unpa
 
 /* ---- Checksums: one thread per part of a sample's edges ---- */
 
-/* Returns the hash of a member, computed by a single thread. */
+/* Returns the hash of a member (one file of a sample), computed by a single thread. */
 static __device__ __noinline__ uint64_t hash_alone(const uint8_t *bytes, uint64_t size, bool whole)
 {
     return whole ? device_checksum_whole(bytes, size) : device_checksum_edges(bytes, size);
 }
 
-/* Returns the hash of a member, computed by XXH3_PARTS threads; `lane` is a thread's number among them. The
- * result is valid in lane 0. All threads of the warp must call this; `there` is false if a thread has no
- * member. */
+/* Returns the hash of a member (one file of a sample), computed by XXH3_PARTS threads. `lane` is the thread's
+ * number among them. The result is valid in the thread with lane 0. All threads of the warp must call this. A
+ * thread without a member passes false for `there`. */
 static __device__ __forceinline__ uint64_t hash_member(const uint8_t *bytes, uint64_t size, bool whole,
                                                        uint32_t lane, bool there)
 {
@@ -104,8 +104,9 @@ static __device__ void checksum_samples(const struct unpack &job, uint32_t block
 
 /* ---- Conversion: several groups of values per thread ---- */
 
-/* The bytes of a group as 32-bit words. load() and store() need addresses aligned to the group's size, or to
- * 16 bytes if the group is larger. */
+/* A group is the values that fill GROUP_BYTES of the tensor. This struct contains the bytes of a group as
+ * 32-bit words. load() needs an address aligned to BYTES, or to 16 bytes if BYTES is larger. store() needs an
+ * address aligned to 16 bytes. */
 template <int BYTES> struct words {
     uint32_t word[BYTES / 4];
 };
@@ -150,11 +151,12 @@ static __host__ __device__ constexpr int tensor_bytes(enum dtype source, enum dt
     return tensor == DTYPE_STORED ? source_bytes(source) : tensor == DTYPE_F32 ? 4 : 2;
 }
 
-/* A group: its number of values, its source bytes, and the number of groups per thread. */
+/* Sizes for values stored as type S that are converted to type T. */
 template <enum dtype S, enum dtype T>
 struct group {
-    static constexpr int VALUES = GROUP_BYTES / tensor_bytes(S, T);
-    static constexpr int FROM = VALUES * source_bytes(S);
+    static constexpr int VALUES = GROUP_BYTES / tensor_bytes(S, T); /* values per group */
+    static constexpr int FROM = VALUES * source_bytes(S);           /* stored bytes per group */
+    /* maximum number of groups per thread */
     static constexpr uint32_t GROUPS = FROM * GROUPS_MAX <= FLIGHT_BYTES ? GROUPS_MAX : FLIGHT_BYTES / FROM;
 };
 
@@ -171,7 +173,7 @@ static __device__ __forceinline__ float value_of(const struct words<BYTES> &word
         return __uint_as_float(words.word[i]);
 }
 
-/* Scales a value. Omits the NaN check for bytes, because they never produce a NaN. */
+/* Scales a value. Omits the NaN check for u8 values, because they are never NaN. */
 template <enum dtype S>
 static __device__ __forceinline__ float scaled(const struct convert &convert, float value)
 {
@@ -179,7 +181,7 @@ static __device__ __forceinline__ float scaled(const struct convert &convert, fl
                          : convert_scale(value, convert.scale, convert.bias);
 }
 
-/* Stores two values of the tensor, 2i and 2i + 1 of a group. */
+/* Stores values 2i and 2i + 1 of a group in the tensor's type. */
 template <enum dtype T, int BYTES>
 static __device__ __forceinline__ void put_pair(struct words<BYTES> &words, int i, float first, float second)
 {
@@ -211,16 +213,17 @@ convert_group(const struct convert &convert, const struct words<group<S, T>::FRO
     }
 }
 
-/* How groups are distributed over threads. Each sample gets `lanes` threads: a power of two, at most a block.
- * A thread converts every `lanes`-th group, at most group::GROUPS groups. A sample with more groups than a
- * block converts gets `pieces` blocks. */
+/* How groups are distributed over threads. Each sample gets lanes = 2^lanes_log2 threads, at most
+ * BLOCK_THREADS. A thread converts every lanes-th group, but at most group::GROUPS groups. If one block
+ * cannot convert a whole sample, the sample gets `pieces` blocks. */
 struct share {
     uint32_t groups, whole; /* groups per sample; full groups among them */
     uint32_t lanes_log2, pieces;
-    uint32_t run; /* converting blocks after each checksumming block */
+    uint32_t run; /* number of converting blocks after each checksumming block */
 };
 
-/* Converts a group value by value: at the end of a sample, or if its address is not aligned. */
+/* Converts a group value by value. Used for the incomplete group at the end of a sample, and for all groups
+ * of a sample whose address is not aligned. */
 template <enum dtype S, enum dtype T>
 static __device__ __noinline__ void convert_rest(const struct convert &convert, const uint8_t *values,
                                                  uint64_t first, uint64_t end, uint8_t *slot)
@@ -262,7 +265,8 @@ static __device__ __forceinline__ void convert_values(const struct unpack &job, 
 }
 
 /* Each checksumming block is followed by share.run converting blocks. Checksumming blocks have few loads in
- * flight, so they should neither all run at the same time nor run last. */
+ * flight. They are spread over the grid, so that converting blocks can use the memory bandwidth at the same
+ * time. */
 template <enum dtype S, enum dtype T>
 static __global__
 __launch_bounds__(BLOCK_THREADS, BLOCKS_WANTED) void unpack_kernel(const __grid_constant__ struct unpack job,
@@ -331,14 +335,14 @@ enum status unpack_launch(const struct unpack *unpack, cudaStream_t stream)
     if (unpack->count == 0)
         return STATUS_OK;
     if (unpack->values > UINT32_MAX)
-        return status_set(STATUS_USAGE, "samples of %llu values exceed the kernel's limit (2^32)",
+        return status_set(STATUS_USAGE, "samples have %llu values; GPU variants support at most 2^32 - 1",
                           (unsigned long long)unpack->values);
     struct unpacker unpacker = choose(&unpack->convert);
     uint64_t blocks;
     struct share share = share_of(unpack, &unpacker, &blocks);
     if (blocks > INT32_MAX)
         return status_set(STATUS_USAGE,
-                          "%u samples of %llu values exceed the limit of one launch; lower --chunk",
+                          "%u samples of %llu values are too many for one kernel launch; lower --chunk",
                           unpack->count, (unsigned long long)unpack->values);
     RANGE(UNPACK);
     unpacker.kernel<<<static_cast<uint32_t>(blocks), BLOCK_THREADS, 0, stream>>>(*unpack, share);

@@ -1,5 +1,5 @@
-/* Unpacks samples on the device. One kernel per chunk finds the samples through a table, converts them into
- * slots of a tensor, parses their labels, and checksums their original bytes. */
+/* Unpacks samples on the device. One launch per chunk finds the samples through a table and converts each of
+ * them into its slot of a tensor. It also parses their labels and checksums their original bytes. */
 #ifndef FDSL_CUDA_LOAD_UNPACK_CUH
 #define FDSL_CUDA_LOAD_UNPACK_CUH
 
@@ -23,22 +23,23 @@ struct unpack {
     const uint8_t *bytes; /* the chunk */
     uint32_t count;       /* number of samples in it */
 
-    /* Either a table, `entries`, or an order. `order` has `count` sample numbers; the samples go to
-     * consecutive slots from `slot` on, and their offsets count from `bytes`. */
+    /* The samples to unpack are listed in `entries` or, if that is NULL, in `order`. `order` has `count`
+     * sample numbers. These samples go to consecutive slots from `slot` on. The kernel finds them through the
+     * offsets in `samples`, which then count from `bytes`. */
     const struct unpack_entry *entries;
     const uint32_t *order;
     uint32_t slot;
 
-    const struct array_sample *samples; /* of the data set, by sample number */
+    const struct array_sample *samples; /* all samples of the data set, by sample number */
     struct convert convert;
-    uint64_t values; /* per sample */
+    uint64_t values; /* number of values per sample */
 
     uint8_t *tensor;
     uint64_t stride;           /* bytes per slot, a multiple of UNPACK_ALIGNMENT */
     int32_t *labels;           /* per slot; LABEL_NONE if the sample has no label */
-    uint64_t *hashes;          /* per slot: the hash of the sample that is added to `checksum` */
-    bool whole;                /* hash every byte, not only the edges */
-    struct checksum *checksum; /* the results are added here */
+    uint64_t *hashes;          /* per slot: hash of the sample */
+    bool whole;                /* hash every byte, not only the edges (data/checksum.h) */
+    struct checksum *checksum; /* the kernel adds the samples' hashes and sizes to this */
 };
 
 #define UNPACK_ALIGNMENT 32

@@ -24,7 +24,7 @@
 #define XXH3_LANES     8
 #define XXH3_STRIPE    64                 /* bytes; the secret advances by 8 per stripe */
 #define XXH3_SECRET    192                /* bytes */
-#define XXH3_BLOCK     (16 * XXH3_STRIPE) /* bytes until the end of the secret is reached */
+#define XXH3_BLOCK     (16 * XXH3_STRIPE) /* bytes after which the secret is reused from its start */
 #define XXH3_LAST_KEY  (XXH3_SECRET - XXH3_STRIPE)
 
 /* The secret as words of 8 bytes, lowest byte first. */
@@ -114,7 +114,8 @@ FDSL_HD uint64_t xxh3_rotate(uint64_t word, uint32_t bits)
     return word << bits | word >> (64 - bits);
 }
 
-/* The final mixing steps of XXH3, and of XXH64 for the shortest inputs. */
+/* xxh3_avalanche() is the final mixing step of XXH3. xxh3_avalanche_short() is that of XXH64, which XXH3 uses
+ * for inputs of up to 3 bytes. */
 FDSL_HD uint64_t xxh3_avalanche(uint64_t hash)
 {
     hash ^= hash >> 37;
@@ -211,7 +212,7 @@ FDSL_HD uint64_t xxh3_up_to_240(const uint8_t *bytes, uint64_t size, uint64_t se
     return xxh3_avalanche(hash);
 }
 
-/* Adds a stripe to the lanes, with the secret from byte `at` on. */
+/* Adds a stripe to the lanes, mixed with the secret from byte `at` on. */
 FDSL_HD void xxh3_stripe(uint64_t lanes[XXH3_LANES], const uint8_t *bytes, uint32_t at, uint64_t seed)
 {
     for (uint32_t i = 0; i < XXH3_LANES; i++) {

@@ -1,4 +1,5 @@
-/* One launch per batch: the device launches the kernels of each image (dynamic parallelism).
+/* The variants `bat` and `bat-reuse`. The host launches one parent kernel per batch, and the device launches
+ * the kernels of each image (dynamic parallelism).
  *
  * The parent grid has one block per image. The block launches the image's noise kernel (fire-and-forget). The
  * noise kernel launches the vertex kernel and then the painting kernel as tail launches, which run in this
@@ -20,7 +21,7 @@
 #define BAT_SPLIT_MAX          1024 /* images per launch; more would use more memory and be no faster */
 #define BAT_LAUNCHES_PER_IMAGE 3
 #define BAT_LAUNCHES_SPARE     64
-#define BAT_SCRATCH_SHARE      0.8 /* maximum share of free memory for scratch, after allocating the images */
+#define BAT_SCRATCH_SHARE      0.8 /* maximum share of the memory left by the images that scratch may use */
 
 /* Scratch memory of one launch, one slot per image. */
 struct bat_scratch {
@@ -31,10 +32,10 @@ struct bat_scratch {
 
 /* Arguments of a launch, which generates images first .. first + gridDim.x - 1 of run `run`.
  *
- * `stages`: all stages, unless they are timed separately. `paint_blocks`: the maximum number of blocks that
- * paint one image. It is one per multiprocessor, so that the device paints several images at once. The orbits
- * of one image write to the same 32-byte sectors. If all orbits of an image were painted at once, these
- * writes would contend in the L2 cache (docs/notes/ladder.md has measurements). */
+ * `stages` contains all stages, unless stages are timed separately. `paint_blocks` is the maximum number of
+ * blocks that paint one image. It is the number of multiprocessors, so that the device paints several images
+ * at once. The orbits of one image write to the same 32-byte sectors. If all orbits of an image were painted
+ * at once, these writes would contend in the L2 cache (docs/notes/ladder.md has measurements). */
 struct bat_launch {
     struct device_input input;
     struct bat_scratch scratch;
@@ -42,7 +43,7 @@ struct bat_launch {
     unsigned stages, paint_blocks;
 };
 
-/* The stages that an image's noise kernel launches next. */
+/* The stages that an image's noise kernel launches, and their arguments. */
 struct bat_rest {
     unsigned stages, paint_blocks; /* as in bat_launch */
     int *failure;

@@ -50,9 +50,9 @@ FDSL_HD struct image_input image_input_at(const struct device_input &input, cons
     return image;
 }
 
-/* Copies the tables to device memory, waits for the copies, and fills `input` except `pixels`. `*tables`
- * (NULL before) becomes the one allocation of all tables. The caller frees it with cudaFree(), also after a
- * failure. */
+/* Copies the tables to device memory, waits for the copies, and fills `input` except `pixels`. `*tables` must
+ * be NULL before the call. It receives the address of a single allocation that contains all tables. The
+ * caller frees this allocation with cudaFree(), also after a failure. */
 enum status device_input_open(int device, const struct synth *synth, struct device_input *input,
                               void **tables);
 
@@ -97,7 +97,7 @@ struct device_batch {
     void *tables;
     struct device_clock clock;
     uint64_t run;   /* number of the latest run */
-    uint64_t bytes; /* device memory of the batch, with the scratch memory given to device_batch_open() */
+    uint64_t bytes; /* device memory of the batch, including `scratch_bytes` of device_batch_open() */
 };
 
 /* Allocates the batch. The caller will allocate `scratch_bytes` more. STATUS_USAGE if all this does not fit
@@ -112,14 +112,14 @@ void device_batch_close(struct device_batch *batch);
 enum status device_batch_begin(struct device_batch *batch, uint64_t run);
 enum status device_batch_end(struct device_batch *batch, struct run_time *time);
 
-/* Copies image fetch->j of the latest run to the host: fetch() of a synth variant. */
+/* Implements fetch() of synth variants: copies image fetch->j of the latest run to the host. */
 enum status device_batch_fetch(struct device_batch *batch, struct synth_fetch *fetch);
 
 /* Makes the device current and gets its free memory in bytes. */
 enum status device_free_bytes(int device, size_t *bytes);
 
-/* Returns STATUS_USAGE if a batch needs more `bytes` than the free device memory; the message gives both
- * sizes. Makes the device current. */
+/* Makes the device current. Returns STATUS_USAGE if it has less than `bytes` bytes of free memory for a
+ * batch. The message gives both sizes. */
 enum status device_check_memory(int device, const struct synth *synth, size_t bytes);
 
 #endif

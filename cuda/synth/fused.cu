@@ -11,16 +11,16 @@
 #include "synth/fused_reduce.cuh"
 #include "synth/fused_vertices.cuh"
 
-#define SLICE_MAX   ORDER_BLOCK       /* images */
+#define SLICE_MAX   ORDER_BLOCK       /* maximum number of images per slice */
 #define SLICE_BYTES ((size_t)1 << 31) /* maximum device memory of the slices in flight */
 #define LANES_MAX   2
 #define SPLIT_BELOW 6                   /* groups per multiprocessor; see splits() */
-#define UNITS_MAX   ((uint64_t)1 << 25) /* per image: limited by the unit field of a queue entry */
+#define UNITS_MAX   ((uint64_t)1 << 25) /* units per image; limited by the unit field of a queue entry */
 #define OUT_MOST    512                 /* maximum side of a tile's output in pixels */
 #define TILE_WORTH  96 /* minimum tile side that makes two blocks per multiprocessor worthwhile */
 #define TILE_LEAST  32 /* minimum for the side of a tile's canvas */
 
-/* Scratch memory of a slice in flight, and the stream of its kernels. */
+/* Scratch memory for one slice in flight, and the stream of the slice's kernels. Not a lane of a warp. */
 struct fused_lane {
     uint2 *boxes;
     uint4 *values;
@@ -45,7 +45,7 @@ struct fused_plan {
     uint32_t slice;     /* images per slice */
     uint32_t side;      /* maximum side of a tile's canvas */
     bool wide;          /* coordinates do not fit packed words */
-    bool split;         /* one block per group, not one warp */
+    bool split;         /* a block computes a group's vertices; otherwise a warp does */
     size_t paint_bytes;
 };
 
@@ -80,7 +80,7 @@ static uint32_t pitch_of(uint32_t width)
 }
 
 /* Computes the tiling of `output` with canvases of at most `side` pixels per side. Returns false if a single
- * output pixel covers a larger area. */
+ * output pixel covers more than such a canvas. */
 static bool tile_with(const struct synth_output *output, uint32_t res, uint32_t side,
                       struct fused_tiling *tiling)
 {
@@ -133,8 +133,8 @@ static enum status choose_side(struct fused_plan *plan)
     return STATUS_OK;
 }
 
-/* Chooses the largest tiles, because a unit that touches two tiles is processed twice. Halves their side
- * while there are fewer tiles than 3/4 of the multiprocessors. */
+/* Chooses tiles as large as possible, because a unit that touches two tiles is processed twice. Halves the
+ * side of tiles while their number is below 3/4 of the number of multiprocessors. */
 static void choose_tiling(const struct fused_plan *plan, const struct synth_output *output,
                           struct fused_tiling *tiling)
 {
@@ -162,8 +162,8 @@ static size_t image_bytes(const struct fused_plan *plan, bool reduce)
            sizeof(struct fused_card) + sizeof(uint32_t) + (reduce ? synth_image_bytes(plan->synth) : 0);
 }
 
-/* Returns whether a group gets a block instead of a warp. This is faster if one warp per group gives too few
- * warps to occupy the multiprocessors. */
+/* Returns whether a block instead of a warp computes each group's vertices. This is faster if one warp per
+ * group gives too few warps to occupy the multiprocessors. */
 static bool splits(const struct fused_plan *plan, uint64_t images)
 {
     return images * plan->job.groups < (uint64_t)plan->multiprocessors * SPLIT_BELOW;
@@ -351,7 +351,7 @@ struct fused_slice {
     uint8_t *images; /* destination of the output; job.images is lane->canvases if that is not NULL */
 };
 
-/* Returns the slice of a run of `count` images that begins at image `begin`. `from` has the image numbers and
+/* Returns the slice that begins at image `begin` of a run of `count` images. `from` has the image numbers and
  * the destination of the run. */
 static struct fused_slice slice_at(const struct fused_plan *plan, const struct fused_lane *lane,
                                    const struct fused_job *from, uint64_t begin, uint64_t count)

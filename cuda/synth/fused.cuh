@@ -1,13 +1,16 @@
-/* Types and functions that the kernels of `fused` share. docs/fused.md explains the design.
+/* Types and functions that the CUDA kernels of `fused` share. docs/fused.md explains the design.
  *
- *   vertices  a warp computes the ends of 31 adjacent lines, orbit by orbit; four orbits are stored as one
- *             unit, together with the bounding box of the unit's ends
- *   painting  a block takes a tile of an image, finds the units whose boxes touch the tile, and draws their
- *             lines on a canvas in shared memory
+ * An image is a polygon that is drawn many times. Each drawing is called an orbit. The vertices move from
+ * orbit to orbit. 31 adjacent lines of the polygon are a group. The lines of a group in four consecutive
+ * orbits are a unit.
  *
- * A canvas pixel is a word, (orbit + 1) << 8 | gray, and drawing is an atomic maximum. The latest orbit wins
- * in any order of execution, so orbits need no synchronisation.
- */
+ *   vertices  A warp computes the ends of a group's lines, orbit by orbit. It stores them per unit, with the
+ *             bounding box of the unit's ends.
+ *   painting  A block takes a tile of an image, finds the units whose boxes touch the tile, and draws their
+ *             lines on a canvas in shared memory.
+ *
+ * A canvas pixel is a word, (orbit + 1) << 8 | gray. Drawing is an atomic maximum, so the latest orbit wins
+ * in any order of execution. Orbits therefore need no synchronisation. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_CUH
 #define FDSL_CUDA_SYNTH_FUSED_CUH
 
@@ -33,10 +36,11 @@
 #define FUSED_NEAR 0x4000
 #define FUSED_BIAS (FUSED_NEAR * 65537u)
 
-/* Both corners of a box that touches no tile. */
+/* The value of both corners of a box that touches no tile. */
 #define FUSED_NOWHERE FUSED_PACK(-1, -1)
 
-/* One of the 32 ends of a unit: its position in each of the unit's orbits, packed, or as (x, y) if Wide. */
+/* One of the 32 line ends of a unit. `at` is its position in each of the unit's orbits: packed, or as (x, y)
+ * if Wide. */
 template <bool Wide> struct alignas(16) fused_end {
     std::conditional_t<Wide, int2, uint32_t> at[FUSED_ORBITS];
 };
@@ -45,14 +49,14 @@ template <bool Wide> struct alignas(16) fused_end {
 struct alignas(16) fused_card {
     uint32_t units; /* number of units */
     uint32_t class_id;
-    struct output_corner corner; /* of the crop; 0 without a crop */
+    struct output_corner corner; /* upper left corner of the crop; (0, 0) without a crop */
 };
 
 /* The division of images into tiles; lengths in pixels. */
 struct fused_tiling {
     uint32_t columns, rows;         /* tiles per image */
     uint32_t out_width, out_height; /* size of a tile's output; smaller at the right and lower edges */
-    uint32_t width, height, pitch;  /* maximum canvas of a tile; words per canvas row, padding included */
+    uint32_t width, height, pitch;  /* `width`, `height`: maximum canvas of a tile; `pitch`: words per row */
 };
 
 /* The arguments of the kernels for one slice of a batch. A slice is the images that one lane of the plan
@@ -67,12 +71,13 @@ struct fused_job {
     const uint64_t *listed;     /* numbers of all images, relative to input.first; NULL: the run's images */
     uint64_t begin;             /* first image of the slice */
     uint32_t count;             /* images in the slice */
-    uint32_t *order;            /* slice indices, most work first, `count` entries; NULL: natural order */
+    uint32_t *order;            /* the slice's image indices by decreasing work; NULL: 0, 1, 2, ... */
     uint32_t groups;            /* groups of 31 lines per image (maximum over classes) */
     size_t units;               /* units allocated per image (maximum over classes) */
-    uint2 *boxes;               /* low and high corner per unit; count * units */
-    uint4 *values; /* per unit, the values that its orbits paint: (orbit + 1) << 8 | gray; 0: no such orbit */
-    void *ends;    /* FUSED_WARP entries of fused_end per unit */
+    uint2 *boxes;               /* low and high corner per unit; count * units entries */
+    /* Per unit, the values that its four orbits paint: (orbit + 1) << 8 | gray, or 0 past the last orbit. */
+    uint4 *values;
+    void *ends;               /* FUSED_WARP entries of fused_end per unit */
     struct fused_card *cards; /* `count` entries */
     struct fused_tiling tiling;
 };

@@ -1,7 +1,7 @@
 /* The interface of `fused`: generates images on the caller's stream into the caller's memory.
  *
- * fused_enqueue() neither waits for the device nor allocates memory, so it can be captured into a CUDA graph.
- */
+ * fused_enqueue() does not wait for the device and does not allocate memory. It can therefore be captured
+ * into a CUDA graph. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_H
 #define FDSL_CUDA_SYNTH_FUSED_H
 
@@ -14,26 +14,27 @@
 struct fused_plan;
 struct device_clock;
 
-/* Creates a plan for batches of `synth` on a device: tables, scratch memory and kernels. `synth` must outlive
- * the plan. The caller closes the plan with fused_close(). STATUS_USAGE if device memory does not suffice. */
+/* Creates a plan for batches of `synth` on a device: tables, scratch memory and CUDA kernels. `synth` must
+ * outlive the plan. The caller closes the plan with fused_close(). STATUS_USAGE if there is not enough device
+ * memory. */
 enum status fused_open(int device, const struct synth *synth, struct fused_plan **plan);
 
-/* Enqueues the first `count` images, at most synth->batch, of the run with number `number` + `*counter`.
- * `counter` points to device memory, which the kernels read; NULL counts as 0. Writes contiguous images of
- * synth_output_bytes() to `images` (16-byte aligned) and their class numbers to `labels`, both in device
- * memory. The plan's device must be current. A plan supports one run in flight at a time. STATUS_FAILED if a
- * launch fails. */
+/* Enqueues the generation of the first `count` images of run number `number` + `*counter`. `count` is at most
+ * synth->batch. `counter` points to device memory, which the kernels read; NULL counts as 0. Writes
+ * consecutive images of synth_output_bytes() each to `images` (16-byte aligned) and their class numbers to
+ * `labels`. Both are in device memory. The plan's device must be current. A plan supports one run in flight
+ * at a time. STATUS_FAILED if a launch fails. */
 enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint64_t count,
                           uint8_t *images, int64_t *labels, cudaStream_t stream);
 
-/* Enqueues an explicit list of `count` images, at most synth->batch. `numbers` is in device memory; image
- * numbers are relative to synth->first. The other arguments and rules are those of fused_enqueue(). */
+/* Enqueues the generation of the `count` images that `numbers` lists. `numbers` is in device memory, and its
+ * image numbers are relative to synth->first. The other arguments and rules are those of fused_enqueue(). */
 enum status fused_enqueue_listed(struct fused_plan *plan, const uint64_t *numbers, uint64_t count,
                                  uint8_t *images, int64_t *labels, cudaStream_t stream);
 
-/* Generates the images of a run one stage at a time, without overlap. Adds the device time of each stage, in
- * seconds: `*vertices_s` includes the noise, `*painting_s` the output. Uses the clock's stream and waits for
- * it. */
+/* Generates the images of a run one stage at a time, without overlap. Adds the device times of the stages, in
+ * seconds, to `*vertices_s` (which includes the noise) and `*painting_s` (which includes the output). Uses
+ * the clock's stream and waits for it. */
 enum status fused_time_stages(const struct fused_plan *plan, uint64_t number, uint8_t *images,
                               int64_t *labels, const struct device_clock *clock, double *vertices_s,
                               double *painting_s);
@@ -44,8 +45,9 @@ uint64_t fused_memory_bytes(const struct fused_plan *plan);
 /* Frees the plan; accepts NULL. */
 void fused_close(struct fused_plan *plan);
 
-/* Creates a generator (core/generator.h) with its own plan; this is generator_open() of the variant's traits.
- * The tables of `synth` must outlive the generator. The caller closes it with generator_close(). */
+/* Implements generator_open() of struct synth_traits: creates a generator (core/generator.h) with its own
+ * plan. The tables of `synth` must outlive the generator. The caller closes the generator with
+ * generator_close(). */
 enum status fused_generator_open(int device, const struct synth *synth, uint32_t batch,
                                  struct generator **generator);
 

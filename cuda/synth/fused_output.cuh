@@ -24,7 +24,7 @@ struct output_sink {
 
 /* ---- Values ---- */
 
-/* Returns output_value_u8(), computed with a 32-bit division if that suffices. */
+/* Returns the same value as output_value_u8(). Uses a 32-bit division if that suffices. */
 static __device__ __forceinline__ uint8_t fused_value_u8(uint64_t sum, uint32_t area)
 {
     if (area == 1)
@@ -116,7 +116,7 @@ static __device__ __forceinline__ void store_pixels(const output_sink &sink, uin
     }
 }
 
-/* Stores pixels (y, x) .. (y, x + 3), but none from column `end` on. */
+/* Stores pixels (y, x) .. (y, x + 3), except those in column `end` and beyond. */
 static __device__ __forceinline__ void store_run(const output_sink &sink, uint32_t y, uint32_t x,
                                                  uint32_t end, const uint64_t sums[4])
 {
@@ -136,8 +136,8 @@ static __device__ __forceinline__ void store_run(const output_sink &sink, uint32
 
 /* ---- Sums ---- */
 
-/* Returns the weighted sum of grays of an output pixel; row_at(y)(x) is the gray of a canvas pixel. The type
- * `Sum` must be able to represent 255 * area. */
+/* Returns the weighted sum of the grays that an output pixel covers. row_at(y)(x) returns the gray of canvas
+ * pixel (y, x). The type `Sum` must be able to represent 255 * area. */
 template <class Sum, class Rows>
 static __device__ __forceinline__ Sum span_sum(uint32_t out_res, const struct output_span &rows,
                                                const struct output_span &columns, Rows row_at)
@@ -173,8 +173,8 @@ static __device__ __forceinline__ void write_run(const output_sink &sink, const 
     store_run(sink, tile.out_y + y, tile.out_x + x, tile.out_x + tile.out_width, sums);
 }
 
-/* Writes a resized tile. A lane writes four columns in all rows of its warp, so that it computes their spans
- * once. The type `Sum` must be able to represent 255 * area. */
+/* Writes a resized tile. A lane writes the same four columns in all rows of its warp, so that it computes the
+ * spans of these columns only once. The type `Sum` must be able to represent 255 * area. */
 template <class Sum>
 static __device__ __forceinline__ void write_resized(const output_sink &sink, uint32_t res,
                                                      const struct tile &tile, const uint32_t *canvas)

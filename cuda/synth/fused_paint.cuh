@@ -14,9 +14,9 @@
 
 /* ---- Queues ----
  *
- * A warp queues the lines that touch its tile until it has 32 of one kind, so that all lanes have work. The
- * kinds are lines inside the tile, lines that cross its border, and strokes (the rest of a line after its
- * first pixels). */
+ * A warp queues the lines that touch its tile. When a queue has 32 entries, the warp draws them, so that all
+ * its lanes have work. There are three kinds of entries: lines inside the tile, lines that cross its border,
+ * and strokes (the rest of a line whose first pixels have been drawn). */
 
 #define PAINT_WARPS   16
 #define PAINT_BLOCK   (PAINT_WARPS * FUSED_WARP)
@@ -24,7 +24,7 @@
 #define QUEUE_LINES   96   /* at most 31 waiting lines, plus 62 of two orbits */
 #define QUEUE_STROKES 64   /* at most 31 waiting strokes, plus 32 */
 
-static_assert(PAINT_HITS % PAINT_BLOCK == 0, "in find(), each thread tests the same number of units");
+static_assert(PAINT_HITS % PAINT_BLOCK == 0, "each thread tests the same number of units in find()");
 
 enum queue_kind { QUEUE_STROKE, QUEUE_INSIDE, QUEUE_CROSSING, QUEUE_KINDS };
 
@@ -62,12 +62,14 @@ template <bool Wide, formula Formula> struct painter {
     paint_shared *shared;
     struct tile tile;
     int32_t res;
-    uint32_t canvas, mine;              /* addresses of the canvas and of the warp's queues */
+    uint32_t canvas, mine;              /* shared-memory addresses of the canvas and of the warp's queues */
     uint32_t inside, crossing, strokes; /* number of entries in each queue */
     uint32_t steep, flat;               /* stroke.place for major axis y, and for major axis x */
     uint32_t warp, lane, lower;         /* `lower`: mask of the lanes below this one */
-    uint32_t here;                      /* packed coordinates + here: relative to the tile, and biased */
-    uint32_t beyond;    /* biased coordinates + beyond: a top bit is set if right of or below the tile */
+    /* Adding `here` to packed coordinates makes them relative to the tile, and biased. If `beyond` is then
+     * added, the top bit of a field is set if the point is right of the tile (x) or below it (y). */
+    uint32_t here;
+    uint32_t beyond;
     const uint2 *boxes; /* per unit of the image */
     const uint4 *values;
     const fused_end<Wide> *ends;
@@ -114,12 +116,13 @@ template <bool Wide, formula Formula> struct painter {
                          make_int2(entry.x >> 16 & 0xFF, entry.x >> 24), entry.y, &slope);
     }
 
-    /* Returns the first step s at which a line has made `count` >= 1 minor steps, at most STROKE_MAJOR_MAX +
-     * 1. */
+    /* Returns the first step s at which a line has made `count` minor steps, where `count` is at least 1. The
+     * result is limited to STROKE_MAJOR_MAX + 1. */
     static __device__ __forceinline__ int32_t first_step(int32_t count, int32_t slope)
     {
         int32_t way = (min(count, STROKE_MAJOR_MAX + 1) << 16) - STROKE_BIAS;
-        /* For relevant s, the quotient has an error of at most 2^-16. This value is therefore s or s - 1. */
+        /* For s up to STROKE_MAJOR_MAX, the quotient has an error of at most 2^-16. The value below is
+         * therefore s or s - 1. */
         int32_t s = (int32_t)(__fdividef((float)way, (float)slope) + 0x1p-8f);
         s += s * slope < way;
         return min(s, STROKE_MAJOR_MAX + 1);
@@ -158,8 +161,8 @@ template <bool Wide, formula Formula> struct painter {
         return point;
     }
 
-    /* Draws one long line from (x, y) to (z, w) with the whole warp, one pixel per lane. Computes m(s) of
-     * fused_stroke.cuh in integers. */
+    /* Draws one long line with the whole warp, one pixel per lane. `between` has the ends (x, y) and (z, w).
+     * Computes m(s) of fused_stroke.cuh in integers. */
     __device__ __forceinline__ void draw_long(int4 between, uint32_t value) const
     {
         /* Packed ends are less than 2^15 apart, so 2 minor s + major < 2^32: 32 bits suffice. */
@@ -250,7 +253,8 @@ template <bool Wide, formula Formula> struct painter {
         __syncwarp();
     }
 
-    /* Processes entries until every queue has fewer than 32. A single call of walk() keeps the code small. */
+    /* Processes entries until every queue has fewer than 32. There is a single call of walk(), because it is
+     * inlined and would otherwise enlarge the code. */
     __device__ __forceinline__ void work()
     {
         for (;;) {
@@ -401,8 +405,8 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
-    /* Draws the lines of the listed units, except fewer than 32 of each kind, which stay queued. The next
-     * unit is loaded while the current one is processed. */
+    /* Draws the lines of the listed units. Fewer than 32 lines of each kind stay queued. The next unit is
+     * loaded while the current one is processed. */
     __device__ __forceinline__ void draw(uint32_t begin)
     {
         uint32_t found = shared->found, hits = shared_address(shared->hits);
@@ -468,7 +472,7 @@ template <bool Wide, formula Formula> struct painter {
         for (uint32_t base = warp * FUSED_WARP; base < all; base += PAINT_BLOCK) {
             queue_place place = queue_find(shared->counts[QUEUE_STROKE], min(base + lane, all - 1));
             stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
-            /* Lanes beyond the last entry draw the last entry, too, which changes nothing. */
+            /* Lanes beyond the last entry draw the last entry again, which changes nothing. */
             while (__any_sync(FUSED_ALL, self.left > 0)) {
                 self = self.left > 0 ? self : stroke_none(lane);
                 stroke_walk(self, canvas);
@@ -548,7 +552,7 @@ painter_of(const fused_job &job, paint_shared *shared, const struct tile &tile, 
     return self;
 }
 
-/* One block per tile. The dimensions of the grid are the tile's column and row, and the image's rank. */
+/* One block paints one tile. blockIdx has the tile's column (x), its row (y), and the image's rank (z). */
 template <bool Wide, formula Formula>
 static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
     fused_paint_kernel(const __grid_constant__ fused_job job)

@@ -1,4 +1,4 @@
-/* `fused`: each lane draws a line on a canvas in shared memory, pixel by pixel.
+/* `fused`: each lane of a warp draws a line on a canvas in shared memory, pixel by pixel.
  *
  * Pixel s of a line is s steps from its beginning along the major axis, and m(s) = floor((2 minor s + major)
  * / (2 major)) steps along the minor axis (line.h). For short lines, m(s) is the integer part of bias + s *
@@ -27,7 +27,8 @@ static_assert(TILE_MOST <= 136, "the error bound is for up to 135 steps");
  * fraction of minor. Adding `step` moves to the pixel after it. */
 struct stroke {
     uint32_t at, step;
-    uint32_t place; /* bytes to the next canvas pixel along the minor axis | along the major axis << 16 */
+    uint32_t
+        place; /* bytes to the next canvas pixel: lower half along the minor, upper along the major axis */
     uint32_t value; /* value to paint; the larger value wins */
     int32_t left;   /* remaining pixels, at least 1 */
 };
@@ -53,8 +54,8 @@ static __device__ __forceinline__ void stroke_walk(stroke &self, uint32_t canvas
     self.left -= STROKE_STEPS;
 }
 
-/* Returns a stroke for a lane without a line. It paints 0, at an address that no other lane of the warp uses
- * for this. */
+/* Returns a stroke for a lane without a line. It paints the value 0, which changes nothing. Each lane of the
+ * warp paints it at another address. */
 static __device__ __forceinline__ stroke stroke_none(uint32_t lane)
 {
     return {lane << 16, 0, sizeof(uint32_t), 0, 1};

@@ -1,4 +1,5 @@
-/* `fused` and `fused-graph`: images that are bit-identical to those of `naive`; see docs/fused.md. */
+/* The variants `fused` and `fused-graph` (docs/fused.md). Their images are bit-identical to those of `naive`,
+ * the reference on the CPU. */
 #include <stdlib.h>
 
 #include "common/check.cuh"
@@ -17,7 +18,7 @@ struct fused_batch {
     uint64_t latest; /* number of the latest run */
     /* fused-graph only: */
     cudaGraphExec_t graph;
-    uint64_t *counter, *number; /* the run number in device memory, and in pinned host memory */
+    uint64_t *counter, *number; /* the run number: `counter` in device memory, `number` in pinned memory */
 };
 
 static void fused_teardown(void *state)
@@ -34,7 +35,7 @@ static void fused_teardown(void *state)
     free(self);
 }
 
-/* Enqueues a run. When it executes, it reads its number from self->number. The stream may be capturing. */
+/* Enqueues a run, or captures it. When the run executes, it reads its number from self->number. */
 static enum status record(struct fused_batch *self)
 {
     CUDA_TRY(cudaMemcpyAsync(self->counter, self->number, sizeof *self->number, cudaMemcpyHostToDevice,
@@ -116,7 +117,7 @@ static enum status fused_fetch(void *state, void *result)
     return STATUS_OK;
 }
 
-/* Noise and vertices are one kernel, so the noise column has the time of both, as for `omp`. */
+/* Noise and vertices are one kernel, so `*noise_s` is the time of both and `*vertices_s` is 0. */
 static enum status fused_stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
 {
     struct fused_batch *self = static_cast<struct fused_batch *>(state);

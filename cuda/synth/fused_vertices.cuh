@@ -46,8 +46,8 @@ struct fused_group {
     size_t first_unit; /* index of the group's first unit */
 };
 
-/* The step lengths of a vertex in an even orbit and the next one, per axis. The caller multiplies them by the
- * vertex's direction. */
+/* The step lengths of a vertex per axis, in an even orbit and in the odd orbit after it. The caller
+ * multiplies them by the vertex's direction. */
 struct fused_steps {
     float2 even, odd;
 };
@@ -150,7 +150,7 @@ static __device__ __forceinline__ fused_box fused_box_of(const int2 at[FUSED_ORB
             __reduce_max_sync(FUSED_ALL, max(max(at[0].y, at[1].y), max(at[2].y, at[3].y)))};
 }
 
-/* Returns whether a box touches the image. `last`: index of the last row and column of the image. */
+/* Returns whether a box touches the image. `last` is the index of the image's last row and column. */
 static __device__ __forceinline__ bool fused_visible(const fused_box &box, int32_t last)
 {
     return box.low_x <= last && box.low_y <= last && box.high_x >= 0 && box.high_y >= 0;
@@ -196,7 +196,7 @@ static __device__ __forceinline__ float fused_largest(float value)
 
 template <bool Wide> static __device__ __forceinline__ fused_drift fused_drift_of(const fused_group &group)
 {
-    /* More than the rounding error per orbit, for positions below 2^23 (Wide) or 2^14. */
+    /* Upper bound of the rounding error per orbit, for positions below 2^23 (Wide) or 2^14. */
     const float rounding = Wide ? 1.0f : 0x1p-8f;
     float noise = fabsf(group.input.class_.noise) * FUSED_NOISE_LIMIT;
     float either_x = fmaf(fabsf(group.cosine), noise, rounding), right = group.cosine * group.advance;
@@ -217,8 +217,8 @@ static __device__ __forceinline__ bool fused_gone(const fused_box &box, const fu
 
 /* ---- The kernel for many images: one warp per group ---- */
 
-/* Few warps per block: warps end at different times, and a block frees its resources only after its last
- * warp. */
+/* A block has few warps, because warps end at different times and a block frees its resources only after its
+ * last warp. */
 #define VERTICES_BLOCK 64
 
 static __device__ __forceinline__ int2 fused_pixel(struct atom_point point)
@@ -275,20 +275,22 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, 16)
 #define SPLIT_BLOCK 512
 #define SPLIT_QUADS 48 /* units processed at a time in shared memory */
 
-/* Rows in shared memory, one per orbit and axis. A row has 32 vertices' steps, later their positions. */
+/* Rows in shared memory, one per orbit and axis. A row contains the steps of 32 vertices, and later their
+ * positions. */
 #define SPLIT_ROWS  (SPLIT_QUADS * FUSED_ORBITS * 2)
 #define SPLIT_BYTES (SPLIT_ROWS * FUSED_WARP * sizeof(float))
 
-/* Replaces the steps along one axis, which are in every other row, by positions: `position` plus the running
- * sum of steps. Returns the last position. Only this part is serial over the orbits; its loads are issued
- * ahead. */
+/* Replaces the steps along one axis by positions: `position` plus the running sum of steps. The rows of an
+ * axis are every other row. Returns the last position. Only this part is serial over the orbits. It issues
+ * the loads of two units before it uses them. */
 static __device__ __forceinline__ float fused_add_up(float *row, uint32_t quads, float direction,
                                                      float position)
 {
     const uint32_t stride = 2 * FUSED_WARP;
 #pragma unroll 1
     for (uint32_t quad = 0; quad < quads; quad += 2, row += 2 * FUSED_ORBITS * stride) {
-        /* If `quads` is odd, the last iteration also loads the unit after it, for which there is space. */
+        /* If `quads` is odd, the last iteration also loads the unit after the last one. The buffer has room
+         * for that unit. */
         float steps[2 * FUSED_ORBITS];
 #pragma unroll
         for (uint32_t k = 0; k < 2 * FUSED_ORBITS; k++)

@@ -1,4 +1,4 @@
-/* `gbase`: the paper's GBASE. Three kernels per image, launched in sequence by the host. */
+/* `gbase`: GBASE of the paper (docs/ladder.md). The host launches three kernels per image, in sequence. */
 #include "synth/gbase.cuh"
 
 struct gbase {

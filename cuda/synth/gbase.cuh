@@ -1,6 +1,6 @@
-/* The noise stage of `gbase` and `gbase-device`: one thread per sample, with x and y as separate samples.
- * Each thread seeks to its own XORWOW state. Seeking dominates the cost, because it multiplies 160 x 160 bit
- * matrices. */
+/* The noise stage of `gbase` and `gbase-device`. There is one thread per sample; x and y are separate
+ * samples. Each thread seeks to its own XORWOW state. Seeking dominates the cost, because it multiplies
+ * matrices of 160 x 160 bits. */
 #ifndef FDSL_CUDA_SYNTH_GBASE_CUH
 #define FDSL_CUDA_SYNTH_GBASE_CUH
 

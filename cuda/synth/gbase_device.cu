@@ -1,5 +1,6 @@
-/* `gbase-device`: `gbase` with one launch per image from the host. A parent kernel of one thread launches the
- * three kernels of the image (dynamic parallelism). As in `gbase`, each image waits for the previous one. */
+/* `gbase-device`: `gbase`, but the host launches only one kernel per image. This parent kernel has one
+ * thread, which launches the three kernels of the image (dynamic parallelism). As in `gbase`, each image
+ * waits for the previous one. */
 #include "core/phase.h"
 #include "synth/device_launch.cuh"
 #include "synth/gbase.cuh"

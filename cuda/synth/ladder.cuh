@@ -8,7 +8,7 @@
  *     };
  *     LADDER_VARIANT(variant_name, ladder<step>, SYNTH_NOISE_COUNTER)
  *
- * A variant with another launcher than host_launcher uses ladder_by<Launcher> (see gbase_device.cu). */
+ * A variant that does not use host_launcher has the state ladder_by<Launcher> (see gbase_device.cu). */
 #ifndef FDSL_CUDA_SYNTH_LADDER_CUH
 #define FDSL_CUDA_SYNTH_LADDER_CUH
 

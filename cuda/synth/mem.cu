@@ -1,5 +1,5 @@
-/* `mem`: the paper's MEM. It is `mem-float2` with noise in half precision. This halves the bytes that the
- * noise stage writes and the vertex stage reads. */
+/* `mem`: MEM of the paper (docs/ladder.md). It is `mem-float2` with noise in half precision. This halves the
+ * bytes that the noise stage writes and the vertex stage reads. */
 #include "synth/xorwow.cuh"
 
 using step = xorwow_by_sample<noise_half2>;

@@ -1,5 +1,5 @@
-/* `mem-float2`: `gbase` with x and y in one sample. There are half as many states to seek, and a sample takes
- * one memory access instead of two. */
+/* `mem-float2`: `gbase`, but x and y are one sample. The threads seek to half as many random-number states as
+ * in `gbase`. A sample takes one memory access instead of two. */
 #include "synth/xorwow.cuh"
 
 using step = xorwow_by_sample<noise_float2>;

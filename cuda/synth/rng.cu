@@ -1,5 +1,5 @@
-/* `rng`: the paper's RNG. It uses Philox instead of XORWOW. Philox is a function of a counter, so there is no
- * state to seek. A sample costs one Philox block of ten rounds. */
+/* `rng`: RNG of the paper (docs/ladder.md). It is `mem` with Philox instead of XORWOW. Philox is a function
+ * of a counter, so threads need not seek to a state. A sample costs one Philox block of ten rounds. */
 #include "synth/ladder.cuh"
 
 static __global__ void __launch_bounds__(NOISE_BLOCK) rng_noise_kernel(image_work<noise_half2> work)

@@ -1,10 +1,10 @@
-/* The three stages of the paper's ladder (docs/ladder.md), and the storage formats of noise.
+/* The three stages of the variants of the paper's ladder (docs/ladder.md), and the storage formats of noise.
+ * An image is a polygon that is drawn once per orbit; noise moves its vertices from orbit to orbit.
  *
- *   noise     one pass over all (orbit, vertex) samples; the variants differ in this stage
- *   vertices  one thread per vertex computes its position after each orbit
- *   painting  one thread per segment draws its line; all orbits run concurrently, so either of two
- *             overlapping orbits may end up on top
- */
+ *   noise     Computes a noise sample per orbit and vertex. The variants differ in this stage.
+ *   vertices  One thread per vertex computes its position after each orbit.
+ *   painting  One thread per line draws it. All orbits are drawn concurrently, so either of two
+ *             overlapping orbits may end up on top. */
 #ifndef FDSL_CUDA_SYNTH_STAGES_CUH
 #define FDSL_CUDA_SYNTH_STAGES_CUH
 
@@ -95,8 +95,8 @@ struct noise_half2 {
 
 template <class Noise> struct image_work {
     struct image_input input;
-    Noise noise;  /* vertices * orbits samples, vertex fastest */
-    int2 *points; /* vertices * orbits pixels: the position of each vertex after each orbit, vertex fastest */
+    Noise noise;    /* samples [orbit][vertex] */
+    int2 *points;   /* positions of the vertices after each orbit, in pixels; [orbit][vertex] */
     uint8_t *grays; /* one per orbit */
 
     __host__ __device__ uint32_t vertices() const
@@ -127,7 +127,7 @@ static __host__ __device__ __forceinline__ unsigned blocks_for(uint64_t threads,
 
 /* ---- Vertices and painting ---- */
 
-/* Small blocks spread the thousand vertices of an image over many multiprocessors. */
+/* Blocks are small, so that the vertices of an image (about a thousand) use many multiprocessors. */
 #define VERTEX_BLOCK 32
 /* Number of orbits whose noise is loaded ahead. A position depends on that of the previous orbit, but the
  * loads do not depend on each other. */
@@ -161,8 +161,8 @@ template <class Noise> __global__ void __launch_bounds__(VERTEX_BLOCK) vertex_ke
     }
 }
 
-/* Returns the number of blocks for the `threads` of one orbit. A grid has this many blocks per orbit. Kernels
- * derive the orbit from the block index, so no 32-bit index overflows. */
+/* Returns the number of blocks for the `threads` threads of one orbit. A grid has this many blocks per orbit.
+ * Kernels derive the orbit from the block index, so no 32-bit index overflows. */
 static __host__ __device__ __forceinline__ unsigned blocks_per_orbit(uint32_t threads, unsigned block)
 {
     return (threads + block - 1) / block;
@@ -170,7 +170,7 @@ static __host__ __device__ __forceinline__ unsigned blocks_per_orbit(uint32_t th
 
 #define PAINT_BLOCK 256
 
-/* Draws the line between two points. Nearly all visible lines have both ends inside the image; their pixels
+/* Draws the line between two points. Nearly all visible lines have both ends inside the image. Their pixels
  * need no bounds test. */
 static __device__ __forceinline__ void paint_line(const struct image_input &image, int2 from, int2 to,
                                                   uint8_t gray)
@@ -213,8 +213,8 @@ template <class Noise> __global__ void __launch_bounds__(PAINT_BLOCK) paint_kern
 #define NOISE_BLOCK  256
 #define STREAM_BLOCK 32
 
-/* One thread per sample. The thread computes the Philox block of its vertex and pair of orbits, and uses the
- * two words of its orbit. */
+/* Computes noise with one thread per sample. A Philox block has the random numbers of a vertex in two orbits.
+ * The thread computes this block and uses the two words of its own orbit. */
 template <class Noise> __device__ __forceinline__ void noise_by_sample(const image_work<Noise> &work)
 {
     uint32_t q = work.vertices(), blocks = blocks_per_orbit(q, NOISE_BLOCK);
@@ -225,8 +225,7 @@ template <class Noise> __device__ __forceinline__ void noise_by_sample(const ima
     work.noise.put((size_t)orbit * q + vertex, noise.x, noise.y);
 }
 
-/* One thread per orbit, which loops over the vertices. The noise is that of noise_by_sample(), but an orbit
- * is computed serially. */
+/* Computes the same noise as noise_by_sample(), but with one thread per orbit. It loops over the vertices. */
 template <class Noise> __device__ __forceinline__ void noise_by_orbit(const image_work<Noise> &work)
 {
     uint32_t orbit = blockIdx.x * STREAM_BLOCK + threadIdx.x;
@@ -241,7 +240,8 @@ template <class Noise> __device__ __forceinline__ void noise_by_orbit(const imag
 
 /* ---- Variants ---- */
 
-/* Base class of the state of a variant. `self` is the derived class. Its memory is zeroed, and it defines
+/* Base class of the state of a variant. `self` is the derived class. setup() zeroes its memory. The derived
+ * class defines
  *
  *     enum status make(const struct resources *resources, const struct synth *synth);
  *     static void teardown(void *state);
@@ -303,7 +303,7 @@ template <class self> struct staged {
  * The host launches the stages of each image, so the numbers must be consecutive and known to the host. */
 template <class self> struct staged_generator {
     struct generator generator; /* must be first */
-    struct synth synth;         /* `batch` is the count of the current call */
+    struct synth synth;         /* synth.batch is the number of images of the current call */
     void *state;
     int64_t *labels; /* destination of labels that the caller does not want */
 
@@ -318,7 +318,7 @@ template <class self> struct staged_generator {
                                batch->clock.stream);
     }
 
-    /* A launch on the device that failed in an earlier call is reported by the next one. */
+    /* If a launch on the device fails, the next call reports it. */
     static enum status make(struct generator *generator, const struct generator_numbers *numbers,
                             uint32_t count, void *samples, int64_t *labels, void *stream)
     {
@@ -380,7 +380,7 @@ template <class self> struct staged_generator {
     }
 };
 
-/* Defines a variant with a state type derived from staged<>. `fetch_noise_`: see struct synth_traits. */
+/* Defines a variant with a state type derived from staged<>. struct synth_traits explains `fetch_noise_`. */
 #define STAGED_VARIANT(symbol, state, noise_, half_, fetch_noise_)                                       \
     static const struct synth_traits symbol##_traits = {.noise = (noise_),                               \
                                                         .half = (half_),                                 \

@@ -1,4 +1,5 @@
-/* The noise stage of `mem-float2` and `mem`: one thread and one XORWOW state per sample, for both x and y. */
+/* The noise stage of `mem-float2` and `mem`. Each sample has one thread and one XORWOW state, for both x and
+ * y. */
 #ifndef FDSL_CUDA_SYNTH_XORWOW_CUH
 #define FDSL_CUDA_SYNTH_XORWOW_CUH
 

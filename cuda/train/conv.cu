@@ -1,5 +1,6 @@
 /* Convolutions as GEMMs. The matrix of windows is never stored; the kernels compute its indices ("implicit
- * GEMM": Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014).
+ * GEMM": Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014). With o for an output channel
+ * and c for an input channel:
  *
  *     forward   out[o][position]      = sum over (c, tap) of weight[o][c, tap] * in[c, position + tap]
  *     backward  in_delta[c][position] = sum over (o, tap) of
@@ -93,8 +94,10 @@ enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allo
     (void)batch;
     for (int i = 0; i < MODEL_AXES; i++)
         if (conv->spec.kernel[i] > AXIS_BITS)
-            return status_set(STATUS_FAILED, "%s: the CUDA engine supports kernel sizes up to %d", conv->name,
-                              AXIS_BITS);
+            return status_set(
+                STATUS_FAILED,
+                "%s: the CUDA engine supports convolution kernels of up to %d elements per axis", conv->name,
+                AXIS_BITS);
     struct window_plan forward = {.from = conv->in, .into = conv->out, .kernel = {}, .lead = {}};
     for (int i = 0; i < MODEL_AXES; i++) {
         forward.kernel[i] = conv->spec.kernel[i];
@@ -102,7 +105,7 @@ enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allo
     }
     /* The backward pass convolves out_delta with the flipped kernel. Output i reads input i + tap - lead, so
      * input j contributes to output j + lead - tap. The first of these outputs belongs to the last tap,
-     * kernel - 1. */
+     * kernel - 1: it is output j - (kernel - 1 - lead). */
     struct window_plan backward = forward;
     backward.from = conv->out;
     backward.into = conv->in;

@@ -1,11 +1,11 @@
-/* Shared by the source files of the convolution GEMMs, which conv.cu describes. */
+/* Declarations shared by the source files of the convolution GEMMs. conv.cu describes these GEMMs. */
 #ifndef FDSL_CUDA_TRAIN_CONV_CUH
 #define FDSL_CUDA_TRAIN_CONV_CUH
 
 #include "train/product.cuh"
 
 /* The two GEMMs of the backward pass. Each of a convolution's three GEMMs has its own source file, because it
- * instantiates 16 kernels: padded or not, two tile sizes, four precisions. */
+ * instantiates 16 CUDA kernels: with or without padding, for two tile sizes, in four precisions. */
 
 /* Writes the gradient of the weights to pass->gradients, as [out channel][in channel, tap]. */
 enum status conv_weights_backward(const struct device_layer *layer, const struct pass *pass);

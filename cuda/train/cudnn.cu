@@ -75,7 +75,7 @@ static enum status cudnn_status(cudnnStatus_t result, const char *call, int line
                                                        cudnn.GetErrorString(result), __FILE__, line);
 }
 
-/* Calls a cuDNN function, without the prefix cudnn; if it fails, returns from the enclosing function. */
+/* Calls a cuDNN function, named without its prefix `cudnn`. If it fails, returns its status. */
 #define CUDNN_TRY(call) TRY(cudnn_status(cudnn.call, #call, __LINE__))
 
 /* ---- One layer ---- */
@@ -88,10 +88,10 @@ struct convolution {
     cudnnConvolutionFwdAlgo_t forward;
     cudnnConvolutionBwdDataAlgo_t data;
     cudnnConvolutionBwdFilterAlgo_t filter;
-    struct allocations *allocations; /* the engine's; the workspace may have to grow */
-    void *scratch;
+    struct allocations *allocations;  /* the engine's allocations, which own the workspace */
+    void *scratch;                    /* the workspace */
     size_t scratch_bytes, held_bytes; /* requested size, allocated size */
-    uint32_t count;                   /* current descriptors and algorithms are for this batch size */
+    uint32_t count;                   /* batch size of the current descriptors and algorithms */
 };
 
 static void release(struct device_layer *layer)
@@ -114,14 +114,14 @@ static void release(struct device_layer *layer)
     layer->library = nullptr;
 }
 
-/* Whether the convolution can be described as 2-D, for which cuDNN has more algorithms. */
+/* Returns whether the convolution can be described as 2-D. cuDNN has more algorithms for 2-D than for 3-D. */
 static bool flat(const struct layer *conv)
 {
     return conv->in.depth == 1 && conv->spec.kernel[0] == 1 && conv->spec.padding[0] == 0;
 }
 
-/* Fills `axes` for `count` samples of a shape, or for `count` kernels over `channels`. Returns the number of
- * axes. */
+/* Fills `axes` for a tensor of `count` samples, or for the weights of `count` output channels. Returns the
+ * number of axes. */
 static int axes_of(const struct layer *conv, uint32_t count, uint32_t channels,
                    const uint32_t lengths[MODEL_AXES], int axes[CUDNN_AXES])
 {

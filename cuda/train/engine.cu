@@ -31,8 +31,8 @@ struct network {
     struct device_progress progress;
     struct device_layer layers[MODEL_LAYERS_MAX];
     struct layer_passes passes[LAYER_KINDS];
-    /* Events around the gather of one step: the middle step of the latest call of steps(). By then, launches
-     * are queued, so the measured time contains no launch latency. */
+    /* Events before and after the gather of one step: the middle step of the latest call of steps(). By then,
+     * launches are queued, so the measured time contains no launch latency. */
     cudaEvent_t gather_begin, gather_end;
     uint64_t steps; /* since the last totals() */
 };
@@ -156,7 +156,7 @@ static enum status open_layer(struct network *network, uint32_t i)
         self->out_delta = self->in_delta;
     } else
         TRY(allocate(&network->allocations, &self->out, outputs));
-    /* Zeroed, because pool_back_kernel does not write elements outside all windows. */
+    /* Zeroed, because pool_back_kernel does not write elements that are in no window. */
     if (!self->out_delta && !network->train->forward_only)
         TRY(allocate_zeros(&network->allocations, &self->out_delta, outputs, network->stream));
     if (layer->spec.kind == LAYER_POOL)
@@ -349,8 +349,8 @@ static enum status forward(struct network *network, const struct pass *pass)
     return STATUS_OK;
 }
 
-/* Each layer overwrites the gradient of its input. If LAYER_ADD layers use that input too, they ran earlier
- * in the backward pass; their gradients are added after the overwrite. */
+/* Each layer overwrites the gradient of its input. If later LAYER_ADD layers also use that input, their
+ * backward passes have already run. Their contributions to the gradient are added after the overwrite. */
 static enum status backward(struct network *network, const struct pass *pass)
 {
     const struct device_layer *end = last_layer(network) + 1;
@@ -381,14 +381,14 @@ static enum status gather_step(struct network *network, uint32_t epoch, uint32_t
     return live ? device_feed_release(&network->feed, network->stream) : STATUS_OK;
 }
 
-/* Number of samples in a step. Only the last step of an epoch can have a short batch. */
+/* Returns the number of samples in a step. Only the last step of an epoch can have a short batch. */
 static uint32_t step_count(const struct train *train, uint32_t step)
 {
     uint32_t left = train->data->sets[DATA_TRAIN].count - step * train->batch;
     return left < train->batch ? left : train->batch;
 }
 
-/* With loss scaling, the device decides whether to apply the step. */
+/* With loss scaling, the device decides whether to apply the update. */
 static enum status update_parameters(struct network *network, const struct update *update)
 {
     size_t values = network->train->model->arena_values;
@@ -551,7 +551,7 @@ const struct engine engine_amp =
 
 #ifdef HAVE_CUDNN
 const struct engine engine_cudnn = engine_of<&cudnn_conv_fp32, PRECISION_FP32>("cudnn", ENGINE_BOUNDS_FLOAT);
-/* TF32 operands have 10 mantissa bits: a relative rounding error of 5e-4 per factor (fp32: 6e-8). */
+/* TF32 has 10 mantissa bits. The relative rounding error of each factor is at most 5e-4 (fp32: 6e-8). */
 const struct engine engine_cudnn_tf32 = engine_of<&cudnn_conv_tf32, PRECISION_FP32, UNIT_TF32>(
     "cudnn-tf32", {.loss = 1e-2, .floor = 1e-2, .drift = 0.2, .logits = 1e-2});
 #endif

@@ -80,7 +80,7 @@ static __global__ void number_kernel(const struct draw_order order, uint32_t fir
         numbers[j] = data_number(fresh, epoch, draw_order_at(&order, first + j));
 }
 
-/* The events that time the current step, or NULL if it is not timed. */
+/* Returns the events that time the current step, or NULL if it is not timed. */
 static struct feed_timing *current_timing(struct device_feed *feed)
 {
     return feed->since == feed->stride / 2 && feed->timing_count < FEED_TIMINGS

@@ -4,9 +4,10 @@
  *     training     take 0 ─ gather 0 ─ release ─ train 0 ────── take 1 ─ gather 1 ─ release ─ train 1 ──
  *     generating   gen 0  ┘            └ gen 1 (other buffer)  ┘                    └ gen 2 ...
  *
- * Batch i + 1 uses the buffer of batch i - 1, so generating it waits until batch i - 1 has been gathered. It
- * can overlap the rest of step i - 1 and all of step i. A batch is a pure function of its step. A buffer that
- * holds the requested step is therefore always valid, and steps can be repeated or resumed anywhere. */
+ * Batch i + 1 uses the buffer of batch i - 1, so its generation waits until batch i - 1 has been gathered.
+ * The generation can overlap the rest of step i - 1 and all of step i. A batch is a pure function of its step
+ * number. If a buffer contains the batch of the requested step, this batch is therefore always valid.
+ * Training can repeat steps or continue at any step. */
 #ifndef FDSL_CUDA_TRAIN_FEED_CUH
 #define FDSL_CUDA_TRAIN_FEED_CUH
 
@@ -14,7 +15,7 @@
 #include "train/network.cuh"
 
 #define FEED_BUFFERS 2
-/* Maximum number of timed steps between two totals(). Events around every step would cost too much time. */
+/* Maximum number of timed steps between two calls of totals(). Timing every step would cost too much time. */
 #define FEED_TIMINGS 16
 
 /* One batch buffer. */
@@ -25,8 +26,8 @@ struct feed_buffer {
     uint64_t step;           /* number of the batch's step over all epochs; FEED_EMPTY: no batch */
 };
 
-/* Events of one timed step. The wait pair brackets waiting for the batch and gathering it. The make pair
- * brackets generating the next batch. */
+/* Events of one timed step. From wait_begin to wait_end, the step waits for its batch and gathers it. From
+ * make_begin to make_end, the next batch is generated. */
 struct feed_timing {
     cudaEvent_t wait_begin, wait_end, make_begin, make_end;
 };
@@ -38,7 +39,7 @@ struct device_feed {
     struct feed_buffer buffers[FEED_BUFFERS];
     uint32_t turn; /* index of the buffer taken last */
     struct feed_timing timings[FEED_TIMINGS];
-    uint32_t timing_count;  /* timings in use */
+    uint32_t timing_count;  /* number of timings in use */
     uint32_t stride, since; /* one in `stride` steps is timed; `since`: step index modulo `stride` */
 };
 
@@ -55,16 +56,16 @@ static inline bool device_feed_is_live(const struct device_feed *feed)
     return feed->generator;
 }
 
-/* Sets set->values to the batch of a step, and set->batch_alone to true; set->labels stays unchanged. Work
- * enqueued on `stream` from now on may read the values, until device_feed_release(). */
+/* Sets set->values to the batch of a step, and set->batch_alone to true. Leaves set->labels unchanged. Work
+ * that is enqueued on `stream` between this call and device_feed_release() may read the values. */
 enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
                              struct device_set *set);
 
-/* Call when the work enqueued on `stream` from now on no longer reads the samples. Enqueues the generation of
- * the next step's batch. */
+/* Call after all work that reads the batch has been enqueued on `stream`. Enqueues the generation of the next
+ * step's batch. */
 enum status device_feed_release(struct device_feed *feed, cudaStream_t stream);
 
-/* Call before `steps` steps: spreads at most FEED_TIMINGS timed steps evenly over them. */
+/* Call before enqueuing `steps` steps. Chooses at most FEED_TIMINGS of them, evenly spaced, to be timed. */
 void device_feed_plan_timings(struct device_feed *feed, uint32_t steps);
 
 /* Sets totals->data_s and totals->generate_s for the `steps` steps since the last call. Both are extrapolated

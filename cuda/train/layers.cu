@@ -27,8 +27,8 @@ static __global__ void bias_kernel(const float *deltas, uint32_t channels, const
 /* Minimum number of elements per block. bias_slice() doubles it until there are few enough slices. */
 #define BIAS_SLICE (8 * BLOCK)
 
-/* Number of terms per slice: the smallest for which the slices fit into the workspace and do not exceed
- * SLICES_MAX. */
+/* Returns the number of terms per slice. At most SLICES_MAX slices are needed, and they fit into the
+ * workspace. */
 static uint32_t bias_slice(uint32_t channels, uint32_t depth)
 {
     uint64_t most = WORKSPACE_VALUES / channels, slice = BIAS_SLICE;
@@ -66,8 +66,8 @@ static __global__ void relu_kernel(float *values, uint32_t count)
         values[i] = 0;
 }
 
-/* An output of 0 means that the input was not positive. If a later dropout zeroed the output in place, its
- * gradient is already 0. */
+/* An output of 0 means that the input was not positive. A later dropout may also have zeroed the output in
+ * place; the output's gradient is then already 0. */
 static __global__ void relu_back_kernel(const float *values, float *deltas, uint32_t count)
 {
     uint32_t i = own_element();
@@ -118,7 +118,7 @@ static __device__ __forceinline__ uint32_t split(uint32_t i, const struct divide
     return rest;
 }
 
-/* The window of an output: its sample, and the index of its first element in that sample. */
+/* The pooling window of an output: the sample, and the index of the window's first element in that sample. */
 struct window {
     uint32_t sample, first;
 };
@@ -165,11 +165,11 @@ static __global__ void pool_kernel(const struct pool_plan plan, const float *in,
 }
 
 /* Windows do not overlap, so the thread of each output writes all elements of its window. open_layer() zeroed
- * the elements outside all windows; they stay zero.
+ * the elements that are in no window; they stay zero.
  *
  * If this kernel also computes the ReLU before the pooling, `above` is the pooling's output; otherwise it is
- * NULL. With `above`, an output of 0 passes no gradient to its window. If a later dropout zeroed the output
- * in place, its gradient is already 0. */
+ * NULL. With `above`, an output of 0 passes no gradient to its window. A later dropout may also have zeroed
+ * the output in place; the output's gradient is then already 0. */
 static __global__ void pool_back_kernel(const struct pool_plan plan, const float *out_deltas,
                                         const uint32_t *largest, const float *above, float *in_deltas)
 {
@@ -220,7 +220,7 @@ enum status pool_backward(const struct device_layer *layer, const struct pass *p
 
 /* ---- Dropout, in place; forward and backward are identical ---- */
 
-#define NEIGHBOURS 4 /* elements per thread, from one Philox block */
+#define NEIGHBOURS 4 /* elements per thread; one Philox block has the random bits for all of them */
 
 struct dropout_plan {
     uint64_t seed;

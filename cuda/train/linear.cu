@@ -5,7 +5,8 @@
  *     weights   gradient[o][i]      = sum over samples of out_delta[sample][o] * in[sample][i] */
 #include "train/product.cuh"
 
-/* A block has DOWN x ACROSS warps. These are 64 x 64 tiles, because the matrices are small. */
+/* A block has DOWN x ACROSS warps and computes 64 x 64 sums. With larger tiles, these small matrices would
+ * give too few blocks. */
 #define DOWN   2
 #define ACROSS 1
 

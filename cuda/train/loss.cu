@@ -13,10 +13,9 @@ static __device__ __forceinline__ float warp_sum(float value)
     return value;
 }
 
-/* A class and its logit. */
 struct candidate {
     float logit;
-    uint32_t number;
+    uint32_t number; /* the class */
 };
 
 /* Returns the candidate with the larger logit; if logits are equal, the lower class. */

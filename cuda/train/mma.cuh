@@ -61,8 +61,8 @@ static __device__ __forceinline__ uint32_t mma_tf32(float value)
 
 /* Load four 8 x 8 matrices of 16-bit values. Lanes 8i to 8i + 7 pass the row addresses of matrix i (16 bytes
  * per row, 16-byte aligned). mma_load4() puts row l / 4, columns 2 (l % 4) and 2 (l % 4) + 1 of matrix i into
- * word[i] of lane l. mma_load4_transposed() puts column l / 4, rows 2 (l % 4) and 2 (l % 4) + 1 there. `row`
- * is a shared memory address or, in the overloads below, a pointer. */
+ * word[i] of lane l. mma_load4_transposed() puts column l / 4, rows 2 (l % 4) and 2 (l % 4) + 1 into word[i].
+ * `row` is a shared memory address or, in the overloads below, a pointer. */
 static __device__ __forceinline__ void mma_load4(uint32_t word[4], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -107,14 +107,14 @@ static __device__ __forceinline__ void copy_async16(void *to, const void *from, 
         "l"(from), "r"(inside ? 16 : 0));
 }
 
-/* Commits this thread's copies since the last commit as one group. */
+/* Combines this thread's copies since the previous call into one group, for copy_wait(). */
 static __device__ __forceinline__ void copy_commit(void)
 {
     asm volatile("cp.async.commit_group;");
 }
 
-/* Waits for all of this thread's groups except the latest LEFT. To see the copies of other threads, a barrier
- * is needed too. */
+/* Waits for all of this thread's groups of copies, except the latest LEFT groups. To see the copies of other
+ * threads, a barrier is needed too. */
 template <int LEFT> static __device__ __forceinline__ void copy_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT));

@@ -20,15 +20,16 @@
 #define WARP_ROWS  32
 #define WARP_SUMS  64 /* columns per warp */
 
-/* Number of warps per multiprocessor at 128 registers per thread, and number of warps that fill an H200. They
- * are constants, not device queries, so that every GPU uses the same slices and gets the same rounding. */
+/* WARPS_HELD is the number of warps per multiprocessor at 128 registers per thread. FULL_WARPS is the number
+ * of warps that fill an H200. Both are constants, not device queries, so that every GPU uses the same slices
+ * and gets the same rounding. */
 #define WARPS_HELD 16
 #define FULL_WARPS (132 * WARPS_HELD)
 #define SLICES_MIN 4 /* with fewer slices, adding them takes longer than the split saves */
 #define SLICES_MAX 1024
-#define SLICE_MIN  32 /* minimum terms per slice */
+#define SLICE_MIN  32 /* minimum number of terms per slice */
 
-/* Size in floats of the buffer for slices: one 32 x 64 tile for each of FULL_WARPS. */
+/* Size in floats of the buffer for slices: one tile of 32 x 64 sums for each of FULL_WARPS warps. */
 #define WORKSPACE_VALUES ((size_t)FULL_WARPS * WARP_ROWS * WARP_SUMS)
 
 struct gemm {
@@ -73,7 +74,7 @@ template <class Operand, int EXTENT, int THREADS> struct loader {
             lines[i] = operand.line_at(min(first + line(i), count - 1));
     }
 
-    /* Starts to read the tile at `k`; elements at or past `end` are 0. */
+    /* Starts to read the tile at `k` into registers. Elements at or past `end` are 0. */
     template <bool WHOLE> __device__ void read(uint32_t k, uint32_t end)
     {
 #pragma unroll
@@ -86,7 +87,7 @@ template <class Operand, int EXTENT, int THREADS> struct loader {
         }
     }
 
-    /* Calls read(). Nearly all tiles are whole and need no bounds checks. */
+    /* Calls read(), without bounds checks if the tile is whole. Nearly all tiles are. */
     __device__ void fetch(uint32_t k, uint32_t end)
     {
         if (k + TILE_DEPTH <= end)
@@ -167,9 +168,9 @@ static __device__ __forceinline__ void put_sums(const Into &into, const struct g
                 into.put(row + sum_row(i), column + half * (WARP_SUMS / 2), size.columns, &sums[i][4 * half]);
 }
 
-/* Number of blocks per multiprocessor that __launch_bounds__ requests. Blocks of one warp, which loads its
- * tiles alone, and of four warps, which share large tiles, need more than 128 registers per thread. Lower
- * occupancy costs less than spilling. */
+/* Number of blocks per multiprocessor that __launch_bounds__ requests. Blocks of one warp need more than 128
+ * registers per thread, because the warp loads its tiles alone. Blocks of four warps need them, because their
+ * tiles are large. For both, lower occupancy costs less time than spilling. */
 static constexpr int blocks_held(int warps)
 {
     return (warps == 2 ? WARPS_HELD : WARPS_HELD * 3 / 4) / warps;

@@ -21,12 +21,13 @@ enum precision { PRECISION_FP32, PRECISION_TF32, PRECISION_BF16, PRECISION_FP16 
 struct device_layer {
     const struct layer *layer;
     float *in, *out;
-    float *in_delta, *out_delta; /* gradients of the loss; in_delta is NULL if it is not needed */
+    /* Gradients of the loss with respect to `in` and `out`. in_delta is NULL if it is not needed. */
+    float *in_delta, *out_delta;
     /* A ReLU is fused into its neighbours where possible. In the forward pass, the preceding layer applies it
      * if that layer has a GEMM or is an addition. In the backward pass, the following layer applies the
      * ReLU's mask if that layer has a GEMM or is a pooling (exception: share_relu() in engine.cu). */
-    bool relu;                        /* this layer also computes the next layer, a ReLU, forward */
-    bool relu_before;                 /* this layer also computes the previous layer, a ReLU, backward */
+    bool relu;                        /* forward, this layer also applies the ReLU after it */
+    bool relu_before;                 /* backward, this layer also applies the mask of the ReLU before it */
     bool forward_done, backward_done; /* ReLU only: a neighbour computes this pass */
     struct windows forward, backward; /* convolution only: windows over `in`, and over `out_delta` */
     uint32_t *largest;                /* pooling only: per output, the index of the maximum in its sample */
@@ -34,8 +35,8 @@ struct device_layer {
         uint16_t *in, *deltas;        /* 16-bit copies, (sample, position, channel) */
         uint16_t *weights, *opposite; /* (out, tap, in), and (in, opposite tap, out) */
     } packed;
-    const struct device_layer *added; /* LAYER_ADD only: the earlier layer */
-    void *library;                    /* state of the library that computes this layer, if one does */
+    const struct device_layer *added; /* LAYER_ADD only: the earlier layer whose output is added */
+    void *library;                    /* cuDNN's state for this layer; NULL if cuDNN does not compute it */
 };
 
 /* Data about the current batch that all layers use. Pointers are to device memory. */
@@ -120,8 +121,8 @@ enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allo
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass);
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass);
 /* Convolutions in 16-bit formats. packed_prepare() allocates layer->packed if the layer is a convolution with
- * suitable channel counts and precision; it ignores all other layers. `learns`: there will be a backward
- * pass. */
+ * suitable channel counts and precision. It ignores all other layers. `learns` tells whether there will be a
+ * backward pass. */
 enum status packed_prepare(struct device_layer *layer, enum precision precision, uint32_t batch, bool learns,
                            struct allocations *allocations);
 enum status packed_forward(const struct device_layer *layer, const struct pass *pass);
@@ -166,14 +167,16 @@ struct device_batch {
     struct draw_move *moves;
 };
 
-/* Chooses the samples of a step of an epoch, like train_batch() and draw_move(). */
+/* Chooses the samples of a step of an epoch and their shifts. The result is that of train_batch() and
+ * draw_move() on the host. */
 enum status batch_draw(const struct train *train, const struct device_set *set,
                        const struct device_batch *batch, uint32_t epoch, uint32_t step, uint32_t count,
                        cudaStream_t stream);
 /* Chooses the samples first, first + 1, ..., first + count - 1, without shifts. */
 enum status batch_list(const struct device_set *set, const struct device_batch *batch, uint32_t first,
                        uint32_t count, cudaStream_t stream);
-/* Writes the shifted and normalised values of a batch to `values`, like data_gather(). */
+/* Writes the shifted and normalised values of a batch to `values`. The result is that of data_gather() on the
+ * host. */
 enum status batch_gather(const struct data *data, const struct device_set *set,
                          const struct device_batch *batch, uint32_t count, float *values,
                          cudaStream_t stream);
@@ -187,9 +190,9 @@ struct device_losses {
     struct device_scale *scale; /* loss scaling; NULL: none */
 };
 
-/* Computes the loss of each sample, and writes the gradient of the logits to `deltas`, times the loss scale
- * if there is one. Adds the batch to losses->totals. If the loss is not finite, it records `step` as bad.
- * With loss scaling only NaN is bad, because an Inf is an overflow, which loss scaling handles. */
+/* Computes the loss of each sample. Writes the gradient of the logits to `deltas`, multiplied by the loss
+ * scale if there is one. Adds the batch to losses->totals. If the loss is not finite, records `step` as bad.
+ * With loss scaling, only NaN is bad, because loss scaling handles overflows to Inf. */
 enum status loss_take(const struct train *train, const float *logits, const uint32_t *labels, uint32_t count,
                       uint64_t step, float *deltas, const struct device_losses *losses, cudaStream_t stream);
 
@@ -207,7 +210,7 @@ static inline uint32_t blocks_for(size_t elements)
     return (uint32_t)((elements + BLOCK - 1) / BLOCK);
 }
 
-/* The index of this thread in the grid: the element that it computes. */
+/* Returns the index of this thread in the grid, which is also the index of the element that it computes. */
 static __device__ __forceinline__ uint32_t own_element(void)
 {
     return blockIdx.x * BLOCK + threadIdx.x;

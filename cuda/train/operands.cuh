@@ -35,7 +35,7 @@ static inline struct divider divider_of(uint32_t by)
 
 /* ---- Operands ---- */
 
-/* A matrix (ALONG) or its transpose. */
+/* A matrix that is stored row by row. If ALONG, a line is a row; otherwise a line is a column. */
 template <bool ALONG> struct matrix {
     static constexpr bool ALONG_DEPTH = ALONG;
     typedef const float *line;
@@ -123,7 +123,7 @@ struct windows {
     bool padded; /* some window extends outside the tensor */
 };
 
-/* A window: the address of its position in a sample, and the bits of the taps that are inside. */
+/* A window: the address of its position in a sample, and the bits of the taps that are inside the tensor. */
 struct window_position {
     const float *values;
     uint32_t bits;
@@ -274,9 +274,9 @@ struct channel_out {
         size_t at = index(channel, column);
         values[at] = finish(sum, bias, channel, relu, above, at);
     }
-    /* Kept to few instructions, because it is inlined for every four sums of a thread, and the GEMM's loop
-     * before it is short. Values that the four sums share are read once. The loop over sums that are not
-     * adjacent in memory is not unrolled. */
+    /* This function has few instructions, because it is inlined once per four sums of a thread. Values that
+     * the four sums share are read once. If the sums are not adjacent in memory, a loop stores them; it is
+     * not unrolled. */
     __device__ void put(uint32_t channel, uint32_t column, uint32_t columns, const float sums[4]) const
     {
         if (positions.by % 4 == 0) {

@@ -1,6 +1,6 @@
-/* Convolutions in 16-bit formats whose channel counts are multiples of 8, forward and backward. Their tensors
- * are packed before each GEMM. The results are fp32 tensors, so no other layer is affected. The sums have the
- * same terms as in conv.cu, in another order. */
+/* Forward and backward passes of convolutions in 16-bit formats, for channel counts that are multiples of 8.
+ * The input tensors are packed before each GEMM. The results are fp32 tensors, so no other layer is affected.
+ * The sums have the same terms as in conv.cu, in another order. */
 #include "train/network.cuh"
 #include "train/tensor_packed.cuh"
 
@@ -32,7 +32,7 @@ enum status packed_prepare(struct device_layer *layer, enum precision precision,
 struct pack_plan {
     uint32_t count;        /* number of threads */
     uint32_t positions;    /* per sample */
-    struct divider units;  /* per position */
+    struct divider units;  /* units of eight channels, per position */
     struct divider groups; /* of PACKED_POSITIONS positions, per sample, rounded up */
 };
 
@@ -106,7 +106,7 @@ static enum status pack_weights(const struct device_layer *layer, const struct p
     return STATUS_OK;
 }
 
-/* ---- Forward, and gradient of the input: rows are channels, columns (sample, position) ---- */
+/* ---- Forward, and gradient of the input: rows are channels, columns are (sample, position) ---- */
 
 static struct packed_windows windows_over(const uint16_t *values, const struct windows *windows,
                                           uint32_t channels)
@@ -162,7 +162,7 @@ static enum status input_backward(const struct device_layer *layer, const struct
                              .above = layer->relu_before ? layer->in : nullptr});
 }
 
-/* ---- Gradient of the weights: rows are output channels, columns (tap, channel) ---- */
+/* ---- Gradient of the weights: rows are output channels, columns are (tap, channel) ---- */
 
 /* Stores the gradient of the weights as (out, in, tap). The sums run over (sample, position). */
 struct weights_out {

@@ -1,4 +1,5 @@
-/* Loss scaling on the device. The host never waits for it; totals() returns the number of skipped steps. */
+/* Loss scaling on the device. The host never waits for the scale. The engine's totals() returns the number of
+ * skipped steps. */
 #ifndef FDSL_CUDA_TRAIN_SCALING_CUH
 #define FDSL_CUDA_TRAIN_SCALING_CUH
 

@@ -1,5 +1,5 @@
-/* Trains on batches from other workloads (core/step_backend.h), with the engine of train-bf16 and
- * DATA_CONSTANT. Before each step, the incoming batch is converted into the engine's batch buffer. */
+/* Trains on batches from other workloads (core/step_backend.h), with the engine of train-bf16. The feed is
+ * DATA_CONSTANT: before each step, the incoming batch is converted into the engine's batch buffer. */
 #include "core/step_backend.h"
 
 #include <float.h>
@@ -35,7 +35,7 @@ struct step_backend {
     struct model model;
     struct data data; /* its training set is the current batch */
     struct train train;
-    float *arena; /* host memory: initial parameters, followed by as many zeros */
+    float *arena; /* host memory: initial parameters, followed by zeros for the optimizer's moments */
     void *engine;
     struct engine_batch batch;
     struct allocations allocations;
@@ -136,9 +136,9 @@ static enum status find_normals(struct step_backend *self, const struct intake &
     return STATUS_OK;
 }
 
-/* Writes the batch in the engine's format: normalised halves, and labels. A label out of range means that the
- * file has changed; its checksum reports that later. Here such a label becomes 0, because it would be an
- * invalid index. */
+/* Writes the batch in the engine's format: normalised fp16 values, and labels. A label out of range means
+ * that the file has changed, which its checksum will report later. Here such a label becomes 0, because it
+ * would be an invalid index. */
 static __global__ void intake_kernel(const struct intake intake, const struct normal *normals,
                                      uint16_t *values, uint32_t *labels)
 {
@@ -171,8 +171,8 @@ static enum status take_in(struct step_backend *self, const struct batch *batch)
 
 /* ---- Steps ---- */
 
-/* Each batch is an epoch of one step. Batches may therefore differ in size. The epoch, which selects the
- * random draws of dropout, and the optimizer's step number advance with every batch. */
+/* Each batch is an epoch of one step. Batches may therefore differ in size. The optimizer's step number and
+ * the epoch advance with every batch. The epoch selects the random draws of dropout. */
 extern "C" enum status step_backend_step(struct step_backend *self, const struct batch *batch)
 {
     if (batch->count == 0 || batch->count > self->train.batch)
@@ -218,7 +218,7 @@ extern "C" enum status step_backend_reset(struct step_backend *self)
     const struct train_state state = {.parameters = self->arena, .m = zeros, .v = zeros, .scale = {}};
     CUDA_TRY(cudaSetDevice(self->device));
     TRY(ENGINE->set(self->engine, &state));
-    TRY(ENGINE->totals(self->engine, &unused)); /* resets them */
+    TRY(ENGINE->totals(self->engine, &unused)); /* resets the totals */
     CUDA_TRY(cudaMemsetAsync(self->recent, 0, RECENT * sizeof *self->recent, self->batch.stream));
     self->steps = 0;
     self->normalised = false;
@@ -260,7 +260,7 @@ static enum status make_sets(struct step_backend *self, uint32_t batch)
     return STATUS_OK;
 }
 
-/* Frees the values in host memory, because the engine has its own batch buffer. The counts stay. */
+/* Frees the values in host memory, because the engine has its own batch buffer. Keeps the counts. */
 static void forget_values(struct step_backend *self)
 {
     for (int part = 0; part < DATA_PARTS; part++) {

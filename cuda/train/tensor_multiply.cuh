@@ -3,13 +3,14 @@
  *     out[row][column] = sum over k of left(row, k) * right(column, k)
  *
  * Both factors are rounded to a format of tensor_formats.cuh before they are stored in shared memory; sums
- * are fp32. Tensors stay in fp32, so layers without GEMMs use the kernels of train-cuda, and any size works.
+ * are fp32. Tensors stay in fp32, so layers without GEMMs use the kernels of train-cuda. Any matrix size
+ * works.
  *
- * The gather limits the speed, not the arithmetic: values are read one by one, at the addresses that an
- * operand computes. A thread collects 16 bytes (a unit) in the direction in which memory is not contiguous.
- * Adjacent threads then read adjacent memory, and each thread writes its unit with one store. So a tile is
- * stored by lines if memory is contiguous across lines, and by depth if it is contiguous along the depth.
- * ldmatrix transposes tiles of 16-bit values that are stored by depth. */
+ * The speed is limited by the gather, not by the arithmetic: values are read one by one, at the addresses
+ * that an operand computes. A thread collects 16 bytes (a unit) in the direction in which memory is not
+ * contiguous. Adjacent threads then read adjacent memory, and each thread writes its unit with one store. So
+ * a tile is stored by lines if memory is contiguous across lines, and by depth if it is contiguous along the
+ * depth. ldmatrix transposes tiles of 16-bit values that are stored by depth. */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_MULTIPLY_CUH
 #define FDSL_CUDA_TRAIN_TENSOR_MULTIPLY_CUH
 

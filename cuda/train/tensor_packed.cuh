@@ -1,9 +1,9 @@
-/* The GEMM for convolutions in 16-bit formats whose channel counts are multiples of 8. Operands are packed as
- * (sample, position, channel), or "NHWC", so that 16 bytes are eight adjacent channels of a position.
+/* The GEMM of convolutions in 16-bit formats, for channel counts that are multiples of 8. Operands are packed
+ * as (sample, position, channel), or "NHWC", so that 16 bytes are eight adjacent channels of a position.
  * cp.async copies the windows of a convolution directly into shared memory, bypassing registers.
  *
- * Weights are ordered as (tap, channel). That is the depth of a convolution's sums, and the columns of its
- * weight gradient. */
+ * Weights are ordered as (tap, channel). The sums of a convolution run in this order, and the columns of its
+ * weight gradient have this order. */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_PACKED_CUH
 #define FDSL_CUDA_TRAIN_TENSOR_PACKED_CUH
 
@@ -65,9 +65,9 @@ struct packed_windows {
     }
 };
 
-/* Copies a unit, or writes zeros if it is outside; `valid` is any address in the tensor. The copy goes
- * through L1, because windows overlap and read each position repeatedly, and neighbouring blocks read the
- * same weights. */
+/* Copies a unit, or writes zeros if it is outside the tensor. `valid` is any address in the tensor. The copy
+ * goes through L1, because windows overlap and read each position repeatedly. Neighbouring blocks also read
+ * the same weights. */
 static __device__ __forceinline__ void copy_unit(uint4 *to, const struct packed_row &row,
                                                  const struct packed_unit &unit, const uint16_t *valid,
                                                  bool inside)
@@ -80,10 +80,10 @@ static __device__ __forceinline__ void copy_unit(uint4 *to, const struct packed_
 
 /* ---- Global memory to tiles ---- */
 
-/* A thread's part of copying a tile: unit threadIdx.x % 4 of every four, in row threadIdx.x / 4 of every 32.
- * If the tile is stored by lines, a row in memory is a line, and its units run along the depth. If it is
- * stored by depth, a row is a point, and its units run across lines. Values that are the same for all tiles
- * are kept. */
+/* A thread's part of copying a tile. Of every 32 rows, the thread copies from row threadIdx.x / 4. Of every
+ * four units in this row, it copies unit threadIdx.x % 4. If the tile is stored by lines, a row in memory is
+ * a line, and its units run along the depth. If it is stored by depth, a row is a point, and its units run
+ * across lines. Values that are the same for all tiles stay in registers. */
 template <class Operand, bool BY_DEPTH, int EXTENT> struct packed_loader;
 
 template <class Operand, int EXTENT> struct packed_loader<Operand, false, EXTENT> {

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Compiles the C code for aarch64: it must not need x86 intrinsics. If qemu can run the result, compares its images with those of
-# this machine.
+# Checks that the C code compiles for aarch64, that is, without x86 intrinsics. If qemu is installed, also compares the images of
+# the aarch64 program with the images of this machine's program.
 #
 #   scripts/check/cross.sh
 #
-# Needs gcc-aarch64-linux-gnu; without it, prints "skipped". For the images: qemu-user-static.
+# Needs gcc-aarch64-linux-gnu; without it, prints "skipped". The comparison of images needs qemu-user-static.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.."
 target=aarch64-linux-gnu
 command -v $target-gcc >/dev/null || { echo "  skipped cross: $target-gcc is not installed" && exit 0; }
 
-# Libraries for the other processor are not installed.
+# Builds without libraries, because they are not installed for aarch64.
 parts=(CUDA MPI PNG JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC ARCHIVE NVTX CUDNN)
 build=build/aarch64
 make --no-print-directory "${parts[@]/%/=0}" CC=$target-gcc LD=$target-ld AR=$target-ar OBJCOPY=$target-objcopy CFLAGS='-O2 -Werror' \

@@ -10,19 +10,21 @@
 Lines of docs/numbers.txt:
 
   page README.md                      the following lines are about this page
-  rows h200_synth res=512 dtype=u8   the following values come from this file of the reference; the filters apply to all of them
-  | `omp` | 16 threads | {} | {} |    part of a line of the page: {} is a number from a row, {_} any other number. If this
-                                      part appears twice here, the second is for the second matching line of the page.
+  rows h200_synth res=512 dtype=u8   the following values come from this file of rows; the filters apply to all of them
+  | `omp` | 16 threads | {} | {} |    part of a line of the page: {} is a number from a row, {_} any other number. If the
+                                      same part appears twice here, the second one is for the second line of the page with it.
       us(omp batch=32); rate(omp batch=32)     the values for {}, in the same order; indented
-  other ## Floors: computed           the numbers of this section, up to the next heading, are not from rows; with the reason
-  other FLOPs are counted: computed   the same for the lines that begin with these words
-  other: no rows are kept             the same for the whole page
+  other ## Floors: computed           no number of this section, up to the next heading, comes from a row; the reason follows
+  other FLOPs are counted: computed   no number in lines that begin with these words comes from a row
+  other: no rows are kept             no number of the whole page comes from a row
 
 A value is arithmetic over FUNCTION(FILTER …). A filter is COLUMN=VALUE (or >=), or a variant; @FILE[,FILE] selects other files.
-A function is a column; us or ms, the time per item; rate, items per second; or images, images per second while a training step
-runs. If several rows match, the function must select: min.us, max.us, median.us, first.us, last.us, or count.us. Values are
+A FUNCTION is the name of a column or one of these: us and ms (time per item), rate (items per second), images (images per
+second while a training step runs). If several rows match, a prefix selects one value: min.us, max.us, median.us, first.us or
+last.us; count.us is the number of values. Values are
 rounded to three significant digits; ~2 after a value means two digits, ~.1 one decimal, ~% one decimal below ten and none above.
-crossing(FILTER …) is the step time at which generating and this kind of reading are equally fast (scripts/compare/break_even.sh).
+crossing(FILTER …) is the training step's time in ms at which generating with fused and reading with the variant in the filter
+are equally fast (scripts/compare/break_even.sh).
 
 Exit status: 0 all numbers agree, 1 some do not, 2 usage or an invalid file.
 """
@@ -54,7 +56,7 @@ COMPUTED = {"us": lambda row: 1e6 * row["time_median_s"] / row["items"],
 
 
 class Reference:
-    """Returns the rows of a folder by file name."""
+    """The rows of a folder, by file name."""
 
     def __init__(self, folder):
         self.folder, self.files = folder, {}
@@ -63,7 +65,7 @@ class Reference:
         if name not in self.files:
             path = self.folder / f"{name}.csv"
             kind, rows = read_file(path)
-            if kind == "other":  # published points
+            if kind == "other":  # points from publications, not rows of fdsl-bench
                 header, records = read_csv(path)
                 rows = [Row(zip(header, fields)) for _, fields in records]
                 for row in rows:
@@ -121,7 +123,7 @@ def crossing(reference, arguments):
 
 
 def evaluate(reference, scope, expression):
-    """Formats a value for a page."""
+    """Evaluates an expression of docs/numbers.txt. Returns its value as the text for a page."""
     expression, _, digits = expression.partition("~")
     arithmetic = re.sub(r"([a-z][\w.]*)\(([^()]*)\)",
                         lambda match: repr(float(crossing(reference, match[2]) if match[1] == "crossing" else
@@ -243,7 +245,7 @@ class Page:
         return self.lines[i].startswith("|") and self.lines[i + 1:] and self.lines[i + 1].startswith("|--")
 
     def measurements(self, i):
-        """Yields likely measurements in a line: numbers with a unit and, in tables, longer numbers."""
+        """Yields the numbers of a line that are probably measurements: those with a unit and, in tables, longer ones."""
         line = re.sub(r"`[^`]*`|\]\([^)]*\)", lambda match: " " * len(match[0]), self.lines[i])
         in_table = line.startswith("|")
         label = line.index("|", 1) if in_table and "|" in line[1:] else 0  # skip the first cell, which names the row

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Verifies every synth variant over a grid of sizes on a machine with a GPU; with --sanitize, under
 # compute-sanitizer. Each variant runs with each value of each parameter, but not with every combination of the
-# largest values, because the oracle runs on the CPU.
+# largest values, because the reference runs on one CPU thread.
 #
 #   scripts/check/gpu.sh [--sanitize] [--variant NAMES]
 #
@@ -18,7 +18,7 @@ if ! grep -q 'bat  *available' <<<"$list"; then
     echo "check/gpu.sh: no CUDA variant runs here:$(grep '  bat ' <<<"$list")" >&2
     exit 4
 fi
-# All available variants except naive, which is added below for sizes that take it less than a second.
+# All available variants except naive, which is added below for sizes at which it takes less than a second.
 variants=$(awk '/^[a-z]/ { synth = /^synth:/ } synth && $2 == "available" && $1 != "naive" { print $1 }' <<<"$list" | paste -sd,)
 sanitize=0
 while (($#)); do
@@ -35,7 +35,7 @@ done
 
 exact=naive,$(tr , '\n' <<<"$variants" | { grep -E '^(omp|fused)' || true; } | paste -sd,)
 
-# vertices orbits res batch extra options
+# Each line: vertices, orbits, res, batch, further options. -: no vertices and no orbits, because classes are given.
 grid='3 1 224 1
 3 200 1024 256
 3 1500 224 256
@@ -100,7 +100,7 @@ outputs='--dtype f16 --channels 3
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh
 share_processors
-alone() { # command: runs without other checks, because a step is calibrated
+alone() { # command: runs without other checks, because it calibrates a training step
     wait
     "$@"
     wait
@@ -108,11 +108,11 @@ alone() { # command: runs without other checks, because a step is calibrated
 
 quick=(--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0)
 if ((sanitize)); then
-    # Small sizes, because the tools slow kernels down a hundredfold. No CPU variants, because the tools check
-    # only kernels.
+    # Small sizes, because the tools slow CUDA kernels down a hundredfold. No CPU variants, because the tools check
+    # only CUDA kernels.
     variants=$(tr , '\n' <<<"$variants" | grep -v '^omp$' | paste -sd,)
-    # Only memcheck supports kernels that launch kernels. The other tools check the kernels of bat and
-    # gbase-device in rng and gbase. racecheck checks shared memory, which only fused uses.
+    # Only memcheck supports kernels that launch kernels. The other tools skip bat and gbase-device; they run rng
+    # and gbase, which have the same kernels. racecheck checks shared memory, which only fused uses.
     for tool in memcheck racecheck initcheck synccheck; do
         [[ $tool == memcheck ]] || variants=$(tr , '\n' <<<"$variants" | grep -Ev '^(bat|gbase-device)' | paste -sd,)
         sizes=('3 5 31 2' '257 33 225 7' '64 3 64 40') # vertices orbits res batch
@@ -124,7 +124,7 @@ if ((sanitize)); then
                 "$bench" --variant "$variants" --verify "${quick[@]}" --vertices "$q" --orbits "$k" --res "$res" --batch "$batch"
         done
         # A long step, because the tools slow down launches more than the step's matrix product. All tools except
-        # memcheck slow down the product too much to calibrate a step; they check a real training step instead.
+        # memcheck slow down the product too much to calibrate a step; they run a real training step instead.
         consumed=(--vertices 64 --orbits 3 --compute 50)
         [[ $tool == memcheck ]] || consumed=(--classes 5 --compute train:logreg)
         alone check "$tool: consumed" compute-sanitizer --tool "$tool" --error-exitcode 9 \
@@ -185,7 +185,7 @@ END
         alone check "$output: the loss falls" scripts/check/learning.py 4 "$bench" --variant fused,omp --classes 4 --res 64 --batch 64 --loops 300 \
             --warmups 0 --warmup-time 0 $output --compute train
     done
-    refuses() { # a batch that fits into no device: expects exit status 2 and a message with its size
+    refuses() { # requests a batch that fits into no device; expects exit status 2 and a message with its size
         local output status=0
         output=$("$bench" --variant bat --batch 1000000 --res 2048 2>&1) || status=$?
         ((status == 2)) && grep -q 'needs .* GB of device memory, but .* GB are free' <<<"$output"

@@ -3,8 +3,8 @@
 #
 #   scripts/check/lint.sh
 #
-# Tools that are not installed are skipped with a message. So is clang-format unless it is version 14, because other
-# versions format differently. Exit status 1 if a linter complains.
+# Tools that are not installed are skipped with a message. clang-format is also skipped if its version is not 14, because
+# other versions format differently. Exit status 1 if a linter complains.
 set -uo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.." || exit

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Verifies the GPU variants of load over odd sizes, on a machine with a GPU: every byte on the device, every
-# tensor value, every label, and that each sample is delivered once. Also verifies them while a training step
+# Verifies the GPU variants of load for odd sizes, on a machine with a GPU. Checks every byte on the device, every
+# tensor value and every label, and that each sample is delivered once. Also verifies them while a training step
 # consumes the batches. With --sanitize, under compute-sanitizer; this needs build/tests/gpu_batch from `make tests`.
 #
 #   scripts/check/load_gpu.sh [--sanitize] [--variant NAMES] [DIR]
@@ -46,7 +46,7 @@ breaks() { # variant, state of the page cache, command that breaks a shard, opti
     fails_with 1 "$set/" "${runner[@]}" "$bench" --variant "$1" --data "$set" --cache "$2" --threads 4 --epochs 100 \
         --min-time 60 --max-time 90 "${@:4}"
 }
-alone() { # command: runs without other checks, because a step is calibrated
+alone() { # command: runs without other checks, because it calibrates a training step
     wait
     "$@"
     wait
@@ -78,13 +78,13 @@ make_sets() {
         make_set $layout odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8
         make_set $layout half 1 --samples 101 --sample-shape 1,1001 --dtype f16
         make_set $layout float 7 --samples 97 --sample-shape 129 --dtype f32
-        # Members of 64 KiB: copies from pageable memory may return before the data has arrived
+        # Samples of 64 KiB, because copies of this size from pageable memory may return before the data has arrived
         make_set $layout middle 3 --samples 500 --sample-shape 65408 --dtype u8
         make_set $layout large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8
         make_set $layout several 200 --samples 200 --sample-shape 40 --dtype u8
     done
     make_set shards many 10000 --samples 10000 --sample-shape 40 --dtype u8
-    # More than two launches of gpu-resident as f32, so that slots are reused
+    # As f32, gpu-resident needs more than two launches for this set and therefore reuses slots
     [[ $variants != *gpu-resident* ]] || make_set shards wide 3 --samples 2200 --sample-shape 65408 --dtype u8
     # Images with classes, for training
     for layout in files shards; do
@@ -94,7 +94,7 @@ make_sets() {
     done
     make_set shards pictures 8 --from synth --classes 4 --res 64 --samples 2048 --encode png
 }
-learn() { # variant, set, options ...: 320 training steps
+learn() { # variant, set, options ...: trains for 320 steps
     local layout
     for layout in $(layouts_of "$1"); do
         alone check "$1 $2-$layout ${*:3}: the loss falls" scripts/check/learning.py 4 "$bench" --variant "$1" --data "$dir/$2-$layout" \
@@ -118,7 +118,7 @@ if ((sanitize)); then
         runner=(compute-sanitizer --tool "$tool" --error-exitcode 9)
         [[ $tool != memcheck ]] || runner+=(--leak-check full)
         for variant in $variants; do
-            [[ $variant != gds ]] || continue # the tools would also check cuFile's kernels and copies
+            [[ $variant != gds ]] || continue # the tools would also check cuFile's own CUDA kernels and copies
             for set in one odd half large several; do
                 verify "$variant" "$set" --batch 32 --threads 2 --chunk 64 --ring 2 --dtype f16
             done
@@ -128,7 +128,7 @@ if ((sanitize)); then
         done
         check "$tool: a step of a given length" "${runner[@]}" "$batches" --product
     done
-    # Leaks and invalid accesses after a failure
+    # Checks for leaks and invalid accesses after a failure
     runner=(compute-sanitizer --tool memcheck --leak-check full --error-exitcode 9)
     if grep -qx shards-gpu <<<"$variants"; then
         delay_s=10 alone check 'memcheck: shards-gpu: a shard shrinks during a step' breaks shards-gpu any \
@@ -154,10 +154,10 @@ else
         for threads in 1 3 16; do
             alone verify "$variant" odd --compute 1 --threads $threads --epochs 3 --batch 31
         done
-        # Small shuffle buffers, so that batch buffers are reused within and across epochs, and readers hand over
-        # batches of other readers.
+        # With small shuffle buffers, batch buffers are reused within and across epochs, and a reader may hand over
+        # batches that other readers have filled.
         alone verify "$variant" odd --compute 1 --threads 3 --epochs 3 --batch 31 --shuffle 7 --chunk 8
-        # More batch buffers than the consumer has events.
+        # This run has more batch buffers than the consumer has events.
         alone verify "$variant" odd --compute 0.5 --threads 16 --epochs 3 --batch 1
         read -ra layouts < <(layouts_of "$variant")
         layout=${layouts[-1]}
@@ -167,7 +167,7 @@ else
         for dtype in raw bf16; do
             learn "$variant" taught --dtype $dtype
         done
-        learn "$variant" digits # with cnn, for samples of 1x28x28
+        learn "$variant" digits # --compute train selects cnn for samples of 1x28x28
         alone verify "$variant" few --batch 31 --threads 3 --epochs 2 --compute train:logreg
         if [[ $variant != files-gpu ]]; then
             for threads in 1 16; do

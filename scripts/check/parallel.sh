@@ -24,7 +24,7 @@ share_processors() {
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((($(nproc) + checks_at_once - 1) / checks_at_once))}
 }
 
-kill_tree() { # pid: kills a process, then its descendants. No process groups: they would outlive an interrupted script
+kill_tree() { # pid: kills a process, then its descendants. Process groups would outlive an interrupted script
     local children=() child
     read -rd '' -a children < <(cat "/proc/$1/task/"*/children 2>/dev/null) || true # ends without a NUL
     kill -KILL "$1" 2>/dev/null || true                                             # it may have ended

@@ -60,8 +60,8 @@ row "$several" never - "$verdict"
 
 for ranks in 1 "$several"; do
     moments='' kept=0
-    # Each kill waits for a number of finished shards, then for a random part of the time per shard. The last
-    # shards are not used: the export could end before the kill.
+    # Each kill waits for a number of finished shards, then for a random part of the time per shard. No kill
+    # waits for the last shards, because the export could end before the kill.
     goals=$(for ((i = 0; i < kills; i++)); do echo $((1 + RANDOM % (shards - 2 * ranks))); done | sort -n)
     for goal in $goals; do
         start "$ranks" killed

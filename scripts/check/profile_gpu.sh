@@ -79,7 +79,7 @@ for variant in gbase gbase-device rng bat bat-reuse; do
     check "stages of $variant" stages $variant noise_s vertices_s painting_s
 done
 for variant in fused fused-graph; do check "stages of $variant" stages $variant noise_s painting_s; done
-same_digest() { # after timing the stages, the images must be those of naive
+same_digest() { # checks that the images are those of naive after the stages have been timed
     local variant
     for variant in naive fused fused-graph; do
         "$bench" --variant $variant "${quick[@]}" --batch 5 --res 224 --format csv >"$work/digest-$variant.csv" || return
@@ -111,7 +111,7 @@ if scripts/sweep/profile.sh fused "${quick[@]}" --batch 2 --res 32 >"$work/profi
         check 'profile: shards-gpu' profiled 'unpack' shards-gpu --data "$work/set" --cache any
     fi
 else
-    echo "skipped, because scripts/sweep/profile.sh does not run here: profiles:  $(tail -n 1 "$work/profile")" >&2
+    echo "skipped the profiles, because scripts/sweep/profile.sh does not run here: $(tail -n 1 "$work/profile")" >&2
 fi
 
 # ---- A terminal ----

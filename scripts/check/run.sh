@@ -4,7 +4,7 @@
 #   scripts/check/run.sh BUILD SAN      SAN=1: a build with ASan and UBSan
 #
 #   JOBS=N        number of parallel suites; default: one per core
-#   ONLY=REGEX    runs only the suites whose names match (the linters are the suite lint)
+#   ONLY=REGEX    runs only the suites whose names match (the linters are the suites lint and cross)
 #
 # Prints one line per suite, the output of failed suites, and last "N passed, N failed" over all tests. Exit status 1 if
 # anything failed.
@@ -66,7 +66,7 @@ for suite in $(list_suites); do
 done
 conclude >"$counts.checks" || true
 grep -hs '^  skipped' "$logs"/*
-# A suite that did not end wrote no counts; it counts as one failure.
+# A suite that was killed has written no counts. It counts as one failure.
 awk 'FILENAME ~ /checks$/ { unended = $3; next }
     { passed += $1; failed += $2; unended -= $2 > 0 }
     END { failed += unended; printf "%d passed, %d failed\n", passed, failed; exit failed || !passed }' \

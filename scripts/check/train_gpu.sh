@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Verifies the trainers on a machine with a GPU: every kernel and every network against the oracle over odd
-# sizes, losses of 50 steps, bit-identical results of repeated and resumed runs, live samples, and checkpoints
-# across variants. With --sanitize, runs every kernel under compute-sanitizer. --engine selects train-tf32,
-# train-bf16 or train-amp instead of train-cuda; then it also checks their gemms bit for bit. Kernels of live samples,
-# cuDNN and train-graph are checked only with train-cuda.
+# Verifies the trainers on a machine with a GPU. Compares every CUDA kernel and every network with the reference, for
+# odd sizes, and the losses of 50 steps. Checks that repeated and resumed runs are bit-identical, that live samples equal
+# stored ones, and that variants can continue from each other's checkpoints. With --sanitize, runs every CUDA kernel under
+# compute-sanitizer. --engine selects train-tf32, train-bf16 or train-amp instead of train-cuda; the gemms of that
+# engine are then also checked bit for bit. Live samples, cuDNN and train-graph are checked only with train-cuda.
 #
 #   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp] [--sanitize]
 #
@@ -43,7 +43,7 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # shellcheck source=scripts/check/parallel.sh
-source scripts/check/parallel.sh # in parallel: most time goes to CUDA initialisation and the single-threaded oracle
+source scripts/check/parallel.sh # in parallel: most time goes to CUDA initialisation and the single-threaded reference
 share_processors
 
 if ((sanitize)); then
@@ -85,13 +85,13 @@ fi
 
 nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
 for net in $nets; do
-    check "against the oracle: $net" "$kernels" --engine "$engine" "$net"
+    check "compared with the reference: $net" "$kernels" --engine "$engine" "$net"
 done
 
 [[ $engine != cuda ]] || check 'live samples: their bits, their order on two streams, the same weights' "$live"
 
-# model data batch train-size extra options. Each line trains 50 steps, over several epochs if they are short. The
-# network must not memorise the samples: the remaining loss would be rounding error.
+# model data batch train-size extra options. Each line trains 50 steps, over several epochs if epochs are short. The
+# network must not memorise the samples, because the remaining loss would be rounding error.
 grid='logreg digits 1 60
 logreg digits 257 700 --optimizer sgd --lr 0.01
 lenet digits 1 60 --optimizer sgd --lr 0.001
@@ -118,7 +118,8 @@ cudnn() {
         echo "skipped train-cudnn:$(grep ' train-cudnn ' <<<"$list")"
         return
     fi
-    # Odd kernel and image sizes, a partial last batch, 3-D convolutions; then bit-identical results of two runs.
+    # Checks odd filter and image sizes, a partial last batch and 3-D convolutions. Then checks that two runs give
+    # bit-identical results.
     while read -r model data batch size extra; do
         # shellcheck disable=SC2086  # several words on purpose
         check "cuDNN: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
@@ -134,7 +135,7 @@ cudnn() {
 [[ $engine != cuda ]] || cudnn
 
 train=("$bench" --variant "train-$engine" --data digits --train-size 1000 --test-size 300 --batch 64 --shift 2 --epochs)
-same_weights() { # two runs of three epochs, and one that stops after the first and continues
+same_weights() { # compares two runs of three epochs, and a run that stops after one epoch and is resumed
     "${train[@]}" 3 --export "$work/one" && "${train[@]}" 3 --export "$work/two" &&
         "${train[@]}" 1 --checkpoint "$work/part" &&
         "${train[@]}" 3 --checkpoint "$work/part" --resume --export "$work/three" &&
@@ -164,7 +165,7 @@ killed_at_any_moment() { # variant, model, epochs, kills: each kill comes up to 
 check "train-$engine, killed five times during training, gives the same weights" \
     killed_at_any_moment "train-$engine" lenet 300 5
 synth=("$bench" --variant "train-$engine" --model lenet --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
-same_images() { # a live run, a stored run, and a stored run that continues live
+same_images() { # compares a live run, a stored run, and a stored run that continues live
     "${synth[@]}" 2 --export "$work/live" && "${synth[@]}" 2 --feed stored --export "$work/stored" &&
         "${synth[@]}" 1 --feed stored --checkpoint "$work/mixed" &&
         "${synth[@]}" 2 --checkpoint "$work/mixed" --resume --export "$work/resumed" &&
@@ -184,7 +185,7 @@ check "train-$engine continues from train-naive's checkpoint" goes_on
 check 'a NaN loss stops training, with its step and layer' fails_with 1 \
     'epoch 1, step [0-9]* of 4: the loss is not finite; [a-z 0-9]* is the first' \
     "$bench" --variant "train-$engine" --model lenet --data digits --train-size 256 --optimizer sgd --lr 100000
-# A layer of 2^31 values or more
+# With this batch, a layer would have 2^31 values or more.
 check 'a batch that is too large is refused' fails_with 2 'lower --batch to 58254' \
     "$bench" --variant "train-$engine" --model cnn --data digits --train-size 59000 --batch 59000
 if [[ $engine != cuda ]]; then
@@ -193,14 +194,14 @@ if [[ $engine != cuda ]]; then
 fi
 
 # ---- train-graph, infer-graph ----
-graph_cases() { # in parallel, because the oracle is slow
+graph_cases() { # runs the cases in parallel, because the reference is slow
     seq "$("$graph_kernels" --count)" | xargs -P "$(nproc)" -n 1 "$graph_kernels"
 }
-check 'train-graph against the oracle, and planted faults' graph_cases
+check 'train-graph compared with the reference, and planted faults' graph_cases
 graph=("$bench" --variant train-graph --model cnn --data digits --train-size 3000 --test-size 300 --batch 64 --shift 2 --epochs)
 check '10 steps of train-graph' "$bench" --variant train-graph --verify --model cnn --data digits --batch 65 \
     --train-size 200 --test-size 65 --epochs 1
-same_graph_weights() { # two runs of three epochs, and one that stops after the first and continues
+same_graph_weights() { # compares two runs of three epochs, and a run that stops after one epoch and is resumed
     "${graph[@]}" 3 --export "$work/seven" && "${graph[@]}" 3 --export "$work/eight" &&
         "${graph[@]}" 1 --checkpoint "$work/graph" &&
         "${graph[@]}" 3 --checkpoint "$work/graph" --resume --export "$work/nine" &&

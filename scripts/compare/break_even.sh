@@ -8,18 +8,18 @@
 # DIR is a folder on the disk to measure. The images are written there: 1.6 GB by default. DIR also keeps finished
 # rows, so that the same command continues an interrupted run.
 #
-# Rows go to FILE_synth.csv and FILE_load.csv. If FILE is results/break_even, `make plots` draws them. On a GPU, the
-# monitor records separate runs of files-gpu and shards-gpu: samples go to FILE_monitor.csv, rows to FILE_loaders.csv.
-# These rows are not part of the comparison.
+# Rows go to FILE_synth.csv and FILE_load.csv. If FILE is results/break_even, `make plots` draws them. If there is a GPU,
+# the monitor records separate runs of files-gpu and shards-gpu, which are not part of the comparison. Their monitor
+# samples go to FILE_monitor.csv, and their rows go to FILE_loaders.csv.
 #
 # TABLE (configs/sweep_break_even.tsv) is a table for scripts/sweep/run.sh with the columns variant, batch, res,
 # classes and compute. It lists the generators, and the durations of steps in milliseconds (-: no step). Readers use
 # the same batch, res and classes. Cold reads need root. Without a GPU, only rates without a step are compared.
 #
-# The work is equal: readers and generators deliver bytes, and all batches are full. A step on a partial batch
-# takes as long as on a full one, so partial batches would make readers seem slower. The number of images is
-# therefore a multiple of threads x batch. The shuffle buffer is an eighth of a thread's share, so that the
-# first batch does not wait for the whole share. The script takes about fifteen minutes.
+# Readers and generators do equal work: both deliver images as bytes, and all batches are full. A step on a partial
+# batch takes as long as on a full one, so partial batches would make readers seem slower. The number of images is
+# therefore a multiple of threads x batch. The shuffle buffer is an eighth of a thread's images, so that the first
+# batch does not wait until a thread has read all its images. The script takes about fifteen minutes.
 #
 # Environment (defaults in parentheses):
 #   SAMPLES (10000)             minimum number of images to read
@@ -27,7 +27,7 @@
 #   MIN_SAMPLES (6)             minimum number of runs per row; a warm run has four epochs
 #   READERS (all)               any of files, files-omp, files-gpu, shards, shards-omp, shards-gpu, gpu-resident, png
 #   CACHES (both if possible)   warm, cold
-#   WATCH (yes)                 empty: no monitor
+#   WATCH (yes)                 if empty, the monitor records nothing
 #   FDSL_BENCH (./fdsl-bench)   the program
 #
 # Exit status: 0 done, 1 something failed, 2 usage, 4 no generator is available.
@@ -36,7 +36,7 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 samples=${SAMPLES:-10000}
-shards=16 # the maximum number of threads
+shards=16 # at most this many threads can read
 max_time_s=${TIME:-3}
 min_samples=${MIN_SAMPLES:-6}
 read -ra wanted <<<"${READERS:-files files-omp files-gpu shards shards-omp shards-gpu gpu-resident png}"
@@ -84,7 +84,7 @@ column() { # name: prints the distinct values of this column
 one_value() { # name: prints the value of this column, which all lines must share
     local values
     mapfile -t values < <(column "$1")
-    ((${#values[@]} == 1)) || die 2 "$table: column '$1' has ${#values[@]} values; all lines must agree, or images differ"
+    ((${#values[@]} == 1)) || die 2 "$table: column '$1' has ${#values[@]} values; give all lines the same value, so that all variants deliver the same images"
     printf '%s' "${values[0]}"
 }
 
@@ -175,7 +175,7 @@ generating_table() {
 reading_lines() { # variant, set, cache, decode
     local step dtype=- window=$shuffle runs=$epochs warmups=1
     [[ $1 != *gpu* ]] || dtype=raw
-    [[ $1 != files* && $1 != gpu-resident ]] || window=- # these shuffle globally
+    [[ $1 != files* && $1 != gpu-resident ]] || window=- # these loaders shuffle globally
     [[ $3 == warm ]] || runs=- warmups=0 # the page cache is emptied before each run, so a warm-up has no effect
     for step in "${steps[@]}"; do
         printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\tyes\t%s\t%s\t%s\n' "$1" "$dir/$2" "$3" "$batch" "$threads" \

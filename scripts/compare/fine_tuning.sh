@@ -36,8 +36,8 @@ train() {
     "$bench" --variant "$variant" --model cnn-fdsl --lr-schedule cosine --lr-warmup 0.5 --out "$out" "$@"
 }
 
-# The lengths of an atom are in pixels, so at 64 x 64 most of the atom would be outside the image. Therefore draw
-# at 224 x 224 and shrink.
+# VisualAtom defines lengths in pixels, so at 64 x 64 most of a drawing would be outside the image. Therefore draw at
+# 224 x 224 and shrink.
 if [[ ! ${PRE-} ]]; then
     PRE=$work/pre
     "$bench" --prepare "$work/atoms" --from synth --classes "$classes" --samples $((classes * ${IMAGES:-110})) \
@@ -45,7 +45,7 @@ if [[ ! ${PRE-} ]]; then
     train --data "$work/atoms" --batch 256 --epochs "${EPOCHS:-10}" --lr 0.002 --checkpoint "$PRE"
 fi
 for size in ${SIZES:-1000 60000}; do
-    epochs=$((size < 20000 ? 40 : 4)) # enough for both ways of training to converge
+    epochs=$((size < 20000 ? 40 : 4)) # enough to converge, both pre-trained and from scratch
     for seed in ${SEEDS:-0 1 2}; do
         for init in '' "$PRE"; do
             train --data "$data" --train-size "$size" --batch 50 --epochs $epochs --lr 0.001 --seed "$seed" \

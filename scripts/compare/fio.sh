@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Compares cold reads of `fdsl-bench --variant shards-uring` with fio, the standard storage benchmark. Both read
 # the same shards in order, with O_DIRECT, io_uring, registered buffers, and the same block size and I/O depth.
-# Each round runs both programs, in alternating order. The first run of a program does not count, because a
-# hypervisor may cache reads of its guests; the median of the next three runs does. The page cache is empty at
-# the start of each run. Each program measures its own bandwidth over the same bytes, including tar headers.
+# Each round measures both programs, in alternating order. A measurement is four runs of a program. The first run does
+# not count, because a hypervisor may cache reads of its guests; the result is the median of the other three. The page
+# cache is empty at the start of each run. Each program measures its own bandwidth over the same bytes, including tar
+# headers.
 #
 # Both use huge pages for buffers if available (fio through glibc 2.35 or newer). With small pages, requests of
 # 1 MiB reach the device in pieces, and fio is slower.
@@ -16,7 +17,7 @@
 #   CPU (0)         the core for both programs
 #   SHARE (0.90)    minimum bandwidth of fdsl-bench as a share of fio's
 #
-# In every run, the kernel's counters must show that the bytes were read from the device. The counters are those of
+# In every run, the counters of Linux must show that the bytes were read from the device. The counters are those of
 # the process and, if the file system has its own block device, of that device.
 #
 # Exit status: 0 the median reaches SHARE, 1 it does not, or bytes were not read from the device, 2 usage, 4 no root
@@ -35,9 +36,9 @@ rounds=${2:-5}
 shopt -s nullglob inherit_errexit
 shards=("$dir"/*.tar)
 ((${#shards[@]})) || fail 2 "$dir holds no shards; fdsl-bench --prepare $dir --store shards writes some"
-[[ $dir != *:* ]] || fail 2 "fio parts names at colons; give another path than $dir"
+[[ $dir != *:* ]] || fail 2 "$dir: fio splits names at colons; give a path without a colon"
 command -v fio >/dev/null || fail 4 'no fio (apt install fio)'
-((EUID == 0)) || fail 4 'dropping the page cache takes root'
+((EUID == 0)) || fail 4 'only root can drop the page cache; run this script as root'
 
 bench=${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}
 block=${BLOCK:-1024} iodepth=${IODEPTH:-32} cpu=${CPU:-0} share=${SHARE:-0.90}

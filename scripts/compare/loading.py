@@ -14,9 +14,9 @@ labels, such as those of --prepare --from counter. Loaders:
     dali                NVIDIA DALI's webdataset reader on the CPU with the .idx files of --prepare, in order, if installed
 
 Workers are processes (threads for DALI) that persist over all epochs; the column `threads` counts them. With --workers 0 the
-main process reads in one thread; these variants are named torch-files-inline and so on. Before the timing, the hashes of the
-samples of one epoch are summed. The sum must match that of the files, or of the tars as tarfile reads them. Samples and bytes
-are counted in every epoch. Rows have the columns of fdsl-bench's workload `load`, so both fit into one table; columns that do
+main process reads in one thread; these variants are named torch-files-inline and so on. Before the timing, the script sums the
+hashes of all samples of one epoch. The sum must equal the sum over the files, or over the tar members that Python's tarfile
+reads. Samples and bytes are counted in every epoch. Rows have the columns of fdsl-bench's workload `load`, so both fit into one table; columns that do
 not apply are empty.
 
 --bench PROGRAM also measures the fdsl-bench variants on the same data, with one thread per worker (one thread for
@@ -25,8 +25,8 @@ files-gpu and shards-gpu, which deliver the same bytes on the GPU (--dtype raw).
 
 With --gpu, batches are delivered on the GPU, by torch-files-gpu and torch-shards-gpu. They are set up as PyTorch recommends:
 16 workers stack batches in shared memory, a thread copies them to pinned memory (pin_memory), and non_blocking=True copies
-them to the GPU. An epoch ends after the last copy. The bytes are not processed on the GPU, but the GPU variants of fdsl-bench
-process them.
+them to the GPU. An epoch ends after the last copy. These loaders do not process the bytes on the GPU; the GPU variants of
+fdsl-bench do.
 """
 import argparse
 import contextlib
@@ -72,7 +72,7 @@ def is_data(name):
 
 
 class TorchLoader:
-    """A DataLoader that persists over all epochs, so that none of them includes the start of workers."""
+    """A DataLoader that persists over all epochs, so that no epoch includes the start of workers."""
 
     def __init__(self, torch, dataset, options, **more):
         def collate(samples):  # one tensor per batch, because workers need time for each tensor that they pass on
@@ -316,7 +316,8 @@ def check(name, what, found, wanted):
 
 
 def measure(name, loader, wanted, options):
-    """Returns the seconds of each epoch. Before these, a warm-up epoch is hashed. Every epoch must deliver all samples."""
+    """Returns the seconds of each epoch. Before the timing, runs one epoch and checks its hashes. Every epoch must deliver all
+    samples."""
     times = []
     check(name, "the first epoch", hash_epoch(loader), wanted)
     while len(times) < options.min_samples or sum(times) < options.time:
@@ -328,8 +329,8 @@ def measure(name, loader, wanted, options):
 
 
 def name_of(loader, workers):
-    """Returns the name of a variant. The column `threads` is 1 with one worker and also with none, so the suffix -inline marks
-    the latter. DALI always has a thread of its own."""
+    """Returns the name of a variant. The column `threads` is 1 with one worker and also without workers. Therefore the suffix
+    -inline marks a variant without workers. DALI always has a thread of its own."""
     return loader if workers or loader == "dali" else loader + "-inline"
 
 
@@ -359,7 +360,8 @@ def row_of(name, layout, folder, shards, wanted, times, options):
 
 
 def columns_of(path):
-    """Returns the columns and schema of an existing file, or the current ones if there is none. Exits if rows do not fit."""
+    """Returns the columns and schema of an existing file, or the current ones if there is none. Exits if the
+    file has other columns."""
     if not path or not os.path.exists(path) or os.path.getsize(path) == 0:
         return COLUMNS, SCHEMA
     with open(path, newline="") as stream:

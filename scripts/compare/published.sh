@@ -5,7 +5,7 @@
 # sizes. Our times include clearing the images; the published times do not.
 #
 #   scripts/compare/published.sh [CSV]           CSV: append the rows to this file
-#   scripts/compare/published.sh CLONE [CSV]     first time the published code itself on this machine
+#   scripts/compare/published.sh CLONE [CSV]     before that, times the published code itself on this machine
 #
 # CLONE is a clone of hpca-uji/fdsl-gpu-pipeline. scripts/compare/published.py times its Python code (original and
 # NumPy, one core) and its CUDA code for the sizes of the figures, in about three minutes. Its rows go to CSV

@@ -17,7 +17,7 @@ norm, and the update of each parameter tensor within 1e-3 of the update's norm. 
 rounding: it makes a full step even for the smallest gradient. A NaN counts as a difference.
 
 Exit status: 0 done, 1 a failure or a difference, 2 usage, 4 no PyTorch, no CUDA in PyTorch, or an unavailable variant. If
-fdsl-bench fails, its status.
+fdsl-bench fails, the exit status is that of fdsl-bench.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def read_safetensors(path):
 
 
 def options_of(path):
-    """Returns the options that fdsl-bench created a file with, from the file's metadata."""
+    """Returns the options with which fdsl-bench created a file, from the file's metadata."""
     raw = pathlib.Path(path).read_bytes()
     about = json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])["__metadata__"]["fdsl-bench"]
     return dict(word.split("=", 1) for word in about.split())
@@ -98,7 +98,8 @@ def rows_of(text):
 # ---- One step ----
 
 def worst(mine, theirs):
-    """Returns the largest relative distance between a tensor of one program and the same tensor of the other, and its name."""
+    """Returns the largest relative distance between a tensor of one program and the same tensor of the other, and the
+    tensor's name."""
     distances = []
     for name, tensor in theirs.items():
         norm = tensor.double().norm().item()
@@ -122,7 +123,7 @@ def check_step(variant, model, arguments, device):
     loss.backward()
     off, tensor = worst({name: parameter.grad for name, parameter in net.named().items()}, gradients)
     optimizer.step()
-    # Relative to the update: Adam's update has the size of the learning rate for any gradient.
+    # The difference is relative to the update, because Adam's update has about the size of the learning rate for any gradient.
     step_off, step_tensor = worst({name: parameter.detach() - before[name] for name, parameter in net.named().items()},
                                   {name: after[name] - before[name] for name in before})
     loss_off = abs(loss.item() - step["loss"].item()) / max(step["loss"].item(), 1e-30)
@@ -323,7 +324,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", default="train-naive", help="variants of fdsl-bench; the first must have one row per epoch")
     parser.add_argument("--bench", default=PROGRAM, help="path of fdsl-bench")
-    parser.add_argument("--gradients", action="store_true", help="compare one step instead")
+    parser.add_argument("--gradients", action="store_true", help="compare one training step instead of epochs")
     parser.add_argument("--device", default="cpu", help="device of PyTorch: cpu or cuda")
     parser.add_argument("--modes", type=modes_of, help=f"modes of PyTorch: {', '.join(MODES)} (default: resident)")
     parser.add_argument("--precision", choices=PRECISIONS, help="precision of PyTorch (default: PyTorch's, fp32 with TF32 in "

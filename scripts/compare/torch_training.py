@@ -279,8 +279,8 @@ class Replayed(Training):
 
 
 def training_of(mode, row, data, before, device, precision, workers):
-    """Returns a training that is ready for its first epoch. If `precision` is None, it is PyTorch's default, or bf16 with a CUDA
-    graph. `workers` applies only to mode loader."""
+    """Returns a training that is ready for its first epoch. If `precision` is None, uses PyTorch's default precision, or bf16
+    with a CUDA graph. `workers` applies only to mode loader."""
     synchronise(device)
     begin = time.perf_counter()
     if mode in ("loader", "resident"):

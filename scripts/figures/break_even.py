@@ -28,7 +28,7 @@ GROUPS = (GENERATED,) + tuple(READ.values())
 LOADERS_FILE = "_loaders.csv"  # end of the name of the file with runs that were made only for the monitor
 READERS = ("files", "files-omp", "files-gpu", "shards", "shards-omp", "shards-gpu", "gpu-resident")
 
-Source = collections.namedtuple("Source", "group name")
+Source = collections.namedtuple("Source", "group name")  # where images come from: one of GROUPS, and a variant
 
 
 # ---- Selection -------------------------------------------------------------------------------------------------
@@ -46,12 +46,12 @@ def source_of(row):
 
 
 def job_of(row):
-    """Returns what comparable rows share: origin, machine and batch size."""
+    """Returns the job of a row: origin (yours or reference), machine and batch size. Only rows of one job are comparable."""
     return row.source, row["host"], row["batch"]
 
 
 def kept_fixed(row):
-    """Returns what the rows of one source share: the sweep, all parameters except the step, and the size of the data."""
+    """Returns what the rows of one line share: file and revision, all parameters except the step, and the size of the data."""
     return sweep_of(row) + tuple(row[column] for column in row.defaults if column != "compute") + (
         row["threads"], *((row["items"], row["sample_bytes"]) if row.is_load else ()))
 
@@ -74,7 +74,7 @@ def is_comparable(row):
 
 
 def sources(rows):
-    """Returns {source: {step: row}} of one job. Prefers jobs with a step, then the user's jobs, then the newest. If a source has
+    """Returns {source: {step: row}} of one job (job_of()). Prefers jobs with a step, then the user's jobs, then the newest. If a source has
     several sets of parameters, takes the set with most steps, then the newest."""
     rows = [row for row in rows if is_comparable(row)]
     if not rows:
@@ -166,7 +166,7 @@ def print_table(found):
     some = next(iter(next(iter(found.values())).values()))
     wide = 2 + max(16, *(len(cell(points.get(step))) for points in found.values() for step in steps))
     print(f"Images per second by step duration, batch {some['batch']:.0f}. Percentage: share of time that the GPU waits for batches, after "
-          f"its first step. In parentheses: total idle share in %, if it is larger by more than 1")
+          f"its first step. In parentheses: total share of idle time in %, if it is larger by more than 1 percentage point")
     print(f"\n{'':26}" + "".join(f"{'no step' if step == 0 else f'{step:g} ms':>{wide}}" for step in steps))
     group = ""
     for source, points in found.items():
@@ -234,7 +234,7 @@ def print_disk(found):
     for folder, (total, images, there) in seen.items():
         print(f"  {os.path.basename(folder):10} {1e-9 * total:.3g} GB for these {images:,.0f} images; "
               f"{1e-6 * total / images * 1e3:.3g} GB per million"
-              + ("" if there else " (size of the samples: their folder is missing or has changed)"))
+              + ("" if there else " (sum of the sample sizes, because their folder is missing or has changed)"))
 
 
 def say(paths):
@@ -301,7 +301,7 @@ def figure(measured):
     unverified = sorted({row["variant"] for row in shown if row["verified"] != "yes"})
     unsettled = sorted({row["variant"] for row in shown if row.unsettled})
     plot.caption = [f"Batch {batch:.0f}. A step of calibrated duration on the GPU consumes each batch while the next ones are "
-                    "generated or read; mean rates. On the gray line the GPU never waits. "
+                    "generated or read. Rates are means. On the gray line the GPU never waits. "
                     f"{device_words(shown)} ({'your rows' if shown[0].source == 'yours' else 'reference rows'}, "
                     f"host {shown[0]['host']}, revision {', '.join(sorted({row['revision'] for row in shown} - {''}))})."
                     + (f" Not verified: {', '.join(unverified)}." if unverified else "")

@@ -17,9 +17,9 @@ SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused"
          "torch-cpu": 8, "torch-cuda": 8, "torch-loader": 8, "torch-graph": 9, "torch-best": 1, "torch-autotuned": 0,
          "torch-shards": 8, "webdataset": 4,
          "published-python": 1, "published-numpy": 8, "published-gbase": 3, "published-bat": 6}
-PUBLISHED = ("published-python", "published-numpy", "published-gbase", "published-bat")  # of scripts/compare/published.py
+PUBLISHED = ("published-python", "published-numpy", "published-gbase", "published-bat")  # measured by scripts/compare/published.py
 PUBLISHED_GROUP_HERE = 8  # open points and thin lines
-DEVICES_MAX = 4  # GPUs, and CPUs, in one figure: the number of dash patterns in plots/common.gp
+DEVICES_MAX = 4  # maximum number of GPUs, and of CPUs, in one figure: plots/common.gp has this many dash patterns
 NO_SLOT = 8  # gray: variants that are not in the table
 
 
@@ -90,8 +90,8 @@ def device_of(row):
 
 class Devices:
     """The devices of a figure, each with its own group of line styles. The user's devices come before those of the reference.
-    GPUs and CPUs have separate groups. At most `most` GPUs and `most` CPUs are kept, the newest ones, but always one of the
-    reference. Reference devices that the user also has rows of are preferred, because these can be compared."""
+    GPUs and CPUs have separate groups. Keeps at most `most` GPUs and `most` CPUs, the newest ones, but always at least one device
+    of the reference. Prefers reference devices of which the user has rows, too, because the two can be compared."""
 
     def __init__(self, rows, most=DEVICES_MAX, item="images"):
         self.item = item
@@ -169,8 +169,8 @@ def threads_words(threads):
 
 
 def add_bar_devices(plot, devices, bars):
-    """Adds the last blocks: below the names of the bars, the device that adjacent bars share. There is one block per line of
-    text. Returns the number of blocks."""
+    """Adds the last blocks, which write the names of the devices below the names of the bars. Adjacent bars of one device share
+    its name. There is one block per line of text. Returns the number of blocks."""
     bar_px = (plot.width - 84 - 190) / (len(bars) + 0.2)
     labels, lines_max = [], 1
     for device, name, whose in devices.names():

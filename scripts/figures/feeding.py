@@ -10,7 +10,7 @@ from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_a
 from rows import TRAIN_PARAMETERS
 
 COMMAND = "scripts/compare/live_training.sh DIR results/live_training.csv"
-OF_DATA = ("data", "train_size", "test_size", "classes", "res", "feed", "fresh", "epochs")  # may differ between lines
+OF_DATA = ("data", "train_size", "test_size", "classes", "res", "feed", "fresh", "epochs")  # may differ between the lines of the figure
 JOB = tuple(column for column in TRAIN_PARAMETERS if column not in OF_DATA)
 MADE_HERE = ("synth", "digits", "clips")
 LIVE, CONSTANT, STORED = "generated live", "one constant batch", "generated before"
@@ -35,7 +35,7 @@ def is_loaded(name):
 
 
 def feeds(rows):
-    """Returns {feed: rows in order of epochs} for the best job that has both live and loaded samples. Prefers the user's jobs,
+    """Returns {feed: rows in order of epochs} for the best job (job_of()) that has both live and loaded samples. Prefers the user's jobs,
     then the job with most feeds, then the newest."""
     jobs = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in sorted(rows, key=lambda row: row["time_utc"]):

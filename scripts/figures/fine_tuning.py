@@ -11,7 +11,7 @@ from plot import Plot, log_range, log_ticks, number_words, ticks_125, x_axis
 COMMAND = "scripts/compare/fine_tuning.sh DIR results/fine_tuning.csv"
 SIZES_MAX = 4
 SLOTS = (3, 7, 5, 1)  # colours (plots/common.gp) by size of the training set, smallest first
-SCRATCH = 50  # line style of training from scratch, plus a slot: dashed, with open points
+SCRATCH = 50  # the line style of training from scratch is this number plus a slot: dashed, with open points
 # These columns may differ within a job.
 FREE = ("train_size", "seed")
 
@@ -21,8 +21,9 @@ def job_of(row):
 
 
 def lines_of(rows):
-    """Returns {(training samples, --init): rows} for the best job. Prefers the user's jobs, then the job with most sizes that
-    were trained both ways, then the newest. All pre-trained rows have the same --init."""
+    """Returns {(training samples, --init): rows} for the best job (job_of()). Prefers the user's jobs, then the job with most
+    sizes that were trained both from scratch and from pre-trained parameters, then the newest. All pre-trained rows have the
+    same --init."""
     jobs = collections.defaultdict(lambda: collections.defaultdict(list))
     for row in rows:
         jobs[job_of(row)][row["train_samples"], row["init"]].append(row)

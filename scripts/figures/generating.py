@@ -39,15 +39,15 @@ def paper_rows(measured, variants, rows=None, **fixed):
 
 
 def preferred(row):
-    """Key for max() over rows of one variant. Prefers the largest batch up to 256, otherwise the smallest above; then most
+    """Key for max() over rows of one variant. Prefers the largest batch up to 256, otherwise the smallest above 256; then most
     threads, then the newest."""
     batch = row["batch"]
     return (batch <= 256, batch if batch <= 256 else -batch, row["threads"], row["time_utc"])
 
 
 def series_over(rows, x, free):
-    """Returns lists of rows in order of column x, one list per device and variant. If there are several combinations of a sweep
-    and the `free` columns, takes the one with most points, then the one with the preferred row."""
+    """Returns lists of rows in order of column x, one list per device and variant. If the rows have several combinations of
+    sweep and `free` columns, takes the combination with most points, then the combination with the preferred row."""
     groups = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in rows:
         combination = sweep_of(row) + tuple(row[column] for column in free)
@@ -73,7 +73,8 @@ def best_rows(rows):
 
 
 def lines_plot(measured, title, figure, x, fixed, free, command, caption):
-    """Plots time per image vs. column x: rows by device, published points, and for batches also the published code."""
+    """Plots time per image vs. column x: rows by device and published points. If x is the batch, also plots the times of the
+    published code on our GPU."""
     plot = Plot(title)
     candidates = paper_rows(measured, IN_FIGURES, measured.sweeps, **fixed)
     ours = series_over(candidates, x, free)
@@ -255,7 +256,7 @@ THIN = 6  # in percent of a bar: the number does not fit into thinner parts
 
 
 def stage_parts(row, names):
-    """Returns (from %, to %, text) per stage. The text is empty if it does not fit inside."""
+    """Returns (from %, to %, text) per stage. The text is empty if it does not fit into that part of the bar."""
     times = [row.micros(name) or 0 for name in names]
     parts, at = [], 0
     for us in times:
@@ -266,8 +267,7 @@ def stage_parts(row, names):
 
 
 def thin_parts(row, names):
-    """Returns (height %, text) of the parts that are too thin for text inside. The texts are next to the bar and do not
-    overlap."""
+    """Returns (height %, text) of the parts that are too thin for a text. Their texts are next to the bar and do not overlap."""
     beside = []
     for (low, high, _), name in zip(stage_parts(row, names), names):
         if 0 < high - low < THIN:

@@ -20,8 +20,8 @@ def line_of(row):
 
 def curves(rows):
     """Returns lists of rows in order of epochs, one list per device, variant and number of threads, for the best job. Prefers
-    the user's jobs, then most lines, then most rows, then the newest. Skips jobs that were also started from a checkpoint
-    (figure fine_tuning shows them). Also skips runs on one constant batch, whose loss is meaningless."""
+    the user's jobs, then most lines, then most rows, then the newest. Skips jobs that also have runs from pre-trained parameters
+    (--init), which the figure fine_tuning shows. Also skips runs on one constant batch, whose loss is meaningless."""
     fine_tuned = {job_of(row) for row in rows if row["init"]}
     rows = [row for row in rows if job_of(row) not in fine_tuned and row["feed"] != "constant"]
     jobs = collections.defaultdict(lambda: collections.defaultdict(dict))

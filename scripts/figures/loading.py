@@ -15,7 +15,7 @@ OTHERS = ("torch-files", "torch-shards", "webdataset")  # from scripts/compare/l
 OTHERS_TO_GPU = ("torch-files-gpu", "torch-shards-gpu")  # from scripts/compare/loading.py --gpu
 NOT_OURS = OTHERS + tuple(f"{name}-inline" for name in OTHERS) + ("dali",) + OTHERS_TO_GPU
 IN_ORDER, SHUFFLED = "in order", "shuffled"
-COPIES = 90  # plus the group of a device: the line style of memcpy on that device
+COPIES = 90  # the line style of memcpy on a device is this number plus the device's group
 NEAREST_BYTES = 1 << 14  # figures that show one sample size prefer the size nearest to this one
 DEVICES = 2  # at most, per figure, because the other dashes show the order or the page cache
 # Columns that are constant along a line. Options that do not apply to a loader have their default.
@@ -121,7 +121,7 @@ def about_others(rows):
 
 
 def style_of(devices, row):
-    """Filled points: in order; open points: shuffled; dashes by device."""
+    """Returns a line style: filled points for samples in order, open points for shuffled samples, dashes by device."""
     return 10 * (devices.groups[device_of(row)] + 4 * (order_of(row) == SHUFFLED)) + SLOTS[row["variant"]]
 
 
@@ -131,7 +131,7 @@ def add_lines(plot, devices, lines, x, point, copied, note):
     device's name."""
     both = len({device[0] for device in devices.groups}) > 1
     for device, name, whose in devices.names():
-        crossed = int(both and device[0] == "yours")  # distinguishes points without lines
+        crossed = int(both and device[0] == "yours")  # a cross distinguishes the user's points, even where a point has no line
         before = len(plot.blocks)
         mine = [points for points in lines if device_of(points[0]) == device]
         plot.legend += [(0, line) for line in name] + [(0.5, whose + note(mine[0][0]))] + [(0.5, "points with a cross")] * crossed
@@ -218,7 +218,7 @@ def rates(row):
                  for column in ("time_median_s", "time_p95_s", "time_min_s"))
 
 
-CALLS = {"open": 6, "read": 2, "close": 5}  # each system call and its slot
+CALLS = {"open": 6, "read": 2, "close": 5}  # each system call and its slot (plots/common.gp)
 QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 
 
@@ -319,7 +319,7 @@ def cold(measured):
     return plot
 
 
-VIDEO_BYTES = 3 * 8 * 64 * 64 * 2  # of a float16 sample
+VIDEO_BYTES = 3 * 8 * 64 * 64 * 2  # bytes of a float16 sample of shape (3, 8, 64, 64)
 NPY_HEADER_BYTES = 128
 
 

@@ -21,9 +21,9 @@ PANELS = (  # title, scale, columns with their names, minimum height of the axis
 
 
 def last_run(samples):
-    """Returns (samples, ranks, gpus, number of runs). The samples are of the last run in the file, the lowest rank, and its first
-    GPU. `ranks` and `gpus` name all ranks of the file, and all GPUs of that rank in that run. Runs of that rank are counted. A
-    new run begins where the time restarts."""
+    """Returns (samples, ranks, gpus, number of runs). The samples are from the last run of the lowest rank, on its first GPU.
+    `ranks` names all ranks in the file. `gpus` names all GPUs of the lowest rank in its last run. The number of runs is that of
+    the lowest rank. A new run begins where the time restarts."""
     ranks = sorted({sample["rank"] for sample in samples}, key=lambda rank: (len(rank), rank))
     samples = [sample for sample in samples if sample["rank"] == ranks[0]]
     starts = [i for i, sample in enumerate(samples) if i == 0 or sample["time_s"] < samples[i - 1]["time_s"]]
@@ -41,7 +41,7 @@ def left_out(measured, chosen, runs):
 
 
 def spans(samples, key, end):
-    """Returns (key, from, to) for each series of consecutive samples with the same key. Each ends where the next begins."""
+    """Returns (key, from, to) for each series of consecutive samples with the same key. Each series ends where the next one begins."""
     found = []
     for sample in samples:
         if not found or found[-1][0] != key(sample):
@@ -121,7 +121,7 @@ def fitting_names(found, px_s, size):
 LOADERS = {"files-gpu": 1, "shards-gpu": 6, "gds": 5, "files-omp": 2, "shards-omp": 7}
 LOADER_PANELS = (("GPU use (%)", 1, "gpu_utilisation_percent"), ("CPU (cores)", 1, "cpu_cores"))
 RATE_PANEL = "throughput (GB/s)"
-OFF = 1e300  # outside the axis: gnuplot warns about lines without points
+OFF = 1e300  # in place of a missing rate: outside the axis, because gnuplot warns about lines without points
 
 
 def timed_loaders(measured):

@@ -113,7 +113,8 @@ def nice_above(value):
 
 
 def x_axis(low, high, at, px=INNER_PX, log=True):
-    """Returns the variables of an x axis: range and ticks. A tick whose number would touch the previous one has no number."""
+    """Returns the variables of an x axis: range and ticks. A tick has no number if its number would touch the previous
+    number."""
     scale = (lambda x: math.log(x / low) / math.log(high / low)) if log else lambda x: (x - low) / (high - low)
     text, end = [], -math.inf
     for value in at:
@@ -138,7 +139,8 @@ def linear_ticks(low, high):
 
 
 def log_ticks(low, high, words):
-    """Returns the variables of a log y axis. Labels are at powers of ten, and also at 2 and 5 times if there are few of them."""
+    """Returns the variables of a log y axis. Labels are at powers of ten and, if these are few, also at 2 and 5 times powers
+    of ten."""
     named = (1,) if high / low > 300 else (1, 2, 5)
     ticks = [(m * 10.0**e, words(m * 10.0**e) if m in named else "") for e in range(-12, 20) for m in range(1, 10)
              if 0.999 * low <= m * 10.0**e <= 1.001 * high]

@@ -79,8 +79,8 @@ def option(column):
 
 
 def batch_option(row):
-    """Returns the --batch of a row. The column of a row with rank=all is the sum over ranks. --batch is per rank with weak
-    scaling, and in the workload load, whose ranks share samples, not batches."""
+    """Returns the value of --batch for a row. In a row with rank=all, the column `batch` is the sum over ranks. --batch is per
+    rank with weak scaling, and always in the workload load, whose ranks divide samples, not batches."""
     return row["batch"] / (row["ranks"] if row["rank"] == "all" and (row["scaling"] == "weak" or row.is_load) else 1)
 
 
@@ -103,7 +103,7 @@ def parameters(row):
 
 
 def threads_option(row):
-    """Returns the --threads of a row, per rank. Returns None for GPU variants, and for variants that always have one thread.
+    """Returns the value of --threads for a row, which is per rank. Returns None for GPU variants and for single-threaded variants.
     Also returns None if ranks have different numbers of threads, because then --threads was not given."""
     threads = threads_per_rank(row)
     one_thread = row["variant"].endswith("naive") or row["variant"] in loading.ONE_THREAD + loading.NOT_OURS + PUBLISHED

@@ -33,8 +33,8 @@ LOAD_DEFAULTS = {
 }
 LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
 
-# The parameters of workload train in column order. A row of train is one epoch. Rows of infer are only in the
-# figure roofline and in the report.
+# The parameters of workload train in column order. A row of train is one epoch. Only the figure roofline and the
+# report use rows of infer.
 TRAIN_PARAMETERS = ("data", "train_size", "test_size", "classes", "res", "model", "batch", "epochs", "optimizer", "lr",
                     "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
                     "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed")

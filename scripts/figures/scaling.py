@@ -63,8 +63,8 @@ def add_one_rank(measured, lines):
 
 def best_lines(lines):
     """Returns one line per device, variant and kind of scaling: the one with most points, then the newest. If ranks share the
-    cores of a CPU, every point has another number of threads per rank. Then all points of that job are returned together, and
-    the figure does not join them by a line."""
+    cores of a CPU, every point has a different number of threads per rank. Then returns all points that differ only in this
+    number together, and the figure does not join them by a line."""
     groups = collections.defaultdict(list)
     for key, points in lines.items():
         groups[key[:6]].append((len(points), max(row["time_utc"] for row in points.values()), key))
@@ -102,7 +102,8 @@ def add_legend(plot, devices, lines):
 
 
 def rank_threads(points):
-    """Returns '8 threads per rank'. If points differ, returns '8 threads per rank at 2, 4 at 4' (at 2 ranks, 4 at 4 ranks)."""
+    """Returns '8 threads per rank'. If points differ, returns for example '8 threads per rank at 2, 4 at 4': 8 threads at
+    2 ranks, 4 threads at 4 ranks."""
     threads = [f"{threads_per_rank(row):.3g}" for row in points]
     first = f"{threads[0]} thread{'' if threads[0] == '1' else 's'} per rank"
     return first if same_threads(points) else f"{first} at {points[0]['ranks']:.0f}, " + ", ".join(

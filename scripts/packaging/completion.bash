@@ -1,7 +1,7 @@
 # bash completion for fdsl-bench. Takes options and values from the --help of the program that is being completed.
 
-# Prints the help of the options that the command line may have: those of compare, those of --prepare, or the common
-# ones and those of a workload. --workload or --variant selects the workload; the default is synth.
+# Prints the help of all options that fit the command line: the options of compare, or the options of --prepare, or the
+# common options and those of a workload. --workload or --variant selects the workload; the default is synth.
 _fdsl_bench_help()
 {
     local words=" ${COMP_WORDS[*]} " chosen=(--workload synth) i
@@ -33,14 +33,14 @@ _fdsl_bench_values()
         END                    { done() }'
 }
 
-# Prints the measures that compare accepts: those that its help lists, and the columns of file $2 that end with _s.
+# Prints the measures that "$1 compare" accepts: the ones in its help, and the columns of file $2 that end with _s.
 _fdsl_bench_measures()
 {
     "$1" compare --help 2>/dev/null | awk '/^measures:/ { print "time_per_item"; on = 1; next } on && /^$/ { exit } on { gsub(/,/, ""); print }'
     head -n 1 -- "${2/#\~/$HOME}" 2>/dev/null | tr -d '\r' | tr ',' '\n' | grep '_s$'
 }
 
-# Completes the command after "--", which --monitor watches. Its name is word $1 of the command line.
+# Completes the command after "--", which --monitor watches. The command's name is word $1 of the command line.
 _fdsl_bench_command()
 {
     local kind=-f

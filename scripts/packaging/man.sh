@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the man page to stdout. Generates it from --help, so that the two agree.
+# Writes the man page to stdout. Generates it from --help, so that man page and help agree.
 #
 #   scripts/packaging/man.sh ./fdsl-bench VERSION
 set -euo pipefail
@@ -36,7 +36,7 @@ A workload is a kind of job: generating images, loading samples, training or inf
 The options of each workload follow the options that all workloads share.
 .SH EXAMPLES
 HEAD
-# awk reads to the end of its input. Otherwise SIGPIPE would end the program, and pipefail this script.
+# awk reads to the end of its input. Otherwise SIGPIPE would end the program, and pipefail would end this script.
 "$program" --help | awk '/^examples:/ && !on++ { print ".nf"; next } on == 1 && /^$/ { print ".fi"; on++ } on == 1 { gsub(/-/, "\\-"); print }'
 {
     "$program" --help --verbose | sed '/^lists and ranges/,$d'
@@ -70,7 +70,7 @@ appends; one file per workload.
 .B OMP_NUM_THREADS
 number of CPU threads if
 .B --threads
-is not given; of a list, the first number counts.
+is not given. In a list, only the first number counts.
 .TP
 .B FDSL_PROGRESS_S
 seconds between two progress lines of

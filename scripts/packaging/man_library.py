@@ -16,12 +16,12 @@ def escape(text):
 
 
 def comment_text(comment):
-    """The text between /* and */, without the leading stars."""
+    """Returns the text between /* and */, without the leading stars."""
     return re.sub(r'^ \* ?', '', comment.strip()[2:-2].strip(), flags=re.M)
 
 
 def paragraphs(text):
-    """man(7) paragraphs of a comment; indented blocks stay as they are."""
+    """Converts a comment to man(7) paragraphs. Keeps the line breaks of indented blocks."""
     lines = []
     for block in re.split(r'\n\s*\n', text):
         if block.startswith('    '):
@@ -32,7 +32,7 @@ def paragraphs(text):
 
 
 def split(source):
-    """The parts of the header: [(comment, declaration)]."""
+    """Returns the documented declarations of the header: [(comment, declaration)]."""
     parts = []
     for match in re.finditer(r'(/\*(?:[^*]|\*(?!/))*\*/)\n((?:FDSL_API|struct|enum)[^{;]*(?:\{[^}]*\})?;)', source):
         parts.append((comment_text(match.group(1)), match.group(2).replace('FDSL_API ', '')))

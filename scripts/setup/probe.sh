@@ -20,7 +20,7 @@ found()
 
 find_mpi()
 {
-    # Open MPI and MPICH alike print: gcc -I... -L... -lmpi
+    # Both Open MPI and MPICH print: gcc -I... -L... -lmpi
     local show flag compile=() link=()
     show=$($MPICC -show 2>/dev/null) || return
     for flag in ${show#* }; do

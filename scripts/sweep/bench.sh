@@ -47,8 +47,8 @@ if $bench --list | grep -q '^  files  *available'; then
     done
 fi
 
-# Three epochs over generated digits are enough for curves. Inference needs a network, but its speed does not depend
-# on the weights.
+# Three epochs over generated digits are enough for the curves in the figures. Inference needs a trained network, but its
+# speed does not depend on the weights.
 digits=(--model lenet --lr 0.002 --test-size 1000)
 every --workload train "${digits[@]}" --train-size 3000 --epochs 3 --out results/train.csv
 $bench --variant train-naive "${digits[@]}" --train-size 640 --epochs 1 --checkpoint "$samples/network" >/dev/null

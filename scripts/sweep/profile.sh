@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Profiles a variant with Nsight Systems (nsys) or Nsight Compute (ncu), and prints two tables: its kernels and its
-# ranges, with calls, total time, median time and share. docs/profiling.md lists the ranges.
+# Profiles a variant with Nsight Systems (nsys) or Nsight Compute (ncu), and prints two tables: one of CUDA kernels
+# and one of named ranges. Columns: calls, total time, median time, share. docs/profiling.md lists the ranges.
 #
 #   scripts/sweep/profile.sh [--tool nsys|ncu] [--launches N] [--keep DIR] VARIANT [OPTION ...]
 #
@@ -18,8 +18,8 @@
 #
 # nsys measures kernels on the device and ranges on the host. ncu measures kernels one at a time, without overlap; the
 # time of a range is the sum of its kernels. Neither tool sees kernels launched by kernels (bat, gbase-device).
-# Profilers slow everything down: use only the shares from here, and take times from rows. Exit status 4 if the tool, or
-# both tools without --tool, are not installed, or if fdsl-bench is not built.
+# Profilers slow everything down: use only the shares from here, and take times from rows. Exit status 4 if
+# fdsl-bench is not built, the tool named by --tool is not installed, or (without --tool) neither tool is installed.
 set -euo pipefail
 usage() { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; }
 refuse() { # reason
@@ -53,7 +53,7 @@ tables=$(dirname "$0")/profile_tables.py
 bench=${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}
 [[ -x $bench ]] || { echo "profile.sh: $bench is not built: run make" >&2 && exit 4; }
 
-installed() { # tool, paths outside PATH: prints the tool's path, else the newest of these
+installed() { # tool, other paths: prints the tool's path in PATH, else the newest version among the other paths
     command -v "$1" || for path in $2; do [[ ! -x $path ]] || echo "$path"; done | sort -V | tail -n 1
 }
 nsys=$(installed nsys '/opt/nvidia/nsight-systems/*/bin/nsys')

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Prints two tables from a profiler's report, kernels and ranges: name, calls, total and median time, share.
+"""Prints two tables from a profiler's report: one of kernels, one of ranges. Columns: name, calls, total, median, share.
 
     scripts/sweep/profile_tables.py nsys KERNELS.csv RANGES.csv    `nsys stats` of cuda_gpu_kern_sum and nvtx_sum
     scripts/sweep/profile_tables.py ncu KERNELS.csv                `ncu --page raw --csv --nvtx` with gpu__time_duration.sum
 
-scripts/sweep/profile.sh calls it. Exit status 1 if there is nothing to show.
+scripts/sweep/profile.sh calls this script. Exit status 1 if there is nothing to show.
 """
 
 import collections
@@ -48,7 +48,7 @@ def shown(nanoseconds):
 
 
 def table(title, entries, whole):
-    """Prints a table. Entries are (name, calls, total ns, median ns); `whole` is the time in ns of a 100 % share."""
+    """Prints a table. Entries are (name, calls, total ns, median ns); `whole` is the time in ns that counts as 100 %."""
     width = max([len(title)] + [len(entry[0]) for entry in entries])
     print(f"{title:{width}}  {'calls':>8}  {'total':>10}  {'median':>10}  {'share':>7}")
     for name, calls, total, median in sorted(entries, key=lambda entry: -entry[2]):

@@ -5,8 +5,9 @@
 #
 #   scripts/sweep/reference.sh OUT [--section NAME,...] [--mnist DIR] [--work DIR] [--prefix NAME] [--dry-run]
 #
-# OUT: folder for the files and for reference.tar.gz with all of them. --section: sections to measure; default: those
-# that together fit into ten minutes on one H200 with 16 cores (--list shows each section, its seconds and its files).
+# OUT: folder for the files and for reference.tar.gz with all of them. --section: sections to measure. --list shows each
+# section, its seconds on one H200 with 16 cores, whether it is measured by default (yes), and its files. The default
+# sections take ten minutes.
 # --mnist: folder with the four files of MNIST, for sections that train. --work (OUT/work): folder for
 # images (1 GB) on the disk to measure; sections with the same folder reuse the images. --prefix (h200): prefix of file
 # names. --dry-run: prints the commands.
@@ -109,7 +110,7 @@ ladder() {
     synth fused --batch 256 --out-res 224 --fit crop --dtype f16 --channels 3 --layout nhwc --max-time 3
 }
 
-break_even_table() { # steps ...: lines of a table of scripts/sweep/run.sh
+break_even_table() { # steps ...: prints a table for scripts/sweep/run.sh
     local variant step
     printf 'variant\tbatch\tres\tclasses\tcompute\tverify\twarmup-time\tmin-time\tmax-time\n'
     for variant in fused bat gbase omp; do
@@ -125,7 +126,7 @@ break_even_rows() { # caches, readers, watch, steps ...
         attempt scripts/compare/break_even.sh "$work/images" "$work/rows" "$work/break_even.tsv"
 }
 
-keep_rows() { # file there, name here
+keep_rows() { # name of the file in $work, name of the file in $out
     attempt cp "$work/rows_$1.csv" "$(file "$2")"
 }
 
@@ -190,7 +191,7 @@ load() {
     attempt rm -rf $sets
 }
 
-# Sections of scripts/sweep/reference_load_gpu.sh.
+# These sections call scripts/sweep/reference_load_gpu.sh.
 load-stress() { attempt scripts/sweep/reference_load_gpu.sh --section stress /dev/shm/fdsl-reference "$(file load_gpu_stress)"; }
 load-ranks() { TIME=1 BYTES=500000000 attempt scripts/sweep/reference_load_gpu.sh --section ranks /dev/shm/fdsl-reference "$(file load_gpu_ranks)"; }
 clips() { attempt scripts/sweep/reference_load_gpu.sh --section clips /dev/shm/fdsl-reference "$(file train_clips)"; }
@@ -225,7 +226,7 @@ train-others() {
     done
 }
 
-# ---- All of them ----
+# ---- Running the sections ----
 
 for name in ${chosen//,/ }; do
     read -r _ seconds _ files <<<"$(awk -v name="$name" '$1 == name' <<<"$sections")"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Measures the rows of results/reference/*_load.csv on this machine: the same samples as files and as shards,
-# by size, order, threads and state of the page cache; then 500 epochs over 1000 video samples. Takes about ten
-# minutes, and 2.5 GB of disk space.
+# Measures the rows of results/reference/*_load.csv on this machine. Reads the same samples as files and as shards, for
+# several sizes, orders, numbers of threads and states of the page cache. Then reads 1000 video samples for 500 epochs.
+# Takes about ten minutes, and 2.5 GB of disk space.
 #
 #   scripts/sweep/reference_load.sh DIR FILE.csv      DIR: folder for samples, on the disk to measure
 #
@@ -59,7 +59,7 @@ for bytes in ${SIZES:-2048 16384 65536}; do
     done
 done
 
-# A typical video set: 1000 samples (3, 8, 64, 64) of float16 in 10 shards, 500 epochs.
+# A typical video set, read for 500 epochs: 1000 float16 samples of shape (3, 8, 64, 64), as files and in 10 shards.
 make_set video 1000 --sample-shape 3,8,64,64 --dtype f16
 for variant in files shards shards-mmap shards-omp shards-uring; do
     set=video-shards

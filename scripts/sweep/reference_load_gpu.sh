@@ -6,15 +6,15 @@
 # DIR: folder for samples, on a disk or in an in-memory file system. Each section removes its samples at the end.
 #
 # section  rows  time on one H200, 16 cores
-# sizes    load  10 min: the default; the same samples by size and by threads, with every GPU loader; 5 GB in DIR
+# sizes    load  10 min: the default; several sample sizes and numbers of threads, for every GPU loader; 5 GB in DIR
 # stress   load  50 s: 500 epochs over 1000 video samples, float16 (3, 8, 64, 64), for every GPU loader; 0.5 GB
 # clips    train 40 s: cnn3d on float16 clips (1, 8, 16, 16) from shards, for every GPU trainer that supports it; 0.2 GB
 # ranks    load  3 min: one set shared by 1, 2 and 4 ranks with one GPU each, if there are that many GPUs; 2 GB
 #
 # TIME (2): minimum seconds per row. SIZES ("2048 … 1048576"): bytes of one sample's file or tar member, including the
 # .npy header. BYTES (2000000000): size of a set of shards; sets of files have a fifth, because files are read one by
-# one. LOOPS (500): epochs of stress. RANKS ("1 2 4"): numbers of ranks. MPIRUN (mpirun --bind-to none -n): their
-# launcher.
+# one. LOOPS (500): epochs of stress. RANKS ("1 2 4"): numbers of ranks. MPIRUN (mpirun --bind-to none -n): launcher of
+# the ranks.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
@@ -50,7 +50,7 @@ available() { # variant, set
     "$bench" --variant "$1" --data "$dir/$2" --cache any --dry-run
 }
 
-# The video set of scripts/sweep/reference_load.sh, with the same number of epochs.
+# Measures the video set of scripts/sweep/reference_load.sh, with the same number of epochs.
 stress() {
     local variant set tensors=(--samples 1000 --sample-shape '3,8,64,64' --dtype f16)
     "$bench" --prepare "$dir/video-files" --store files "${tensors[@]}"
@@ -72,7 +72,7 @@ clips() {
     rm -rf "$dir/clips"
 }
 
-# One set of shards whose samples the ranks share, in the memory of one host.
+# Measures one set of shards on one host. The ranks divide its samples.
 ranks() {
     local bytes count gpus variant
     gpus=${GPUS:-$(nvidia-smi -L | grep -c '^GPU')}

@@ -19,7 +19,7 @@
 # that gave these rows. Merged rows go to DIR/sweep_NAME.csv. With --scale N, NAME becomes NAME_N.
 #
 # Tasks that cannot run on this machine are skipped; a failed task does not stop the others. FDSL_BENCH: the program
-# (./fdsl-bench); MPIRUN: the launcher with options, before the number of ranks (mpirun --bind-to none -n).
+# (./fdsl-bench). MPIRUN: the launcher and its options; the number of ranks follows (mpirun --bind-to none -n).
 #
 # Exit status: 0 done, 1 a task failed, 2 usage or an error in the table, 4 no task can run here (with --task: this task
 # cannot), 128 + n after signal n.
@@ -30,7 +30,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd) || exit
 read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
 lock_wait_s=5
 
-# Options for files that all tasks would share, and options that run nothing.
+# Options that no table may have: options for files that all tasks would share, and options that run nothing.
 refused='out samples monitor png sheet npy write-classes dry-run list env verbose version help'
 byte_order_mark=$'\xef\xbb\xbf'
 
@@ -227,7 +227,7 @@ read_table() {
     add_scaled_tasks
     task_count=$((${#line_of[@]} - 1))
     ((task_count > 0)) || die 2 "$table: no tasks; give a line of option names, then one line per task"
-    [[ ! $only ]] || ((only <= task_count)) || die 2 "$table: no task $only, only $task_count"
+    [[ ! $only ]] || ((only <= task_count)) || die 2 "$table: there is no task $only; the last task is $task_count"
     tasks=("${only:-1}")
     [[ $only ]] || mapfile -t tasks < <(seq "$task_count")
 }
@@ -269,8 +269,8 @@ attend() { # command ...
     return "$status"
 }
 
-# Prints the reason why the launcher did not start, with the setting that would let it start. Prints nothing for other
-# reasons. The launcher's own message would fill a screen.
+# If the launcher refused to start for one of two known reasons, prints the reason and the setting that permits the
+# start. Otherwise prints nothing. The launcher's own message would fill a screen.
 forbidden() { # ranks
     case $(<"$messages") in
     *'not enough slots'*) echo "${launcher[0]} has fewer slots than $1 ranks; to oversubscribe: export \
@@ -298,7 +298,7 @@ try_launcher() {
 
 # ---- One task ----
 
-# Succeeds if the task's rows exist and are from its command. The launcher may differ.
+# Succeeds if the task's rows exist and the task's command wrote them. Only the launcher may differ.
 finished() { # task
     local command
     [[ -f $folder/task_$1.csv && -f $folder/task_$1.command ]] && command=$(<"$folder/task_$1.command") || return
@@ -342,7 +342,7 @@ run_task() { # task
         return 1
     fi
     flock --wait "$lock_wait_s" --conflict-exit-code 75 "$lock" 2>/dev/null
-    if (($? == 75)); then # other failures: a file system without locks
+    if (($? == 75)); then # any other failure means that the file system has no locks
         complain "$label: another process is running it"
         status=1
     elif finished_before "$1"; then
@@ -362,7 +362,7 @@ run_task() { # task
     return "$status"
 }
 
-# ---- All of them ----
+# ---- All tasks ----
 
 show_progress() { # task, how many ran, how many are left
     local left=''

@@ -8,8 +8,8 @@
 #include "core/options_parts.h"
 #include "core/words.h"
 
-/* Because of rounding, a computed value may exceed the end of its range by this share of the step (of the
- * end, if the range multiplies). */
+/* Tolerance for rounding errors: a computed value may exceed the end of its range by this fraction of the
+ * step. In a range that multiplies, it is a fraction of the end. */
 #define ROUNDING 1e-9
 
 bool axes_accept(const struct option_spec *spec, const char *text)
@@ -43,7 +43,7 @@ static enum status add_value(struct axis *axis, const char *text)
     return STATUS_OK;
 }
 
-/* The parts of "first:last:step" or "first:last:factorx". */
+/* The parts of "first:last:step". In "first:last:2x", the step is a factor, and `multiplies` is true. */
 struct range {
     const char *whole, *first, *last, *step;
     bool multiplies;
@@ -91,7 +91,7 @@ static enum status add_counts(struct axis *axis, const struct range *range)
 }
 
 /* Adds the values of a range of real numbers. Computes each value from the first one, so that rounding errors
- * do not add up. Rounds it to 15 digits: 0.1 + 2 * 0.1 becomes 0.3. */
+ * do not add up. Rounds each value to 15 digits: 0.1 + 2 * 0.1 becomes 0.3. */
 static enum status add_reals(struct axis *axis, const struct range *range)
 {
     const struct option_spec *spec = axis->spec;
@@ -271,7 +271,8 @@ bool axes_describe_rest(const struct axes *axes, size_t combination, char *text,
     *text = '\0';
     while (end > 0 && value_index(axes, end - 1, combination) == 0)
         end--;
-    /* One command per axis: earlier axes keep their current values, later axes take all of theirs. */
+    /* Write one command per axis. Each command sets the earlier axes to their current values, and omits the
+     * later axes, because their lists in the original command apply. */
     for (size_t last = end; last-- > 0;) {
         const struct axis *axis = &axes->at[last];
         size_t first = value_index(axes, last, combination) + (last + 1 < end);

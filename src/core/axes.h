@@ -1,6 +1,6 @@
 /* Axes: lists and ranges as values of options. `--res 224,512` lists values, `--batch 1:256:2x` doubles from
- * 1 to 256, `--orbits 50:200:50` adds 50, and `1,8:64:2x` is a list that contains a range. A combination has
- * one value of every axis. Not thread-safe. */
+ * 1 to 256, `--orbits 50:200:50` counts from 50 to 200 in steps of 50, and `1,8:64:2x` is a list that
+ * contains a range. A combination has one value of every axis. Not thread-safe. */
 #ifndef FDSL_CORE_AXES_H
 #define FDSL_CORE_AXES_H
 
@@ -15,7 +15,7 @@
 
 struct axis {
     const struct option_spec *spec;
-    void *values;                   /* the struct that has the option's value */
+    void *values;                   /* the struct that stores the option's value */
     char (*texts)[AXIS_TEXT_BYTES]; /* owned: `count` different values, as options_text() writes them */
     size_t count;
 };
@@ -26,8 +26,8 @@ struct axes {
     size_t count;
 };
 
-/* Returns whether `text` has the form of a list or a range and the option accepts them. Options that take a
- * number or a word and have a CSV column accept them. */
+/* Returns whether `text` has the form of a list or a range and the option accepts lists and ranges. An option
+ * accepts them if it takes a number or a word and has a CSV column. */
 bool axes_accept(const struct option_spec *spec, const char *text);
 
 /* Appends an axis for an option that has no axis yet. Stores each value in the struct `values` to check it.
@@ -54,16 +54,18 @@ const struct axis *axes_find(const struct axes *axes, const char *name);
 /* Stores the values of a combination in the options' structs. */
 enum status axes_select(const struct axes *axes, size_t combination);
 
-/* Writes "--res 224 --batch 8" into a buffer of `size` bytes, truncated if it does not fit. */
+/* Writes a combination as options ("--res 224 --batch 8") into a buffer of `size` bytes, truncated if it does
+ * not fit. */
 void axes_describe(const struct axes *axes, size_t combination, char *text, size_t size);
 
-/* Writes the values of the axis from index `first` on, as "8,16", into a buffer of `size` bytes, truncated if
- * they do not fit. Returns the length of the whole text. */
+/* Writes the values of the axis from index `first` on as a list ("8,16") into a buffer of `size` bytes,
+ * truncated if they do not fit. Returns the length of the whole text. */
 size_t axis_join(const struct axis *axis, size_t first, char *text, size_t size);
 
-/* Writes the options that measure the combinations from number `combination` on, when they replace those of
- * the original command. Uses at most one command per axis: "--res 16 --batch 4,8, then with --res 32". Writes
- * "" if `combination` is 0. Returns false if the text does not fit into `size` bytes. */
+/* Writes the options with which a user continues at combination number `combination`. They replace the
+ * options of the same names in the original command. Describes at most one command per axis, for example
+ * "--res 16 --batch 4,8, then with --res 32". Writes "" if `combination` is 0. Returns false if the text does
+ * not fit into `size` bytes. */
 bool axes_describe_rest(const struct axes *axes, size_t combination, char *text, size_t size);
 
 void axes_free(struct axes *axes);

@@ -9,15 +9,15 @@
 #include "core/dtype.h"
 #include "core/portable.h"
 
-/* A consumer that does not train on the batch reads only `values` and `bytes`. */
+/* A consumer (core/consumer.h) that does not train on the batch reads only `values` and `bytes`. */
 struct batch {
     const void *values;
-    size_t bytes;  /* of all samples, with the padding after the last sample */
+    size_t bytes;  /* size of all samples, including the padding after the last one */
     size_t stride; /* bytes from one sample to the next */
     uint32_t count;
     enum dtype type;
     bool interleaved;      /* true: NHWC; false: NCHW */
-    const int32_t *labels; /* same memory as `values`; NULL: sample j has class (first + j) mod classes */
+    const int32_t *labels; /* in the memory of `values`; NULL: sample j has class (first + j) mod classes */
     uint64_t first;        /* number of the first sample */
 };
 

@@ -1,5 +1,6 @@
 /* The option --compute: a training step on the GPU consumes every batch. The step is either a kernel of a
- * given duration or a real training step. All workloads share this option, its parser and its CSV columns. */
+ * given duration or a real training step. The workloads that have this option share its parser and its CSV
+ * columns. */
 #ifndef FDSL_CORE_COMPUTE_H
 #define FDSL_CORE_COMPUTE_H
 
@@ -26,9 +27,9 @@ struct compute {
     {                                                                                                        \
         "compute", "MS|train[:MODEL]", OPTION_TEXT, (at) + offsetof(struct compute, text), NULL, 0, 0, NULL, \
             true,                                                                                            \
-            "run a training step on the GPU for every batch while the next batches are produced; MS: a "     \
-            "step of that many milliseconds; train: the trainer's own step on the batch (default of "        \
-            "MODEL: cnn for 1x28x28, else cnn-fdsl)"                                                         \
+            "run a training step on the GPU for every batch while the next batches are produced. MS runs a " \
+            "kernel of that many milliseconds as the step; train runs a real training step of MODEL on "     \
+            "the batch (default MODEL: cnn for samples of 1x28x28, else cnn-fdsl)"                           \
     }
 
 /* Parses compute->text into step_s or task.model; the model may be "". STATUS_USAGE unless the text is a

@@ -26,12 +26,12 @@ static enum status add(struct config *config, char *argument)
 }
 
 #ifdef HAVE_INIH
-#define LINE_MAX_BYTES 190 /* inih has room for 200 */
+#define LINE_MAX_BYTES 190 /* inih's line buffer has 200 bytes */
 
-/* The state of reading the file. inih handles each line before it reads the next. */
+/* The state of reading the file. inih calls take_line() for each line before it reads the next line. */
 struct reading {
     struct config *config;
-    const char *rest, *end; /* of the file's text */
+    const char *rest, *end; /* the unread text of the file, and its end */
     int line;               /* number of the latest line */
     enum status status;
 };

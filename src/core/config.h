@@ -7,7 +7,7 @@
 struct config {
     char **argv; /* owned: program name, options of the file, command line; NULL-terminated */
     int argc;
-    const char *path; /* of the file, points into the arguments of main(); NULL: no file */
+    const char *path; /* path of the file; points into the arguments of main(); NULL: no file */
     int file_options; /* argv[1] to argv[file_options] come from the file */
     int *lines;       /* owned: argv[i] comes from line lines[i] of the file; NULL without file options */
     char **command; /* what follows "--" on the command line, NULL-terminated; NULL without "--"; not owned */
@@ -15,8 +15,9 @@ struct config {
 
 /* Fills `config` with the command line up to "--". If it contains --config, the options of that file come
  * first. A line "name = value" means --name=value; options_parse() then accepts a value for a flag. Section
- * headings are ignored. The caller calls config_free(), also after a failure. STATUS_USAGE names the file and
- * the line that is not an option; STATUS_UNAVAILABLE in a build without inih. */
+ * headings are ignored. The caller calls config_free(), also after a failure. STATUS_USAGE if the file cannot
+ * be read (the message names it) or a line is not an option (the message names file and line).
+ * STATUS_UNAVAILABLE in a build without inih. */
 enum status config_read(int argc, char *argv[], struct config *config);
 void config_free(struct config *config);
 

@@ -3,7 +3,7 @@
  *
  * This header is plain C and includes no CUDA header. cuda/common/consumer.cu implements
  * consumer_open(); in builds without CUDA, cuda/common/consumer_none.c does. A consumer is a table of
- * functions followed by its state, so tests can supply their own. */
+ * functions followed by its state, so tests can supply their own consumer. */
 #ifndef FDSL_CORE_CONSUMER_H
 #define FDSL_CORE_CONSUMER_H
 
@@ -21,9 +21,9 @@ struct consumer_facts {
     double length_s; /* time per step: as requested, or as measured for a real training step */
     double alone_s;  /* median time of a step on a whole batch while nothing else runs */
 
-    /* Measured with back-to-back steps and back-to-back pinned copies to the device running concurrently.
-     * bus_share: copy rate relative to copies alone. bus_slowdown: step time relative to steps alone. NaN if
-     * the two never overlapped. */
+    /* Measured while back-to-back steps and back-to-back copies from pinned memory to the device run
+     * concurrently. bus_share: copy rate, divided by the rate of copies alone. bus_slowdown: step time,
+     * divided by the time of steps alone. Both are NaN if steps and copies never overlapped. */
     double bus_share, bus_slowdown;
 };
 
@@ -61,13 +61,13 @@ struct consumer {
 
 /* Creates a consumer on CUDA device `device`. With a `task` (completed by task_choose()) its step is a real
  * training step. With NULL it is a kernel calibrated to take `step_s` seconds on an otherwise idle device,
- * within 2 %, or within 10 % with a warning. Calibrates and measures for about a second; nothing else should
- * run then. The caller closes it with consumer_close(). STATUS_UNAVAILABLE without a GPU; STATUS_USAGE if
- * training does not fit in the device's memory; STATUS_FAILED if memory runs out or the step cannot be
+ * within 2 %, or within 10 % with a warning. Calibrates and measures for about a second, during which nothing
+ * else should run. The caller closes it with consumer_close(). STATUS_UNAVAILABLE without a GPU; STATUS_USAGE
+ * if training does not fit in the device's memory; STATUS_FAILED if memory runs out or the step cannot be
  * calibrated. Nothing is left allocated after a failure. */
 enum status consumer_open(int device, double step_s, const struct task *task, struct consumer **consumer);
 
-/* Resets the training state before another variant delivers batches. Waits for all steps. */
+/* Waits for all steps, then resets the training state. Called before another variant delivers batches. */
 static inline enum status consumer_renew(struct consumer *consumer)
 {
     return consumer->type->renew(consumer);
@@ -87,8 +87,9 @@ static inline enum status consumer_take_host(struct consumer *consumer, const st
     return consumer->type->take_host(consumer, batch);
 }
 
-/* Consumes a batch in device memory. The values must not change until the step has ended; the struct may.
- * On the device, the step waits for `ready_event`, a recorded cudaEvent_t (NULL: the batch is ready now).
+/* Consumes a batch in device memory. The values must not change until the step has ended; the struct `batch`
+ * may. On the device, the step waits for `ready_event`, a recorded cudaEvent_t (NULL: the batch is ready
+ * now).
  * `*done_event` (NULL: not wanted) becomes a cudaEvent_t recorded after the step; after that event the batch
  * may be overwritten. The consumer owns the event and records it again CONSUMER_STEPS_AHEAD steps later.
  * Returns at once unless CONSUMER_STEPS_AHEAD steps (fewer for real training steps) are in flight; then it

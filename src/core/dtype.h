@@ -24,7 +24,8 @@ FDSL_HD size_t dtype_bytes(enum dtype type)
 
 FDSL_C_BEGIN
 
-/* "u8", "f16", "f32", "bf16", indexed by enum dtype; NULL-terminated, for option_spec.choices. */
+/* The names "u8", "f16", "f32" and "bf16", indexed by enum dtype; NULL-terminated, for option_spec.choices.
+ */
 extern const char *const dtype_names[];
 
 /* Returns the type string of a NumPy header, such as "<f2". NumPy has no bf16, so its bits are stored as

@@ -35,7 +35,7 @@ enum status file_check_new(const char *path)
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     if (!*name)
         return status_set(STATUS_USAGE, "'%s' names no file; add a name such as results.csv", path);
-    /* If the path exists but is no link, another process has just created the file. */
+    /* If the path exists and is not a link, another process has just created the file. This is no error. */
     if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode))
         return status_set(STATUS_USAGE, "%s is a link to a file that does not exist; delete it", path);
 
@@ -158,7 +158,7 @@ void file_sync_folder(const char *path)
 
 /* ---- Whole files ---- */
 
-/* All writers with a temporary file, so that the signal handler can remove the files. A thread that holds the
+/* The list of all open writers; the signal handler removes their temporary files. A thread that holds the
  * lock blocks all signals, so the handler never waits for its own thread. */
 static struct file_writer *open_writers;
 static atomic_flag writers_locked = ATOMIC_FLAG_INIT;
@@ -181,10 +181,11 @@ static void unlock_writers(const sigset_t *mask)
 static atomic_bool holding;
 static atomic_int held_signal; /* the deferred signal; 0: none */
 
-/* What the signal handler prints. The main thread fills one line while the handler may print the other. */
+/* Two buffers for the line that the signal handler prints. The main thread fills one buffer while the handler
+ * may print the other. */
 #define LAST_WORDS_MAX 1024
 static char last_words[2][LAST_WORDS_MAX + 64];
-static atomic_int last_words_at = -1; /* -1: none */
+static atomic_int last_words_at = -1; /* index of the buffer to print; -1: none */
 
 void file_say_on_signal(const char *format, ...)
 {
@@ -202,8 +203,8 @@ void file_say_on_signal(const char *format, ...)
     atomic_store(&last_words_at, *text ? at : -1);
 }
 
-/* The signal handler. Keeps the lock, so that no other thread creates or renames a file before the program
- * ends. The raised signal is blocked until this function returns; then it ends the program. */
+/* The signal handler. Keeps the lock of the writers, so that no other thread creates or renames a file before
+ * the program ends. The raised signal is blocked until this function returns; then it ends the program. */
 static void remove_and_die(int signal_number)
 {
     if (atomic_load(&holding)) {
@@ -367,8 +368,8 @@ enum status file_write_atomic(const char *path, const void *bytes, size_t count)
 
 /* ---- Reading ---- */
 
-/* Reads up to `*size` bytes; the file may have become shorter since fstat(). Sets `*size` to the bytes
- * read. */
+/* Reads `*size` bytes, or fewer if the file has become shorter since fstat(). Sets `*size` to the number of
+ * bytes read. */
 static enum status read_all(int fd, char *bytes, size_t *size)
 {
     size_t got = 0;

@@ -8,7 +8,8 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-/* Returns the folder of `path`: ".", or a copy in `folder`, a buffer of PATH_MAX bytes. */
+/* Returns the folder of `path`. The result is either "." or `folder`, a buffer of PATH_MAX bytes that
+ * receives the folder's path. */
 const char *file_folder(const char *path, char *folder);
 
 /* Checks that a new file can be created at `path`. STATUS_USAGE with the reason and a remedy if not. */
@@ -27,7 +28,7 @@ enum status file_check(const char *path);
 
 /* A kind of file and its magic number: `count` bytes at `offset`. */
 struct file_kind {
-    const char *name; /* for messages, "NumPy file" */
+    const char *name; /* for messages; for example "NumPy file" */
     size_t offset;
     const char *bytes;
     size_t count;
@@ -53,8 +54,9 @@ struct file_writer {
 /* file_begin() opens the temporary file, file_add() appends, and file_complete() syncs and closes the file.
  * file_end() renames it to `path`, and completes it first if necessary. Links are followed; only regular
  * files are replaced. After STATUS_FAILED or file_abandon() the temporary file is gone and an earlier file at
- * `path` is unchanged. To write several files that belong together, complete all of them before ending the
- * first: a full disk fails file_complete() at the latest. Each thread may write its own files. */
+ * `path` is unchanged. To write several files that belong together, call file_complete() for all of them
+ * before file_end() for the first: if the disk is full, file_complete() fails at the latest. Each thread may
+ * write its own files. */
 enum status file_begin(struct file_writer *writer, const char *path);
 enum status file_add(struct file_writer *writer, const void *bytes, size_t count);
 enum status file_complete(struct file_writer *writer);
@@ -68,9 +70,9 @@ enum status file_write_atomic(const char *path, const void *bytes, size_t count)
  * program. Signals that are ignored stay ignored. */
 void file_remove_on_signals(void);
 
-/* Sets the line that SIGHUP, SIGINT and SIGTERM print before they end the program: what is kept, and how to
- * continue. "fdsl-bench: interrupted: " is printed before it. Before the first call, and after a call with an
- * empty text, nothing is printed. Only the main thread may call this function. */
+/* Sets the line that SIGHUP, SIGINT and SIGTERM print before they end the program. The line says what is kept
+ * and how to continue; "fdsl-bench: interrupted: " is printed before it. Before the first call, and after a
+ * call with an empty text, nothing is printed. Only the main thread may call this function. */
 void file_say_on_signal(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* file_hold_signals() defers SIGHUP, SIGINT and SIGTERM until file_release_signals(), which raises the

@@ -1,8 +1,8 @@
 /* A generator computes samples by number, in any order, into the caller's memory. A training loop can request
  * each batch when it needs it, so the data set need not be stored.
  *
- * C, no CUDA header. A generator is a table of functions followed by its state. Sample sources create
- * generators (data/source.h) on the host or on a device. */
+ * This header includes no CUDA header. A generator is a table of functions followed by its state. Sample
+ * sources create generators (data/source.h) on the host or on a device. */
 #ifndef FDSL_CORE_GENERATOR_H
 #define FDSL_CORE_GENERATOR_H
 
@@ -20,7 +20,7 @@ struct generator;
 /* The numbers of the samples of a call. On a device, `list` and `counter` are device memory. */
 struct generator_numbers {
     const uint64_t *list;    /* one number per sample; NULL: consecutive numbers */
-    uint64_t first;          /* the first of consecutive numbers */
+    uint64_t first;          /* if `list` is NULL: the number of the first sample */
     const uint64_t *counter; /* only on a device: a word that is added to `first`, or NULL */
 };
 
@@ -40,14 +40,14 @@ struct generator {
 struct generator_request {
     bool on_device; /* true: on CUDA device resources.device; false: on resources.threads CPU threads */
     struct resources resources;
-    uint32_t batch; /* the most samples per call */
+    uint32_t batch; /* maximum number of samples per call */
 };
 
 /* Generates `count` samples and stores them contiguously in `samples`, and their labels in `labels` unless it
- * is NULL; 1 <= count <= the request's batch. On the host, they are complete when it returns; `stream` is
- * NULL. On a device, `samples` (16-byte aligned) and `labels` are device memory, the device must be current,
- * and the work is enqueued on `stream` (a cudaStream_t) without waiting. At most one call per generator may
- * be in flight. */
+ * is NULL; 1 <= count <= the request's batch. On the host, the samples are complete when the function
+ * returns, and `stream` is NULL. On a device, `samples` (16-byte aligned) and `labels` are device memory, the
+ * device must be current, and the work is enqueued on `stream` (a cudaStream_t) without waiting. At most one
+ * call per generator may be in flight. */
 static inline enum status generator_make(struct generator *generator, const struct generator_numbers *numbers,
                                          uint32_t count, void *samples, int64_t *labels, void *stream)
 {

@@ -12,7 +12,7 @@
 #include "core/timer.h"
 
 #define POLL_NS (20 * 1000 * 1000)
-#define SAY_S   1 /* time until the holder is named; locks are usually held for milliseconds */
+#define SAY_S   1 /* time until a message names the holder; locks are usually held for milliseconds */
 
 static double timeout_s = LOCK_TIMEOUT_S;
 
@@ -31,8 +31,8 @@ static long holder_of(int fd)
     long found = 0;
     FILE *locks = fstat(fd, &info) == 0 ? fopen("/proc/locks", "re") : NULL;
     while (locks && !found && fgets(line, sizeof line, locks)) {
-        /* "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF". The line of a waiting process has "->" after the
-         * first number. */
+        /* A lock is listed as "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF". The line of a waiting
+         * process has "->" after the first number. */
         long pid;
         unsigned major_number, minor_number;
         unsigned long long inode;

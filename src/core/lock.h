@@ -6,9 +6,9 @@
 
 #include "core/status.h"
 
-#define LOCK_TIMEOUT_S 60 /* the default of lock_set_timeout() */
+#define LOCK_TIMEOUT_S 60 /* the time that lock_take() waits by default */
 
-/* Sets how long lock_take() waits, in seconds, for the whole process. Returns the former time. */
+/* Sets how many seconds lock_take() waits for a lock, in all threads. Returns the previous value. */
 double lock_set_timeout(double seconds);
 
 /* Locks an open file until it is closed; `operation` is LOCK_SH or LOCK_EX of flock(). Waits while another

@@ -7,16 +7,16 @@
 #define MEASURES_MAX     64 /* the most columns per workload */
 #define MEASURE_TEXT_MAX 64 /* bytes per value, including the terminating zero */
 
-/* How the row with rank=all combines the values of the ranks. Implies whether a column has text, numbers or
- * hashes. */
+/* How the row of all ranks together (rank=all) combines the values of the ranks. The choice also tells
+ * whether the column holds text, numbers or hashes. */
 enum combine {
-    COMBINE_FIRST,  /* text that all ranks share: rank 0's */
-    COMBINE_SAME,   /* a number that all ranks share: rank 0's */
-    COMBINE_COMMON, /* text: rank 0's if all ranks have the same, else empty */
+    COMBINE_FIRST,  /* text that is the same on all ranks */
+    COMBINE_SAME,   /* a number that is the same on all ranks */
+    COMBINE_COMMON, /* text: kept if it is the same on all ranks, else empty */
     COMBINE_NONE,   /* empty: the column applies to single ranks only */
     COMBINE_MIN,    /* the minimum */
     COMBINE_MEAN,
-    COMBINE_MAX,    /* the maximum, that is, the slowest rank's */
+    COMBINE_MAX,    /* the maximum */
     COMBINE_SUM,    /* the sum of integers */
     COMBINE_HASHES, /* the sum of 16-digit hexadecimal hashes modulo 2^64 */
 };

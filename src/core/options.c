@@ -12,13 +12,13 @@
 #include "core/words.h"
 
 #define NAME_BYTES  80  /* "--name" is truncated to this length in messages */
-#define FIRST_VALUE 256 /* getopt_long's value for spec 0: above all characters */
+#define FIRST_VALUE 256 /* what getopt_long() returns for spec 0; larger than any character */
 #define HELP_COLUMN 26  /* column of the descriptions in --help */
 #define HELP_WIDTH  80
 
 /* ---- The command line ---- */
 
-/* Appends to the text in a buffer of `size` bytes, truncated if it does not fit. */
+/* Appends formatted text to `text`, a buffer of `size` bytes. Truncates what does not fit. */
 static void __attribute__((format(printf, 3, 4))) append(char *text, size_t size, const char *format, ...)
 {
     size_t used = strlen(text);
@@ -28,8 +28,8 @@ static void __attribute__((format(printf, 3, 4))) append(char *text, size_t size
     va_end(arguments);
 }
 
-/* Returns the spec with this index, counted over all tables in order, or NULL after the last. Sets `*values`
- * to its struct. */
+/* Returns spec number `index`, counted over all tables in order, or NULL if there are fewer specs. Sets
+ * `*values` to the struct that stores the option's value. */
 static const struct option_spec *spec_at(const struct options *options, size_t index, void **values)
 {
     for (size_t t = 0; t < options->table_count; t++) {
@@ -43,11 +43,11 @@ static const struct option_spec *spec_at(const struct options *options, size_t i
     return NULL;
 }
 
-/* Former names of options. A former name is accepted if no option of the tables has it and one option has the
- * current name. */
+/* Former names of options. A former name is accepted if no option in the tables has this name, and an option
+ * has the name that replaces it. */
 static const struct former {
     const char *was, *now;
-    const char *number; /* the advice if the value is a number: the user then means a count */
+    const char *number; /* advice if the value is a number, because the user then means a count; or NULL */
 } formers[] = {{"samples", "samples-out", "--loops N takes exactly N samples, --min-samples N at least N"},
                {"output", "dtype", NULL},
                {"tensor", "dtype", NULL},
@@ -274,7 +274,8 @@ static enum status explain_twice(const struct found *found, unsigned char before
 static enum status take_value(struct options *options, const struct found *found)
 {
     if (options->axes)
-        axes_remove(options->axes, found->spec); /* the command line replaces a list of the file */
+        axes_remove(options->axes,
+                    found->spec); /* a value on the command line replaces a list in the --config file */
     if (options->axes && axes_accept(found->spec, optarg))
         return axes_add(options->axes, found->spec, found->values, optarg);
     return option_set(found->spec, found->values, optarg);
@@ -370,7 +371,7 @@ static enum status parse_arguments(struct options *options, const struct option 
         if (status != STATUS_OK)
             return locate(options->config, at, status);
     }
-    while (optind < argc) /* after "--" */
+    while (optind < argc) /* arguments after "--" */
         TRY(take_operand(options, argv[optind++]));
     return STATUS_OK;
 }
@@ -470,7 +471,8 @@ bool options_given(const struct options *options, const char *name)
 
 /* ---- Before the parse ---- */
 
-/* Returns whether `letters` is the name of the option or a prefix of no other name. */
+/* Returns whether the first `length` characters of `letters` are `name`, or a prefix of `name` and of no
+ * other option. */
 static bool means_option(const struct option_spec *specs, size_t count, const char *letters, size_t length,
                          const char *name)
 {

@@ -12,8 +12,9 @@
 struct axes;
 struct config;
 
-/* An option that is not given and has no default is false, 0, NaN, -1 or NULL, by kind. Therefore a count
- * without a default needs a minimum of at least 1, unless 0 also means that it is not given (--threads). */
+/* An option that is not given and has no default is false, 0, NaN, -1 or NULL, depending on its kind.
+ * Therefore a count without a default needs a minimum of at least 1, unless 0 also means that it is not given
+ * (--threads). */
 enum option_kind {
     OPTION_FLAG,   /* bool; takes no argument */
     OPTION_COUNT,  /* uint64_t in [minimum, maximum] */
@@ -23,7 +24,7 @@ enum option_kind {
     OPTION_OUTPUT  /* a text that names an output file: no two options may name the same file */
 };
 
-/* Whether an option has a CSV column. Tables write false and true, or COLUMN_APART if the runner adds the
+/* Whether an option has a CSV column. Option tables use false and true. COLUMN_APART: the runner adds the
  * column itself. Options that take a number or a word and have a column accept lists and ranges
  * (core/axes.h). */
 enum option_column { COLUMN_NONE = false, COLUMN = true, COLUMN_APART };
@@ -50,19 +51,18 @@ struct option_table {
 #define OPTION_TABLES_MAX 3
 
 struct options {
-    struct option_table tables[OPTION_TABLES_MAX]; /* the common options, then those of the workload */
+    struct option_table tables[OPTION_TABLES_MAX]; /* common options, then the workload's */
     size_t table_count;
-    const struct config
-        *config; /* the options of its file come first in argv; later options override them. NULL: no file */
-    size_t operands_max;   /* how many arguments that are not options are allowed, such as file names */
-    const char **operands; /* room for operands_max of them, which point into argv; may be NULL if 0 */
+    const struct config *config; /* the --config file: its options come first in argv, later options override
+                                    them. NULL: no file */
+    size_t operands_max;         /* maximum number of arguments that are not options, such as file names */
+    const char **operands; /* array of operands_max pointers into argv; may be NULL if operands_max is 0 */
     size_t operand_count;
-    unsigned char
-        *given;        /* per spec, tables in order: 0 if not given, else where and by which name (owned) */
-    struct axes *axes; /* receives lists and ranges; the structs get their first values. NULL: lists are
-                        * refused. The caller frees it with axes_free() */
+    unsigned char *given; /* owned; per spec, over all tables: 0 if not given, else where and by which name */
+    struct axes *axes;    /* receives lists and ranges; the tables' structs get the first value of each. NULL:
+                           * lists are refused. The caller frees it with axes_free() */
     /* Called for a name that no table has: returns STATUS_USAGE with a message that says where the option
-     * belongs, or STATUS_OK if it is unknown. May be NULL. */
+     * belongs, or STATUS_OK if no part of the program knows the name. May be NULL. */
     enum status (*explain)(void *context, const char *name);
     void *explain_context;
     const char *help; /* the arguments that print the help, such as "compare --help"; NULL: --help */
@@ -82,9 +82,9 @@ void options_free(struct options *options);
  * points to `text`. STATUS_USAGE as from options_parse(); STATUS_FAILED if no table has the option. */
 enum status options_set(struct options *options, const char *name, const char *text);
 
-/* Returns the value of an option before options_parse(), or NULL if it is not given. For options that decide
- * which tables are parsed. Accepts `--name value`, `--name=value` and prefixes that are unique in `specs`.
- * The text belongs to `argv`. */
+/* Returns the value of an option before options_parse(), or NULL if it is not given. Used for options that
+ * decide which tables are parsed. Accepts `--name value`, `--name=value` and prefixes that are unique in
+ * `specs`. The text belongs to `argv`. */
 const char *options_peek(const struct option_spec *specs, size_t count, int argc, char *const argv[],
                          const char *name);
 
@@ -98,8 +98,8 @@ bool options_is_choice(const struct option_spec *spec, const char *text);
  * text that parses to the same double for a real number. */
 void options_text(const struct option_spec *spec, const void *values, char *text, size_t size);
 
-/* Returns a hash of all option values and axes. For output files (OPTION_OUTPUT) only whether one is given
- * counts, so ranks may write to different files. */
+/* Returns a hash of all option values and axes. Of an output file (OPTION_OUTPUT) it covers only whether one
+ * is given, because ranks may write to different files. */
 uint64_t options_hash(const struct options *options);
 
 /* Prints the options of one table for --help. */

@@ -24,7 +24,7 @@ static void real_text(double value, char *text, size_t size)
     snprintf(text, size, "%s", shortest);
 }
 
-/* Converts a bound to a count. 2^64 - 1 as a double is 2^64, which means no limit. */
+/* Converts a bound to a count. A double cannot represent 2^64 - 1 and stores 2^64, which means no limit. */
 static uint64_t count_bound(double bound)
 {
     if (bound >= 0x1p64)

@@ -1,7 +1,7 @@
 /* Runs independent tasks on several CPU threads.
  *
- * The program uses OpenMP (core/parallel.c). libfdsl replaces this file with threads of its own (lib/pool.c),
- * so that it needs no OpenMP runtime and works in processes that already use another one. */
+ * The program uses OpenMP (core/parallel.c). libfdsl replaces parallel.c with lib/pool.c, which has threads
+ * of its own, so that it needs no OpenMP runtime and works in processes that already use another one. */
 #ifndef FDSL_CORE_PARALLEL_H
 #define FDSL_CORE_PARALLEL_H
 

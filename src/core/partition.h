@@ -16,8 +16,8 @@ struct share {
 };
 
 /* Returns the rank's share of a batch. Weak scaling: `batch` items per rank. Strong scaling: batch / ranks
- * items, and the lowest ranks take one more each if there is a remainder. With more ranks than items, the
- * last ranks get 0 items. */
+ * items. If there is a remainder, each of the lowest ranks gets one more item. With more ranks than items,
+ * the last ranks get 0 items. */
 static inline struct share partition_share(const struct partition *partition, uint64_t batch)
 {
     if (!partition->strong)

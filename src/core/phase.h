@@ -16,14 +16,14 @@ enum phase {
     PHASE_TEARDOWN
 };
 
-/* Ends the current phase and begins `phase`. Only one thread may call it, always at the same nesting depth of
- * ranges. */
+/* Ends the current phase and begins `phase`. Only one thread may call it. Every call must be at the same
+ * nesting depth of ranges. */
 void phase_enter(enum phase phase);
 
 /* Returns the current phase. Thread safe. */
 enum phase phase_now(void);
 
-/* "idle", "setup", "verify", "warm-up", "timed", "measure", "teardown". */
+/* Returns the name of a phase: "idle", "setup", "verify", "warm-up", "timed", "measure" or "teardown". */
 const char *phase_name(enum phase phase);
 
 FDSL_C_END

@@ -21,7 +21,8 @@
 
 /* FDSL_FMA_CLONES before a function compiles it twice, with and without FMA instructions. The loader picks
  * one version at program start. Both give the same bits, but without FMA instructions every fmaf is a library
- * call. Off under sanitizers, because the choice is made before they are initialized. */
+ * call. Under sanitizers the macro is empty, because the loader picks a version before they are initialized.
+ */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FDSL_SANITIZED 1
 #elif defined(__has_feature)

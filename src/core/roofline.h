@@ -19,7 +19,7 @@ enum unit {
 /* The least work of a run; 0 if unknown. A round is a step or an epoch within the run. */
 struct least_work {
     double flops;               /* floating-point operations; a fused multiply-add counts as two */
-    enum unit unit;             /* the fastest unit that the variant uses for any of them */
+    enum unit unit;             /* the fastest unit that the variant uses for any of these operations */
     double once_bytes;          /* distinct bytes of memory that the run must read or write */
     double round_bytes, rounds; /* distinct bytes that each round must transfer again; number of rounds */
     double bus_bytes;           /* bytes that must cross the bus from the host to the device */
@@ -30,8 +30,8 @@ struct machine_peaks {
     double flops_per_s[UNIT_COUNT];
     double memory_bytes_per_s;
     double cache_bytes; /* the most data that can stay in caches between two runs */
-    double chip_bytes;  /* the most data that can stay on chip within a run, registers and shared memory
-                           included */
+    double chip_bytes;  /* the most data that can stay on chip within a run, including registers and shared
+                           memory */
     double bus_bytes_per_s;
 };
 
@@ -62,9 +62,9 @@ FDSL_C_BEGIN
 /* Returns the lower bound of `work` on a machine with these peaks. */
 struct roofline roofline_of(const struct least_work *work, const struct machine_peaks *peaks);
 
-/* Adds one rank to `all`, the total of ranks that run concurrently; start from zeros. Adds the work and the
- * peaks. `sharers` >= 1 ranks share the rank's device, so the rank adds 1/sharers of the device's peaks. The
- * bound and the floor are those of the rank with the largest floor. */
+/* Adds one rank to `all`, the total of ranks that run concurrently. The first call needs a zeroed `all`.
+ * Adds the work and the peaks. `sharers` >= 1 ranks share the rank's device, so the rank adds 1/sharers of
+ * the device's peaks. The bound and the floor are those of the rank with the largest floor. */
 void roofline_add(struct roofline *all, const struct roofline *rank, int sharers);
 
 /* Returns "compute", "memory", "bus", or "" if there is no bound. */

@@ -39,8 +39,8 @@ static double relative(double spread, double centre)
     return spread == 0 ? 0 : spread / fabs(centre);
 }
 
-/* Returns how many of the `count` sorted values are below `value`, or, with `equal_too`, how many are not
- * above it. */
+/* Returns how many of the `count` sorted values are below `value`. With `equal_too`, also counts the values
+ * that equal it. */
 static size_t count_below(const double *sorted, size_t count, double value, bool equal_too)
 {
     size_t low = 0;
@@ -72,8 +72,8 @@ static double correlation(const double *values, size_t count, double square, siz
 }
 
 /* Returns the variance of the mean divided by the variance that independent values would give, at least 1.
- * Adds the autocorrelations of neighbouring lags in pairs, limits each pair to the one before, and stops at
- * the first pair that is not positive (Geyer's initial monotone sequence). For a series that spans few
+ * Adds the autocorrelations of neighbouring lags in pairs, limits each pair to the previous pair, and stops
+ * at the first pair that is not positive (Geyer's initial monotone sequence). For a series that spans few
  * correlation times this estimate is too small; the last line corrects it (docs/notes/median_interval.md). */
 static double inflation(const double *values, size_t count)
 {
@@ -97,8 +97,8 @@ static double inflation(const double *values, size_t count)
 #define BLOCKS_MAX 2048 /* limits the time for a long, slowly changing series to milliseconds */
 
 /* Returns the effective sample size. Uses the ranks of the samples, so that it is robust against outliers.
- * Divides a long series into blocks, and multiplies the inflation of the block means by the inflation within
- * blocks. */
+ * Divides a long series into blocks, and multiplies the inflation() of the block means by the inflation
+ * within blocks. */
 static double effective_count(const double *samples, const double *sorted, size_t count, double *blocks)
 {
     size_t length = (count + BLOCKS_MAX - 1) / BLOCKS_MAX, block_count = count / length;
@@ -248,7 +248,8 @@ double stats_ks(const float *a, size_t n, const float *b, size_t m)
     double distance = 0;
     for (size_t i = 0, j = 0; i < n && j < m;) {
         float x = a[i] < b[j] ? a[i] : b[j];
-        /* "not above" instead of "equal", so that a NaN from broken device code does not stop the loop. */
+        /* The test is "not above" instead of "equal", so that a NaN from broken device code cannot cause an
+         * endless loop. */
         while (i < n && !(a[i] > x))
             i++;
         while (j < m && !(b[j] > x))

@@ -25,17 +25,17 @@ struct stats {
                         absolute deviations if more than half the samples are equal) */
 };
 
-/* Computes the statistics of `count` >= 1 samples, given in the order of measurement because autocorrelation
- * widens the interval of the median. Percentiles interpolate linearly between order statistics (Hyndman and
- * Fan's type 7). STATUS_FAILED if memory runs out. */
+/* Computes the statistics of `count` >= 1 samples. They must be in the order of measurement, because
+ * autocorrelation widens the interval of the median. Percentiles interpolate linearly between order
+ * statistics (Hyndman and Fan's type 7). STATUS_FAILED if memory runs out. */
 enum status stats_compute(const double *samples, size_t count, struct stats *stats);
 
 /* Returns the p-quantile, p in [0, 1], of `count` >= 1 values in ascending order. */
 double stats_quantile(const double *sorted, size_t count, double p);
 
-/* Returns t such that a variable with Student's t distribution is within -t .. t with the probability
- * `confidence`, in (0, 1). `freedom` >= 1 are the degrees of freedom, not necessarily a whole number;
- * infinite for the normal distribution. */
+/* Returns t such that a variable with Student's t distribution is within [-t, t] with the probability
+ * `confidence`, in (0, 1). `freedom` >= 1 is the number of degrees of freedom, not necessarily a whole
+ * number; infinity selects the normal distribution. */
 double stats_student(double confidence, double freedom);
 
 /* Returns the two-sample Kolmogorov-Smirnov statistic: the largest distance between the empirical

@@ -13,7 +13,7 @@
 
 static _Thread_local char message[MESSAGE_BYTES];
 
-/* Set before any thread is started. */
+/* The launch of this process; written before any thread is started. */
 static bool launched, joined;
 static int own_rank, rank_count = 1;
 
@@ -131,7 +131,7 @@ void status_set_context(const char *text)
     snprintf(context, sizeof context, "%.240s%s", text, *text ? ": " : "");
 }
 
-/* Returns `text` without its leading "--name value: " if the context has the same option. */
+/* Returns `text` without its leading "--name value: " if the context contains the same option and value. */
 static const char *without_context(const char *text)
 {
     const char *end = strncmp(text, "--", 2) == 0 ? strstr(text, ": ") : NULL;

@@ -1,5 +1,5 @@
 /* Training steps on batches, for code that must not include the headers of src/train. src/train/task.c
- * chooses the network, cuda/train/step_backend.cu runs the steps. */
+ * chooses the network; cuda/train/step_backend.cu runs the steps. */
 #ifndef FDSL_CORE_STEP_BACKEND_H
 #define FDSL_CORE_STEP_BACKEND_H
 
@@ -15,7 +15,7 @@ FDSL_C_BEGIN
 struct task {
     char model[16]; /* name of the network; "" until task_choose() */
     uint32_t channels, height, width, classes;
-    uint32_t batch; /* the most samples per step */
+    uint32_t batch; /* maximum number of samples per step */
     uint32_t share; /* samples of this rank in a whole batch: fewer than `batch` if ranks divide a batch */
 };
 
@@ -30,8 +30,8 @@ enum status task_choose(struct task *task);
 struct step_backend;
 
 /* Creates a step backend with initial parameters on CUDA device `device`, for a task that task_choose() has
- * completed. The caller closes it with step_backend_close(). STATUS_USAGE if it does not fit in device
- * memory. */
+ * completed. The caller closes it with step_backend_close(). STATUS_USAGE if the model does not fit in
+ * device memory. */
 enum status step_backend_open(int device, const struct task *task, struct step_backend **backend);
 
 /* Resets the parameters to their initial values, after all enqueued steps. */
@@ -45,8 +45,8 @@ enum status step_backend_step(struct step_backend *backend, const struct batch *
 void *step_backend_stream(const struct step_backend *backend);
 
 /* Waits for all steps and computes the mean loss per sample over the last STEP_BACKEND_RECENT steps. The loss
- * of a step is computed before its update. NaN before the first step. STATUS_FAILED if a loss was not
- * finite. */
+ * of a step is computed before its update. `*loss` is NaN before the first step. STATUS_FAILED if a loss was
+ * not finite. */
 #define STEP_BACKEND_RECENT 64
 enum status step_backend_loss(struct step_backend *backend, double *loss);
 

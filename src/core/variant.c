@@ -7,7 +7,7 @@
 #include "core/words.h"
 #include "core/workload.h"
 
-/* The address of a variant if this build contains it, else NULL. */
+/* WITH_NEEDS(symbol) is the address of a variant if this build has what the variant needs, else NULL. */
 #define WITH_NOTHING(symbol) &symbol
 #if defined(_OPENMP)
 #define WITH_OPENMP(symbol) &symbol

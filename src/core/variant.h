@@ -37,15 +37,16 @@ struct variant {
      * or "avx512". NULL for variants without arithmetic on the CPU, such as GPU variants and loaders. */
     const char *(*instruction_set)(void);
 
-    /* Properties of this variant for the workload's reference; the workload defines the type. May be NULL. */
+    /* Properties of this variant that the workload needs to verify it; the workload defines the type. May be
+     * NULL. */
     const void *traits;
 
-    /* Returns STATUS_OK if this machine can run the variant, else STATUS_UNAVAILABLE with the reason. May be
-     * NULL: always available. */
+    /* Returns STATUS_OK if this machine can run the variant, else STATUS_UNAVAILABLE with the reason. If this
+     * function is NULL, the variant is always available. */
     enum status (*probe)(const struct resources *resources);
 
-    /* Creates `*state` from the workload's input. `*state` is NULL before the call; `input` must outlive it.
-     * Not timed. The caller tears the state down unless it is NULL, also after a failure. */
+    /* Creates `*state` from the workload's input. `*state` is NULL before the call; `input` must outlive the
+     * state. Not timed. The caller tears the state down unless it is NULL, also after a failure. */
     enum status (*setup)(const struct resources *resources, const void *input, void **state);
 
     /* Called before each run, not timed: prepares the machine, for example empties the page cache. May be
@@ -72,7 +73,7 @@ static inline enum status variant_run(const struct variant *variant, void *state
     return variant->run(state, number, time);
 }
 
-/* One line of the table. `variant` is NULL if this build lacks the feature named by `needs`. */
+/* One line of variants.def. `variant` is NULL if this build lacks the feature named by `needs`. */
 struct variant_entry {
     const char *name, *workload, *needs, *summary;
     const struct variant *variant;
@@ -81,7 +82,8 @@ struct variant_entry {
 extern const struct variant_entry variant_table[];
 extern const size_t variant_count;
 
-/* Checks that names are unique, workloads exist and no callback is missing. STATUS_FAILED names the entry. */
+/* Checks that names are unique, workloads exist and no callback is missing. STATUS_FAILED with the name of
+ * the entry if not. */
 enum status variant_table_check(void);
 
 /* Returns the entry with this name, or NULL. */

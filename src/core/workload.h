@@ -16,8 +16,8 @@
 
 /* The work of one run. */
 struct work {
-    double items;            /* images, samples, ... */
-    double bytes;            /* of the generated images or delivered samples: the numerator of bytes_per_s */
+    double items; /* images, samples, ... */
+    double bytes; /* bytes of the generated images or delivered samples: the numerator of bytes_per_s */
     struct least_work least; /* for the roofline */
 };
 
@@ -26,7 +26,7 @@ struct workload {
     const char *schema; /* name and version of the row format: "synth/7" */
     const char *item;   /* the unit of work.items, plural: "images" */
 
-    /* Options of this workload. Those with `column` set become CSV columns, in this order. */
+    /* Options of this workload. Options with `column` set become CSV columns, in this order. */
     const struct option_spec *options;
     size_t option_count;
     size_t parameters_bytes; /* size of the struct that the options fill */
@@ -35,14 +35,15 @@ struct workload {
      * the same file. NULL-terminated. NULL if there are none. */
     const char *const *single;
 
-    /* Candidates for the baseline of the column `speedup`: the first one among the chosen variants is used.
-     * NULL-terminated. */
+    /* Names of variants that can be the baseline of the column `speedup`. The first name that is among the
+     * chosen variants is used. NULL-terminated. */
     const char *const *baselines;
 
     /* The workload's own CSV columns; ends with an entry whose column is NULL. */
     const struct measure *measures;
 
-    /* Measures that the table on stdout shows in addition, NULL-terminated. NULL if there are none. */
+    /* Measures that the table on stdout shows in addition to the common columns, NULL-terminated. NULL if
+     * there are none. */
     const char *const *shown;
 
     /* Checks the parameters, fills in defaults that depend on other parameters, and creates the input for
@@ -72,7 +73,7 @@ struct workload {
      * afterwards the work of the latest runs. */
     struct work (*work)(const void *input, const struct variant *variant);
 
-    /* Counts the items of the latest run that differ from the reference. `number` is the expected run;
+    /* Counts the items of the latest run that differ from the reference. `number` is the number of that run;
      * results of any other run count as wrong. Does not run the variant and does not change its results. For
      * workloads with epochs.more(), a call with number 0 before the first run enables the checks of all later
      * steps. */
@@ -84,7 +85,8 @@ struct workload {
     enum status (*observe)(const void *input, const struct variant *variant, void *state,
                            struct measures *measures);
 
-    /* Sets the other measures. Called after the last verification; may run the variant again. May be NULL. */
+    /* Sets the measures that observe() does not set. Called after the last verification; may run the variant
+     * again. May be NULL. */
     enum status (*measure)(const void *input, const struct variant *variant, void *state,
                            struct measures *measures);
 
@@ -113,9 +115,9 @@ struct workload {
         /* Returns a hash of the input files, which must be the same on all ranks. May be NULL. */
         uint64_t (*identity)(const void *input);
 
-        /* Checks that all ranks together did the work of one rank. `total` has the measures of the row with
-         * rank=all. Called on rank 0 if there are several ranks. Returns STATUS_WRONG with the reason if they
-         * did not; the row is then not written. May be NULL. */
+        /* Checks that all ranks together did the work that a single rank would do. `total` has the measures
+         * of the row with rank=all. Called on rank 0 if there are several ranks. Returns STATUS_WRONG with
+         * the reason if they did not; the row is then not written. May be NULL. */
         enum status (*check_total)(const void *input, const struct measures *total);
     } ranks;
 
@@ -126,9 +128,9 @@ struct workload {
          * its presence is known. NULL: the workload does not support --compute. */
         const struct compute *(*step)(const void *parameters);
 
-        /* For one batch per run: passes the batch of run `number`, the latest of `state`, to the consumer.
-         * If the batch must not change until its step has ended, `*done_event` becomes the event after that
-         * step; otherwise it stays NULL. */
+        /* For one batch per run: passes the batch of run `number`, the latest run of `state`, to the
+         * consumer. If the batch must not change until its step has ended, `*done_event` becomes the event
+         * after that step; otherwise it stays NULL. */
         enum status (*hand_over)(const void *input, const struct variant *variant, void *state,
                                  uint64_t number, struct consumer *consumer, void **done_event);
 

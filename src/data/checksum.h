@@ -1,9 +1,9 @@
 /* A checksum of delivered samples: the sum of one hash per sample. Each hash covers the sample's key and
- * content. The sum does not depend on the order of the samples. It changes if a sample is missing, delivered
- * twice, torn, or delivered under the key of another sample.
+ * content. The sum does not depend on the order of the samples. It changes if a sample is missing,
+ * incomplete, delivered twice, or delivered under the key of another sample.
  *
- * --verify hashes every byte. Timed runs hash only the size and the edges of each member, because hashing
- * whole samples would take half of the run time. */
+ * --verify hashes every byte. Timed runs hash only the size and the edges (the first and the last 64 bytes)
+ * of each member, because hashing whole samples would take half of the run time. */
 #ifndef FDSL_DATA_CHECKSUM_H
 #define FDSL_DATA_CHECKSUM_H
 
@@ -16,7 +16,7 @@
 
 struct checksum {
     uint64_t count, bytes; /* number of samples, and their total size */
-    uint64_t sum;          /* of the hashes, modulo 2^64 */
+    uint64_t sum;          /* sum of the hashes, modulo 2^64 */
 };
 
 FDSL_C_BEGIN

@@ -104,7 +104,8 @@ static enum status check_extensions(const struct dataset *dataset)
     return STATUS_OK;
 }
 
-/* Refuses a target inside the source: samples already copied would be read as part of the source. */
+/* Refuses a target inside the source, because samples that are already copied would be read as part of the
+ * source. */
 static enum status check_target(const char *source, const char *target)
 {
     return target && file_is_inside(target, source)
@@ -146,7 +147,7 @@ static const char *const columns[] = {"source_key", NULL};
 
 const struct source source_dataset = {
     .name = "dataset",
-    .summary = "the samples of another dataset",
+    .summary = "the samples of an existing data set",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),

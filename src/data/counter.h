@@ -1,5 +1,5 @@
-/* Tensors whose values are a pure function of (seed, sample number). A reader's output can be checked without
- * a second copy of the data. */
+/* Tensors whose values are a pure function of (seed, sample number), so that a reader's output can be checked
+ * without a second copy of the data. */
 #ifndef FDSL_DATA_COUNTER_H
 #define FDSL_DATA_COUNTER_H
 

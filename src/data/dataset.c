@@ -89,7 +89,8 @@ int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags)
 {
     const char *name = dataset->files[file].name;
     struct stat info;
-    /* O_NONBLOCK: do not wait for the writer of a pipe. Cleared below, after the file is open. */
+    /* With O_NONBLOCK, opening a pipe does not wait for its writer. The flag is cleared after the file is
+     * open. */
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
     int failure = fd < 0 ? errno : 0;
     if (!failure && fcntl(fd, F_SETFL, flags) != 0)

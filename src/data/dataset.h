@@ -1,6 +1,8 @@
-/* A directory as a list of samples, with the position of every member. The list is built before any timing:
- * from our index or a wids index if there is one, else from shard headers or file names. A plain reader then
- * reads every sample once. Its checksums are the reference for the output of the variants. */
+/* A directory as a list of samples. A sample consists of members, such as an image and its label; the list
+ * has the position of every member. The list is built before any timing. It comes from our index (the index
+ * of --prepare) or a wids index if there is one, otherwise from shard headers or file names. The plain reader
+ * (data/plain.h) then reads every sample once. Its checksums are the reference for the output of the
+ * variants. */
 #ifndef FDSL_DATA_DATASET_H
 #define FDSL_DATA_DATASET_H
 
@@ -52,7 +54,7 @@ struct dataset {
     uint32_t file_count, member_count, sample_count;
     uint32_t *shard_first; /* index of each shard's first sample, plus one end entry; NULL without shards */
     uint64_t bytes, sample_bytes_max;
-    uint64_t skipped;   /* samples skipped */
+    uint64_t skipped;   /* number of skipped samples */
     bool uncounted;     /* an unknown number of samples was skipped in addition to `skipped`, because neither
                            our index nor a wids index gives a count */
     uint64_t faults;    /* faults that led to skipped samples; only the first few are reported */

@@ -11,7 +11,7 @@
 
 #include "data/dataset_parts.h"
 
-/* A folder of the walk, not yet listed or already listed. Listed folders stay allocated, because `above` of
+/* A folder of the walk, in the list `to_do` or `done`. Listed folders stay allocated, because `above` of
  * their subfolders points to them. */
 struct branch {
     const char *path; /* relative to the dataset's directory, with a final slash; "" for that directory */
@@ -116,7 +116,7 @@ static enum status list_branch(struct walk *walk, struct branch *branch)
     while (status == STATUS_OK && (errno = 0, entry = readdir(stream)))
         if (entry->d_name[0] != '.')
             status = add_entry(walk, branch, fd, entry->d_name);
-    if (status == STATUS_OK && errno != 0) /* more entries may follow */
+    if (status == STATUS_OK && errno != 0) /* readdir() failed, so entries may be missing */
         status = lose(walk, branch, "", errno);
     closedir(stream);
     return status;

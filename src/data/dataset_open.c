@@ -82,7 +82,8 @@ static bool climbs(const char *path)
     return false;
 }
 
-/* Adds the samples of a shard that the wids index `list` names. */
+/* Adds the samples of one shard. `listed` is the shard's entry in the wids index, whose file name is
+ * `list`. */
 static enum status open_listed(struct dataset *dataset, const char *list, const struct wids_shard *listed)
 {
     const char *name = NULL, *md5 = NULL;
@@ -168,7 +169,7 @@ static enum status open_files(struct dataset *dataset)
     return status;
 }
 
-/* Adds one sample of our index. */
+/* Adds one sample of an index of --prepare. */
 static enum status add_indexed(struct dataset *dataset, const struct index_sample *sample)
 {
     const struct index *index = &dataset->index;
@@ -304,7 +305,7 @@ static enum status md5_of(int fd, uint8_t *buffer, char hex[33])
     return status;
 }
 
-/* Compares a shard's md5 with the one in the wids index, if this build has libcrypto. A mismatch does not
+/* Compares a shard's md5 with the md5 in the wids index, if this build has libcrypto. A mismatch does not
  * tell which sample changed, so it is a failure even if dataset->skip is set. */
 static enum status check_md5(const struct dataset *dataset, uint32_t file, uint8_t *buffer)
 {
@@ -312,7 +313,8 @@ static enum status check_md5(const struct dataset *dataset, uint32_t file, uint8
     char hex[33];
     int fd = dataset_file_open(dataset, file, 0);
     if (fd < 0)
-        return dataset->skip ? STATUS_OK : STATUS_FAILED; /* its samples are skipped and counted */
+        return dataset->skip ? STATUS_OK
+                             : STATUS_FAILED; /* read_all_samples() skips and counts its samples */
     enum status status = md5_of(fd, buffer, hex);
     close(fd);
     if (status == STATUS_OK && *hex && strcasecmp(hex, shard->md5) != 0)
@@ -344,8 +346,8 @@ enum status dataset_hash(struct dataset *dataset)
 
 /* ---- Opening ---- */
 
-/* Returns the last name with this ending, or NULL if there is none. Sets `*several` if there is more than
- * one. */
+/* Returns the last of `names` that has this ending, or NULL if there is none. Sets `*several` if there is
+ * more than one. */
 static const char *the_one(const struct dataset_names *names, const char *end, bool *several)
 {
     const char *found = NULL;

@@ -1,4 +1,5 @@
-/* Finds the samples under a directory: from our index, from a wids index, by scanning shards, or as files. */
+/* Finds the samples under a directory: in our index (the index of --prepare), in a wids index, by scanning
+ * shards, or as single files. */
 #ifndef FDSL_DATA_DATASET_OPEN_H
 #define FDSL_DATA_DATASET_OPEN_H
 
@@ -11,9 +12,10 @@ FDSL_C_BEGIN
 
 /* Opens a directory and lists its samples.
  *
- * Without `skip`, fails at the first broken sample or shard: STATUS_FAILED with shard and offset. With
- * `skip`, broken samples and shards are skipped with a warning and counted in dataset->skipped. If the
- * directory has our index, `skip` also compares every byte and every shard header with the index.
+ * Without `skip`, returns STATUS_FAILED at the first broken sample or shard, with a message that names the
+ * shard and the offset. With `skip`, broken samples and shards are skipped with a warning and counted in
+ * dataset->skipped. If the directory has our index, `skip` also compares every byte and every shard header
+ * with the index.
  *
  * STATUS_USAGE if the directory cannot be opened, is incomplete or holds no samples. STATUS_FAILED, also with
  * `skip`, if a wids index names a shard outside the directory. The caller closes the dataset, also after a

@@ -26,14 +26,15 @@ enum status dataset_grow(void *array, uint32_t count, uint32_t *capacity, size_t
 /* Copies a name. The copy lives as long as the dataset. */
 enum status dataset_keep_name(struct dataset *dataset, const char *name, size_t length, const char **kept);
 
-/* Append to the lists of the dataset. A new sample has no members. Its first member is the next one added;
- * the caller increments sample->members for each. */
+/* Append to the lists of the dataset. A new sample has no members. The members that are added next belong to
+ * this sample, and the caller increments sample->members for each. */
 enum status dataset_add_file(struct dataset *dataset, const char *name, uint64_t bytes);
 enum status dataset_add_member(struct dataset *dataset, struct dataset_member member);
 enum status dataset_add_sample(struct dataset *dataset, const char *key);
 
-/* Handles a failure whose message is already set. With dataset->skip, prints it as a warning, counts
- * `samples` skipped samples (or DATASET_UNKNOWN) and returns STATUS_OK. Otherwise returns `status`. */
+/* Handles a failure whose message is already set. `samples` is the number of samples that this failure
+ * affects, or DATASET_UNKNOWN. With dataset->skip, prints the message as a warning, counts these samples as
+ * skipped and returns STATUS_OK. Otherwise returns `status`. */
 enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples);
 
 /* ---- dataset_list.c ---- */
@@ -44,14 +45,15 @@ struct dataset_names {
 };
 
 /* Adds the names of the regular files in the dataset's directory, in any order. With `deep`, includes the
- * files in all subfolders. Ignores names that begin with a dot. Opens one folder at a time, at any depth. The
- * caller frees names->items, also after a failure. STATUS_USAGE if a link leads back to a parent folder. */
+ * files in all subfolders. Ignores names that begin with a dot. Has only one folder open at a time, however
+ * deep the folders are. The caller frees names->items, also after a failure. STATUS_USAGE if a link leads
+ * back to a parent folder. */
 enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_names *names);
 
 /* ---- dataset_scan.c ---- */
 
 /* Adds the samples of one shard. `listed` is the shard's entry in a wids index, or NULL. If the shard is
- * broken and dataset->skip is set, keeps the samples before the break. */
+ * broken and dataset->skip is set, keeps the samples before the broken part. */
 enum status dataset_scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *listed);
 
 #endif

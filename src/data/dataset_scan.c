@@ -1,4 +1,4 @@
-/* Lists the samples of shards that are not in an index of ours, by reading the tar headers. */
+/* Lists the samples of shards without an index of --prepare, by reading the tar headers. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +45,8 @@ static enum status scan_member(struct scan *scan, const struct tar_member *found
     return STATUS_OK;
 }
 
-/* Reads the shard's bytes from the parser's position on: at least `need`, or all that are left. */
+/* Reads the shard's bytes from the parser's position on: at least `need` bytes, or all remaining bytes of the
+ * shard. */
 static enum status scan_bytes(struct scan *scan, uint64_t shard_bytes, size_t need, const uint8_t **bytes,
                               size_t *available)
 {
@@ -114,7 +115,7 @@ static enum status scan_file(struct scan *scan, uint32_t file)
     return status;
 }
 
-/* Compares a completely read shard with its entry in the wids index. */
+/* Compares a shard that was read to its end with the shard's entry in the wids index. */
 static enum status check_listed(const struct wids_shard *listed, uint64_t samples, uint64_t bytes)
 {
     if (samples != listed->samples)

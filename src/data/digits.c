@@ -62,7 +62,8 @@ static int place_points(struct pen *pen, struct point points[POINTS_MAX])
 {
     int digit = (int)(pen->number % CLASSES), count = strokes[digit].count;
     struct philox_block one = pen_block(pen), two = pen_block(pen);
-    float t = between(one.word[0], -0.15f, 0.15f); /* tangent of half the rotation; at most 17 degrees */
+    float t = between(one.word[0], -0.15f,
+                      0.15f); /* tangent of half the angle of rotation, which is at most 17 degrees */
     float cosine = (1 - t * t) / (1 + t * t), sine = 2 * t / (1 + t * t),
           shear = between(one.word[1], -0.25f, 0.25f);
     float width = between(one.word[2], 0.65f, 1.0f), height = between(one.word[3], 0.7f, 1.0f);

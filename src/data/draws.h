@@ -1,6 +1,6 @@
-/* All random numbers of training, as pure functions of a Philox counter. They are identical on host and
- * device, for any batch size, thread count and rank count. To resume, a run needs no generator state, only
- * the epoch.
+/* All random numbers of training and of its generated data, as pure functions of a Philox counter. They are
+ * identical on host and device, for any batch size, thread count and rank count. To resume, a run needs no
+ * generator state, only the epoch.
  *
  * The Philox key is the seed. The last word of every counter is a DRAW_ constant, which separates the kinds
  * of random numbers. The other words are documented at each function; `sample` is the sample's number in the
@@ -108,8 +108,8 @@ FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t index)
 /* ---- Augmentation ---- */
 
 struct augment {
-    uint32_t shift; /* largest shift in pixels, up or down and left or right. Pixels from outside the image
-                       are zero before normalisation: zero padding by `shift`, then a random crop */
+    uint32_t shift; /* largest shift in pixels, vertically and horizontally. It equals zero padding by `shift`
+                       before normalisation, followed by a random crop */
     bool flip;      /* mirror each sample horizontally with probability 1/2 */
 };
 

@@ -92,7 +92,8 @@ static bool shard_is_whole(const struct folder *folder, const struct index *inde
     return whole;
 }
 
-/* Whether a unit is complete: its files have the sizes that the index gives. */
+/* Whether a unit (a shard, or a folder of files) is complete: its files have the sizes that the index
+ * gives. */
 static bool is_whole(const struct folder *folder, const struct index *index, uint64_t number)
 {
     const struct index_unit *unit = &index->units[number];
@@ -190,8 +191,8 @@ static enum status make_folders(const char *path)
     return make_folder(path);
 }
 
-/* Opens and locks the folder. The kernel releases the lock when the process ends. On a file system without
- * locks, continues without a lock. */
+/* Opens and locks the folder. Linux releases the lock when the process ends. On a file system without locks,
+ * continues without a lock. */
 static enum status lock_folder(struct folder *folder)
 {
     folder->lock = open(folder->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

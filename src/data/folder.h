@@ -1,5 +1,5 @@
 /* The folder of a dataset that is being prepared. These functions lock it, find the finished units and
- * complete the dataset.
+ * complete the dataset. A unit is a shard, or a folder of files.
  *
  * During --prepare, FOLDER/.prepare/ holds `spec`, the options of the dataset, and one part of the index per
  * finished unit. When all units are finished, the parts are merged into NAME.index and .prepare/ is removed.
@@ -16,7 +16,7 @@
 
 struct folder {
     const char *path;
-    const char *name;       /* of the dataset: prefix of the file names */
+    const char *name;       /* name of the dataset, the prefix of its file names */
     const char *provenance; /* options that determine the dataset, in one line */
     enum index_layout layout;
     uint64_t unit_count;
@@ -29,8 +29,9 @@ void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH
 
 /* Rank 0 only, before the other ranks look at the folder. Creates the folder or checks that this run may
  * continue it, locks it, and removes temporary files of killed runs. If files of a complete dataset are
- * missing or have the wrong size, the dataset becomes unfinished again, and those units are prepared again.
- * STATUS_USAGE if the folder holds other files, was started with other options, or another run uses it. */
+ * missing or have the wrong size, the dataset becomes unfinished again, and the units with these files are
+ * prepared again. STATUS_USAGE if the folder holds other files, if its dataset was begun with other options,
+ * or if another run uses it. */
 enum status folder_claim(struct folder *folder);
 
 /* Whether the dataset is complete. Any rank may call this after rank 0 has called folder_claim(). */

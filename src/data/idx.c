@@ -78,7 +78,8 @@ struct gzip {
     bool ended;  /* a member has ended and the next has not begun */
 };
 
-/* Unpacks the next `wanted` bytes; fewer only at the end of the file. Sets `*got` to their number. */
+/* Unpacks the next `wanted` bytes, or fewer at the end of the file. Sets `*got` to the number of unpacked
+ * bytes. */
 static enum status unpack(struct gzip *gzip, uint8_t *bytes, size_t wanted, size_t *got)
 {
     z_stream *stream = &gzip->stream;

@@ -16,7 +16,7 @@ static const char *const layouts[] = {"files", "shards"}; /* in the order of enu
 
 /* ---- The last line ---- */
 
-/* Number of lines per kind, and of members. The first letter of a line identifies its kind. */
+/* Number of lines of each kind, and number of members. The first letter of a line identifies its kind. */
 struct counts {
     uint64_t units, samples, members;
 };
@@ -170,13 +170,15 @@ enum status index_save(const char *path, const struct index *index, uint64_t fir
 
 /* ---- Reading ---- */
 
-/* Returns the next field of a line, which ends at a tab or at the end of the line. NULL if there is none. */
+/* Returns the next field of a line, which ends at a tab or at the end of the line. Returns NULL if there is
+ * none. */
 static char *next_field(char **rest)
 {
     return strsep(rest, "\t");
 }
 
-/* Parses an unsigned integer in base 10 or 16. False if the text has any other character. */
+/* Parses an unsigned integer in base 10 or 16. Returns false if the text is empty, has any other character,
+ * or is too large a number. */
 static bool number(const char *text, int base, uint64_t *value)
 {
     static const char digits[] = "0123456789abcdef";

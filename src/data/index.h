@@ -1,4 +1,5 @@
-/* The index of a prepared dataset: offset, size and hash of every member.
+/* The index of a prepared dataset. A sample consists of members, such as an image and its label. The index
+ * has the offset, size and hash of every member.
  *
  * The index is the text file NAME.index next to the shards or folders. The fields of a line are separated by
  * tabs; the first field is the kind of line. docs/formats.md has an example. The last line holds counts and a
@@ -82,7 +83,7 @@ struct index_text {
     size_t size;
 };
 
-/* STATUS_FAILED if memory runs out, or index_check_name() refuses a name. */
+/* These functions return STATUS_FAILED if memory runs out, or if index_check_name() refuses a name. */
 enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *provenance);
 void index_text_add_unit(struct index_text *text, const struct index_unit *unit); /* its samples follow */
 enum status index_text_add_sample(FILE *stream, const char *key, const struct index_member *members,

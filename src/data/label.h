@@ -11,8 +11,8 @@
 #define LABEL_BYTES_MAX 64   /* maximum size of a `.cls` member */
 #define LABEL_NONE      (-1) /* label of a sample that has none */
 
-/* Parses a label: a decimal integer, optionally surrounded by blanks, tabs and line breaks. False for any
- * other text and for values outside int32. */
+/* Parses a label: a decimal integer, optionally surrounded by blanks, tabs and line breaks. Returns false for
+ * any other text and for values outside int32. */
 FDSL_HD bool label_parse(const uint8_t *text, uint64_t size, int32_t *label)
 {
     uint64_t i = 0, digits = 0;

@@ -21,7 +21,7 @@ struct parameters {
     int encoding;
 };
 
-/* All images and labels in memory. at() returns an image. */
+/* All images and labels in memory. at() returns one of them. */
 struct labelled {
     enum source_encoding encoding;
     struct png_shape shape;

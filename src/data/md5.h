@@ -1,4 +1,5 @@
-/* md5 of a stream, for shards. In builds without libcrypto, all functions succeed and compute nothing. */
+/* Computes the md5 of the bytes of a shard. In builds without libcrypto, all functions succeed and compute
+ * nothing. */
 #ifndef FDSL_DATA_MD5_H
 #define FDSL_DATA_MD5_H
 

@@ -7,7 +7,7 @@
 #define MAGIC       "\x93NUMPY"
 #define MAGIC_BYTES 6
 #define PREFIX      10 /* bytes before the header text in version 1.0: magic, version, text length */
-#define ALIGNMENT   64 /* of the values in the file */
+#define ALIGNMENT   64 /* alignment of the values in the file, in bytes */
 #define VALUES_MAX  (UINT64_C(1) << 58)
 #define BAD(reason) status_set(STATUS_FAILED, "not a supported .npy file: " reason)
 

@@ -46,8 +46,8 @@ static enum status plain_open_file(struct plain *plain, const struct dataset_mem
     return STATUS_OK;
 }
 
-/* Opens the member's file. If it was not open before, records its size. A single file must have the size that
- * the index gives, if there is one. */
+/* Opens the member's file. If it was not open before, records its size. If there is an index, a single file
+ * must have the size that the index gives. */
 static enum status plain_open_new(struct plain *plain, struct dataset_member *member)
 {
     const struct dataset *dataset = plain->dataset;
@@ -133,7 +133,7 @@ static enum status compare_name(const struct plain *plain, const struct dataset_
         (unsigned long long)found->size, sample->key, member->extension, (unsigned long long)member->size);
 }
 
-/* Parses the headers in `bytes` and compares the last one with the index. `bytes` ends where the member's
+/* Parses the headers in `bytes` and compares the last header with the index. `bytes` ends where the member's
  * data begins. Skips members that belong to no sample. */
 static enum status parse_headers(struct plain *plain, const struct dataset_sample *sample,
                                  const struct dataset_member *member, const uint8_t *bytes, size_t available)
@@ -198,8 +198,8 @@ static enum status plain_whole(struct plain *plain, struct dataset_member *membe
     return STATUS_OK;
 }
 
-/* Refuses a sample with two members of the same extension. The case is ignored, so "1.cls" and "1.CLS" are
- * the same. */
+/* Refuses a sample with two members of the same extension. Upper and lower case do not matter, so "cls" and
+ * "CLS" are the same. */
 static enum status check_extensions(const struct dataset *dataset, const struct dataset_sample *sample)
 {
     const struct dataset_member *members = &dataset->members[sample->member];

@@ -10,8 +10,8 @@
 #include "data/dataset.h"
 #include "data/tar.h"
 
-/* State of a plain reader. Keeps the last file open, because the next sample of a shard is in the same file.
- * Initialise `dataset`, and `fd` with -1; zero the rest. */
+/* State of a plain reader. Keeps the latest file open, because the next sample of a shard is in the same
+ * file. Initialise `dataset`, and `fd` with -1; zero the rest. */
 struct plain {
     const struct dataset *dataset;
     int fd;          /* of the open file; -1 if none is open */
@@ -24,8 +24,9 @@ struct plain {
 FDSL_C_BEGIN
 
 /* Reads every byte of a sample (`whole`), or only the edges of its members. Sets the sample's size and
- * hashes, and member sizes that are unknown. With `whole` and an index of ours, also compares the hashes with
- * the index, and in shards the header of each member. STATUS_FAILED with file and offset. */
+ * hashes, and the sizes of its members if they are unknown. With `whole` and an index of --prepare, also
+ * compares the hashes with the index, and in shards also the tar header of each member. STATUS_FAILED with
+ * file and offset. */
 enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole);
 
 /* Reads the first `size` bytes of a member into `bytes`. `size` must not exceed the size of the member.

@@ -38,7 +38,7 @@ enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, voi
     return STATUS_OK;
 }
 
-/* Reads the header and checks the size. The caller frees the image after success only. */
+/* Reads the header and checks the size. After success, the caller frees the image. */
 static enum status begin(png_image *image, const void *bytes, size_t size, struct png_shape *shape)
 {
     *image = (png_image){.version = PNG_IMAGE_VERSION};

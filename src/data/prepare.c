@@ -37,7 +37,7 @@
 #define SHARDS_MAX     1000000
 #define CHUNK_SAMPLES  256 /* samples in memory at a time; fewer if that exceeds CHUNK_BYTES */
 #define CHUNK_BYTES    (UINT64_C(64) << 20)
-#define KEY_DIGITS     6 /* minimum digits of a key */
+#define KEY_DIGITS     6 /* minimum number of digits of a key */
 
 struct parameters {
     const char *folder, *from, *name, *config;
@@ -55,21 +55,21 @@ static const struct option_spec specs[] = {
     {"from", "SOURCE", OPTION_TEXT, AT(from), "counter", 0, 0, NULL, false,
      "source of the samples; the sources are listed below"},
     {"store", "HOW", OPTION_CHOICE, AT(store), "shards", 0, 0, stores, true,
-     "how samples are stored; files writes single files (such as an image and its label), in folders of 1000 "
-     "samples; shards writes tar files"},
+     "how samples are stored: as single files, such as an image and its label, in folders of 1000 samples, "
+     "or in tar shards"},
     {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
      "number of samples (default: all, if the source is finite)"},
     {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,
-     "number of tar files (default: at most 10000 samples or about 1 GiB each)"},
+     "number of tar files (default: enough for at most 10000 samples and about 1 GiB per file)"},
     {"name", "NAME", OPTION_TEXT, AT(name), NULL, 0, 0, NULL, true,
-     "prefix of file names: NAME-000000.tar, NAME.index (default: the source)"},
+     "prefix of the file names, such as NAME-000000.tar and NAME.index (default: the name of the source)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
      "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, THREADS_MAX, NULL, false,
      "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
-     "CUDA device, for variants that use one"},
-    {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this"},
+     "CUDA device, for variants that run on a GPU"},
+    {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this help"},
 };
 
 struct job {
@@ -134,8 +134,9 @@ static enum status find_source(struct job *job, int argc, char *argv[])
     for (; source_table[count]; count++)
         names[count] = source_table[count]->name;
     const char *nearest = nearest_word(name, names, count);
-    return nearest ? status_set(STATUS_USAGE, "unknown source '%.80s'; did you mean '%s'?", name, nearest)
-                   : status_set(STATUS_USAGE, "unknown source '%.80s'; --prepare --help lists them", name);
+    return nearest
+               ? status_set(STATUS_USAGE, "unknown source '%.80s'; did you mean '%s'?", name, nearest)
+               : status_set(STATUS_USAGE, "unknown source '%.80s'; --prepare --help lists the sources", name);
 }
 
 static bool has_option(const struct option_spec *options, size_t count, const char *name)
@@ -170,8 +171,8 @@ static enum status explain_elsewhere(void *context, const char *name)
     char known[256];
     list_words(known, sizeof known, owners, count);
     if (count > 0)
-        return status_set(STATUS_USAGE, "--%s is an option of --from %s; --prepare --help lists them", name,
-                          known);
+        return status_set(STATUS_USAGE, "--%s is an option of --from %s; --prepare --help lists all options",
+                          name, known);
     return job->is_option(name)
                ? status_set(STATUS_USAGE,
                             "--%s does not apply to --prepare; --prepare --help lists the options that do",
@@ -453,8 +454,8 @@ static enum status write_units(struct job *job)
 
 /* ---- Finishing ---- */
 
-/* Checks the number of samples in the parts read from disk. A part with a valid checksum may still list
- * another number of samples than this run would write. */
+/* Checks the number of samples in the index, which was merged from parts on disk. A part with a valid
+ * checksum may still list another number of samples than this run would write. */
 static enum status check_gathered(const struct job *job, const struct index *index)
 {
     return index->sample_count == job->parameters.samples

@@ -12,7 +12,7 @@
 
 #define NAME "samples.csv"
 
-/* What samples.csv is written from. */
+/* What write_sample() needs to write the records of samples.csv. */
 struct list {
     const struct source *source;
     const void *state;

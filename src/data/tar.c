@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Header fields: offsets, and lengths where the name ends in _BYTES. */
+/* Offsets of header fields, and lengths of fields if the name ends in _BYTES. */
 enum {
     NAME = 0,
     NAME_BYTES = 100,
@@ -54,7 +54,8 @@ static bool is_zero(const uint8_t *bytes, size_t count)
     return count == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0);
 }
 
-/* Parses an octal number. Blanks may precede it; blanks and zero bytes may follow. False otherwise. */
+/* Parses an octal number. Blanks may precede it; blanks and zero bytes may follow. Returns false for any
+ * other text. */
 static bool octal(const uint8_t *field, size_t length, uint64_t *value)
 {
     size_t i = 0;
@@ -138,7 +139,8 @@ static enum status take_name(uint64_t at, struct tar_override *override, const u
     return STATUS_OK;
 }
 
-/* Parses a decimal number. False if the text has another character, is empty or has more than 19 digits. */
+/* Parses a decimal number of at most 19 digits. Returns false if the text is longer, empty, or has any other
+ * character. */
 static bool decimal(const uint8_t *text, size_t length, uint64_t *value)
 {
     *value = 0;
@@ -212,7 +214,8 @@ static uint64_t padded(uint64_t size)
     return size + tar_padding(size);
 }
 
-/* Checks that the shard has `bytes` bytes from parser->position on. STATUS_OK if its size is unknown. */
+/* Checks that the shard has `bytes` bytes from parser->position on. Returns STATUS_OK if the shard's size is
+ * unknown. */
 static enum status check_end(const struct tar_parser *parser, size_t available, bool at_end, uint64_t bytes,
                              const char *what)
 {
@@ -225,8 +228,8 @@ static enum status check_end(const struct tar_parser *parser, size_t available, 
                end, what, bytes);
 }
 
-/* Parses the header at parser->position, which is available and not zero. Sets `*found` if it belongs to a
- * regular file; other members are skipped. */
+/* Parses the header at parser->position. The caller has checked that it is in memory and not zero. Sets
+ * `*found` if the header belongs to a regular file; other members are skipped. */
 static enum status take_header(struct tar_parser *parser, const uint8_t *header, size_t available,
                                bool at_end, struct tar_member *member, bool *found)
 {

@@ -29,8 +29,8 @@ struct tar_member {
 
 enum tar_step { TAR_MEMBER, TAR_MORE, TAR_END };
 
-/* Values from extended headers. A header of type `g` applies to all following members, others to the next
- * one. */
+/* Values from extended headers. A header of type `g` applies to all following members, and any other extended
+ * header to the next member. */
 struct tar_override {
     bool has_name, has_size;
     uint64_t size;
@@ -39,7 +39,7 @@ struct tar_override {
 
 struct tar_parser {
     uint64_t position;    /* offset of the next byte to parse */
-    uint64_t shard_bytes; /* or TAR_SIZE_UNKNOWN: a truncated member is then detected only with `at_end` */
+    uint64_t shard_bytes; /* size; if TAR_SIZE_UNKNOWN, truncation is detected only with `at_end` */
     uint64_t end;         /* offset of the first end-of-archive block, if has_ended */
     bool has_ended;
     uint64_t extended; /* offset of the member's first extended header, if is_extended */
@@ -62,8 +62,8 @@ void tar_move(struct tar_parser *parser, uint64_t position);
  *
  * TAR_MEMBER: `*member` is a regular file. parser->position is then after its padded data, which need not be
  *             available.
- * TAR_MORE:   No member found yet. Call again with at least `*need` bytes from parser->position on, which may
- *             have changed. Not returned with `at_end`.
+ * TAR_MORE:   No member found yet. Call again with at least `*need` bytes from parser->position on; this
+ *             position may have changed. Not returned with `at_end`.
  * TAR_END:    The shard has ended; everything after the last member is zero.
  *
  * STATUS_FAILED with a message that begins with the offset in the shard; the caller prepends the shard's
@@ -79,7 +79,7 @@ static inline size_t tar_padding(uint64_t size)
     return (size_t)(-size % TAR_BLOCK_BYTES);
 }
 
-/* Fills the header of a regular file: ustar, mode 0444, owner 0, time 0. So equal contents give equal
+/* Fills the header of a regular file: ustar, mode 0444, owner 0, time 0. So equal names and sizes give equal
  * headers. STATUS_FAILED if the name is empty or longer than TAR_NAME_FIELD, or the size is 8 GiB or more. */
 enum status tar_header(uint8_t block[TAR_BLOCK_BYTES], const char *name, uint64_t size);
 

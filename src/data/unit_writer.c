@@ -97,7 +97,7 @@ static enum status flush(struct unit_writer *writer)
     return file_add(&writer->file, writer->buffer, count);
 }
 
-/* Appends `count` bytes to the shard; zeros if `bytes` is NULL. */
+/* Appends `count` bytes to the shard. If `bytes` is NULL, the bytes are zeros. */
 static enum status add_bytes(struct unit_writer *writer, const uint8_t *bytes, size_t count)
 {
     writer->bytes += count;

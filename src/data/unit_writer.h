@@ -20,7 +20,7 @@ struct unit_writer {
     size_t buffered;
     uint64_t bytes, samples; /* written so far */
     void *md5;               /* of the shard's bytes, in builds with libcrypto */
-    FILE *lines, *dali;      /* lines of our index and of DALI's, in memory */
+    FILE *lines, *dali;      /* lines of our index and of the DALI index, in memory */
     char *lines_text, *dali_text;
     size_t lines_size, dali_size;
 };

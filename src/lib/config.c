@@ -75,7 +75,7 @@ static enum status get_classes(const struct fdsl_config *config, struct synth *s
     size_t count = 0;
     if (config->class_list && config->class_file)
         return status_set(STATUS_USAGE,
-                          "class_file: class_list gives the classes already; set one of the two");
+                          "class_file: class_list gives the classes already; set only one of them");
     if (config->class_list)
         return copy_classes(config, synth);
     if (config->class_count)
@@ -104,8 +104,8 @@ static enum status check_scale(const char *field, const double *values, uint32_t
 
 static enum status get_output(const struct fdsl_config *config, struct synth *synth)
 {
-    static const char *const fits[] = {"resize", "crop", NULL};  /* of enum output_fit, without the first */
-    static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* of enum output_layout */
+    static const char *const fits[] = {"resize", "crop", NULL};  /* enum output_fit, without OUTPUT_WHOLE */
+    static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* enum output_layout */
     uint32_t out_res = config->out_res ? config->out_res : config->res;
     int fit, layout, dtype;
     TRY(check_count("out_res", out_res, 1, OUTPUT_RES_MAX));
@@ -157,7 +157,7 @@ extern const struct variant variant_naive, variant_omp, variant_fused, variant_b
 #define CUDA_VARIANT(variant) NULL
 #endif
 
-/* The first of each kind of device is "auto". */
+/* All generators. "auto" selects the first entry for the kind of device in the configuration. */
 static const struct {
     const char *name;
     bool on_device;

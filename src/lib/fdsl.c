@@ -20,17 +20,19 @@
 struct fdsl_generator {
     struct generator *generator;
     struct synth synth;
-    struct pool *pool; /* on the CPU */
+    struct pool *pool; /* CPU threads; NULL if the variant uses none */
     int device;
-    pid_t process; /* that opened it */
+    pid_t process; /* the process that opened the generator */
 };
 
 /* ---- Errors ---- */
 
 static _Thread_local char error_text[1024];
 
-/* Copies the text of an error. Messages of the variants name options, such as --out-res; the fields of struct
- * fdsl_config have the same names with underscores, except class_file (--class). */
+/* Copies the text of an error, and replaces the names of options by the names of fields. Messages of the
+ * variants name options such as --out-res. The fields of struct fdsl_config have the same names with
+ * underscores; only
+ * --class becomes class_file. */
 static enum fdsl_status relay(enum status status)
 {
     size_t used = 0;
@@ -76,15 +78,15 @@ int fdsl_cuda_devices(void)
 
 /* ---- The caller's environment ---- */
 
-/* What a call must leave as it was. */
+/* The state of the calling thread that a call must restore. */
 struct environment {
     fenv_t floating_point;
     locale_t locale, c_locale;
     int device;
 };
 
-/* Rounding to nearest without flushing of small values makes the images those of any other caller. The locale
- * "C" reads "0.5" in files. */
+/* Sets the default floating-point environment (round to nearest, no flushing of subnormals), so that images
+ * do not depend on the caller's. Sets the locale "C", because some locales cannot parse "0.5" in files. */
 static enum status environment_enter(struct environment *before)
 {
     *before = (struct environment){.device = device_current()};
@@ -109,12 +111,13 @@ static void environment_leave(struct environment *before)
 
 /* ---- Opening and closing ---- */
 
-/* The sizes of the structs in earlier versions of the library, of which there are none yet. */
+/* Checks the size of a caller's struct. This is the first version of the library, so only one size is valid.
+ */
 static enum status check_size(const char *name, size_t size, size_t own)
 {
     return size == own ? STATUS_OK
                        : status_set(STATUS_USAGE,
-                                    "%s->size: it is %zu, but this libfdsl (%s) knows %zu; set it with "
+                                    "%s->size: it is %zu, but this libfdsl (%s) expects %zu; set it with "
                                     "sizeof, and compile with the fdsl.h of the library",
                                     name, size, FDSL_VERSION, own);
 }
@@ -200,7 +203,8 @@ enum fdsl_status fdsl_open(const struct fdsl_config *config, struct fdsl_generat
     return relay(status);
 }
 
-/* In a forked child, the threads of the generator do not exist and its CUDA context must not be used. */
+/* Frees nothing in a forked child: the threads of the generator do not exist there, and its CUDA context must
+ * not be used. */
 void fdsl_close(struct fdsl_generator *generator)
 {
     if (!generator || generator->process != getpid())
@@ -268,7 +272,7 @@ uint64_t fdsl_memory_bytes(const struct fdsl_generator *generator)
 
 #define DEVICE_ALIGNMENT 16
 
-/* The arguments that all functions below share. */
+/* The arguments that all fdsl_generate functions share. */
 struct call {
     uint32_t count;
     void *images;
@@ -317,7 +321,7 @@ static enum status generate(struct fdsl_generator *self, const struct generator_
     return status;
 }
 
-/* Checks the generator and makes its device current. The caller then restores `*before`. */
+/* Checks the generator and makes its device current. The caller must later restore the device `*before`. */
 static enum status begin_call(const struct fdsl_generator *self, int *before)
 {
     *before = -1;

@@ -12,11 +12,11 @@
  * With N classes, image g is instance g div N of the class at index g mod N. Its pixels depend only on the
  * formula, the class, the seed, the instance and the output format: not on the device, the batch or the
  * number of threads. This holds for the generators "naive", "omp" and "fused", which are bit-identical to
- * each other and to the program fdsl-bench. "gbase" and "bat" are the kernels of the paper, which draw
- * overlapping lines in any order and round noise differently.
+ * each other and to the program fdsl-bench. "gbase" and "bat" run the CUDA kernels of the paper (hpca-uji,
+ * PDP 2026), which draw overlapping lines in any order and round noise differently.
  *
- * C99, also valid C++. No CUDA header is needed: a CUDA stream is passed as `void *`, NULL for the default
- * stream.
+ * This header is C99 and valid C++. No CUDA header is needed: a CUDA stream is passed as `void *`, NULL for
+ * the default stream.
  *
  * Errors: functions return FDSL_OK or an error code, and fdsl_error() then has one line of text that names
  * the argument. The library never prints, never exits, and installs no signal handler. It leaves the current
@@ -24,7 +24,7 @@
  *
  * Threads: several generators can be used at the same time, on one device or many. Calls on one generator
  * must not overlap. A generator belongs to the process that opened it: after fork(), the child must open its
- * own, and it can use CUDA only if the parent had not. */
+ * own, and the child can use CUDA only if the parent had not used it. */
 #ifndef FDSL_H
 #define FDSL_H
 
@@ -41,7 +41,7 @@ extern "C" {
 #define FDSL_API
 #endif
 
-/* The version of this header. fdsl_version() returns that of the library. */
+/* The version of this header. fdsl_version() returns the version of the library. */
 #define FDSL_VERSION_TEXT "0.2.0"
 
 enum fdsl_status {
@@ -60,43 +60,43 @@ struct fdsl_class {
     uint32_t vertices, orbits;
     float oval_x, oval_y;
     uint32_t freq1, freq2;
-    float noise;      /* coefficient */
+    float noise;      /* coefficient of the noise */
     uint32_t radius;  /* start radius in pixels */
     float line_width; /* in pixels: a constant that every orbit adds to the radius */
 };
 
-/* What a generator makes. Set all fields with fdsl_config_init(), then change some. Texts and lists are
- * copied by fdsl_open(). */
+/* The images to generate, and how. Set all fields with fdsl_config_init(), then change some. fdsl_open()
+ * copies texts and lists. */
 struct fdsl_config {
     size_t size; /* sizeof(struct fdsl_config) of the caller: later versions may append fields */
 
     /* The images. Classes come from class_list, from class_file, or from preset. */
-    const char *formula; /* "uji" (default), as in the paper's code, or "visualatom", as in the data set */
-    uint64_t seed;       /* of all images; default 0 */
-    uint32_t res;        /* side of the canvas in pixels, 1 to 16384; default 512 */
-    uint32_t classes;    /* default 1000; of a preset that is a list, its first classes */
-    const char *preset;  /* "uji", "visualatom", "lowercompute", or the lists "paper-1000" and
-                            "lowercompute-1000"; NULL (default): the one named like the formula */
+    const char *formula;     /* "uji" (default): as in the paper's code; "visualatom": as in that data set */
+    uint64_t seed;           /* seed of all images; default 0 */
+    uint32_t res;            /* side of the canvas in pixels, 1 to 16384; default 512 */
+    uint32_t classes;        /* number of classes; default 1000; a preset list gives its first classes */
+    const char *preset;      /* "uji", "visualatom", "lowercompute", or the lists "paper-1000" and
+                                "lowercompute-1000"; NULL (default): the preset with the name of the formula */
     const char *preset_file; /* INI file with other presets; NULL (default): the built-in ones */
-    const char *class_file;  /* CSV file with classes, which replace `classes`; NULL (default): none */
-    const struct fdsl_class *class_list; /* replaces `classes`; NULL (default): none */
-    uint32_t class_count;                /* of class_list; default 0 */
+    const char *class_file;  /* CSV file with the classes, instead of a preset; NULL (default): none */
+    const struct fdsl_class *class_list; /* the classes, instead of a preset; NULL (default): none */
+    uint32_t class_count;                /* number of entries in class_list; default 0 */
 
     /* The output. A canvas becomes an image of out_res * out_res pixels. */
-    uint32_t out_res;   /* side of an image in pixels, 1 to 16384; 0 (default): res */
-    const char *fit;    /* "resize" (default): mean over the covered area; "crop": at a random position */
-    uint32_t channels;  /* 1 (default) or 3, which then have the same gray */
+    uint32_t out_res; /* side of an image in pixels, 1 to 16384; 0 (default): res */
+    const char *fit;  /* "resize" (default): mean over the covered area; "crop": a square at a random place */
+    uint32_t channels;  /* 1 (default), or 3 with the same gray in each */
     const char *layout; /* "nchw" (default) or "nhwc" */
-    const char *dtype;  /* "u8" (default), "f16", "bf16" or "f32"; floats are gray / 255, normalised: */
-    double mean[FDSL_CHANNELS_MAX]; /* subtracted from floats; default 0 */
-    double std[FDSL_CHANNELS_MAX];  /* divides floats after that; default 1 */
+    const char *dtype;  /* "u8" (default), "f16", "bf16" or "f32"; a float is (gray / 255 - mean) / std */
+    double mean[FDSL_CHANNELS_MAX]; /* per channel, for floats only; default 0 */
+    double std[FDSL_CHANNELS_MAX];  /* per channel, for floats only; default 1 */
 
-    /* How they are generated. */
-    const char *generator; /* "auto" (default): "omp" or "fused"; CPU: "omp", "naive"; CUDA: "fused", "bat",
-                              "gbase" */
+    /* How the images are generated. */
+    const char *generator; /* on the CPU: "omp", "naive"; on a CUDA device: "fused", "bat", "gbase"; "auto"
+                              (default): "omp" on the CPU, "fused" on a CUDA device */
     int device;            /* FDSL_CPU (default), or the number of a CUDA device */
     int threads;           /* CPU threads; 0 (default): OMP_NUM_THREADS, else all that the process may use */
-    uint32_t batch;        /* the most images per call; default 256 */
+    uint32_t batch;        /* maximum number of images per call; default 256 */
 };
 
 /* The memory layout of one image. The images of a batch are contiguous. */
@@ -117,7 +117,7 @@ FDSL_API const char *fdsl_version(void);
  * overwrites it. */
 FDSL_API const char *fdsl_error(void);
 
-/* Returns the number of CUDA devices, and 0 where there is no driver or the library was built without CUDA;
+/* Returns the number of CUDA devices. Returns 0 if there is no driver or the library was built without CUDA;
  * fdsl_error() then has the reason. Thread-safe. */
 FDSL_API int fdsl_cuda_devices(void);
 
@@ -126,8 +126,8 @@ FDSL_API int fdsl_cuda_devices(void);
 FDSL_API enum fdsl_status fdsl_config_init(struct fdsl_config *config, size_t size);
 
 /* Opens a generator; the caller closes it. Allocates all memory that the generator needs, and may take a
- * second where CUDA is not initialised yet. `*generator` becomes NULL after an error. FDSL_INVALID for a
- * value or file that is not valid, or if memory would not suffice; FDSL_UNAVAILABLE if the build or machine
+ * second if CUDA is not initialised yet. `*generator` becomes NULL after an error. FDSL_INVALID for a
+ * value or file that is not valid, or if there is too little memory; FDSL_UNAVAILABLE if the build or machine
  * lacks the device or the generator; FDSL_FAILED if a CUDA call or an allocation failed. Thread-safe. */
 FDSL_API enum fdsl_status fdsl_open(const struct fdsl_config *config, struct fdsl_generator **generator);
 
@@ -137,36 +137,36 @@ FDSL_API void fdsl_close(struct fdsl_generator *generator);
 /* Describes the images of a generator. FDSL_INVALID if layout->size is unknown. */
 FDSL_API enum fdsl_status fdsl_describe(const struct fdsl_generator *generator, struct fdsl_layout *layout);
 
-/* Returns the number of classes; copies the first `capacity` of them to `classes` (NULL if capacity is 0).
- * 0 and an error text if an argument is not valid. */
+/* Returns the number of classes, and copies the first `capacity` classes to `classes` (NULL if capacity is
+ * 0). If an argument is not valid, returns 0; fdsl_error() then has the reason. */
 FDSL_API uint32_t fdsl_classes(const struct fdsl_generator *generator, struct fdsl_class *classes,
                                uint32_t capacity);
 
-/* Returns the bytes of memory that the generator has allocated, on its device. */
+/* Returns the memory that the generator has allocated on its device (the CPU or a GPU), in bytes. */
 FDSL_API uint64_t fdsl_memory_bytes(const struct fdsl_generator *generator);
 
-/* Generates images first .. first + count - 1 into `images`, and their class ids into `labels`, unless it is
- * NULL; 1 <= count <= batch.
+/* Generates images first .. first + count - 1 into `images`. Stores their class ids in `labels` unless it is
+ * NULL. `count` is 1 to the `batch` of the configuration.
  *
  * On the CPU, `images` is aligned to its element type, `stream` must be NULL, and the images are complete
- * when the call returns. On a CUDA device, both are device memory, `images` is aligned to 16 bytes, and the
- * work is enqueued on `stream` without waiting and without allocating, so the call can be captured into a
- * CUDA graph. One generator has scratch memory for one call: calls on several streams must be ordered
- * (fdsl_order()).
+ * when the call returns. On a CUDA device, `images` and `labels` are device memory, and `images` is aligned
+ * to 16 bytes. The work is enqueued on `stream` without waiting and without allocating, so the call can be
+ * captured into a CUDA graph. One generator has scratch memory for one call: calls on several streams must be
+ * ordered (fdsl_order()).
  *
- * FDSL_INVALID names the argument; FDSL_FAILED if a launch failed. */
+ * FDSL_INVALID if an argument is not valid; fdsl_error() names it. FDSL_FAILED if a launch failed. */
 FDSL_API enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64_t first, uint32_t count,
                                         void *images, int64_t *labels, void *stream);
 
-/* Generates images numbers[0] .. numbers[count - 1]: any numbers, in any order. `numbers` is device memory on
- * a CUDA device. FDSL_UNAVAILABLE for "gbase" and "bat", whose kernels the host launches. Otherwise like
- * fdsl_generate(). */
+/* Generates images numbers[0] .. numbers[count - 1]. The list may have any numbers in any order. On a CUDA
+ * device it must be in device memory. FDSL_UNAVAILABLE for "gbase" and "bat": the host launches their kernels
+ * image by image, and cannot read the list. Otherwise like fdsl_generate(). */
 FDSL_API enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint64_t *numbers,
                                              uint32_t count, void *images, int64_t *labels, void *stream);
 
-/* Generates images *next .. *next + count - 1, then adds `step` to *next, both on `stream`. On a CUDA device,
- * `next` is device memory, so each replay of a captured call generates the following images. Ranks that share
- * a sequence use step = count * ranks. FDSL_UNAVAILABLE for "gbase" and "bat". Otherwise like
+/* Generates images *next .. *next + count - 1, then adds `step` to *next. On a CUDA device, `stream` does
+ * both, and `next` is device memory, so each replay of a captured call generates the following images. Ranks
+ * that share a sequence use step = count * ranks. FDSL_UNAVAILABLE for "gbase" and "bat". Otherwise like
  * fdsl_generate(). */
 FDSL_API enum fdsl_status fdsl_generate_next(struct fdsl_generator *generator, uint64_t *next, uint64_t step,
                                              uint32_t count, void *images, int64_t *labels, void *stream);

@@ -19,9 +19,9 @@ struct pool_thread {
 struct pool {
     pthread_mutex_t lock;
     pthread_cond_t begin, end;
-    int threads;  /* with the caller */
-    int started;  /* entries of `members` that are running */
-    int busy;     /* members that have not finished the current job */
+    int threads;  /* including the caller's */
+    int started;  /* number of threads in `members` */
+    int busy;     /* threads in `members` that have not finished the current job */
     uint64_t job; /* number of the current job */
     bool closing;
     parallel_task *task;
@@ -62,7 +62,7 @@ static void *run_thread(void *argument)
     return NULL;
 }
 
-/* Threads inherit the signal mask, so signals stay with the caller's threads. */
+/* Starts the threads with all signals blocked, so that only the caller's threads receive signals. */
 static enum status start_threads(struct pool *pool)
 {
     sigset_t all, before;
@@ -119,7 +119,7 @@ void pool_use(struct pool *pool)
     current = pool;
 }
 
-/* `threads` is the size of the pool, or 1 where the variant uses no pool. */
+/* `threads` is the size of the pool, or 1 if the variant uses no pool. */
 void parallel_for(int threads, uint64_t count, parallel_task *task, void *context)
 {
     struct pool *pool = current;

@@ -11,7 +11,7 @@
 #define HEAD_BYTES     4096      /* bytes read first, to find the header of a .npy */
 #define HEAD_BYTES_MAX (1 << 20) /* bytes read if HEAD_BYTES do not hold the whole header */
 
-/* State of examining the samples. */
+/* What arrays_open() knows while it examines the samples. */
 struct inspection {
     const struct dataset *dataset;
     struct plain plain;
@@ -36,8 +36,8 @@ static enum status unfit(const struct dataset_member *member)
         return status_set(STATUS_USAGE,
                           "a GPU variant cannot decode PNG; prepare the data set as .npy (--encode npy), or "
                           "decode on the CPU: --variant shards-omp --decode");
-    return status_set(STATUS_USAGE, "a GPU variant accepts samples of one .npy and optionally one label in "
-                                    ".cls; leave this member out, or use a CPU variant");
+    return status_set(STATUS_USAGE, "a GPU variant accepts only samples of one .npy and optionally one label "
+                                    "in .cls; leave this member out, or use a CPU variant");
 }
 
 static enum status read_header(struct inspection *inspection, const struct dataset_member *member,
@@ -58,8 +58,8 @@ static bool same_arrays(const struct npy_header *a, const struct npy_header *b)
            memcmp(a->shape, b->shape, a->axes * sizeof *a->shape) == 0;
 }
 
-/* Compares one header with that of sample 0. A batch is one tensor, so all samples need the same type and
- * shape. */
+/* Compares one header with the header of sample 0. A batch is one tensor, so all samples need the same type
+ * and shape. */
 static enum status check_header(struct inspection *inspection, uint32_t number, uint64_t size,
                                 const struct npy_header *header)
 {
@@ -78,8 +78,8 @@ static enum status check_header(struct inspection *inspection, uint32_t number, 
     if (!same_arrays(header, &inspection->first))
         return status_set(
             STATUS_USAGE,
-            "its .npy has %llu values of type '%s', the one of sample '%s' has %llu of type '%s', "
-            "or their shapes differ; a batch is one tensor, so all samples need the same type "
+            "its .npy has %llu values of type '%s', but the .npy of sample '%s' has %llu of type '%s', or "
+            "their shapes differ; a batch is one tensor, so all samples need the same type "
             "and shape",
             (unsigned long long)header->values, header->type, inspection->dataset->samples[0].key,
             (unsigned long long)inspection->first.values, inspection->first.type);

@@ -13,14 +13,14 @@
 
 #define ARRAY_MEMBERS_MAX 2
 
-/* One sample. Offsets are in bytes from the start of its extent. The struct takes 64 bytes, two sectors of
- * device memory. */
+/* One sample. Offsets are in bytes from the start of the sample's struct array_extent. The struct takes 64
+ * bytes, two sectors of device memory. */
 struct array_sample {
     uint64_t key_hash;
     uint64_t at[ARRAY_MEMBERS_MAX],
         size[ARRAY_MEMBERS_MAX]; /* offset and size of each member, in member order */
     uint64_t bytes;              /* total over all members */
-    uint64_t values;             /* offset of the values */
+    uint64_t values;             /* offset of the array's values */
     uint32_t members;
     uint32_t label; /* index of the member that is the label; equal to `members` if there is none */
 };

@@ -11,18 +11,18 @@
 /* Number of pages, summed over files. */
 struct cache_pages {
     uint64_t resident, all;
-    bool hidden; /* the kernel does not report the pages of some file, so `resident` is meaningless */
+    bool hidden; /* Linux does not report the pages of some file, so `resident` is meaningless */
 };
 
 FDSL_C_BEGIN
 
-/* Adds the pages of an open file of `bytes` bytes to `pages`. Uses cachestat(2), or mincore(2) on kernels
- * before 6.5. If the kernel reports pages only to processes that own the file or may write it, and this
- * process may not, sets `hidden`. STATUS_FAILED with the reason. */
+/* Adds the pages of an open file of `bytes` bytes to `pages`. Uses cachestat(2), or mincore(2) before Linux
+ * 6.5. If Linux reports pages only to processes that own the file or may write it, and this process may not,
+ * sets `hidden`. STATUS_FAILED with the reason. */
 enum status cache_count(int fd, uint64_t bytes, struct cache_pages *pages);
 
-/* Evicts an open file: writes its dirty pages, then asks the kernel to drop all its pages. Pages that a
- * process has mapped stay resident, without an error; check with cache_count(). */
+/* Evicts an open file: writes its dirty pages, then asks Linux to drop all its pages. Pages that a process
+ * has mapped stay resident, without an error; check with cache_count(). */
 enum status cache_evict(int fd);
 
 /* Drops all clean pages, directory entries and inodes of the system. Only root may do this. Returns whether
@@ -32,8 +32,8 @@ bool cache_drop_all(void);
 /* Reads an open file from start to end into `buffer`, piece by piece, so that its pages become resident. */
 enum status cache_fill(int fd, void *buffer, uint64_t buffer_bytes);
 
-/* Sets `*bytes` to the number of bytes that this process has read from devices so far (/proc/self/io). False
- * if the kernel does not report it. */
+/* Sets `*bytes` to the number of bytes that this process has read from storage devices so far
+ * (/proc/self/io). Returns false if Linux does not report it. */
 bool cache_device_bytes(uint64_t *bytes);
 
 /* Resident share of all counted pages, from 0 to 1; 0 if none were counted. */

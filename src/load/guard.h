@@ -11,7 +11,7 @@
 #include "core/status.h"
 
 /* Initialise with zeros. Guards nest: opening the first one installs the signal handler, and closing the last
- * one removes it. One thread opens and closes all guards. */
+ * one removes it. The same thread must open and close all guards. */
 struct guard {
     bool open;
 };

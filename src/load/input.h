@@ -46,7 +46,7 @@ struct load {
     uint32_t rank, ranks;
     uint32_t iodepth;     /* maximum requests in flight, for io_uring variants */
     uint32_t block_bytes; /* bytes per read from a shard */
-    uint32_t prefetch;    /* number of shards that the kernel is asked to read ahead */
+    uint32_t prefetch;    /* number of shards that Linux is asked to read ahead */
     enum load_cache cache;
     bool skip, decode, augment;
     struct augmentation augmentation;
@@ -71,8 +71,8 @@ struct load_traits {
     /* Checks whether the variant can read this input. NULL if it can read any input. */
     enum status (*accepts)(const struct load *load);
 
-    /* What the timed part of a run includes, for the column `timed_stages`. Without --cache warm,
-     * `timed_unless_warm` applies instead of `timed`, unless it is NULL. */
+    /* What the timed part of a run includes, for the column `timed_stages`. If `timed_unless_warm` is not
+     * NULL, it replaces `timed` in runs without --cache warm. */
     const char *timed, *timed_unless_warm;
 
     /* Measures an upper bound of the loader's rate, in bytes per second. On the CPU, the threads of the
@@ -80,9 +80,9 @@ struct load_traits {
      * docs/load_gpu.md. */
     enum status (*copy)(void *state, double *bytes_per_s);
 
-    /* Compares every byte of the samples that are in the buffers after the latest run with the data set. Sets
-     * `*wrong` to the number of samples that differ. Checks all slots, or a few thousand of them. Requires
-     * dataset_hash(), for the hashes of the samples. */
+    /* Compares the samples that are in the buffers after the latest run with the data set, byte by byte. Sets
+     * `*wrong` to the number of samples that differ. Checks all samples in the buffers, or a few thousand of
+     * them. Requires dataset_hash(), for the hashes of the samples. */
     enum status (*verify_slots)(void *state, uint64_t *wrong);
 };
 
@@ -90,16 +90,17 @@ enum load_call { LOAD_OPEN, LOAD_READ, LOAD_CLOSE, LOAD_CALLS };
 
 /* Result of a load variant's latest run, filled by fetch(). */
 struct load_result {
-    uint64_t number;            /* number of the run; UINT64_MAX before the first */
-    struct checksum checksum;   /* over the delivered samples */
-    uint64_t skipped;           /* samples that could not be read or decoded */
-    struct cache_pages before;  /* at the start of the run; with LOAD_WARM, of the first run */
-    bool device_known;          /* the kernel reports device_bytes */
-    uint64_t device_bytes;      /* bytes that the process read from devices during the run */
-    int threads;                /* threads that shared the run */
-    uint64_t moved_bytes;       /* bytes for the comparison with copy(); 0 means the delivered bytes */
-    const char *gds;            /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
-    double decode_s, augment_s; /* decode and augmentation time within the run, mean over threads */
+    uint64_t number;           /* number of the run; UINT64_MAX before the first */
+    struct checksum checksum;  /* over the delivered samples */
+    uint64_t skipped;          /* samples that could not be read or decoded */
+    struct cache_pages before; /* at the start of the run, or with LOAD_WARM at the start of the first run */
+    bool device_known;         /* Linux reports device_bytes */
+    uint64_t device_bytes;     /* bytes that the process read from storage devices during the run */
+    int threads;               /* threads that shared the run */
+    uint64_t moved_bytes; /* bytes that the run moved, to compare its rate with copy(); 0 means the delivered
+                             bytes */
+    const char *gds;      /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
+    double decode_s, augment_s;         /* decode and augmentation time within the run, mean over threads */
     struct latency latency[LOAD_CALLS]; /* only with control->timed_calls */
 };
 
@@ -108,8 +109,8 @@ FDSL_C_BEGIN
 /* Returns the order plan for `threads` threads per rank. */
 struct order_plan load_plan(const struct load *load, int threads);
 
-/* Computes the expected checksum of this rank's part of run `number`, from the hashes of the plain reader.
- * STATUS_FAILED if memory runs out. */
+/* Computes the expected checksum of this rank's part of run `number`, from the hashes that the plain reader
+ * (data/plain.h) computed. STATUS_FAILED if memory runs out. */
 enum status load_expect(const struct load *load, const struct order_plan *plan, uint64_t number,
                         struct checksum *expected);
 

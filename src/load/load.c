@@ -36,7 +36,7 @@ static const struct option_spec options[] = {
      "seed of the sample order; each epoch has its own order"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs per run"},
     {"iodepth", "N", OPTION_COUNT, AT(iodepth), "32", 1, 4096, NULL, true,
-     "maximum requests in flight, for files-uring and shards-uring"},
+     "maximum number of requests in flight, for files-uring and shards-uring"},
     {"block", "KIB", OPTION_COUNT, AT(block), "256", 4, 1 << 16, NULL, true,
      "size of each read, for the variants shards and shards-uring"},
     {"prefetch", "N", OPTION_COUNT, AT(prefetch), "2", 0, 1 << 20, NULL, true,
@@ -46,17 +46,19 @@ static const struct option_spec options[] = {
      "state of the page cache before each run: warm (all data resident), cold (no data resident) or any "
      "(unchanged); the run fails if the measured state differs"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,
-     "what to do with a sample that cannot be read: fail ends the run; skip omits and counts the sample. "
+     "what to do with a sample that cannot be read. fail ends the run; skip omits the sample and counts it. "
      "With skip, all data are compared with the index before the first run"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
      "decode images: PNG with libpng, .npy by its header"},
     {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,
      "shift, flip and normalise images to float32; implies --decode"},
-    {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true, "maximum shift of --augment"},
+    {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true,
+     "maximum shift of --augment, vertically and horizontally"},
     {"mean", "M", OPTION_REAL, AT(mean), "0", -1e6, 1e6, NULL, true,
-     "mean that --augment and GPU variants subtract; bytes are first scaled to the range 0 to 1"},
+     "mean that --augment and GPU variants subtract from the values; bytes are first scaled to the range 0 "
+     "to 1"},
     {"std", "S", OPTION_REAL, AT(std), "1", 1e-6, 1e6, NULL, true,
-     "standard deviation that --augment and GPU variants divide by"},
+     "standard deviation by which --augment and GPU variants divide the values after --mean is subtracted"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "f16", 0, 0, dtypes, true,
      "element type of the batches of a GPU variant; raw keeps the stored type"},
     {"ring", "N", OPTION_COUNT, AT(ring), "2", 2, 64, NULL, true,
@@ -237,8 +239,8 @@ static enum status load_open(const struct options *given, void *parameters_,
         return status_set(STATUS_FAILED, "out of memory");
     TRY(dataset_open(parameters->data, parameters->on_error, &job->dataset));
     if (job->dataset.sample_count < partition->ranks)
-        return status_set(STATUS_USAGE, "--data %s has %u samples, too few for %llu ranks", parameters->data,
-                          job->dataset.sample_count, (unsigned long long)partition->ranks);
+        return status_set(STATUS_USAGE, "--data %s has %u samples, too few for %llu ranks; start fewer ranks",
+                          parameters->data, job->dataset.sample_count, (unsigned long long)partition->ranks);
     if (parameters->cache == LOAD_COLD && partition->ranks > 1)
         return status_set(STATUS_USAGE,
                           "--cache cold needs a single rank, because one rank would reload pages that "
@@ -401,7 +403,8 @@ static enum status load_check_closely(void *input, bool closely)
 }
 
 /* Counts the samples that a run with control->whole did not deliver correctly as often as its epoch requires.
- * The run itself has compared each sample's hash over all bytes with the hash of the plain reader. */
+ * The run itself has compared each sample's hash over all bytes with the hash that the plain reader
+ * (data/plain.h) computed. */
 static enum status count_unseen(const struct load_job *job, const struct variant *variant, uint64_t number,
                                 const struct load_result *result, uint64_t *wrong)
 {
@@ -418,7 +421,7 @@ static enum status count_unseen(const struct load_job *job, const struct variant
 }
 
 /* Checks that the result belongs to run `number`, and that the samples that are still in the buffers are
- * correct. The run itself has compared its checksum with the expected one. */
+ * correct. The run itself has compared its checksum with the expected checksum. */
 static enum status load_verify(const void *input, const struct variant *variant, void *state, uint64_t number,
                                uint64_t *wrong)
 {

@@ -52,7 +52,7 @@ enum status load_resident(const struct load *load, struct cache_pages *pages)
 }
 
 #define COLD_SHARE_MAX 0.01
-#define WARM_READS     3 /* how often to read the files, because other processes may evict pages */
+#define WARM_READS     3 /* maximum number of passes over all files; other processes may evict pages */
 
 /* Reads all files, up to WARM_READS times, until their pages stay in the page cache. */
 static enum status warm_up(const struct load *load, struct cache_pages *pages)
@@ -78,12 +78,12 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
     }
     TRY(load->cache == LOAD_WARM ? warm_up(load, pages) : load_resident(load, pages));
     if (load->cache == LOAD_COLD)
-        cache_drop_all(); /* counting has opened every file: drop the directory entries and inodes, if
-                             permitted */
+        cache_drop_all(); /* counting opened every file, which cached its directory entry and inode; drops
+                             them if permitted */
     double share = cache_share(pages);
     if (load->cache != LOAD_ANY && pages->hidden)
         return status_set(STATUS_FAILED,
-                          "--cache %s: the kernel reports resident pages only to processes that own the "
+                          "--cache %s: Linux reports resident pages only to processes that own the "
                           "files or may write them; use --cache any",
                           load->cache == LOAD_COLD ? "cold" : "warm");
     if (load->cache == LOAD_COLD && share > COLD_SHARE_MAX)

@@ -89,7 +89,7 @@ static enum status measure_calls(const struct load *load, const struct variant *
 }
 
 #define COPY_ROUNDS 9
-#define COPY_TIME_S 3.0 /* starts no round after this time, except the first */
+#define COPY_TIME_S 3.0 /* no round starts after this time, except the first */
 
 static int by_value(const void *a, const void *b)
 {
@@ -139,14 +139,14 @@ static enum status measure_copy_and_order(const struct load *load, const struct 
     return status;
 }
 
-/* Warns if the latest warm run read from a device, or if pages are not resident after the run. */
+/* Warns if the latest warm run read from a storage device, or if pages are not resident after the run. */
 static void warn_of_cooling(const struct load *load, const struct load_result *result,
                             const struct cache_pages *after)
 {
     uint64_t read = result->device_known ? result->device_bytes : 0;
     if (load->cache == LOAD_WARM && (read > 0 || (!after->hidden && cache_share(after) < WARM_SHARE_MIN)))
         status_warn(
-            "--cache warm: the latest run read %llu bytes from a device, and %.1f %% of the data set "
+            "--cache warm: the latest run read %llu bytes from a storage device, and %.1f %% of the data set "
             "is in the page cache: another process evicts pages or needs the memory, so not all runs of "
             "this row were warm",
             (unsigned long long)read, 100 * cache_share(after));

@@ -15,8 +15,8 @@
  * read the same samples for any number of threads. */
 struct order_plan load_variant_plan(const struct load *load, const struct variant *variant, int threads);
 
-/* Work of a run: the samples of this rank, without the samples that the latest run lost. `input` is a struct
- * load. */
+/* Returns the work of a run: the samples of this rank, without the samples that the latest run lost. `input`
+ * is a struct load. */
 struct work load_work(const void *input, const struct variant *variant);
 
 /* ---- load_measures.c ---- */

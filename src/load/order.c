@@ -68,11 +68,12 @@ void order_close(struct order *order)
     *order = (struct order){0};
 }
 
-/* Computes the segments of the share [begin, end) from the epoch's permutation of the shards. */
+/* Computes the segments of a worker's share, the samples [begin, end) of the epoch, from the epoch's
+ * permutation of the shards. */
 static void deal_shards(const struct order_plan *plan, uint64_t epoch, uint32_t begin, uint32_t end,
                         struct order *order)
 {
-    uint32_t position = 0; /* index in the epoch of the current shard's first sample */
+    uint32_t position = 0; /* index of the current shard's first sample within the epoch */
     count_up(order->deck, plan->shards);
     shuffle(plan, epoch, DEAL_SHARDS, 0, order->deck, plan->shards);
     order->segment_count = 0;

@@ -6,9 +6,9 @@
  *
  * Shards: a permutation of the shards, with their samples in sequence, divided into one share per worker. So
  * every epoch distributes the shards anew over all workers of all ranks. The sizes of the shares differ by at
- * most one sample, because two workers read parts of a shard that straddles a boundary. Within a share, each
- * group of shuffle_buffer consecutive samples is shuffled, so a stream reader needs a buffer for only one
- * group.
+ * most one sample. If a shard straddles a boundary between shares, each of their workers reads a part of it.
+ * Within a share, each group of shuffle_buffer consecutive samples is shuffled, so a stream reader needs a
+ * buffer for only one group.
  *
  * Keyed: one permutation of all samples, for files and shards. It is defined by sorting random keys, because
  * a GPU sorts faster than a CPU shuffles. */
@@ -29,7 +29,7 @@ struct order_plan {
     uint32_t shards;             /* 0 if the samples are single files */
     const uint32_t *shard_first; /* first sample of each shard, plus one end entry; owned by the caller */
     uint32_t shuffle_buffer;     /* shards only: number of samples shuffled together; 0 or 1 disables it */
-    uint32_t workers;            /* total over all ranks */
+    uint32_t workers;            /* number of workers of all ranks */
     bool keyed; /* for readers with random access to all samples; ignores shards and shuffle_buffer */
 };
 

@@ -28,8 +28,9 @@ enum status pictures_check(const struct pictures *pictures, const struct image *
         return STATUS_OK;
     return status_set(
         STATUS_FAILED,
-        "this image has %" PRIu32 "x%" PRIu32 "x%" PRIu32 " values, the first one has %" PRIu32 "x%" PRIu32
-        "x%" PRIu32 ", or their types differ; all images of a training set must have the same shape and type",
+        "this image has %" PRIu32 "x%" PRIu32 "x%" PRIu32 " values, but the first image has %" PRIu32
+        "x%" PRIu32 "x%" PRIu32
+        ", or their types differ; all images of a training set must have the same shape and type",
         image->channels, image->height, image->width, pictures->channels, pictures->height, pictures->width);
 }
 

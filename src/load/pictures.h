@@ -20,9 +20,9 @@ struct pictures {
 
 FDSL_C_BEGIN
 
-/* Decodes the first image and reads every label. STATUS_USAGE, naming the sample, if one does not have
- * exactly one image (.npy, .png) and one label (.cls), or its label is not a class. STATUS_FAILED if a sample
- * cannot be read. */
+/* Decodes the first image and reads every label. STATUS_USAGE, with a message that names the sample, if a
+ * sample does not have exactly one image (.npy, .png) and one label (.cls), or if its label is negative or
+ * not a number. STATUS_FAILED if a sample cannot be read. */
 enum status pictures_find(const struct dataset *dataset, struct pictures *pictures);
 
 /* Checks that an image has the shape and type of the first image. STATUS_FAILED otherwise. */

@@ -1,6 +1,6 @@
-/* Verifies every run of every variant. A run must start with the page cache in the requested state. It must
- * deliver what the plain reader read, each sample once per epoch. All runs of a row must lose the same
- * samples. */
+/* Verifies every run of the workload `load`. A run must start with the page cache in the requested state. It
+ * must deliver every sample once per epoch, with the bytes that the plain reader (data/plain.h) read. All
+ * runs of a row must lose the same samples. */
 #ifndef FDSL_LOAD_VERIFIER_H
 #define FDSL_LOAD_VERIFIER_H
 
@@ -13,19 +13,19 @@
 
 struct verifier {
     const struct load *load;
-    struct order_plan plan;   /* of the variant's orders */
+    struct order_plan plan;   /* order plan of the variant */
     struct checksum expected; /* expected checksum of the next run */
     uint8_t *outcomes;        /* outcome of each sample in the runs so far; NULL if no sample may be lost */
     bool expects;             /* `expected` is valid */
     bool settled;             /* the page cache was in the requested state before an earlier run */
-    bool device_known;        /* the kernel reports device_bytes */
-    uint64_t device_bytes;    /* bytes that the process had read from devices at verifier_ready() */
+    bool device_known;        /* Linux reports device_bytes */
+    uint64_t device_bytes;    /* bytes that the process had read from storage devices at verifier_ready() */
 };
 
 /* Samples that a worker could not read in a run. Set to zero before each run. */
 struct losses {
     struct checksum checksum; /* sum of the expected checksums of these samples */
-    bool first;               /* one of them was not visited by an earlier run */
+    bool first;               /* no earlier run visited one of these samples */
     bool changed;             /* a sample was read in an earlier run and is lost now, or the reverse */
     char why[1024];           /* error message of the first of these samples */
 };
@@ -42,8 +42,8 @@ void verifier_close(struct verifier *verifier);
  * counts the page cache. */
 enum status verifier_ready(struct verifier *verifier, uint64_t number, struct cache_pages *before);
 
-/* Records that a sample could not be read; the error message is already set. STATUS_OK if the sample may be
- * skipped, otherwise `status`. Thread safe for different samples. */
+/* Records that a sample could not be read; the error message is already set. Returns STATUS_OK if the sample
+ * may be skipped, otherwise `status`. Thread safe for different samples. */
 enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint32_t sample,
                           enum status status);
 
@@ -56,12 +56,13 @@ void verifier_note(struct verifier *verifier, struct losses *losses, const struc
 void losses_merge(struct losses *all, const struct losses *one);
 
 /* Compares the sum of the delivered and the lost checksums of all workers with the expected checksum.
- * STATUS_WRONG if they differ. STATUS_FAILED if the run lost all samples, or other ones than earlier runs. */
+ * STATUS_WRONG if they differ. STATUS_FAILED if the run lost all samples, or lost other samples than earlier
+ * runs. */
 enum status verifier_finish(struct verifier *verifier, uint64_t number, const struct checksum *delivered,
                             const struct losses *lost);
 
-/* Sets `*bytes` to the number of bytes that this process has read from devices since verifier_ready(). False
- * if the kernel does not report it. */
+/* Sets `*bytes` to the number of bytes that this process has read from storage devices since
+ * verifier_ready(). Returns false if Linux does not report it. */
 bool verifier_device_bytes(const struct verifier *verifier, uint64_t *bytes);
 
 FDSL_C_END

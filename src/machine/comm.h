@@ -1,6 +1,7 @@
 /* Communication between the ranks of a run, independent of MPI: only mpi/comm_mpi.c uses MPI, and
- * mpi/comm_serial.c replaces it in a build without MPI. Only one thread may call these functions. All ranks
- * call collective functions in the same order. Before comm_open() and after comm_close() there is one rank.
+ * mpi/comm_serial.c replaces comm_mpi.c in a build without MPI. Only one thread may call these functions. All
+ * ranks call collective functions in the same order. Before comm_open() and after comm_close() there is one
+ * rank.
  *
  * If MPI itself fails, functions return STATUS_FAILED, and comm_close() then aborts all ranks. */
 #ifndef FDSL_MACHINE_COMM_H

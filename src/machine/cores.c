@@ -104,8 +104,8 @@ static bool set_mask(const struct cores_mask *mask)
     return sched_setaffinity(0, sizeof *mask, (const cpu_set_t *)mask->words) == 0;
 }
 
-/* Returns all hardware threads that this process may use. Requests every hardware thread; the kernel reduces
- * the request to the allowed ones. */
+/* Returns all hardware threads that this process may use. Requests every hardware thread; Linux reduces the
+ * request to the allowed ones. */
 static struct cores_mask allowed_now(const struct cores_mask *current)
 {
     struct cores_mask allowed;
@@ -127,7 +127,8 @@ static int singles(const struct cores_mask *allowed, struct cores_mask *cores)
 }
 
 #ifdef HAVE_HWLOC
-/* Fills the cores in hwloc's logical order, by socket and shared cache. Returns 0 if hwloc finds none. */
+/* Lists up to `room` cores in hwloc's logical order, which groups them by socket and shared cache. Returns
+ * their number; 0 if hwloc finds none. */
 static int find_cores(struct cores_mask *cores, int room)
 {
     hwloc_topology_t topology;

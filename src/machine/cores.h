@@ -1,4 +1,5 @@
-/* Divides the cores of a machine among its ranks, so that no two ranks share a core if there are enough. */
+/* Divides the cores of a machine among its ranks, so that no two ranks share a core if there are enough
+ * cores. */
 #ifndef FDSL_MACHINE_CORES_H
 #define FDSL_MACHINE_CORES_H
 
@@ -9,14 +10,14 @@
 #define CORES_MAX       8192 /* the most hardware threads that Linux supports on x86-64 */
 #define CORES_WORD_BITS (8 * sizeof(unsigned long))
 
-/* A set of hardware threads, in the layout of the kernel's affinity masks. */
+/* A set of hardware threads, in the layout of Linux affinity masks. */
 struct cores_mask {
     unsigned long words[CORES_MAX / 8 / sizeof(unsigned long)];
 };
 
 /* What cores_take() found and did, in increasing order of importance for a warning. */
 enum cores_outcome {
-    CORES_KEPT,   /* the launcher gave each rank its own cores and used all; or there is one rank */
+    CORES_KEPT,   /* the launcher gave each rank its own cores and left none unused; or there is one rank */
     CORES_SPLIT,  /* ranks had cores in common; the cores were divided evenly */
     CORES_IDLE,   /* the launcher gave each rank its own cores but left some unused */
     CORES_CROWDED /* there are more ranks than cores, so some ranks share a core */
@@ -28,10 +29,10 @@ struct cores_plan {
     struct cores_mask mine; /* the hardware threads for this rank */
 };
 
-/* Plans the cores of rank `rank` of `count`. `ranks` has the current mask of each rank. `allowed` has all
- * hardware threads that this job may use. `cores` has the hardware threads of each of the `core_count` >= 1
- * cores, ordered so that neighbours share caches. Divides only cores that at least one rank may run on. A
- * pure function. */
+/* Plans the cores of rank number `rank` of the `count` ranks on a machine. `ranks` has the current mask of
+ * each rank. `allowed` has all hardware threads that this job may use. `cores` has the hardware threads of
+ * each of the `core_count` >= 1 cores, ordered so that neighbours share caches. Divides only cores that at
+ * least one rank may run on. A pure function. */
 struct cores_plan cores_share_out(const struct cores_mask *ranks, int count, int rank,
                                   const struct cores_mask *allowed, const struct cores_mask *cores,
                                   int core_count);
@@ -41,8 +42,8 @@ struct cores_plan cores_share_out(const struct cores_mask *ranks, int count, int
 bool cores_bound_by_openmp(void);
 
 /* Collective: plans the cores of all ranks of this machine and binds the calling thread, and all threads that
- * it starts later, to its share. Call before other threads are started. STATUS_FAILED if affinity masks
- * cannot be read or set. */
+ * it starts later, to the share of this rank. Call before other threads are started. STATUS_FAILED if
+ * affinity masks cannot be read or set. */
 enum status cores_take(enum cores_outcome *outcome);
 
 #endif

@@ -1,5 +1,5 @@
-/* Queries of CUDA devices for the host program. C, no CUDA header: device.cu implements it, or device_none.c
- * in builds without CUDA. */
+/* Queries of CUDA devices for the host program. This header includes no CUDA header. cuda/common/device.cu
+ * implements it; in builds without CUDA, cuda/common/device_none.c does. */
 #ifndef FDSL_MACHINE_DEVICE_H
 #define FDSL_MACHINE_DEVICE_H
 
@@ -36,7 +36,7 @@ enum status device_pci_bus_id(int device, char *text, int size);
 /* Returns STATUS_OK if CUDA device `device` can be used, else STATUS_UNAVAILABLE with the reason. */
 enum status device_probe(int device);
 
-/* probe() for variants that need only a usable device. */
+/* Implements variant.probe for variants that need only a usable device. */
 static inline enum status device_probe_variant(const struct resources *resources)
 {
     return device_probe(resources->device);

@@ -1,8 +1,8 @@
-/* Memory and streams of CUDA devices, for libfdsl, whose callers need no CUDA of their own. C, no CUDA
- * header: cuda/common/device_memory.cu implements it, or device_none.c in builds without CUDA, where all
- * functions return STATUS_UNAVAILABLE.
+/* Memory and streams of CUDA devices, for libfdsl, whose callers need no CUDA of their own. This header
+ * includes no CUDA header. cuda/common/device_memory.cu implements it. In builds without CUDA, device_none.c
+ * does; its functions return STATUS_UNAVAILABLE.
  *
- * A stream is a cudaStream_t. Functions set the current device. */
+ * A stream is a cudaStream_t. Functions with the parameter `device` make that device current. */
 #ifndef FDSL_MACHINE_DEVICE_MEMORY_H
 #define FDSL_MACHINE_DEVICE_MEMORY_H
 
@@ -33,10 +33,11 @@ enum status device_wait(int device, void *stream);
 /* Makes later work on `after` wait for the work on `before`, unless one of them is being captured. */
 enum status device_order(int device, void *before, void *after);
 
-/* Enqueues *word += step. */
+/* Enqueues `*word += step` on `stream`; `word` is device memory. */
 enum status device_add(int device, uint64_t *word, uint64_t step, void *stream);
 
-/* Checks that kernels on `device` can use `pointer`. STATUS_USAGE begins with `name`. */
+/* Checks that CUDA kernels on `device` can use `pointer`. If not, STATUS_USAGE with a message that begins
+ * with `name`. */
 enum status device_check_pointer(int device, const char *name, const void *pointer);
 
 FDSL_C_END

@@ -109,7 +109,7 @@ static int first_sibling_of(int cpu)
     return system_number(path, "", &first_sibling) && first_sibling < CPUS_MAX ? (int)first_sibling : -1;
 }
 
-/* Counts the hardware threads that are the first of their core. */
+/* Counts cores: each core has one hardware thread that is its first. */
 static int count_cores(void)
 {
     int cores = 0;
@@ -149,8 +149,8 @@ static void capture_processors(struct env *env)
 
 #endif
 
-/* Replaces the last entry of a list that fills its buffer with "...": the list was truncated, perhaps inside
- * a number. */
+/* Replaces the last entry of a truncated list with "...". A list was truncated, perhaps inside a number, if
+ * it fills its buffer. */
 static void mark_cut_list(char *list, size_t size)
 {
     if (strlen(list) + 1 < size)

@@ -13,7 +13,7 @@
 
 #define PERIOD_S      0.05
 #define CLOCKS_MAX    8192 /* MHz; higher clocks count as this one */
-#define ENERGY_SPAN_S 0.8  /* the counter is updated every 100 ms: an error of up to 1/8 of this span */
+#define ENERGY_SPAN_S 0.8  /* minimum for a mean power: the energy counter changes only every 100 ms */
 
 /* A histogram of clocks in MHz, so that the median needs no list of samples. */
 struct clocks {

@@ -14,7 +14,7 @@ struct gpu_watched {
     int sm_clock_mhz, mem_clock_mhz; /* medians; negative if unknown */
     double power_w; /* mean of the whole board; NaN if unknown or if the runs were too short for NVML, which
                        updates its energy counter every 100 ms */
-    uint64_t throttle_reasons; /* NVML's bits, all readings combined; 0: none */
+    uint64_t throttle_reasons; /* NVML's bits, ORed over all readings; 0: none */
 };
 
 struct gpu_watch;

@@ -9,8 +9,9 @@
 
 FDSL_C_BEGIN
 
-/* Returns the memory in bytes that this process can still allocate: MemAvailable or the cgroup's headroom,
- * whichever is smaller, divided by the number of processes that share it (memory_share()). */
+/* Returns the memory in bytes that this process can still allocate: MemAvailable or the bytes left under
+ * the cgroup's limits, whichever is smaller, divided by the number of processes that share it
+ * (memory_share()). */
 uint64_t memory_available_bytes(void);
 
 /* Checks that `bytes` bytes for `what` ("the batch") can be allocated. STATUS_USAGE names both sizes and the

@@ -13,7 +13,7 @@
 struct gpu_state {
     int sm_clock_mhz, sm_clock_max_mhz, memory_clock_mhz, temperature_c;
     double power_w;
-    int utilisation_percent;                      /* share of the last sample period with a kernel running */
+    int utilisation_percent; /* share of the last sample period in which a CUDA kernel ran */
     int64_t memory_used_bytes, memory_free_bytes; /* of all processes together */
     uint64_t throttle_reasons;                    /* NVML's bits; 0: none */
 };

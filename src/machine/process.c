@@ -17,9 +17,9 @@
 #include <unistd.h>
 
 #define PID_LIMIT      4194304 /* the largest pid_max of Linux */
-#define ATTEMPTS       10      /* attempts at a reading during which no process of the tree ends */
-#define RUSAGE_BLOCK   512     /* bytes in a block of struct rusage */
-#define ROUNDING_TICKS 2       /* the kernel rounds user and system time of ended children down to ticks */
+#define ATTEMPTS       10      /* readings tried until no process of the tree ends during one */
+#define RUSAGE_BLOCK   512     /* bytes per block of ru_inblock and ru_oublock */
+#define ROUNDING_TICKS 2       /* Linux rounds user and system time of ended children down to ticks */
 
 struct process {
     pid_t pid, parent;
@@ -27,7 +27,7 @@ struct process {
     bool ended;                 /* a zombie */
     double rss_bytes;
     /* `used` counts the process and its ended children. `inherited` is the part that grows when a child ends.
-     * The kernel does not count storage of ended children separately, so for storage both are the same. */
+     * Linux does not count storage of ended children separately, so for storage both are the same. */
     double used[PROCESS_COUNTERS], inherited[PROCESS_COUNTERS];
 };
 
@@ -40,14 +40,14 @@ struct process_tree {
     DIR *proc;
     pid_t root; /* this process; the tree has only its descendants */
     /* Per process id, the number of the latest scan that found a process outside or inside the tree. Most
-     * pages of these arrays are never touched. */
+     * memory pages of these arrays are never touched. */
     uint32_t *outside, *inside, scan;
 
     pthread_mutex_t lock; /* protects everything below */
     struct processes now, before;
-    double collected[PROCESS_COUNTERS];        /* of ended children of the root */
+    double collected[PROCESS_COUNTERS];        /* counters of ended children of the root */
     double collected_before[PROCESS_COUNTERS]; /* `collected` at the latest complete reading */
-    double lost[PROCESS_COUNTERS];  /* of ended processes whose counters no process inherits, because their
+    double lost[PROCESS_COUNTERS];  /* counters of ended processes that no process inherits, because the
                                        parent ignores SIGCHLD */
     double total[PROCESS_COUNTERS]; /* the latest results, so that results never decrease */
     size_t running;
@@ -74,7 +74,7 @@ static double number_after(const char *text, const char *label)
     return at ? strtod(at + strlen(label), NULL) : -1;
 }
 
-/* Reads the bytes read and written. Leaves `counters` unchanged if the file cannot be read. */
+/* Reads a process's storage counters from /proc/PID/io. Leaves `counters` unchanged if it cannot be read. */
 static void read_storage(const char *path, double counters[PROCESS_COUNTERS])
 {
     char text[512];
@@ -101,12 +101,12 @@ void process_use_own(struct process_use *use)
     *use = (struct process_use){.counters = {clock_s(CLOCK_PROCESS_CPUTIME_ID), -1, -1}, .rss_bytes = -1};
     read_storage("/proc/self/io", use->counters);
     if (read_small("/proc/self/statm", text, sizeof text)) {
-        strtoull(text, &end, 10); /* the second number is that of resident pages */
+        strtoull(text, &end, 10); /* the second number counts resident pages */
         use->rss_bytes = (double)strtoull(end, NULL, 10) * (double)sysconf(_SC_PAGESIZE);
     }
 }
 
-/* Returns the CPU time of a process with its threads: the larger of the kernel's precise time and `ticks_s`,
+/* Returns the CPU time of a process with its threads: the larger of Linux's precise time and `ticks_s`,
  * the time in whole ticks. Returns `ticks_s` if there is no precise time. */
 static double own_cpu_s(pid_t pid, double ticks_s)
 {
@@ -167,8 +167,8 @@ static bool add(struct processes *processes, const struct process *process)
     return true;
 }
 
-/* Adds the new processes that belong to the tree: those whose parent does. The parent may be new as well. If
- * a parent ended during this scan, the next scan decides. Returns false if memory runs out. */
+/* Adds the new processes whose parent belongs to the tree. The parent may be new as well. If a parent ended
+ * during this scan, the next scan decides about its children. Returns false if memory runs out. */
 static bool place_new(struct process_tree *tree, struct processes *new)
 {
     bool enough = true;

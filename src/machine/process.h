@@ -8,7 +8,7 @@
 
 #include "core/status.h"
 
-/* Counters of what was used so far; a field is negative if it is unknown. */
+/* Counters of the resources that processes have used so far. A counter is negative if it is unknown. */
 enum process_counter {
     PROCESS_CPU_S,
     PROCESS_READ_BYTES,    /* from storage, not from the page cache */
@@ -17,7 +17,7 @@ enum process_counter {
 };
 struct process_use {
     double counters[PROCESS_COUNTERS];
-    double rss_bytes; /* resident now; a shared page counts once per process */
+    double rss_bytes; /* resident memory now; a shared memory page counts once per process */
 };
 
 /* Reads what this process uses, with all its threads. Thread safe. */
@@ -33,16 +33,16 @@ enum status process_tree_open(struct process_tree **tree);
 void process_tree_free(struct process_tree *tree);
 
 /* Reads what the tree has used so far; counters never decrease. Returns false if processes ended faster than
- * they could be read; then `use` is unknown. The first call reads all of /proc, later calls only new
- * processes and the tree. Thread safe. */
+ * they could be read; then all fields of `use` are negative. The first call reads all of /proc; later calls
+ * read only new processes and the tree. Thread safe. */
 bool process_tree_use(struct process_tree *tree, struct process_use *use);
 
 /* Returns the number of processes that were running at the latest process_tree_use(). Thread safe. */
 size_t process_tree_running(struct process_tree *tree);
 
-/* Collects all children of this process that have ended. Returns true, with the status of waitpid(), if
- * `child` is one of them. No other function may wait for children, and SIGCHLD must not be ignored: if no
- * children are left, warns and returns true with the status of exit(1). Thread safe. */
+/* Collects all children of this process that have ended. If `child` is one of them, returns true and sets
+ * `*wait_status` as waitpid() does. No other function may wait for children, and SIGCHLD must not be ignored:
+ * if no children are left, the function warns, returns true, and sets the status of exit(1). Thread safe. */
 bool process_tree_collect(struct process_tree *tree, pid_t child, int *wait_status);
 
 #endif

@@ -59,7 +59,7 @@ static enum status make_room(struct bench *bench)
     return STATUS_OK;
 }
 
-/* Computes the statistics and `settled` from bench->samples, which must not be empty. */
+/* Computes the statistics and bench->settled from bench->samples, which must not be empty. */
 static enum status summarise(struct bench *bench, double max_median_error)
 {
     double *values = malloc(bench->count * sizeof *values);
@@ -84,7 +84,7 @@ static enum status summarise(struct bench *bench, double max_median_error)
     return status;
 }
 
-/* Sets `*enough` if there are enough samples. All ranks reach the same decision, because they have the same
+/* Sets `*enough` if there are enough samples. All ranks reach the same decision, because all pass the same
  * samples and elapsed time. Computing the statistics sorts all samples. It is therefore repeated only when
  * the number of samples has grown by 1/16, so that it costs little even for the shortest runs. */
 static enum status decide(struct bench *bench, const struct bench_limits *limits, double elapsed_s,
@@ -114,7 +114,7 @@ static enum status take_sample(const struct variant *variant, void *state, uint6
     return status;
 }
 
-/* A clock reading, and what the operating system counts for this process. */
+/* A clock reading, and the CPU time and involuntary context switches of this process up to then. */
 struct usage {
     double clock_s, cpu_s;
     uint64_t preempted;
@@ -151,7 +151,7 @@ static enum status take_samples(const struct variant *variant, void *state, cons
         double elapsed_s = timer_now_s() - begin.clock_s;
         if (status == STATUS_OK && progress)
             progress(context, bench->count + 1, elapsed_s, limits->max_time_s);
-        /* If device time does not apply, it is negative on all ranks. */
+        /* Either all ranks measure device time, or it is negative on all ranks. */
         double slowest[] = {sample.wall_s, sample.device_s, elapsed_s};
         TRY(keep_step(together, status, slowest, COUNT_OF(slowest)));
         bench->samples[bench->count++] = sample;

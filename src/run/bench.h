@@ -10,8 +10,8 @@
 #include "core/status.h"
 #include "core/variant.h"
 
-/* Collective, called between runs if ranks run in lockstep. Returns the worst status of all ranks. If no rank
- * failed, replaces each value by its maximum over all ranks. comm_vote() implements it. */
+/* A collective function that ranks in lockstep call between runs. Returns the worst status of all ranks. If
+ * no rank failed, replaces each value by its maximum over all ranks. comm_vote() implements it. */
 typedef enum status bench_vote(enum status status, double *values, size_t count);
 
 struct bench_limits {
@@ -19,12 +19,12 @@ struct bench_limits {
     double warmup_time_s;    /* minimum total time of the warm-up runs */
     uint64_t min_samples;    /* minimum number of samples */
     double min_time_s;       /* minimum total sampling time, unless max_time_s is shorter */
-    double max_time_s;       /* after this time and min_samples, stop even if the median is uncertain */
+    double max_time_s;       /* stop after this time and min_samples, however uncertain the median is */
     double max_median_error; /* stop when stats.median_error is below this */
 };
 
 struct sample {
-    double wall_s, device_s; /* device_s is negative if it does not apply */
+    double wall_s, device_s; /* device_s is negative if the variant does not measure device time */
 };
 
 struct bench {
@@ -37,14 +37,15 @@ struct bench {
     struct stats time; /* statistics of device_s if the variant measures it, else of wall_s */
     double wall_s;     /* median wall time */
 
-    /* From the start of the first timed run to the end of the last one, including the time between runs: */
+    /* The next four values cover the span from the start of the first timed run to the end of the last one,
+     * including the time between runs. span_s is the length of this span. */
     double span_s;
     double timed_s;     /* sum of the wall times of the timed runs */
     double cpu_s;       /* CPU time of all threads of this process */
     uint64_t preempted; /* involuntary context switches of all threads of this process */
 };
 
-/* Needed if several ranks run in lockstep. */
+/* What bench_measure() needs if several ranks run in lockstep. */
 struct bench_together {
     bench_vote *vote;
     struct bench bench; /* output, the same on all ranks: each sample is the time of the slowest rank, because

@@ -19,7 +19,7 @@
 #include "run/monitor.h"
 
 #define GPUS_MAX      64
-#define FLUSH_S       60 /* between writes; a killed monitor loses the samples since the last write */
+#define FLUSH_S       60 /* seconds between writes; a killed monitor loses the samples since the last write */
 #define NOT_STARTED   126
 #define NOT_FOUND     127
 #define SIGNAL_OFFSET 128
@@ -47,8 +47,8 @@ struct watch {
 
 /* ---- Starting the command ---- */
 
-/* Signals that are passed on to the command. SIGTSTP is not, because the terminal also sends it to the
- * command. */
+/* Signals that are passed on to the command. SIGTSTP is not among them, because the terminal also sends it to
+ * the command. */
 static const int passed_on[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 static void collect_signals(sigset_t *set)
@@ -85,7 +85,7 @@ static enum status start(struct watch *watch, int *error)
         return status_set(STATUS_FAILED, "cannot start '%s': %s", command[0], strerror(errno));
     collect_signals(&set);
     sigprocmask(SIG_BLOCK, &set, &watch->before);
-    /* While SIGCHLD is ignored, the kernel discards the exit status of the command. */
+    /* If SIGCHLD were ignored, Linux would discard the exit status of the command. */
     watch->on_child = signal(SIGCHLD, SIG_DFL);
     watch->begin_s = timer_now_s();
     watch->child = fork();
@@ -103,8 +103,8 @@ static enum status start(struct watch *watch, int *error)
 
 /* ---- Watching the command ---- */
 
-/* Finds the GPUs that the command sees, or the GPU of --device. Creates no CUDA context, because a context
- * would take memory that the command may need. */
+/* Finds the GPUs that the command can use, or only the GPU of --device. Creates no CUDA context, because a
+ * context would take memory that the command may need. */
 static void find_gpus(struct watch *watch)
 {
     const struct settings *settings = watch->settings;
@@ -181,7 +181,7 @@ static int wait_for_end(struct watch *watch)
 
 /* ---- The summary ---- */
 
-/* Appends to the line in `text`, a buffer of `size` bytes. */
+/* Appends formatted text to the line in `text`, a buffer of `size` bytes. */
 __attribute__((format(printf, 3, 4))) static void append(char *text, size_t size, const char *format, ...)
 {
     va_list arguments;
@@ -224,7 +224,7 @@ static void summarise(const struct watch *watch, const struct process_use *use)
                summary->of[MONITOR_GPU_UTILISATION_PERCENT].sum /
                    (double)summary->of[MONITOR_GPU_UTILISATION_PERCENT].count);
     if (running)
-        append(text, sizeof text, "; %zu of its processes still run%s, no longer sampled", running,
+        append(text, sizeof text, "; %zu of its processes still run%s but will not be sampled", running,
                running == 1 ? "s" : "");
     status_say("%s: %s; %zu samples in %s", watch->name, text, summary->samples, watch->settings->monitor);
 }

@@ -8,11 +8,11 @@
 /* Starts settings->command with this program's stdin, stdout and stderr. Samples the command and all its
  * descendants until the command ends, and passes signals on to it. These signals stay blocked in this
  * program. Prints a summary line to stderr and nothing to stdout. Does not use MPI: under mpirun, each rank
- * watches its own command, and `rank` is its number in the rows.
+ * watches its own command, and `rank` is the number of this rank in the rows.
  *
- * `*exit_status` becomes the exit status of the command: 128 + N after signal N, 127 if the command is not
- * found, 126 if it cannot be started. Returns STATUS_FAILED if the command cannot be started, and
- * STATUS_FAILED or STATUS_USAGE if the samples cannot be written. */
+ * `*exit_status` becomes the exit status of the command, or 128 + N if signal N ended it. It becomes 127 if
+ * the command is not found, and 126 if it cannot be started for another reason. Returns STATUS_FAILED if the
+ * command cannot be started, and STATUS_FAILED or STATUS_USAGE if the samples cannot be written. */
 enum status command_run(const struct settings *settings, int rank, int *exit_status);
 
 #endif

@@ -11,8 +11,8 @@
 #define AT(field) offsetof(struct comparison, field)
 static const struct option_spec specs[] = {
     {"margin", "PERCENT", OPTION_TEXT, AT(margin_text), "2", 0, 0, NULL, false,
-     "differences up to this size do not matter: a row is slower or faster if its whole confidence interval "
-     "is outside this margin, and the same if the whole interval is inside"},
+     "the largest difference that does not matter. A row is slower or faster if its whole confidence "
+     "interval is outside this margin, and the same if the whole interval is inside it"},
     {"measure", "COLUMN", OPTION_TEXT, AT(measure_name), "time_per_item", 0, 0, NULL, false,
      "the column to compare, such as time_p99_s or energy_j_per_item"},
     {"ignore", "A,B,...", OPTION_TEXT, AT(ignored), NULL, 0, 0, NULL, false,
@@ -20,14 +20,14 @@ static const struct option_spec specs[] = {
     {"confidence", "PERCENT", OPTION_TEXT, AT(confidence_text), "95", 0, 0, NULL, false,
      "confidence level of the intervals"},
     {"strict", NULL, OPTION_FLAG, AT(strict), NULL, 0, 0, NULL, false,
-     "exit with 3 also if a row is undecided, has wrong results in A, or has no partner"},
+     "also exit with status 3 if a row is undecided, has wrong results in A, or is in only one file"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
     {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this help"},
 };
 
 static void print_help(void)
 {
-    puts("fdsl-bench compare - which rows of B are slower or faster than the same rows of A?\n"
+    puts("fdsl-bench compare - which rows of B are slower or faster than the matching rows of A?\n"
          "\n"
          "usage: fdsl-bench compare A.csv B.csv [options]\n"
          "\n"
@@ -43,7 +43,7 @@ static void print_help(void)
          "options:");
     options_help(stdout, specs, COUNT_OF(specs));
     compare_print_measures();
-    puts("\nexit status: 0 no row is slower; 1 a file cannot be read, or no row has a partner; 2 usage, or\n"
+    puts("\nexit status: 0 no row is slower; 1 a file cannot be read, or no rows match; 2 usage, or\n"
          "             rows that cannot be compared; 3 a row of B is slower or has wrong results");
 }
 
@@ -62,7 +62,7 @@ static enum status parse_percent(const char *name, const char *text, double mini
 
 /* ---- Key columns: rows match if these are equal ---- */
 
-/* The key columns that all workloads share. The others are the options of the workload. */
+/* The key columns that all workloads share. The other key columns are the options of the workload. */
 static const char *const common_keys[] = {"variant",          "ranks", "threads", "scaling",
                                           "ranks_per_device", "cache"};
 
@@ -86,13 +86,14 @@ static void list_keys(struct comparison *comparison)
         snprintf(name, sizeof comparison->key_names[0], "%s", workload->options[i].name);
         for (char *c = name; (c = strchr(c, '-'));)
             *c = '_';
-        if (!is_key(comparison, name)) /* the option --cache of load is already in common_keys */
+        /* The workload `load` has an option --cache, but common_keys already has this column. */
+        if (!is_key(comparison, name))
             comparison->keys[comparison->key_count++] = name;
     }
 }
 
-/* Moves the column `name` of --ignore from the keys to the ignored columns, which follow the keys. Accepts
- * '-' for '_', so the name of the option works too. */
+/* Moves the column `name` of --ignore from the keys to the ignored columns, which follow the keys in
+ * comparison->keys. Accepts '-' for '_', so the name of the option works too. */
 static enum status ignore(struct comparison *comparison, char *name)
 {
     for (char *c = name; (c = strchr(c, '-'));)
@@ -174,7 +175,8 @@ static enum status check_schema(struct comparison *comparison, const struct tabl
         if (!workload)
             return refuse_schema(table, row, schema);
         if (comparison->workload && workload != comparison->workload)
-            return status_set(STATUS_USAGE, "%s, line %zu: a row of %s cannot be compared with rows of %s",
+            return status_set(STATUS_USAGE,
+                              "%s, line %zu: a row of the workload %s cannot be compared with rows of %s",
                               table->path, table->lines[row], workload->name, comparison->workload->name);
         comparison->workload = workload;
     }
@@ -207,8 +209,8 @@ static enum status refuse_wrong(const struct table *table)
                      : STATUS_OK;
 }
 
-/* Returns STATUS_WRONG, with the reason, if a row of B is worse or has wrong results. With --strict, also if
- * a row is undecided, has wrong results in A, or has no partner. */
+/* Returns STATUS_WRONG, with the reason, if a row of B is worse or has wrong results. With --strict, also
+ * returns it if a row is undecided, has wrong results in A, or is in only one file. */
 static enum status conclude(const struct comparison *comparison)
 {
     size_t alone = comparison->verdicts[VERDICT_ONLY_A] + comparison->verdicts[VERDICT_ONLY_B];

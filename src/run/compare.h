@@ -1,4 +1,5 @@
-/* fdsl-bench compare A.csv B.csv: which rows of B are slower or faster than the same rows of A. */
+/* fdsl-bench compare A.csv B.csv: finds the rows of B that are slower or faster than the matching rows of
+ * A. */
 #ifndef FDSL_RUN_COMPARE_H
 #define FDSL_RUN_COMPARE_H
 
@@ -6,13 +7,13 @@
 
 #include "core/status.h"
 
-/* Whether the first argument is the word "compare" or a misspelling of it, for which compare_run() suggests
- * the word. */
+/* Whether the first argument is the word "compare" or a misspelling of it. compare_run() refuses a
+ * misspelling and suggests the word. */
 bool compare_wanted(int argc, char *argv[]);
 
 /* Compares two files and prints the result; argv[0] is the word "compare". STATUS_WRONG if a row of B is
- * slower or has wrong results; STATUS_FAILED if a file cannot be read or no row has a partner; STATUS_USAGE
- * for wrong options, or files whose rows cannot be compared. */
+ * slower or has wrong results; STATUS_FAILED if a file cannot be read or no rows match; STATUS_USAGE for
+ * wrong options, or files whose rows cannot be compared. */
 enum status compare_run(int argc, char *argv[]);
 
 #endif

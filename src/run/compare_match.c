@@ -154,10 +154,11 @@ const char *compare_key(const struct comparison *comparison, const struct pair *
 struct entry {
     uint64_t hash; /* hash of the row's key */
     size_t side, row;
-    size_t run;   /* entries of the same run have the same number; runs with the same key are adjacent */
+    size_t run;   /* entries of the same run have the same number; runs with the same key have consecutive
+                     numbers */
     double epoch; /* from 1; NaN if runs have no epochs */
     double value, error; /* `value` is NaN unless it is positive, because only positive values have a ratio */
-    bool newest;         /* its run has no later entry so far */
+    bool newest;         /* no later entry of its run has been found yet */
 };
 
 /* Returns the number in a cell; NaN if the cell is empty or not a finite number. */
@@ -229,8 +230,8 @@ static int by_key(const struct entry *a, const struct entry *b)
     return 0;
 }
 
-/* Orders two rows of the same file by the columns that identify the process of a row: job, origins and
- * ignored parameters. */
+/* Orders two rows of the same file by the columns that identify the process that wrote a row: the job, the
+ * columns of compare_origins, and the parameters of --ignore. */
 static int by_process(const struct entry *a, const struct entry *b)
 {
     const struct columns *columns = &sorted_for->columns[a->side];
@@ -313,7 +314,8 @@ static void judge(const struct comparison *comparison, struct pair *pair)
                         : ratio_judge(&pair->ratio, comparison->margin, comparison->measure.higher_is_better);
 }
 
-/* Records in which origin columns the row of `entry` differs from row number `first` of the same pair. */
+/* Records which columns of compare_origins differ between the row of `entry` and row number `first`, which
+ * belongs to the same pair. */
 static void note_origins(struct comparison *comparison, const struct entry *entry, size_t first)
 {
     const struct table *table = &comparison->tables[entry->side];
@@ -324,8 +326,8 @@ static void note_origins(struct comparison *comparison, const struct entry *entr
     }
 }
 
-/* Records in which columns of --ignore the row of `entry` differs from row number `first` of the same pair.
- * Returns MARK_MIXED if it differs in any of them, else 0. */
+/* Records which columns of --ignore differ between the row of `entry` and row number `first`, which belongs
+ * to the same pair. Returns MARK_MIXED if any column differs, else 0. */
 static unsigned note_ignored(struct comparison *comparison, const struct entry *entry, size_t first)
 {
     const struct table *table = &comparison->tables[entry->side];
@@ -340,8 +342,9 @@ static unsigned note_ignored(struct comparison *comparison, const struct entry *
     return marks;
 }
 
-/* Warns if pooled rows come from different origins or differ in an ignored parameter. In most cases, runs of
- * another machine or revision were appended to the file, or the file has a sweep over the parameter. */
+/* Warns if pooled rows come from different origins or differ in an ignored parameter. The usual cause is that
+ * runs of another machine or revision were appended to the file, or that the file has a sweep over the
+ * parameter. */
 static void warn_mixed(const struct comparison *comparison, size_t side)
 {
     const char *names[COMPARE_KEYS_MAX];
@@ -368,10 +371,10 @@ static void warn_mixed(const struct comparison *comparison, size_t side)
 
 /* ---- Runs ---- */
 
-/* Returns the latest entry of the run that an epoch continues, or NULL if the epoch begins a run. Chooses the
- * most recent run of the same process whose latest epoch is earlier. Several runs can be open, because the
- * rows of two concurrent trainings alternate in a file. `group` is the first entry with the same key and
- * process. */
+/* Returns the latest entry of the run to which `entry`, the row of an epoch, belongs. Returns NULL if this
+ * epoch begins a run. Chooses the most recent run of the same process whose latest epoch is earlier. Several
+ * runs can be unfinished, because the rows of two concurrent trainings may alternate in a file. `group` is
+ * the first entry with the same key and process. */
 static struct entry *continued(struct entry *group, struct entry *entry)
 {
     if (isnan(entry->epoch) || entry->epoch <= 1)
@@ -445,7 +448,7 @@ static enum status add_run(struct comparison *comparison, struct pair *pair, con
     return STATUS_OK;
 }
 
-/* Builds one pair from all runs with the same key. `entries` are sorted by run. */
+/* Builds one pair per key from all runs with this key. `entries` are sorted by run. */
 static enum status collect(struct comparison *comparison, struct entry *entries, size_t count, double *values)
 {
     struct entry key = {0}; /* an entry of the latest pair */
@@ -493,7 +496,7 @@ static void summarise(struct comparison *comparison)
     comparison->mean_ratio = both ? exp(sum / (double)both) : NAN;
 }
 
-/* Sets the error message for two files of which no rows match. The message names the parameters in which the
+/* Sets the error message for two files without matching rows. The message names the parameters in which the
  * first row of A differs from the most similar row of B. */
 static enum status no_pairs(const struct comparison *comparison)
 {
@@ -516,7 +519,7 @@ static enum status no_pairs(const struct comparison *comparison)
         list_words(list, sizeof list, differing, fewest);
     return status_set(STATUS_FAILED,
                       "no row of %s has a partner in %s with the same parameters; the most similar rows "
-                      "differ in %s; --ignore NAME,... matches rows that differ",
+                      "differ in %s; --ignore NAME,... matches rows that differ in NAME",
                       comparison->tables[0].path, comparison->tables[1].path, list);
 }
 

@@ -17,8 +17,8 @@ struct side {
     size_t count;    /* number of runs */
     double log_mean; /* mean of the logarithms of the values */
     double squares;  /* sum of squared deviations of the logarithms from their mean */
-    double errors;   /* sum of the variances of the logarithms, each from its run's interval; NaN if one is
-                        unknown */
+    double errors;   /* sum over the runs of the variance of the logarithm, estimated from the confidence
+                        interval of the run; NaN if any is unknown */
 };
 
 /* Adds a run with the positive value `value`. `error` is half the width of the value's 95 % confidence
@@ -50,8 +50,8 @@ enum verdict {
     VERDICTS
 };
 
-/* Returns the verdict of two one-sided tests: compares the interval with 1 / (1 + margin) and 1 + margin.
- * Undecided if the interval is unknown or contains one of these bounds. */
+/* Returns the verdict of two one-sided tests, which compare the interval with 1 / (1 + margin) and 1 +
+ * margin. The verdict is VERDICT_UNDECIDED if the interval is unknown or contains one of these bounds. */
 enum verdict ratio_judge(const struct ratio *ratio, double margin, bool higher_is_better);
 
 /* ---- Options and rows (compare.c, compare_match.c) ---- */
@@ -65,8 +65,8 @@ extern const char *const compare_origins[COMPARE_ORIGINS];
 
 enum mark { MARK_UNSETTLED = 1, MARK_THROTTLED = 2, MARK_UNVERIFIED = 4, MARK_WRONG = 8, MARK_MIXED = 16 };
 
-/* A column whose suffix does not tell whether higher is better, or that describes a whole training. Other
- * columns that end with _s (lower is better) or _per_s (higher is better) need no entry. */
+/* A column whose suffix does not tell whether higher is better, or whose value describes a whole training.
+ * Other columns that end with _s (lower is better) or _per_s (higher is better) need no entry. */
 struct direction {
     const char *column;
     bool higher_is_better;
@@ -77,10 +77,10 @@ extern const struct direction compare_directions[]; /* ends with an entry whose 
 struct measure_choice {
     const char *column;    /* NULL: time_median_s / items */
     const char *name;      /* for output */
-    bool higher_is_better; /* such as items_per_s */
+    bool higher_is_better; /* true for items_per_s, for example */
     bool is_time;          /* in seconds */
     bool is_speed;  /* a time or a rate: its verdicts are "faster" and "slower", not "better" and "worse" */
-    bool is_median; /* median_error is also the relative error of this measure */
+    bool is_median; /* the column median_error is also the relative error of this measure */
     bool is_final;  /* only the row of the last epoch counts */
 };
 
@@ -112,14 +112,15 @@ struct comparison {
     const struct workload *workload;
     struct table tables[2];
     struct columns columns[2];
-    const char *keys[COMPARE_KEYS_MAX]; /* names of the columns by which rows are matched (key_count), then of
-                                           those of --ignore (ignored_count) */
+    const char *keys[COMPARE_KEYS_MAX]; /* names of columns: first the key_count columns by which rows are
+                                           matched, then the ignored_count columns of --ignore */
     char key_names[COMPARE_KEYS_MAX][64];
     size_t key_count, ignored_count;
-    size_t used[2];                          /* number of rows that are compared */
-    size_t without[2], without_line[2];      /* number of rows without a value, and the line of the first */
-    size_t unfinished[2];                    /* number of runs left out because they lack their last epoch */
-    bool mixed[2][COMPARE_ORIGINS];          /* whether pooled rows of a file differ in this column */
+    size_t used[2];                     /* number of rows that are compared */
+    size_t without[2], without_line[2]; /* number of rows without a value, and the line of the first */
+    size_t unfinished[2];               /* number of runs left out because they lack their last epoch */
+    bool mixed[2]
+              [COMPARE_ORIGINS]; /* whether pooled rows of a file differ in this column of compare_origins */
     bool mixed_ignored[2][COMPARE_KEYS_MAX]; /* whether pooled rows differ in this column of --ignore; same
                                                 index as `keys` */
     struct pair *pairs;                      /* owned; in the order of A, then pairs that only B has */
@@ -139,8 +140,8 @@ void compare_print_measures(void);
  * no value. STATUS_USAGE if a column is missing; STATUS_FAILED if no rows match or memory runs out. */
 enum status compare_match(struct comparison *comparison);
 
-/* Returns the value of key column number `key` of a pair, which is the same in A and B. Owned by the
- * table. */
+/* Returns the text of key column number `key`, which is the same in all rows of the pair. The text is owned
+ * by the table. */
 const char *compare_key(const struct comparison *comparison, const struct pair *pair, size_t key);
 
 /* ---- Output (compare_report.c) ---- */

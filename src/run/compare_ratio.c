@@ -44,9 +44,10 @@ static struct variance variance_between(const struct side *side)
     return (struct variance){side->squares / (count - 1) / count, count - 1};
 }
 
-/* Returns the variance of a single run, which shows no scatter between runs. Assumes the scatter of the
- * repeated runs, and adds the excess of its own error over their mean error. NaN if its own error is unknown
- * but theirs are known, because its error may be far larger. */
+/* Returns the variance of the side `alone`, whose single run shows no scatter between runs. Assumes that it
+ * scatters like the runs of `repeated`. If its own error is larger than their mean error, adds the
+ * difference. Returns NaN if its own error is unknown but the errors of the repeated runs are known, because
+ * its own error may be far larger. */
 static double variance_alone(const struct side *alone, const struct side *repeated)
 {
     double count = (double)repeated->count;

@@ -19,12 +19,12 @@ static const struct {
     char letter;
     const char *name, *meaning;
 } marks[] = {
-    {MARK_UNSETTLED, '*', "unsettled",
-     "not settled: the error of the median was above --max-error in that run"},
+    {MARK_UNSETTLED, '*', "unsettled", "not settled: the error of a run's median was above --max-error"},
     {MARK_THROTTLED, 't', "throttled", "throttled: the GPU reduced its clocks"},
-    {MARK_UNVERIFIED, 'v', "unverified", "not verified: that run had no --verify"},
-    {MARK_WRONG, 'w', "wrong", "wrong results: not judged"},
-    {MARK_MIXED, 'm', "mixed", "mixed: pooled from runs that differ in a parameter of --ignore; not judged"},
+    {MARK_UNVERIFIED, 'v', "unverified", "not verified: a run was made without --verify"},
+    {MARK_WRONG, 'w', "wrong", "wrong results: the row is not judged"},
+    {MARK_MIXED, 'm', "mixed",
+     "mixed: runs that differ in a parameter of --ignore were pooled; the row is not judged"},
 };
 
 const char *compare_verdict(const struct comparison *comparison, enum verdict verdict)
@@ -90,14 +90,14 @@ static void print_origins(const struct comparison *comparison)
 
 /* ---- Labels of rows ---- */
 
-/* The parameters that the labels of rows show. No two labels are equal. */
+/* Decides which parameters the labels of the table's rows show, so that no two labels are equal. */
 struct labels {
     bool varies[COMPARE_KEYS_MAX];      /* whether the rows differ in this column */
     const char *most[COMPARE_KEYS_MAX]; /* the value of more than half of the rows; NULL if there is none */
-    bool empty;                         /* empty values are shown, because some rows differ in nothing else */
+    bool empty; /* labels also show empty values, because some rows differ in nothing else */
 };
 
-/* Returns the value of a column for a label: "" for an out_res that equals res. */
+/* Returns the value of a column for a label. An out_res that equals res becomes "". */
 static const char *label_value(const struct comparison *comparison, const struct pair *pair, size_t key)
 {
     const char *value = compare_key(comparison, pair, key);
@@ -178,8 +178,8 @@ static enum status choose_labels(const struct comparison *comparison, struct lab
 
 /* ---- The table ---- */
 
-/* If `all` is true, prints the parameters that all rows share; otherwise those that most, but not all, rows
- * share. */
+/* If `all` is true, prints the parameters that all rows share. Otherwise, prints the parameters that most
+ * rows, but not all of them, share. */
 static void print_parameters(const struct comparison *comparison, const struct labels *labels, bool all)
 {
     bool any = false;
@@ -428,8 +428,9 @@ static void warn_alone(const struct comparison *comparison)
     char list[2 * sizeof text[0]];
     list_words(list, sizeof list, parts, count);
     if (count > 0)
-        status_warn("%s %s no partner with the same parameters; --ignore NAME,... matches rows that differ",
-                    list, alone == 1 ? "has" : "have");
+        status_warn(
+            "%s %s no partner with the same parameters; --ignore NAME,... matches rows that differ in NAME",
+            list, alone == 1 ? "has" : "have");
 }
 
 enum status compare_report(const struct comparison *comparison)

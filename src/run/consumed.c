@@ -15,9 +15,9 @@ struct consumed {
     void *states[STATES_MAX];
     void *done[STATES_MAX]; /* per state, the event after the step on its batch; NULL if there is none */
     bool timed;             /* the latest run was a timed one */
-    /* The sum over all measurements. With many batches per run, each run is a measurement; otherwise all
-     * timed runs are one. first_wait_s is from the first measurement; the first waits of later ones are added
-     * to wait_s. loss is from the latest measurement. */
+    /* The sum over all measurements. If a run delivers many batches, each run is one measurement. Otherwise
+     * all timed runs together are one measurement. first_wait_s is the first wait of the first measurement;
+     * wait_s includes the first waits of later measurements. loss is from the latest measurement. */
     struct consumer_times sum;
 };
 
@@ -27,7 +27,8 @@ void *consumed_latest(void *state)
     return self->states[self->latest];
 }
 
-/* Whether the inner variant passes its batches to the consumer itself. */
+/* Whether a run of the wrapped variant delivers many batches, which the variant passes to the consumer
+ * itself. */
 static bool delivers_many(const struct consumed *self)
 {
     return self->job.workload->batches.set_consumer;
@@ -63,7 +64,9 @@ static enum status consumed_setup(const struct resources *resources, const void 
     self->state_count = on_device && !delivers_many(self) ? STATES_MAX : 1;
     TRY(consumer_renew(job->consumer));
     TRY(consumer_begin(job->consumer));
-    set_consumer(self, job->consumer); /* before setup(), which may allocate more buffers with a consumer */
+    set_consumer(
+        self,
+        job->consumer); /* before setup(), because a variant with a consumer may allocate more buffers */
     for (int i = 0; i < self->state_count; i++)
         TRY(job->variant->setup(resources, job->input, &self->states[i]));
     return STATUS_OK;
@@ -110,7 +113,7 @@ static enum status run_one(struct consumed *self, uint64_t number)
                                             job->consumer, &self->done[turn]);
 }
 
-/* Runs an inner variant that delivers many batches, and waits for all their steps. */
+/* Runs a wrapped variant that delivers many batches, and waits for the training steps on all of them. */
 static enum status run_many(struct consumed *self, uint64_t number, bool timed)
 {
     struct run_time unused;

@@ -19,23 +19,23 @@ struct consumed_job {
 /* The wrapping variant. The time of a run is wall time and includes training steps.
  *
  * If a run produces one batch (workload->batches.hand_over), batches on the device alternate between two
- * states of the inner variant. Run n waits for the step on batch n - 2 and overwrites that batch while the
- * step on batch n - 1 runs. Then it passes the new batch to the consumer. Host batches are copied when they
- * are passed on, so one state is enough.
+ * states of the wrapped variant. Run n waits for the training step on batch n - 2, and overwrites that batch
+ * while the training step on batch n - 1 runs. Then it passes the new batch to the consumer. Host batches are
+ * copied when they are passed on, so one state is enough.
  *
- * If a run delivers many batches (workload->batches.set_consumer), the inner variant passes them to the
+ * If a run delivers many batches (workload->batches.set_consumer), the wrapped variant passes them to the
  * consumer itself, and the run ends when the last step has ended. */
 extern const struct variant consumed_variant;
 
-/* Returns the inner variant's state that produced the latest batch, for the workload's verify(), deliver()
- * and measure(). */
+/* Returns the state of the wrapped variant that produced the latest batch, for the workload's verify(),
+ * deliver() and measure(). */
 void *consumed_latest(void *state);
 
 /* Call after the timed runs: waits for their last steps and sets the measures COMPUTE_MEASURES and
  * `*stall_share`. STATUS_FAILED if a step fails or none ran. */
 enum status consumed_end(void *state, struct measures *measures, double *stall_share);
 
-/* Detaches the consumer from the inner variant, so that its later runs pass no batches to it. */
+/* Detaches the consumer from the wrapped variant, whose later runs then pass no batches to it. */
 void consumed_detach(void *state);
 
 #endif

@@ -33,8 +33,8 @@ enum status format_flush(void)
 /* ---- JSON ---- */
 
 #ifdef HAVE_JANSSON
-/* Converts a text to JSON. JSON must be UTF-8, so bytes that are not, for example in file names, are
- * escaped. */
+/* Converts a text to JSON. A text that is not valid UTF-8, such as some file names, is escaped, because JSON
+ * must be UTF-8. */
 static json_t *json_text(const char *text)
 {
     char printable[4096];

@@ -29,7 +29,7 @@ void rows_begin(struct row_printer *printer, int format);
 void rows_add(struct row_printer *printer, const struct row *row);
 
 /* For FORMAT_JSON, prints the document. Frees the rows. The document is the array of rows if `about` is NULL.
- * Otherwise it is an object: `name` has the fields of `about`, and "rows" has the array. */
+ * Otherwise it is an object with two members: `name` has the fields of `about`, and "rows" has the array. */
 enum status rows_end(struct row_printer *printer, const char *name, const struct row *about);
 
 /* Flushes stdout. STATUS_FAILED if this or any earlier write to stdout failed. */

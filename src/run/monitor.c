@@ -15,10 +15,11 @@
 #include "machine/nvml.h"
 #include "run/record.h"
 
-#define COST_MAX   0.01  /* warn if the thread uses more than this share of a core */
-#define MISSED_MAX 0.1   /* warn if more than this share of the samples is missed */
-#define WRITE_ROWS 16384 /* per write; limits memory, because a row takes about 2 KiB while it is written */
-#define TRY_LOCK_S 1     /* waiting for a lock delays the signals to a command by at most this time */
+#define COST_MAX   0.01 /* warn if the thread uses more than this share of a core */
+#define MISSED_MAX 0.1  /* warn if more than this share of the samples is missed */
+#define WRITE_ROWS \
+    16384            /* rows per write; limits memory, because a row takes about 2 KiB while it is written */
+#define TRY_LOCK_S 1 /* waiting for a lock delays the signals to a command by at most this time */
 
 /* With a shorter period per GPU, the PCIe columns stay empty: NVML measures each direction for 20 ms. */
 #define TRAFFIC_PERIOD_MS 50
@@ -68,7 +69,7 @@ struct monitor {
     bool stopping;
     size_t variant; /* the number of the current variant's summary, from 1; 0: none */
     struct monitor_sample *samples;
-    size_t count, capacity; /* of samples that are not yet written */
+    size_t count, capacity; /* of `samples`, which are not yet written */
     size_t taken, missed;   /* since the start; `missed` includes samples lost to a lack of memory */
     double cpu_s;           /* CPU time of the thread */
     struct monitor_summary *summaries; /* one per variant */
@@ -83,8 +84,7 @@ static double clock_s(clockid_t clock)
     return clock_gettime(clock, &time) == 0 ? (double)time.tv_sec + 1e-9 * (double)time.tv_nsec : -1;
 }
 
-/* Samples the processes. A rate covers the time since the previous sample. After a failed sample, it covers
- * the time since the last successful one. */
+/* Samples the processes. A rate covers the time since the last successful sample. */
 static void look_at_processes(struct monitor *monitor, struct monitor_sample *sample)
 {
     static const enum monitor_value rates[PROCESS_COUNTERS] = {MONITOR_CPU_CORES, MONITOR_READ_BYTES_PER_S,
@@ -160,8 +160,8 @@ static void keep(struct monitor *monitor, const struct monitor_sample *sample)
         summarise(&monitor->summaries[sample->variant - 1], sample);
 }
 
-/* Takes a sample of one GPU, for GPU 0 also of the processes. Does not hold the lock during queries, so that
- * the main thread never waits for them. */
+/* Takes a sample of one GPU. The sample with `gpu` 0 also has the values of the processes, even if there is
+ * no GPU. Does not hold the lock during queries, so that the main thread never waits for them. */
 static void take_one(struct monitor *monitor, size_t gpu)
 {
     struct monitor_sample sample = {
@@ -274,7 +274,7 @@ static enum status write_rows(const struct monitor *monitor, const struct monito
 }
 
 /* Writes `count` samples, starting with number `first`. First copies them under the lock, because the thread
- * may move the array, and must not wait for the disk. */
+ * may move the array. Writes without the lock, so that the thread does not wait for the disk. */
 static enum status write_samples(struct monitor *monitor, size_t first, size_t count)
 {
     struct monitor_sample *samples = malloc(count * sizeof *samples);
@@ -429,8 +429,8 @@ enum status monitor_end(struct monitor *monitor)
     return monitor_flush(monitor);
 }
 
-/* Warns if the monitor used too much CPU time or missed too many samples. With few samples it does not,
- * because the first sample costs more. */
+/* Warns if the monitor used too much CPU time or missed too many samples. Does not warn after only a few
+ * samples, because the first sample costs more than the others. */
 static void warn_about_itself(const struct monitor *monitor)
 {
     double cost = monitor->cpu_s / (timer_now_s() - monitor->begin_s);

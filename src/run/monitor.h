@@ -1,4 +1,4 @@
-/* The monitor: a thread that samples GPUs and this process, or the processes of a command, at fixed times
+/* The monitor: a thread that samples GPUs and this process, or the processes of a command, at fixed intervals
  * while the main thread works.
  *
  * Samples stay in memory until one of the functions below writes them. The runner calls these only when
@@ -15,7 +15,7 @@
 #include "machine/env.h"
 #include "machine/process.h"
 
-/* The fewest samples for a meaningful figure. */
+/* The minimum number of samples for meaningful statistics. */
 #define MONITOR_SAMPLES_MIN   20
 
 #define MONITOR_PERIOD_MIN_MS 10
@@ -49,10 +49,11 @@ struct monitor_gpu {
 struct monitor_subject {
     const struct env *env;
     uint64_t rank;
-    const struct monitor_gpu *gpus; /* one row per GPU and sample; the first also has the process values */
-    size_t gpu_count;               /* 0: rows name the CPU */
-    struct process_tree *tree;      /* NULL: this process */
-    const char *variant;            /* variant of the first samples; NULL: none until monitor_begin() */
+    const struct monitor_gpu
+        *gpus; /* one row per GPU and sample; the row of the first GPU also has the values of the processes */
+    size_t gpu_count;          /* if 0, the rows name the CPU instead */
+    struct process_tree *tree; /* the processes to sample; NULL: this process */
+    const char *variant;       /* variant of the first samples; NULL: none until monitor_begin() */
 };
 
 /* Summary of the samples taken during a variant's timed runs. GPU values are pooled over all sampled GPUs. */
@@ -60,14 +61,15 @@ struct monitor_summary {
     const char *variant;
     size_t samples;
     struct {
-        size_t count; /* of the samples that have this value */
+        size_t count; /* number of samples that have this value */
         double sum, max;
     } of[MONITOR_VALUES];
 };
 
 struct monitor;
 
-/* Checks that samples can be appended to the CSV file at `path` (csv_check()). Call before measuring. */
+/* Checks that samples can be appended to the CSV file at `path`. Fails like csv_check(). Call before
+ * measuring. */
 enum status monitor_check(const char *path);
 
 /* Starts a thread that samples every `period_ms` milliseconds. The samples are for the CSV file at `path`, a

@@ -53,8 +53,8 @@ void ranks_free_rows(struct row *rows)
 
 /* ---- Gathering ---- */
 
-/* Gathers `bytes` bytes of each rank on rank 0. There `*all` becomes new memory that the caller frees; on
- * other ranks it becomes NULL. */
+/* Gathers `bytes` bytes of each rank on rank 0. On rank 0, `*all` becomes new memory that the caller frees;
+ * on other ranks it becomes NULL. */
 static enum status gather(const void *mine, size_t bytes, void **all)
 {
     bool leads = comm_rank() == 0;

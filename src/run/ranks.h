@@ -38,8 +38,8 @@ enum status ranks_gather_samples(const struct bench *bench, struct sample **samp
 struct roofline ranks_roofline(const struct rank_facts *facts, uint64_t count);
 
 /* Combines the rows of `count` ranks into `total`, a row with the same columns. Sets `rank` to "all",
- * combines some shared columns (`threads`, `batch` and `wrong` are sums), and combines the measures by their
- * enum combine. Leaves the other columns unchanged. */
+ * combines some shared columns (`threads`, `batch` and `wrong` are sums), and combines each measure as its
+ * enum combine says. Leaves the other columns unchanged. */
 void ranks_combine(const struct row *rows, int count, const struct measure *measures, struct row *total);
 
 /* Returns the parallel efficiency; 1 is ideal. `together_s` is the time of all ranks; `alone_s` is the time

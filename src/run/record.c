@@ -200,7 +200,8 @@ static bool schema_of(const char *text, size_t bytes, char *schema, size_t size)
     return *schema != '\0';
 }
 
-/* Whether `theirs` is an older version of the schema `ours`, as "load/4" is of "load/7". */
+/* Whether `theirs` is an older version of the schema `ours`. For example, "load/4" is an older version of
+ * "load/7". */
 static bool is_older(const char *theirs, const char *ours)
 {
     const char *slash = strchr(ours, '/');
@@ -250,11 +251,12 @@ static enum status refuse_header(const char *path, const char *text, size_t byte
 /* The part of a file that consists of complete rows. */
 struct csv_extent {
     size_t whole_bytes;
-    size_t torn_line; /* number of an incomplete line after these rows, which may be cut off; 0: none */
+    size_t torn_line; /* number of the incomplete line after these rows; 0: none */
 };
 
-/* Examines the last record of a file if it has no line end. The record may be cut off if it is certainly
- * incomplete: a prefix of our header, or a single line with too few fields. Any other record is refused. */
+/* Decides whether the last record of a file, which has no line end, can be cut off. It can if it is certainly
+ * incomplete: if it is a prefix of our header, or a single line with too few fields. Refuses any other
+ * record. */
 static enum status judge_tail(const char *path, const struct csv_record *record, const char *at, size_t line,
                               const struct row *row, const struct csv_lines *lines, struct csv_extent *extent)
 {
@@ -425,8 +427,8 @@ static bool is_gone(int fd, const char *path)
            (stat(path, &named) != 0 || open_one.st_ino != named.st_ino || open_one.st_dev != named.st_dev);
 }
 
-/* Appends to the open file. If another process removed it before this one got the lock, does nothing and sets
- * `*gone`. */
+/* Appends to the open file. If another process removed the file before this process got the lock, does
+ * nothing and sets `*gone`. */
 static enum status append_lines(int fd, const char *path, const struct row *row,
                                 const struct csv_lines *lines, bool *gone)
 {
@@ -473,7 +475,7 @@ static enum status open_and_append(const char *path, const struct row *row, cons
     return status;
 }
 
-/* Appends. Opens the file again if another process removes it before this one gets the lock. */
+/* Appends to the file. Opens it again if another process removes it before this process gets the lock. */
 static enum status append_at_last(const char *path, const struct row *row, const struct csv_lines *lines)
 {
     bool gone = true;

@@ -69,7 +69,7 @@ enum status csv_check(const char *path, const struct row *row);
  * rows are appended with a warning and nothing is ever cut off. */
 enum status csv_append(const char *path, const struct row *rows, size_t count);
 
-/* Formats a row as CSV, header line and row. The caller frees `*text`. */
+/* Formats a row as two CSV lines, the header and the row. The caller frees `*text`. */
 enum status csv_text(const struct row *row, char **text);
 
 /* Appends a row formatted by csv_text(), perhaps in an earlier process, unless the file already contains this

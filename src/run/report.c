@@ -140,11 +140,10 @@ void report_compiled_at_load(const struct device_info *device)
     if (!device->compiled_at_load)
         return;
     names_of_own_architecture(names, sizeof names);
-    status_warn(
-        "this build has no code for %s (%s): the driver compiles its kernels when they are loaded, which "
-        "delays their first run%s%s%s; build for this GPU with: make CUDA_ARCHS=%s",
-        device->name, device->architecture, *names ? ", and " : "", names, *names ? " stay slower" : "",
-        device->architecture + strlen("sm_"));
+    status_warn("this build has no code for %s (%s): the driver compiles the CUDA kernels when they are "
+                "loaded, which delays their first run%s%s%s; build for this GPU with: make CUDA_ARCHS=%s",
+                device->name, device->architecture, *names ? ", and " : "", names,
+                *names ? " stay slower" : "", device->architecture + strlen("sm_"));
 }
 
 /* Describes one variant in machine-readable form. Errors are recorded in `row`. */
@@ -216,7 +215,7 @@ enum status report_list(const struct resources *resources, const struct settings
 
 /* ---- The table ---- */
 
-/* Whether the table has the column "stall"; with several ranks only the rows have it. */
+/* Whether the table has the column "stall". With several ranks, only the CSV rows have it, as stall_share. */
 static bool shows_stall(const struct settings *settings)
 {
     return comm_size() == 1 && settings_compute(settings);

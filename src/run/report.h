@@ -18,7 +18,8 @@ struct result {
     const char *cache;  /* state of the page cache at the start of a run; NULL if it does not matter */
     struct bench bench; /* owned by the runner; no samples if the variant was not timed */
     struct work work;
-    uint64_t runs_before; /* number of runs before bench_measure(), to verify or deliver; they also warm up */
+    uint64_t runs_before; /* runs before bench_measure(), which verify results or write output files; counted
+                             as warm-ups */
     struct roofline roofline;
     uint64_t throttle_reasons;
     int sm_clock_mhz, mem_clock_mhz; /* medians during the timed runs; negative if unknown */
@@ -52,12 +53,14 @@ enum status report_end(struct report *report);
  * STATUS_FAILED if stdout cannot be written. */
 enum status report_monitor(struct report *report, const struct monitor *monitor);
 
-/* --list: prints the variants in settings->format, with the reason if one cannot run here. Prints those of
- * --variant, else those of --workload, else all. --verbose adds the summaries. */
+/* --list: prints the variants in settings->format, and why a variant cannot run here. Prints the variants of
+ * --variant, or without it the variants of --workload, or without both all variants. --verbose adds the
+ * summaries. */
 enum status report_list(const struct resources *resources, const struct settings *settings);
 
-/* Warns if the driver compiles this build's kernels for the device from PTX. Names the variants that this
- * makes slower, and the architecture to build for. */
+/* Warns if the driver must compile this build's CUDA kernels from PTX, because the build has no code for the
+ * device. The warning names the variants that are slower for this reason, and the architecture to build
+ * for. */
 void report_compiled_at_load(const struct device_info *device);
 
 /* --env: prints the environment, one line per property, or as CSV or JSON. */

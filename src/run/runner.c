@@ -29,7 +29,7 @@ static enum status observe(const struct runner *runner, void *state, struct resu
                              : STATUS_OK;
 }
 
-/* Sets the workload's other measures. May perform more runs. */
+/* Sets the measures that observe() does not set. May perform more runs. */
 static enum status measure(const struct runner *runner, void *state, struct measures *measures)
 {
     const struct workload *workload = runner->settings->workload;
@@ -157,7 +157,7 @@ static enum status time_row(struct runner *runner, void *state, const struct ben
     struct bench_together together = {.vote = comm_vote};
     bench_free(&result->bench);
     enum status status = comm_agree(take_samples(runner, state, limits, &result->bench, &together));
-    /* Update the work: the runs may have delivered less than expected. */
+    /* The runs may have delivered fewer items than expected. */
     result->work = runner->settings->workload->work(runner->input, runner->entry->variant);
     if (status == STATUS_OK)
         status = record(runner, state, &together.bench, result);
@@ -222,7 +222,7 @@ static enum status measure_alone(struct runner *runner, double *alone_s)
     return status;
 }
 
-/* Sets runner->alone_s on rank 0. While rank 0 is timed, the input has the share of a single rank. */
+/* Sets runner->alone_s on rank 0. While rank 0 is timed, the input is that of a run with a single rank. */
 static enum status time_alone(struct runner *runner)
 {
     const struct partition alone = {.ranks = 1};
@@ -347,7 +347,7 @@ static enum status keep_runnable(struct runner *runner)
     size_t kept = 0;
     for (size_t i = 0; i < settings->variant_count; i++) {
         const struct variant_entry *entry = settings->variants[i];
-        enum status status = comm_agree(can_run(runner, entry)); /* the same list on all ranks */
+        enum status status = comm_agree(can_run(runner, entry)); /* all ranks must keep the same variants */
         if (status == STATUS_OK)
             settings->variants[kept++] = entry;
         else if (!all)
@@ -495,7 +495,7 @@ static enum status begin(struct runner *runner)
     bool first = settings->combination == 0; /* only the first combination divides the cores and warns */
     double cores = CORES_KEPT;
     TRY(comm_agree(runner_take_scaling(runner)));
-    /* With --ranks, the ranks may run on other machines. */
+    /* With --ranks, it is unknown how many ranks will share the memory of a machine. */
     memory_share(settings->ranks ? 0 : comm_local_size());
     if (first)
         TRY(runner_take_cores(settings, &cores));

@@ -5,14 +5,16 @@
 #include "core/status.h"
 #include "run/settings.h"
 
-/* Joins the ranks. `read` is the status of parsing this rank's command line. If it is a failure on any rank,
- * all ranks return that failure. STATUS_USAGE if some ranks have --prepare and others do not. */
+/* Connects this rank with the other ranks (comm_open()). `read` is the status of parsing this rank's command
+ * line. If it is a failure on any rank, all ranks return that failure. STATUS_USAGE if some ranks have
+ * --prepare and others do not. */
 enum status runner_join(const struct settings *settings, enum status read);
 
 /* Sets up, verifies, times, records and reports all chosen variants, for every combination of the lists and
  * ranges. Collective. STATUS_WRONG if the results of a variant differ from the reference; the other variants
- * still run. Any other failure ends this combination; rows already written stay. After STATUS_FAILED, for
- * example a full disk or a broken device, no other combination runs. Returns the most severe status. */
+ * still run. Any other failure ends this combination; rows that are already written remain. After
+ * STATUS_FAILED, for example a full disk or a broken device, no other combination runs. Returns the most
+ * severe status. */
 enum status runner_run(struct settings *settings);
 
 #endif

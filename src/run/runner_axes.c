@@ -15,7 +15,8 @@ struct sweep {
     size_t count, failed;
     enum status worst;
     char failure[1024]; /* error message of the latest combination; "" if it succeeded */
-    size_t repeated;    /* number of later combinations with the same message, which is not printed again */
+    size_t repeated; /* number of combinations since then that failed with the same message, which is printed
+                        only once */
 };
 
 /* Prints how many further combinations failed with the latest printed message, and forgets the message. */
@@ -129,11 +130,12 @@ enum status runner_run(struct settings *settings)
     size_t count = axes_combinations(&settings->axes);
     uint64_t ranks = settings->ranks ? settings->ranks : (uint64_t)comm_size();
     struct report *report = NULL;
-    /* This check comes before runner_check_alike(), because --best-gpu may choose a different device per
-     * rank. */
+    /* This check comes first, because --best-gpu may choose a different device per rank, and
+     * runner_check_alike() would report different options. */
     TRY(comm_agree(runner_check_no_device(settings, ranks)));
     TRY(comm_agree(check_values_differ(settings, ranks)));
-    TRY(runner_check_alike(settings)); /* also the axes, so that all ranks run the same combinations */
+    TRY(runner_check_alike(
+        settings)); /* also compares lists and ranges, so that all ranks run the same combinations */
     enum status status =
         count == 1 ? runner_combination(settings, &report) : run_combinations(settings, count, &report);
     char failure[1024];

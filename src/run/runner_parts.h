@@ -46,14 +46,14 @@ struct runner {
 
     /* The current variant */
     const struct variant_entry *entry;
-    struct gpu_watched watched; /* during the timed runs of the current row */
+    struct gpu_watched watched; /* clocks and energy of the GPU during the timed runs of the current row */
     struct baseline baseline;
-    /* The time of the current row. All rows of an invocation have the start time of the program, which
-     * identifies the invocation. In workloads with epochs, each row after the first has its own start time
-     * instead. */
+    /* The column time_utc of the current row. All rows of an invocation have the start time of the program,
+     * which identifies the invocation. Only in workloads with epochs, each row after the first has the start
+     * time of its own epoch. */
     char time_utc[ENV_TIME_MAX];
     double alone_s;           /* the median time of rank 0 alone; 0 if unknown */
-    struct progress progress; /* on a terminal only */
+    struct progress progress; /* shown only on a terminal */
     size_t rows_kept;         /* number of rows that this invocation has appended to --out */
     bool published;           /* the row of the current variant has been written */
     bool checkpointed;        /* the current variant has saved a state for --resume */
@@ -73,8 +73,8 @@ static inline bool runner_leads(const struct runner *runner)
 
 /* ---- runner_rows.c ---- */
 
-/* For the current variant: whether it runs on a GPU, its number of CPU threads, and the maximum number of
- * physical cores that these threads can use. */
+/* Return, for the current variant, whether it runs on a GPU, its number of CPU threads, and the maximum
+ * number of physical cores that these threads can use. */
 bool runner_on_gpu(const struct runner *runner);
 int runner_threads(const struct runner *runner);
 int runner_cores(const struct runner *runner);
@@ -122,9 +122,10 @@ static inline bool runner_loses_rows(const struct settings *settings)
 
 /* ---- runner_verify.c ---- */
 
-/* Returns the variant to run: the current one, or with --compute consumed_variant, which wraps it. The
- * parameter `state` of the functions below is the state of this variant. runner_own_state() returns the state
- * of the current variant itself, with the results of the latest run. */
+/* Returns the variant to run. Without --compute this is the current variant; with --compute it is
+ * consumed_variant, which wraps the current variant. The parameter `state` of the functions below is the
+ * state of the returned variant. runner_own_state() returns the state of the current variant itself, with the
+ * results of the latest run. */
 const struct variant *runner_variant(const struct runner *runner);
 void *runner_own_state(const struct runner *runner, void *state);
 
@@ -145,8 +146,8 @@ enum status runner_verify_timed(struct runner *runner, void *state, struct resul
 enum status runner_choose_baseline(struct runner *runner);
 void runner_free_baseline(struct runner *runner);
 
-/* Sets result->speedup and result->baseline from the baseline's times: those of this rank, or with `all`
- * those of all ranks combined. If the result is from the baseline itself, first adds its time to them.
+/* Sets result->speedup and result->baseline from the times of the baseline on this rank, or on all ranks
+ * combined if `all` is true. If the result is the baseline's own, first adds its time to these times.
  * STATUS_FAILED if memory runs out. */
 enum status runner_compare(struct runner *runner, bool all, struct result *result);
 
@@ -166,8 +167,8 @@ void runner_warn_of_few_looks(const struct runner *runner, double wall_s);
 struct roofline runner_roofline(const struct runner *runner, const struct work *work);
 
 /* Appends the rows of `result` to --out and the samples to --samples-out, adds the result to the report and
- * prints warnings. An error in one place does not prevent the others: rows that cannot be appended are
- * printed to stderr. */
+ * prints warnings. If the rows cannot be appended, prints them to stderr and omits the samples, but still
+ * adds the result to the report. */
 enum status runner_publish(struct runner *runner, const struct result *result, const struct sample *samples,
                            const struct rank_facts *facts);
 

@@ -1,5 +1,5 @@
-/* Progress on a terminal while a variant is verified, warmed up and timed, and the message of an interrupted
- * run. */
+/* Shows progress on a terminal while a variant is set up, verified and timed. Also composes the message that
+ * is printed if a signal ends the run. */
 #include <stdio.h>
 #include <string.h>
 
@@ -41,8 +41,9 @@ void runner_show_phase(const struct runner *runner, const char *phase)
         progress_clear(&runner->progress);
 }
 
-/* Lists the variants that have no row yet. If the baseline has a row but others do not, lists it too and
- * returns true: the speed-ups of the others need it in the same run. The baseline is the first variant. */
+/* Lists the variants that have no row yet. If the baseline has a row but other variants do not, lists the
+ * baseline too and returns true, because the speed-ups of the other variants need it in the same run. The
+ * baseline is the first variant. */
 static bool list_rest(const struct runner *runner, char *text, size_t size)
 {
     const struct settings *settings = runner->settings;

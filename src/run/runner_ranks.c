@@ -10,7 +10,7 @@
 #include "run/runner.h"
 #include "run/runner_parts.h"
 
-/* If the run needs no GPU, CUDA is not initialized. */
+/* Callers use this to leave CUDA uninitialized if the run needs no GPU. */
 bool runner_any_on_gpu(const struct settings *settings)
 {
     if (settings_compute(settings))
@@ -87,7 +87,7 @@ bool runner_repeats_threads(const struct settings *settings)
     return all && same;
 }
 
-#define CROWD 4 /* threads per hardware thread; loaders can use several, because they wait for storage */
+#define CROWD 4 /* threads per hardware thread; several can be useful, because loaders wait for storage */
 
 void runner_warn_about_cores(const struct settings *settings, double outcome)
 {

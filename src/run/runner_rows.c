@@ -102,7 +102,7 @@ static void roofline_fields(const struct roofline *roofline, double time_s, stru
     row_positive(row, "roofline_share", roofline->floor_s / time_s);
 }
 
-/* The timing columns. With one sample, the columns of spread are empty. For workloads with epochs, `settled`
+/* The timing columns. With one sample, time_sd_s and time_cv are empty. For workloads with epochs, `settled`
  * is empty, because each run is a row. */
 static void time_fields(const struct runner *runner, const struct result *result, struct row *row)
 {

@@ -17,7 +17,7 @@ void *runner_own_state(const struct runner *runner, void *state)
     return runner->consumer ? consumed_latest(state) : state;
 }
 
-/* Switches the workload's checks of each delivered item on or off, if it has them. */
+/* Switches the workload's checks of each delivered item on or off, if the workload has such checks. */
 static enum status check_closely(const struct runner *runner, bool closely)
 {
     const struct workload *workload = runner->settings->workload;
@@ -60,8 +60,8 @@ static enum status judge(struct runner *runner, void *state, struct result *resu
 
 /* ---- Before the timing ---- */
 
-/* Performs run 0. With --verify, performs run 1 first, so that results of run 1 that run 0 does not overwrite
- * are detected. For workloads with epochs, performs no run, because each run is a row. */
+/* Performs run 0. With --verify, performs run 1 first, so that verification detects any result of run 1 that
+ * run 0 did not overwrite. For workloads with epochs, performs no run, because each run is a row. */
 static enum status make_first(struct runner *runner, void *state, struct result *result)
 {
     const struct settings *settings = runner->settings;
@@ -122,6 +122,6 @@ enum status runner_verify_timed(struct runner *runner, void *state, struct resul
     TRY(draw_run(bench, &drawn));
     TRY(comm_agree(run_and_verify(runner, state, drawn, &result->wrong)));
     snprintf(which, sizeof which,
-             "run %llu, drawn at random from the timed ones: ", (unsigned long long)drawn);
+             "run %llu, drawn at random from the timed runs: ", (unsigned long long)drawn);
     return judge(runner, state, result, which);
 }

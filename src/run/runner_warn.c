@@ -5,8 +5,8 @@
 #include "machine/nvml.h"
 #include "run/runner_parts.h"
 
-#define CPU_SHARE_MIN   0.9  /* warn below this share of the CPU time available to the threads */
-#define PREEMPTED_MAX_S 10.0 /* and above this many context switches per second (few on an idle machine) */
+#define CPU_SHARE_MIN   0.9  /* warn if threads got less than this share of the CPU time available to them */
+#define PREEMPTED_MAX_S 10.0 /* involuntary context switches per second; an idle machine has fewer */
 
 static const char *remedy(const struct settings *settings)
 {
@@ -30,7 +30,7 @@ static void warn_of_median(const struct settings *settings, const struct result 
             "%s: median uncertain by +-%.1f %% after %zu samples; raise --%s or reduce background load",
             result->variant, 100 * bench->time.median_error, bench->count, remedy(settings));
     else if (bench->time.outliers * 10 > bench->count)
-        status_warn("%s: %zu of %zu samples are outliers; something else is using this machine",
+        status_warn("%s: %zu of %zu samples are outliers; other processes may be using this machine",
                     result->variant, bench->time.outliers, bench->count);
 }
 
@@ -79,9 +79,9 @@ void runner_warn_of_few_looks(const struct runner *runner, double wall_s)
         snprintf(remedy, sizeof remedy, "--loops %.0f", ceil(enough_s / wall_s));
     else
         snprintf(remedy, sizeof remedy, "--min-time %g", enough_s);
-    status_warn(
-        "%s: --monitor took only %zu sample%s during the timed runs, and a figure needs %d; sample longer "
-        "with %s%s",
-        runner->entry->name, looks, looks == 1 ? "" : "s", MONITOR_SAMPLES_MIN, remedy,
-        settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or a shorter period" : "");
+    status_warn("%s: --monitor took only %zu sample%s during the timed runs, but meaningful statistics need "
+                "%d; sample longer "
+                "with %s%s",
+                runner->entry->name, looks, looks == 1 ? "" : "s", MONITOR_SAMPLES_MIN, remedy,
+                settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or a shorter period" : "");
 }

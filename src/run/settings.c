@@ -34,14 +34,14 @@ static const struct option_spec specs[] = {
     {"prepare", "DIR", OPTION_TEXT, AT(prepare), NULL, 0, 0, NULL, false,
      "write a data set into this folder and measure nothing; --prepare --help lists its options"},
     {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
-     "list all variants, or those of --workload or --variant, with the reason if one cannot run here; "
-     "--format csv and json are for scripts"},
+     "list all variants, or only the variants of --workload or --variant. If a variant cannot run here, the "
+     "list says why. Scripts can use --format csv or json"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
-     "compare results with the reference before the timing, and results of timed runs after it; a variant "
-     "with wrong results writes no row"},
+     "compare results with the reference: those of a run before the timing, and those of timed runs after "
+     "it. A variant with wrong results writes no row"},
     {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
-     "the variant that the column speedup compares the others with; it runs first (default: naive, "
-     "train-naive, infer-naive, files or shards)"},
+     "compute the column speedup relative to this variant, which runs first (default: naive, train-naive or "
+     "infer-naive; for load, files or shards)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
      "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
@@ -68,12 +68,12 @@ static const struct option_spec specs[] = {
     {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
      "use the CUDA device with the most free memory"},
     {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, COLUMN_APART,
-     "under mpirun, weak gives every rank its own batch, strong divides one batch among all ranks"},
+     "under mpirun, weak gives every rank its own batch; strong divides one batch among all ranks"},
     {"bind", "HOW", OPTION_CHOICE, AT(binding), "auto", 0, 0, bindings, false,
-     "under mpirun, auto divides a machine's cores among its ranks, none leaves the binding unchanged"},
+     "under mpirun, auto divides a machine's cores among its ranks; none leaves the binding unchanged"},
     {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), "0", 0, 1e6, NULL, false,
-     "under mpirun, end the run when a rank has waited S seconds for another; with 0, only print a warning, "
-     "but wait at most 300 s for all ranks to start"},
+     "under mpirun, end the run when a rank has waited S seconds for another rank. 0 only prints a warning, "
+     "except that ranks wait at most 300 s for all ranks to start"},
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
      "minimum number of runs before the first sample"},
     {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false,
@@ -100,7 +100,8 @@ static const struct option_spec specs[] = {
 static const char list_help[] =
     "\nlists and ranges: options with a CSV column take several values, and every combination is measured.\n"
     "             --res 224,512 is a list. --batch 1:256:2x means 1, 2, 4, ... 256, and\n"
-    "             --orbits 50:200:50 means 50, 100, 150, 200. The option given last changes fastest.\n";
+    "             --orbits 50:200:50 means 50, 100, 150, 200. The last of these options on the command\n"
+    "             line changes fastest.\n";
 
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"
@@ -450,9 +451,9 @@ static enum status derive(struct settings *settings)
     TRY(check_no_slip(&settings->options));
     if (settings->max_time_s < settings->min_time_s && options_given(&settings->options, "max-time") &&
         options_given(&settings->options, "min-time"))
-        return status_set(STATUS_USAGE, "--max-time %g is shorter than --min-time %g", settings->max_time_s,
-                          settings->min_time_s);
-    if (settings->max_time_s < settings->min_time_s) /* the one that was not given is adjusted */
+        return status_set(STATUS_USAGE, "--max-time %g is shorter than --min-time %g; change one of them",
+                          settings->max_time_s, settings->min_time_s);
+    if (settings->max_time_s < settings->min_time_s) /* adjust the limit that was not given */
         *(options_given(&settings->options, "max-time") ? &settings->min_time_s : &settings->max_time_s) =
             options_given(&settings->options, "max-time") ? settings->max_time_s : settings->min_time_s;
     settings->limits = (struct bench_limits){.warmups = settings->warmups,

@@ -30,7 +30,8 @@ struct settings {
     bool verify, dry_run, best_gpu, list, environment, help, version, verbose;
 
     /* Derived */
-    char **command; /* the command after "--", which --monitor samples; NULL: runs of variants; not owned */
+    char **command; /* the command after "--", which --monitor samples; NULL if variants run instead; not
+                       owned */
     const struct workload *workload;
     const struct variant_entry **variants; /* owned */
     size_t variant_count;
@@ -42,8 +43,8 @@ struct settings {
         void *parameters;
         const struct variant_entry **variants;
         size_t variant_count;
-    } given; /* owned; copies from before the first combination, because each combination changes the fields
-                above */
+    } given; /* owned; copies from before the first combination, because each combination changes the
+                originals */
     struct resources resources;
     int allowed_threads; /* hardware threads that this process may use */
     struct bench_limits limits;

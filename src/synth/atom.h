@@ -1,14 +1,14 @@
 /* The definition of a VisualAtom image, shared by host and device code.
  *
  * An atom is K closed polygons ("orbits") around a centre. In each orbit, each of the q vertices moves
- * outwards along its own direction. The step is a sum of a wave, a line width and noise. Later orbits paint
- * over earlier ones. The formula is from Takashima et al., "Visual Atoms: pre-training vision transformers
- * with sinusoidal waves", CVPR 2023. Released code interprets it in two ways (`enum formula`).
- * docs/visualatom.md gives both in full.
+ * outwards along its own direction. The step is a sum of a constant, a wave, a line width and noise. Later
+ * orbits paint over earlier ones. The formula is from Takashima et al., "Visual Atoms: pre-training vision
+ * transformers with sinusoidal waves", CVPR 2023. Released code interprets this formula in two ways, which
+ * `enum formula` names. docs/visualatom.md defines both in full.
  *
- * All random numbers are Philox blocks of a counter. An image is therefore a pure function of (seed, class,
- * instance): it can be generated alone, on any device, in any order. Do not change the streams: tests/
- * compares images with golden hashes. */
+ * All random numbers come from Philox, a counter-based generator. An image is therefore a pure function of
+ * (seed, class, instance): it can be generated alone, on any device, in any order. Do not change the streams:
+ * the tests compare images with golden hashes. */
 #ifndef FDSL_SYNTH_ATOM_H
 #define FDSL_SYNTH_ATOM_H
 
@@ -21,16 +21,18 @@
 /* A class: the parameters that its images share. Lengths are in pixels and do not scale with the
  * resolution. */
 struct atom_class {
-    uint32_t id;               /* the class number; part of every image's key */
-    uint32_t vertices, orbits; /* q, K >= 1 */
-    float oval_x, oval_y;      /* stretch of the start circle along each axis */
-    uint32_t freq1, freq2;     /* the wave's frequencies */
-    float noise;               /* p: the noise coefficient, and the mean step outwards */
-    uint32_t radius;           /* of the start circle; the circle itself is not drawn */
-    float line_width;          /* radial offset added at each orbit; drawn lines are always one pixel wide */
+    uint32_t id; /* the class number; part of the Philox key of each image */
+    uint32_t vertices,
+        orbits;            /* q, the number of vertices per orbit, and K, the number of orbits; at least 1 */
+    float oval_x, oval_y;  /* stretch of the start circle along each axis */
+    uint32_t freq1, freq2; /* frequencies of the wave, in periods per turn */
+    float noise;           /* p: the factor of the noise; also added to every step outwards */
+    uint32_t radius;       /* radius of the start circle, which is not drawn */
+    float line_width;      /* radial offset added at each orbit; drawn lines are always one pixel wide */
 };
 
-/* Per-vertex tables of a class, q entries each: the direction, and the outward step without noise. */
+/* Tables of a class with one entry per vertex: the vertex's direction (cosine, sine), and its outward step
+ * without noise (advance). */
 struct atom_spokes {
     const float *cosine, *sine, *advance;
 };
@@ -58,7 +60,7 @@ void atom_spokes_fill(const struct atom_class *class_, float *cosine, float *sin
 
 FDSL_C_END
 
-/* Returns the key of image (class id, instance) for the seed of the run. */
+/* Returns the Philox key of the image with this class number and instance. `seed` is the seed of the run. */
 FDSL_HD struct philox_key atom_image_key(uint64_t seed, uint32_t class_id, uint64_t instance)
 {
     struct philox_block block =
@@ -68,7 +70,7 @@ FDSL_HD struct philox_key atom_image_key(uint64_t seed, uint32_t class_id, uint6
 }
 
 /* Returns the random words for the noise of a vertex in orbits 2 * pair and 2 * pair + 1. Words 0 and 1 are x
- * and y of the even orbit, words 2 and 3 of the odd orbit. */
+ * and y of the even orbit, words 2 and 3 are x and y of the odd orbit. */
 FDSL_HD struct philox_block atom_noise_block(struct philox_key key, uint32_t vertex, uint32_t pair)
 {
     return philox(key, vertex, pair, STREAM_NOISE, 0);
@@ -84,8 +86,8 @@ FDSL_HD struct atom_point atom_noise(struct philox_key key, const float *gradien
     return noise;
 }
 
-/* Converts a random word to a gray value. `visualatom` is uniform over 0 .. 255. `uji` is round(255 U), with
- * U uniform in [0, 1), so 0 and 255 are half as likely as the others. */
+/* Converts a random word to a gray value. For `visualatom`, the gray is uniform over 0 .. 255. For `uji`, it
+ * is round(255 U) with U uniform in [0, 1), so the grays 0 and 255 are half as likely as the others. */
 FDSL_HD uint8_t atom_gray_of_draw(uint32_t draw, enum formula formula)
 {
     return formula == FORMULA_UJI ? (uint8_t)(((uint64_t)draw * 255 + 0x80000000u) >> 32)
@@ -104,8 +106,8 @@ FDSL_HD uint8_t atom_gray(struct philox_key key, enum formula formula, uint32_t 
     return atom_gray_of_draw(philox_word(atom_gray_block(key, orbit >> 2), orbit), formula);
 }
 
-/* Returns one coordinate of the centre in pixels. `uji`: round(U * res), with U uniform in [0, 1).
- * `visualatom`: (res + u) / 2, with a uniform integer u in -res .. res. */
+/* Returns one coordinate of the centre in pixels. For `uji`, it is round(U * res) with U uniform in [0, 1).
+ * For `visualatom`, it is (res + u) / 2 with a uniform integer u in -res .. res. */
 FDSL_HD float atom_centre_coordinate(uint32_t draw, enum formula formula, uint32_t res)
 {
     return formula == FORMULA_UJI ? (float)(uint32_t)(((uint64_t)draw * res + 0x80000000u) >> 32)
@@ -130,8 +132,8 @@ FDSL_HD struct atom_point atom_start(const struct atom_class *class_, struct ato
     return point;
 }
 
-/* Returns the position of a vertex after one more orbit. It moves along its direction by advance - p * noise,
- * with separate noise for x and y. */
+/* Returns the position of a vertex after one more orbit. The vertex moves along its direction by
+ * advance - p * noise. Its x and y coordinates have separate noise. */
 FDSL_HD struct atom_point atom_advance(struct atom_point point, float p, float cosine, float sine,
                                        float advance, struct atom_point noise)
 {

@@ -57,8 +57,8 @@ static double start_reach(const struct atom_class *class_)
     return class_->radius * fmax(class_->oval_x, class_->oval_y);
 }
 
-/* Each orbit changes each coordinate by at most |p| (1 + |noise|) + 1 + |line width|. The 1 bounds the
- * wave. */
+/* Each orbit changes each coordinate of a vertex by at most |p| (1 + |noise|) + |line width| + 1. The last 1
+ * bounds the wave. */
 double class_reach(const struct atom_class *class_)
 {
     double step =
@@ -77,7 +77,7 @@ enum status class_check_limits(const struct atom_class *class_)
     double reach = class_reach(class_);
     if (reach > CLASS_REACH_MAX)
         return status_set(
-            STATUS_USAGE, "vertices can get %.9g pixels away from the centre, more than %.9g: lower %s",
+            STATUS_USAGE, "vertices can get %.9g pixels away from the centre; the limit is %.9g: lower %s",
             reach, CLASS_REACH_MAX,
             start_reach(class_) > reach / 2 ? "radius, oval_x or oval_y" : "orbits, noise or line_width");
     return STATUS_OK;
@@ -92,9 +92,10 @@ enum status class_check(const struct atom_class *class_)
 /* ---- Drawing a class from ranges ---- */
 
 /* The random words of a class: Philox with key philox_key(seed) and counter (block, 0, CLASS_STREAM, id) for
- * block 0, 1, ..., four words per block. Image keys use the counters (instance, class, 0). The two never
- * collide, even with equal seeds, because numbers of drawn classes are below 2^20. Do not change this layout
- * or the order of draws in class_draw(): golden hashes depend on both. */
+ * block 0, 1, ..., four words per block. Keys of images use the counters (instance, class, 0), where the
+ * 64-bit instance fills two words. The counters of classes and images differ even if both have the same seed:
+ * numbers of drawn classes are below 2^20, so the counter of an image never contains CLASS_STREAM. Do not
+ * change this layout or the order of draws in class_draw(): golden hashes depend on both. */
 #define CLASS_STREAM 0x434C4153u
 
 struct class_words {
@@ -126,9 +127,9 @@ static float draw_real(struct class_words *words, double minimum, double maximum
     return fmaf(philox_unit(next_word(words)), span, low);
 }
 
-/* Uses one random word each for q, K, ox, oy, p, r0, l, n1 and n2, in this order. Draws n2 again, with one
- * more word, while n2 equals n1, because two equal frequencies give a single sine. Two cases keep equal
- * frequencies: 0 and 0, which means no wave, and a range with only one frequency. */
+/* Draws each member from one random word, in the order of the assignments below. Draws freq2 again, from one
+ * more word, while freq2 equals freq1, because two equal frequencies give a single sine. Equal frequencies
+ * are kept if both are 0, which means no wave, or if the range has only one frequency. */
 void class_draw(const struct class_ranges *ranges, uint32_t id, struct atom_class *class_)
 {
     struct class_words words = {.key = philox_key(ranges->seed), .id = id};

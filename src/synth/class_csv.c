@@ -91,7 +91,8 @@ static enum status read_line(FILE *stream, char **line, size_t *capacity, ssize_
     return STATUS_OK;
 }
 
-/* Class number n in the file, from 0, is on line n + 2, because blank lines are allowed only at the end. */
+/* Reads the header and the classes. `*number` is the number of the latest line. The class with index n is on
+ * line n + 2, because blank lines are allowed only at the end. */
 static enum status read_list(FILE *stream, char **line, struct class_list *list, size_t *number)
 {
     size_t capacity = 0, blank = 0;
@@ -132,7 +133,8 @@ static int compare_ids(const void *a, const void *b)
     return (left->index > right->index) - (left->index < right->index);
 }
 
-/* Finds two classes with the same id, at indices `pair`. Both become 0 if there are none. */
+/* Finds two classes with the same id and stores their indices in `pair`. Stores 0 twice if all ids are
+ * unique. */
 static enum status find_pair(const struct atom_class *classes, size_t count, size_t pair[2])
 {
     struct numbered_id *ids = malloc(count * sizeof *ids);
@@ -161,7 +163,8 @@ enum status class_check_unique(const struct atom_class *classes, size_t count)
                       pair[1], (unsigned)classes[pair[1]].id);
 }
 
-/* Class n is on line n + 2. `*number` becomes the line of an error. */
+/* Checks that all ids are unique. Otherwise `*number` receives the line of the second class that has the same
+ * id. The class with index n is on line n + 2. */
 static enum status check_unique(const struct class_list *list, size_t *number)
 {
     size_t pair[2];
@@ -173,7 +176,8 @@ static enum status check_unique(const struct class_list *list, size_t *number)
                       pair[0] + 2);
 }
 
-/* Closes the stream; `name` is for messages. */
+/* Reads a list from `stream` and closes it. `stream` is NULL if it could not be opened. Messages contain
+ * `name`. */
 static enum status read_csv(FILE *stream, const char *name, struct atom_class **classes, size_t *count)
 {
     if (!stream)

@@ -1,4 +1,4 @@
-/* What the files of class.h share. */
+/* Declarations that class.c, class_csv.c and class_ranges.c share. */
 #ifndef FDSL_SYNTH_CLASS_PARTS_H
 #define FDSL_SYNTH_CLASS_PARTS_H
 
@@ -21,10 +21,10 @@ extern const struct number class_columns[CLASS_COLUMNS];
 
 double class_column_value(const struct number *column, const struct atom_class *class_);
 
-/* Like class_check(), without the number of the class in the message. */
+/* Checks a class like class_check(), but the message does not contain the class's number. */
 enum status class_check_limits(const struct atom_class *class_);
 
-/* Presets that are lists of classes: CSV text. */
+/* A built-in preset that is a list of classes; `csv` is its text. */
 struct class_list_preset {
     const char *name, *csv;
 };

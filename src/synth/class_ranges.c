@@ -1,4 +1,4 @@
-/* Ranges of classes, from an INI file. */
+/* Reads the ranges of a preset from an INI file. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -35,14 +35,14 @@ struct ini_reading {
     const char *preset;
     int line; /* latest line read; after an error, the faulty line */
     enum status status;
-    char sections[SECTIONS_MAX][SECTION_LENGTH_MAX]; /* seen so far, for suggestions */
+    char sections[SECTIONS_MAX][SECTION_LENGTH_MAX]; /* names of the sections read so far, for suggestions */
     size_t section_count;
     bool found, seen[KEY_COUNT];
     struct class_ranges ranges;
 };
 
-/* The fgets() that inih calls. Counts lines, because inih does not pass line numbers to handlers. After the
- * first error it reports the end of the file, so that inih stops. */
+/* Reads one line; inih calls this function instead of fgets(). Counts lines, because inih does not pass line
+ * numbers to handlers. Returns NULL after the first error, so that inih stops. */
 static char *read_ini_line(char *text, int size, void *context)
 {
     struct ini_reading *reading = context;
@@ -52,7 +52,7 @@ static char *read_ini_line(char *text, int size, void *context)
     if (strchr(text, '\n') || feof(reading->stream))
         return text;
     reading->status =
-        status_set(STATUS_USAGE, "the line is not text, or longer than %d characters", size - 2);
+        status_set(STATUS_USAGE, "the line is not text, or has more than %d characters", size - 2);
     return NULL;
 }
 
@@ -143,7 +143,8 @@ static enum status read_ranges(struct ini_reading *reading, const char *source)
         return status_set(STATUS_USAGE, "cannot read '%s': %s", source, strerror(errno));
     if (faulty < 0)
         return status_set(STATUS_FAILED, "%s: out of memory", source);
-    /* inih continues after a line that it cannot parse, so that line may precede the handler's error. */
+    /* After a line that it cannot parse, inih continues. The handler's error may therefore be on a later
+     * line. */
     if (faulty > 0 && (reading->status == STATUS_OK || faulty < reading->line))
         return status_set(STATUS_USAGE, "%s:%d: neither a [section] nor key = value", source, faulty);
     if (reading->status != STATUS_OK)
@@ -158,7 +159,7 @@ enum status class_ranges_read(const char *path, const char *preset, struct class
 {
     const char *source = path ? path : "the built-in classes.cfg";
     struct ini_reading reading = {.preset = preset};
-    for (size_t i = 0; !path && i < CLASS_LIST_PRESETS; i++) /* also to be suggested */
+    for (size_t i = 0; !path && i < CLASS_LIST_PRESETS; i++) /* suggest built-in lists, too */
         strcpy(reading.sections[reading.section_count++], class_list_presets[i].name);
     reading.stream = path ? fopen(path, "r") : fmemopen((void *)classes_cfg, strlen(classes_cfg), "r");
     if (!reading.stream)

@@ -17,8 +17,8 @@ struct deliver_files {
  * program that write files. */
 enum status deliver_check(const struct options *given, const struct deliver_files *files);
 
-/* Writes the pictures and arrays of run 0, which must be the latest run of `state`. `name` is the variant's
- * name if several variants write files; it then becomes part of the paths. Otherwise `name` is NULL. */
+/* Writes the pictures and arrays of run 0, which must be the latest run of `state`. If several variants write
+ * files, `name` is the variant's name, and becomes part of the paths. Otherwise `name` is NULL. */
 enum status deliver_write(const struct synth *synth, const struct deliver_files *files, const char *name,
                           const struct variant *variant, void *state);
 

@@ -4,7 +4,8 @@
 
 #include "core/variant.h"
 
-/* A generator on the host: a variant, and the call that its next run performs. */
+/* A generator on the host: a variant, and `call`, which names the images that the variant's next run
+ * generates. */
 struct host_generator {
     struct generator generator; /* must be the first member */
     struct synth synth;
@@ -12,7 +13,7 @@ struct host_generator {
     const struct variant *variant;
     void *state;
     int threads;
-    int64_t *labels; /* written if the caller wants none; `batch` entries */
+    int64_t *labels; /* receives the labels if the caller wants none; `batch` entries */
 };
 
 static enum status host_make(struct generator *generator, const struct generator_numbers *numbers,
@@ -29,7 +30,7 @@ static enum status host_make(struct generator *generator, const struct generator
     return self->variant->run(self->state, 0, &unused);
 }
 
-/* Counts one canvas per thread; tables are small by comparison. */
+/* Returns the size of the canvases, one per thread. Tables are small by comparison. */
 static uint64_t host_memory_bytes(const struct generator *generator)
 {
     const struct host_generator *self = (const struct host_generator *)generator;

@@ -12,8 +12,9 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
     if (!preset_file && class_preset_is_list(preset)) {
         TRY(class_read_preset(preset, &synth->classes, &listed));
         if (count > listed)
-            return status_set(STATUS_USAGE, "--classes: preset %s has %zu classes, not %u", preset, listed,
-                              count);
+            return status_set(STATUS_USAGE,
+                              "--classes: preset %s has %zu classes, fewer than %u; lower --classes", preset,
+                              listed, count);
         synth->class_count = count;
         return STATUS_OK;
     }

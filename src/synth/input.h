@@ -27,9 +27,10 @@ struct synth_call {
     int64_t *labels;
 };
 
-/* The input, constant over all runs. Image j of run n has number g = first + n * stride + j. It is instance
- * g / class_count (integer division) of classes[g % class_count]. Ranks generate consecutive shares of one
- * global batch of `stride` images, so the images of a global batch do not depend on the number of ranks. */
+/* The input of the workload, which all runs share. Image j of run n has number g = first + n * stride + j.
+ * Its class is classes[g % class_count], and its instance is g / class_count (integer division). Each rank
+ * generates a contiguous part of one global batch of `stride` images, so the images of a global batch do not
+ * depend on the number of ranks. */
 struct synth {
     enum formula formula;
     uint32_t res;   /* side of the canvas in pixels */
@@ -38,8 +39,8 @@ struct synth {
     uint64_t position;          /* index of this rank's first image in the global batch */
     struct synth_output output; /* how a canvas becomes the output image */
 
-    /* If not NULL, a run ignores its run number and performs the call that this points to when the run
-     * starts. Only `naive` and `omp` support this. */
+    /* If `call` is not NULL, a run ignores its run number and generates the images that `*call` names when
+     * the run starts. Only `naive` and `omp` support this. */
     const struct synth_call *call;
 
     uint32_t class_count;
@@ -52,7 +53,7 @@ struct synth {
     uint64_t segments_max;             /* largest product vertices * orbits of any class */
 };
 
-/* The identity of an image. Together with the seed and the classes, it determines every bit. */
+/* The identity of an image. Together with a struct synth, it determines every bit of the image. */
 struct synth_image {
     uint32_t class_index; /* into classes; the class number is classes[class_index].id */
     uint64_t instance;
@@ -77,7 +78,8 @@ static inline uint64_t synth_run_count(const struct synth *synth)
     return synth->call ? synth->call->count : synth->batch;
 }
 
-/* Returns the identity of image j of run number `run`, from the list if there is one. */
+/* Returns the identity of image j of run number `run`. If synth->call is set, returns that of image j of the
+ * call. */
 static inline struct synth_image synth_run_image(const struct synth *synth, uint64_t run, uint64_t j)
 {
     const struct synth_call *call = synth->call;
@@ -89,14 +91,15 @@ static inline struct synth_image synth_run_image(const struct synth *synth, uint
 
 FDSL_C_BEGIN
 
-/* Sets synth->classes to `count` classes of a preset: drawn from the ranges of a section of `preset_file`, or
- * of the built-in file if it is NULL, or the first classes of a built-in list. Free them with synth_free(),
- * also after an error. STATUS_USAGE for an unknown preset, an invalid file or too many classes. */
+/* Sets synth->classes to `count` classes of a preset. If `preset_file` is NULL and the preset is a built-in
+ * list, these are its first classes. Otherwise they are drawn from the ranges in section `preset` of
+ * `preset_file`, or of the built-in file if `preset_file` is NULL. Free the classes with synth_free(), also
+ * after an error. STATUS_USAGE for an unknown preset, an invalid file or too many classes. */
 enum status synth_draw_classes(struct synth *synth, const char *preset_file, const char *preset,
                                uint32_t count);
 
-/* Computes the tables of synth->classes, and the maxima over them. Free them with synth_free(), also after an
- * error. STATUS_USAGE if the tables do not fit in memory. */
+/* Computes the tables of synth->classes, and the maxima over the classes. Free the tables with synth_free(),
+ * also after an error. STATUS_USAGE if the tables do not fit in memory. */
 enum status synth_fill_tables(struct synth *synth);
 
 /* Frees the classes and the tables; accepts a zeroed input. */
@@ -104,13 +107,13 @@ void synth_free(struct synth *synth);
 
 FDSL_C_END
 
-/* Bytes of one canvas: one byte per pixel. */
+/* Returns the bytes of one canvas, which has one byte per pixel. */
 static inline size_t synth_image_bytes(const struct synth *synth)
 {
     return (size_t)synth->res * synth->res;
 }
 
-/* Bytes of one image in the output format. The images of a batch are contiguous. */
+/* Returns the bytes of one image in the output format. The images of a batch are contiguous. */
 static inline size_t synth_output_bytes(const struct synth *synth)
 {
     const struct synth_output *output = &synth->output;
@@ -126,24 +129,24 @@ static inline struct atom_spokes synth_spokes(const struct synth *synth, uint32_
     return spokes;
 }
 
-/* The source of a variant's noise, for the oracle. */
+/* The source of a variant's noise. The oracle (oracle.h), which verifies images, must use the same noise. */
 enum synth_noise {
     SYNTH_NOISE_COUNTER,  /* atom_noise(), which all bit-exact variants use */
     SYNTH_NOISE_UNIFORM4, /* cuRAND's Philox, one state per orbit, four uniform floats per call */
-    SYNTH_NOISE_XORWOW    /* cuRAND's XORWOW: cannot be replayed on the host, so the oracle fetches it */
+    SYNTH_NOISE_XORWOW    /* cuRAND's XORWOW; the host cannot replay it, so the oracle fetches the noise */
 };
 
 /* The traits of a synth variant. */
 struct synth_traits {
     enum synth_noise noise;
-    bool half; /* noise is rounded to half precision before use */
+    bool half; /* the variant rounds noise to half precision before use */
     bool racy; /* orbits are painted in any order: a pixel has the gray of one of the orbits that cover it */
     bool outputs;      /* supports every output format and labels; other variants produce canvases only */
     const char *timed; /* what the time of a run includes, for the column `timed_stages` */
 
-    /* Fetches the noise of image j of run number `run`; that run need not have been executed. `noise`
-     * receives (x, y) for each vertex of orbit 0, then of orbit 1, and so on. NULL unless the noise is
-     * XORWOW. */
+    /* Fetches the noise of image j of run number `run`, even if this run has not been executed. `noise`
+     * receives (x, y) for each vertex of orbit 0, then of orbit 1, and so on. The pointer is NULL unless the
+     * noise is SYNTH_NOISE_XORWOW. */
     enum status (*fetch_noise)(void *state, uint64_t run, uint64_t j, float *noise);
 
     /* Returns the images of the latest run in the output format. They are in device memory if the variant's
@@ -167,7 +170,7 @@ struct synth_fetch {
     int64_t label;   /* class number; variants without labels leave it unchanged */
 };
 
-/* fetch() of a variant whose images and labels are in host memory. */
+/* Implements fetch() of a variant whose images and labels are in host memory. */
 static inline enum status synth_fetch_host(const struct synth *synth, const uint8_t *images,
                                            const int64_t *labels, struct synth_fetch *fetch)
 {
@@ -177,7 +180,8 @@ static inline enum status synth_fetch_host(const struct synth *synth, const uint
     return STATUS_OK;
 }
 
-/* Checks that the output images of a batch fit in host memory. Those of a call are in the caller's memory. */
+/* Checks that the output images of a batch fit in host memory. If synth->call is set, they are in the
+ * caller's memory, and the check is skipped. */
 static inline enum status synth_check_batch_memory(const struct synth *synth)
 {
     if (synth->call)

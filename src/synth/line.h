@@ -1,8 +1,8 @@
 /* Bresenham's line between two integer points, shared by host and device code.
  *
  * J. E. Bresenham, "Algorithm for computer control of a digital plotter", IBM Systems Journal 4(1), 1965.
- * This is the reference: it walks pixel by pixel. Fast kernels may use a closed form; tests compare them with
- * this code. */
+ * This reference walks along the line pixel by pixel. Fast variants may compute pixels with a closed form
+ * instead; tests compare their images with this code. */
 #ifndef FDSL_SYNTH_LINE_H
 #define FDSL_SYNTH_LINE_H
 
@@ -17,7 +17,7 @@ struct line {
     int32_t x, y; /* the pixel to plot */
     int32_t left; /* pixels still to plot, including this one */
     int32_t major, minor, error;
-    int32_t major_x, major_y, minor_x, minor_y; /* unit steps along the two axes */
+    int32_t major_x, major_y, minor_x, minor_y; /* steps of one pixel along the major and the minor axis */
 };
 
 /* Returns whether pixel (x, y) is inside an image of side `res`. */
@@ -26,15 +26,16 @@ FDSL_HD bool line_inside(int32_t x, int32_t y, int32_t res)
     return (uint32_t)x < (uint32_t)res && (uint32_t)y < (uint32_t)res;
 }
 
-/* Returns whether a line is drawn: `uji` drops lines with both ends outside the image. */
+/* Returns whether a line is drawn. With the formula `uji`, lines with both ends outside the image are not
+ * drawn. With `visualatom`, all lines are drawn. */
 FDSL_HD bool line_drawn(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_t y1, int32_t res)
 {
     return formula == FORMULA_VISUALATOM || line_inside(x0, y0, res) || line_inside(x1, y1, res);
 }
 
-/* Begins the line from (x0, y0) to (x1, y1). `uji` does not paint the end point, so a line has
- * max(|dx|, |dy|) pixels. `visualatom` paints the end point, one pixel more. If |dx| = |dy|, y is the major
- * axis. Coordinates must be within +-2^24. */
+/* Begins the line from (x0, y0) to (x1, y1). With the formula `uji`, the end point is not painted, so a line
+ * has max(|dx|, |dy|) pixels. With `visualatom`, the end point is painted, so a line has one pixel more. If
+ * |dx| equals |dy|, y is the major axis. Coordinates must be within +-2^24. */
 FDSL_HD struct line line_begin(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_t y1)
 {
     int32_t dx = x1 > x0 ? x1 - x0 : x0 - x1, dy = y1 > y0 ? y1 - y0 : y0 - y1;

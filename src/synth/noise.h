@@ -1,8 +1,9 @@
-/* The noise of a vertex: one-dimensional gradient noise at a random position, shared by host and device code.
+/* The noise of a vertex: one-dimensional gradient noise at a random position, shared by host and device
+ * code.
  *
- * Ken Perlin, "Improving noise", SIGGRAPH 2002: the fade curve and the permutation. The position z is uniform
- * in [0, 10000). Each vertex, orbit and axis draws a new position, so the noise is white. Only its
- * distribution is that of Perlin noise. */
+ * The fade curve and the permutation are those of Ken Perlin, "Improving noise", SIGGRAPH 2002. The position
+ * is uniform in [0, 10000) and drawn anew for each vertex, orbit and axis, so the values are independent.
+ * Only their distribution is that of Perlin noise. */
 #ifndef FDSL_SYNTH_NOISE_H
 #define FDSL_SYNTH_NOISE_H
 
@@ -13,14 +14,15 @@
 #include "core/portable.h"
 
 #define NOISE_PERIOD      256
-#define NOISE_RANGE       10000u /* z is drawn from [0, NOISE_RANGE) */
-#define NOISE_SCALE       0.4f /* factor of the noise; |noise| is at most 1.6 (`uji`) or 0.96 (`visualatom`) */
-#define NOISE_LIMIT       3.2f /* simple bound of |noise|: NOISE_SCALE times 8, the steepest gradient */
+#define NOISE_RANGE       10000u /* positions are drawn from [0, NOISE_RANGE) */
+#define NOISE_SCALE       0.4f   /* factor of the noise; |noise| <= 1.6 (`uji`) or 0.96 (`visualatom`) */
+#define NOISE_LIMIT       3.2f   /* simple bound of |noise|: 8 * NOISE_SCALE; 8 is the steepest gradient */
 #define NOISE_TABLE_COUNT (NOISE_PERIOD + 1) /* one extra entry, so that index cell + 1 needs no wrap */
 
+/* Two programs interpret the formula of an image in different ways; docs/visualatom.md defines both. */
 enum formula {
-    FORMULA_UJI,       /* as in the paper's CUDA code */
-    FORMULA_VISUALATOM /* as in the released dataset */
+    FORMULA_UJI,       /* as in the CUDA code fdsl-gpu-pipeline */
+    FORMULA_VISUALATOM /* as in the renderer of the published data set */
 };
 
 FDSL_C_BEGIN
@@ -43,9 +45,9 @@ FDSL_HD float noise_at(const float *gradients, uint32_t cell, float t)
     return fmaf(fade, rise, from_left);
 }
 
-/* Returns the noise of a 32-bit draw u. The position is u * 10000 / 2^32; the cell is its integer part, and t
- * the upper 24 bits of its fraction. Integer arithmetic keeps both exact: a float32 position would leave only
- * ten bits for t. */
+/* Returns the noise of a 32-bit random word. The position is draw * 10000 / 2^32. The cell is its integer
+ * part modulo 256; t is the upper 24 bits of its fraction. Integer arithmetic keeps cell and t exact: a
+ * float32 position would leave only ten bits for t. */
 FDSL_HD float noise_of_draw(const float *gradients, uint32_t draw)
 {
     uint64_t place = (uint64_t)draw * NOISE_RANGE;
@@ -53,7 +55,7 @@ FDSL_HD float noise_of_draw(const float *gradients, uint32_t draw)
     return noise_at(gradients, cell, philox_unit((uint32_t)place));
 }
 
-/* Returns the noise of a uniform float in (0, 1], as cuRAND's float generators return it. Computes the
+/* Returns the noise of a uniform float in (0, 1], the range of cuRAND's float generators. Computes the
  * position in float32. */
 FDSL_HD float noise_of_uniform(const float *gradients, float uniform)
 {
@@ -61,7 +63,7 @@ FDSL_HD float noise_of_uniform(const float *gradients, float uniform)
     return noise_at(gradients, (uint32_t)whole & (NOISE_PERIOD - 1), place - whole);
 }
 
-/* Rounds `value` to the nearest half-precision number, ties to even, as storing it in a __half does. |value|
+/* Rounds `value` to the nearest half-precision number, ties to even, as a conversion to __half does. |value|
  * must be under 65504. */
 FDSL_HD float noise_round_half(float value)
 {

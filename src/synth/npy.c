@@ -17,7 +17,7 @@ enum status npy_labels_path(const char *path, char labels_path[PATH_MAX])
                             : status_set(STATUS_USAGE, "the file name '%.80s...' is too long", path);
 }
 
-/* Begins a NumPy file for an array of this type and shape, such as "<f4" and "2, 3". */
+/* Begins a NumPy file. Examples: `type` is "<f4"; `shape` is "2, 3". */
 static enum status begin_array(struct file_writer *writer, const char *path, const char *type,
                                const char *shape)
 {
@@ -45,8 +45,8 @@ static enum status begin_images(struct file_writer *writer, const char *path, co
     return begin_array(writer, path, dtype_npy(synth->output.type), shape);
 }
 
-/* Copies the images of the batch to the file, and their labels to `labels`. The label is preset here, because
- * some variants do not set it. */
+/* Copies the images of the batch to the file, and their labels to `labels`. Sets each label before it calls
+ * fetch(), because some variants do not set labels. */
 static enum status add_images(struct file_writer *writer, const struct synth *synth,
                               const struct variant *variant, void *state, void *pixels, int64_t *labels)
 {
@@ -60,7 +60,7 @@ static enum status add_images(struct file_writer *writer, const struct synth *sy
     return STATUS_OK;
 }
 
-/* Writes the file of the images completely, but leaves it under its temporary name. */
+/* Writes all images to a file, but does not yet rename this file from its temporary name to `path`. */
 static enum status complete_images(struct file_writer *writer, const char *path, const struct synth *synth,
                                    const struct variant *variant, void *state, int64_t *labels)
 {
@@ -74,7 +74,7 @@ static enum status complete_images(struct file_writer *writer, const char *path,
     return status == STATUS_OK ? file_complete(writer) : status;
 }
 
-/* Writes the file of the labels completely, but leaves it under its temporary name. */
+/* Writes all labels to a file, but does not yet rename this file from its temporary name. */
 static enum status complete_labels(struct file_writer *writer, const char *path, const int64_t *labels,
                                    uint64_t count)
 {
@@ -86,8 +86,8 @@ static enum status complete_labels(struct file_writer *writer, const char *path,
     return file_complete(writer);
 }
 
-/* Reports the files. The hint on bfloat16 is printed even if stderr is not a terminal, so that logs have
- * it. */
+/* Prints a note about the files. The hint about bfloat16 is printed even if stderr is not a terminal, so that
+ * logs contain it. */
 static void report_written(const char *path, const struct synth *synth)
 {
     static const char *const types[] = {

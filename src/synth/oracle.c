@@ -49,7 +49,7 @@ void oracle_noise(const struct synth *synth, const struct synth_traits *traits, 
     }
 }
 
-/* Called for each pixel that a line covers. */
+/* A function to call for each pixel that a line covers. */
 typedef void visitor(void *context, size_t pixel, uint8_t gray);
 
 static inline void walk_line(const struct synth *synth, uint8_t gray, struct atom_point from,
@@ -64,7 +64,7 @@ static inline void walk_line(const struct synth *synth, uint8_t gray, struct ato
             visit(context, (size_t)line.y * synth->res + (size_t)line.x, gray);
 }
 
-/* Calls `visit` for every pixel of every line that is inside the image, orbit by orbit. */
+/* Walks along the lines of all orbits, in order. Calls `visit` for each of their pixels inside the image. */
 static inline void walk_image(const struct synth *synth, struct synth_image image, const float *noise,
                               struct atom_point *points, visitor *visit, void *context)
 {
@@ -100,8 +100,8 @@ void oracle_draw(const struct synth *synth, struct synth_image image, const floa
     walk_image(synth, image, noise, points, paint, pixels);
 }
 
-/* Marks of a pixel in oracle_member(). COVERED: some orbit covers it. EXPLAINED: an orbit with its gray
- * covers it. */
+/* Marks of a pixel in oracle_member(). COVERED: an orbit covers the pixel. EXPLAINED: an orbit that covers
+ * the pixel has the pixel's gray. */
 enum { COVERED = 1, EXPLAINED = 2 };
 
 struct membership {
@@ -132,7 +132,8 @@ bool oracle_member(const struct synth *synth, struct synth_image image, const fl
 struct slot {
     uint8_t *pixels; /* the image to check */
     int64_t label;
-    uint8_t *canvas, *output; /* the reference; output is NULL if it equals the canvas */
+    uint8_t *canvas,
+        *output; /* the reference's canvas and output; `output` is NULL if the canvas is the output */
     float *noise;
     struct atom_point *points;
 };
@@ -197,10 +198,10 @@ static enum status slots_make(const struct synth *synth, int count, struct slot 
 #define NOISE_IMAGES  8      /* images whose noise the distribution test samples */
 #define NOISE_SAMPLES 524288 /* draws per image, spread over all orbits */
 #define NOISE_ALPHA   1e-6   /* significance level: a correct generator fails once in a million tests */
-#define STREAM_PREFIX 12     /* draws compared per stream: equal by chance with probability 2^-100 or less */
+#define STREAM_PREFIX 12     /* draws compared per stream; equal by chance with probability <= 2^-100 */
 
 struct noise_check {
-    float *fetched, *expected; /* sampled draws: the variant's and the reference's */
+    float *fetched, *expected; /* sampled noise of the variant and of the reference */
     size_t fetched_count, expected_count;
     float (*streams)[STREAM_PREFIX]; /* the first draws of each (image, orbit, axis) */
     size_t stream_count;
@@ -237,8 +238,8 @@ static enum status noise_check_make(const struct synth *synth, struct noise_chec
     return status_set(STATUS_FAILED, "--verify: out of memory for the noise streams; lower --batch");
 }
 
-/* Adds the noise of one image. If `sample`, also adds it to the distribution test; `scratch` then receives
- * the reference's noise of that image. */
+/* Records how each noise stream of one image begins. If `sample` is true, also adds the image's noise to the
+ * distribution test; `scratch` then receives the reference's noise of this image. */
 static void noise_check_add(struct noise_check *check, const struct synth *synth,
                             const struct synth_traits *traits, struct synth_image image, const float *noise,
                             float *scratch, bool sample)
@@ -302,7 +303,7 @@ static struct synth_image image_of(const struct checked *checked, uint64_t j)
 }
 
 /* Fetches images [begin, begin + count) of the batch into the slots, with their noise if it cannot be
- * replayed. */
+ * replayed on the host. */
 static enum status fetch_slots(const struct checked *checked, uint64_t begin, int count, struct slot *slots,
                                struct noise_check *check)
 {

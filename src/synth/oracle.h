@@ -1,4 +1,4 @@
-/* The reference for verification: compares images of any variant with the definition. */
+/* The oracle: computes images by their definition (atom.h) and compares the images of a variant with them. */
 #ifndef FDSL_SYNTH_ORACLE_H
 #define FDSL_SYNTH_ORACLE_H
 
@@ -18,17 +18,17 @@ void oracle_noise(const struct synth *synth, const struct synth_traits *traits, 
 void oracle_draw(const struct synth *synth, struct synth_image image, const float *noise,
                  struct atom_point *points, uint8_t *pixels);
 
-/* Returns whether painting the orbits in any order, which may differ between pixels, can produce `pixels`
- * from this noise. Each pixel must have the gray of an orbit that covers it, or 0 if no orbit does. `marks`
- * is scratch space of res * res bytes, `points` as in oracle_draw(). */
+/* Returns whether a racy variant, which paints the orbits in any order, can produce `pixels` from this noise.
+ * Each pixel must have the gray of an orbit that covers it, or 0 if no orbit covers it. `marks` is scratch
+ * space of res * res bytes; `points` is the same as in oracle_draw(). */
 bool oracle_member(const struct synth *synth, struct synth_image image, const float *noise,
                    struct atom_point *points, uint8_t *marks, const uint8_t *pixels);
 
-/* verify() of the workload, whose input is a struct synth: counts the images of the variant's latest run
- * whose pixels or label differ from the reference for run number `run`. Checks every image. Noise that cannot
- * be replayed on the host must also have the reference's distribution (Kolmogorov-Smirnov test), and no two
- * of its streams may begin with equal draws. If either test fails, all images count as wrong and a warning
- * gives the reason. */
+/* Implements verify() of the workload `synth`; `input` is a struct synth. Counts the images of the variant's
+ * latest run whose pixels or label differ from the reference for run number `run`. Checks every image. Also
+ * tests noise that cannot be replayed on the host: it must have the reference's distribution
+ * (Kolmogorov-Smirnov test), and no two of its streams may begin with equal draws. If either test fails, all
+ * images count as wrong and a warning gives the reason. */
 enum status oracle_verify(const void *input, const struct variant *variant, void *state, uint64_t run,
                           uint64_t *wrong);
 

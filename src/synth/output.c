@@ -4,7 +4,7 @@
 
 #include "core/options.h"
 
-#define STRIP 2048 /* columns; their sums take 8 KiB on the stack, which may be small in threads */
+#define STRIP 2048 /* columns per strip; their sums take 8 KiB of stack */
 
 enum status output_parse_values(const char *name, const char *text, uint32_t channels, double minimum,
                                 double maximum, double values[OUTPUT_CHANNELS_MAX])
@@ -50,8 +50,8 @@ static inline void write_entries(const uint8_t *grays, uint32_t count, const uin
         memcpy(to + i * bytes, table + grays[i] * stride, bytes);
 }
 
-/* Calls write_entries() with a constant size, so that memcpy() is inlined: one value or three, of any
- * type. */
+/* Calls write_entries() with a constant size, so that memcpy() is inlined. The sizes are those of one or
+ * three values of each output type. */
 static inline void write_row(const uint8_t *grays, uint32_t count, const uint8_t *table, size_t stride,
                              size_t bytes, uint8_t *to)
 {
@@ -92,8 +92,9 @@ static void convert_pixels(const struct synth_output *output, const uint8_t *can
                       (uint8_t *)image + ((size_t)plane * output->res + y) * row_bytes);
 }
 
-/* Converts one output row: sums the covered canvas rows per column, then along the row. Works on strips of
- * columns; the sum of an output pixel that crosses two strips is carried over. */
+/* Converts one output row. First adds up the covered canvas rows in each column, then adds up the columns
+ * that each output pixel covers. Works on strips of columns; the sum of an output pixel that crosses two
+ * strips is carried over. */
 static void convert_row(const struct synth_output *output, uint32_t res, const uint8_t *canvas, size_t pitch,
                         uint32_t y, void *image)
 {

@@ -36,9 +36,9 @@ enum output_layout {
 
 /* How the canvas is brought to the size of the output. */
 enum output_fit {
-    OUTPUT_WHOLE,  /* the whole canvas, unscaled: output.res is res */
+    OUTPUT_WHOLE,  /* the whole canvas, unscaled; both have the same side */
     OUTPUT_RESIZE, /* each output pixel is the mean over the area that it covers; shrinks or enlarges */
-    OUTPUT_CROP    /* a square at a random position, fixed per image; output.res < res */
+    OUTPUT_CROP    /* a square of the canvas; each image has its own random but fixed position */
 };
 
 struct synth_output {
@@ -46,7 +46,7 @@ struct synth_output {
     enum output_layout layout;
     enum output_fit fit;
     uint32_t res;      /* side of the output image in pixels */
-    uint32_t channels; /* 1 or 3; all have the same gray */
+    uint32_t channels; /* 1 or 3; all channels have the same gray before scale and bias */
 
     /* The value of a channel is sum * scale + bias, with scale = 1 / (255 * area * deviation) and
      * bias = -mean / deviation. Unused by DTYPE_U8. */
@@ -83,9 +83,9 @@ FDSL_HD struct output_corner output_crop(struct philox_key key, uint32_t res, ui
     return corner;
 }
 
-/* The canvas pixels first .. last that an output pixel covers along one axis. The unit of length is 1 /
- * out_res of a canvas pixel, so an output pixel is res units long. Weights: `head` for the first pixel,
- * `tail` for the last, out_res for those in between. If first = last, head = tail = res. */
+/* The canvas pixels first .. last that an output pixel covers along one axis. The unit of length is
+ * 1 / out_res of a canvas pixel, so an output pixel is res units long. Weights: `head` for the first pixel,
+ * `tail` for the last, out_res for the pixels in between. If first = last, head = tail = res. */
 struct output_span {
     uint32_t first, last, head, tail;
 };
@@ -115,7 +115,7 @@ FDSL_HD uint32_t output_area(enum output_fit fit, uint32_t res)
     return fit == OUTPUT_RESIZE ? res * res : 1;
 }
 
-/* ---- Conversion of a weighted sum of grays, at most 255 * area < 2^36 ---- */
+/* ---- Conversion of a weighted sum of grays; the sum is at most 255 * area, below 2^36 ---- */
 
 /* Returns the mean gray, rounded half up. */
 FDSL_HD uint8_t output_value_u8(uint64_t sum, uint32_t area)
@@ -161,8 +161,8 @@ FDSL_C_BEGIN
 enum status output_parse_values(const char *name, const char *text, uint32_t channels, double minimum,
                                 double maximum, double values[OUTPUT_CHANNELS_MAX]);
 
-/* Sets scale and bias from the means and standard deviations of the channels, for grays scaled to 0 .. 1.
- * `res` is the side of the canvas. Uses output->fit, which must be set. */
+/* Sets scale and bias from the mean and standard deviation of each channel. Both are given for grays scaled
+ * to 0 .. 1. `res` is the side of the canvas. Uses output->fit, which must be set. */
 void output_set_scale(struct synth_output *output, uint32_t res, const double mean[OUTPUT_CHANNELS_MAX],
                       const double deviation[OUTPUT_CHANNELS_MAX]);
 
@@ -171,9 +171,10 @@ struct output_rows {
     uint32_t begin, end;
 };
 
-/* The reference conversion: converts a canvas to `image`, whole or only `rows` of `image`. `key` is the
- * image's key, which decides the crop. The canvas has `res` pixels per side and `pitch` bytes per row.
- * `image` has synth_output_bytes() bytes and is aligned for its type. */
+/* The reference conversion of a canvas to an output image. output_convert() writes the whole image,
+ * output_convert_rows() only the given rows. `key` is the image's key, which decides the crop. The canvas has
+ * `res` pixels per side and `pitch` bytes per row. `image` has synth_output_bytes() bytes and is aligned for
+ * its type. */
 void output_convert(const struct synth_output *output, uint32_t res, struct philox_key key,
                     const uint8_t *canvas, size_t pitch, void *image);
 void output_convert_rows(const struct synth_output *output, uint32_t res, struct philox_key key,

@@ -98,8 +98,8 @@ static enum status join_path(char path[PATH_MAX], const char *folder, const char
                                         : status_set(STATUS_USAGE, "the path '%s' is too long", folder);
 }
 
-/* File names of pictures: numbers are zero-padded to the width of the largest, so that names sort in their
- * order. */
+/* The widths of the numbers in file names. Numbers are zero-padded to the width of the largest one, so that
+ * sorting by name also sorts by number. */
 struct naming {
     int class_digits, instance_digits;
 };
@@ -129,7 +129,7 @@ struct folder_job {
     const struct picture *pictures;
     uint64_t count, written;
     struct naming naming;
-    double shown_s; /* when progress was last shown; negative: stderr is not a terminal */
+    double shown_s; /* when progress was last shown; negative if stderr is not a terminal */
     enum status status;
     char text[1024]; /* message of the first failure, copied because status_text() is per thread */
 };
@@ -235,7 +235,7 @@ static enum status lay_out(struct sheet *sheet, const char *path, const struct p
     for (uint64_t i = 0; i < count; i++)
         side = pictures[i].side > side ? pictures[i].side : side;
     sheet->columns = (uint32_t)ceil(sqrt((double)count));
-    sheet->rows = (uint32_t)((count + sheet->columns - 1) / sheet->columns); /* at most columns */
+    sheet->rows = (uint32_t)((count + sheet->columns - 1) / sheet->columns); /* at most sheet->columns */
     uint32_t cell_max = room / sheet->columns - SHEET_BORDER;
     sheet->shrink = (side + cell_max - 1) / cell_max;
     sheet->pitch = (side + sheet->shrink - 1) / sheet->shrink + SHEET_BORDER;

@@ -18,10 +18,10 @@ struct picture {
 enum status picture_available(void);
 
 /* Checks that files can be written into `folder` ("" is the current one), or that the folder can be created.
- * Leaves no traces. STATUS_USAGE gives the reason. */
+ * Creates no files or folders that remain. STATUS_USAGE gives the reason. */
 enum status picture_check_folder(const char *folder);
 
-/* Writes one gray 8-bit PNG of width x height, atomically. */
+/* Writes width * height gray bytes, row-major, as an 8-bit PNG file, atomically. */
 enum status picture_write_png(const char *path, const uint8_t *pixels, uint32_t width, uint32_t height);
 
 /* Writes every picture into `folder` as class-C_instance-I.png, with zero-padded numbers, and index.tsv with

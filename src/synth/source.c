@@ -70,8 +70,8 @@ static enum status encode(const void *state, uint64_t number, struct source_samp
                                   image_bytes, NULL);
 }
 
-/* Fills `samples` with images first to first + count - 1, all of one run of the variant. Executes that run
- * unless it was the latest. */
+/* Fills `samples` with images first to first + count - 1, which must belong to one run of the variant.
+ * Executes this run unless it is the latest one. */
 static enum status add_of_run(struct maker *maker, uint64_t first, uint64_t count,
                               struct source_sample *samples)
 {
@@ -151,7 +151,8 @@ static enum status choose_variant(struct maker *maker, const char *name, const s
     if (!name && !entry->variant)
         entry = variant_find("naive");
     if (!entry || strcmp(entry->workload, "synth") != 0)
-        return status_set(STATUS_USAGE, "--variant %.80s: not a variant of synth; --list shows them", name);
+        return status_set(STATUS_USAGE, "--variant %.80s: not a variant of synth; --list shows all variants",
+                          name);
     enum status status = variant_available(entry, resources);
     if (status == STATUS_OK && !is_exact(entry->variant))
         status = status_set(STATUS_USAGE, "it is not bit-exact; use naive, omp or fused");
@@ -224,8 +225,8 @@ static const struct option_spec options[] = {
 };
 
 static const char *const columns[] = {"class", "instance", "seed", NULL};
-/* Options that do not affect the samples. `class` and `preset-file` are only names of files: `identity`
- * hashes the classes. `layout` is rejected unless it is nchw. */
+/* Options that do not affect the samples. `class` and `preset-file` only name files; facts->identity is a
+ * hash of the classes in them. `layout` can only be nchw. */
 static const char *const indifferent[] = {"batch", "class", "preset-file", "layout", NULL};
 
 const struct source source_synth = {

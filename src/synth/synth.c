@@ -28,34 +28,37 @@ struct parameters {
 
 static const char *const formulas[] = {"uji", "visualatom", NULL};
 static const char *const layouts[] = {"nchw", "nhwc", NULL}; /* in the order of enum output_layout */
-static const char *const fits[] = {"resize", "crop", NULL};  /* enum output_fit, without OUTPUT_WHOLE */
+static const char *const fits[] = {"resize", "crop",
+                                   NULL}; /* in the order of enum output_fit, without OUTPUT_WHOLE */
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 24, NULL, true, "images per run"},
     {"res", "PIXELS", OPTION_COUNT, AT(res), "512", 1, SYNTH_RES_MAX, NULL, true,
-     "side length of the canvas"},
+     "side length of the square canvas on which an image is drawn"},
     {"vertices", "N", OPTION_COUNT, AT(vertices), "1000", 1, CLASS_VERTICES_MAX, NULL, true,
-     "vertices per orbit of the benchmark class"},
+     "vertices per orbit of the benchmark class, the single class that is drawn without --classes and "
+     "--class"},
     {"orbits", "N", OPTION_COUNT, AT(orbits), "200", 1, CLASS_ORBITS_MAX, NULL, true,
      "orbits of the benchmark class"},
     {"formula", "NAME", OPTION_CHOICE, AT(formula), "uji", 0, 0, formulas, true,
-     "definition of an image; uji: the paper's code; visualatom: the renderer of the released data set"},
+     "how an image is drawn. uji follows the code of hpca-uji/fdsl-gpu-pipeline; visualatom "
+     "follows the renderer of the released data set"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all images"},
     {"instance", "N", OPTION_COUNT, AT(instance), "0", 0, 4611686018427387904.0, NULL, true,
-     "number of the first image. With N classes, image g is instance g div N of class g mod N. --verify, "
-     "--png, --sheet and --npy also begin with this image"},
+     "number of the first image. With N classes, image number g shows class g mod N and is instance g / N, "
+     "rounded down, of this class. --verify, --png, --sheet and --npy also begin with this image"},
     {"classes", "N", OPTION_COUNT, AT(classes), "0", 0, CLASS_COUNT_MAX, NULL, true,
-     "mixed batch of N classes drawn from --preset: image i has class i mod N; 0 means a single class, the "
-     "benchmark class, which --vertices, --orbits and similar options define"},
+     "generate a mixed batch of N classes, which --preset chooses; image i shows class i mod N. 0 means a "
+     "single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), NULL, 0, 0, NULL, true,
-     "classes of --classes: drawn from the ranges uji, visualatom, lowercompute or those of a section of "
-     "--preset-file, or the first classes of the list paper-1000 or lowercompute-1000 (default: the name of "
-     "--formula)"},
+     "where the classes of --classes come from. uji, visualatom, lowercompute and the sections of "
+     "--preset-file are ranges, from which classes are drawn; paper-1000 and lowercompute-1000 are lists, "
+     "whose first N classes are used (default: the name of --formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), NULL, 0, 0, NULL, true,
-     "INI file with ranges, instead of the built-in configs/classes.cfg"},
+     "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
     {"class", "FILE", OPTION_TEXT, AT(class_file), NULL, 0, 0, NULL, true,
-     "mixed batch of the classes in this CSV file"},
+     "generate a mixed batch of the classes in this CSV file"},
     {"noise", "P", OPTION_REAL, AT(noise), "2", 0, 1e6, NULL, true,
      "noise coefficient of the benchmark class"},
     {"line-width", "PIXELS", OPTION_REAL, AT(line_width), "0.002", 0, 1e6, NULL, true,
@@ -71,27 +74,28 @@ static const struct option_spec options[] = {
     {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true,
      "second frequency of the benchmark class"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "u8", 0, 0, dtype_names, true,
-     "element type of the output; u8 stores grays from 0 to 255, the others store floats normalised by "
-     "--mean and --std"},
+     "element type of the output. u8 stores grays from 0 to 255; the other types store floats that are "
+     "normalised with --mean and --std"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), "1", 0, UINT32_MAX, NULL, true,
-     "channels of the output; with 3, all have the same gray"},
+     "channels of the output; 3 channels all have the same gray"},
     {"layout", "ORDER", OPTION_CHOICE, AT(layout), "nchw", 0, 0, layouts, true,
      "memory layout of the output"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), NULL, 1, SYNTH_RES_MAX, NULL, true,
      "side length of the output (default: --res)"},
     {"fit", "HOW", OPTION_CHOICE, AT(fit), "resize", 0, 0, fits, true,
-     "how a canvas of another size becomes the output; resize averages areas, crop cuts out a part at a "
+     "how the canvas becomes an output of another size. resize averages areas; crop cuts out a part at a "
      "random position"},
     {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), "0", 0, 0, NULL, true,
-     "mean that is subtracted from float grays, which are 0 to 1; one value, or one per channel"},
+     "mean that is subtracted from float grays, which range from 0 to 1; one value, or one per channel"},
     {"std", "S[,S,S]", OPTION_TEXT, AT(std), "1", 0, 0, NULL, true,
-     "standard deviation that float grays are divided by after --mean; one value, or one per channel"},
+     "standard deviation by which float grays are divided after --mean is subtracted; one value, or one per "
+     "channel"},
     COMPUTE_OPTION(AT(compute)),
     {"write-classes", "FILE", OPTION_OUTPUT, AT(files.write_classes), NULL, 0, 0, NULL, false,
-     "write the classes of the batch as CSV, for --class"},
+     "write the classes of the batch to a CSV file, which --class can read"},
     {"png", "DIR", OPTION_OUTPUT, AT(files.png), NULL, 0, 0, NULL, false,
-     "write the images of the batch as PNG files and an index.tsv into DIR; needs --dtype u8 and --channels "
-     "1"},
+     "write the images of the batch into the folder DIR as PNG files, with a list of them in index.tsv; "
+     "needs --dtype u8 and --channels 1"},
     {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet), NULL, 0, 0, NULL, false,
      "write a contact sheet of the batch as one PNG file, with index.tsv in its folder"},
     {"npy", "FILE", OPTION_OUTPUT, AT(files.npy), NULL, 0, 0, NULL, false,
@@ -114,7 +118,7 @@ static const char *const baselines[] = {"naive", NULL};
 /* The input, with state that only this file needs. */
 struct synth_job {
     struct synth synth;           /* must be the first member: variants cast the input to it */
-    struct parameters parameters; /* as given, with defaults that depend on other options filled in */
+    struct parameters parameters; /* as given, plus the defaults that depend on other options */
     bool leads;                   /* rank 0 */
 };
 
@@ -138,7 +142,7 @@ static enum status check_combination(const struct options *given, const struct p
                               "--%s describes the benchmark class, which %s replaces; drop one of them",
                               benchmark_options[i], source);
     if (parameters->classes == 0 && (parameters->preset || parameters->preset_file))
-        return status_set(STATUS_USAGE, "--%s gives ranges to draw classes from; add --classes N",
+        return status_set(STATUS_USAGE, "--%s has an effect only with --classes; add --classes N",
                           parameters->preset ? "preset" : "preset-file");
     return STATUS_OK;
 }
@@ -169,8 +173,8 @@ static enum status check_output(const struct options *given, const struct parame
     return STATUS_OK;
 }
 
-/* Image files need a single rank. Nothing is lost: one rank generates the images of all ranks,
- * bit-identically. */
+/* Rejects options that write image files if there are several ranks. A run on one rank can write the same
+ * images, bit-identically. */
 static enum status check_alone(const struct parameters *parameters, const struct partition *partition)
 {
     const char *option = parameters->files.png     ? "png"
@@ -181,8 +185,8 @@ static enum status check_alone(const struct parameters *parameters, const struct
         return STATUS_OK;
     return status_set(
         STATUS_USAGE,
-        "--%s needs a single rank: run without mpirun, and raise --batch to the images of all ranks; they "
-        "are bit-identical",
+        "--%s needs a single rank: run without mpirun, and set --batch to the number of images of all ranks; "
+        "the images are the same",
         option);
 }
 
@@ -303,7 +307,8 @@ static enum status fill_task(struct parameters *parameters, const struct synth *
     task->channels = synth->output.channels;
     task->height = task->width = synth->output.res;
     task->classes = synth->class_count;
-    /* The global batch, because rank 0 alone generates all of it to measure the efficiency. */
+    /* The global batch, because rank 0 later generates all of it alone, to measure the parallel
+     * efficiency. */
     task->batch = (uint32_t)parameters->batch;
     task->share = (uint32_t)synth->batch;
     return compute_teach(&parameters->compute);
@@ -410,8 +415,9 @@ static enum status synth_accepts(const void *input, const struct variant *varian
 /* ---- Work, checks, measures ---- */
 
 /* The roofline counts only the bytes of the images and labels. It omits arithmetic on vertices, because an
- * implementation can avoid much of it: without noise, all images of a class have the same polygons, and
- * vertices whose lines are hidden or outside the image can be skipped. */
+ * implementation can avoid much of it. For example, if the noise coefficient is 0, all images of a class have
+ * the same polygons up to their position. Vertices whose lines are hidden or outside the image can be
+ * skipped. */
 static struct work synth_work(const void *input, const struct variant *variant)
 {
     const struct synth *synth = input;
@@ -447,9 +453,9 @@ static enum status synth_hand_over(const void *input, const struct variant *vari
 }
 
 #ifdef HAVE_XXHASH
-/* Computes the digest of run 0: the sum of the 64-bit XXH3 of each output image, seeded with the image's
- * index in the global batch. The digest of a global batch is the sum over its ranks. Swapped images change
- * the digest, because of the seed. */
+/* Computes the digest of run 0: the sum over all output images of their 64-bit XXH3 hashes. Each hash is
+ * seeded with the image's index in the global batch. The digest of a global batch is the sum over its ranks.
+ * Swapped images change the digest, because of the seed. */
 static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
                           struct measures *measures)
 {

@@ -24,7 +24,7 @@
 #define TEXT_MAX 65536
 #define TEXTS    3 /* identity, data, row */
 
-/* The start of a file, little-endian. The texts and then the arenas follow. */
+/* The header of a checkpoint file, little-endian. The texts follow it, and then the arenas. */
 struct header {
     char magic[8];
     uint32_t schema, header_bytes;
@@ -75,7 +75,7 @@ enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *
     return model->arena_values == checkpoint->arena_values
                ? STATUS_OK
                : status_set(STATUS_FAILED,
-                            "the number of parameters of its network %s differs from %s in this program",
+                            "its network %s has another number of parameters than %s in this program",
                             checkpoint->model, checkpoint->model);
 }
 
@@ -136,7 +136,7 @@ enum status checkpoint_exists(const char *folder, bool *exists)
 
 /* ---- The folder ---- */
 
-/* Whether this is the temporary name of an incomplete checkpoint, from file_begin():
+/* Returns whether `name` is a temporary name that file_begin() gave to an incomplete checkpoint, such as
  * "epoch-000012.ckpt.1234-0.tmp". */
 static bool is_temporary(const char *name)
 {
@@ -147,8 +147,8 @@ static bool is_temporary(const char *name)
            used > 0 && name[used] == '\0';
 }
 
-/* Removes temporary files of killed processes. Call with the lock held: then no process is writing such
- * files. */
+/* Removes temporary files of killed processes. The caller must hold the lock, so that no other process is
+ * writing such files. */
 static void remove_temporaries(const char *folder)
 {
     DIR *directory = opendir(folder);
@@ -283,7 +283,7 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
                                  {checkpoint->state.parameters, bytes},
                                  {checkpoint->state.m, bytes},
                                  {checkpoint->state.v, bytes}};
-    uint64_t digest = 0; /* the digest is computed with this field zero */
+    uint64_t digest = 0; /* computed while header.digest is 0 */
     TRY(hash(parts, COUNT_OF(parts), &digest));
     header.digest = digest;
     if (!path_of(folder, header.epochs, path))
@@ -304,7 +304,7 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
 
 /* ---- Reading ---- */
 
-/* The error for a file that is not a complete checkpoint. A kill or a power failure may leave such a file. */
+/* Returns the error for a file that is not a complete checkpoint, for example after a power failure. */
 static enum status damaged(bool *is_damaged, const char *reason)
 {
     *is_damaged = true;
@@ -386,7 +386,7 @@ static enum status parse(const char *bytes, size_t size, struct checkpoint *chec
     return copy_parts(&header, bytes + sizeof header, checkpoint);
 }
 
-/* Sets `*is_damaged` if the file could be read but is not a complete checkpoint. */
+/* Reads a checkpoint. Sets `*is_damaged` if the file could be read but is not a complete checkpoint. */
 static enum status read_file(const char *path, struct checkpoint *checkpoint, bool *is_damaged)
 {
     char *bytes;
@@ -430,7 +430,7 @@ enum status checkpoint_read_latest(const char *folder, bool pass_over, struct ch
         snprintf(reason, sizeof reason, "%s", status_text());
         TRY(highest(folder, epochs, &epochs));
         if (epochs >= 0)
-            status_warn("%s; using the previous one", reason);
+            status_warn("%s; using the previous checkpoint", reason);
         status_set(status, "%s", reason);
     }
     return status;

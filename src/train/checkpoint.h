@@ -16,7 +16,7 @@
 /* Training progress of a network. Random numbers are functions of the epoch, so `epochs` is the whole state
  * of the random number generator. */
 struct train_history {
-    uint32_t epochs;         /* completed */
+    uint32_t epochs;         /* completed epochs */
     double trained_s;        /* seconds spent in the training steps of these epochs */
     double to_98_s, to_99_s; /* value of trained_s when test accuracy first reached 98 % and 99 %; negative:
                               * not reached yet */
@@ -51,7 +51,8 @@ enum status checkpoint_check_folder(const char *folder);
 
 /* Locks a folder and removes temporary files that killed processes left there. `*lock` is for
  * checkpoint_unlock(), which accepts a negative value. The end of the process also releases the lock.
- * STATUS_USAGE if another process holds the lock. If the file system has no locks, it only warns. */
+ * STATUS_USAGE if another process holds the lock. If the file system does not support locks, only prints a
+ * warning. */
 enum status checkpoint_lock(const char *folder, int *lock);
 void checkpoint_unlock(int lock);
 
@@ -66,24 +67,25 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
  * schema, is truncated, or has a wrong checksum. The caller frees the checkpoint, also after a failure. */
 enum status checkpoint_read(const char *path, struct checkpoint *checkpoint);
 
-/* Reads the latest checkpoint of a folder. With `pass_over`, it skips files that are truncated or damaged
- * (for example by a power failure) and warns. Any other obstacle (another schema, permissions, memory, disk)
- * is an error, because the next epoch would overwrite that file. `*found` is false if there is no checkpoint;
- * STATUS_FAILED if all are damaged. The caller frees the checkpoint, also after a failure. */
+/* Reads the latest checkpoint of a folder. If `pass_over` is true, skips files that are truncated or damaged
+ * (for example by a power failure) and warns. Any other failure (another schema, permissions, memory, disk)
+ * is an error, because a later epoch would overwrite the skipped file. `*found` is false if there is no
+ * checkpoint; STATUS_FAILED if all are damaged. The caller frees the checkpoint, also after a failure. */
 enum status checkpoint_read_latest(const char *folder, bool pass_over, struct checkpoint *checkpoint,
                                    bool *found);
 void checkpoint_free(struct checkpoint *checkpoint);
 
-/* Reads the checkpoint that the user named with an option: a file, or the latest one of a folder. It never
- * skips a damaged file. STATUS_USAGE if there is no checkpoint. The caller frees the checkpoint, also after a
- * failure. `option` begins the error message. */
+/* Reads the checkpoint that the user named with an option: a file, or the latest one of a folder. A damaged
+ * file is never skipped. STATUS_USAGE if there is no checkpoint. The caller frees the checkpoint, also after
+ * a failure. Error messages begin with `option`. */
 enum status checkpoint_find(const char *option, const char *path, struct checkpoint *checkpoint);
 
 /* Rebuilds the checkpoint's model. STATUS_FAILED if this program does not know the model, or if its arena
  * size differs. */
 enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *model);
 
-/* XXH3-64 of the parameters; 0 if the build has no xxHash (then there are no checkpoints either). */
+/* Returns the XXH3-64 hash of the parameters. Returns 0 if the build has no xxHash; such a build has no
+ * checkpoints either. */
 uint64_t checkpoint_hash(const struct checkpoint *checkpoint);
 
 FDSL_C_END

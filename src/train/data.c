@@ -133,14 +133,14 @@ static enum status label_all(const struct source_reader *reader, uint64_t count,
     return STATUS_OK;
 }
 
-/* Increment of sample numbers per epoch. It is at least 2^32, so numbers of later epochs are above those of
- * the test set. It is a multiple of the number of classes, so each sample keeps its label. */
+/* Returns the increment of sample numbers per epoch. It is at least 2^32, so numbers of later epochs are
+ * above those of the test set. It is a multiple of the number of classes, so each sample keeps its label. */
 static uint64_t fresh_step(uint32_t classes)
 {
     return ((UINT64_C(1) << 32) + classes - 1) / classes * classes;
 }
 
-/* Fills both sets of synth from an open source. */
+/* Fills both sets from the open source `synth`. */
 static enum status fill_synth(const struct data_request *request, struct source_reader *reader,
                               struct data *data)
 {
@@ -212,7 +212,7 @@ static enum status open_idx(const struct data_request *request, struct data *dat
     return STATUS_OK;
 }
 
-/* Whether the folder has CIFAR-10 batch `number`; writes its path to `path`. */
+/* Returns whether the folder has CIFAR-10 batch `number`. Writes the batch's path to `path`. */
 static bool cifar_batch(const char *folder, int number, char path[PATH_MAX])
 {
     char name[32];
@@ -230,7 +230,7 @@ static bool any_cifar(const char *folder)
 }
 
 /* Reads the CIFAR-10 batches of a folder; data_batch_1.bin to data_batch_5.bin form one training set. `paths`
- * has room for their paths, joined by commas; `path` has room for one. */
+ * has room for the paths of all training batches, joined by commas. `path` has room for one path. */
 static enum status read_cifar(const struct data_request *request, char *paths, char path[PATH_MAX],
                               struct data *data)
 {
@@ -268,9 +268,10 @@ static enum status open_datasets(const struct data_request *request, struct data
     bool learn = file_there(request->name, "train", train), tests = file_there(request->name, "test", test);
     bool two = learn && tests;
     if (learn != tests)
-        return status_set(STATUS_USAGE,
-                          "--data %s: it contains a data set '%s' but no '%s'; create it with --prepare",
-                          request->name, learn ? "train" : "test", learn ? "test" : "train");
+        return status_set(
+            STATUS_USAGE,
+            "--data %s: the folder contains a data set '%s' but no '%s'; create that with --prepare",
+            request->name, learn ? "train" : "test", learn ? "test" : "train");
     for (int part = 0; part < DATA_PARTS; part++) {
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
         const char *const words[] = {"source", path, NULL};
@@ -291,8 +292,8 @@ static enum status unknown(const char *name)
                       mnist ? "; scripts/setup/fetch_mnist.sh mnist downloads it" : "");
 }
 
-/* Checks --classes for generated data, which have a fixed number of classes: a larger number is allowed, a
- * smaller one is not. */
+/* Checks --classes for the generated sets `digits` and `clips`, which have a fixed number of classes.
+ * --classes may exceed this number, but not be less. */
 static enum status check_classes(const struct data *data, const char *name, uint32_t classes)
 {
     return data->classes >= classes ? STATUS_OK
@@ -302,7 +303,7 @@ static enum status check_classes(const struct data *data, const char *name, uint
                                                  data->classes, name, classes);
 }
 
-/* Chooses the source by name, or by the contents of the folder. */
+/* Opens both sets. Chooses their source by name, or by the contents of the folder. */
 static enum status open_sets(const struct data_request *request, struct data *data)
 {
     char path[PATH_MAX];
@@ -341,7 +342,8 @@ static enum status check_sets(const struct data_request *request, struct data *d
             return status_set(STATUS_FAILED, "--data %s: there are no samples to %s", request->name,
                               part == DATA_TRAIN ? "train on" : "test with");
         if (set->count < wanted)
-            return status_set(STATUS_USAGE, "%s %" PRIu64 ": there are only %" PRIu32 " samples; lower it",
+            return status_set(STATUS_USAGE,
+                              "%s %" PRIu64 ": there are only %" PRIu32 " samples; give at most this number",
                               data_size_options[part], wanted, set->count);
     }
     return STATUS_OK;

@@ -1,5 +1,5 @@
-/* Training data: a training set and a test set of labelled samples of one shape, in memory in their stored
- * type. The normalisation is applied when samples enter the network. */
+/* Training data: a training set and a test set of labelled samples, all of the same shape. Samples in memory
+ * have their stored type. They are normalised when they enter the network. */
 #ifndef FDSL_TRAIN_DATA_H
 #define FDSL_TRAIN_DATA_H
 
@@ -23,8 +23,8 @@ enum data_part { DATA_TRAIN, DATA_TEST, DATA_PARTS };
 enum data_feed {
     DATA_STORED,  /* host memory: all samples are generated or read when the data are opened */
     DATA_LIVE,    /* a generator: samples are generated batch by batch during training */
-    DATA_CONSTANT /* host memory: every step takes the first batch of the set. It shows the speed without
-                     input; the network learns nothing useful */
+    DATA_CONSTANT /* host memory: every step takes the first batch of the set. This shows the speed of
+                     training without input; the network learns nothing useful */
 };
 
 /* Samples stored consecutively, each in C order (channels, depth, height, width), and one label per
@@ -45,40 +45,39 @@ struct data {
      * true) this is (v - mean) / standard deviation. v is 0 to 255 for bytes, and the value itself for
      * halves. */
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
-    /* `held`: number of training samples that are in memory, from the first on. `measured`: number of
-     * training samples, from the first on, that scale, offset and hash are computed from; at most
-     * DATA_MEASURED for synth. 0 means all. */
+    /* The first `held` training samples are in memory. Scale, offset and hash are computed from the first
+     * `measured` training samples, for synth at most DATA_MEASURED. In both members, 0 means all. */
     uint32_t held, measured;
-    uint64_t hashes[DATA_PARTS]; /* of each set's samples (the measured ones) and labels */
+    uint64_t hashes[DATA_PARTS]; /* of each set: its measured samples and all its labels */
     double opening_s;            /* duration of data_open() */
 
-    /* The source of training samples. In epoch e, counted from 0, live sample n is the generator's sample
-     * number n + e * fresh. With fresh = 0 all epochs have the same samples. Otherwise each epoch has new
-     * samples with the same labels. No live sample is ever in the test set. */
+    /* The source of training samples. With DATA_LIVE, sample n of epoch e, counted from 0, is the generator's
+     * sample number n + e * fresh. With fresh = 0, all epochs have the same samples. Otherwise each epoch has
+     * new samples with the same labels. The test set contains none of these samples. */
     enum data_feed feed;
     uint64_t fresh;
     struct data_source *source; /* owned; DATA_LIVE only: the source that data_generator() uses */
 };
 
-/* Number of samples of a set that are in memory (in `values`). */
+/* Returns the number of samples of a set that are in memory (in `values`). */
 static inline uint32_t data_held(const struct data *data, enum data_part part)
 {
     return part == DATA_TRAIN && data->held ? data->held : data->sets[part].count;
 }
 
-/* Number of samples of a set that scale, offset and hash are computed from. */
+/* Returns the number of samples of a set that scale, offset and hash are computed from. */
 static inline uint32_t data_measured(const struct data *data, enum data_part part)
 {
     return part == DATA_TRAIN && data->measured ? data->measured : data->sets[part].count;
 }
 
-/* The generator's number for a live sample. */
+/* Returns the generator's number of a training sample in an epoch (DATA_LIVE). */
 FDSL_HD uint64_t data_number(uint64_t fresh, uint32_t epoch, uint32_t sample)
 {
     return sample + epoch * fresh;
 }
 
-/* Converts the bits of an IEEE half to float; exact. */
+/* Converts the bits of an IEEE half to float, exactly. */
 FDSL_HD float data_half(uint16_t bits)
 {
     uint32_t exponent = (bits >> 10) & 31u, mantissa = bits & 1023u, sign = (uint32_t)(bits >> 15) << 31,
@@ -93,7 +92,7 @@ FDSL_HD float data_half(uint16_t bits)
     return value;
 }
 
-/* Element `i` of a stored sample, as float. */
+/* Returns element `i` of a stored sample as a float. */
 FDSL_HD float data_value(enum dtype type, const void *sample, size_t i)
 {
     return type == DTYPE_U8 ? (float)((const uint8_t *)sample)[i] : data_half(((const uint16_t *)sample)[i]);
@@ -108,7 +107,7 @@ struct data_request {
     const char *name;
     uint64_t train_size, test_size; /* how many samples to use, from the first on; 0: all, or for generated
                                        data DATA_TRAIN_SIZE and DATA_TEST_SIZE */
-    uint64_t classes; /* labels are below this; 0: 10, for clips 8, for data sets the largest label + 1 */
+    uint64_t classes; /* number of classes; 0: 8 for clips, largest label + 1 for data sets, else 10 */
     uint64_t res;     /* image width and height in pixels, synth only */
     uint64_t batch;   /* samples per step */
     int feed;         /* enum data_feed; negative: live for synth, otherwise stored */
@@ -126,19 +125,20 @@ struct data_request {
 enum status data_open(const struct data_request *request, struct data *data);
 void data_close(struct data *data);
 
-/* Computes scale and offset from the training set. If `on` is false, sets them so that bytes map to 0 to 1
- * and halves are unchanged. data_open() does not call this function. */
+/* Computes scale and offset from the training set. If `on` is false, sets both so that bytes are scaled to 0
+ * .. 1 and halves are unchanged. data_open() does not call this function. */
 void data_normalise(struct data *data, bool on);
 
-/* Address of a sample that is in memory. */
+/* Returns the address of a sample that is in memory. */
 const void *data_sample(const struct data *data, enum data_part part, uint32_t sample);
 
 /* Writes one sample as the network sees it, shifted, flipped and normalised, to `values` (data->sample_values
- * floats). `stored` holds its data->sample_bytes bytes. Pass (struct draw_move){0} for test samples, which
- * are not augmented. Pure and thread-safe. */
+ * floats). `stored` is the stored sample of data->sample_bytes bytes. Pass (struct draw_move){0} for test
+ * samples, which are not augmented. Pure and thread-safe. */
 void data_gather(const struct data *data, const void *stored, struct draw_move move, float *values);
 
-/* Creates a generator of the training samples of DATA_LIVE. `data` must outlive it; the caller closes it. */
+/* Creates a generator of the training samples if data->feed is DATA_LIVE. `data` must outlive the generator,
+ * which the caller closes. */
 enum status data_generator(const struct data *data, const struct generator_request *request,
                            struct generator **generator);
 

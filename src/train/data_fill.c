@@ -1,5 +1,5 @@
-/* Fills a data set: decodes images and volumes from a source, checks that they agree, and copies them into a
- * growing array. */
+/* Fills a data set: decodes images and volumes from a source, checks that all have the same shape and type,
+ * and copies them into a growing array. */
 #include "train/data_parts.h"
 
 #include <inttypes.h>
@@ -11,8 +11,8 @@
 #include "data/label.h"
 #include "machine/memory.h"
 
-#define CHUNK       256                   /* at most this many samples are requested at a time, ... */
-#define CHUNK_BYTES (UINT64_C(256) << 20) /* ... and at most this many bytes, unless one sample is larger */
+#define CHUNK       256                   /* at most this many samples are requested at a time */
+#define CHUNK_BYTES (UINT64_C(256) << 20) /* at most this many bytes, but at least one sample, at a time */
 #define PROGRESS_S  0.25
 #define CLASSES_MAX (1 << 24)
 #define HELD_OUT    10 /* one sample in HELD_OUT is held out for testing */
@@ -28,7 +28,7 @@ static enum status decode(const struct source_sample *sample, struct image *imag
     if (!member)
         member = source_member(sample, "png");
     if (!member)
-        return status_set(STATUS_FAILED, "no member npy or png; store images as one of them");
+        return status_set(STATUS_FAILED, "it has no member npy or png; store images as one of the two");
     TRY(image_decode(member->extension, member->bytes, member->size, room, &room_bytes, image, &is_image));
     if (is_image && image->type != DTYPE_F32 && image_values(image) <= INT32_MAX)
         return STATUS_OK;
@@ -42,7 +42,8 @@ static enum status read_label(const struct source_sample *sample, int32_t *label
 {
     const struct source_member *member = source_member(sample, "cls");
     if (!member)
-        return status_set(STATUS_FAILED, "no member cls, which holds the class in decimal digits");
+        return status_set(STATUS_FAILED,
+                          "it has no member cls, which must contain the class in decimal digits");
     return label_read(member->bytes, member->size, CLASSES_MAX, label);
 }
 
@@ -90,7 +91,8 @@ static enum status fit(struct data *data, const struct image *image)
                             DATA_CHANNELS_MAX);
 }
 
-/* The capacity of a growing set in samples, now and at most, and the option that sets its size. */
+/* The capacity of a growing set: the current and the maximum number of samples, and the option that sets the
+ * maximum. */
 struct room {
     uint64_t now, most;
     const char *option;
@@ -104,7 +106,8 @@ enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char 
     return memory_check(samples * sample_bytes, what, remedy);
 }
 
-/* Makes room for at least one more sample. If the number of samples is `known`, allocates all at once. */
+/* Makes room for at least one more sample. If `known` is true, room->most is the exact number of samples, so
+ * all memory is allocated at once. */
 static enum status make_room(const struct data *data, struct data_set *set, bool known, struct room *room)
 {
     if (set->count < room->now)
@@ -165,7 +168,7 @@ static bool is_held_out(uint64_t number)
            0;
 }
 
-/* Samples per request, limited so that the buffer stays small compared with the set. */
+/* Returns the number of samples per request. The limits keep the buffer small compared with the set. */
 static uint64_t chunk_of(const struct source_reader *reader)
 {
     uint64_t fit = CHUNK_BYTES / (reader->facts.sample_bytes + 1);
@@ -197,7 +200,7 @@ static void name_sample(enum status status, uint64_t number, const char *key)
         status_prefix(status, "sample %" PRIu64, number);
 }
 
-/* data_fill() with a buffer: `samples` has room for CHUNK samples and is zeroed. */
+/* Implements data_fill(). `samples` is a zeroed buffer for CHUNK samples. */
 static enum status fill(struct source_reader *reader, struct data_range range, uint64_t limit,
                         struct data *data, enum data_part part, struct source_sample *samples)
 {

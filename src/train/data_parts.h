@@ -1,5 +1,5 @@
-/* Shared by the files that open training data: data.c (chooses the source; normalisation) and data_fill.c
- * (decodes samples into a set). No other file includes this header. */
+/* Declarations shared by data.c, which chooses the source and normalises samples, and data_fill.c, which
+ * decodes samples into a set. No other file includes this header. */
 #ifndef FDSL_TRAIN_DATA_PARTS_H
 #define FDSL_TRAIN_DATA_PARTS_H
 
@@ -18,7 +18,7 @@ extern const char *const data_size_options[DATA_PARTS];
 /* Which samples of a source go into a set. */
 struct data_range {
     uint64_t first, count;
-    int held; /* 1: only held-out samples, 0: only the others, -1: all */
+    int held; /* 1: only held-out samples; 0: only samples that are not held out; -1: all */
 };
 
 /* Returns STATUS_FAILED if `samples` samples do not fit into memory; the message suggests lowering `option`.
@@ -26,8 +26,8 @@ struct data_range {
  * memory. */
 enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option);
 
-/* Appends the samples of an open source that are in `range` to set `part`, at most `limit` of them. The first
- * sample of `data` sets the shape and the type. STATUS_FAILED, with the sample's number, if a sample is
+/* Appends the samples in `range` of an open source to set `part`, until the set has `limit` samples. The
+ * first sample of `data` sets the shape and the type. STATUS_FAILED, with the sample's number, if a sample is
  * broken, differs from the first, or does not fit into memory. */
 enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit,
                       struct data *data, enum data_part part);

@@ -17,9 +17,9 @@ struct display {
     const struct train *train;
     uint32_t epochs;
     _Atomic uint32_t running; /* current epoch, counted from 1; 0: none */
-    _Atomic double begin_s;   /* start of that epoch */
+    _Atomic double begin_s;   /* start of the current epoch */
     pthread_t thread;
-    pthread_mutex_t mutex; /* held while a line is printed */
+    pthread_mutex_t mutex; /* locked while a line is printed */
     pthread_cond_t closing;
     bool closed;
 };
@@ -66,7 +66,7 @@ static void *run(void *context)
     return NULL;
 }
 
-/* The thread blocks all signals; the main thread handles them. */
+/* Starts the thread with all signals blocked, so that the main thread handles them. */
 static int start_thread(struct display *display)
 {
     sigset_t every, before;

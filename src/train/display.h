@@ -15,16 +15,16 @@ struct display;
 struct display *display_open(const struct engine *engine, const void *state, const struct train *train,
                              uint32_t epochs);
 
-/* Mark the beginning and the end of epoch `epoch`, counted from 0. Neither blocks nor makes a system call.
- * NULL is allowed. */
+/* Mark the beginning and the end of an epoch; `epoch` counts from 0. These functions neither block nor make
+ * system calls. NULL is allowed. */
 void display_begin(struct display *display, uint32_t epoch);
 void display_end(struct display *display);
 
-/* Returns when nothing is being printed. Call it after display_end(): nothing will be printed until the next
- * display_begin(). NULL is allowed. */
+/* Waits while a line is being printed. After display_end() and this function, nothing is printed until the
+ * next display_begin(). NULL is allowed. */
 void display_wait(struct display *display);
 
-/* Stops the thread. Call it before engine->close(). NULL is allowed. */
+/* Stops the thread. Call this function before engine->close(). NULL is allowed. */
 void display_close(struct display *display);
 
 #endif

@@ -1,13 +1,13 @@
-/* An engine is one implementation of training and inference. It knows no files, options or rows; the trainer
- * (trainer.h) drives it through epochs, checkpoints and rows. All engines compute the same steps, up to
- * rounding.
+/* An engine is one implementation of training and inference. It knows nothing of files, options or CSV rows;
+ * the trainer (trainer.h) handles them. All engines compute the same steps, up to rounding.
  *
- * Step i of epoch e takes `batch` samples, from index i * batch on, of the permutation draw_order(seed, e,
- * size of the training set). The last batch of an epoch may be short. Samples come from any source (enum
- * data_feed). Each sample is shifted and flipped (draw_move), normalised (data.h), and passed forward with
- * dropout (draw_dropout). The loss is softmax cross-entropy with label smoothing s. For probabilities p over
- * K classes and label l, it is -(1 - s) log p[l] - s / K * sum log p. Gradients are those of the mean loss of
- * the batch. optimizer_step() updates every parameter with step number e * steps + i. */
+ * Step i of epoch e takes the samples at indices i * batch to (i + 1) * batch - 1 of the permutation
+ * draw_order(seed, e, size of the training set). The last batch of an epoch may be short. Samples come from
+ * any source (enum data_feed). Each sample is shifted and flipped (draw_move), normalised (data.h), and
+ * passed forward with dropout (draw_dropout). The loss is softmax cross-entropy with label smoothing s. For
+ * probabilities p over K classes and label l, it is -(1 - s) log p[l] - s / K * sum log p. Gradients are
+ * those of the mean loss of the batch. optimizer_step() updates every parameter with step number
+ * e * steps + i. */
 #ifndef FDSL_TRAIN_ENGINE_H
 #define FDSL_TRAIN_ENGINE_H
 
@@ -31,7 +31,7 @@ struct train {
     const struct model *model;
     const struct data *data;
     uint64_t seed;
-    uint32_t batch; /* samples; at most the size of the training set */
+    uint32_t batch; /* samples per step; at most the size of the training set */
     struct augment augment;
     struct optimizer optimizer;
     struct schedule schedule;
@@ -39,15 +39,15 @@ struct train {
     bool forward_only; /* the caller uses only evaluate(): no gradients, no optimizer */
 };
 
-/* Number of steps per epoch. */
+/* Returns the number of steps per epoch. */
 static inline uint32_t train_steps(const struct train *train)
 {
     uint32_t count = train->data->sets[DATA_TRAIN].count;
     return count / train->batch + (count % train->batch != 0);
 }
 
-/* The sample at index `j` of the batch that begins at index `first` of an epoch's order. DATA_CONSTANT
- * ignores the order. */
+/* Returns the number of the sample at index `j` of the batch that begins at index `first` of an epoch's
+ * order. DATA_CONSTANT ignores the order. */
 FDSL_HD uint32_t train_sample_at(enum data_feed feed, const struct draw_order *order, uint32_t first,
                                  uint32_t j)
 {
@@ -66,7 +66,8 @@ static inline uint32_t train_batch(const struct train *train, const struct draw_
     return count;
 }
 
-/* The training state of a network in host memory: arenas of model->arena_values floats; the gaps are zero. */
+/* The training state of a network in host memory. Each array is an arena (model.h) of model->arena_values
+ * floats, whose gaps are zero. */
 struct train_state {
     float *parameters;
     float *m, *v;            /* moments for optimizer_step(); with SGD, `m` is the momentum and `v` is zero */
@@ -95,12 +96,12 @@ static inline void train_state_free(struct train_state *state)
 
 /* Sums over the steps since the last call of totals(). */
 struct train_totals {
-    double loss;      /* sum over the samples, each before its step's update */
-    uint64_t correct; /* samples classified correctly, with dropout, each before its step's update */
+    double loss;      /* sum of the losses of the samples, before the update of their step */
+    uint64_t correct; /* samples classified correctly, with dropout, before the update of their step */
     uint64_t samples;
     uint64_t skipped;  /* steps that overflowed and changed no parameters (engines that scale the loss) */
     double data_s;     /* seconds in which arithmetic waited for samples; negative: not known */
-    double generate_s; /* seconds spent generating live samples, even while arithmetic runs; else 0 */
+    double generate_s; /* seconds spent generating samples (DATA_LIVE), overlapped or not */
     uint64_t bad_step; /* first step with a non-finite loss, counted over all epochs; or TRAIN_FINE */
 };
 
@@ -115,15 +116,15 @@ struct train_progress {
  * device time. */
 #define TRAIN_PROGRESS_STEPS 128
 
-/* Largest allowed differences from the oracle. Rounding in the engine's number formats stays below them; a
- * wrong kernel does not. */
+/* Largest allowed differences from the oracle, the reference in double. Rounding in the engine's number
+ * formats stays below these bounds; a wrong implementation exceeds them. */
 struct engine_bounds {
     /* Difference of a step's losses, relative to the oracle's loss. An oracle loss below `floor` per sample
      * counts as `floor`, because a tiny loss is the difference of large logits. */
     double loss;
     double floor;
-    double drift;  /* of a parameter tensor, relative to the Euclidean norm of the tensor's change */
-    double logits; /* of a logit, relative to the largest logit of the batch */
+    double drift;  /* norm of a parameter tensor's difference, relative to the norm of the tensor's change */
+    double logits; /* difference of a logit, relative to the largest absolute logit of the batch */
 };
 
 #define ENGINE_BOUNDS_FLOAT                                        \
@@ -134,7 +135,8 @@ struct engine_bounds {
 struct engine {
     const char *name; /* for messages */
     struct engine_bounds bounds;
-    bool scales_loss; /* uses loss_scale.h; if set() gets the scale 0, it uses the initial scale */
+    bool scales_loss; /* whether the engine uses loss_scale.h; set() replaces a scale of 0 by the initial one
+                       */
     bool feeds;       /* supports every enum data_feed; otherwise only DATA_STORED */
 
     /* For the roofline: the fastest unit that the engine uses for matrix products, and the multiplications
@@ -143,11 +145,11 @@ struct engine {
     struct model_savings savings;
 
     /* Returns STATUS_OK if the engine can train this network on these samples, else STATUS_USAGE with a
-     * reason that calls the engine "it". NULL: it always can. */
+     * reason that calls the engine "it". NULL if the engine accepts every network. */
     enum status (*accepts)(const struct train *train);
 
-    /* Creates `*state`, which is NULL before. Parameters are undefined until set(). The caller closes the
-     * state unless it is NULL, also after a failure. */
+    /* Creates `*state`, which must be NULL. Parameters are undefined until set(). The caller closes the state
+     * unless it is NULL, also after a failure. */
     enum status (*open)(const struct train *train, const struct resources *resources, void **state);
     void (*close)(void *state);
 
@@ -156,23 +158,25 @@ struct engine {
     enum status (*set)(void *state, const struct train_state *from);
     enum status (*get)(void *state, struct train_state *into);
 
-    /* Runs `count` >= 1 steps of an epoch, starting at step `first`; all are within that epoch. It may return
-     * before the steps are done; totals(), get() and evaluate() wait for them. */
+    /* Runs `count` >= 1 steps of an epoch, starting at step `first`; all steps are within that epoch. May
+     * return before the steps are done; totals(), get() and evaluate() wait for them. */
     enum status (*steps)(void *state, uint32_t epoch, uint32_t first, uint32_t count);
     enum status (*totals)(void *state, struct train_totals *totals);
 
-    /* For the display. Only reads memory and never blocks, so any thread may call it while steps run. */
+    /* For the display. Only reads memory and never blocks, so any thread may call progress() while steps
+     * run. */
     void (*progress)(const void *state, struct train_progress *progress);
 
-    /* For tests: the gradients of the latest step, before weight decay, as an arena. */
+    /* For tests and --export-step: writes the gradients of the latest step, before weight decay, as an
+     * arena. */
     enum status (*gradients)(void *state, float *gradients);
 
     /* Writes the logits of samples first .. first + count - 1 of a set, in order: count * classes floats. No
      * dropout, no augmentation. `count` may exceed the batch size; the engine works in batches. */
     enum status (*evaluate)(void *state, enum data_part part, uint32_t first, uint32_t count, float *logits);
 
-    /* Bytes of memory that the engine uses for parameters, data and activations; device memory if it runs on
-     * a device. */
+    /* Returns the bytes of memory that the engine uses for parameters, data and activations. If the engine
+     * runs on a device, this is device memory. */
     uint64_t (*memory_bytes)(const void *state);
 };
 

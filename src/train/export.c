@@ -12,7 +12,8 @@
 
 #define STEP_TENSORS (3 * MODEL_TENSORS_MAX + MODEL_LAYERS_MAX + 3)
 
-/* The factor that dropout applied to each value in step 0 of epoch 0. */
+/* Returns the factor that dropout applies to each value in step 0 of epoch 0. The caller frees the array;
+ * NULL if memory runs out. */
 static float *dropout_factors(const struct train *train, const struct layer *layer, const uint32_t *numbers,
                               uint32_t count)
 {
@@ -183,7 +184,7 @@ enum status export_data(const struct train *train, const float *initial, const c
     const struct model *model = train->model;
     struct safetensor tensors[MODEL_TENSORS_MAX + 6];
     size_t count = 0;
-    if (data->feed != DATA_STORED) /* a live set is not all in memory; a constant feed uses only part of it */
+    if (data->feed != DATA_STORED) /* other feeds keep only part of the training set in memory */
         return status_set(STATUS_USAGE, "--export-data writes only stored samples; add --feed stored");
     count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
     count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);

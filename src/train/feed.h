@@ -1,4 +1,4 @@
-/* Delivers the samples of a step in host memory, from any feed. For engines on the CPU. */
+/* Delivers the samples of a step in host memory, from any feed (enum data_feed). For engines on the CPU. */
 #ifndef FDSL_TRAIN_FEED_H
 #define FDSL_TRAIN_FEED_H
 
@@ -18,7 +18,7 @@ struct feed {
 enum status feed_open(const struct train *train, const struct resources *resources, struct feed *feed);
 void feed_close(struct feed *feed);
 
-/* Whether samples are generated during training. */
+/* Returns whether samples are generated during training. */
 static inline bool feed_is_live(const struct feed *feed)
 {
     return feed->generator;
@@ -28,7 +28,8 @@ static inline bool feed_is_live(const struct feed *feed)
  * regions, because generators open their own. */
 enum status feed_step(struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count);
 
-/* Address of training sample `sample`, which has index `j` in the step. Valid until the next feed_step(). */
+/* Returns the address of training sample `sample`, which has index `j` in the step. The address is valid
+ * until the next feed_step(). */
 static inline const void *feed_sample(const struct feed *feed, uint32_t sample, uint32_t j)
 {
     const struct data *data = feed->train->data;
@@ -36,7 +37,7 @@ static inline const void *feed_sample(const struct feed *feed, uint32_t sample, 
                               : data_sample(data, DATA_TRAIN, sample);
 }
 
-/* Bytes of memory that the feed uses. */
+/* Returns the bytes of memory that the feed uses. */
 uint64_t feed_memory_bytes(const struct feed *feed);
 
 #endif

@@ -23,7 +23,7 @@ static const struct option_spec options[] = {
     JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")", TRAINED, TRAINED, TRAINED,
                 NULL, " (default: " TRAINED ")"),
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true,
-     "samples per run; without this option, at most the size of the test set"},
+     "samples per run; a test set smaller than the default lowers the default to its size"},
 };
 
 static const struct measure columns[] = {
@@ -61,7 +61,8 @@ static enum status rebuild(const struct checkpoint *checkpoint, const struct dat
     if (memcmp(in, is, sizeof *in) != 0 || data->classes > checkpoint->classes)
         return status_set(
             STATUS_USAGE,
-            "--checkpoint: the network is for %ux%ux%ux%u and %u classes, but --data has %ux%ux%ux%u and %u",
+            "--checkpoint: the network is for samples of %ux%ux%ux%u (channels, depth, height, width) and %u "
+            "classes, but --data has samples of %ux%ux%ux%u and %u classes",
             in->channels, in->depth, in->height, in->width, checkpoint->classes, is->channels, is->depth,
             is->height, is->width, data->classes);
     return STATUS_OK;
@@ -159,7 +160,8 @@ static struct work infer_work(const void *input, const struct variant *variant)
                                    .once_bytes = bytes}};
 }
 
-/* Number of samples whose logits differ from the oracle's by more than the bound. */
+/* Returns the number of samples with a wrong logit. A logit is wrong if its difference from the oracle's
+ * exceeds `bound` times the largest absolute logit of the batch. */
 static uint64_t count_off(const struct train *train, double bound, const float *mine, const float *exact)
 {
     size_t classes = train->model->classes;
@@ -177,8 +179,8 @@ static uint64_t count_off(const struct train *train, double bound, const float *
     return off;
 }
 
-/* Counts the samples whose logits differ from the oracle's. If the variant's latest run is not run `number`,
- * counts all samples. */
+/* Implements verify(): counts the samples whose logits differ from the oracle's. If the variant's latest run
+ * is not run `number`, all samples count as wrong. */
 static enum status infer_verify(const void *input, const struct variant *variant, void *state,
                                 uint64_t number, uint64_t *wrong)
 {

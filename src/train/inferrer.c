@@ -39,8 +39,8 @@ enum status inferrer_run(void *state, uint64_t number, struct run_time *time)
     uint32_t batches = train->data->sets[DATA_TEST].count / train->batch;
     (void)time;
     inferrer->number = number;
-    /* Several runs may evaluate the same samples. If an engine writes nothing, the logits of an earlier run
-     * must not pass as its result. */
+    /* NaN marks the logits as not written. Several runs may evaluate the same samples, so the logits of an
+     * earlier run would otherwise pass the verification of an engine that writes nothing. */
     inferrer->logits[0] = inferrer->logits[(size_t)train->batch * train->model->classes - 1] = NAN;
     return inferrer->engine->evaluate(inferrer->state, DATA_TEST, (uint32_t)(number % batches) * train->batch,
                                       train->batch, inferrer->logits);

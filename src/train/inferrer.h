@@ -11,14 +11,14 @@
 
 /* The input of the workload `infer`. */
 struct infer_job {
-    struct train train;      /* forward_only */
-    const float *parameters; /* an arena */
+    struct train train;      /* with forward_only set */
+    const float *parameters; /* an arena (model.h) */
 };
 
 struct inferrer {
     const struct infer_job *job;
     const struct engine *engine;
-    void *state; /* the engine's */
+    void *state; /* state of the engine */
     float *logits;
     uint64_t number; /* of the latest run; UINT64_MAX before the first run */
 };
@@ -31,14 +31,15 @@ struct infer_result {
 
 FDSL_C_BEGIN
 
-/* setup(), run(), fetch() and teardown() of a variant (core/variant.h). `job` is a struct infer_job. */
+/* Implement setup(), run(), fetch() and teardown() of a variant (core/variant.h). `job` is a struct
+ * infer_job. */
 enum status inferrer_open(const struct engine *engine, const struct resources *resources, const void *job,
                           void **state);
 enum status inferrer_run(void *state, uint64_t number, struct run_time *time);
 enum status inferrer_fetch(void *state, void *result);
 void inferrer_close(void *state);
 
-/* Bytes of memory that the engine uses. */
+/* Returns the bytes of memory that the engine uses. */
 uint64_t inferrer_memory_bytes(const void *state);
 
 FDSL_C_END

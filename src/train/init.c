@@ -39,7 +39,7 @@ static enum status fit(const struct model *model, const struct model *theirs, ui
         return status_set(
             STATUS_USAGE,
             "its %s is %s, but these samples need %s; use samples of "
-            "%" PRIu32 "x%" PRIu32 "x%" PRIu32 "x%" PRIu32 "%s",
+            "%" PRIu32 "x%" PRIu32 "x%" PRIu32 "x%" PRIu32 " (channels, depth, height, width)%s",
             here->name, others, ours, theirs->input.channels, theirs->input.depth, theirs->input.height,
             theirs->input.width,
             theirs->input.channels == model->input.channels ? ", or cnn-fdsl, which supports any size" : "");

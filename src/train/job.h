@@ -1,5 +1,5 @@
 /* Shared by the workloads `train` and `infer`: the options that choose the data, and the functions that open
- * it. */
+ * the data. */
 #ifndef FDSL_TRAIN_JOB_H
 #define FDSL_TRAIN_JOB_H
 
@@ -10,7 +10,7 @@
 #include "core/status.h"
 #include "train/data.h"
 
-/* Must be the first member of both workloads' parameters. */
+/* The parameters that both workloads share. They must be the first member of each workload's parameters. */
 struct job_parameters {
     const char *data;
     uint64_t train_size, test_size, classes, res, batch;
@@ -19,8 +19,8 @@ struct job_parameters {
 };
 
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
- * member is `job`. The other arguments are the purpose of --data and the defaults: a value or NULL, or a text
- * if the default depends on something. */
+ * member is `job`. `use` says what --data is for. The other arguments are defaults: a value, or NULL and a
+ * text if the default depends on something. */
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_sizes, test_sizes, class_counts, res_, res_words)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
@@ -41,11 +41,11 @@ struct job_parameters {
 enum status job_open_data(const struct job_parameters *parameters, const struct partition *partition,
                           struct data *data);
 
-/* STATUS_USAGE if the batch is larger than the set `part`. */
+/* Returns STATUS_USAGE if the batch is larger than the set `part`. */
 enum status job_check_batch(const struct job_parameters *parameters, enum data_part part,
                             const struct data *data);
 
-/* repartition() of both workloads. They run on one rank, so there is nothing to do. */
+/* Implements repartition() of both workloads: does nothing, because they run on one rank. */
 enum status job_stay(void *input, void *parameters, const struct partition *partition);
 
 #endif

@@ -14,13 +14,13 @@
 /* Powers of two, so that scaling causes no rounding. */
 #define LOSS_SCALE_BEGIN 65536.0f
 #define LOSS_SCALE_LEAST 1.0f
-/* An upper limit, because with all-zero gradients the scale would grow forever. */
+/* The upper limit is needed because the scale would grow forever if all gradients were zero. */
 #define LOSS_SCALE_MOST   16777216.0f
 #define LOSS_SCALE_GROWTH 2000 /* steps without overflow before the scale doubles */
 
 struct loss_scale {
     float scale;         /* 0: not set yet */
-    uint32_t good_steps; /* since the scale last changed */
+    uint32_t good_steps; /* steps without overflow since the scale last changed */
 };
 
 static inline struct loss_scale loss_scale_begin(void)
@@ -30,7 +30,7 @@ static inline struct loss_scale loss_scale_begin(void)
 }
 
 /* Updates the scale after a step: halves it on overflow, doubles it after LOSS_SCALE_GROWTH steps without
- * one. */
+ * overflow. */
 FDSL_HD void loss_scale_step(struct loss_scale *state, bool overflowed)
 {
     if (!overflowed && ++state->good_steps < LOSS_SCALE_GROWTH)

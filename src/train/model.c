@@ -11,7 +11,8 @@
 
 /* ---- The models ---- */
 
-/* CONV and POOL have square kernels for images, CONV3D and POOL3D cubes for volumes. */
+/* CONV and POOL are for images and have square kernels. CONV3D and POOL3D are for volumes and have cubic
+ * kernels. */
 #define CONV(out, size, pad)                                                                         \
     {                                                                                                \
         .kind = LAYER_CONV, .channels = (out), .kernel = {1, size, size}, .padding = { 0, pad, pad } \
@@ -111,7 +112,7 @@ static enum status too_small(const struct layer *layer)
         layer->name, layer->in.depth, layer->in.height, layer->in.width);
 }
 
-/* Output length along an axis; 0 if the kernel does not fit. */
+/* Returns the output length along an axis; 0 if the kernel does not fit. */
 static uint32_t windows(const struct layer *layer, uint32_t length, int axis)
 {
     uint32_t kernel = layer->spec.kernel[axis];
@@ -148,7 +149,7 @@ static enum status find_output(struct layer *layer, uint32_t classes)
     return STATUS_OK;
 }
 
-/* Marks the earlier layer whose output `add` uses; checks that the addition is possible. */
+/* Marks the earlier layer whose output the layer `add` uses. Checks that the addition is possible. */
 static enum status join(struct model *model, const struct layer *add)
 {
     uint32_t back = add->spec.back, from = add->number - back;
@@ -219,8 +220,8 @@ static enum status add_parameters(struct model *model, struct layer *layer)
 
 /* ---- FLOP counts ---- */
 
-/* Number of pairs (output position, kernel tap) along an axis whose input is inside the image.
- * Multiplications by padding zeros do not count as work. */
+/* Returns the number of pairs (output position, kernel tap) along an axis that read inside the image. The
+ * other pairs multiply by padding zeros, which does not count as work. */
 static double inner_taps(const struct layer *layer, uint32_t in, uint32_t out, int axis)
 {
     double taps = 0;
@@ -231,7 +232,7 @@ static double inner_taps(const struct layer *layer, uint32_t in, uint32_t out, i
     return taps;
 }
 
-/* Multiply-adds of a layer's forward pass. */
+/* Returns the number of multiply-adds of a layer's forward pass. */
 static double products_of(const struct layer *layer)
 {
     const struct shape *in = &layer->in, *out = &layer->out;
@@ -243,13 +244,13 @@ static double products_of(const struct layer *layer)
            inner_taps(layer, in->height, out->height, 1) * inner_taps(layer, in->width, out->width, 2);
 }
 
-/* Whether layer i is a convolution followed by pooling, with only ReLU between them. Only the maximum of each
- * window then has a gradient, unless ReLU set it to zero. */
+/* Returns whether layer i is a convolution followed by pooling, with at most ReLU between them. Such a
+ * convolution has at most one non-zero output gradient per pooling window. */
 static bool is_pooled(const struct model *model, uint32_t i)
 {
     if (model->layers[i].spec.kind != LAYER_CONV)
         return false;
-    bool is_added = false; /* an addition also uses its output, so every output has a gradient */
+    bool is_added = false; /* if an addition uses an output, too, all gradients may be non-zero */
     do
         is_added |= model->layers[i].is_added;
     while (++i < model->layer_count && model->layers[i].spec.kind == LAYER_RELU);
@@ -259,7 +260,7 @@ static bool is_pooled(const struct model *model, uint32_t i)
 double model_flops(const struct model *model, const struct model_savings *savings)
 {
     double multiply_adds = 0;
-    bool first = true; /* the first layer's input is the samples, which need no gradient */
+    bool first = true; /* the input of the first layer is the sample, which needs no gradient */
     for (uint32_t i = 0; i < model->layer_count; i++) {
         double products = products_of(&model->layers[i]);
         if (products == 0)

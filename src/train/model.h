@@ -1,5 +1,5 @@
 /* A network as a table of layers. All variants use the shapes and the parameter layout that follow from the
- * table.
+ * table. An arena is one array of all parameters of a network, or of their gradients or moments.
  *
  * Tensors are in C order, as in PyTorch: a sample is (channels, depth, height, width), convolution weights
  * are (out, in, depth, height, width), linear weights are (out, in). An image has depth 1, so a 2-D
@@ -48,10 +48,10 @@ struct shape {
 
 struct layer {
     struct layer_spec spec;
-    char name[MODEL_NAME_MAX]; /* as a PyTorch module is named: "conv1", "relu1", "pool1", "dropout1", "fc1",
-                                * ... */
+    char name[MODEL_NAME_MAX]; /* "conv1", "relu1", "pool1", "dropout1", "fc1", ..., like names of PyTorch
+                                * modules */
     uint32_t number;           /* index in the table; selects the random stream of a dropout layer */
-    bool is_added;             /* a later LAYER_ADD uses its output */
+    bool is_added;             /* a later LAYER_ADD uses the output of this layer */
     struct shape in, out;
     size_t in_values, out_values;      /* values per sample */
     size_t weight, bias;               /* start offsets in a parameter arena */
@@ -84,11 +84,10 @@ struct model {
     double multiplications;             /* multiply-adds of one sample's forward pass */
 };
 
-/* Multiplications that an implementation may omit; a lower bound must not count them. */
+/* Multiplications that an implementation may omit. A lower bound on the work must not count them. */
 struct model_savings {
     bool backward;         /* the whole backward pass, for inference */
-    bool pooled_gradients; /* backward through a convolution followed by pooling: only non-zero gradients are
-                            * used */
+    bool pooled_gradients; /* products with the zero gradients that a convolution before pooling receives */
     bool convolutions; /* a convolution may use fewer multiplications than its definition (Winograd, FFT) */
 };
 
@@ -102,7 +101,7 @@ struct model_table {
 
 FDSL_C_BEGIN
 
-/* Number of values of a shape. */
+/* Returns the number of values of a shape. */
 static inline size_t shape_values(const struct shape *shape)
 {
     return (size_t)shape->channels * shape->depth * shape->height * shape->width;
@@ -111,7 +110,7 @@ static inline size_t shape_values(const struct shape *shape)
 /* logreg, lenet, cnn, cnn3d, cnn-fdsl; the last entry has a NULL name. */
 extern const struct model_table model_tables[];
 
-/* Option values, in the order of the tables, NULL-terminated. */
+/* The values of --model, in the order of model_tables, NULL-terminated. */
 extern const char *const model_names[];
 
 /* Fills `*model` from a table, for samples of shape `input` and `classes` >= 1 classes. STATUS_USAGE if the

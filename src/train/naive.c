@@ -42,22 +42,23 @@ struct naive {
 
 /* ---- The network ---- */
 
-/* A layer's output for the sample at index `j` of the batch, if `arena` is naive->outputs. With
- * naive->deltas, the gradient of this output. */
+/* Returns the output of a layer for the sample at index `j` of the batch if `arena` is naive->outputs.
+ * Returns the gradient of this output if `arena` is naive->deltas. */
 static real *output_of(const struct naive *naive, real *arena, uint32_t layer, uint32_t j)
 {
     const struct layer *of = &naive->train->model->layers[layer];
     return arena + of->output * naive->batch + j * of->out_values;
 }
 
-/* A layer's input: the previous layer's output, or the sample itself. */
+/* Returns the input of a layer: the previous layer's output, or the sample itself. */
 static real *input_of(const struct naive *naive, uint32_t layer, uint32_t j)
 {
     return layer ? output_of(naive, naive->outputs, layer - 1, j)
                  : naive->inputs + j * naive->train->model->input_values;
 }
 
-/* Completes `passing` for layer i: for LAYER_ADD, sets the output of the earlier layer and its gradient. */
+/* Returns `passing` for layer i. If the layer is a LAYER_ADD, adds the output of the earlier layer and the
+ * gradient of this output. */
 static struct passing passing_at(const struct naive *naive, const struct passing *passing, uint32_t i,
                                  uint32_t j)
 {
@@ -119,7 +120,7 @@ static real loss_of(const struct train *train, const real *logits, uint32_t labe
     return loss;
 }
 
-/* Index of the largest logit; the first one if several are equal. */
+/* Returns the index of the largest logit; the first index if several logits are equal. */
 static uint32_t guess(const real *logits, uint32_t classes)
 {
     uint32_t best = 0;
@@ -242,7 +243,7 @@ static enum status naive_get(void *state, struct train_state *into)
     return STATUS_OK;
 }
 
-/* Forward, loss and backward for the gathered batch. Returns the sum of the losses. */
+/* Runs forward pass, loss and backward pass on the gathered batch. Returns the sum of the losses. */
 static double learn(struct naive *naive, uint32_t epoch, uint32_t count)
 {
     const struct train *train = naive->train;
@@ -382,7 +383,7 @@ const struct engine
 /* ---- Non-finite values ---- */
 
 #ifndef FDSL_DOUBLE
-/* The first layer with a non-finite output for any sample; layer_count if there is none. */
+/* Returns the first layer with a non-finite output for any sample; layer_count if there is none. */
 static uint32_t bad_layer(const struct naive *naive, uint32_t count)
 {
     const struct model *model = naive->train->model;

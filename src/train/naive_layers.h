@@ -1,4 +1,4 @@
-/* The layers of naive.c, which includes this file with `real` defined as float, or as double for the oracle.
+/* The layers of naive.c, which defines `real` as float, or as double for the oracle, and includes this file.
  * Each function handles one sample, forward or backward. Backward functions add to the gradients. */
 #ifndef FDSL_TRAIN_NAIVE_LAYERS_H
 #define FDSL_TRAIN_NAIVE_LAYERS_H
@@ -22,7 +22,7 @@ struct passing {
 
 /* ---- Convolution: stride 1, zero padding ---- */
 
-/* Along one axis: the outputs i, begin <= i < end, for which a kernel tap falls inside the input. */
+/* The range of outputs along one axis, begin <= i < end, for which a kernel tap reads inside the input. */
 struct reach {
     int64_t begin, end, shift; /* output i reads input i + shift */
 };
@@ -46,7 +46,7 @@ static struct tap tap(const struct layer *layer, uint32_t t, uint32_t y, uint32_
                         reach(layer, 2, x, layer->in.width, layer->out.width)};
 }
 
-/* Start offset of a channel's row at depth t and height y. */
+/* Returns the start offset of a channel's row at depth t and height y. */
 static size_t row_at(const struct shape *shape, uint32_t channel, int64_t t, int64_t y)
 {
     return (((size_t)channel * shape->depth + (size_t)t) * shape->height + (size_t)y) * shape->width;
@@ -170,7 +170,8 @@ static void relu_backward(const struct layer *layer, const struct passing *passi
 
 /* ---- Max-pooling: drops incomplete windows at the end of an axis; the first of equal values wins ---- */
 
-/* Index of the input element that output `at` takes: the maximum of its window. */
+/* Returns the index of the input element that pooling copies to output `at`: the maximum of the output's
+ * window. */
 static size_t largest(const struct layer *layer, const real *in, size_t at)
 {
     const uint32_t *kernel = layer->spec.kernel;
@@ -206,7 +207,7 @@ static void pool_backward(const struct layer *layer, const struct passing *passi
 
 /* ---- Dropout ---- */
 
-/* The factor for one element: 0 if it is dropped, otherwise the factor that preserves the mean. */
+/* Returns the factor for one element: 0 if it is dropped, otherwise the factor that preserves the mean. */
 static real kept(const struct layer *layer, const struct passing *passing, uint32_t element)
 {
     uint32_t threshold = (uint32_t)(layer->spec.rate * 256);

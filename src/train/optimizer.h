@@ -25,7 +25,8 @@ struct optimizer {
     enum optimizer_kind kind;
     double momentum;              /* SGD */
     double beta1, beta2, epsilon; /* Adam, AdamW */
-    double weight_decay;          /* SGD and Adam add it to the gradient; AdamW shrinks the parameter */
+    double weight_decay;          /* SGD and Adam add it, times the parameter, to the gradient; AdamW shrinks
+                                     the parameter instead */
 };
 
 struct schedule {
@@ -33,11 +34,11 @@ struct schedule {
     double rate;           /* the learning rate after the warm-up */
     uint64_t warmup_steps; /* the rate rises linearly from rate / warmup_steps in step 0; 0: no warm-up */
     uint64_t total_steps;  /* SCHEDULE_COSINE: the rate reaches 0 after this many steps */
-    uint64_t decay_steps;  /* SCHEDULE_STEP: interval in steps, warm-up included, ... */
-    double gamma;          /* ... after which the rate is multiplied by this */
+    uint64_t decay_steps;  /* SCHEDULE_STEP: the rate decays every `decay_steps` steps, counted from step 0 */
+    double gamma;          /* SCHEDULE_STEP: factor of each decay */
 };
 
-/* The learning rate of a step, counted from 0 over all epochs. */
+/* Returns the learning rate of a step. Steps count from 0 over all epochs. */
 FDSL_HD double schedule_rate(const struct schedule *schedule, uint64_t step)
 {
     const double pi = 3.14159265358979323846;
@@ -52,7 +53,7 @@ FDSL_HD double schedule_rate(const struct schedule *schedule, uint64_t step)
     return schedule->rate;
 }
 
-/* The values of a step that all parameters share. */
+/* The values of a step's update that are the same for all parameters. */
 struct update {
     enum optimizer_kind kind;
     train_real rate, momentum, decay;
@@ -62,7 +63,7 @@ struct update {
     train_real epsilon;
 };
 
-/* The update of a step, counted from 0 over all epochs. */
+/* Returns the update of a step. Steps count from 0 over all epochs. */
 FDSL_HD struct update optimizer_at(const struct optimizer *optimizer, const struct schedule *schedule,
                                    uint64_t step)
 {

@@ -7,8 +7,8 @@
 
 FDSL_C_BEGIN
 
-/* Fills `*model` with the network of a task. STATUS_USAGE if its name is unknown or its layers do not fit the
- * images. */
+/* Fills `*model` with the network of a task. STATUS_USAGE if the network's name is unknown or its layers do
+ * not fit the images. */
 enum status task_build(const struct task *task, struct model *model);
 
 FDSL_C_END

@@ -39,13 +39,13 @@ static const struct option_spec options[] = {
     {"lr", "RATE", OPTION_REAL, AT(lr), "0.001", 0, 1e38, NULL, true, "learning rate after the warm-up"},
     {"momentum", "M", OPTION_REAL, AT(momentum), "0.9", 0, 1, NULL, true, "momentum of sgd"},
     {"beta1", "B", OPTION_REAL, AT(beta1), "0.9", 0, 0.999999, NULL, true,
-     "decay rate of m in adam and adamw"},
+     "decay rate of the first moment in adam and adamw"},
     {"beta2", "B", OPTION_REAL, AT(beta2), "0.999", 0, 0.9999999, NULL, true,
-     "decay rate of v in adam and adamw"},
+     "decay rate of the second moment in adam and adamw"},
     {"epsilon", "E", OPTION_REAL, AT(epsilon), "1e-8", 1e-30, 1, NULL, true,
      "epsilon in the denominator of adam and adamw"},
     {"weight-decay", "W", OPTION_REAL, AT(weight_decay), "0", 0, 1e3, NULL, true,
-     "weight decay; sgd and adam add it to the gradient, adamw shrinks the parameters instead"},
+     "weight decay. sgd and adam add it to the gradient; adamw shrinks the parameters instead"},
     {"lr-schedule", "KIND", OPTION_CHOICE, AT(schedule), "constant", 0, 0, schedules, true,
      "how the learning rate changes over the steps"},
     {"lr-warmup", "EPOCHS", OPTION_REAL, AT(lr_warmup), "0", 0, 1e6, NULL, true,
@@ -57,13 +57,13 @@ static const struct option_spec options[] = {
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), "0", 0, 1, NULL, true,
      "share of the target probability that is spread evenly over all classes"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), NULL, 0, 0, feeds, true,
-     "where training samples come from; constant repeats the first batch, to measure the speed without the "
-     "cost of input; live generates each batch during training (default for synth); stored reads or "
-     "generates all samples before training (default for other data)"},
+     "where training samples come from. stored reads or generates all samples before training (default for "
+     "other data than synth); live generates each batch during training (default for synth); constant "
+     "repeats the first batch, to measure the speed without the cost of input"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), NULL, 0, 0, NULL, true,
-     "generate new live samples in every epoch"},
+     "with --feed live, generate new samples in every epoch"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "0", 0, 1 << 12, NULL, true,
-     "shift each training sample at random by up to this many pixels, and fill with zeros"},
+     "shift each training sample at random by up to this many pixels, and fill the gaps with zeros"},
     {"flip", NULL, OPTION_FLAG, AT(flip), NULL, 0, 0, NULL, true,
      "flip each training sample left to right with probability 1/2"},
     {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,
@@ -77,17 +77,19 @@ static const struct option_spec options[] = {
      "write a checkpoint into this folder after every epoch"},
     {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "number of checkpoints to keep"},
     {"resume", NULL, OPTION_FLAG, AT(resume), NULL, 0, 0, NULL, false,
-     "continue from the latest checkpoint (bit-exact); start fresh if there is none"},
+     "continue bit-exactly from the latest checkpoint in the folder of --checkpoint, or start from the "
+     "beginning if there is none"},
     {"export", "FILE", OPTION_OUTPUT, AT(export_path), NULL, 0, 0, NULL, false,
      "write the parameters after the last epoch as safetensors, which PyTorch can load"},
     {"export-step", "FILE", OPTION_OUTPUT, AT(step_path), NULL, 0, 0, NULL, false,
-     "write the first step: samples, parameters before and after, gradients, loss"},
+     "write a description of the first step: its samples, gradients and loss, and the parameters before and "
+     "after it"},
     {"export-data", "FILE", OPTION_OUTPUT, AT(data_path), NULL, 0, 0, NULL, false,
      "write the training set, the test set and the initial parameters; add --dry-run to skip training"},
     {"allow-nan", NULL, OPTION_FLAG, AT(allow_nan), NULL, 0, 0, NULL, false,
      "continue if the loss is not finite"},
     {"verify-steps", "N", OPTION_COUNT, AT(verify_steps), "10", 1, 1 << 20, NULL, false,
-     "number of steps that --verify compares with the oracle"},
+     "number of steps that --verify compares with the reference"},
 };
 
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
@@ -176,13 +178,15 @@ static bool train_applies(const void *parameters, const struct variant *variant,
     return !lacking(parameters, option);
 }
 
-/* Rejects shifts by the whole width or height of a sample, which could leave only zeros. */
+/* Rejects a --shift that is not less than the width and the height of a sample, because it could leave only
+ * zeros. */
 static enum status check_shift(const struct parameters *parameters, const struct shape *shape)
 {
     uint32_t side = shape->height < shape->width ? shape->height : shape->width;
     return parameters->shift < side
                ? STATUS_OK
-               : status_set(STATUS_USAGE, "--shift %" PRIu64 ": these samples are %ux%u; lower it",
+               : status_set(STATUS_USAGE,
+                            "--shift %" PRIu64 ": these samples are %ux%u; give a smaller shift",
                             parameters->shift, shape->height, shape->width);
 }
 
@@ -204,8 +208,8 @@ static enum status check(const struct options *given, const struct parameters *p
     return parameters->checkpoint ? checkpoint_check_folder(parameters->checkpoint) : STATUS_OK;
 }
 
-/* Whether the option does not affect the parameters after an epoch, or affects only the data, whose hash is
- * recorded. */
+/* Returns whether the option has no effect on the parameters after an epoch. Also true for options that
+ * affect only the data, because the identity contains hashes of the data. */
 static bool decides_nothing(const struct parameters *parameters, const char *option)
 {
     if (strcmp(option, "feed") == 0) /* live and stored samples are bit-identical */
@@ -218,8 +222,8 @@ static bool decides_nothing(const struct parameters *parameters, const char *opt
     return strcmp(option, "epochs") == 0 && parameters->schedule != SCHEDULE_COSINE;
 }
 
-/* Sets opened->identity to "model=cnn batch=64 ...". Training can resume from a checkpoint only if their
- * identities are equal. */
+/* Sets opened->identity to "model=cnn batch=64 ...". Training can resume only from a checkpoint with the same
+ * identity. */
 static enum status identify(const struct parameters *parameters, struct opened *opened)
 {
     size_t size;
@@ -322,7 +326,8 @@ static enum status train_open(const struct options *given, void *parameters_,
     if (parameters->schedule == SCHEDULE_COSINE &&
         opened->job.train.schedule.warmup_steps >= opened->job.train.schedule.total_steps)
         return status_set(STATUS_USAGE,
-                          "--lr-warmup %g leaves none of the %" PRIu64 " epochs for the decay; lower it",
+                          "--lr-warmup %g leaves none of the %" PRIu64
+                          " epochs for the decay; lower --lr-warmup",
                           parameters->lr_warmup, parameters->epochs);
     return parameters->data_path
                ? export_data(&opened->job.train, opened->initial, opened->identity, parameters->data_path)
@@ -331,7 +336,7 @@ static enum status train_open(const struct options *given, void *parameters_,
 
 /* ---- Runs and rows ---- */
 
-/* Bytes of the parameters and their optimizer state, which every step must read and write. */
+/* Returns the bytes of the parameters and their optimizer state, which every step must read and write. */
 static double updated_bytes(const struct train *train)
 {
     const struct optimizer *optimizer = &train->optimizer;

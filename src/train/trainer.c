@@ -24,8 +24,8 @@ void trainer_close(void *state)
 
 /* ---- Beginning ---- */
 
-/* Finds "name=value" in a text of such words, separated by spaces; NULL if there is none. The name is the
- * first `name_length` bytes of `word`. `*length` becomes the length of "name=value". */
+/* Finds "name=value" in a text of such words, which are separated by spaces. Returns NULL if there is none.
+ * The name is the first `name_length` bytes of `word`. `*length` becomes the length of "name=value". */
 static const char *word_of(const char *text, const char *word, size_t name_length, size_t *length)
 {
     while (*text) {
@@ -89,11 +89,12 @@ static enum status check_same(const struct train_job *job, const struct checkpoi
     if (strcmp(checkpoint->model, model->name) != 0 || checkpoint->arena_values != model->arena_values ||
         checkpoint->classes != model->classes ||
         memcmp(&checkpoint->input, &model->input, sizeof model->input) != 0)
-        return status_set(
-            STATUS_USAGE,
-            "--resume: the checkpoints in %s belong to another model: %s for %ux%ux%ux%u and %u classes",
-            job->checkpoints, checkpoint->model, checkpoint->input.channels, checkpoint->input.depth,
-            checkpoint->input.height, checkpoint->input.width, checkpoint->classes);
+        return status_set(STATUS_USAGE,
+                          "--resume: the checkpoints in %s belong to another model: %s for samples of "
+                          "%ux%ux%ux%u (channels, depth, height, width) and %u classes",
+                          job->checkpoints, checkpoint->model, checkpoint->input.channels,
+                          checkpoint->input.depth, checkpoint->input.height, checkpoint->input.width,
+                          checkpoint->classes);
     /* If an option is missing, usually the value of another option is the cause. So report differing values
      * first. */
     if (!find_other(job->identity, checkpoint->identity, words, sizeof words) &&
@@ -184,8 +185,9 @@ enum status trainer_open(const struct engine *engine, const struct resources *re
     TRY(engine->open(&trainer->job->train, resources, &trainer->state));
     TRY(begin(trainer));
     if (trainer->job->step_path && trainer->now.history.epochs > 0)
-        return status_set(STATUS_USAGE,
-                          "--export-step writes the first step, but --resume continues after it");
+        return status_set(
+            STATUS_USAGE,
+            "--export-step writes the first step, but --resume continues after it; drop one of the two");
     if (trainer->job->step_path)
         TRY(export_step(&trainer->job->train, engine, trainer->state, &trainer->now.state,
                         trainer->job->identity, trainer->job->step_path));
@@ -202,8 +204,9 @@ bool trainer_more(const void *input, void *state)
     return trainer->now.history.epochs < trainer->job->epochs;
 }
 
-/* Repeats the epoch up to the bad step. Engines are deterministic, so the state before that step is the same
- * as in the first run. From this state, the reference finds the first layer with a non-finite output. */
+/* Finds the layer that made the loss non-finite. Repeats the epoch up to the step with this loss. Engines are
+ * deterministic, so the state before that step is the same as in the first run. From this state, the
+ * reference finds the first layer with a non-finite output. */
 static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
 {
     const struct train *train = &trainer->job->train;

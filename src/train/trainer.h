@@ -23,7 +23,7 @@ struct train_job {
     uint32_t keep;           /* how many checkpoints the folder keeps */
     bool resume, allow_nan;
     const char *identity; /* the options that affect the parameters, as text */
-    const char *data;     /* --data; `samples` holds the other options that choose the samples */
+    const char *data;     /* value of --data; `samples` has the other options that choose samples */
     struct train_samples samples;
     const char *export_path; /* NULL: no export */
     const char *step_path;   /* export of the first step; NULL: none */
@@ -36,11 +36,11 @@ struct train_epoch {
     double loss, train_accuracy; /* means over the epoch; parameters change during it */
     double test_loss, test_accuracy;
     double rate;            /* learning rate of the epoch's last step */
-    bool scales_loss;       /* whether the engine scales the loss; if not, the next two are unused */
+    bool scales_loss;       /* whether the engine scales the loss; if not, the next two members are unused */
     uint64_t skipped;       /* steps skipped because of overflow */
     double loss_scale;      /* loss scale after the epoch's last step */
-    double data_s, epoch_s; /* seconds waiting for samples (negative: not known), and of the whole epoch */
-    double generate_s;      /* seconds spent generating live samples */
+    double data_s, epoch_s; /* seconds of waiting for samples (negative: not known); seconds of the epoch */
+    double generate_s;      /* seconds spent generating samples (DATA_LIVE) */
     uint64_t memory_bytes;
 };
 
@@ -48,7 +48,8 @@ FDSL_C_BEGIN
 
 /* ---- Training: each run() trains the next epoch and ignores the run number ---- */
 
-/* setup(), run(), fetch() and teardown() of a variant (core/variant.h). `job` is a struct train_job. */
+/* Implement setup(), run(), fetch() and teardown() of a variant (core/variant.h). `job` is a struct
+ * train_job. */
 enum status trainer_open(const struct engine *engine, const struct resources *resources, const void *job,
                          void **state);
 enum status trainer_run(void *state, uint64_t number, struct run_time *time);
@@ -58,7 +59,7 @@ void trainer_close(void *state);
 
 /* ---- Functions of the workload (core/workload.h); none uses `input` or `variant` ---- */
 
-/* Whether epochs remain. */
+/* Returns whether epochs remain. */
 bool trainer_more(const void *input, void *state);
 
 /* Call after an epoch, untimed: tests the network, copies the parameters to the host, and fills `*epoch`. */
@@ -67,7 +68,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch);
 /* Call after trainer_finish(): writes the checkpoint with the epoch's row. */
 enum status trainer_keep(const void *input, void *state, const char *row);
 
-/* The row in the checkpoint that this training run resumed from; "" if there is none. */
+/* Returns the CSV row in the latest checkpoint that this run read or wrote; "" if there is none. */
 const char *trainer_kept(const void *state);
 
 /* Call after the last epoch: writes the exports. `runs` is the number of epochs trained by this process. */

@@ -6,8 +6,8 @@
 #include "train/display.h"
 #include "train/trainer.h"
 
-/* Results of a verification: the number of losses compared and of wrong ones, and which parameter tensors are
- * wrong. */
+/* Results of a verification: the number of losses compared, the number of wrong losses, and a flag for each
+ * parameter tensor that is set if the tensor is wrong. */
 struct found {
     uint32_t losses, wrong_losses;
     bool astray[MODEL_TENSORS_MAX];
@@ -16,15 +16,15 @@ struct found {
 struct trainer {
     const struct train_job *job;
     const struct engine *engine;
-    void *state;             /* the engine's */
+    void *state;             /* state of the engine */
     struct display *display; /* NULL: no display */
     struct checkpoint now; /* state after the latest epoch that trainer_finish() saw, or the initial state */
-    struct train_totals totals; /* of the latest epoch */
+    struct train_totals totals; /* totals of the latest epoch */
     double epoch_s;
-    float *logits; /* of the test set */
+    float *logits; /* logits of the test set */
     int lock;      /* lock of the checkpoint folder; negative: none */
 
-    struct found found; /* by trainer_verify() */
+    struct found found; /* results of trainer_verify() */
     uint32_t drawn;     /* step drawn at random to verify an epoch; UINT32_MAX: no epoch was verified */
 };
 

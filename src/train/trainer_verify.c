@@ -1,4 +1,5 @@
-/* Verifies that an engine trains as the oracle does: before the first epoch, and in the timed epochs. */
+/* Verifies that an engine trains as the oracle (engine_oracle) does: before the first epoch, and in the timed
+ * epochs. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -25,9 +26,9 @@ static uint64_t found_wrong(const struct found *found)
     return (uint64_t)found->wrong_losses + count_astray(found);
 }
 
-/* Whether the change of a tensor from `begin` differs from the oracle's change by more than `most` times the
- * Euclidean norm of the oracle's change. Adam amplifies small gradients, so `most` is larger than the bound
- * of losses. */
+/* Returns whether the change of a tensor from `begin` differs from the oracle's change by more than `most`
+ * times the Euclidean norm of the oracle's change. Adam amplifies small gradients, so `most` is larger than
+ * the bound of losses. */
 static bool went_astray(const struct model_tensor *tensor, double most, const float *begin, const float *mine,
                         const float *theirs)
 {
@@ -60,7 +61,8 @@ static void compare_losses(struct trainer *trainer, const struct train_totals *m
 }
 
 /* Runs one step of the engine. If the engine skipped the step because of overflow, runs it again with the
- * halved loss scale, because a skipped step cannot be compared. At the minimum scale it stays skipped. */
+ * halved loss scale, because a skipped step cannot be compared. At the minimum scale, the step stays
+ * skipped. */
 static enum status take_step(struct trainer *trainer, uint32_t epoch, uint32_t step,
                              struct train_totals *totals)
 {
@@ -90,7 +92,7 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
         TRY(engine_oracle.totals(oracle, &exact));
         if (!isfinite(exact.loss))
             return status_set(STATUS_FAILED,
-                              "--verify: the oracle's own loss at step %" PRIu32
+                              "--verify: the reference's own loss at step %" PRIu32
                               " is not finite, so nothing can be compared; lower --lr, or use fewer "
                               "--verify-steps",
                               i + 1);
@@ -128,8 +130,9 @@ struct replay {
     struct train_state *at;
 };
 
-/* Advances the repeated epoch to the state before `step`, or restarts it if it is past `step`. Runs only a
- * few steps per call. The timed epoch runs all steps in one call, and its results must be the same. */
+/* Advances the repeated epoch to the state before `step`, or restarts it if it is past `step`. Passes at most
+ * STRETCH steps to the engine per call. The timed epoch ran all steps in one call; the results must be the
+ * same. */
 static enum status go_to(struct trainer *trainer, struct replay *replay, uint32_t step)
 {
     if (step < replay->step || replay->step == 0)
@@ -229,7 +232,8 @@ void trainer_verdict(const void *input, void *state, char *text, size_t size)
     const struct found *found = &trainer->found;
     char where[80] = "";
     if (trainer->drawn != UINT32_MAX)
-        snprintf(where, sizeof where, " of epoch %" PRIu32 " (drawn: step %" PRIu32 "; and the last)",
+        snprintf(where, sizeof where,
+                 " of epoch %" PRIu32 " (step %" PRIu32 ", drawn at random, and the last step)",
                  trainer->now.history.epochs + 1, trainer->drawn + 1);
     snprintf(text, size, "%" PRIu32 " of %" PRIu32 " losses and %" PRIu32 " of %" PRIu32 " tensors%s",
              found->wrong_losses, found->losses, count_astray(found), trainer->job->train.model->tensor_count,

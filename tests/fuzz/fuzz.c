@@ -1,4 +1,5 @@
-/* A target for libFuzzer, which FUZZ_TARGET in the environment names. Run by scripts/check/fuzz.sh. */
+/* Passes inputs of libFuzzer to the target that the environment variable FUZZ_TARGET names.
+ * scripts/check/fuzz.sh runs this program. */
 #include "targets.h"
 
 #include <stdio.h>

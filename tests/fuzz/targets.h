@@ -1,6 +1,6 @@
-/* Fuzz targets, one function per format. Each parses the given bytes. It must not crash or read past them,
- * and it aborts if the results contradict each other. fuzz.c passes one target to libFuzzer (make fuzz);
- * test_fuzz.c runs the targets on all files in tests/fuzz/. */
+/* Fuzz targets, one function per format. Each function parses the given bytes. It must not crash or read past
+ * their end. It aborts if its results contradict each other. fuzz.c passes one target to libFuzzer (make
+ * fuzz); test_fuzz.c runs the targets on all files in tests/fuzz/. */
 #ifndef FDSL_TESTS_FUZZ_TARGETS_H
 #define FDSL_TESTS_FUZZ_TARGETS_H
 
@@ -43,8 +43,8 @@ static inline void fuzz_tar_as_it_is(const uint8_t *data, size_t size)
         const char *extension;
         enum status status_a = tar_next(&whole, data + at, size - at, true, &a, &step_a, &need), status_b;
         for (window = 0;;) {
-            if (sparing.position >
-                size) /* the member ends past the shard; only the parser that knows the size can refuse it */
+            if (sparing.position > size) /* the member ends past the shard; only a parser that knows the
+                                            shard's size can refuse it */
                 return;
             at = (size_t)sparing.position;
             size_t available = size - at < window ? size - at : window;
@@ -160,7 +160,7 @@ static inline void fuzz_offsets(const struct index *index)
 }
 
 /* The project's own index format. `data` has all lines except the last. The last line has the hash of the
- * others and is added here, because a fuzzer cannot guess a hash. */
+ * other lines. It is added here, because a fuzzer cannot guess a hash. */
 static inline void fuzz_index(const uint8_t *data, size_t size)
 {
     struct index_text text;
@@ -190,8 +190,8 @@ static inline void fuzz_gzip(const uint8_t *data, size_t size)
     idx_free(&idx);
 }
 
-/* For parsers that need a path: sets `path` to a file in memory that contains the bytes. Returns false if the
- * system has no such files. */
+/* For parsers that need a path. Sets `path` to a file in memory that contains the bytes. Returns false if
+ * such a file cannot be created. */
 static inline bool fuzz_file(const uint8_t *data, size_t size, int *fd, char path[64])
 {
     *fd = memfd_create("fuzz", 0);
@@ -282,8 +282,8 @@ static inline char *fuzz_table_text(const struct table *table, size_t *bytes)
 {
     char *text = NULL;
     FILE *stream = open_memstream(&text, bytes);
-    if (stream)
-        fputs("\xEF\xBB\xBF", stream); /* the reader drops one; the first cell may begin with a second one */
+    if (stream) /* the reader drops one byte order mark; the first cell may begin with another */
+        fputs("\xEF\xBB\xBF", stream);
     for (size_t row = 0; stream && table->columns && row <= table->rows; row++)
         for (size_t i = 0; i < table->columns; i++) {
             const char *cell = table->cells[row * table->columns + i];

@@ -31,8 +31,8 @@ template <class NET> struct layout {
         bias1 + CONV1_CHANNELS * 4; /* gradient of conv2's bias: one sum per quarter of the windows */
     static constexpr int bytes = bias2 + 4 * CONV2_CHANNELS * 4;
     static constexpr int steps1 = NET::depth1 / 16;
-    /* Registers for sums per thread: in the half for conv2's input and conv1's weights, and in the half for
-     * conv2's weights. */
+    /* Registers per thread for sums. registers1 is for warps that compute the gradients of conv2's input and
+     * conv1's weights, registers2 for warps that compute the gradient of conv2's weights. */
     static constexpr int registers1 = (steps1 + TILES) * 16, registers2 = 2 * CONV_TAPS * 4;
     static constexpr int registers = registers1 > registers2 ? registers1 : registers2;
     static constexpr int units = (NET::pixels1 + 16 * TILES - 1) / (16 * TILES); /* units of back_inputs() */
@@ -110,9 +110,9 @@ static __device__ __forceinline__ void spread(const struct graph_plan &plan, uin
     }
 }
 
-/* Loads the image of sample `row` of the batch. COUNT threads take part; this one is `thread`. The caller
- * synchronises the block before it reads the image. A sample's image is loaded while the gradients of the
- * previous sample are computed. */
+/* Loads the image of sample `row` of the batch. COUNT threads take part; `thread` is the number of this
+ * thread. The caller synchronises the block before it reads the image. A sample's image is loaded while the
+ * gradients of the previous sample are computed. */
 template <class NET, int COUNT>
 static __device__ __forceinline__ void take_row(const struct graph_plan &plan, uint32_t row, int thread,
                                                 uint8_t *image)
@@ -231,8 +231,9 @@ static __device__ __forceinline__ void back_inputs(uint32_t shared, int unit, fl
     }
 }
 
-/* Applies conv1's ReLU mask to `c`, the result of back_inputs(), and multiplies it by the windows of bytes.
- * Rows of `sums` are taps, followed by a row for ones, which becomes the gradient of the bias. */
+/* `c` is the result of back_inputs(). Applies conv1's ReLU mask to it, multiplies it by the windows over the
+ * sample's bytes, and adds the products to `sums`. The rows of `sums` are taps. One more row has factors of 1
+ * instead of bytes; it becomes the gradient of the bias. */
 template <class NET>
 static __device__ __forceinline__ void back_conv1(const uint8_t *shared, const uint8_t *image_bytes, int unit,
                                                   const float c[TILES][4][4],
@@ -362,15 +363,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
         take_row<NET, THREADS>(plan, blockIdx.x, threadIdx.x, images);
     copy_wait<0>();
     __syncthreads();
-    /* Both halves of the block use the same registers. The first half keeps the sums of conv1's weights and
-     * the tiles of a unit in them, the second half the sums of conv2's weights. With separate variables, each
+    /* Both halves of the block use `own`. The first half keeps the sums of conv1's weights and the tiles of a
+     * unit in it. The second half keeps the sums of conv2's weights in it. With separate variables, each
      * thread would keep registers for all of them across the barriers. */
     float own[at::registers] = {};
     float(&of_conv1)[at::steps1][4][4] = reinterpret_cast<float(&)[at::steps1][4][4]>(own);
     float(&products)[TILES][4][4] = reinterpret_cast<float(&)[TILES][4][4]>(own[at::steps1 * 16]);
     float(&of_conv2)[2][CONV_TAPS][4] = reinterpret_cast<float(&)[2][CONV_TAPS][4]>(own);
     if (for_inputs) {
-        wait_for_previous(); /* for pooled_delta; kernels before the previous one wrote everything else */
+        wait_for_previous(); /* the previous kernel writes pooled_delta, and earlier ones the other inputs */
         allow_next();
     }
     for (uint32_t row = blockIdx.x, turn = 0; row < count; row += plan.parts, turn ^= 1) {

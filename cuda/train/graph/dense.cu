@@ -111,8 +111,8 @@ static __device__ __forceinline__ float take_hidden(const struct graph_plan &pla
     return kept == 0 ? 0 : value * kept;
 }
 
-/* Softmax cross-entropy of a sample by one warp, one lane per class. Stores the loss, whether the prediction
- * is right, and the gradient of the batch's mean loss. */
+/* Computes the softmax cross-entropy of a sample. One warp runs this, with one lane per class. Stores the
+ * loss, whether the prediction is correct, and the gradient of the batch's mean loss. */
 static __device__ __forceinline__ void take_loss(const struct graph_plan &plan, uint32_t row, uint32_t label,
                                                  const float *logits, float *deltas)
 {
@@ -194,7 +194,7 @@ static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_consta
     float delta = 0;
     for (uint32_t k = 0; k < plan.classes; k++)
         delta = fmaf(deltas[k], weight[k * HIDDEN + threadIdx.x], delta);
-    /* A value of 0 comes from ReLU or dropout: its gradient is 0. */
+    /* If ReLU or dropout set the value to 0, its gradient is 0. */
     delta = value == 0 ? 0 : delta * (256.0f / (256 - DROPOUT2_THRESHOLD));
     plan.hidden[(size_t)row * HIDDEN + threadIdx.x] = value;
     plan.hidden_delta[(size_t)row * HIDDEN + threadIdx.x] = __float2bfloat16(delta);

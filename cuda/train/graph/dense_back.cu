@@ -41,8 +41,8 @@ static __device__ __forceinline__ void take(const void *from, size_t from_pitch,
     }
 }
 
-/* Start copying samples row to row + ROWS - 1 into their stage: take_inputs() fc1's inputs, take_deltas() the
- * gradients of its outputs. */
+/* take_inputs() and take_deltas() start copying samples row to row + ROWS - 1 into their stage. take_inputs()
+ * copies fc1's inputs, take_deltas() the gradients of fc1's outputs. */
 template <class NET>
 static __device__ __forceinline__ void take_inputs(const struct graph_plan &plan, uint32_t row,
                                                    uint32_t column, uint8_t *shared)
@@ -61,8 +61,8 @@ static __device__ __forceinline__ void take_deltas(const struct graph_plan &plan
          shared + row / ROWS % 2 * at::stage + at::delta, DELTA_PITCH);
 }
 
-/* c += a b, where b is a matrix of (16 rows, columns) in shared memory, and the sum runs over its rows.
- * `from` is the address of the lane's row of b. */
+/* Computes c += a b. b is a matrix of 16 rows in shared memory, and the sum runs over its rows. `from` is the
+ * address of the lane's row of b. */
 template <class NET>
 static __device__ __forceinline__ void multiply_row(float c[][4], const uint32_t a[4], uint32_t from)
 {
@@ -191,7 +191,8 @@ static __device__ __forceinline__ void step_weights(const struct graph_plan &pla
     }
 }
 
-/* Prefetches into L2, while the GEMMs run, what step_weights() will load. */
+/* Prefetches the slice's parameters and moments into the L2 cache while the GEMMs run. step_weights() loads
+ * them later. */
 template <class NET>
 static __device__ __forceinline__ void prefetch_weights(const struct graph_plan &plan, uint32_t column)
 {

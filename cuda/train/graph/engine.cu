@@ -13,7 +13,7 @@
 #include "train/network.cuh"
 #include "train/progress.cuh"
 
-#define GRAPH_STEPS 32 /* steps in the long graph */
+#define GRAPH_STEPS 32 /* number of steps in the CUDA graph `many` */
 
 bool graph_overlaps = true;
 
@@ -25,7 +25,9 @@ struct graph_state {
     struct allocations allocations;
     struct graph_plan plan;
     struct device_progress progress;
-    cudaGraphExec_t one, many; /* 1 step, which keeps all gradients; GRAPH_STEPS steps, which do not */
+    /* `one` runs 1 step and stores all gradients. `many` runs GRAPH_STEPS steps and does not store the
+     * gradient of fc1's weights. */
+    cudaGraphExec_t one, many;
     cudaGraphExec_t inference;
     uint32_t epoch; /* epoch whose order is on the device, if `ordered` */
     bool ordered;
@@ -44,7 +46,7 @@ static bool same_layer(const struct layer_spec *mine, const struct layer_spec *o
            memcmp(mine->padding, other->padding, sizeof mine->padding) == 0;
 }
 
-/* Whether the model has the layers that the kernels are written for. */
+/* Returns whether the model has the layers that the kernels are written for. */
 static bool is_cnn(const struct model *model)
 {
     static const struct layer_spec layers[] = {
@@ -105,11 +107,11 @@ static enum status check_device(const struct train *train, struct graph_state *g
         graph_overlaps &&
         architecture >= 90; /* code for older architectures does not wait for the previous kernel */
     if (major < 8 || shared < graph_shared_bytes(graph->colour))
-        return status_set(
-            STATUS_UNAVAILABLE,
-            "graph: needs tensor cores for bf16 (sm_80) and %d KB of shared memory per block, but this "
-            "device is sm_%d0 with %d KB; use %s",
-            graph_shared_bytes(graph->colour) / 1024, major, shared / 1024, other_variant(train));
+        return status_set(STATUS_UNAVAILABLE,
+                          "graph: needs tensor cores for bf16 (sm_80 or later) and %d KB of shared memory "
+                          "per block, but this device is sm_%d0 with %d KB; use %s",
+                          graph_shared_bytes(graph->colour) / 1024, major, shared / 1024,
+                          other_variant(train));
     return STATUS_OK;
 }
 
@@ -347,8 +349,8 @@ static enum status launch(struct graph_state *graph, cudaGraphExec_t steps, uint
     return device_progress_step(&graph->progress, graph->plan.totals, count, graph->stream);
 }
 
-/* Launches the long graph while more than GRAPH_STEPS steps are left, then graphs of one step. The last step
- * is always such a graph, because its gradients may be requested. */
+/* Launches the graph `many` while more than GRAPH_STEPS steps are left, and then the graph `one` for each
+ * remaining step. The last step is always run by `one`, because its gradients may be requested. */
 static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);

@@ -73,8 +73,8 @@ static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t we
     }
 }
 
-/* Bias, ReLU and pooling. Lanes with even g compute one channel, lanes with odd g the next one. The first of
- * equal maxima wins, as in the reference. */
+/* Applies bias, ReLU and pooling. Lanes with even g = lane / 4 compute one channel, lanes with odd g compute
+ * the next one. The first of equal maxima wins, as in the reference engine. */
 template <class NET>
 static __device__ __forceinline__ void pool(const float c[TILES][8][4], const float bias[8], int unit,
                                             uint16_t *values, uint8_t *argmax)
@@ -111,8 +111,8 @@ static __device__ __forceinline__ void pool(const float c[TILES][8][4], const fl
     }
 }
 
-/* Applies dropout and writes the values to global memory. A thread processes 16 values at a time, which share
- * a random draw. */
+/* Applies dropout and writes the values to global memory. A thread processes 16 values at a time. These
+ * values share one random draw. */
 template <class NET, bool TRAINING>
 static __device__ __forceinline__ void drop(const struct graph_plan &plan, uint32_t epoch, uint32_t number,
                                             uint32_t row, const uint8_t *shared)

@@ -1,14 +1,16 @@
-/* train-graph, sums over samples that head_kernel does not compute: the gradients of fc2 and of fc1's bias,
- * the updates of these parameters, and the totals. This is little work and independent of the convolutions,
- * so a few extra blocks of conv_back_kernel do it concurrently. */
+/* train-graph, backward pass of fc2 and of fc1's bias. Sums the gradients over the samples, updates these
+ * parameters, and adds up the totals. This is little work and independent of the convolutions, so a few extra
+ * blocks of conv_back_kernel do it concurrently. */
 #ifndef FDSL_CUDA_TRAIN_GRAPH_HEAD_BACK_CUH
 #define FDSL_CUDA_TRAIN_GRAPH_HEAD_BACK_CUH
 
 #include "train/graph/kernels.cuh"
 
-#define HEAD_BLOCKS  4 /* an H200 has 132 multiprocessors; at most GRAPH_PARTS_MAX blocks compute samples */
+/* Number of extra blocks. An H200 has 132 multiprocessors, and up to GRAPH_PARTS_MAX (128) blocks compute
+ * samples. */
+#define HEAD_BLOCKS  4
 
-#define HEAD_CLASSES 4 /* per block at a time */
+#define HEAD_CLASSES 4 /* classes that a block processes at a time */
 
 /* Updates fc2's weights of classes k to k + HEAD_CLASSES - 1. Thread i sums hidden value i % 128 of every
  * fourth sample, for all of these classes. Then it adds the four partial sums of class k + i / 128 in order.
@@ -65,7 +67,7 @@ static __device__ __forceinline__ void update_hidden_bias(const struct graph_pla
     __syncthreads();
 }
 
-/* Updates fc2's bias. One warp per class; each lane sums every 32nd sample. */
+/* Updates fc2's bias. A warp sums the gradients of a class, and each of its lanes sums every 32nd sample. */
 template <int THREADS>
 static __device__ __forceinline__ void update_last_bias(const struct graph_plan &plan,
                                                         const struct update &update)
@@ -110,7 +112,7 @@ static __device__ __forceinline__ void add_totals(const struct graph_plan &plan,
     plan.totals->samples += count;
     if (!isfinite(sums[0]) && plan.totals->bad_step == TRAIN_FINE)
         plan.totals->bad_step = plan.step->number;
-    /* No other kernel reads the position at this time: only the first kernel of a step does. */
+    /* No other kernel reads the position now, because only the first kernel of a step reads it. */
     plan.position->step++;
     plan.position->number++;
 }

@@ -1,4 +1,5 @@
-/* Shared by the kernels of train-graph: the shapes of `cnn`, the memory layouts, and small device functions.
+/* Shared by the CUDA kernels of train-graph: the shapes of the network `cnn`, the memory layouts, and small
+ * device functions. The convolutions of `cnn` are called conv1 and conv2, its linear layers fc1 and fc2.
  *
  * A step is six kernels (docs/train_graph.md). Matrices are bf16; sums, parameters and the optimizer's state
  * are fp32. All shapes are compile-time constants, so the compiler can fold index arithmetic. */
@@ -22,7 +23,7 @@
 #define CONV_TAPS      9
 #define HIDDEN         128
 #define GRAPH_CLASSES  32  /* maximum: each class takes one lane of a warp */
-#define GRAPH_ROWS     128 /* batch buffers are padded to a multiple, so that tiles need no bounds checks */
+#define GRAPH_ROWS     128 /* batch buffers have a multiple of this, so that tiles need no bounds checks */
 /* Maximum number of blocks that share the samples of the convolutions' backward pass. */
 #define GRAPH_PARTS_MAX    128
 #define DROPOUT1_NUMBER    5 /* layer index of the first dropout; selects its stream of random numbers */
@@ -82,24 +83,24 @@ FDSL_HD uint32_t delta_piece(uint32_t pixel, uint32_t piece)
     return pixel * 128 + ((piece ^ (pixel & 7)) << 4);
 }
 
-/* Position in the training. The first kernel of a step reads it, and add_totals() advances it. */
+/* Position in the training. The first kernel of a step reads it; add_totals() advances it. */
 struct graph_position {
     uint32_t epoch, step; /* within the epoch */
     uint64_t number;      /* step number, counted over all epochs */
 };
 
-/* Data about the current step for its kernels. The first kernel writes it in training, the host in
- * inference. */
+/* Data about the current step for its kernels. In training, the first kernel of the step writes it. In
+ * inference, the host writes it. */
 struct graph_step {
     uint32_t epoch, first, count; /* `count` samples from index `first` of the epoch's order */
-    uint32_t part;                /* inference only: the set; its samples are in stored order */
-    uint64_t number;              /* step number, counted over all epochs */
+    uint32_t part;   /* inference only: number of the set; its samples are used in stored order */
+    uint64_t number; /* step number, counted over all epochs */
     struct update update;
 };
 
-/* Kernel arguments of a step, the same for every launch. Pointers are to device memory. `rows` is the batch
- * size rounded up to GRAPH_ROWS; rows past the batch are zero. `parts` is the number of blocks that share the
- * samples in graph_conv_back(). */
+/* Kernel arguments of a step. They are the same for every launch. Pointers are to device memory. `rows` is
+ * the batch size rounded up to a multiple of GRAPH_ROWS; rows past the batch are zero. `parts` is the number
+ * of blocks that share the samples in graph_conv_back(). */
 struct graph_plan {
     uint64_t seed;
     uint32_t batch, rows, samples, classes, parts;
@@ -121,7 +122,7 @@ struct graph_plan {
     /* Parameters as GEMM operands. */
     __nv_bfloat16 *conv2_weight; /* CONV2_BYTES; rows of CONV2_PITCH bytes */
     __nv_bfloat16 *fc1_weight;   /* (128, features) */
-    /* Activations and their gradients, for [rows] samples each. */
+    /* Activations and their gradients. Each has `rows` samples; the shape of a sample is in parentheses. */
     __nv_bfloat16 *pooled; /* (features): after ReLU and dropout, before dropout's factor 4/3 */
     uint8_t *argmax;   /* (features): bit i is set if pixel i of the window was the maximum; 0: no gradient */
     float *split_sums; /* [splits][rows](128): partial sums of fc1 */
@@ -144,11 +145,11 @@ enum status graph_dense_back(const struct graph_plan *plan, bool colour, cudaStr
 enum status graph_conv_back(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 enum status graph_update(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 
-/* Shared memory per block, in bytes, of the kernel that needs the most. */
+/* Returns the shared memory per block, in bytes, of the kernel that needs the most. */
 int graph_shared_bytes(bool colour);
 
-/* Enqueue work between steps. graph_order() writes the order of an epoch. graph_go_to() sets the position.
- * graph_refresh() updates the bf16 copies after the parameters were set. */
+/* These functions enqueue work between steps. graph_order() writes the order of an epoch. graph_go_to() sets
+ * the position. graph_refresh() updates the bf16 copies of the parameters after these were set. */
 enum status graph_order(const struct graph_plan *plan, uint32_t epoch, cudaStream_t stream);
 enum status graph_go_to(const struct graph_plan *plan, const struct graph_position *position,
                         cudaStream_t stream);
@@ -157,8 +158,8 @@ enum status graph_refresh(const struct graph_plan *plan, bool colour, cudaStream
 /* ---- Overlapping launches (programmatic dependent launch, sm_90; older devices serialise kernels) ----
  *
  * Code before wait_for_previous() runs concurrently with the previous kernel. It must not read what that
- * kernel writes, or overwrite what that kernel reads. It may use what older kernels wrote. Every kernel calls
- * allow_next() directly after wait_for_previous(). */
+ * kernel writes, or overwrite what that kernel reads. It may read what earlier kernels wrote. Every kernel
+ * calls allow_next() directly after wait_for_previous(). */
 
 static __device__ __forceinline__ void wait_for_previous(void)
 {
@@ -174,8 +175,8 @@ static __device__ __forceinline__ void allow_next(void)
 #endif
 }
 
-/* Launches a kernel of a step with `bytes` bytes of dynamic shared memory. It may overlap the previous kernel
- * if plan->overlap is set. */
+/* Launches a kernel of a step with `bytes` bytes of dynamic shared memory. If plan->overlap is set, the
+ * kernel may overlap the previous one. */
 static inline enum status launch_overlapped(void (*kernel)(struct graph_plan), const char *name, dim3 blocks,
                                             int threads, int bytes, const struct graph_plan *plan,
                                             cudaStream_t stream)
@@ -196,7 +197,7 @@ static inline enum status launch_overlapped(void (*kernel)(struct graph_plan), c
 
 /* ---- Device functions ---- */
 
-/* c += a b, as mma_16816() in bf16. The asm is not volatile, so the compiler may move it. */
+/* Computes c += a b, like mma_16816() for bf16. The asm is not volatile, so the compiler may move it. */
 static __device__ __forceinline__ void multiply(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -213,7 +214,7 @@ static __device__ __forceinline__ uint32_t transposed(uint32_t word)
     return result;
 }
 
-/* Two floats as bf16, the first one in the lower half. */
+/* Converts two floats to bf16. `low` goes to the lower half of the word. */
 static __device__ __forceinline__ uint32_t pack(float low, float high)
 {
     uint32_t word;
@@ -221,7 +222,7 @@ static __device__ __forceinline__ uint32_t pack(float low, float high)
     return word;
 }
 
-/* The maximum; NaN if either is NaN. */
+/* Returns the maximum, or NaN if either value is NaN. */
 static __device__ __forceinline__ float larger(float a, float b)
 {
     float result;
@@ -269,7 +270,7 @@ static __device__ __forceinline__ float warp_sum(float value)
 }
 
 /* Copies a sample to shared memory, shifted, as (channels, height, width). Bytes become bf16, which
- * represents them exactly. THREADS threads take part; this one is `thread`. */
+ * represents them exactly. THREADS threads take part; `thread` is the number of this thread. */
 template <class NET, int THREADS>
 static __device__ __forceinline__ void take_image(const uint8_t *sample, const struct draw_move &move,
                                                   int thread, uint16_t *image)
@@ -297,10 +298,11 @@ template <class NET> static __device__ __forceinline__ int window_first(int p)
     return p / NET::columns1 * NET::width + p % NET::columns1;
 }
 
-/* conv1 with bias and ReLU. It reads the image in shared memory, and writes swizzled pieces (conv1_piece())
- * to shared memory. WARPS warps take part; this one is `warp`. The GEMM multiplies raw bytes by weights that
- * include the scale of the normalisation. `bias`, in shared memory, includes its offset. The backward kernel
- * calls this function too, and gets the same bits. */
+/* Computes conv1 with bias and ReLU. Reads the image in shared memory, and writes swizzled pieces
+ * (conv1_piece()) to shared memory. WARPS warps take part; `warp` is the number of this warp. The GEMM
+ * multiplies raw bytes by weights that include the scale of the normalisation. `bias`, in shared memory,
+ * includes the offset of the normalisation. The backward kernel calls this function too, and gets the same
+ * bits. */
 template <class NET, int WARPS>
 static __device__ __forceinline__ void conv1_forward(const struct graph_plan &plan, const uint16_t *image,
                                                      const float *bias, int warp, uint8_t *out)
@@ -367,7 +369,7 @@ static __device__ __forceinline__ void conv1_forward(const struct graph_plan &pl
     }
 }
 
-/* conv1's bias for output `o`, plus the contribution of the normalisation's offset. */
+/* Returns conv1's bias for output `o`, plus the contribution of the normalisation's offset. */
 template <class NET> static __device__ __forceinline__ float conv1_bias(const struct graph_plan &plan, int o)
 {
     const float *weight = plan.state.parameters + plan.tensors[CONV1_W] + o * NET::taps1;
