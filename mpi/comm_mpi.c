@@ -82,8 +82,8 @@ struct wait {
     bool noted;
 };
 
-/* Called repeatedly during a wait. Every other rank sends one note to rank 0, and rank 0 warns about missing
- * ranks. After the timeout, fails and marks the communication as broken. */
+/* Called repeatedly during a wait. Each rank except rank 0 sends one note to rank 0. Rank 0 warns about
+ * missing ranks. After the timeout, fails and marks the communication as broken. */
 static enum status look_around(struct wait *wait)
 {
     char names[128] = "rank 0";

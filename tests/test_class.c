@@ -110,7 +110,8 @@ Test(class, check_accepts_the_limits)
     struct atom_class class_ = {
         UINT32_MAX, CLASS_VERTICES_MAX, CLASS_ORBITS_MAX, 0, 1, CLASS_FREQ_MAX, 0, 0, 0, 0};
     cr_assert_eq(class_check(&class_), STATUS_OK, "%s", status_text());
-    struct atom_class far = {0, 1, 1, 1, 1, 0, 0, 0, 8388607, 0}; /* one orbit adds 1 pixel: 2^23 */
+    /* The orbit can move a vertex 1 pixel further than the radius, to the limit of 2^23. */
+    struct atom_class far = {0, 1, 1, 1, 1, 0, 0, 0, 8388607, 0};
     cr_assert_eq(class_check(&far), STATUS_OK, "%s", status_text());
     far.line_width = 0.5f;
     cr_assert_eq(class_check(&far), STATUS_USAGE);

@@ -15,7 +15,7 @@
 #include "reader.h"
 #include "uring.h"
 
-#define ALIGNMENT 4096u /* of offsets, lengths and buffers; sufficient for any device */
+#define ALIGNMENT 4096u /* alignment of offsets, lengths and buffers, in bytes; sufficient for any device */
 
 /* A read that is in flight, or complete but not processed yet. */
 struct block {
@@ -104,7 +104,7 @@ static void prepare_read(const struct shards_uring *uring, struct io_uring_sqe *
         io_uring_prep_read(sqe, fd, buffer, aligned, uring->offset);
 }
 
-/* Queues reads until `iodepth` blocks are in flight or not processed yet. */
+/* Queues reads until `iodepth` blocks are in flight or waiting to be processed. */
 static enum status submit(struct shards_uring *uring, const struct order *order)
 {
     const struct load *load = uring->reader.load;

@@ -10,7 +10,7 @@
  * STATUS_UNAVAILABLE with the reason otherwise. */
 enum status uring_probe(const int *operations);
 
-/* Submits queued requests. Requests that Linux does not accept yet stay queued until uring_wait() submits
+/* Submits queued requests. Requests that Linux does not accept at once stay queued until uring_wait() submits
  * them. STATUS_FAILED with the reason. */
 enum status uring_submit(struct io_uring *ring);
 

@@ -12,7 +12,7 @@ struct naive {
     const struct synth *synth;
     uint8_t *images; /* the batch, synth_output_bytes() per image; the caller's if synth->call is set */
     int64_t *labels; /* one per image; the caller's if synth->call is set */
-    uint8_t *canvas; /* canvas of the current image; NULL if the output is the canvas */
+    uint8_t *canvas; /* canvas of the current image; NULL if images are drawn in place, without conversion */
     struct atom_point *points; /* positions of the current image's vertices */
 };
 

@@ -1,10 +1,11 @@
 /* The variant `omp`: OpenMP over images, SIMD over vertices and pixels; bit-identical to `naive`. docs/omp.md
  * shows where the time goes.
  *
- * If the batch has fewer images than there are threads, each image is split into parts. Vertices are
+ * If there are at least two threads per image of the batch, each image is split into parts. Vertices are
  * independent of each other, so a polygon is cut into ranges of consecutive vertices ("arcs"). A part is two
- * opposite arcs, because one side of a polygon that is off centre may be mostly outside the image. Each part
- * paints orbit numbers on its own canvas; the highest number at a pixel determines its gray.
+ * opposite arcs, which balances the work: one side of an off-centre polygon may be mostly outside the image.
+ * Each part paints orbit numbers on its own canvas. The highest number that any part has at a pixel
+ * determines the pixel's gray.
  *
  * The rows of a canvas are an odd number of cache lines apart, so that vertically adjacent pixels map to
  * different sets of the L1 cache. This saves 10 % of the run time. */
@@ -41,7 +42,7 @@ struct omp {
     uint64_t latest;    /* number of the latest run */
     uint8_t *images;    /* the batch, synth_output_bytes() per image; the caller's if synth->call is set */
     int64_t *labels;    /* one per image; the caller's if synth->call is set */
-    uint8_t *merged;    /* `batch` canvases if images are split and then converted, else NULL */
+    uint8_t *merged;    /* merged images before conversion; NULL unless images are split and converted */
     uint16_t *canvases; /* orbit numbers plus one; batch * parts canvases if images are split, else NULL */
     uint32_t *heaviest; /* classes in order of decreasing work */
     uint64_t *order;    /* images of a batch in order of decreasing work */
@@ -217,8 +218,8 @@ static bool fill_state(struct omp *omp)
     return true;
 }
 
-/* Returns the number of parts per image that keeps all threads busy. Returns 1 if orbit numbers exceed the 16
- * bits of a canvas pixel, or if the canvases do not fit in memory. */
+/* Returns the number of parts per image: threads per image, rounded down, but at least 1. Returns 1 if orbit
+ * numbers exceed the 16 bits of a canvas pixel, or if the canvases do not fit in memory. */
 static uint32_t choose_parts(const struct synth *synth, int threads)
 {
     uint64_t parts = (uint64_t)threads / synth->batch;
@@ -447,7 +448,7 @@ static void draw_one_part(void *state, uint64_t task, int thread)
               (char *)(omp->canvases + (j * omp->parts + part) * canvas_pixels(omp)), &omp->workers[thread]);
 }
 
-/* Merges the canvases of an image in one of `parts` equal ranges of its rows. */
+/* Merges one range of rows of an image's canvases. Each image has `parts` ranges. */
 static void merge_share(void *state, uint64_t task, int thread)
 {
     struct omp *omp = state;
@@ -465,7 +466,7 @@ static void merge_share(void *state, uint64_t task, int thread)
     end_stage(omp, start_s, &worker->painting_s);
 }
 
-/* Converts one of `parts` equal ranges of the output rows of an image whose canvases are merged. */
+/* Converts one range of output rows of an image whose canvases are merged. Each image has `parts` ranges. */
 static void finish_share(void *state, uint64_t task, int thread)
 {
     struct omp *omp = state;

@@ -15,7 +15,7 @@
 typedef __m256i vint;
 typedef __m256 vreal;
 #define V(operation)      _mm256_##operation
-#define V_BITS(operation) _mm256##operation##_si256 /* on an integer vector as a whole */
+#define V_BITS(operation) _mm256##operation##_si256 /* intrinsics without an element type */
 
 #include "omp_vector.h"
 
@@ -63,9 +63,9 @@ static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p,
 #define SELECT(a, b, selector, bit) \
     _mm256_blendv_ps(a, b, _mm256_castsi256_ps(_mm256_slli_epi32(selector, 31 - (bit))))
 
-/* Returns the scaled gradients on both sides of each cell. First looks up the hash and then its gradient,
- * both in registers. The hash table has 32 words, and one instruction indexes 8 of them, so four lookups are
- * combined. Gather instructions would take five times as long. */
+/* Returns the scaled gradients on both sides of each cell. Looks up first the hash and then its gradient,
+ * both with register permutations. The hash table has 32 words, and one instruction indexes 8 of them, so
+ * four lookups are combined. Gather instructions would take five times as long. */
 static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal *left, vreal *right)
 {
     vint shift = v_and(v_right(cell, 3), v_set(28));

@@ -15,7 +15,7 @@
 typedef __m512i vint;
 typedef __m512 vreal;
 #define V(operation)      _mm512_##operation
-#define V_BITS(operation) _mm512##operation##_si512 /* on an integer vector as a whole */
+#define V_BITS(operation) _mm512##operation##_si512 /* intrinsics without an element type */
 
 #include "omp_vector.h"
 
@@ -58,8 +58,8 @@ static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p,
 #define v_octant(table, index) \
     _mm512_permutexvar_epi32(index, _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(table))))
 
-/* Returns the scaled gradients on both sides of each cell. First looks up the hash and then its gradient,
- * both in registers. This takes a third of the time of a gather. */
+/* Returns the scaled gradients on both sides of each cell. Looks up first the hash and then its gradient,
+ * both with register permutations. This takes a third of the time of a gather. */
 static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal *left, vreal *right)
 {
     vint shift = v_and(v_right(cell, 3), v_set(28));

@@ -19,7 +19,7 @@
 /* Maximum length in pixels of lines that are walked in vectors; omp_simd.h gives the reason. */
 #define OMP_MAJOR_MAX 1024
 
-/* Lines of up to OMP_SHORT = 2^OMP_SHORT_BITS pixels come from a table. */
+/* The steps of lines of up to OMP_SHORT = 2^OMP_SHORT_BITS pixels come from a table. */
 #define OMP_SHORT_BITS 5
 #define OMP_SHORT      (1 << OMP_SHORT_BITS)
 

@@ -253,7 +253,7 @@ static inline uint32_t append(const struct omp_tables *tables, uint8_t *list, ui
 _Static_assert(OMP_SHORT == 32 && OMP_GUARD >= OMP_SHORT,
                "lines of up to 32 pixels are walked without a bounds test");
 
-/* Sets up the lines that begin at the vertices of `vectors` vectors, which `traced` lists, and adds the
+/* `traced` lists `vectors` vectors of vertices. Sets up the lines that begin at these vertices, and adds the
  * possibly visible lines to the lists. The ends of a visible line are at most its length away from the image,
  * so short lines stay within the guard. Not inlined, because the function already uses all registers. */
 static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const int32_t *column,
@@ -368,8 +368,8 @@ static inline void walk_longer(const struct omp_arc *arc, struct lines *lines, u
     }
 }
 
-/* Walks the line from vertex i with a bounds test per pixel. Such a line crosses the border of the image, and
- * its length exceeds the guard's width. */
+/* Walks the line from vertex i with a bounds test per pixel. Such a line is longer than OMP_SHORT pixels, and
+ * at least one of its ends is outside the image. */
 static inline void walk_crossing(const struct omp_arc *arc, const int32_t *column, const int32_t *row,
                                  uint32_t i, struct pixels *pixels, const struct omp_pen *pen)
 {

@@ -16,7 +16,7 @@
 #include "omp_net.h"
 #include "variants.h"
 
-#define LITTLE_WORK 5e5 /* multiply-adds of a forward pass that take about ten microseconds */
+#define LITTLE_WORK 5e5 /* multiply-adds of a batch's forward pass; they take about ten microseconds */
 /* Parts of a GEMM per thread. There are several parts, so that other threads can help a slow thread. */
 #define TILE_SHARES 4
 
@@ -192,7 +192,7 @@ static float loss_of(const struct train *train, const float *logits, uint32_t la
     return loss;
 }
 
-/* Returns the index of the largest logit; the first index if several logits are equal. */
+/* Returns the index of the largest logit; the first index if several logits are largest. */
 static uint32_t guess(const float *logits, uint32_t classes)
 {
     uint32_t best = 0;
@@ -374,8 +374,8 @@ static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32
     struct net *net = state;
     const struct draw_order order =
         draw_order(net->train->seed, epoch, net->train->data->sets[DATA_TRAIN].count);
-    uint32_t at_once =
-        feed_is_live(&net->feed) ? 1 : count; /* live: the generator uses the threads between two steps */
+    /* Live samples are generated between two steps, by the same threads. */
+    uint32_t at_once = feed_is_live(&net->feed) ? 1 : count;
     for (uint32_t done = 0; done < count; done += at_once) {
         net->count = train_batch(net->train, &order, first + done, net->numbers);
         TRY(feed_step(&net->feed, epoch, net->numbers, net->count));

@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 struct barrier {
-    atomic_uint arrived, passed; /* number of threads that wait; number of completed waits */
+    atomic_uint arrived, passed; /* threads that have arrived in the current round; completed rounds */
     pthread_mutex_t mutex;
     pthread_cond_t released;
 };

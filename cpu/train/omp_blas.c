@@ -43,7 +43,7 @@ static enum status blas_probe(const struct resources *resources)
 
 #define TILE_ROWS       32
 #define ROOM_VALUES     32768
-#define ROOM_VALUES_MIN 1024 /* on the stack, if malloc() fails */
+#define ROOM_VALUES_MIN 1024 /* size of the fallback on the stack if malloc() fails */
 #define STEPS_MAX       4096
 
 static size_t tiles(const struct gemm *gemm)
@@ -66,7 +66,7 @@ static size_t spacing(const uint32_t *offsets, size_t count)
     return apart;
 }
 
-/* Sets rows of c to the bias, or to zero; the GEMM then adds to them. */
+/* Sets rows of c to the bias, or to zero, unless gemm->add is set; sgemm then adds to them. */
 static void begin_rows(const struct gemm *gemm, size_t first, size_t end)
 {
     for (size_t i = first; i < end && !gemm->add; i++)

@@ -27,7 +27,7 @@ struct gemm {
     size_t b_pitch; /* distance between two rows of b in floats */
     float *c;
     size_t c_pitch;
-    size_t columns;    /* columns of b and c; a multiple of `lanes` */
+    size_t columns;    /* columns of b and c; a multiple of the kernel's `lanes` */
     const float *bias; /* NULL: no bias */
     bool add;          /* add to the contents of c; then bias is not used */
     bool relu;         /* apply ReLU to the sum */

@@ -3,9 +3,9 @@
  *
  * Convolutions, pooling, additions and means process one sample per thread. Samples are stored position by
  * position with the channels innermost. Consecutive positions are "pitch" floats apart: the channels rounded
- * up to whole vectors, except in the input samples. From block FLAT on, data are rows, one per sample, in the
- * C order that linear layers expect. ReLU and dropout run in place, in the output of the block before them.
- * The backward pass of ReLU drops the gradients of outputs that are zero. */
+ * up to whole vectors, except in input samples, which may be unpadded. From block FLAT on, data are rows, one
+ * per sample, in the C order that linear layers expect. ReLU and dropout run in place, in the output of the
+ * block before them. The backward pass of ReLU drops the gradients of outputs that are zero. */
 #ifndef FDSL_CPU_TRAIN_OMP_NET_H
 #define FDSL_CPU_TRAIN_OMP_NET_H
 
@@ -29,25 +29,27 @@ struct conv {
     uint32_t kernel[MODEL_AXES], padding[MODEL_AXES];
     bool padded;
     struct shape around;   /* shape of the padded input */
-    size_t depth;          /* weights per output channel, ordered (t, y, x, channel) */
+    size_t depth;          /* number of weights per output channel; their order is (t, y, x, channel) */
     uint32_t *positions;   /* offset of each output's window */
     uint32_t *taps;        /* offset of each weight inside a window */
     float *forward;        /* weights [depth][out_pitch] */
     size_t gradient;       /* offset in a chunk's sums: gradient_count weights, then biases */
     size_t gradient_count; /* number of weights, padding included, without biases */
 
-    /* For the backward pass without pooling, which is a convolution of the zero-padded output gradients.
-     * `wide` is the shape of the padded gradients. */
+    /* For blocks without pooling: the gradient of the input is a convolution of the zero-padded output
+     * gradients. `wide` is the shape of the padded gradients. */
     struct shape wide;
     uint32_t *back_positions, *back_taps;
 
-    /* For the backward pass through pooling. `runs` has the offsets of the vectors that cover the convolution
-     * kernel's window, row by row. */
+    /* For blocks with pooling. `runs` has the offsets of the vectors that cover the convolution kernel's
+     * window, row by row. */
     uint32_t *runs;
     size_t run_vectors, vectors; /* vectors per row of the window; vectors per window */
     size_t band;                 /* pooling windows processed at a time; their input fits in the L1 cache */
 
-    float *backward; /* weights [taps][out channels][in_pitch]; with pooling [out channel][vectors] */
+    /* Weights for the backward pass: [taps][out channels][in_pitch]; with pooling,
+     * [out channels][vectors * lanes]. */
+    float *backward;
 };
 
 struct block {
@@ -98,7 +100,7 @@ struct net {
     uint32_t *numbers;          /* sample numbers of the batch */
     uint32_t *iota;             /* 0, 1, 2, ... */
 
-    /* Arenas of parameters. Biases and weight rows are padded to whole vectors with zeros. */
+    /* Arenas of parameters. Tensors and rows of LINEAR weights are padded to whole vectors with zeros. */
     size_t arena_values;
     float *parameters, *gradients, *m, *v;
 

@@ -14,7 +14,7 @@
 
 /* ---- Memory ---- */
 
-/* Makes room for one more entry in the list of allocations. */
+/* Makes room for one more entry in the list of allocations. Returns false if memory runs out. */
 static bool can_hold_more(struct net *net)
 {
     if (net->held_count < net->held_room)
@@ -82,8 +82,8 @@ static bool works_in_place(const struct layer *layer)
     return layer->spec.kind == LAYER_RELU || layer->spec.kind == LAYER_DROPOUT;
 }
 
-/* If the layer after layer `*i` is of this kind, and no other layer uses the output of layer `*i`, increments
- * `*i` and returns the layer after. Otherwise returns NULL. */
+/* If layer `*i + 1` is of this kind, and no other layer uses the output of layer `*i`, increments `*i` and
+ * returns layer `*i`. Otherwise returns NULL. */
 static const struct layer *follows(const struct model *model, uint32_t *i, enum layer_kind kind)
 {
     if (*i + 1 == model->layer_count || model->layers[*i + 1].spec.kind != kind || model->layers[*i].is_added)
@@ -385,7 +385,7 @@ static void plan_batch(struct net *net)
     net->workers = take(net, (size_t)net->threads, sizeof *net->workers);
 }
 
-/* Checks that all offsets fit in 32 bits. */
+/* Checks that the offsets in the outputs of all blocks fit in 32 bits. */
 static enum status check_offsets(const struct net *net)
 {
     for (uint32_t i = 0; i < net->block_count; i++) {

@@ -151,7 +151,7 @@ static void mean_forward(const struct net *net, const struct block *block, const
         out[c] /= (float)positions;
 }
 
-/* Gathers the sample channel by channel, then transposes it to position by position. */
+/* Gathers the sample in C order, then transposes it so that the channels are innermost. */
 static void gather(const struct net *net, struct worker *worker, const struct passing *passing)
 {
     const struct train *train = net->train;
@@ -267,7 +267,7 @@ static void list_argmax(const struct block *block, struct worker *worker, const 
 }
 
 /* Runs the backward pass of a convolution and its max-pooling. Only the maximum of each window can have a
- * non-zero gradient, so the work is a small part of that of a dense GEMM. */
+ * non-zero gradient, so this is far less work than a dense GEMM. */
 static void argmax_backward(const struct net *net, struct worker *worker, const struct block *block,
                             const float *in, const uint32_t *argmax, const float *deltas, float *in_deltas,
                             float *sums)

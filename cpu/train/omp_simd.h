@@ -18,7 +18,7 @@ static size_t least(size_t a, size_t b)
  *
  * A tile of c, ROWS rows of PANEL vectors, stays in registers during the loop over s. Each step loads PANEL
  * vectors of b and broadcasts ROWS elements of a, for ROWS * PANEL multiply-adds. Panels of b are split every
- * STEPS steps, so that a panel stays in the L1 cache while one column of tiles uses it. */
+ * STEPS steps, so that each piece stays in the L1 cache while one column of tiles uses it. */
 
 #define ROWS_MAX 8
 #define STEPS    144
@@ -88,7 +88,7 @@ static tile_function *const tile_of[2][PANEL_MAX] = {{narrow_1, narrow_2, narrow
 static tile_function *const tile_of[2][PANEL_MAX] = {{narrow_1}, {wide_1, wide_2}};
 #endif
 
-/* Returns the number of columns in vectors. */
+/* Returns the width of c in vectors. */
 static size_t columns_of(const struct gemm *gemm)
 {
     return gemm->columns / LANES;

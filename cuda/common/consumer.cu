@@ -52,9 +52,9 @@ static enum status count_all(struct cuda_consumer *self)
     return STATUS_OK;
 }
 
-/* Enqueues a step on a batch in device memory. The step waits for the event `ready` unless it is NULL.
- * `*done` is the event that ends the step. If the maximum number of steps is in flight, first waits for the
- * oldest one. */
+/* Enqueues a step on a batch in device memory. If the event `ready` is not NULL, the step waits for it. Sets
+ * `*done` to an event that is recorded after the step. If the maximum number of steps is in flight, first
+ * waits for the oldest one. */
 static enum status enqueue(struct cuda_consumer *self, const struct batch *batch, cudaEvent_t ready,
                            cudaEvent_t *done)
 {
@@ -161,7 +161,8 @@ static enum status grow_slot(struct slot *slot, size_t bytes)
     return STATUS_OK;
 }
 
-/* Returns the next slot of the ring. Waits until the slot's previous batch has been enqueued. */
+/* Returns the next slot of the ring. Waits until the thread that passed the slot's previous batch has
+ * released the slot. */
 static struct slot *take_slot(struct cuda_consumer *self)
 {
     pthread_mutex_lock(&self->lock);

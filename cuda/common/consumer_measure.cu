@@ -15,7 +15,7 @@
 #define REPEATS_MIN   5    /* minimum number of steps per measurement */
 #define REPEATS_MAX   64   /* maximum number of steps per measurement */
 #define ROUNDS_MAX    12
-#define ERROR_WANTED  0.003 /* relative error at which calibration stops */
+#define ERROR_WANTED  0.003 /* calibration stops below this relative error */
 #define ERROR_SILENT  0.02  /* maximum relative error without a warning */
 #define ERROR_ALLOWED 0.1   /* maximum relative error with a warning */
 
@@ -157,8 +157,8 @@ static enum status mean_between(const cudaEvent_t *begins, const cudaEvent_t *en
     return STATUS_OK;
 }
 
-/* Measures copies alone. Then chooses the number of copies per group, such that all groups take about twice
- * `steps_s`, the time of all steps. */
+/* Measures copies alone. Then chooses the number of copies per group, such that all groups of copies take
+ * about twice `steps_s`, the time of all steps. */
 static enum status copy_alone(struct cuda_consumer *self, struct bus *bus, double steps_s)
 {
     bus->copies = 1;

@@ -22,7 +22,8 @@ struct slot {
 };
 
 struct cuda_consumer {
-    struct consumer consumer; /* must be first: consumer.cu casts a pointer to it to this struct */
+    struct consumer
+        consumer; /* must be first: consumer.cu converts its address to the address of this struct */
     int device;
     pthread_mutex_t lock;   /* protects everything below, except the buffers of a slot that a thread owns */
     pthread_cond_t changed; /* signals that a slot's turn has changed */
@@ -35,7 +36,7 @@ struct cuda_consumer {
     cudaEvent_t begins[CONSUMER_STEPS_AHEAD], ends[CONSUMER_STEPS_AHEAD];
     bool whole[CONSUMER_STEPS_AHEAD]; /* whether the step from begins[i] to ends[i] has a full batch */
     cudaEvent_t last_end;             /* end of the latest counted step */
-    uint64_t enqueued, counted;       /* numbers of steps since consumer_open() */
+    uint64_t enqueued, counted;       /* steps enqueued and steps counted since consumer_open() */
     uint64_t span_first;              /* number of the first step of the span */
     struct consumer_times span; /* sums over the counted steps of the span; span_s and loss are unused */
     uint64_t tickets;           /* number of host batches received so far */

@@ -58,7 +58,7 @@ enum status device_code(int device, int *architecture, bool *at_load)
     CUDA_TRY(cudaSetDevice(device));
     CUDA_TRY(cudaFuncGetAttributes(&attributes, probe_kernel));
     /* If nvcc compiled the code, ptxVersion equals binaryVersion. If the driver compiled it from PTX,
-     * binaryVersion is that of the device, and ptxVersion is lower. */
+     * binaryVersion is the device's architecture, and ptxVersion is lower. */
     *architecture = attributes.ptxVersion;
     *at_load = attributes.ptxVersion < attributes.binaryVersion;
     return STATUS_OK;

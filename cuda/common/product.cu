@@ -14,7 +14,7 @@
 #define TILE       PRODUCT_TILE
 #define DEPTH      PRODUCT_DEPTH
 #define BLOCK      256 /* threads: 16 x 16; each computes 4 x 4 values of the tile */
-#define WAVE_UNITS 24  /* units per block, approximately */
+#define WAVE_UNITS 24  /* maximum number of units per block */
 #define TILES      (SIDE / TILE * (SIDE / TILE))
 
 static __global__ void __launch_bounds__(BLOCK) fill_kernel(float *values, size_t count)

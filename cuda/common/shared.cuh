@@ -22,7 +22,7 @@ template <class T> static __device__ __forceinline__ T *keep(T *pointer)
     return pointer;
 }
 
-/* Converts a pointer to shared memory to its address. */
+/* Returns the 32-bit address of the shared memory that `pointer` points to. */
 static __device__ __forceinline__ uint32_t shared_address(const void *pointer)
 {
     return keep((uint32_t)__cvta_generic_to_shared(pointer));

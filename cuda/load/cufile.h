@@ -32,7 +32,7 @@ struct cufile_properties {
     struct {
         unsigned major, minor; /* version of the Linux driver nvidia-fs; 0 if it is not loaded */
         size_t poll_threshold, direct_max;
-        /* `status` has flags of the supported file systems and devices, `control` flags of the modes. */
+        /* `status`: flags for supported file systems and devices. `control`: flags for modes. */
         unsigned status, control;
     } driver;
     unsigned features; /* flags */

@@ -84,7 +84,7 @@ enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t mo
     if (__builtin_mul_overflow(delivery->workers * buffers * load->batch, delivery->stride + 12, &bytes) ||
         __builtin_add_overflow(bytes, load->dataset->sample_count * sizeof *delivery->samples + more_bytes,
                                &bytes))
-        bytes = UINT64_MAX; /* larger than any device */
+        bytes = UINT64_MAX; /* more than any device has */
     TRY(device_check_room(
         delivery->device, bytes, "the buffers and batches need",
         "lower --batch, --shuffle, --threads, --ring or --chunk, or use a smaller --dtype"));
@@ -189,8 +189,8 @@ enum status queue_check_failed(struct output_queue *queue)
 }
 
 /* Waits until the consumer has received the batch, so that `done` is valid. Sets `*ended` if at least
- * CONSUMER_STEPS_AHEAD steps were enqueued after the batch's step. That step has then ended, because the
- * consumer limits the steps in flight, and `done` may already belong to a later step. */
+ * CONSUMER_STEPS_AHEAD steps were enqueued after the batch's step. The consumer limits the steps in flight,
+ * so the batch's step has then ended. `done` may already belong to a later step. */
 static enum status await_handed(struct output_queue *queue, const struct batch_buffer *buffer, bool *ended)
 {
     struct delivery *delivery = queue->delivery;
@@ -200,8 +200,8 @@ static enum status await_handed(struct output_queue *queue, const struct batch_b
     return buffer->handed ? STATUS_OK : queue_check_failed(queue);
 }
 
-/* Waits on the host for the step that consumes a buffer. With --verify, then checks the batch. It checks
- * after the step, because the batch must stay correct as long as the step can read it. */
+/* Waits on the host for the step that consumes a buffer. With load->control->whole, then checks the batch.
+ * The check comes after the step, because the batch must stay correct as long as the step can read it. */
 static enum status await_step(struct output_queue *queue, uint32_t index)
 {
     const struct load *load = queue->delivery->load;
@@ -242,8 +242,8 @@ static enum status await_steps(struct output_queue *queue)
 
 /* ---- Delivery ---- */
 
-/* Returns whether a consumer or --verify uses the batches. If not, no events are recorded, which saves about
- * 1 µs of the stream's time per batch. */
+/* Returns whether batches are passed to a consumer or checked (load->control->whole). If not, no events are
+ * recorded, which saves about 1 µs of the stream's time per batch. */
 static bool is_wanted(const struct delivery *delivery)
 {
     return delivery->load->control->whole || delivery->load->control->consumer;
@@ -289,7 +289,7 @@ uint64_t delivery_span(const struct load *load, uint64_t target)
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span)
 {
     uint64_t all = (uint64_t)load->ranks * workers;
-    uint64_t share = (load->dataset->sample_count + all - 1) / all; /* upper bound of order_share() */
+    uint64_t share = (load->dataset->sample_count + all - 1) / all; /* upper bound on the size of a share */
     span = span < share ? span : share;
     uint64_t ahead = span > load->batch ? span : load->batch;
     return load->batch + span + (load->control->consumer ? ahead : 0);

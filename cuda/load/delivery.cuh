@@ -28,7 +28,7 @@
 
 struct delivery;
 
-/* Room for one batch: `batch` consecutive slots. */
+/* Room for one batch: load->batch consecutive slots. */
 struct batch_buffer {
     cudaEvent_t ready; /* recorded after the kernel that unpacks the batch's last sample */
     cudaEvent_t done;  /* the consumer's event after the step on the batch; valid if `handed` */
@@ -86,7 +86,7 @@ struct delivery {
     const struct load *load;
     int device;
     uint32_t workers, slots, buffers; /* `slots` and `buffers` are numbers per worker */
-    uint64_t stride, slot_bytes;      /* `stride`: distance between slots; `slot_bytes`: values in a slot */
+    uint64_t stride, slot_bytes;      /* bytes from slot to slot; bytes of values per slot */
     struct convert convert;
     struct arrays arrays;
     struct array_sample *samples; /* copy of arrays.samples on the device */
@@ -96,9 +96,9 @@ struct delivery {
     struct load_result result;
 
     /* The consumer receives one batch per worker in turn, no matter which worker is ready first. The order of
-     * batches therefore depends only on the seed and the number of workers. */
+     * batches therefore does not depend on timing. */
     std::mutex lock;
-    std::condition_variable changed; /* signals changes of state under the lock */
+    std::condition_variable changed; /* signals that state protected by `lock` has changed */
     std::deque<uint32_t> *ready;     /* per worker: complete buffers that wait for their turn */
     uint64_t *left;                  /* per worker: batches not yet passed to the consumer in this run */
     uint32_t next;                   /* worker whose turn it is */
@@ -133,7 +133,8 @@ static enum status delivery_setup(const struct resources *resources, const void 
 enum status delivery_ready(void *state, uint64_t number);
 
 /* Performs a run. Each worker calls `read` once, in its own thread; `read` reads the worker's share of all
- * epochs. STATUS_WRONG if the delivered samples differ from those of the plain reader (data/plain.h). */
+ * epochs. STATUS_WRONG if the checksum of the delivered samples is wrong. With load->control->whole, the
+ * caller examines load->control->seen instead. */
 enum status delivery_run(struct delivery *delivery, uint64_t number,
                          enum status (*read)(struct output_queue *queue));
 
@@ -154,15 +155,17 @@ struct unpack queue_job(const struct output_queue *queue);
 enum status queue_check_failed(struct output_queue *queue);
 
 /* Call before writing to a slot or its entry in `held`. If a step reads the slot's previous batch, makes the
- * queue's stream wait for that step. With --verify, the host waits for the step and verifies the batch. */
+ * queue's stream wait for that step. With load->control->whole, the host waits for the step instead, and
+ * checks the batch. */
 enum status queue_reserve(struct output_queue *queue, uint32_t slot);
 
 /* Delivers the batch in the `count` slots from `slot` on. The work that fills these slots must be enqueued on
  * the queue's stream before the call. */
 enum status queue_deliver(struct output_queue *queue, uint32_t slot, uint32_t count);
 
-/* For --verify: waits until the batch in the `count` slots from `slot` on is ready. Compares the values,
- * label and hash of each sample with the expected ones. Counts correct samples in load->control->seen. */
+/* With load->control->whole: waits until the batch in the `count` slots from `slot` on is ready. Compares the
+ * values, label and hash of each sample with the expected ones. Counts correct samples in
+ * load->control->seen. */
 enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t count);
 
 /* Frees the buffers and zeroes the struct. */
@@ -202,10 +205,10 @@ enum status queue_advance(struct output_queue *queue);
 void queue_next_epoch(struct output_queue *queue);
 
 /* queue_make_room() returns whether the slots of the first `end` samples of the epoch may be written. To make
- * room, it frees slots of batches whose steps have ended, except with --verify. If it returns false, wait
- * until queue_handed() returns true: the consumer has then received the oldest batch. Then call queue_free().
- * It waits for the step on that batch, frees its slots, and, with --verify, verifies the batch first. Call
- * queue_free() without the lock, and from one thread at a time. */
+ * room, it frees slots of batches whose steps have ended, except with load->control->whole. If it returns
+ * false, wait until queue_handed() returns true: the consumer has then received the oldest batch. Then call
+ * queue_free(). queue_free() waits for the step on that batch, checks the batch if load->control->whole is
+ * set, and frees its slots. Call queue_free() without the lock, and from one thread at a time. */
 bool queue_make_room(struct output_queue *queue, uint64_t end);
 bool queue_handed(const struct output_queue *queue);
 enum status queue_free(struct output_queue *queue);

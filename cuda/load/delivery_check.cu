@@ -1,5 +1,5 @@
-/* For --verify: compares batches on the device with the expected ones. For these, the plain reader
- * (data/plain.h) reads the samples again, and the host converts them. */
+/* For --verify: compares batches on the device with the data set. The plain reader (data/plain.h) reads the
+ * samples again, and the host converts them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 #include "data/label.h"
 #include "load/delivery.cuh"
 
-/* Slots are copied in groups of this size, because even a small copy takes 10 to 20 µs. */
+/* Slots are copied in groups of about this size, because even a small copy takes 10 to 20 µs. */
 #define GROUP_BYTES (4u << 20)
 
 /* Returns the number of slots in a group: at least 1, and at most the batch size. */
@@ -81,8 +81,8 @@ static enum status copy_group(struct output_queue *queue, uint32_t first, uint32
     return STATUS_OK;
 }
 
-/* Compares slot `first + i`, which is slot i of the copied group, with the expected one: its values, its
- * label, and the hash that the kernel computed. */
+/* Checks slot `first + i`, which is slot i of the copied group. Its values, its label, and the hash that the
+ * kernel computed must equal the expected ones. */
 static enum status check_slot(struct output_queue *queue, uint32_t first, uint32_t i, bool *right)
 {
     const struct delivery *delivery = queue->delivery;

@@ -1,5 +1,5 @@
-/* `files-gpu`: the baseline. It opens each file of a sample, reads it into pageable memory, and closes it.
- * Then it copies the sample to the device, launches a kernel, and waits. */
+/* `files-gpu`: the baseline. For each sample, it reads all files into pageable memory, one at a time. Then it
+ * copies the sample to the device, launches a kernel, and waits. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

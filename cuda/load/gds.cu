@@ -1,7 +1,7 @@
-/* `gds`: cuFile reads chunks of shards into device buffers. With GPUDirect Storage's Linux driver (nvidia-fs)
- * and a supported file system, data is transferred directly from the disk to the GPU. Files are then opened
- * with O_DIRECT and read in whole blocks, because other reads may go through host memory. Without the driver,
- * cuFile reads through host memory, and the column `gds` is `compat`.
+/* `gds`: cuFile reads chunks of shards into device buffers. If GPUDirect Storage's Linux driver (nvidia-fs)
+ * is loaded and compatibility mode is disabled, data is transferred directly from the disk to the GPU. Files
+ * are then opened with O_DIRECT and read in whole blocks, because other reads may go through host memory.
+ * Otherwise cuFile may read through host memory, and the column `gds` is `compat`.
  *
  * If the library supports batches, each chunk is one cuFile batch, and a worker's reads into all its buffers
  * are in flight together. Otherwise, a worker reads one chunk at a time. */
@@ -45,7 +45,8 @@ struct gds_file {
     void *file;
 };
 
-/* Registers a shard. STATUS_UNAVAILABLE if the library or the file system does not support it. */
+/* Registers a shard. STATUS_UNAVAILABLE if the file system does not support O_DIRECT, or if cuFile refuses
+ * the file. */
 static enum status register_shard(const struct cufile *library, const struct dataset *dataset, uint32_t shard,
                                   bool direct, struct gds_file *file)
 {
@@ -104,7 +105,7 @@ static enum status gds_accepts(const struct load *load)
     const struct cufile *library;
     struct gds_file file;
     bool direct, batches;
-    if (device_count() == 0) /* gds_probe() reports the missing device */
+    if (device_count() == 0) /* device_probe() reports why */
         return device_probe(0);
     TRY(cufile_open(&library));
     TRY(cufile_way(library, &direct, &batches));

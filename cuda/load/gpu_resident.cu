@@ -1,6 +1,6 @@
 /* `gpu-resident`: the whole data set is read into device memory once, before any timing. Each epoch sorts the
- * sample numbers by random keys. A kernel gathers and converts several batches at a time in that order. No
- * data crosses the bus during a run. */
+ * sample numbers by random keys. A kernel gathers and converts several batches at a time in that order.
+ * During a run, no samples cross the bus. */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@ struct resident {
     struct delivery delivery;
     uint8_t *bytes; /* all samples, consecutive */
     uint64_t *keys[2];
-    uint32_t *order[2]; /* sample numbers: [0] ascending, [1] sorted; keys[i] belongs to order[i] */
+    uint32_t *order[2]; /* sample numbers: [0] ascending, [1] sorted by key; keys[i] belongs to order[i] */
     void *scratch;      /* scratch memory of the sort */
     size_t scratch_bytes;
     cudaGraphExec_t sorting;
@@ -149,9 +149,9 @@ static enum status read_member(const struct dataset *dataset, const struct datas
     return STATUS_OK;
 }
 
-/* Assigns consecutive places to the samples. Each sample is packed as load/arrays.h describes. Offsets then
- * count from the first byte of the set, so that a kernel needs only the sample's number. Returns the size of
- * the set in bytes. */
+/* Computes the layout of the set: one sample after another, each packed as load/arrays.h describes. Offsets
+ * then count from the first byte of the set, so that a kernel needs only the sample's number. Returns the
+ * size of the set in bytes. */
 static uint64_t lay_out(struct arrays *arrays, uint32_t count)
 {
     uint64_t set_bytes = 0;

@@ -15,7 +15,7 @@
 #include "core/timer.h"
 #include "machine/memory.h"
 
-#define PIECE_ALIGNMENT 512 /* of pieces in a buffer, in bytes; preserves the alignment of tar members */
+#define PIECE_ALIGNMENT 512 /* in bytes; tar members have the same alignment */
 #define COPY_MIN_BYTES  ((uint64_t)1 << 30)
 #define COPY_MAX_BYTES  ((uint64_t)4 << 30)
 
@@ -298,7 +298,8 @@ static enum status tabulate(struct output_queue *queue, const struct piece *piec
     return STATUS_OK;
 }
 
-/* Copies the chunk to the device and launches the kernel that unpacks it. */
+/* Copies the chunk to the device, or only its table if it was read into a device buffer. Launches the kernel
+ * that unpacks it. */
 static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t count)
 {
     const struct ring *ring = worker->ring;
@@ -359,8 +360,8 @@ static enum status complete(struct ring_worker *worker)
 
 /* ---- Reading ---- */
 
-/* Waits on the host until the oldest buffer has been unpacked. The next copy into this buffer then never
- * waits for a kernel on the device, so copies follow each other without a gap. */
+/* Waits on the host until the previous chunk in the next buffer has been unpacked. The next copy into this
+ * buffer then never waits for a kernel on the device, so copies follow each other without a gap. */
 static enum status await_buffer(struct ring_worker *worker)
 {
     uint32_t index = (uint32_t)(worker->started % worker->ring->buffers);
@@ -477,8 +478,9 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
     return STATUS_OK;
 }
 
-/* Computes the sizes of buffers and tables. A buffer has load->chunk_bytes bytes, or the size of the largest
- * sample if that is larger. A table has room for the maximum number of samples that fit in a buffer. */
+/* Computes the sizes of buffers and tables. A buffer has room for load->chunk_bytes bytes of samples, or for
+ * the largest sample if that is larger. The table follows. A table has room for the maximum number of samples
+ * that fit in a buffer. */
 static void size_buffers(struct ring *ring, const struct load *load)
 {
     const struct arrays *arrays = &ring->delivery.arrays;

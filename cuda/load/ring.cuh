@@ -44,8 +44,8 @@ struct chunk {
     bool launched;  /* its events are recorded */
 };
 
-/* How far the share of one queue has been read. Only the worker that has claimed the share may change this
- * struct. */
+/* How far the share of one queue has been read. Only the worker that has claimed the share may change the
+ * fields before `claimed`. */
 struct ring_share {
     struct output_queue *queue;
     struct open_shard *opened; /* shard of the current segment */

@@ -105,8 +105,8 @@ static __device__ void checksum_samples(const struct unpack &job, uint32_t block
 /* ---- Conversion: several groups of values per thread ---- */
 
 /* A group is the values that fill GROUP_BYTES of the tensor. This struct contains the bytes of a group as
- * 32-bit words. load() needs an address aligned to BYTES, or to 16 bytes if BYTES is larger. store() needs an
- * address aligned to 16 bytes. */
+ * 32-bit words. load() needs an address aligned to BYTES, or to 16 bytes if BYTES is larger than 16. store()
+ * needs an address aligned to 16 bytes. */
 template <int BYTES> struct words {
     uint32_t word[BYTES / 4];
 };

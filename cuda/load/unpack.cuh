@@ -14,14 +14,14 @@
 
 /* Position of a sample in the chunk, and its slot. */
 struct unpack_entry {
-    uint64_t at; /* offset of its first byte in the chunk */
+    uint64_t at; /* offset of the sample's first byte in the chunk */
     uint32_t sample, slot;
 };
 
 /* Arguments of the kernel. All pointers are device pointers. */
 struct unpack {
-    const uint8_t *bytes; /* the chunk */
-    uint32_t count;       /* number of samples in it */
+    const uint8_t *bytes; /* the chunk, or the whole data set (gpu-resident) */
+    uint32_t count;       /* number of samples to unpack */
 
     /* The samples to unpack are listed in `entries` or, if that is NULL, in `order`. `order` has `count`
      * sample numbers. These samples go to consecutive slots from `slot` on. The kernel finds them through the

@@ -181,8 +181,8 @@ FDSL_HD uint64_t xxh3_up_to_128(const uint8_t *bytes, uint64_t size, uint64_t se
     return xxh3_avalanche(hash);
 }
 
-/* XXH3-64 of exactly 128 bytes, as a sum of XXH3_PARTS parts that separate threads can compute. Part i covers
- * two words of 8 bytes, from byte xxh3_part_at(i) on. */
+/* XXH3-64 of exactly 128 bytes, computed from the sum of XXH3_PARTS parts. Separate threads can compute the
+ * parts. Part i covers two words of 8 bytes, from byte xxh3_part_at(i) on. */
 #define XXH3_PARTS 8
 
 FDSL_HD uint32_t xxh3_part_at(uint32_t part)

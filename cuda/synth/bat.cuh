@@ -21,7 +21,7 @@
 #define BAT_SPLIT_MAX          1024 /* images per launch; more would use more memory and be no faster */
 #define BAT_LAUNCHES_PER_IMAGE 3
 #define BAT_LAUNCHES_SPARE     64
-#define BAT_SCRATCH_SHARE      0.8 /* maximum share of the memory left by the images that scratch may use */
+#define BAT_SCRATCH_SHARE      0.8 /* scratch may use this share of the memory that the images leave free */
 
 /* Scratch memory of one launch, one slot per image. */
 struct bat_scratch {

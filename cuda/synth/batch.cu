@@ -58,8 +58,8 @@ enum status device_check_memory(int device, const struct synth *synth, size_t by
 
 /* ---- Tables ---- */
 
-/* Copies the tables on `stream` and waits for it. A plain cudaMemcpy() from pageable memory may return before
- * the data has reached the device. */
+/* Copies the tables on `stream` and waits for the copies. A plain cudaMemcpy() from pageable memory may
+ * return before the data has reached the device. */
 static enum status copy_tables(const struct synth *synth, char *base, const struct layout *layout,
                                cudaStream_t stream)
 {

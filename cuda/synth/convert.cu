@@ -5,7 +5,7 @@
 
 #define CONVERT_BLOCK 256
 
-/* Returns the weighted sum of grays that output pixel (y, x) covers. */
+/* Returns the weighted sum of the grays that output pixel (y, x) covers. */
 static __device__ uint64_t covered_sum(const struct image_input &image, const struct synth_output &output,
                                        uint32_t y, uint32_t x)
 {

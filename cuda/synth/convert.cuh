@@ -1,4 +1,5 @@
-/* Conversion of finished canvases to output images, for variants that draw canvases only. */
+/* Converts canvases (images as drawn, one gray byte per pixel) to output images, for variants that draw only
+ * canvases. */
 #ifndef FDSL_CUDA_SYNTH_CONVERT_CUH
 #define FDSL_CUDA_SYNTH_CONVERT_CUH
 

@@ -5,8 +5,8 @@
 
 #include "common/check.cuh"
 
-/* Allocates the word and sets it to cudaSuccess. The caller frees it with device_launch_close(), which
- * accepts NULL. */
+/* Allocates the word of pinned memory and sets it to cudaSuccess. The caller frees it with
+ * device_launch_close(), which accepts NULL. */
 static inline enum status device_launch_open(int **failure)
 {
     CUDA_TRY(cudaMallocHost(failure, sizeof **failure));

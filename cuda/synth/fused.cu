@@ -1,4 +1,5 @@
-/* The plan of `fused`: selects kernels, allocates memory, launches. docs/fused.md explains the algorithm. */
+/* The plan of `fused`: selects kernels, allocates memory, and launches the kernels. docs/fused.md explains
+ * the algorithm. */
 #include "synth/fused.h"
 
 #include <stdlib.h>
@@ -18,7 +19,7 @@
 #define UNITS_MAX   ((uint64_t)1 << 25) /* units per image; limited by the unit field of a queue entry */
 #define OUT_MOST    512                 /* maximum side of a tile's output in pixels */
 #define TILE_WORTH  96 /* minimum tile side that makes two blocks per multiprocessor worthwhile */
-#define TILE_LEAST  32 /* minimum for the side of a tile's canvas */
+#define TILE_LEAST  32 /* minimum side of a tile's canvas */
 
 /* Scratch memory for one slice in flight, and the stream of the slice's kernels. Not a lane of a warp. */
 struct fused_lane {
@@ -110,7 +111,8 @@ static size_t paint_bytes(uint32_t width, uint32_t height)
     return offsetof(paint_shared, canvas) + (words < FUSED_WARP ? FUSED_WARP : words) * sizeof(uint32_t);
 }
 
-/* Returns the largest canvas side for which a block fits `bytes` of shared memory, at least TILE_LEAST. */
+/* Returns the largest canvas side for which a block needs at most `bytes` bytes of shared memory; at least
+ * TILE_LEAST. */
 static uint32_t side_within(size_t bytes)
 {
     uint32_t side = TILE_MOST;
@@ -134,7 +136,7 @@ static enum status choose_side(struct fused_plan *plan)
 }
 
 /* Chooses tiles as large as possible, because a unit that touches two tiles is processed twice. Halves the
- * side of tiles while their number is below 3/4 of the number of multiprocessors. */
+ * side while a slice has fewer tiles than 3/4 of the number of multiprocessors. */
 static void choose_tiling(const struct fused_plan *plan, const struct synth_output *output,
                           struct fused_tiling *tiling)
 {

@@ -1,4 +1,4 @@
-/* `fused` as a generator (core/generator.h): generates any images on the caller's stream. */
+/* `fused` as a generator (core/generator.h): generates images by number on the caller's stream. */
 #include <stdlib.h>
 
 #include "common/check.cuh"

@@ -121,8 +121,8 @@ template <bool Wide, formula Formula> struct painter {
     static __device__ __forceinline__ int32_t first_step(int32_t count, int32_t slope)
     {
         int32_t way = (min(count, STROKE_MAJOR_MAX + 1) << 16) - STROKE_BIAS;
-        /* For s up to STROKE_MAJOR_MAX, the quotient has an error of at most 2^-16. The value below is
-         * therefore s or s - 1. */
+        /* For s up to STROKE_MAJOR_MAX, the quotient has an error of at most 2^-16. The converted quotient is
+         * therefore the exact step or one less. */
         int32_t s = (int32_t)(__fdividef((float)way, (float)slope) + 0x1p-8f);
         s += s * slope < way;
         return min(s, STROKE_MAJOR_MAX + 1);
@@ -181,8 +181,8 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
-    /* Converts a queue entry of a line that crosses the tile's border. Draws long lines at once, and returns
-     * stroke_none() for them. */
+    /* Converts a queue entry of a line that crosses the tile's border. Draws long lines immediately, and
+     * returns stroke_none() for them. */
     __device__ __forceinline__ stroke stroke_crossing(uint32_t entry, bool valid) const
     {
         uint32_t unit = entry >> 7, orbit = entry >> 5 & 3;
@@ -253,8 +253,8 @@ template <bool Wide, formula Formula> struct painter {
         __syncwarp();
     }
 
-    /* Processes entries until every queue has fewer than 32. There is a single call of walk(), because it is
-     * inlined and would otherwise enlarge the code. */
+    /* Processes entries until every queue has fewer than 32. There is a single call of walk(), because walk()
+     * is inlined: further calls would enlarge the code. */
     __device__ __forceinline__ void work()
     {
         for (;;) {
@@ -290,8 +290,8 @@ template <bool Wide, formula Formula> struct painter {
         return Formula == FORMULA_VISUALATOM;
     }
 
-    /* Queues the lines of an orbit that touch the tile, from packed ends. Surplus orbits of the last unit
-     * have value 0, so that drawing their lines changes nothing. */
+    /* Queues those lines of an orbit that touch the tile. The ends are packed. Surplus orbits of the last
+     * unit have value 0, so that drawing their lines changes nothing. */
     __device__ __forceinline__ void push(uint32_t packed, uint32_t entry, uint32_t value)
     {
         const uint32_t all = 0xC000C000u;
@@ -303,7 +303,7 @@ template <bool Wide, formula Formula> struct painter {
                    __byte_perm(end, next, 0x6420), entry, value);
     }
 
-    /* Queues the lines of an orbit that touch the tile, from unpacked ends. */
+    /* Queues those lines of an orbit that touch the tile. The ends are not packed. */
     __device__ __forceinline__ void push(int2 end, uint32_t entry, uint32_t value)
     {
         end.x -= tile.x;
@@ -421,7 +421,7 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
-    /* -- At the end, the block shares the entries left in the queues of all warps -- */
+    /* -- The end: the warps of a block share the entries that remain in their queues -- */
 
     /* Stores the number of entries in this warp's queue for the other warps. */
     __device__ __forceinline__ void publish(enum queue_kind kind, uint32_t count)
@@ -436,7 +436,7 @@ template <bool Wide, formula Formula> struct painter {
         return __reduce_add_sync(FUSED_ALL, lane < PAINT_WARPS ? shared->counts[kind][lane] : 0);
     }
 
-    /* Draws the lines left in all queues, 32 per warp at a time. */
+    /* Draws the lines that remain in all queues, 32 per warp at a time. */
     __device__ __forceinline__ void finish_lines()
     {
         publish(QUEUE_INSIDE, inside);
@@ -463,7 +463,7 @@ template <bool Wide, formula Formula> struct painter {
         }
     }
 
-    /* Draws the strokes left in all queues, 32 per warp at a time. */
+    /* Draws the strokes that remain in all queues, 32 per warp at a time. */
     __device__ __forceinline__ void finish_strokes()
     {
         publish(QUEUE_STROKE, strokes);

@@ -1,5 +1,5 @@
-/* Third kernel of `fused`: resizes whole canvases. It runs only if one output pixel covers a larger area of
- * the canvas than a tile has. */
+/* Third kernel of `fused`: resizes whole canvases. It runs only if one output pixel covers more canvas pixels
+ * than fit in a tile. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_REDUCE_CUH
 #define FDSL_CUDA_SYNTH_FUSED_REDUCE_CUH
 

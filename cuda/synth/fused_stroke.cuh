@@ -24,7 +24,7 @@ static_assert(TILE_MOST <= 136, "the error bound is for up to 135 steps");
 #define STROKE_STEPS     8 /* pixels per call of stroke_walk() */
 
 /* A line that a lane is drawing. `at` is the next pixel in tile coordinates: major << 24 | minor << 16 |
- * fraction of minor. Adding `step` moves to the pixel after it. */
+ * fraction of minor. Adding `step` advances `at` by one pixel. */
 struct stroke {
     uint32_t at, step;
     uint32_t
@@ -55,7 +55,7 @@ static __device__ __forceinline__ void stroke_walk(stroke &self, uint32_t canvas
 }
 
 /* Returns a stroke for a lane without a line. It paints the value 0, which changes nothing. Each lane of the
- * warp paints it at another address. */
+ * warp paints to an address of its own. */
 static __device__ __forceinline__ stroke stroke_none(uint32_t lane)
 {
     return {lane << 16, 0, sizeof(uint32_t), 0, 1};

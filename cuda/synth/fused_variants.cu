@@ -35,7 +35,8 @@ static void fused_teardown(void *state)
     free(self);
 }
 
-/* Enqueues a run, or captures it. When the run executes, it reads its number from self->number. */
+/* Enqueues a run on the stream, for capture. When the graph executes, the run reads its number from
+ * self->number. */
 static enum status record(struct fused_batch *self)
 {
     CUDA_TRY(cudaMemcpyAsync(self->counter, self->number, sizeof *self->number, cudaMemcpyHostToDevice,

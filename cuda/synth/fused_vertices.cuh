@@ -6,7 +6,8 @@
 
 /* ---- Noise ---- */
 
-/* Returns the same bits as noise_of_draw() with fewer instructions. `make check-gpu` compares all 2^32 draws.
+/* Returns the same value as noise_of_draw() with fewer instructions; only the sign of a zero may differ.
+ * `make check-gpu` compares all 2^32 draws.
  *
  * The cell and t are bits 8 to 39 of draw * 10000 = 16 * (625 draw). These are the low word of floor(625 draw
  * / 16) = 39 draw + floor(draw / 16). The upper 8 bits of this word are the cell, the lower 24 are t * 2^24.
@@ -163,7 +164,7 @@ static __device__ __forceinline__ void fused_store_unit(fused_box box, int32_t l
 {
     uint32_t lane = threadIdx.x % FUSED_WARP;
     fused_store_end(ends + lane, at);
-    if (Wide) { /* clamp, so that corners can be packed: boxes outside the image touch no tile */
+    if (Wide) { /* clamp, so that corners can be packed; no tile extends beyond the image */
         box.low_x = max(box.low_x, -1);
         box.low_y = max(box.low_y, -1);
         box.high_x = min(box.high_x, last);

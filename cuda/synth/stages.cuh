@@ -225,7 +225,8 @@ template <class Noise> __device__ __forceinline__ void noise_by_sample(const ima
     work.noise.put((size_t)orbit * q + vertex, noise.x, noise.y);
 }
 
-/* Computes the same noise as noise_by_sample(), but with one thread per orbit. It loops over the vertices. */
+/* Computes the same noise as noise_by_sample(), but with one thread per orbit. Each thread loops over the
+ * vertices. */
 template <class Noise> __device__ __forceinline__ void noise_by_orbit(const image_work<Noise> &work)
 {
     uint32_t orbit = blockIdx.x * STREAM_BLOCK + threadIdx.x;
@@ -277,8 +278,8 @@ template <class self> struct staged {
         return made->finish();
     }
 
-    /* Repeats the latest run and times each stage: a stage runs for all images of a launch, then the next
-     * stage. Does not clear the images. */
+    /* Repeats the latest run and times each stage. For each launch, the three stages run one after
+     * another, each for all images of the launch. Does not clear the images. */
     static enum status stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
     {
         self *made = static_cast<self *>(state);
@@ -300,7 +301,8 @@ template <class self> struct staged {
 };
 
 /* A variant as a generator (core/generator.h): draws canvases on the caller's stream and converts them there.
- * The host launches the stages of each image, so the numbers must be consecutive and known to the host. */
+ * The host launches the stages of each image, so the image numbers must be consecutive and known to the
+ * host. */
 template <class self> struct staged_generator {
     struct generator generator; /* must be first */
     struct synth synth;         /* synth.batch is the number of images of the current call */

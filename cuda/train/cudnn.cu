@@ -3,7 +3,8 @@
  *
  * The library is loaded when one of these variants is requested, so other variants run without it. Its header
  * provides the types. The calls belong to cuDNN's older API, which cuDNN 9 deprecates but still has in full.
- * The newer API is a header-only C++ library. */
+ * Programs normally call the newer graph API through a separate C++ library, which would be one more
+ * dependency. */
 #include "train/cudnn.cuh"
 
 #include <dlfcn.h>
@@ -75,7 +76,8 @@ static enum status cudnn_status(cudnnStatus_t result, const char *call, int line
                                                        cudnn.GetErrorString(result), __FILE__, line);
 }
 
-/* Calls a cuDNN function, named without its prefix `cudnn`. If it fails, returns its status. */
+/* Calls a cuDNN function, named without its prefix `cudnn`. If the call fails, returns STATUS_FAILED from the
+ * calling function. */
 #define CUDNN_TRY(call) TRY(cudnn_status(cudnn.call, #call, __LINE__))
 
 /* ---- One layer ---- */
@@ -184,7 +186,9 @@ static enum status choose(const Found *found, int count, const char *what, Algor
             *scratch_bytes = found[i].memory > *scratch_bytes ? found[i].memory : *scratch_bytes;
             return STATUS_OK;
         }
-    return status_set(STATUS_FAILED, "%s: cuDNN has no deterministic algorithm for this convolution", what);
+    return status_set(
+        STATUS_FAILED,
+        "%s: cuDNN has no deterministic algorithm within the workspace limit for this convolution", what);
 }
 
 static enum status choose_all(const struct device_layer *layer, struct convolution *self)

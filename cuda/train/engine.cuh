@@ -1,4 +1,4 @@
-/* Engines that run one plain kernel per layer. engine_cuda (train-cuda, infer-cuda) computes in fp32. The
+/* Engines that compute a network layer by layer. engine_cuda (train-cuda, infer-cuda) computes in fp32. The
  * engines of train-tf32, train-bf16 and train-amp (fp16 with loss scaling) run GEMMs on tensor cores. */
 #ifndef FDSL_CUDA_TRAIN_ENGINE_CUH
 #define FDSL_CUDA_TRAIN_ENGINE_CUH

@@ -5,7 +5,7 @@
 /* ---- Biases ---- */
 
 /* Block (channel, z) sums slice z of its channel's gradients. Thread i sums elements i, i + BLOCK, ...; a
- * tree reduction adds the threads. */
+ * tree reduction adds these sums. */
 static __global__ void bias_kernel(const float *deltas, uint32_t channels, const struct divider positions,
                                    const struct gemm size, float *slices)
 {

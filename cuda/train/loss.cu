@@ -72,7 +72,7 @@ static __global__ void loss_kernel(const struct loss_plan plan, const float *log
     }
 }
 
-/* One block sums the batch. Thread i sums samples i, i + BLOCK, ...; a tree reduction adds the threads. */
+/* One block sums the batch. Thread i sums samples i, i + BLOCK, ...; a tree reduction adds these sums. */
 static __global__ void totals_kernel(const float *losses, const uint32_t *right, uint32_t count,
                                      uint64_t step, bool scaled, struct train_totals *totals)
 {

@@ -96,7 +96,7 @@ template <class Operand, int EXTENT, int THREADS> struct loader {
             read<false>(k, end);
     }
 
-    /* Writes the tile to shared memory. Rows are padded by 4, so that the 32 words of a warp are in 32
+    /* Writes the tile to shared memory. Rows are padded by 4 floats, so that the 32 words of a warp are in 32
      * banks. */
     __device__ void store(float (*tile)[EXTENT + 4]) const
     {

@@ -140,8 +140,8 @@ enum status add_backward(const struct device_layer *layer, const struct pass *pa
 enum status mean_forward(const struct device_layer *layer, const struct pass *pass);
 enum status mean_backward(const struct device_layer *layer, const struct pass *pass);
 
-/* Call after the next layer has stored layer->out_delta. Adds to it the gradients of all LAYER_ADD layers
- * before `end` that use this layer's output, in order. */
+/* Call after the next layer has stored layer->out_delta. Adds to layer->out_delta, in order, the gradients of
+ * all LAYER_ADD layers before `end` that use this layer's output. */
 enum status added_backward(const struct device_layer *layer, const struct device_layer *end,
                            const struct pass *pass);
 
@@ -161,21 +161,21 @@ struct device_set {
     bool batch_alone;
 };
 
-/* The samples of a batch in device memory: sample numbers, labels, and shifts. */
+/* The samples of a batch in device memory: sample numbers, labels, and moves (shift and flip). */
 struct device_batch {
     uint32_t *numbers, *labels;
     struct draw_move *moves;
 };
 
-/* Chooses the samples of a step of an epoch and their shifts. The result is that of train_batch() and
+/* Chooses the samples of a step of an epoch and their moves. The result is that of train_batch() and
  * draw_move() on the host. */
 enum status batch_draw(const struct train *train, const struct device_set *set,
                        const struct device_batch *batch, uint32_t epoch, uint32_t step, uint32_t count,
                        cudaStream_t stream);
-/* Chooses the samples first, first + 1, ..., first + count - 1, without shifts. */
+/* Chooses the samples first, first + 1, ..., first + count - 1, without moves. */
 enum status batch_list(const struct device_set *set, const struct device_batch *batch, uint32_t first,
                        uint32_t count, cudaStream_t stream);
-/* Writes the shifted and normalised values of a batch to `values`. The result is that of data_gather() on the
+/* Writes the moved and normalised values of a batch to `values`. The result is that of data_gather() on the
  * host. */
 enum status batch_gather(const struct data *data, const struct device_set *set,
                          const struct device_batch *batch, uint32_t count, float *values,
@@ -191,8 +191,9 @@ struct device_losses {
 };
 
 /* Computes the loss of each sample. Writes the gradient of the logits to `deltas`, multiplied by the loss
- * scale if there is one. Adds the batch to losses->totals. If the loss is not finite, records `step` as bad.
- * With loss scaling, only NaN is bad, because loss scaling handles overflows to Inf. */
+ * scale if there is one. Adds the batch to losses->totals. If the loss is not finite, records `step` in
+ * bad_step, unless an earlier step is recorded there. With loss scaling, only NaN is bad, because loss
+ * scaling handles overflows to Inf. */
 enum status loss_take(const struct train *train, const float *logits, const uint32_t *labels, uint32_t count,
                       uint64_t step, float *deltas, const struct device_losses *losses, cudaStream_t stream);
 

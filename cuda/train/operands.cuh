@@ -7,7 +7,8 @@
  * offsets are below 2^31 (engine.cu checks this).
  *
  * A tensor of activations is (sample, channel, depth, height, width). A "position" is (depth, height, width)
- * in a sample. A column of a convolution is a sample and a position. */
+ * in a sample. In the GEMMs of a convolution, except for the gradient of the weights, a column is a sample
+ * and a position. */
 #ifndef FDSL_CUDA_TRAIN_OPERANDS_CUH
 #define FDSL_CUDA_TRAIN_OPERANDS_CUH
 

@@ -1,6 +1,6 @@
 /* Forward and backward passes of convolutions in 16-bit formats, for channel counts that are multiples of 8.
- * The input tensors are packed before each GEMM. The results are fp32 tensors, so no other layer is affected.
- * The sums have the same terms as in conv.cu, in another order. */
+ * Each tensor is packed before the first GEMM that reads it. The results are fp32 tensors, so no other layer
+ * is affected. The sums have the same terms as in conv.cu, in another order. */
 #include "train/network.cuh"
 #include "train/tensor_packed.cuh"
 
@@ -33,7 +33,7 @@ struct pack_plan {
     uint32_t count;        /* number of threads */
     uint32_t positions;    /* per sample */
     struct divider units;  /* units of eight channels, per position */
-    struct divider groups; /* of PACKED_POSITIONS positions, per sample, rounded up */
+    struct divider groups; /* groups of PACKED_POSITIONS positions per sample, rounded up */
 };
 
 /* A thread packs eight channels of one position. Consecutive threads take PACKED_POSITIONS consecutive

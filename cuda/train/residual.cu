@@ -25,8 +25,9 @@ enum status add_forward(const struct device_layer *layer, const struct pass *pas
     return STATUS_OK;
 }
 
-/* Copies the gradient, because the two inputs cannot share a buffer. A dropout before the addition changes
- * in_delta in place, but added_backward() needs the unchanged gradient for the other input. */
+/* Copies the gradient, because the gradients of the two inputs cannot share a buffer. A dropout before the
+ * addition changes in_delta in place, but added_backward() needs the unchanged gradient for the other
+ * input. */
 enum status add_backward(const struct device_layer *layer, const struct pass *pass)
 {
     size_t bytes = pass->count * layer->layer->out_values * sizeof *layer->in_delta;
@@ -58,8 +59,8 @@ enum status added_backward(const struct device_layer *layer, const struct device
 
 /* ---- The mean of each channel ---- */
 
-/* Warp i averages channel i of the batch. Lane j sums positions j, j + 32, ...; a tree reduction adds the
- * lanes. */
+/* Warp i averages channel i of the batch. Lane j sums positions j, j + 32, ...; a tree reduction adds these
+ * sums. */
 static __global__ void mean_kernel(const float *in, uint32_t positions, uint32_t count, float *out)
 {
     uint32_t i = own_element() / 32, lane = threadIdx.x % 32;

@@ -1,5 +1,5 @@
-/* Gathers a batch from a data set in device memory: chooses its samples and their shifts, then copies their
- * values. */
+/* Gathers a batch from a data set in device memory: chooses its samples and their moves (shift and flip),
+ * then copies their values. */
 #include "common/check.cuh"
 #include "train/network.cuh"
 

@@ -6,8 +6,8 @@
 # cache is empty at the start of each run. Each program measures its own bandwidth over the same bytes, including tar
 # headers.
 #
-# Both use huge pages for buffers if available (fio through glibc 2.35 or newer). With small pages, requests of
-# 1 MiB reach the device in pieces, and fio is slower.
+# Both use huge pages for buffers if available. For fio, this needs glibc 2.35 or newer, because GLIBC_TUNABLES enables
+# them. With small pages, requests of 1 MiB reach the device in pieces, and fio is slower.
 #
 #   scripts/compare/fio.sh DIR [ROUNDS]     DIR: shards from --prepare; ROUNDS: default 5. Needs root.
 #
@@ -20,8 +20,8 @@
 # In every run, the counters of Linux must show that the bytes were read from the device. The counters are those of
 # the process and, if the file system has its own block device, of that device.
 #
-# Exit status: 0 the median reaches SHARE, 1 it does not, or bytes were not read from the device, 2 usage, 4 no root
-# or no fio.
+# Exit status: 0 the median share reaches SHARE; 1 it does not, or bytes were not read from the device; 2 usage; 4 no
+# root or no fio.
 set -euo pipefail
 
 fail() { # status, message

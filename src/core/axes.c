@@ -34,7 +34,7 @@ static enum status add_value(struct axis *axis, const char *text)
     axis->texts = texts;
     char *mine = texts[axis->count];
     options_text(spec, axis->values, mine, AXIS_TEXT_BYTES);
-    if (!*mine) /* options_text() writes "" for a count of 0 without a default */
+    if (!*mine) /* an option without a default: options_text() writes "" for a count of 0 */
         strcpy(mine, "0");
     for (size_t i = 0; i < axis->count; i++)
         if (strcmp(texts[i], mine) == 0)
@@ -173,7 +173,7 @@ enum status axes_add(struct axes *axes, const struct option_spec *spec, void *va
     char *list = strdup(text);
     if (!list)
         return status_set(STATUS_FAILED, "out of memory for the values of --%s", spec->name);
-    /* The new axis counts even after a failure, so that axes_free() frees its values. */
+    /* Count the new axis even if adding its values fails, so that axes_free() frees them. */
     struct axis *axis = &axes->at[axes->count++];
     *axis = (struct axis){.spec = spec, .values = values};
     enum status status = add_elements(axis, list, text);
@@ -271,8 +271,9 @@ bool axes_describe_rest(const struct axes *axes, size_t combination, char *text,
     *text = '\0';
     while (end > 0 && value_index(axes, end - 1, combination) == 0)
         end--;
-    /* Write one command per axis. Each command sets the earlier axes to their current values, and omits the
-     * later axes, because their lists in the original command apply. */
+    /* Write one command for each axis that has values left. The command sets this axis to these values, and
+     * the earlier axes to their current values. It omits the later axes: the original command has their
+     * lists. */
     for (size_t last = end; last-- > 0;) {
         const struct axis *axis = &axes->at[last];
         size_t first = value_index(axes, last, combination) + (last + 1 < end);

@@ -98,8 +98,8 @@ bool options_is_choice(const struct option_spec *spec, const char *text);
  * text that parses to the same double for a real number. */
 void options_text(const struct option_spec *spec, const void *values, char *text, size_t size);
 
-/* Returns a hash of all option values and axes. Of an output file (OPTION_OUTPUT) it covers only whether one
- * is given, because ranks may write to different files. */
+/* Returns a hash of all option values and axes. For an output file (OPTION_OUTPUT), it covers only
+ * whether one is given, because ranks may write to different files. */
 uint64_t options_hash(const struct options *options);
 
 /* Prints the options of one table for --help. */

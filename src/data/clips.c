@@ -91,7 +91,7 @@ static const struct option_spec options[] = {
 
 const struct source source_clips = {
     .name = "clips",
-    .summary = "blobs moving in one of eight directions, float16 (1, 8, 16, 16)",
+    .summary = "clips of a blob that moves in one of eight directions, f16 (1, 8, 16, 16)",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),

@@ -20,13 +20,13 @@
 struct dataset_file {
     const char *name; /* relative to the directory */
     uint64_t bytes;
-    const char *md5; /* from a wids index; NULL if there is none */
+    const char *md5; /* from a wids index, or NULL */
     bool global;     /* the shard may contain a global pax header, which applies to all following members */
 };
 
 struct dataset_member {
     const char *extension;
-    uint64_t offset, size; /* of the data in the file, in bytes */
+    uint64_t offset, size; /* position of the data in the file, in bytes */
     uint64_t edges;        /* checksum_edges() of the data */
     uint64_t whole;        /* checksum_whole() of the data; set from the index or by dataset_hash() */
     uint32_t file;         /* index in dataset->files */
@@ -35,7 +35,7 @@ struct dataset_member {
 struct dataset_sample {
     const char *key;
     uint64_t key_hash;     /* checksum_key() */
-    uint64_t edges, whole; /* checksum_sample() over the members' `edges` and `whole` */
+    uint64_t edges, whole; /* checksum_sample() over the members' `edges`, and over their `whole` */
     uint64_t bytes;        /* total over the members */
     uint32_t member;       /* index of the first member in dataset->members */
     uint32_t members;      /* number of members, stored consecutively */

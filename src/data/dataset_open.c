@@ -138,7 +138,7 @@ static enum status add_named_file(struct dataset *dataset, const char *name)
                                                       .file = dataset->file_count - 1});
 }
 
-/* Warns of the first archive among single files. It is read as one member of a sample, which is rarely
+/* Warns about the first archive among single files. It is read as one member of a sample, which is rarely
  * intended. */
 static void warn_of_archives(const struct dataset *dataset, const struct dataset_names *names)
 {

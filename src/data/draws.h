@@ -14,7 +14,8 @@
 #include "core/philox.h"
 #include "core/portable.h"
 
-/* The last word of a counter. The number of the tensor or layer is added to DRAW_INIT and DRAW_DROPOUT. */
+/* The last word of a counter. Code adds the tensor's number to DRAW_INIT, and the layer's number to
+ * DRAW_DROPOUT. */
 #define DRAW_INIT    0x54520000u
 #define DRAW_DROPOUT 0x54530000u
 #define DRAW_AUGMENT 0x54540000u
@@ -46,8 +47,8 @@ FDSL_HD struct philox_block draw_dropout(uint64_t seed, uint32_t epoch, uint32_t
     return philox(philox_key(seed), element / DRAW_DROPOUT_ELEMENTS, sample, epoch, DRAW_DROPOUT | layer);
 }
 
-/* Whether dropout keeps `element`; `block` is draw_dropout() of that element. The dropout rate is `threshold`
- * / 256. The caller multiplies kept elements by 256 / (256 - threshold). */
+/* Whether dropout keeps `element`; `block` is the result of draw_dropout() for that element. The dropout rate
+ * is `threshold` / 256. The caller multiplies kept elements by 256 / (256 - threshold). */
 FDSL_HD bool draw_kept(struct philox_block block, uint32_t element, uint32_t threshold)
 {
     uint32_t at = element % DRAW_DROPOUT_ELEMENTS;
@@ -57,8 +58,9 @@ FDSL_HD bool draw_kept(struct philox_block block, uint32_t element, uint32_t thr
 /* ---- Order ---- */
 
 /* A permutation of 0 .. count - 1 that needs no memory: a Feistel network over the smallest even number of
- * bits. While the result is out of range, the network is applied again (Black and Rogaway, "Ciphers with
- * arbitrary finite domains", 2002). The round function is murmur3's finaliser with keys from Philox. */
+ * bits that can represent count - 1. While the result is out of range, the network is applied again (Black and
+ * Rogaway, "Ciphers with arbitrary finite domains", 2002). The round function is murmur3's finaliser with keys
+ * from Philox. */
 #define ORDER_ROUNDS 8
 
 struct draw_order {
@@ -108,8 +110,7 @@ FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t index)
 /* ---- Augmentation ---- */
 
 struct augment {
-    uint32_t shift; /* largest shift in pixels, vertically and horizontally. It equals zero padding by `shift`
-                       before normalisation, followed by a random crop */
+    uint32_t shift; /* largest shift in pixels, vertically and horizontally. A shift equals zero padding by `shift` before normalisation, followed by a random crop */
     bool flip;      /* mirror each sample horizontally with probability 1/2 */
 };
 

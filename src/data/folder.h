@@ -27,8 +27,8 @@ struct folder {
 /* Formats the name of a unit: "NAME-000003.tar" for a shard, "003" for a folder of files. */
 void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH_MAX]);
 
-/* Rank 0 only, before the other ranks look at the folder. Creates the folder or checks that this run may
- * continue it, locks it, and removes temporary files of killed runs. If files of a complete dataset are
+/* Called by rank 0 only, before the other ranks look at the folder. Creates the folder or checks that this run
+ * may continue it, locks it, and removes temporary files of killed runs. If files of a complete dataset are
  * missing or have the wrong size, the dataset becomes unfinished again, and the units with these files are
  * prepared again. STATUS_USAGE if the folder holds other files, if its dataset was begun with other options,
  * or if another run uses it. */

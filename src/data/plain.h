@@ -10,11 +10,11 @@
 #include "data/dataset.h"
 #include "data/tar.h"
 
-/* State of a plain reader. Keeps the latest file open, because the next sample of a shard is in the same
- * file. Initialise `dataset`, and `fd` with -1; zero the rest. */
+/* State of a plain reader. Keeps the latest file open, because the next sample of a shard is in the same file.
+ * The caller sets `dataset`, sets `fd` to -1, and zeroes the other fields. */
 struct plain {
     const struct dataset *dataset;
-    int fd;          /* of the open file; -1 if none is open */
+    int fd;          /* descriptor of the open file; -1 if none is open */
     uint32_t file;   /* number of the open file */
     uint8_t *buffer; /* owned */
     uint64_t buffer_bytes;

@@ -31,9 +31,9 @@
 #define FDSL_VERSION "unknown"
 #endif
 
-#define FOLDER_SAMPLES 1000                /* per folder, with --store files */
-#define SHARD_SAMPLES  10000               /* limit per shard without --shards */
-#define SHARD_BYTES    (UINT64_C(1) << 30) /* approximate limit per shard without --shards */
+#define FOLDER_SAMPLES 1000                /* samples per folder, with --store files */
+#define SHARD_SAMPLES  10000               /* limit of samples per shard without --shards */
+#define SHARD_BYTES    (UINT64_C(1) << 30) /* approximate limit of bytes per shard without --shards */
 #define SHARDS_MAX     1000000
 #define CHUNK_SAMPLES  256 /* samples in memory at a time; fewer if that exceeds CHUNK_BYTES */
 #define CHUNK_BYTES    (UINT64_C(64) << 20)
@@ -55,8 +55,8 @@ static const struct option_spec specs[] = {
     {"from", "SOURCE", OPTION_TEXT, AT(from), "counter", 0, 0, NULL, false,
      "source of the samples; the sources are listed below"},
     {"store", "HOW", OPTION_CHOICE, AT(store), "shards", 0, 0, stores, true,
-     "how samples are stored: as single files, such as an image and its label, in folders of 1000 samples, "
-     "or in tar shards"},
+     "how samples are stored. files writes single files, such as an image and its label, into folders of "
+     "1000 samples; shards writes tar files"},
     {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
      "number of samples (default: all, if the source is finite)"},
     {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,
@@ -88,7 +88,7 @@ struct job {
 
     /* Progress of this rank */
     struct progress progress;
-    double began_s, writing_s; /* when the run and the writing began */
+    double began_s, writing_s; /* times when the run began and when writing began */
     uint64_t samples_written, samples_earlier, samples_total, samples_kept, units_finished;
 };
 
@@ -335,7 +335,7 @@ static enum status open_job(struct job *job)
 
 /* ---- Writing units ---- */
 
-/* Number of the first sample of a unit. For `unit` + 1, this is the end of the unit. */
+/* Number of the first sample of a unit. The unit ends before unit_begins(job, unit + 1). */
 static uint64_t unit_begins(const struct job *job, uint64_t unit)
 {
     uint64_t samples = job->parameters.samples, units = job->folder.unit_count;

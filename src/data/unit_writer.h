@@ -47,7 +47,7 @@ void unit_abandon(struct unit_writer *writer);
 /* Removes temporary files of killed runs from a folder. */
 void unit_sweep(const char *folder);
 
-/* Builds "folder/name". STATUS_USAGE if it is too long. */
+/* Builds "folder/name". STATUS_USAGE if the path is too long. */
 enum status unit_path(char path[PATH_MAX], const char *folder, const char *name);
 
 #endif

@@ -71,7 +71,7 @@ struct fdsl_config {
     size_t size; /* sizeof(struct fdsl_config) of the caller: later versions may append fields */
 
     /* The images. Classes come from class_list, from class_file, or from preset. */
-    const char *formula;     /* "uji" (default): as in the paper's code; "visualatom": as in that data set */
+    const char *formula;     /* "uji" (default): the paper's code; "visualatom": the VisualAtom data set */
     uint64_t seed;           /* seed of all images; default 0 */
     uint32_t res;            /* side of the canvas in pixels, 1 to 16384; default 512 */
     uint32_t classes;        /* number of classes; default 1000; a preset list gives its first classes */
@@ -127,8 +127,9 @@ FDSL_API enum fdsl_status fdsl_config_init(struct fdsl_config *config, size_t si
 
 /* Opens a generator; the caller closes it. Allocates all memory that the generator needs, and may take a
  * second if CUDA is not initialised yet. `*generator` becomes NULL after an error. FDSL_INVALID for a
- * value or file that is not valid, or if there is too little memory; FDSL_UNAVAILABLE if the build or machine
- * lacks the device or the generator; FDSL_FAILED if a CUDA call or an allocation failed. Thread-safe. */
+ * value or file that is not valid, or for batches that need more memory than is free; FDSL_UNAVAILABLE if the
+ * build or machine lacks the device or the generator; FDSL_FAILED if a CUDA call or an allocation failed.
+ * Thread-safe. */
 FDSL_API enum fdsl_status fdsl_open(const struct fdsl_config *config, struct fdsl_generator **generator);
 
 /* Frees a generator; NULL is allowed. Work that was enqueued on a device must have completed. */

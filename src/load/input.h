@@ -25,7 +25,7 @@ enum load_cache {
     LOAD_ANY   /* unspecified: left as it is */
 };
 
-/* Requests to the variant that change between runs. */
+/* Settings that change between runs. */
 struct load_control {
     bool whole;       /* compute checksums over every byte and verify samples one by one */
     bool timed_calls; /* time each open, read and close call */
@@ -75,8 +75,7 @@ struct load_traits {
      * NULL, it replaces `timed` in runs without --cache warm. */
     const char *timed, *timed_unless_warm;
 
-    /* Measures an upper bound of the loader's rate, in bytes per second. On the CPU, the threads of the
-     * variant copy the working set into its buffers once. For variants that deliver on a device, see
+    /* Measures an upper bound of the loader's rate, in bytes per second. On the CPU, the threads of the variant copy the working set into its buffers (reader_copy()). For variants that deliver on a device, see
      * docs/load_gpu.md. */
     enum status (*copy)(void *state, double *bytes_per_s);
 
@@ -97,8 +96,7 @@ struct load_result {
     bool device_known;         /* Linux reports device_bytes */
     uint64_t device_bytes;     /* bytes that the process read from storage devices during the run */
     int threads;               /* threads that shared the run */
-    uint64_t moved_bytes; /* bytes that the run moved, to compare its rate with copy(); 0 means the delivered
-                             bytes */
+    uint64_t moved_bytes; /* bytes that the run moved, for comparing its rate with copy(); 0 if these are the delivered bytes */
     const char *gds;      /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
     double decode_s, augment_s;         /* decode and augmentation time within the run, mean over threads */
     struct latency latency[LOAD_CALLS]; /* only with control->timed_calls */

@@ -31,9 +31,9 @@ static const struct option_spec options[] = {
     {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 20, NULL, true, "samples per batch"},
     {"shuffle", "N", OPTION_COUNT, AT(shuffle), "1000", 0, 1 << 24, NULL, true,
      "size of the shuffle buffer in samples, for variants that read shards; 0 shuffles only the order of the "
-     "shards. Variants that read files ignore this option and shuffle all samples"},
+     "shards. Variants that read files, and gpu-resident, ignore this option and shuffle all samples"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
-     "seed of the sample order; each epoch has its own order"},
+     "seed of the sample order and of --augment; each epoch has its own order"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs per run"},
     {"iodepth", "N", OPTION_COUNT, AT(iodepth), "32", 1, 4096, NULL, true,
      "maximum number of requests in flight, for files-uring and shards-uring"},
@@ -44,10 +44,10 @@ static const struct option_spec options[] = {
      "shards-gpu; ignored with --cache warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, COLUMN_APART,
      "state of the page cache before each run: warm (all data resident), cold (no data resident) or any "
-     "(unchanged); the run fails if the measured state differs"},
+     "(unchanged). The run fails if the measured state differs. STATE is one of"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,
      "what to do with a sample that cannot be read. fail ends the run; skip omits the sample and counts it. "
-     "With skip, all data are compared with the index before the first run"},
+     "With skip, all data are compared with the index before the first run. WHAT is one of"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
      "decode images: PNG with libpng, .npy by its header"},
     {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,
@@ -60,7 +60,7 @@ static const struct option_spec options[] = {
     {"std", "S", OPTION_REAL, AT(std), "1", 1e-6, 1e6, NULL, true,
      "standard deviation by which --augment and GPU variants divide the values after --mean is subtracted"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "f16", 0, 0, dtypes, true,
-     "element type of the batches of a GPU variant; raw keeps the stored type"},
+     "element type of the batches of a GPU variant; raw keeps the stored type. TYPE is one of"},
     {"ring", "N", OPTION_COUNT, AT(ring), "2", 2, 64, NULL, true,
      "buffers per thread, for shards-gpu and gds"},
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), "2048", 4, 1 << 20, NULL, true,

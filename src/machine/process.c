@@ -17,9 +17,9 @@
 #include <unistd.h>
 
 #define PID_LIMIT      4194304 /* the largest pid_max of Linux */
-#define ATTEMPTS       10      /* readings tried until no process of the tree ends during one */
+#define ATTEMPTS       10      /* maximum number of readings; a reading fails if a process ends during it */
 #define RUSAGE_BLOCK   512     /* bytes per block of ru_inblock and ru_oublock */
-#define ROUNDING_TICKS 2       /* Linux rounds user and system time of ended children down to ticks */
+#define ROUNDING_TICKS 2       /* Linux rounds down the user time and the system time of ended children */
 
 struct process {
     pid_t pid, parent;
@@ -39,8 +39,8 @@ struct processes {
 struct process_tree {
     DIR *proc;
     pid_t root; /* this process; the tree has only its descendants */
-    /* Per process id, the number of the latest scan that found a process outside or inside the tree. Most
-     * memory pages of these arrays are never touched. */
+    /* Indexed by process id: the number of the latest scan that found this process outside the tree, or
+     * inside it. Most memory pages of these arrays are never touched. */
     uint32_t *outside, *inside, scan;
 
     pthread_mutex_t lock; /* protects everything below */

@@ -7,7 +7,7 @@
 
 #define THREADS_MAX 8192 /* the most hardware threads that Linux supports on x86-64 */
 
-/* Gets the number of CPU threads that OMP_NUM_THREADS requests. Of a list ("4,2") only the first number
+/* Gets the number of CPU threads that OMP_NUM_THREADS requests. In a list ("4,2"), only the first number
  * counts; the others are for nested levels. `*threads` is 0 if the variable is unset or empty. Returns false
  * if the variable is invalid. */
 bool threads_requested(uint64_t *threads);

@@ -47,8 +47,8 @@ struct watch {
 
 /* ---- Starting the command ---- */
 
-/* Signals that are passed on to the command. SIGTSTP is not among them, because the terminal also sends it to
- * the command. */
+/* Signals that are passed on to the command. SIGTSTP is not among them: it stops this program, and the
+ * terminal also sends it to the command. */
 static const int passed_on[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 static void collect_signals(sigset_t *set)

@@ -134,7 +134,7 @@ static enum status choose_keys(struct comparison *comparison)
 
 /* ---- Files ---- */
 
-/* Returns the workload whose current schema this is, or NULL. */
+/* Returns the workload whose current schema is `schema`, or NULL. */
 static const struct workload *workload_of(const char *schema)
 {
     for (size_t i = 0; workload_table[i]; i++)

@@ -93,7 +93,7 @@ struct columns {
 
 /* Rows of both files with the same key; a side is empty if only the other file has the key. */
 struct pair {
-    size_t first[2]; /* the first row of each file; TABLE_NONE if there is none */
+    size_t first[2]; /* the first row with this key in each file; TABLE_NONE if there is none */
     struct side sides[2];
     unsigned marks[2];
     struct ratio ratio;

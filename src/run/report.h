@@ -18,8 +18,8 @@ struct result {
     const char *cache;  /* state of the page cache at the start of a run; NULL if it does not matter */
     struct bench bench; /* owned by the runner; no samples if the variant was not timed */
     struct work work;
-    uint64_t runs_before; /* runs before bench_measure(), which verify results or write output files; counted
-                             as warm-ups */
+    uint64_t runs_before; /* untimed runs before bench_measure(), to verify results or write output files;
+                             counted as warm-ups */
     struct roofline roofline;
     uint64_t throttle_reasons;
     int sm_clock_mhz, mem_clock_mhz; /* medians during the timed runs; negative if unknown */
@@ -54,7 +54,7 @@ enum status report_end(struct report *report);
 enum status report_monitor(struct report *report, const struct monitor *monitor);
 
 /* --list: prints the variants in settings->format, and why a variant cannot run here. Prints the variants of
- * --variant, or without it the variants of --workload, or without both all variants. --verbose adds the
+ * --variant; without --variant, those of --workload; without both options, all variants. --verbose adds the
  * summaries. */
 enum status report_list(const struct resources *resources, const struct settings *settings);
 

@@ -504,7 +504,7 @@ static enum status begin(struct runner *runner)
                                             &runner->input)));
     TRY(runner_check_data(runner));
     TRY(comm_agree(prepare(runner)));
-    /* All rows of a run, including the rows of the monitor, have the same time, which identifies the run. */
+    /* All ranks use the start time of rank 0, which identifies the run in all CSV files. */
     TRY(comm_spread(runner->env.time_utc, sizeof runner->env.time_utc));
     if (first)
         runner_warn_about_cores(settings, cores);

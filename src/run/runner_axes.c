@@ -130,8 +130,8 @@ enum status runner_run(struct settings *settings)
     size_t count = axes_combinations(&settings->axes);
     uint64_t ranks = settings->ranks ? settings->ranks : (uint64_t)comm_size();
     struct report *report = NULL;
-    /* This check comes first, because --best-gpu may choose a different device per rank, and
-     * runner_check_alike() would report different options. */
+    /* This check comes first: --best-gpu may choose a different device per rank, and runner_check_alike()
+     * would then only report that options differ. */
     TRY(comm_agree(runner_check_no_device(settings, ranks)));
     TRY(comm_agree(check_values_differ(settings, ranks)));
     TRY(runner_check_alike(

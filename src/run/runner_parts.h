@@ -48,9 +48,8 @@ struct runner {
     const struct variant_entry *entry;
     struct gpu_watched watched; /* clocks and energy of the GPU during the timed runs of the current row */
     struct baseline baseline;
-    /* The column time_utc of the current row. All rows of an invocation have the start time of the program,
-     * which identifies the invocation. Only in workloads with epochs, each row after the first has the start
-     * time of its own epoch. */
+    /* The column time_utc of the current row. It is the start time of the program, which identifies the
+     * invocation; but in workloads with epochs, each row after the first has the start time of its epoch. */
     char time_utc[ENV_TIME_MAX];
     double alone_s;           /* the median time of rank 0 alone; 0 if unknown */
     struct progress progress; /* shown only on a terminal */

@@ -37,8 +37,8 @@ static const struct option_spec specs[] = {
      "list all variants, or only the variants of --workload or --variant. If a variant cannot run here, the "
      "list says why. Scripts can use --format csv or json"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
-     "compare results with the reference: those of a run before the timing, and those of timed runs after "
-     "it. A variant with wrong results writes no row"},
+     "compare the results of an untimed run and of timed runs with the reference. A variant with wrong "
+     "results writes no row"},
     {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
      "compute the column speedup relative to this variant, which runs first (default: naive, train-naive or "
      "infer-naive; for load, files or shards)"},
@@ -50,7 +50,7 @@ static const struct option_spec specs[] = {
     {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
      "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
-     "append one CSV row per variant to this file"},
+     "append the results to this CSV file: one row per variant and combination; for train, one per epoch"},
     {"lock-timeout", "S", OPTION_REAL, AT(lock_timeout_s), DIGITS(LOCK_TIMEOUT_S), 0, 1e6, NULL, false,
      "wait at most S seconds for another process that has locked an output CSV file; rows that still cannot "
      "be written are printed to stderr"},
@@ -58,8 +58,8 @@ static const struct option_spec specs[] = {
      "append every timed sample to this CSV file"},
     {"monitor", "FILE[:MS]", OPTION_OUTPUT, AT(monitor), NULL, 0, 0, NULL, false,
      "sample the GPU and this process every MS milliseconds (default " MONITOR_PERIODS
-     ") and append the samples to "
-     "this CSV file; with -- COMMAND, sample all GPUs and that command instead of a run"},
+     ") and append the samples to this CSV file; with -- COMMAND, run and sample that command, and "
+     "sample all GPUs or the one of --device"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, THREADS_MAX, NULL, COLUMN_APART,
      "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
@@ -68,9 +68,11 @@ static const struct option_spec specs[] = {
     {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
      "use the CUDA device with the most free memory"},
     {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, COLUMN_APART,
-     "under mpirun, weak gives every rank its own batch; strong divides one batch among all ranks"},
+     "under mpirun, weak gives every rank its own batch; strong divides one batch among all ranks. HOW is "
+     "one of"},
     {"bind", "HOW", OPTION_CHOICE, AT(binding), "auto", 0, 0, bindings, false,
-     "under mpirun, auto divides a machine's cores among its ranks; none leaves the binding unchanged"},
+     "under mpirun, auto divides a machine's cores among its ranks; none leaves the binding unchanged. HOW "
+     "is one of"},
     {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), "0", 0, 1e6, NULL, false,
      "under mpirun, end the run when a rank has waited S seconds for another rank. 0 only prints a warning, "
      "except that ranks wait at most 300 s for all ranks to start"},
@@ -83,9 +85,10 @@ static const struct option_spec specs[] = {
     {"min-time", "S", OPTION_REAL, AT(min_time_s), "1", 0, 1e6, NULL, false,
      "minimum total sampling time in seconds"},
     {"max-time", "S", OPTION_REAL, AT(max_time_s), "15", 0, 1e6, NULL, false,
-     "maximum total sampling time in seconds; sampling stops then even if the median is uncertain"},
+     "maximum total sampling time in seconds; sampling then stops even if the median is uncertain, but not "
+     "before --min-samples"},
     {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), "1", 1e-6, 100, NULL, false,
-     "stop when the 95 % confidence interval of the median is within this percentage of the median"},
+     "stop sampling when the 95 % confidence interval of the median is within this percentage of the median"},
     {"loops", "N", OPTION_COUNT, AT(loops), NULL, 1, 1e9, NULL, false,
      "take exactly N samples and ignore the time and error limits, for example for a stress test"},
     {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,
@@ -98,9 +101,10 @@ static const struct option_spec specs[] = {
 };
 
 static const char list_help[] =
-    "\nlists and ranges: options with a CSV column take several values, and every combination is measured.\n"
-    "             --res 224,512 is a list. --batch 1:256:2x means 1, 2, 4, ... 256, and\n"
-    "             --orbits 50:200:50 means 50, 100, 150, 200. The last of these options on the command\n"
+    "\nlists and ranges: an option that takes a number or a word, and has a column in the CSV file, accepts\n"
+    "             several values; every combination is measured. With the workload synth, for example,\n"
+    "             --res 224,512 is a list, --batch 1:256:2x means 1, 2, 4, ... 256, and --orbits 50:200:50\n"
+    "             means 50, 100, 150, 200. Of the options with several values, the last one on the command\n"
     "             line changes fastest.\n";
 
 static const char exit_statuses[] =
@@ -146,7 +150,7 @@ static void help_common(FILE *stream, bool all)
         "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
         "  fdsl-bench --workload load --variant all --data train\n"
         "  fdsl-bench --workload train --variant all --data mnist --epochs 3   "
-        "# scripts/setup/fetch_mnist.sh mnist\n"
+        "# first run: scripts/setup/fetch_mnist.sh mnist\n"
         "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume\n"
         "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # latency: median and 99th "
         "percentile\n"
@@ -175,7 +179,7 @@ void settings_help(const struct settings *settings, FILE *stream)
         help_common(stream, settings->verbose);
 }
 
-#define WORKLOADS_MAX 16 /* at least as many as workload_table has */
+#define WORKLOADS_MAX 16 /* at least the number of workloads */
 
 static enum status find_workload(struct settings *settings, int argc, char *argv[])
 {
@@ -244,8 +248,8 @@ bool settings_informational(const struct settings *settings)
     return settings->help || settings->version || settings->list || settings->environment;
 }
 
-/* Returns output file number `number` on the command line, or NULL after the last one. `*name` becomes the
- * name of its option. */
+/* Returns output file number `number`, counted in the order of the option tables, or NULL after the last one.
+ * `*name` becomes the name of its option. */
 static const char *output_at(const struct options *options, size_t number, const char **name)
 {
     for (size_t t = 0; t < options->table_count; t++)
@@ -495,7 +499,7 @@ enum status settings_read(struct settings *settings, const struct config *config
         settings->help = true;
         return STATUS_OK;
     }
-    settings->prepare = options_peek(NULL, 0, argc, argv, "prepare"); /* only the full name --prepare */
+    settings->prepare = options_peek(NULL, 0, argc, argv, "prepare"); /* accepts no prefix of --prepare */
     if (settings->prepare && settings->command)
         return status_set(STATUS_USAGE, "--prepare does not apply to -- COMMAND; leave one out");
     if (settings->prepare) /* data/prepare.c parses its options */

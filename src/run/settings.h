@@ -38,7 +38,7 @@ struct settings {
     struct options options; /* the common options and the workload's options */
     void *parameters;       /* owned; the workload's parameter struct */
     struct axes axes;
-    size_t combination; /* the number of the current combination of the axes */
+    size_t combination; /* index of the current combination of the axes */
     struct settings_given {
         void *parameters;
         const struct variant_entry **variants;

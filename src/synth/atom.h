@@ -23,10 +23,10 @@
 struct atom_class {
     uint32_t id; /* the class number; part of the Philox key of each image */
     uint32_t vertices,
-        orbits;            /* q, the number of vertices per orbit, and K, the number of orbits; at least 1 */
+        orbits; /* q, the number of vertices per orbit, and K, the number of orbits; both at least 1 */
     float oval_x, oval_y;  /* stretch of the start circle along each axis */
     uint32_t freq1, freq2; /* frequencies of the wave, in periods per turn */
-    float noise;           /* p: the factor of the noise; also added to every step outwards */
+    float noise;           /* p: factor of the noise; also a constant part of every outward step */
     uint32_t radius;       /* radius of the start circle, which is not drawn */
     float line_width;      /* radial offset added at each orbit; drawn lines are always one pixel wide */
 };
@@ -54,8 +54,9 @@ enum atom_stream {
 
 FDSL_C_BEGIN
 
-/* Fills the three tables of `class_`, q = vertices floats each: cosine and sine of theta = 2 pi i / q, and
- * advance = p + line_width + (sin(n1 theta) + sin(n2 theta)) / 2. Computes in double and rounds once. */
+/* Fills the three tables of `class_`, q = vertices floats each. For vertex i and theta = 2 pi i / q: the
+ * cosine and the sine of theta, and advance = noise + line_width + (sin(freq1 theta) + sin(freq2 theta)) / 2.
+ * Computes in double and rounds once. */
 void atom_spokes_fill(const struct atom_class *class_, float *cosine, float *sine, float *advance);
 
 FDSL_C_END

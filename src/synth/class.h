@@ -1,7 +1,7 @@
 /* Class parameters: drawn from ranges, or read from a CSV list. They can also be written as a CSV list.
  *
- * A preset is a section of an INI file that gives a range for each parameter, or a CSV list. The program has
- * built-in copies of one INI file, configs/classes.cfg, and of two lists of 1000 classes,
+ * A preset is either a section of an INI file, with a range for each parameter, or a CSV list. The program
+ * has built-in copies of one INI file, configs/classes.cfg, and of two lists of 1000 classes,
  * configs/paper_1000.csv and configs/lowercompute_1000.csv. A drawn class is a pure function of (ranges,
  * seed, class number), so class c does not depend on the number of classes or processes. */
 #ifndef FDSL_SYNTH_CLASS_H

@@ -163,8 +163,8 @@ enum status class_check_unique(const struct atom_class *classes, size_t count)
                       pair[1], (unsigned)classes[pair[1]].id);
 }
 
-/* Checks that all ids are unique. Otherwise `*number` receives the line of the second class that has the same
- * id. The class with index n is on line n + 2. */
+/* Checks that all ids are unique. Otherwise `*number` receives the line of a class whose id is already taken.
+ * The class with index n is on line n + 2. */
 static enum status check_unique(const struct class_list *list, size_t *number)
 {
     size_t pair[2];

@@ -55,7 +55,7 @@ struct synth {
 
 /* The identity of an image. Together with a struct synth, it determines every bit of the image. */
 struct synth_image {
-    uint32_t class_index; /* into classes; the class number is classes[class_index].id */
+    uint32_t class_index; /* index into `classes`; the class number is classes[class_index].id */
     uint64_t instance;
 };
 
@@ -92,9 +92,9 @@ static inline struct synth_image synth_run_image(const struct synth *synth, uint
 FDSL_C_BEGIN
 
 /* Sets synth->classes to `count` classes of a preset. If `preset_file` is NULL and the preset is a built-in
- * list, these are its first classes. Otherwise they are drawn from the ranges in section `preset` of
- * `preset_file`, or of the built-in file if `preset_file` is NULL. Free the classes with synth_free(), also
- * after an error. STATUS_USAGE for an unknown preset, an invalid file or too many classes. */
+ * list, takes the first `count` classes of the list. Otherwise draws them from the ranges in section `preset`
+ * of `preset_file`, or of the built-in file if `preset_file` is NULL. Free the classes with synth_free(),
+ * also after an error. STATUS_USAGE for an unknown preset, an invalid file or too many classes. */
 enum status synth_draw_classes(struct synth *synth, const char *preset_file, const char *preset,
                                uint32_t count);
 

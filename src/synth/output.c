@@ -93,7 +93,7 @@ static void convert_pixels(const struct synth_output *output, const uint8_t *can
 }
 
 /* Converts one output row. First adds up the covered canvas rows in each column, then adds up the columns
- * that each output pixel covers. Works on strips of columns; the sum of an output pixel that crosses two
+ * that each output pixel covers. Works on strips of columns; the sum of an output pixel that spans several
  * strips is carried over. */
 static void convert_row(const struct synth_output *output, uint32_t res, const uint8_t *canvas, size_t pitch,
                         uint32_t y, void *image)

@@ -36,8 +36,9 @@ enum output_layout {
 
 /* How the canvas is brought to the size of the output. */
 enum output_fit {
-    OUTPUT_WHOLE,  /* the whole canvas, unscaled; both have the same side */
-    OUTPUT_RESIZE, /* each output pixel is the mean over the area that it covers; shrinks or enlarges */
+    OUTPUT_WHOLE,  /* the whole canvas, unscaled; the output has the same side as the canvas */
+    OUTPUT_RESIZE, /* the whole canvas, shrunk or enlarged; each output pixel is the mean over the area that
+                      it covers */
     OUTPUT_CROP    /* a square of the canvas; each image has its own random but fixed position */
 };
 
@@ -156,8 +157,8 @@ FDSL_HD void output_store(const struct synth_output *output, uint32_t area, uint
 
 FDSL_C_BEGIN
 
-/* Parses "V", one value for all channels, or "V,V,V", one value per channel, each in [minimum, maximum].
- * STATUS_USAGE with a message that begins with `name`. */
+/* Parses a list of values, each in [minimum, maximum]: "V" is one value for all channels, "V,V,V" has one
+ * value per channel. Returns STATUS_USAGE if the text is invalid; the message begins with `name`. */
 enum status output_parse_values(const char *name, const char *text, uint32_t channels, double minimum,
                                 double maximum, double values[OUTPUT_CHANNELS_MAX]);
 
@@ -166,7 +167,7 @@ enum status output_parse_values(const char *name, const char *text, uint32_t cha
 void output_set_scale(struct synth_output *output, uint32_t res, const double mean[OUTPUT_CHANNELS_MAX],
                       const double deviation[OUTPUT_CHANNELS_MAX]);
 
-/* Rows begin .. end - 1 of an output image. */
+/* A range of rows of an output image, from `begin` to `end` - 1. */
 struct output_rows {
     uint32_t begin, end;
 };

@@ -43,7 +43,7 @@ static const struct option_spec options[] = {
      "orbits of the benchmark class"},
     {"formula", "NAME", OPTION_CHOICE, AT(formula), "uji", 0, 0, formulas, true,
      "how an image is drawn. uji follows the code of hpca-uji/fdsl-gpu-pipeline; visualatom "
-     "follows the renderer of the released data set"},
+     "follows the renderer of the released VisualAtom data set. NAME is one of"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all images"},
     {"instance", "N", OPTION_COUNT, AT(instance), "0", 0, 4611686018427387904.0, NULL, true,
      "number of the first image. With N classes, image number g shows class g mod N and is instance g / N, "
@@ -75,7 +75,7 @@ static const struct option_spec options[] = {
      "second frequency of the benchmark class"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "u8", 0, 0, dtype_names, true,
      "element type of the output. u8 stores grays from 0 to 255; the other types store floats that are "
-     "normalised with --mean and --std"},
+     "normalised with --mean and --std. TYPE is one of"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), "1", 0, UINT32_MAX, NULL, true,
      "channels of the output; 3 channels all have the same gray"},
     {"layout", "ORDER", OPTION_CHOICE, AT(layout), "nchw", 0, 0, layouts, true,
@@ -84,7 +84,7 @@ static const struct option_spec options[] = {
      "side length of the output (default: --res)"},
     {"fit", "HOW", OPTION_CHOICE, AT(fit), "resize", 0, 0, fits, true,
      "how the canvas becomes an output of another size. resize averages areas; crop cuts out a part at a "
-     "random position"},
+     "random position. HOW is one of"},
     {"mean", "M[,M,M]", OPTION_TEXT, AT(mean), "0", 0, 0, NULL, true,
      "mean that is subtracted from float grays, which range from 0 to 1; one value, or one per channel"},
     {"std", "S[,S,S]", OPTION_TEXT, AT(std), "1", 0, 0, NULL, true,
@@ -97,7 +97,8 @@ static const struct option_spec options[] = {
      "write the images of the batch into the folder DIR as PNG files, with a list of them in index.tsv; "
      "needs --dtype u8 and --channels 1"},
     {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet), NULL, 0, 0, NULL, false,
-     "write a contact sheet of the batch as one PNG file, with index.tsv in its folder"},
+     "write a contact sheet of the batch as one PNG file, and index.tsv into the same folder; needs "
+     "--dtype u8 and --channels 1"},
     {"npy", "FILE", OPTION_OUTPUT, AT(files.npy), NULL, 0, 0, NULL, false,
      "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy"},
 };

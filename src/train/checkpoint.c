@@ -154,7 +154,7 @@ static void remove_temporaries(const char *folder)
     DIR *directory = opendir(folder);
     for (struct dirent *entry; directory && (entry = readdir(directory));)
         if (is_temporary(entry->d_name))
-            (void)unlinkat(dirfd(directory), entry->d_name, 0); /* a leftover file does no harm */
+            (void)unlinkat(dirfd(directory), entry->d_name, 0); /* may fail: a leftover file does no harm */
     if (directory)
         closedir(directory);
 }
@@ -297,7 +297,7 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
     while (oldest >= 0) {
         TRY(highest(folder, oldest, &oldest));
         if (oldest >= 0 && path_of(folder, (uint32_t)oldest, path))
-            unlink(path); /* a leftover file does no harm */
+            unlink(path); /* may fail: a leftover file does no harm */
     }
     return STATUS_OK;
 }

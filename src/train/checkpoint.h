@@ -50,7 +50,7 @@ FDSL_C_BEGIN
 enum status checkpoint_check_folder(const char *folder);
 
 /* Locks a folder and removes temporary files that killed processes left there. `*lock` is for
- * checkpoint_unlock(), which accepts a negative value. The end of the process also releases the lock.
+ * checkpoint_unlock(), which ignores negative values. The end of the process also releases the lock.
  * STATUS_USAGE if another process holds the lock. If the file system does not support locks, only prints a
  * warning. */
 enum status checkpoint_lock(const char *folder, int *lock);

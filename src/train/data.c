@@ -378,7 +378,7 @@ static void identify(struct data *data)
         data->hashes[part] = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, values);
     }
 #else
-    (void)data; /* only checkpoints use the hashes, and without xxHash there are none */
+    (void)data; /* only checkpoints use the hashes, and a build without xxHash has no checkpoints */
 #endif
 }
 

@@ -46,7 +46,7 @@ struct data {
      * halves. */
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
     /* The first `held` training samples are in memory. Scale, offset and hash are computed from the first
-     * `measured` training samples, for synth at most DATA_MEASURED. In both members, 0 means all. */
+     * `measured` training samples (for synth, at most DATA_MEASURED). In both members, 0 means all. */
     uint32_t held, measured;
     uint64_t hashes[DATA_PARTS]; /* of each set: its measured samples and all its labels */
     double opening_s;            /* duration of data_open() */
@@ -137,8 +137,8 @@ const void *data_sample(const struct data *data, enum data_part part, uint32_t s
  * samples, which are not augmented. Pure and thread-safe. */
 void data_gather(const struct data *data, const void *stored, struct draw_move move, float *values);
 
-/* Creates a generator of the training samples if data->feed is DATA_LIVE. `data` must outlive the generator,
- * which the caller closes. */
+/* Creates a generator of the training samples. data->feed must be DATA_LIVE. `data` must outlive the
+ * generator, which the caller closes. */
 enum status data_generator(const struct data *data, const struct generator_request *request,
                            struct generator **generator);
 

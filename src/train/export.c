@@ -184,7 +184,7 @@ enum status export_data(const struct train *train, const float *initial, const c
     const struct model *model = train->model;
     struct safetensor tensors[MODEL_TENSORS_MAX + 6];
     size_t count = 0;
-    if (data->feed != DATA_STORED) /* other feeds keep only part of the training set in memory */
+    if (data->feed != DATA_STORED) /* other feeds may keep only part of the training set in memory */
         return status_set(STATUS_USAGE, "--export-data writes only stored samples; add --feed stored");
     count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
     count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);

@@ -1,6 +1,6 @@
 /* Exports a training run to safetensors files: the parameters under PyTorch's names, the data sets, or
- * everything about one step, for comparison. `identity` lists the options as text; it becomes part of the
- * file's metadata. Errors: STATUS_FAILED with path and reason. */
+ * everything about one step, for comparison with other programs. `identity` lists the options as text; it
+ * becomes part of the file's metadata. Errors: STATUS_FAILED with path and reason. */
 #ifndef FDSL_TRAIN_EXPORT_H
 #define FDSL_TRAIN_EXPORT_H
 

@@ -20,8 +20,9 @@ static const struct option_spec options[] = {
     {"checkpoint", "FILE|DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, true,
      "the trained network: a checkpoint file, or a folder whose latest checkpoint is used"},
 #define TRAINED "as in training"
-    JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")", TRAINED, TRAINED, TRAINED,
-                NULL, " (default: " TRAINED ")"),
+#define OTHER   "; with another --data, as for the workload train"
+    JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")", TRAINED OTHER,
+                TRAINED OTHER, TRAINED OTHER, NULL, " (default: " TRAINED ")"),
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true,
      "samples per run; a test set smaller than the default lowers the default to its size"},
 };
@@ -120,7 +121,7 @@ static enum status infer_open(const struct options *given, void *parameters_,
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     take_samples(given, &opened->checkpoint, &parameters->job);
     parameters->job.feed =
-        -1; /* training samples are not used here, so the default feed avoids storing them */
+        -1; /* default: stores only a few of synth's training samples, which are not used here */
     TRY(job_open_data(&parameters->job, partition, &opened->data));
     if (!options_given(given, "batch") && parameters->job.batch > opened->data.sets[DATA_TEST].count)
         parameters->job.batch = opened->data.sets[DATA_TEST].count;

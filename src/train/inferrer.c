@@ -24,7 +24,7 @@ enum status inferrer_open(const struct engine *engine, const struct resources *r
     inferrer->number = UINT64_MAX;
     const struct train *train = &inferrer->job->train;
     const struct train_state from = {
-        .parameters = (float *)(uintptr_t)inferrer->job->parameters}; /* cast away const: it is only read */
+        .parameters = (float *)(uintptr_t)inferrer->job->parameters}; /* const cast: set() only reads it */
     inferrer->logits = malloc((size_t)train->batch * train->model->classes * sizeof *inferrer->logits);
     if (!inferrer->logits)
         return status_set(STATUS_FAILED, "out of memory for a batch");

@@ -250,7 +250,7 @@ static bool is_pooled(const struct model *model, uint32_t i)
 {
     if (model->layers[i].spec.kind != LAYER_CONV)
         return false;
-    bool is_added = false; /* if an addition uses an output, too, all gradients may be non-zero */
+    bool is_added = false; /* if an addition also uses an output, all gradients may be non-zero */
     do
         is_added |= model->layers[i].is_added;
     while (++i < model->layer_count && model->layers[i].spec.kind == LAYER_RELU);

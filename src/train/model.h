@@ -118,9 +118,10 @@ extern const char *const model_names[];
 enum status model_build(const struct model_table *table, struct shape input, uint32_t classes,
                         struct model *model);
 
-/* Minimum floating-point operations per sample: the multiply-adds of convolutions and linear layers, forward
- * and backward (gradients of weights and inputs, except gradients of the samples), minus `savings`. A
- * multiply-add counts as two operations. Multiplications by padding zeros do not count. */
+/* Returns the minimum number of floating-point operations per sample. Counts the multiply-adds of
+ * convolutions and linear layers, forward and backward (gradients of weights and inputs, but not of the
+ * samples), without those in `savings`. A multiply-add counts as two operations. Multiplications by padding
+ * zeros do not count. */
 double model_flops(const struct model *model, const struct model_savings *savings);
 
 /* Fills an arena with the initial parameters. Weights and biases are uniform in +-1 / sqrt(fan-in), like the

@@ -57,8 +57,8 @@ static real *input_of(const struct naive *naive, uint32_t layer, uint32_t j)
                  : naive->inputs + j * naive->train->model->input_values;
 }
 
-/* Returns `passing` for layer i. If the layer is a LAYER_ADD, adds the output of the earlier layer and the
- * gradient of this output. */
+/* Returns a copy of `passing` for layer i. For a LAYER_ADD, sets the pointers to the earlier layer's output
+ * and to the gradient of this output. */
 static struct passing passing_at(const struct naive *naive, const struct passing *passing, uint32_t i,
                                  uint32_t j)
 {
@@ -120,7 +120,7 @@ static real loss_of(const struct train *train, const real *logits, uint32_t labe
     return loss;
 }
 
-/* Returns the index of the largest logit; the first index if several logits are equal. */
+/* Returns the index of the largest logit; the first index if several logits are largest. */
 static uint32_t guess(const real *logits, uint32_t classes)
 {
     uint32_t best = 0;
@@ -173,7 +173,7 @@ static void *zeros(struct naive *naive, size_t count, size_t size)
     return calloc(count, size);
 }
 
-/* Returns false if memory runs out. */
+/* Allocates all arrays of the engine. Returns false if memory runs out. */
 static bool allocate(struct naive *naive)
 {
     const struct model *model = naive->train->model;

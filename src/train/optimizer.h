@@ -58,8 +58,8 @@ struct update {
     enum optimizer_kind kind;
     train_real rate, momentum, decay;
     train_real beta1, beta2, rest1, rest2; /* rest1 = 1 - beta1, rest2 = 1 - beta2 */
-    train_real rate1;                      /* rate / (1 - beta1^t) */
-    train_real scale2;                     /* 1 / sqrt(1 - beta2^t) */
+    train_real rate1;                      /* rate / (1 - beta1^t), with t = step + 1 */
+    train_real scale2;                     /* 1 / sqrt(1 - beta2^t), with t = step + 1 */
     train_real epsilon;
 };
 
@@ -83,8 +83,8 @@ FDSL_HD struct update optimizer_at(const struct optimizer *optimizer, const stru
     return update;
 }
 
-/* Updates one parameter. `m` is its momentum or first moment, `v` its second moment (SGD does not access it).
- * Both start at zero. A parameter of 0 with a gradient of 0 stays 0. */
+/* Updates one parameter. `m` is its momentum or first moment, `v` its second moment, which SGD does not
+ * access. Both start at zero. A parameter of 0 with a gradient of 0 stays 0. */
 FDSL_HD void optimizer_step(const struct update *update, train_real gradient, train_real *parameter,
                             train_real *m, train_real *v)
 {

@@ -45,7 +45,8 @@ static const struct option_spec options[] = {
     {"epsilon", "E", OPTION_REAL, AT(epsilon), "1e-8", 1e-30, 1, NULL, true,
      "epsilon in the denominator of adam and adamw"},
     {"weight-decay", "W", OPTION_REAL, AT(weight_decay), "0", 0, 1e3, NULL, true,
-     "weight decay. sgd and adam add it to the gradient; adamw shrinks the parameters instead"},
+     "weight decay. sgd and adam add W times the parameters to the gradient; adamw shrinks the parameters "
+     "instead"},
     {"lr-schedule", "KIND", OPTION_CHOICE, AT(schedule), "constant", 0, 0, schedules, true,
      "how the learning rate changes over the steps"},
     {"lr-warmup", "EPOCHS", OPTION_REAL, AT(lr_warmup), "0", 0, 1e6, NULL, true,
@@ -59,7 +60,7 @@ static const struct option_spec options[] = {
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), NULL, 0, 0, feeds, true,
      "where training samples come from. stored reads or generates all samples before training (default for "
      "other data than synth); live generates each batch during training (default for synth); constant "
-     "repeats the first batch, to measure the speed without the cost of input"},
+     "repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), NULL, 0, 0, NULL, true,
      "with --feed live, generate new samples in every epoch"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "0", 0, 1 << 12, NULL, true,
@@ -69,7 +70,7 @@ static const struct option_spec options[] = {
     {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,
      "do not normalise samples with the training set's mean and standard deviation"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
-     "seed of the initial parameters, order, dropout and shifts"},
+     "seed of the initial parameters, order, dropout, shifts and flips"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
      "start with the parameters of this checkpoint, or of the latest checkpoint in this folder. The model "
      "must be the same. If the number of classes differs, the last layer starts with zeros"},
@@ -82,14 +83,15 @@ static const struct option_spec options[] = {
     {"export", "FILE", OPTION_OUTPUT, AT(export_path), NULL, 0, 0, NULL, false,
      "write the parameters after the last epoch as safetensors, which PyTorch can load"},
     {"export-step", "FILE", OPTION_OUTPUT, AT(step_path), NULL, 0, 0, NULL, false,
-     "write a description of the first step: its samples, gradients and loss, and the parameters before and "
+     "write the first step as safetensors: its samples, gradients and loss, and the parameters before and "
      "after it"},
     {"export-data", "FILE", OPTION_OUTPUT, AT(data_path), NULL, 0, 0, NULL, false,
-     "write the training set, the test set and the initial parameters; add --dry-run to skip training"},
+     "write the training set, the test set and the initial parameters as safetensors; add --dry-run to skip "
+     "training"},
     {"allow-nan", NULL, OPTION_FLAG, AT(allow_nan), NULL, 0, 0, NULL, false,
      "continue if the loss is not finite"},
     {"verify-steps", "N", OPTION_COUNT, AT(verify_steps), "10", 1, 1 << 20, NULL, false,
-     "number of steps that --verify compares with the reference"},
+     "number of steps that --verify compares with the reference before the first epoch"},
 };
 
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
@@ -208,8 +210,8 @@ static enum status check(const struct options *given, const struct parameters *p
     return parameters->checkpoint ? checkpoint_check_folder(parameters->checkpoint) : STATUS_OK;
 }
 
-/* Returns whether the option has no effect on the parameters after an epoch. Also true for options that
- * affect only the data, because the identity contains hashes of the data. */
+/* Returns whether the option has no effect on the parameters after an epoch. Returns true also for options
+ * that affect only the data, because the identity contains hashes of the data. */
 static bool decides_nothing(const struct parameters *parameters, const char *option)
 {
     if (strcmp(option, "feed") == 0) /* live and stored samples are bit-identical */

@@ -24,7 +24,7 @@ void trainer_close(void *state)
 
 /* ---- Beginning ---- */
 
-/* Finds "name=value" in a text of such words, which are separated by spaces. Returns NULL if there is none.
+/* Finds the word "name=value" in `text`, whose words are separated by spaces. Returns NULL if there is none.
  * The name is the first `name_length` bytes of `word`. `*length` becomes the length of "name=value". */
 static const char *word_of(const char *text, const char *word, size_t name_length, size_t *length)
 {
@@ -204,9 +204,9 @@ bool trainer_more(const void *input, void *state)
     return trainer->now.history.epochs < trainer->job->epochs;
 }
 
-/* Finds the layer that made the loss non-finite. Repeats the epoch up to the step with this loss. Engines are
- * deterministic, so the state before that step is the same as in the first run. From this state, the
- * reference finds the first layer with a non-finite output. */
+/* Finds the layer that made the loss non-finite. Repeats the steps of the epoch that precede the step with
+ * this loss. Engines are deterministic, so the state before that step is the same as in the first run. From
+ * this state, the reference finds the first layer with a non-finite output. */
 static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
 {
     const struct train *train = &trainer->job->train;

@@ -71,7 +71,8 @@ enum status trainer_keep(const void *input, void *state, const char *row);
 /* Returns the CSV row in the latest checkpoint that this run read or wrote; "" if there is none. */
 const char *trainer_kept(const void *state);
 
-/* Call after the last epoch: writes the exports. `runs` is the number of epochs trained by this process. */
+/* Call after the last epoch: writes the file of --export. `runs` is the number of epochs that this process
+ * trained; if it is 0, prints a note. */
 enum status trainer_end(const void *input, void *state, uint64_t runs);
 
 /* Compares the engine with the oracle. `*wrong` becomes the number of losses and parameter tensors that
@@ -80,9 +81,10 @@ enum status trainer_end(const void *input, void *state, uint64_t runs);
  * If `number` is 0 (before the first epoch), compares job->verify_steps steps from the current state. After
  * every five steps, the oracle's state is copied to the engine.
  *
- * Otherwise (after an epoch, before trainer_finish()), trains the epoch again, which must give the same loss,
- * within bounds.loss, and bit-identical parameters. Also compares the last step and one step drawn at random
- * with the oracle. If such a step differs, the result of its neighbouring step counts instead.
+ * Otherwise (after an epoch, before trainer_finish()), trains the epoch again. The repetition must give
+ * bit-identical parameters and, within bounds.loss, the same loss. Also compares the last step and one step
+ * drawn at random with the oracle. If such a step differs, the result of its neighbouring step counts
+ * instead.
  *
  * STATUS_FAILED if the oracle's own loss is not finite. */
 enum status trainer_verify(const void *input, const struct variant *variant, void *state, uint64_t number,

@@ -6,8 +6,8 @@
 #include "train/display.h"
 #include "train/trainer.h"
 
-/* Results of a verification: the number of losses compared, the number of wrong losses, and a flag for each
- * parameter tensor that is set if the tensor is wrong. */
+/* Results of a verification: the number of losses compared, the number of wrong losses, and one flag per
+ * parameter tensor, set if the tensor is wrong. */
 struct found {
     uint32_t losses, wrong_losses;
     bool astray[MODEL_TENSORS_MAX];

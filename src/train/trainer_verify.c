@@ -105,8 +105,8 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
 }
 
 /* Before the first epoch: compares both engines step by step, in stretches. Each stretch starts with the
- * oracle's state at the end of the previous one. Otherwise the comparison would measure how training
- * amplifies rounding (docs/train.md), which is not an error of the engine. */
+ * oracle's state at the end of the previous one. Without these restarts, the comparison would measure how
+ * training amplifies rounding (docs/train.md), which is not an error of the engine. */
 static enum status compare_steps(struct trainer *trainer, void *oracle, struct train_state *states)
 {
     const uint32_t count = trainer->job->verify_steps;

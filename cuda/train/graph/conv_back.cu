@@ -1,6 +1,6 @@
 /* train-graph, backward through the convolutions. Block b computes samples b, b + parts, ... of the batch. It
- * recomputes conv1's output from the sample's bytes, scatters the gradients of the pooled values to their
- * argmax pixels, and multiplies both in shared memory.
+ * recomputes conv1's output from the sample's bytes, and scatters the gradients of the pooled values to their
+ * argmax pixels. Its GEMMs read both from shared memory.
  *
  * Half of the warps compute the gradient of conv2's weights, and keep the sums in registers over all samples.
  * The other half compute the gradient of conv2's input, and from it the gradient of conv1's weights. At the
@@ -148,8 +148,8 @@ template <class NET> static __device__ __forceinline__ uint32_t group_pixel(int 
     return 8 * group + i;
 }
 
-/* Each warp of the second half computes the gradients of 32 outputs, 9 taps and 8 inputs. They are sums over
- * the pixels of a sample. */
+/* Each warp of the second half computes the gradients of the weights of 32 output channels, 9 taps and 8
+ * input channels. It adds the sums over a sample's pixels to `c`. */
 template <class NET>
 static __device__ __forceinline__ void back_weights(uint32_t shared, float c[2][CONV_TAPS][4])
 {
@@ -315,7 +315,8 @@ static __device__ __forceinline__ void leave_conv1(const float sums[layout<NET>:
 }
 
 /* Adds the warps' sums for conv1 and writes its gradients. Normalised values are scale * byte + offset. The
- * gradient of a weight is therefore scale times the sum of its tap, plus offset times the sum of the ones. */
+ * gradient of a weight is therefore scale times the sum of its tap, plus offset times the sum of the row
+ * whose factors are 1. */
 template <class NET>
 static __device__ __forceinline__ void store_conv1(const struct graph_plan &plan, const float *left,
                                                    float *sums)
@@ -363,15 +364,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
         take_row<NET, THREADS>(plan, blockIdx.x, threadIdx.x, images);
     copy_wait<0>();
     __syncthreads();
-    /* Both halves of the block use `own`. The first half keeps the sums of conv1's weights and the tiles of a
-     * unit in it. The second half keeps the sums of conv2's weights in it. With separate variables, each
-     * thread would keep registers for all of them across the barriers. */
+    /* Both halves of the block use `own`. The first half stores the gradient sums of conv1's weights and the
+     * tiles of a unit in it. The second half stores the gradient sums of conv2's weights in it. With separate
+     * variables, each thread would keep registers for all of them across the barriers. */
     float own[at::registers] = {};
     float(&of_conv1)[at::steps1][4][4] = reinterpret_cast<float(&)[at::steps1][4][4]>(own);
     float(&products)[TILES][4][4] = reinterpret_cast<float(&)[TILES][4][4]>(own[at::steps1 * 16]);
     float(&of_conv2)[2][CONV_TAPS][4] = reinterpret_cast<float(&)[2][CONV_TAPS][4]>(own);
     if (for_inputs) {
-        wait_for_previous(); /* the previous kernel writes pooled_delta, and earlier ones the other inputs */
+        wait_for_previous(); /* the previous kernel writes pooled_delta; earlier kernels write the other
+                                inputs */
         allow_next();
     }
     for (uint32_t row = blockIdx.x, turn = 0; row < count; row += plan.parts, turn ^= 1) {

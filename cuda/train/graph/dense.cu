@@ -112,7 +112,8 @@ static __device__ __forceinline__ float take_hidden(const struct graph_plan &pla
 }
 
 /* Computes the softmax cross-entropy of a sample. One warp runs this, with one lane per class. Stores the
- * loss, whether the prediction is correct, and the gradient of the batch's mean loss. */
+ * loss, whether the prediction is correct, and the gradient of the batch's mean loss with respect to the
+ * logits. */
 static __device__ __forceinline__ void take_loss(const struct graph_plan &plan, uint32_t row, uint32_t label,
                                                  const float *logits, float *deltas)
 {

@@ -19,7 +19,7 @@
 template <class NET> struct layout {
     static constexpr int columns = NET::slice; /* inputs per block: an odd multiple of eight */
     static constexpr int pitch =
-        columns * 2; /* bytes; so eight consecutive rows are in different banks without padding */
+        columns * 2; /* bytes; an odd multiple of 16: eight consecutive rows are in different banks */
     static constexpr int weight = 0;                      /* (HIDDEN, columns) */
     static constexpr int delta = weight + HIDDEN * pitch; /* (ROWS, HIDDEN): gradients of the hidden values */
     static constexpr int input = delta + ROWS * DELTA_PITCH; /* (ROWS, columns) */

@@ -1,7 +1,7 @@
 /* train-graph, the first kernel of a step: from a sample's bytes to fc1's input, one block per sample. The
- * block gathers, shifts and normalises the sample. conv1's output stays in shared memory, where conv2 reads
- * it as an implicit GEMM. ReLU and pooling are fused into the end of that GEMM; dropout follows. For each
- * pooled value, the kernel writes two bytes for the value and one byte for the argmax. */
+ * block gathers, augments (shift, flip) and normalises the sample. conv1's output stays in shared memory,
+ * where conv2 reads it as an implicit GEMM. ReLU and pooling are fused into the end of that GEMM; dropout
+ * follows. For each pooled value, the kernel writes two bytes for the value and one byte for the argmax. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph/kernels.cuh"

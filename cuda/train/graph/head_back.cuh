@@ -12,9 +12,9 @@
 
 #define HEAD_CLASSES 4 /* classes that a block processes at a time */
 
-/* Updates fc2's weights of classes k to k + HEAD_CLASSES - 1. Thread i sums hidden value i % 128 of every
- * fourth sample, for all of these classes. Then it adds the four partial sums of class k + i / 128 in order.
- * `shared` has room for HEAD_CLASSES * THREADS floats. */
+/* Updates fc2's weights of classes k to k + HEAD_CLASSES - 1. Thread i sums the products for hidden value i %
+ * 128 over every fourth sample, for all of these classes. Then it adds the four partial sums of class k + i /
+ * 128 in order. `shared` has room for HEAD_CLASSES * THREADS floats. */
 template <int THREADS>
 static __device__ __forceinline__ void update_classes(const struct graph_plan &plan,
                                                       const struct update &update, uint32_t k, float *shared)
@@ -85,7 +85,7 @@ static __device__ __forceinline__ void update_last_bias(const struct graph_plan 
 }
 
 /* Adds the batch's losses and correct predictions to the totals, and advances the position. Thread i sums
- * samples i, i + THREADS, ...; a tree reduction adds the threads. */
+ * samples i, i + THREADS, ...; a tree reduction adds these sums. */
 template <int THREADS>
 static __device__ __forceinline__ void add_totals(const struct graph_plan &plan, double *sums)
 {
@@ -117,7 +117,7 @@ static __device__ __forceinline__ void add_totals(const struct graph_plan &plan,
     plan.position->number++;
 }
 
-/* Runs block `block` of HEAD_BLOCKS. The last block computes the biases and the totals. The others share the
+/* Runs block `block` of HEAD_BLOCKS. The last block updates the biases and the totals. The others share the
  * classes of fc2. `shared` has room for THREADS * 16 bytes. */
 template <int THREADS>
 static __device__ __forceinline__ void head_back(const struct graph_plan &plan, uint32_t block,

@@ -23,7 +23,7 @@
 #define CONV_TAPS      9
 #define HIDDEN         128
 #define GRAPH_CLASSES  32  /* maximum: each class takes one lane of a warp */
-#define GRAPH_ROWS     128 /* batch buffers have a multiple of this, so that tiles need no bounds checks */
+#define GRAPH_ROWS     128 /* batch buffers have a multiple of this many rows: tiles need no bounds checks */
 /* Maximum number of blocks that share the samples of the convolutions' backward pass. */
 #define GRAPH_PARTS_MAX    128
 #define DROPOUT1_NUMBER    5 /* layer index of the first dropout; selects its stream of random numbers */
@@ -98,7 +98,7 @@ struct graph_step {
     struct update update;
 };
 
-/* Kernel arguments of a step. They are the same for every launch. Pointers are to device memory. `rows` is
+/* Kernel arguments of a step. They do not change from step to step. Pointers are to device memory. `rows` is
  * the batch size rounded up to a multiple of GRAPH_ROWS; rows past the batch are zero. `parts` is the number
  * of blocks that share the samples in graph_conv_back(). */
 struct graph_plan {
@@ -269,8 +269,8 @@ static __device__ __forceinline__ float warp_sum(float value)
     return value;
 }
 
-/* Copies a sample to shared memory, shifted, as (channels, height, width). Bytes become bf16, which
- * represents them exactly. THREADS threads take part; `thread` is the number of this thread. */
+/* Copies a sample, shifted and flipped by `move`, to shared memory as (channels, height, width). Bytes become
+ * bf16, which represents them exactly. THREADS threads take part; `thread` is the number of this thread. */
 template <class NET, int THREADS>
 static __device__ __forceinline__ void take_image(const uint8_t *sample, const struct draw_move &move,
                                                   int thread, uint16_t *image)

@@ -8,7 +8,7 @@
 #define GROUPS  4
 #define THREADS (VALUES * GROUPS)
 
-/* Adds the parts of the groups in order. Thread i < VALUES returns the sum of value i. */
+/* Adds the partial sums of the groups in order. Thread i < VALUES returns the sum of value i. */
 static __device__ __forceinline__ float add_groups(float part)
 {
     __shared__ float parts[GROUPS][VALUES];
