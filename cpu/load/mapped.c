@@ -51,8 +51,8 @@ static enum status map_shard(struct mapped *mapped, uint32_t file)
     return STATUS_OK;
 }
 
-/* Maps all shards that are not mapped yet. With --cache warm this happens before the first run, otherwise
- * inside each run. */
+/* Maps all shards that hold samples and are not mapped yet. With --cache warm this happens before the first
+ * run, otherwise inside each run. */
 static enum status map_all(struct mapped *mapped)
 {
     const struct dataset *dataset = mapped->reader.load->dataset;

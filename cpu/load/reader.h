@@ -80,9 +80,9 @@ enum status reader_run(void *state, uint64_t number, struct run_time *time);
 enum status reader_fetch(void *state, void *result);
 
 /* Implements copy() of the variants' struct load_traits. The worker threads copy the working set into their
- * buffers, once batch by batch and once sample by sample. The faster rate is an upper bound on the rate of any
- * loader. The working set of shards is their mappings; the working set of files is anonymous memory of the
- * same size. At most 2 GiB are copied. */
+ * buffers, once batch by batch and once sample by sample. The faster rate is an upper bound on the rate of
+ * any loader. The working set of shards is their mappings; the working set of files is anonymous memory of
+ * the same size. At most 2 GiB are copied. */
 enum status reader_copy(void *state, double *bytes_per_s);
 
 /* Implements verify_slots() of the variants' struct load_traits. Checks the samples in all slots. */
@@ -93,8 +93,8 @@ enum status reader_verify_slots(void *state, uint64_t *wrong);
 enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count);
 
 /* These functions are for variants that read samples in shard order. `arrival` counts the samples read in the
- * epoch, from 0. worker_slot() returns the slot to write the sample to. worker_arrived() records that the slot
- * is filled, or that the sample is lost, and delivers the batches that are complete. */
+ * epoch, from 0. worker_slot() returns the slot to write the sample to. worker_arrived() records that the
+ * slot is filled, or that the sample is lost, and delivers the batches that are complete. */
 uint8_t *worker_slot(struct worker *worker, uint32_t arrival);
 enum status worker_arrived(struct worker *worker, uint32_t arrival, uint32_t sample, bool lost);
 

@@ -11,8 +11,8 @@ Lines of docs/numbers.txt:
 
   page README.md                      the following lines are about this page
   rows h200_synth res=512 dtype=u8   the following values come from this file of rows; the filters apply to all of them
-  | `omp` | 16 threads | {} | {} |    part of a line of the page: {} is a number from a row, {_} any other number. If the
-                                      same part appears twice here, the second one is for the second line of the page with it.
+  | `omp` | 16 threads | {} | {} |    part of a line of the page: {} is a number from a row, {_} any other number. If this
+                                      file lists the same part twice, the second is for the second line of the page with it.
       us(omp batch=32); rate(omp batch=32)     the values for {}, in the same order; indented
   other ## Floors: computed           no number of this section, up to the next heading, comes from a row; the reason follows
   other FLOPs are counted: computed   no number in lines that begin with these words comes from a row
@@ -245,7 +245,8 @@ class Page:
         return self.lines[i].startswith("|") and self.lines[i + 1:] and self.lines[i + 1].startswith("|--")
 
     def measurements(self, i):
-        """Yields the numbers of a line that are probably measurements: those with a unit and, in tables, longer ones."""
+        """Yields the numbers of a line that are probably measurements: those with a unit and, in tables, those with three digits or a
+        decimal point."""
         line = re.sub(r"`[^`]*`|\]\([^)]*\)", lambda match: " " * len(match[0]), self.lines[i])
         in_table = line.startswith("|")
         label = line.index("|", 1) if in_table and "|" in line[1:] else 0  # skip the first cell, which names the row

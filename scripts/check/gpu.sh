@@ -5,9 +5,9 @@
 #
 #   scripts/check/gpu.sh [--sanitize] [--variant NAMES]
 #
-# Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed. ONLY=REGEX: run only the
-# checks whose names match. JOBS=N: parallel checks (default: half of the processors, at most 8). LIMIT=N: time limit
-# per check in seconds (default 600).
+# Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed, 4 if no CUDA variant is
+# available. ONLY=REGEX: run only the checks whose names match. JOBS=N: parallel checks (default: half of the
+# processors, at most 8). LIMIT=N: time limit per check in seconds (default 600).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 SHOWN = ("variant", "compute", "steps", "step_s", "busy_share", "slowdown", "loss", "bus_share", "bus_slowdown")
-WELL_BELOW = 0.8  # relative to the loss of guessing
+WELL_BELOW = 0.8  # limit of the loss, relative to the loss of guessing
 
 
 def number(text):
@@ -24,7 +24,7 @@ def number(text):
 
 
 def accounts_for_time(row):
-    """Returns whether the time of the steps divided by their busy_share equals the time of the runs."""
+    """Returns whether the time of the steps divided by busy_share equals the time of the runs, and the slowdown is plausible."""
     counted_s = number(row["steps"]) * number(row["step_s"]) / number(row["busy_share"])
     timed_s = number(row["samples"]) * number(row["time_mean_s"])
     return abs(counted_s / timed_s - 1) < 0.05 and 0.8 < number(row["slowdown"]) < 5

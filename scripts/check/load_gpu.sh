@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Verifies the GPU variants of load for odd sizes, on a machine with a GPU. Checks every byte on the device, every
-# tensor value and every label, and that each sample is delivered once. Also verifies them while a training step
-# consumes the batches. With --sanitize, under compute-sanitizer; this needs build/tests/gpu_batch from `make tests`.
+# tensor value and every label, and that each sample is delivered once. Repeats these checks while a training
+# step consumes the batches. With --sanitize, runs the program under compute-sanitizer; this needs
+# build/tests/gpu_batch from `make tests`.
 #
 #   scripts/check/load_gpu.sh [--sanitize] [--variant NAMES] [DIR]
 #

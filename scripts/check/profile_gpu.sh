@@ -79,7 +79,7 @@ for variant in gbase gbase-device rng bat bat-reuse; do
     check "stages of $variant" stages $variant noise_s vertices_s painting_s
 done
 for variant in fused fused-graph; do check "stages of $variant" stages $variant noise_s painting_s; done
-same_digest() { # checks that the images are those of naive after the stages have been timed
+same_digest() { # checks, after the stages were timed, that the images equal those of naive
     local variant
     for variant in naive fused fused-graph; do
         "$bench" --variant $variant "${quick[@]}" --batch 5 --res 224 --format csv >"$work/digest-$variant.csv" || return

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Verifies the trainers on a machine with a GPU. Compares every CUDA kernel and every network with the reference, for
-# odd sizes, and the losses of 50 steps. Checks that repeated and resumed runs are bit-identical, that live samples equal
+# Verifies the trainers on a machine with a GPU. Compares every CUDA kernel, every network and the losses of
+# 50 steps with the reference, for odd sizes. Checks that repeated and resumed runs are bit-identical, that live samples equal
 # stored ones, and that variants can continue from each other's checkpoints. With --sanitize, runs every CUDA kernel under
 # compute-sanitizer. --engine selects train-tf32, train-bf16 or train-amp instead of train-cuda; the gemms of that
 # engine are then also checked bit for bit. Live samples, cuDNN and train-graph are checked only with train-cuda.
 #
 #   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp] [--sanitize]
 #
-# Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed. ONLY=REGEX: run only the
-# checks whose names match. JOBS=N: parallel checks (default: half of the processors, at most 8). LIMIT=N: time limit
-# per check in seconds (default 600).
+# Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed, 4 if the trainer is not
+# available. ONLY=REGEX: run only the checks whose names match. JOBS=N: parallel checks (default: half of the
+# processors, at most 8). LIMIT=N: time limit per check in seconds (default 600).
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."

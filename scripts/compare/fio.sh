@@ -2,8 +2,8 @@
 # Compares cold reads of `fdsl-bench --variant shards-uring` with fio, the standard storage benchmark. Both read
 # the same shards in order, with O_DIRECT, io_uring, registered buffers, and the same block size and I/O depth.
 # Each round measures both programs, in alternating order. A measurement is four runs of a program. The first run does
-# not count, because a hypervisor may cache reads of its guests; the result is the median of the other three. The page
-# cache is empty at the start of each run. Each program measures its own bandwidth over the same bytes, including tar
+# not count, because a hypervisor may cache what it reads and speed up the later runs; the result is the median of the
+# other three. The page cache is empty at the start of each run. Each program measures its own bandwidth over the same bytes, including tar
 # headers.
 #
 # Both use huge pages for buffers if available. For fio, this needs glibc 2.35 or newer, because GLIBC_TUNABLES enables
@@ -17,7 +17,7 @@
 #   CPU (0)         the core for both programs
 #   SHARE (0.90)    minimum bandwidth of fdsl-bench as a share of fio's
 #
-# In every run, the counters of Linux must show that the bytes were read from the device. The counters are those of
+# In every measurement, the counters of Linux must show that the bytes were read from the device. The counters are those of
 # the process and, if the file system has its own block device, of that device.
 #
 # Exit status: 0 the median share reaches SHARE; 1 it does not, or bytes were not read from the device; 2 usage; 4 no

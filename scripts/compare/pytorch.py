@@ -8,7 +8,7 @@
 
 All options that are not listed below are passed to fdsl-bench. The first two forms run the variants one after another, then
 PyTorch in each mode (see torch_training.py), and print one table. PyTorch's rows have the columns of fdsl-bench and go to the
-same --out. Their variant is torch-MODE, or torch-cpu and torch-cuda for mode resident. Set-up is not part of the epochs' time.
+same --out. Their variant is torch-MODE; for mode resident it is torch-cpu or torch-cuda. Set-up is not part of the epochs' time.
 PyTorch's set-up starts when the samples are in host memory. The set-up of fdsl-bench is everything except the epochs: program
 start, reading the samples, and tests.
 

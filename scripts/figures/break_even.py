@@ -57,8 +57,8 @@ def kept_fixed(row):
 
 
 def images_per_step(row):
-    """Returns the mean number of images per step. A step takes equally long for a partial batch, so rates are comparable only
-    for full batches."""
+    """Returns the mean number of images per step. A step takes as long for a partial batch as for a full one, so rates are
+    comparable only for full batches."""
     return row["batch"] if not row.is_load or not row["steps"] else row["items"] * row["samples"] / row["steps"]
 
 
@@ -198,7 +198,7 @@ def allocated_bytes(folder):
 
 
 def indexed(folder):
-    """Returns (samples, their bytes) from the index that fdsl-bench --prepare wrote into a folder; (0, 0) unless there is one."""
+    """Returns (samples, their bytes) from the index that fdsl-bench --prepare wrote into a folder; (0, 0) if there is none."""
     paths = glob.glob(os.path.join(glob.escape(folder), "*.index"))
     if len(paths) != 1:
         return 0, 0

@@ -91,7 +91,7 @@ def device_of(row):
 class Devices:
     """The devices of a figure, each with its own group of line styles. The user's devices come before those of the reference.
     GPUs and CPUs have separate groups. Keeps at most `most` GPUs and `most` CPUs, the newest ones, but always at least one device
-    of the reference. Prefers reference devices of which the user has rows, too, because the two can be compared."""
+    of the reference. Prefers reference devices of which the user also has rows, so that both can be compared."""
 
     def __init__(self, rows, most=DEVICES_MAX, item="images"):
         self.item = item

@@ -33,7 +33,7 @@ def last_run(samples):
 
 
 def left_out(measured, chosen, runs):
-    """Returns a note that names the file and the run that are drawn; None if there are no others."""
+    """Returns a note that names the file and the run that are drawn; None if there is no other file or run."""
     name, files = chosen["file"].name, sum(monitor["source"] == chosen["source"] for monitor in measured.monitors)
     parts = [f"the last of its {runs} runs ({runs - 1} left out)"] * (runs > 1)
     parts += [f"the newest of {files} monitor files ({files - 1} left out)"] * (files > 1)

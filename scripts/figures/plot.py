@@ -234,7 +234,7 @@ def cannot_write(path, error):
 
 @contextlib.contextmanager
 def appears_whole(path, temporary):
-    """Renames `temporary`, which the block writes, to `path` if the block succeeds; removes it otherwise."""
+    """Renames `temporary`, which the `with` block writes, to `path` if the block succeeds; removes it otherwise."""
     try:
         yield
         with open(temporary, "rb+") as file:

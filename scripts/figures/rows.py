@@ -25,7 +25,7 @@ DEFAULTS = {
 }
 
 # The parameters of workload load in column order, with the defaults of their options. --data has no default.
-# --shift, --mean and --std apply only with --augment.
+# --shift applies only with --augment; --mean and --std apply with --augment and to GPU variants.
 LOAD_DEFAULTS = {
     "data": "", "batch": "32", "shuffle": "1000", "seed": "0", "epochs": "1", "iodepth": "32", "block": "256",
     "prefetch": "2", "cache": "warm", "on_error": "fail", "decode": "0", "augment": "0", "shift": "4", "mean": "0",

@@ -4,8 +4,8 @@
     scripts/packaging/metadata_parquet.py DIR...
 
 Needs pyarrow. Columns keep their names and order. class, instance, seed and number become 64-bit integers; all other
-columns stay text, because integers would lose the leading zeros of keys. The file is written under a temporary name and renamed when it is
-complete.
+columns stay text, because integers would lose the leading zeros of keys. The file is written under a temporary name and
+renamed when it is complete.
 
 Exit status: 0 done, 1 a file cannot be converted, 2 usage, 4 no pyarrow.
 """

@@ -9,8 +9,8 @@
 #   SETUP=0      installs nothing: reports what is missing and continues if possible (make bench SETUP=0)
 #
 # Does not install tools that only one script needs; that script reports if its tool is missing: fio
-# (scripts/compare/fio.sh), python3-torch (scripts/compare/loading.py), pyarrow (scripts/packaging/metadata_parquet.py;
-# no Debian package: pip install pyarrow).
+# (scripts/compare/fio.sh), python3-torch (scripts/compare/loading.py and pytorch.py), pyarrow
+# (scripts/packaging/metadata_parquet.py; no Debian package: pip install pyarrow).
 #
 # Installs packages with apt-get or dnf, as root or through passwordless sudo. Without these rights, prints the command
 # to run. Tools found through CC, CPATH or PATH count as installed. CUDA and cuDNN are never installed.

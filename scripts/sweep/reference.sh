@@ -152,7 +152,7 @@ learn() { # file, variant, options ...
     run --variant "$2" --data "$mnist" --out "$(file "$1")" "${@:3}"
 }
 
-# Verifies only one run of ten epochs: the single-threaded reference takes 9 s per epoch.
+# Verifies only the first training, because the single-threaded reference takes 9 s per epoch.
 train() {
     local seed batch
     learn train_graph train-graph --model cnn --batch 256 --epochs 10 --seed 0 --lr 0.001 --verify --verify-steps 1
@@ -165,7 +165,7 @@ infer() {
     local batch
     attempt rm -rf "$work/run"
     run --variant train-graph --data "$mnist" --model cnn --batch 256 --epochs 3 --checkpoint "$work/run"
-    for batch in '1 --verify' '256 --verify' 4096; do # the reference takes two minutes for 4096 samples
+    for batch in '1 --verify' '256 --verify' 4096; do # 4096 is not verified: its reference takes two minutes
         # shellcheck disable=SC2086
         run --variant infer-graph,infer-cuda --data "$mnist" --checkpoint "$work/run" --batch $batch --max-time 3 \
             --out "$(file infer)"

@@ -11,10 +11,10 @@
 # clips    train 40 s: cnn3d on float16 clips (1, 8, 16, 16) from shards, for every GPU trainer that supports it; 0.2 GB
 # ranks    load  3 min: one set shared by 1, 2 and 4 ranks with one GPU each, if there are that many GPUs; 2 GB
 #
-# TIME (2): minimum seconds per row. SIZES ("2048 … 1048576"): bytes of one sample's file or tar member, including the
-# .npy header. BYTES (2000000000): size of a set of shards; sets of files have a fifth, because files are read one by
-# one. LOOPS (500): epochs of stress. RANKS ("1 2 4"): numbers of ranks. MPIRUN (mpirun --bind-to none -n): launcher of
-# the ranks.
+# TIME (2): minimum seconds per row. SIZES (sizes: six from 2048 to 1048576, ranks: 2048 and 65536): bytes of one
+# sample's file or tar member, including the .npy header. BYTES (2000000000): size of a set of shards; sets of files
+# have a fifth, because files are read one by one. LOOPS (500): epochs of stress. RANKS ("1 2 4"): numbers of ranks.
+# MPIRUN (mpirun --bind-to none -n): launcher of the ranks.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."

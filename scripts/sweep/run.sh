@@ -119,7 +119,7 @@ read_arguments() {
 }
 
 # Refuses two tables with the same name in different folders, which would use each other's results. If the other table
-# no longer exists, it was moved here.
+# no longer exists, assumes that it was moved here.
 check_owner() {
     local owner
     owner=$(cat "$folder/table" 2>/dev/null) || return 0
@@ -298,7 +298,7 @@ try_launcher() {
 
 # ---- One task ----
 
-# Succeeds if the task's rows exist and the task's command wrote them. Only the launcher may differ.
+# Succeeds if the task's rows exist and the task's command wrote them. The launcher in that command may differ.
 finished() { # task
     local command
     [[ -f $folder/task_$1.csv && -f $folder/task_$1.command ]] && command=$(<"$folder/task_$1.command") || return

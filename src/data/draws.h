@@ -58,9 +58,9 @@ FDSL_HD bool draw_kept(struct philox_block block, uint32_t element, uint32_t thr
 /* ---- Order ---- */
 
 /* A permutation of 0 .. count - 1 that needs no memory: a Feistel network over the smallest even number of
- * bits that can represent count - 1. While the result is out of range, the network is applied again (Black and
- * Rogaway, "Ciphers with arbitrary finite domains", 2002). The round function is murmur3's finaliser with keys
- * from Philox. */
+ * bits that can represent count - 1. While the result is out of range, the network is applied again (Black
+ * and Rogaway, "Ciphers with arbitrary finite domains", 2002). The round function is murmur3's finaliser with
+ * keys from Philox. */
 #define ORDER_ROUNDS 8
 
 struct draw_order {
@@ -110,7 +110,8 @@ FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t index)
 /* ---- Augmentation ---- */
 
 struct augment {
-    uint32_t shift; /* largest shift in pixels, vertically and horizontally. A shift equals zero padding by `shift` before normalisation, followed by a random crop */
+    uint32_t shift; /* largest shift in pixels, vertically and horizontally. A shift equals zero padding by
+                       `shift` before normalisation, followed by a random crop */
     bool flip;      /* mirror each sample horizontally with probability 1/2 */
 };
 

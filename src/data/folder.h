@@ -27,11 +27,11 @@ struct folder {
 /* Formats the name of a unit: "NAME-000003.tar" for a shard, "003" for a folder of files. */
 void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH_MAX]);
 
-/* Called by rank 0 only, before the other ranks look at the folder. Creates the folder or checks that this run
- * may continue it, locks it, and removes temporary files of killed runs. If files of a complete dataset are
- * missing or have the wrong size, the dataset becomes unfinished again, and the units with these files are
- * prepared again. STATUS_USAGE if the folder holds other files, if its dataset was begun with other options,
- * or if another run uses it. */
+/* Called by rank 0 only, before the other ranks look at the folder. Creates the folder or checks that this
+ * run may continue it, locks it, and removes temporary files of killed runs. If files of a complete dataset
+ * are missing or have the wrong size, the dataset becomes unfinished again, and the units with these files
+ * are prepared again. STATUS_USAGE if the folder holds other files, if its dataset was begun with other
+ * options, or if another run uses it. */
 enum status folder_claim(struct folder *folder);
 
 /* Whether the dataset is complete. Any rank may call this after rank 0 has called folder_claim(). */

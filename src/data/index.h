@@ -30,7 +30,7 @@ struct index_unit {
 
 struct index_member {
     const char *extension;
-    uint64_t offset, size; /* of the data, in bytes */
+    uint64_t offset, size; /* position of the data in its file, in bytes */
     uint64_t hash;         /* XXH3-64 of the data */
 };
 

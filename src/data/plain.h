@@ -10,8 +10,8 @@
 #include "data/dataset.h"
 #include "data/tar.h"
 
-/* State of a plain reader. Keeps the latest file open, because the next sample of a shard is in the same file.
- * The caller sets `dataset`, sets `fd` to -1, and zeroes the other fields. */
+/* State of a plain reader. Keeps the latest file open, because the next sample of a shard is in the same
+ * file. The caller sets `dataset`, sets `fd` to -1, and zeroes the other fields. */
 struct plain {
     const struct dataset *dataset;
     int fd;          /* descriptor of the open file; -1 if none is open */

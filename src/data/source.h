@@ -72,8 +72,8 @@ struct source {
     enum status (*open)(const struct source_request *request, struct source_facts *facts, void **state);
     void (*close)(void *state);
 
-    /* Produce samples; see source_make(). A source sets either make() or make_one(). make_one() must be thread
-     * safe. */
+    /* Produce samples; see source_make(). A source sets either make() or make_one(). make_one() must be
+     * thread safe. */
     enum status (*make)(void *state, uint64_t first, uint64_t count, struct source_sample *samples);
     source_make_one *make_one;
 

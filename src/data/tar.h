@@ -1,4 +1,4 @@
-/* The tar format: a parser that does no I/O, and a writer of plain ustar headers.
+/* The tar format: a parser that does no I/O, and a writer of ustar headers and GNU long-name headers.
  *
  * A shard is a sequence of 512-byte blocks. Each member has one header and its data, padded to whole blocks.
  * Two blocks of zeros end the shard. The parser reads ustar, old V7, pax and GNU headers, as written by

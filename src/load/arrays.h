@@ -13,8 +13,8 @@
 
 #define ARRAY_MEMBERS_MAX 2
 
-/* One sample. Offsets are in bytes from the start of the sample's struct array_extent. The struct takes 64
- * bytes, two sectors of device memory. */
+/* One sample. Offsets are in bytes from the start of the sample's extent (struct array_extent). The struct
+ * takes 64 bytes, two sectors of device memory. */
 struct array_sample {
     uint64_t key_hash;
     uint64_t at[ARRAY_MEMBERS_MAX],

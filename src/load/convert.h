@@ -1,7 +1,7 @@
 /* Conversion of sample values to a batch tensor. Host and device share this definition.
  *
  * One fused multiply-add, x * scale + bias, converts a value x, and the result is rounded once to the
- * tensor's type. Scale and bias come from --mean and --std. Byte values are first scaled to the range 0 to 1.
+ * tensor's type. Scale and bias come from --mean and --std. For bytes, the scale includes a division by 255.
  * Any NaN becomes the canonical NaN of GPUs, whatever its payload. With --dtype raw, the tensor keeps the
  * bits of the values. */
 #ifndef FDSL_LOAD_CONVERT_H

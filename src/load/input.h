@@ -75,8 +75,9 @@ struct load_traits {
      * NULL, it replaces `timed` in runs without --cache warm. */
     const char *timed, *timed_unless_warm;
 
-    /* Measures an upper bound of the loader's rate, in bytes per second. On the CPU, the threads of the variant copy the working set into its buffers (reader_copy()). For variants that deliver on a device, see
-     * docs/load_gpu.md. */
+    /* Measures an upper bound on the loader's rate, in bytes per second. On the CPU, the threads of the
+     * variant copy the working set into its buffers; see reader_copy(). For variants that deliver on a
+     * device, see docs/load_gpu.md. */
     enum status (*copy)(void *state, double *bytes_per_s);
 
     /* Compares the samples that are in the buffers after the latest run with the data set, byte by byte. Sets
@@ -96,7 +97,8 @@ struct load_result {
     bool device_known;         /* Linux reports device_bytes */
     uint64_t device_bytes;     /* bytes that the process read from storage devices during the run */
     int threads;               /* threads that shared the run */
-    uint64_t moved_bytes; /* bytes that the run moved, for comparing its rate with copy(); 0 if these are the delivered bytes */
+    uint64_t moved_bytes; /* bytes that the run moved, for comparing its rate with copy(); 0 if these are the
+                             delivered bytes */
     const char *gds;      /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
     double decode_s, augment_s;         /* decode and augmentation time within the run, mean over threads */
     struct latency latency[LOAD_CALLS]; /* only with control->timed_calls */

@@ -97,7 +97,7 @@ static int by_value(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* Measures the copy bandwidth, which is an upper bound of the rate of every loader. Copies of the working set
+/* Measures the copy bandwidth, which is an upper bound on the rate of every loader. Copies of the working set
  * alternate with runs, so that both see the same machine state. */
 static enum status copy_in_turn(const struct load *load, const struct variant *variant, void *state,
                                 struct load_result *result, struct measures *measures)

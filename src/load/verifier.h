@@ -25,7 +25,7 @@ struct verifier {
 /* Samples that a worker could not read in a run. Set to zero before each run. */
 struct losses {
     struct checksum checksum; /* sum of the expected checksums of these samples */
-    bool first;               /* no earlier run visited one of these samples */
+    bool first;               /* at least one of these samples was not visited in an earlier run */
     bool changed;             /* a sample was read in an earlier run and is lost now, or the reverse */
     char why[1024];           /* error message of the first of these samples */
 };
@@ -52,7 +52,7 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
 void verifier_note(struct verifier *verifier, struct losses *losses, const struct order *order,
                    uint64_t lost);
 
-/* Adds a worker's losses to the total. Warns if one of these samples is lost for the first time. */
+/* Adds a worker's losses to the total. Warns if at least one of these samples is lost for the first time. */
 void losses_merge(struct losses *all, const struct losses *one);
 
 /* Compares the sum of the delivered and the lost checksums of all workers with the expected checksum.
