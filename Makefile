@@ -61,7 +61,7 @@ program = $(firstword $(wildcard $(addsuffix /$(firstword $(1)),$(call folders,$
 
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /usr/lib/cuda /opt/cuda))
 NVCC      ?= $(firstword $(call program,nvcc) $(wildcard $(CUDA_HOME)/bin/nvcc))
-MPICC     ?= mpicc
+MPICC     ?= $(if $(MPI_HOME),$(MPI_HOME)/bin/)mpicc
 
 ifneq ($(filter-out $(APART),$(or $(MAKECMDGOALS),all)),)
 # scripts/setup/probe.sh writes found.mk. This file is valid while FOUND_FOR is unchanged and no file or folder in
@@ -134,7 +134,7 @@ KNOWN_ARCHS := $(filter $(nvcc_archs),$(OUR_ARCHS))
 CUDA_ARCHS  ?= $(or $(filter $(nvcc_archs),$(gpu_archs)),$(firstword $(KNOWN_ARCHS)) $(addprefix compute_,$(firstword $(KNOWN_ARCHS))))
 ARCHS       := $(if $(filter all,$(CUDA_ARCHS)),$(KNOWN_ARCHS) $(addprefix compute_,$(lastword $(KNOWN_ARCHS))),$(CUDA_ARCHS))
 codes       := $(foreach arch,$(ARCHS),$(if $(filter compute_%,$(arch)),$(arch),sm_$(arch)))
-GENCODE     := $(foreach code,$(codes),-gencode arch=compute_$(patsubst sm_%,%,$(code:compute_%=%)),code=$(code))
+GENCODE     := $(or $(NVCC_GENCODE),$(foreach code,$(codes),-gencode arch=compute_$(patsubst sm_%,%,$(code:compute_%=%)),code=$(code)))
 # --fmad=false: code that needs a fused multiply-add calls fmaf explicitly.
 NVCCFLAGS  ?= -O3 -lineinfo
 ALL_NVCCFLAGS = -std=c++20 $(NVCCFLAGS) --fmad=false $(GENCODE) $(ALL_CPPFLAGS) -Xcompiler $(subst $(space),$(comma),$(SHARED)),-Wall,-Wextra,-Wno-pedantic,-Wno-missing-field-initializers
