@@ -170,7 +170,7 @@ GPU_TESTS := $(if $(call on,CUDA),$(patsubst tests/%.cu,$(BUILD)/tests/%,$(wildc
 
 # --- Rules ---------------------------------------------------------------------------------------------------
 
-.PHONY: all lib bench check check-gpu check-slurm dist fuzz plots report report-parts help install clean format lint tests FORCE
+.PHONY: all lib bench check check-gpu check-slurm dist fuzz plots report report-parts help install install-files clean format lint tests FORCE
 
 all: report-parts $(PROGRAM)
 
@@ -278,6 +278,17 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/objects.a $(BUILD)/flags
 $(BUILD)/tests/test_lib: $(BUILD)/lib/libfdsl.so
 $(BUILD)/tests/test_lib: private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
 
+# The examples of docs/library.md
+EXAMPLES := $(BUILD)/examples/generate $(if $(call on,CUDA),$(BUILD)/examples/replay)
+$(BUILD)/examples/%: docs/examples/%.c $(BUILD)/lib/libfdsl.so
+	@mkdir -p $(@D)
+	$(say) LD $@
+	$(Q)$(CC) $(ALL_CFLAGS) -Isrc/lib -o $@ $< -L$(BUILD)/lib -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib)
+$(BUILD)/examples/%: docs/examples/%.cu $(BUILD)/lib/libfdsl.so
+	@mkdir -p $(@D)
+	$(say) NVCC $@
+	$(Q)$(NVCC) $(GENCODE) -Isrc/lib -o $@ $< -L$(BUILD)/lib -lfdsl -Xlinker -rpath=$(abspath $(BUILD)/lib)
+
 # Only tests use libarchive, to read shards written by fdsl-bench.
 $(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: private ALL_CPPFLAGS += $(if $(call on,ARCHIVE),-DHAVE_ARCHIVE=1)
 $(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: private ALL_LDLIBS += $(if $(call on,ARCHIVE),-larchive)
@@ -315,7 +326,7 @@ check-slurm:
 	@$(MAKE) $(inner) all
 	@FDSL_BENCH=$(abspath $(PROGRAM)) tests/slurm_local.sh
 
-tests: $(TESTS) $(GPU_TESTS)
+tests: $(TESTS) $(GPU_TESTS) $(EXAMPLES)
 
 # Builds one program from the parsers only. clang compiles it with coverage and sanitizers.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
@@ -349,6 +360,10 @@ report:
 fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g; s|@LIBS_PRIVATE@|-lpthread -ldl -lm $(CUDA_LIBS)|g' \
          scripts/packaging/$(1).in > $(BUILD)/$(1) && install -D -m 644 $(BUILD)/$(1) "$(DESTDIR)$(2)"
 install: all lib
+	@$(MAKE) $(inner) install-files
+
+# Copies without building.
+install-files:
 	install -D -m 755 $(PROGRAM) "$(DESTDIR)$(PREFIX)/bin/fdsl-bench"
 	install -D -m 755 $(BUILD)/lib/$(SONAME) "$(DESTDIR)$(LIBDIR)/libfdsl.so.$(VERSION)"
 	ln -sf libfdsl.so.$(VERSION) "$(DESTDIR)$(LIBDIR)/$(SONAME)"

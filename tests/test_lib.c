@@ -581,6 +581,48 @@ Test(lib, memory_stays_flat)
 
 /* ---- The files ---- */
 
+/* The picture of the example has the images of the program, side by side. */
+Test(lib, the_example_works)
+{
+    enum { IMAGES = 8, SIDE = 224 };
+    if (access("build/examples/generate", X_OK) != 0)
+        cr_skip_test("another build folder");
+    static uint8_t picture[SIDE][IMAGES][SIDE], images[IMAGES][SIDE][SIDE];
+    EXPECT(0, "%s/build/examples/generate 2>&1", root);
+    cr_expect_str_eq(out, "");
+    read_tail("images.pgm", picture, sizeof picture);
+    EXPECT(0, "$P --variant naive --batch 8 --classes 1000 --preset paper-1000 --out-res 224 --npy x.npy "
+              "--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0 2>&1");
+    read_tail("x.npy", images, sizeof images);
+    for (int i = 0; i < IMAGES; i++)
+        for (int y = 0; y < SIDE; y++)
+            cr_assert_eq(memcmp(picture[y][i], images[i][y], SIDE), 0, "row %d of image %d", y, i);
+}
+
+/* A program is compiled against the installed files, found by pkg-config. */
+Test(lib, installed_files_are_found_by_pkg_config)
+{
+    if (access("build/lib/libfdsl.so", R_OK) != 0 || run("command -v pkg-config >/dev/null") != 0)
+        cr_skip_test("another build folder, or no pkg-config");
+    EXPECT(0,
+           "make -s -C %s -o build/found.mk install-files DESTDIR=$PWD/root PREFIX=/opt/fdsl "
+           "LIBDIR=/opt/fdsl/lib64 "
+           ">/dev/null 2>log || cat log",
+           root);
+    EXPECT(0,
+           "export PKG_CONFIG_SYSROOT_DIR=$PWD/root PKG_CONFIG_PATH=$PWD/root/opt/fdsl/lib64/pkgconfig && "
+           "cc %s/docs/examples/generate.c $(pkg-config --cflags --libs fdsl) -o generate 2>&1 && "
+           "LD_LIBRARY_PATH=root/opt/fdsl/lib64 ./generate && pkg-config --modversion fdsl",
+           root);
+    cr_expect_str_eq(out, FDSL_VERSION "\n");
+    EXPECT(0,
+           "cd root/opt/fdsl && ls bin/fdsl-bench lib64/libfdsl.so.0 lib64/libfdsl.a include/fdsl.h "
+           "lib64/cmake/fdsl/fdslConfig.cmake share/man/man1/fdsl-bench.1 share/man/man3/fdsl.3 "
+           "share/modulefiles/fdsl-bench/" FDSL_VERSION ".lua share/doc/fdsl-bench/LICENSE >/dev/null 2>&1");
+    EXPECT(0, "grep -rIlE '@[A-Z_]+@' root; :");
+    cr_expect_str_eq(out, "", "no placeholder is left");
+}
+
 Test(lib, exports_only_its_functions_and_needs_only_glibc)
 {
     if (access("build/lib/libfdsl.so", R_OK) != 0)
