@@ -2,6 +2,7 @@
 #
 #   make              builds ./fdsl-bench with the libraries of this machine, and lists them
 #   make lib          builds build/lib/libfdsl.so and libfdsl.a, for C and C++ (src/lib/fdsl.h)
+#   make wheel        writes dist/fdsl-VERSION-*.whl, the Python package with libfdsl.so
 #   make bench        installs missing packages, builds, runs all available variants, writes results/*.csv
 #   make check        installs missing packages, builds, runs tests and linters (SAN=1: with ASan and UBSan)
 #   make plots        installs missing packages, draws results/plots/ from results/*.csv and results/reference/
@@ -170,7 +171,7 @@ GPU_TESTS := $(if $(call on,CUDA),$(patsubst tests/%.cu,$(BUILD)/tests/%,$(wildc
 
 # --- Rules ---------------------------------------------------------------------------------------------------
 
-.PHONY: all lib bench check check-gpu check-slurm dist fuzz plots report report-parts help install install-files clean format lint tests FORCE
+.PHONY: all lib wheel check-python bench check check-gpu check-slurm dist fuzz plots report report-parts help install install-files clean format lint tests FORCE
 
 all: report-parts $(PROGRAM)
 
@@ -264,6 +265,9 @@ $(BUILD)/lib/$(SONAME): $(BUILD)/lib/fdsl.o src/lib/fdsl.map
 $(BUILD)/lib/libfdsl.so: $(BUILD)/lib/$(SONAME)
 	$(Q)ln -sf $(SONAME) $@
 
+wheel: lib
+	@scripts/packaging/wheel.py $(BUILD)/lib/libfdsl.so $(VERSION)
+
 # Tests link only the objects that they use from this archive. That is faster than linking all objects.
 $(BUILD)/objects.a: $(filter-out $(BUILD)/src/main.c.o,$(OBJECTS))
 	$(say) AR $@
@@ -275,8 +279,8 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/objects.a $(BUILD)/flags
 	$(Q)$(CC) $(ALL_CFLAGS) -O1 $(ALL_CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
 
 # test_lib is linked with libfdsl.so, as a user's program is.
-$(BUILD)/tests/test_lib: $(BUILD)/lib/libfdsl.so
-$(BUILD)/tests/test_lib: private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
+$(BUILD)/tests/test_lib $(BUILD)/tests/test_lib_process: $(BUILD)/lib/libfdsl.so
+$(BUILD)/tests/test_lib $(BUILD)/tests/test_lib_process: private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
 
 # The examples of docs/library.md
 EXAMPLES := $(BUILD)/examples/generate $(if $(call on,CUDA),$(BUILD)/examples/replay)
@@ -316,10 +320,15 @@ check:
 	@$(MAKE) $(inner) all tests
 	@FDSL_BENCH=$(abspath $(PROGRAM)) scripts/check/run.sh $(BUILD) $(SAN)
 
-check-gpu: all $(GPU_TESTS)
+check-gpu: all lib $(GPU_TESTS)
 	@scripts/check/gpu.sh
 	@scripts/check/profile_gpu.sh
+	@PYTHONPATH=python FDSL_LIBRARY=$(abspath $(BUILD)/lib/libfdsl.so) python3 -m pytest -s python/tests/test_gpu.py
 	@for engine in cuda tf32 bf16 amp; do scripts/check/train_gpu.sh --engine $$engine || exit; done
+
+# The tests of the Python package alone, with the PyTorch of PYTHON if it has one.
+check-python: all lib
+	@scripts/check/python.sh $(BUILD)/lib/libfdsl.so
 
 check-slurm:
 	@scripts/setup/packages.sh check-slurm

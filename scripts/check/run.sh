@@ -61,6 +61,7 @@ list_suites() # prints each suite once, the longest first
 
 ((san)) || check lint run_script scripts/check/lint.sh
 ((san)) || check cross run_script scripts/check/cross.sh
+((san)) || check python run_script scripts/check/python.sh
 for suite in $(list_suites); do
     [[ ! -x $build/tests/$suite ]] || check "$suite" run_suite "$build/tests/$suite"
 done

@@ -22,7 +22,7 @@
 # Exit status: 0 if the build (check, plots) can continue, 2 usage, 4 if a required package is missing.
 set -u
 
-# purpose, need, probe (a command, a path, a header *.h, or a font *.ttf), Debian package, Fedora package, description
+# purpose, need, probe (a command, a path, a header *.h, a font *.ttf, or python3/MODULE), Debian package, Fedora package, description
 requirements='
 build must cc                    gcc             gcc               compiler
 build must stdio.h               libc6-dev       glibc-devel       C library
@@ -44,6 +44,8 @@ check may  clang-format          clang-format    clang-tools-extra format check
 check may  cppcheck              cppcheck        cppcheck          static analysis
 check may  archive.h             libarchive-dev  libarchive-devel  tests of tar files
 check may  python3               python3         python3           command-line tests
+check may  python3/numpy         python3-numpy   python3-numpy     tests of the Python package
+check may  python3/pytest        python3-pytest  python3-pytest    tests of the Python package
 check may  aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu gcc-aarch64-linux-gnu build for aarch64
 check may  /usr/aarch64-linux-gnu/lib/libc.so libc6-dev-arm64-cross glibc-arm-linux-gnu build for aarch64
 check-slurm must sbatch    slurm-client    slurm             commands of Slurm
@@ -92,6 +94,14 @@ find_font()
     [[ $(find /usr/share/fonts /usr/local/share/fonts ~/.fonts ~/.local/share/fonts -name "$1" -print -quit 2>/dev/null) ]]
 }
 
+find_module() # of the python3 in PATH, or of the system's
+{
+    local python
+    for python in python3 /usr/bin/python3; do
+        "$python" -c "import $1" 2>/dev/null && return
+    done
+}
+
 find_compiler()
 {
     local candidate
@@ -128,6 +138,7 @@ find_missing()
         case $probe in
         cc) [[ $compiler ]] && continue ;;
         /*) [[ -e $probe ]] && continue ;;
+        python3/*) find_module "${probe#*/}" && continue ;;
         *.ttf) find_font "$probe" && continue ;;
         *.h) [[ $'\n'$headers$'\n' == *$'\n'$probe$'\n'* ]] && continue ;;
         *) command -v "$probe" >/dev/null && continue ;;

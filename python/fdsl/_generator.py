@@ -1,0 +1,466 @@
+"""The generator: its configuration, and images in memory of the package or of the caller."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from _thread import allocate_lock
+from array import array as host_array
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+from ._array import Array, device_name
+from ._library import CHANNELS_MAX, CPU, ClassStruct, ConfigStruct, Error, LayoutStruct, check, fail, integer, lib
+from ._memory import SOME_CUDA_DEVICE, kind_of, stream_pointer
+
+Path = Union[str, "os.PathLike[str]"]
+
+_U32, _U64, _INT = (1 << 32) - 1, (1 << 64) - 1, (1 << 31) - 1
+_DTYPES = {"uint8": "u8", "float16": "f16", "bfloat16": "bf16", "float32": "f32"}  # names, and those of the library
+_NAMES = {short: name for name, short in _DTYPES.items()}
+_NUMBERS = ("int64", "uint64")
+
+
+class Class(NamedTuple):
+    """The parameters of a class of images. docs/visualatom.md of fdsl-bench gives the formulas.
+
+    id is the label of its images, noise a coefficient, radius the start radius in pixels, and line_width a constant
+    in pixels that every orbit adds to the radius.
+    """
+
+    id: int
+    vertices: int
+    orbits: int
+    oval_x: float
+    oval_y: float
+    freq1: int
+    freq2: int
+    noise: float
+    radius: int
+    line_width: float
+
+
+class Generator:
+    """Generates VisualAtom images by number, on the CPU or a CUDA GPU.
+
+    With N classes, image g is instance g // N of the class at index g % N. Its pixels depend only on the formula,
+    the class, the seed, the instance and the output format: not on the device, the batch or the number of threads.
+
+    classes       number of classes, drawn from the preset; of a preset that is a list, its first classes
+    preset        "uji", "visualatom", "lowercompute", "paper-1000" or "lowercompute-1000"; None: named as formula
+    preset_file   path of an INI file with other presets
+    class_file    path of a CSV file with classes, which replace `classes`
+    class_list    sequence of Class, which replaces `classes`
+    formula       "uji" (as in the paper's code) or "visualatom" (as in the data set)
+    seed          of all images, 0 to 2^64 - 1
+    res           side of the canvas in pixels, 1 to 16384
+    out_res       side of an image in pixels; None: res
+    fit           "resize" (mean over the covered area) or "crop" (at a random position)
+    dtype         "uint8", "float16", "bfloat16", "float32", "u8" to "f32", or a dtype of PyTorch or NumPy
+    channels      1, or 3 with the same gray
+    layout        "nchw" or "nhwc"
+    mean, std     a number, or one per channel: floats are (gray / 255 - mean) / std
+    generator     "auto"; CPU: "omp", "naive"; CUDA: "fused", "bat", "gbase"
+    device        "cpu", "cuda:1", a CUDA device number or a torch.device; "cuda": PyTorch's current device if PyTorch
+                  is imported, else device 0
+    threads       number of CPU threads; None: OMP_NUM_THREADS, else all that the process may use
+    batch         the most images per call
+
+    Opening allocates all memory that the generator needs; close(), a `with` block or garbage collection frees it.
+    ValueError and TypeError name the argument; Unavailable if the build or the machine lacks the device; Error if
+    a CUDA call or an allocation failed.
+
+    Thread-safe: calls on one generator from several threads run one after another; several generators run at the
+    same time. A generator belongs to the process that opened it. It pickles as its configuration, and opens again
+    where it is unpickled, so it can be passed to spawned workers.
+
+    >>> with Generator(classes=10, res=64) as g:
+    ...     images, labels = g.generate(0, 4)
+    >>> images
+    fdsl.Array(shape=(4, 1, 64, 64), dtype='uint8', device='cpu')
+    >>> labels.numpy().tolist()
+    [0, 1, 2, 3]
+    """
+
+    _handle: int = 0
+
+    def __init__(
+        self,
+        classes: int = 1000,
+        *,
+        preset: Optional[str] = None,
+        preset_file: Optional[Path] = None,
+        class_file: Optional[Path] = None,
+        class_list: Optional[Sequence[Class]] = None,
+        formula: str = "uji",
+        seed: int = 0,
+        res: int = 512,
+        out_res: Optional[int] = None,
+        fit: str = "resize",
+        dtype: Any = "uint8",
+        channels: int = 1,
+        layout: str = "nchw",
+        mean: Union[float, Sequence[float]] = 0,
+        std: Union[float, Sequence[float]] = 1,
+        generator: str = "auto",
+        device: Any = "cpu",
+        threads: Optional[int] = None,
+        batch: int = 256,
+    ) -> None:
+        c = ConfigStruct()
+        check(lib.fdsl_config_init(c, ctypes.sizeof(c)))
+        for name, text in ("formula", formula), ("fit", fit), ("layout", layout), ("generator", generator):
+            setattr(c, name, _text(name, text))
+        for name, number in ("classes", classes), ("res", res), ("channels", channels), ("batch", batch):
+            setattr(c, name, integer(name, number, 0, _U32))
+        c.preset = None if preset is None else _text("preset", preset)
+        c.preset_file, c.class_file = _path("preset_file", preset_file), _path("class_file", class_file)
+        if class_list is not None:
+            structs, class_list = _class_structs(class_list)
+            c.class_list, c.class_count = structs, len(structs)
+        c.seed = integer("seed", seed, 0, _U64)
+        c.out_res = 0 if out_res is None else integer("out_res", out_res, 1, _U32)
+        c.dtype = _dtype(dtype).encode()
+        mean, std = _per_channel("mean", mean, c.channels), _per_channel("std", std, c.channels)
+        if c.dtype == b"u8" and (set(mean), set(std)) != ({0.0}, {1.0}):
+            raise ValueError("mean, std: uint8 images are not normalised; set dtype to float16, bfloat16 or float32")
+        c.mean[: len(mean)], c.std[: len(std)] = mean, std
+        c.device = _device(device)
+        c.threads = 0 if threads is None else integer("threads", threads, 1, _INT)
+        handle = ctypes.c_void_p()
+        check(lib.fdsl_open(c, handle))
+        self._handle = handle.value or 0
+        self._process = os.getpid()
+        self._lock = allocate_lock()
+        self._device: int = c.device
+        self._stream: Optional[int] = None  # of the previous call, and the object that keeps it alive
+        self._stream_owner: object = None
+        description = LayoutStruct(ctypes.sizeof(LayoutStruct))
+        check(lib.fdsl_describe(self._handle, description))
+        self._shape = tuple(description.shape)
+        self._dtype = _NAMES[c.dtype.decode()]
+        self._accepted = (self._dtype, "uint16") if self._dtype == "bfloat16" else (self._dtype,)
+        self._batch: int = c.batch
+        self._config: dict[str, Any] = {
+            "classes": c.classes, "preset": preset, "preset_file": preset_file, "class_file": class_file,
+            "class_list": class_list, "formula": formula, "seed": c.seed, "res": c.res, "out_res": out_res, "fit": fit,
+            "dtype": self._dtype, "channels": c.channels, "layout": layout, "mean": mean, "std": std,
+            "generator": generator, "device": self.device, "threads": threads, "batch": c.batch,
+        }  # fmt: skip
+
+    # ---- Properties: thread-safe; ValueError after close() where the library is asked ----
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one image: (channels, height, width), or (height, width, channels) for "nhwc"."""
+        return self._shape
+
+    @property
+    def dtype(self) -> str:
+        """The element type of images: "uint8", "float16", "bfloat16" or "float32"."""
+        return self._dtype
+
+    @property
+    def device(self) -> str:
+        """The device: "cpu" or "cuda:N"."""
+        return device_name(self._device)
+
+    @property
+    def batch(self) -> int:
+        """The most images per call."""
+        return self._batch
+
+    @property
+    def classes(self) -> list[Class]:
+        """The classes, in the order of their indices. Each access returns a new list."""
+        self._check_open()  # before the lock, which a parent process may have held in fork()
+        with self._lock:
+            self._check_open()
+            structs = (ClassStruct * lib.fdsl_classes(self._handle, None, 0))()
+            lib.fdsl_classes(self._handle, structs, len(structs))
+        return [Class(*(getattr(struct, field) for field in Class._fields)) for struct in structs]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that the generator has allocated on its device."""
+        self._check_open()
+        with self._lock:
+            self._check_open()
+            return int(lib.fdsl_memory_bytes(self._handle))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration: Generator(**config) opens an equal generator."""
+        return dict(self._config)
+
+    def __repr__(self) -> str:
+        shown = {name: value for name, value in self._config.items() if value != _DEFAULTS.get(name)}
+        if "class_list" in shown:
+            shown["class_list"] = f"<{len(shown['class_list'])} classes>"
+        words = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        return f"fdsl.Generator({words}){'' if self._handle else ' (closed)'}"
+
+    # ---- Lifetime ----
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._process:
+            raise Error("generator: it was opened before fork(); open one in this process, for CUDA a spawned one")
+        if not self._handle:
+            raise ValueError("generator: it is closed")
+
+    def close(self) -> None:
+        """Waits for the generator's work (not for replays of CUDA graphs), then frees its memory. Arrays stay valid.
+
+        Thread-safe: waits for a call in another thread. Raises nothing. Closing again does nothing.
+        """
+        if self._handle and os.getpid() == self._process:  # a forked child only forgets the parent's generator
+            with self._lock:
+                self.__del__()
+        self._handle = 0
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self, getpid: Any = os.getpid, wait: Any = lib.fdsl_wait, close: Any = lib.fdsl_close) -> None:
+        handle, self._handle = self._handle, 0
+        if handle and getpid() == self._process:
+            if self._stream is not None:
+                wait(self._device, self._stream)
+            close(handle)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check_open()
+        config = self.config
+        if config["class_file"] or config["preset_file"]:  # may not exist where it is unpickled
+            config.update(class_file=None, preset_file=None, preset=None, class_list=self.classes)
+        return _reopen, (config,)
+
+    # ---- Images ----
+
+    def generate(
+        self, first: int = 0, count: Optional[int] = None, *, numbers: Any = None, stream: Any = None
+    ) -> tuple[Array, Array]:
+        """Generates images first .. first + count - 1, or those with the given numbers, into new memory.
+
+        count: 1 to batch; None: batch, or the length of numbers. numbers: see fill(). stream: the CUDA stream that
+        generates them; None: the default stream.
+
+        Returns (images, labels): Arrays of shape (count, *shape) and (count,), the labels in int64. They own their
+        memory. On CUDA, consumers that use DLPack or __cuda_array_interface__ wait for the stream; others must.
+        Errors and thread safety are those of fill().
+        """
+        numbers = self._listed(numbers)
+        if count is None and numbers is not None:
+            shape = kind_of("numbers", numbers).describe("numbers", numbers, False)[1]
+            count = shape[0] if shape else 0
+        count = self._batch if count is None else integer("count", count, 1, self._batch)
+        pointer = 0 if stream is None else self._stream_pointer(stream)
+        images = Array((count, *self._shape), self._dtype, self._device, pointer, stream)
+        labels = Array((count,), "int64", self._device, pointer, stream)
+        self.fill(images, labels, first, numbers=numbers, stream=stream)
+        return images, labels
+
+    def fill(
+        self,
+        images: Any,
+        labels: Any = None,
+        first: int = 0,
+        *,
+        numbers: Any = None,
+        next: Any = None,
+        step: Optional[int] = None,
+        stream: Any = None,
+    ) -> None:
+        """Generates images first, first + 1, ..., or those with the given numbers, into memory of the caller.
+
+        images: shape (count, *shape) with count = 1 to batch, the generator's dtype (for bfloat16 also uint16) and
+        device, contiguous, writable; on CUDA, aligned to 16 bytes. A PyTorch tensor, a CuPy or NumPy array, an
+        fdsl.Array, or an object with __cuda_array_interface__, __array_interface__ or the buffer protocol.
+        labels: None, or int64 of shape (count,), which receives the class ids.
+        first: the number of the first image, 0 to 2^64 - 1.
+        numbers: the numbers of the images, in any order: int64 or uint64 of shape (count,) on the generator's
+        device, or a list, tuple or range of ints (for CUDA, the call copies it and waits).
+        next: int64 or uint64, one element on the generator's device. Generates images next[0], next[0] + 1, ..., then
+        adds `step` (None: count) to it, on the stream: each replay of a captured CUDA graph generates the following
+        images. "gbase" and "bat" support neither numbers nor next (Unavailable).
+        stream: a CUDA stream (address, torch.cuda.Stream or CuPy stream; 0: the default stream) that exists until
+        the generator's next call. None: the current stream of PyTorch for tensors, of CuPy for CuPy arrays, the
+        stream of an fdsl.Array or a __cuda_array_interface__, else the default stream. None for the CPU.
+
+        On the CPU, the images are complete when it returns. On CUDA, it only enqueues work on the stream, and keeps
+        no reference to the memory. The stream first waits for the generator's previous call on another stream,
+        because calls share scratch memory; the caller orders replays of a CUDA graph.
+
+        ValueError or TypeError name the argument; Error if CUDA failed. Thread-safe; releases the GIL.
+        """
+        kind = kind_of("images", images)
+        address, shape, dtype, device = kind.describe("images", images, True)
+        if dtype not in self._accepted or shape[1:] != self._shape or device != self._device:
+            self._check("images", (shape, dtype, device), self._accepted, (*shape[:1], *self._shape))
+        count = shape[0]
+        if not 1 <= count <= self._batch:
+            raise ValueError(f"images: there are {count}; there must be 1 to the generator's batch, {self._batch}")
+        label_address = None if labels is None else self._address("labels", labels, ("int64",), (count,), True)
+        owner = pointer = number_address = None
+        if stream is not None:
+            pointer, owner = self._stream_pointer(stream), stream
+        elif self._device != CPU:
+            pointer, owner = kind.stream(images)
+        if numbers is not None:
+            numbers = self._listed(numbers)
+            number_address = self._address("numbers", numbers, _NUMBERS, (count,), False)
+        elif next is not None:
+            number_address = self._address("next", next, _NUMBERS, None, True)
+            step = count if step is None else integer("step", step, 0, _U64)
+        if (number_address is not None and first != 0) or (numbers is not None and next is not None):
+            raise ValueError("first, numbers, next: they exclude each other; give one of the three")
+        if next is None and step is not None:
+            raise ValueError("step: it needs next")
+        if type(first) is not int or not 0 <= first <= _U64:
+            first = integer("first", first, 0, _U64)
+        if os.getpid() != self._process:
+            self._check_open()
+        with self._lock:
+            if not self._handle:
+                self._check_open()
+            if self._device != CPU:
+                self._order(pointer or 0, owner, images, labels)
+            tail = (count, address, label_address, pointer)
+            if number_address is None:
+                status = lib.fdsl_generate(self._handle, first, *tail)
+            elif next is None:
+                status = lib.fdsl_generate_list(self._handle, number_address, *tail)
+            else:
+                status = lib.fdsl_generate_next(self._handle, number_address, step, *tail)
+        if status:
+            fail(status)
+
+    # ---- Helpers of generate() and fill() ----
+
+    def _stream_pointer(self, stream: Any) -> int:
+        if self._device == CPU:
+            raise ValueError("stream: it must be None for a generator on the CPU")
+        return stream_pointer(stream, self._device)
+
+    def _order(self, stream: int, owner: object, *arrays: Any) -> None:
+        """Makes `stream` wait for the generator's previous call, and for earlier work on Arrays."""
+        if self._stream is not None and self._stream != stream:
+            check(lib.fdsl_order(self._device, self._stream, stream))
+        self._stream, self._stream_owner = stream, owner
+        for array in arrays:
+            if isinstance(array, Array):
+                if array._stream != stream:
+                    check(lib.fdsl_order(self._device, array._stream, stream))
+                array._stream, array._stream_owner = stream, owner
+
+    def _listed(self, numbers: Any) -> Any:
+        """Turns a list, tuple or range into an array on the generator's device."""
+        if not isinstance(numbers, (list, tuple, range)):
+            return numbers
+        values = host_array("Q", [integer("numbers", number, 0, _U64) for number in numbers])
+        if self._device == CPU or not values:
+            return values
+        copy = Array((len(values),), "uint64", self._device)
+        check(lib.fdsl_copy(self._device, copy.ptr, values.buffer_info()[0], copy.nbytes, None))
+        return copy
+
+    def _address(
+        self, name: str, array: Any, dtypes: tuple[str, ...], shape: Optional[tuple[int, ...]], write: bool
+    ) -> int:
+        """Returns the address of an argument after checking it; a shape of None is one element."""
+        address, actual, dtype, device = kind_of(name, array).describe(name, array, write)
+        if shape is None:
+            shape = () if actual == () else (1,)
+        if dtype not in dtypes or actual != shape or device != self._device:
+            self._check(name, (actual, dtype, device), dtypes, shape)
+        return address
+
+    def _check(self, name: str, actual: tuple[Any, str, int], dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
+        """Raises an error that says why an argument does not fit, if it does not."""
+        actual_shape, dtype, device = actual
+        if device != self._device and not (device == SOME_CUDA_DEVICE and self._device != CPU):
+            where = "a CUDA device" if device == SOME_CUDA_DEVICE else device_name(device)
+            raise ValueError(f"{name}: it is on {where}, but the generator is on {self.device}")
+        if dtype not in dtypes:
+            raise ValueError(f"{name}: its elements are {dtype}, not {' or '.join(dtypes)}")
+        if tuple(actual_shape) != shape:
+            expected = shape if name != "images" else f"(count, {str(self._shape)[1:]}"
+            raise ValueError(f"{name}: its shape is {tuple(actual_shape)}, not {expected}")
+
+
+_DEFAULTS: dict[str, Any] = {**(Generator.__init__.__kwdefaults__ or {}), "mean": [0.0], "std": [1.0]}
+
+
+def _reopen(config: dict[str, Any]) -> Generator:
+    return Generator(**config)
+
+
+# ---- Arguments of the constructor ----
+
+
+def _text(name: str, value: object) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: it must be a str, not {type(value).__name__}")
+    if "\0" in value:
+        raise ValueError(f"{name}: it contains a null character")
+    return value.encode()
+
+
+def _path(name: str, value: Optional[Path]) -> Optional[bytes]:
+    if value is not None and not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name}: it must be a path, not {type(value).__name__}")
+    return None if value is None else _text(name, os.fspath(value))
+
+
+def _dtype(value: Any) -> str:
+    """Returns the library's name of an element type; unknown names are left to the library, which lists its own."""
+    kind = type(value).__name__.lower()
+    if isinstance(value, (str, type)) or "dtype" in kind or "scalarmeta" in kind:  # torch, NumPy, JAX
+        name = value if isinstance(value, str) else getattr(value, "name", getattr(value, "__name__", value))
+        name = str(name).rpartition(".")[2]
+        return _DTYPES.get(name, name)
+    raise TypeError(f"dtype: it must be a name or a dtype, not {type(value).__name__}")
+
+
+def _device(value: Any) -> int:
+    """Returns the library's number of a device."""
+    if not isinstance(value, str) and hasattr(value, "__index__"):
+        return integer("device", value, CPU, _INT)
+    if not isinstance(value, str) and (type(value).__module__, type(value).__name__) != ("torch", "device"):
+        raise TypeError(f'device: it must be "cpu", "cuda:N", an int or a torch.device, not {type(value).__name__}')
+    kind, colon, number = str(value).partition(":")
+    if kind == "cpu" and number in ("", "0"):
+        return CPU
+    if kind == "cuda" and number.isdecimal():
+        return integer("device", int(number), 0, _INT)
+    if kind != "cuda" or colon:
+        raise ValueError(f'device: {str(value)!r} is unknown; there are "cpu", "cuda" and "cuda:N"')
+    torch = sys.modules.get("torch")
+    return int(torch.cuda.current_device()) if torch and torch.cuda.is_available() else 0
+
+
+def _per_channel(name: str, value: Any, channels: int) -> list[float]:
+    try:
+        numbers = [float(number) for number in (value if hasattr(value, "__len__") else [value] * channels)]
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: it must be a number, or a sequence of one number per channel") from None
+    if len(numbers) != channels:
+        raise ValueError(f"{name}: it has {len(numbers)} values for {channels} channels")
+    return numbers
+
+
+def _class_structs(classes: Any) -> tuple[Any, list[Class]]:
+    if not isinstance(classes, Sequence) or not all(isinstance(one, Class) for one in classes):
+        raise TypeError("class_list: it must be a sequence of fdsl.Class")
+    structs = (ClassStruct * len(classes))()
+    for index, (struct, one) in enumerate(zip(structs, classes)):
+        for field, value in one._asdict().items():
+            name, is_float = f"class_list[{index}].{field}", isinstance(getattr(struct, field), float)
+            if is_float and not isinstance(value, (int, float)):
+                raise TypeError(f"{name}: it must be a number, not {type(value).__name__}")
+            setattr(struct, field, value if is_float else integer(name, value, 0, _U32))
+    return structs, list(classes)

@@ -1,0 +1,133 @@
+"""Finds libfdsl.so, declares its functions and structs (src/lib/fdsl.h), and turns its error codes into exceptions."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import os
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import NoReturn
+
+from ._version import VERSION
+
+CPU = -1  # FDSL_CPU
+CHANNELS_MAX = 3
+
+
+class Error(RuntimeError):
+    """The library could not do its work: out of memory, or a CUDA call failed."""
+
+
+class Unavailable(Error):
+    """This build of the library, or this machine, does not support what was requested."""
+
+
+class ClassStruct(ctypes.Structure):
+    """struct fdsl_class"""
+
+    _fields_ = [
+        ("id", c_uint32), ("vertices", c_uint32), ("orbits", c_uint32), ("oval_x", c_float), ("oval_y", c_float),
+        ("freq1", c_uint32), ("freq2", c_uint32), ("noise", c_float), ("radius", c_uint32), ("line_width", c_float),
+    ]  # fmt: skip
+
+
+class ConfigStruct(ctypes.Structure):
+    """struct fdsl_config"""
+
+    _fields_ = [
+        ("size", c_size_t), ("formula", c_char_p), ("seed", c_uint64), ("res", c_uint32), ("classes", c_uint32),
+        ("preset", c_char_p), ("preset_file", c_char_p), ("class_file", c_char_p),
+        ("class_list", POINTER(ClassStruct)), ("class_count", c_uint32),
+        ("out_res", c_uint32), ("fit", c_char_p), ("channels", c_uint32), ("layout", c_char_p), ("dtype", c_char_p),
+        ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
+        ("generator", c_char_p), ("device", c_int), ("threads", c_int), ("batch", c_uint32),
+    ]  # fmt: skip
+
+
+class LayoutStruct(ctypes.Structure):
+    """struct fdsl_layout"""
+
+    _fields_ = [
+        ("size", c_size_t), ("shape", c_uint32 * 3), ("strides_bytes", c_uint64 * 3),
+        ("element_bytes", c_uint32), ("image_bytes", c_uint64),
+    ]  # fmt: skip
+
+
+_FUNCTIONS = {  # name: (result, arguments); a generator and a stream are void *
+    "fdsl_error": (c_char_p, []),
+    "fdsl_cuda_devices": (c_int, []),
+    "fdsl_config_init": (c_int, [POINTER(ConfigStruct), c_size_t]),
+    "fdsl_open": (c_int, [POINTER(ConfigStruct), POINTER(c_void_p)]),
+    "fdsl_close": (None, [c_void_p]),
+    "fdsl_describe": (c_int, [c_void_p, POINTER(LayoutStruct)]),
+    "fdsl_classes": (c_uint32, [c_void_p, POINTER(ClassStruct), c_uint32]),
+    "fdsl_memory_bytes": (c_uint64, [c_void_p]),
+    "fdsl_generate": (c_int, [c_void_p, c_uint64, c_uint32, c_void_p, c_void_p, c_void_p]),
+    "fdsl_generate_list": (c_int, [c_void_p, c_void_p, c_uint32, c_void_p, c_void_p, c_void_p]),
+    "fdsl_generate_next": (c_int, [c_void_p, c_void_p, c_uint64, c_uint32, c_void_p, c_void_p, c_void_p]),
+    "fdsl_alloc": (c_int, [c_int, c_size_t, POINTER(c_void_p)]),
+    "fdsl_free": (None, [c_int, c_void_p]),
+    "fdsl_copy": (c_int, [c_int, c_void_p, c_void_p, c_size_t, c_void_p]),
+    "fdsl_wait": (c_int, [c_int, c_void_p]),
+    "fdsl_order": (c_int, [c_int, c_void_p, c_void_p]),
+}
+
+
+def _load(path: str, required: str) -> tuple[ctypes.CDLL, str]:
+    try:
+        library = ctypes.CDLL(path)
+        library.fdsl_version.restype = c_char_p
+        version: str = library.fdsl_version().decode()
+        if required and version != required:
+            raise ImportError(f"fdsl {required} needs libfdsl {required}, but {path} is {version}")
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise ImportError(
+            f"fdsl cannot load {path} ({error}); install the wheel, or set FDSL_LIBRARY to the path of libfdsl.so"
+        ) from None
+    return library, version
+
+
+def library_path() -> str:
+    """Returns the path of the library that is loaded: FDSL_LIBRARY, else libfdsl.so in the package's folder.
+
+    Thread-safe. The environment is read once, when fdsl is imported.
+    """
+    return _PATH
+
+
+_PATH = os.environ.get("FDSL_LIBRARY") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "libfdsl.so")
+lib, version = _load(_PATH, VERSION)
+
+
+def cuda_devices() -> int:
+    """Returns the number of CUDA devices; 0 without a driver, or if the library was built without CUDA.
+
+    Thread-safe. Raises nothing.
+    """
+    return int(lib.fdsl_cuda_devices())
+
+
+def fail(status: int) -> NoReturn:
+    """Raises the calling thread's latest error of the library, which returned `status`."""
+    kind = {2: ValueError, 4: Unavailable}.get(status, Error)
+    raise kind(lib.fdsl_error().decode(errors="replace"))
+
+
+def check(status: int) -> None:
+    """Raises an exception unless a function of the library returned FDSL_OK."""
+    if status:
+        fail(status)
+
+
+def integer(name: str, value: object, least: int, most: int) -> int:
+    """Returns `value` as an int. TypeError or ValueError name the argument."""
+    try:
+        result = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name}: it must be an integer, not {type(value).__name__}") from None
+    if not least <= result <= most:
+        raise ValueError(f"{name}: {result} is out of range; it must be {least} to {most}")
+    return result

@@ -1,0 +1,179 @@
+"""Finds the address, shape, element type, device and stream of the caller's arrays: PyTorch tensors, CuPy and NumPy
+arrays, fdsl.Array, and anything with __cuda_array_interface__, __array_interface__ or the buffer protocol."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any, Callable, NamedTuple, Optional
+
+from ._array import Array
+from ._library import CPU
+
+SOME_CUDA_DEVICE = -2  # __cuda_array_interface__ does not say which; the library checks the address
+
+# (address, shape, name of the element type, device number)
+Description = tuple[int, tuple[int, ...], str, int]
+
+
+class Kind(NamedTuple):
+    """How to read one type of array."""
+
+    describe: Callable[[str, Any, bool], Description]  # (argument's name, array, whether it will be written)
+    stream: Callable[[Any], tuple[int, object]]  # the stream to write it on, and an object that keeps it alive
+
+
+_kinds: dict[type, Kind] = {}
+
+
+def kind_of(name: str, array: object) -> Kind:
+    """Returns how to read `array`, the argument `name`; TypeError if its type is not supported."""
+    kind = _kinds.get(type(array))
+    if kind is None:
+        kind = _kinds[type(array)] = _find_kind(name, array)
+    return kind
+
+
+def _find_kind(name: str, array: object) -> Kind:
+    modules = {base.__module__.partition(".")[0]: base.__name__ for base in type(array).__mro__}
+    if "jax" in modules or "jaxlib" in modules:
+        raise TypeError(f"{name}: JAX arrays are immutable; use generate() and jax.dlpack.from_dlpack()")
+    if isinstance(array, Array):
+        return Kind(_describe_own, lambda own: (own._stream, own._stream_owner))
+    if modules.get("torch") in ("Tensor", "_TensorBase", "TensorBase"):
+        return Kind(_describe_torch, _torch_stream)
+    if hasattr(array, "__cuda_array_interface__"):
+        return Kind(_describe_interface, _cupy_stream if "cupy" in modules else _interface_stream)
+    if modules.get("numpy") != "generic":  # the interface of a NumPy scalar is that of a temporary copy
+        if hasattr(array, "__array_interface__"):
+            return Kind(_describe_interface, _no_stream)
+        try:
+            memoryview(array)  # type: ignore[arg-type]
+            return Kind(_describe_buffer, _no_stream)
+        except TypeError:
+            pass
+    raise TypeError(
+        f"{name}: {type(array).__name__} is not an array; give a PyTorch tensor, a CuPy or NumPy array, fdsl.Array, "
+        "or an object with __cuda_array_interface__, __array_interface__ or the buffer protocol"
+    )
+
+
+def _no_stream(array: Any) -> tuple[int, object]:
+    return 0, None
+
+
+# ---- fdsl.Array and PyTorch ----
+
+
+def _describe_own(name: str, array: Array, write: bool) -> Description:
+    return array.ptr, array.shape, array.dtype, array._device
+
+
+_torch_dtypes: dict[Any, str] = {}
+
+
+def _describe_torch(name: str, tensor: Any, write: bool) -> Description:
+    if tensor.is_cuda:
+        device = tensor.get_device()
+    elif tensor.is_cpu:
+        device = CPU
+    else:
+        raise ValueError(f"{name}: a tensor on {tensor.device} is neither on the CPU nor on a CUDA device")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name}: it is not contiguous")
+    if write:
+        if tensor.requires_grad:
+            raise ValueError(f"{name}: it requires a gradient; give a tensor without one, such as {name}.detach()")
+        # Autograd then detects that a tensor which it saved for the backward pass was overwritten.
+        increment = getattr(sys.modules["torch"].autograd.graph, "increment_version", None)
+        if increment is not None:
+            increment(tensor)
+    dtype = _torch_dtypes.get(tensor.dtype)
+    if dtype is None:
+        dtype = _torch_dtypes[tensor.dtype] = str(tensor.dtype).rpartition(".")[2]
+    return tensor.data_ptr(), tensor.shape, dtype, device
+
+
+def _torch_stream(tensor: Any) -> tuple[int, object]:
+    stream = sys.modules["torch"].cuda.current_stream(tensor.get_device())
+    return stream.cuda_stream, stream
+
+
+# ---- Array interfaces and buffers ----
+
+# By the type strings of array interfaces, without the byte order, and by the formats of buffers
+_TYPES = {
+    "u1": "uint8", "u2": "uint16", "u8": "uint64", "i8": "int64", "f2": "float16", "V2": "bfloat16", "f4": "float32",
+    "B": "uint8", "H": "uint16", "L": "uint64", "Q": "uint64", "l": "int64", "q": "int64",
+    "e": "float16", "f": "float32",
+}  # fmt: skip
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
+    for extent, stride in zip(reversed(shape), reversed(strides)):
+        if extent != 1 and stride != size:
+            return False
+        size *= extent
+    return True
+
+
+def _describe_interface(name: str, array: Any, write: bool) -> Description:
+    on_cuda = hasattr(array, "__cuda_array_interface__")
+    interface = array.__cuda_array_interface__ if on_cuda else array.__array_interface__
+    data, typestr, shape, strides = (interface.get(key) for key in ("data", "typestr", "shape", "strides"))
+    if interface.get("mask") is not None:
+        raise ValueError(f"{name}: masked arrays are not supported")
+    if not isinstance(data, tuple):
+        return _describe_buffer(name, array if data is None else data, write)
+    if strides is not None and not _is_contiguous(shape, strides, int(typestr[2:])):
+        raise ValueError(f"{name}: it is not contiguous")
+    if write and data[1]:
+        raise ValueError(f"{name}: it is read-only")
+    dtype = typestr if typestr[0] == ">" else _TYPES.get(typestr[1:], typestr)
+    return data[0] or 0, shape, dtype, SOME_CUDA_DEVICE if on_cuda else CPU
+
+
+def _interface_stream(array: Any) -> tuple[int, object]:
+    return array.__cuda_array_interface__.get("stream") or 0, array
+
+
+def _cupy_stream(array: Any) -> tuple[int, object]:
+    stream = sys.modules["cupy"].cuda.get_current_stream()
+    return stream.ptr, stream
+
+
+def _describe_buffer(name: str, buffer: Any, write: bool) -> Description:
+    view = memoryview(buffer)
+    if not view.c_contiguous:
+        raise ValueError(f"{name}: it is not contiguous")
+    if view.readonly:
+        if write:
+            raise ValueError(f"{name}: it is read-only")
+        raise TypeError(f"{name}: read-only buffers are not supported; give a list or a NumPy array")
+    address = ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes else 0
+    return address, view.shape or (), _TYPES.get(view.format.lstrip("@=<"), view.format), CPU
+
+
+# ---- Streams ----
+
+
+def stream_pointer(stream: object, device: int) -> int:
+    """Returns the address of a CUDA stream: an int, a torch.cuda.Stream, a CuPy stream, or an object with
+    __cuda_stream__(). ValueError if it belongs to another device, TypeError for anything else."""
+    number: Optional[int] = None
+    for attribute in ("device_index", "device_id"):  # PyTorch, CuPy
+        number = getattr(stream, attribute, number)
+    if number is not None and number >= 0 and number != device:
+        raise ValueError(f"stream: it belongs to CUDA device {number}, but the generator uses device {device}")
+    pointer: Any = stream
+    if hasattr(stream, "cuda_stream"):
+        pointer = stream.cuda_stream
+    elif hasattr(stream, "ptr"):
+        pointer = stream.ptr
+    elif hasattr(stream, "__cuda_stream__"):
+        pointer = stream.__cuda_stream__()[1]
+    if isinstance(pointer, bool) or not isinstance(pointer, int):
+        raise TypeError(f"stream: it must be an int, a torch.cuda.Stream or a CuPy stream, not {type(stream).__name__}")
+    if not 0 <= pointer < 1 << 64:
+        raise ValueError(f"stream: {pointer} is not the address of a stream")
+    return pointer

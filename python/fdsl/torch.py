@@ -1,0 +1,264 @@
+"""Batches of images for PyTorch, generated ahead of the training step."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any, Callable, Optional, Union
+
+import torch
+
+from ._generator import Generator
+from ._library import integer
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+Make = Callable[[int], Batch]
+
+__all__ = ["Loader"]
+
+
+class Loader:
+    """An iterable of (images, labels): PyTorch tensors on the generator's device, generated ahead.
+
+    generator            opened in this process, with the format that the network needs
+    batches_per_epoch    number of batches that each rank receives per epoch
+    rank, world_size     this process and the number of processes; torch.distributed is not asked
+    seed                 of the order, 0 to 2^64 - 1
+    prefetch             number of batches generated ahead; 0: none
+    shuffle              False: the numbers ascend, which the generators "gbase" and "bat" need
+    count                images per batch, 1 to generator.batch; None: generator.batch
+
+    Each item is a pair of new tensors that the caller owns: images of shape (count, *generator.shape), and int64
+    labels of shape (count,). With E = batches_per_epoch * world_size * count, epoch e has the images numbered e * E to
+    (e + 1) * E - 1. With shuffle, they come in the order of a permutation that depends only on (seed, epoch) and
+    PyTorch's randperm(); it takes 8 bytes of memory per image of the epoch. The s-th run of world_size * count numbers
+    is the global batch s, and rank r generates its r-th part. So all ranks together generate what one rank with
+    world_size times the count generates.
+
+    An iteration is one epoch; the next iteration is the next epoch, unless set_epoch() was called. An epoch that was
+    left early starts again.
+
+    On CUDA, batches are generated on a stream of the lowest priority. The stream that is current at each step waits
+    for its batch, and the host runs at most prefetch + 2 batches ahead of the GPU. On the CPU, a thread generates; it
+    ends when the iteration ends, fails or is left, and at exit.
+
+    Not thread-safe. RuntimeError in a forked process, such as a worker of torch.utils.data.DataLoader. ValueError
+    and TypeError name the argument.
+
+    >>> import fdsl, fdsl.torch
+    >>> generator = fdsl.Generator(classes=10, res=64, dtype="float32", batch=8)
+    >>> for images, labels in fdsl.torch.Loader(generator, batches_per_epoch=2):
+    ...     print(tuple(images.shape), images.dtype, labels.dtype)
+    (8, 1, 64, 64) torch.float32 torch.int64
+    (8, 1, 64, 64) torch.float32 torch.int64
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        batches_per_epoch: int,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        prefetch: int = 2,
+        shuffle: bool = True,
+        count: Optional[int] = None,
+    ) -> None:
+        if not isinstance(generator, Generator):
+            raise TypeError(f"generator: it must be an fdsl.Generator, not {type(generator).__name__}")
+        self.generator = generator
+        self.batches_per_epoch = integer("batches_per_epoch", batches_per_epoch, 1, 1 << 40)
+        self.world_size = integer("world_size", world_size, 1, 1 << 24)
+        self.rank = integer("rank", rank, 0, self.world_size - 1)
+        self.seed = integer("seed", seed, 0, (1 << 64) - 1)
+        self.prefetch = integer("prefetch", prefetch, 0, 1 << 16)
+        self.shuffle = bool(shuffle)
+        self.count = generator.batch if count is None else integer("count", count, 1, generator.batch)
+        name = generator.config["generator"]
+        if self.shuffle and name in ("gbase", "bat"):
+            raise ValueError(f"shuffle: generator {name!r} makes consecutive images only; set shuffle=False")
+        self._epoch = self._step = 0  # of the next batch that the caller receives
+        self._resumed = False  # whether the next iteration begins at _step
+        self._stream: Any = None  # a torch.cuda.Stream
+
+    def __len__(self) -> int:
+        """Batches per epoch."""
+        return self.batches_per_epoch
+
+    def __repr__(self) -> str:
+        return f"fdsl.torch.Loader({self.generator!r}, rank={self.rank}, prefetch={self.prefetch}, {self._identity()})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stream": None}
+
+    # ---- Position ----
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch: after the last batch of an epoch, the next one."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes `epoch` the next one. After load_state_dict(), its own epoch continues where the state was taken."""
+        epoch = integer("epoch", epoch, 0, 1 << 40)
+        if not (self._resumed and epoch == self._epoch):
+            self._epoch, self._step, self._resumed = epoch, 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position after the batches that the caller has received, the same on all ranks."""
+        return {"epoch": self._epoch, "step": self._step, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Makes the next iteration begin with the first batch that the caller of state_dict() had not received.
+
+        ValueError if a parameter of the loader that determines the batches differs from the state's.
+        """
+        for name, own in self._identity().items():
+            if name not in state or state[name] != own:
+                raise ValueError(f"state_dict: its {name} is {state.get(name)}, but that of this loader is {own}")
+        step = integer("state_dict: step", state.get("step"), 0, self.batches_per_epoch - 1)
+        epoch = integer("state_dict: epoch", state.get("epoch"), 0, 1 << 40)
+        self._epoch, self._step, self._resumed = epoch, step, True
+
+    def _identity(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in ("seed", "batches_per_epoch", "world_size", "shuffle")}
+        return {**own, "batch": self.count}
+
+    # ---- Batches ----
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._check_process()
+        if not self._resumed:
+            self._step = 0
+        self._resumed = False
+        return self._iterate(self._epoch, self._step)
+
+    def _check_process(self) -> None:
+        if self.generator._process != os.getpid():
+            raise RuntimeError(
+                "fdsl.torch.Loader: its generator was opened before fork(); use num_workers=0, because the loader "
+                "generates batches ahead itself, or open the generator in the worker"
+            )
+
+    def _iterate(self, epoch: int, first: int) -> Iterator[Batch]:
+        steps = range(first, self.batches_per_epoch)
+        ahead: Iterator[Batch]
+        if self.generator.device != "cpu":
+            ahead = self._iterate_cuda(epoch, steps)
+        elif self.prefetch:
+            ahead = _Background(_maker(self, epoch), steps, self.prefetch)
+        else:
+            ahead = map(_maker(self, epoch), steps)
+        for step in steps:
+            self._check_process()  # first: a forked child has no thread that would end the wait for a batch
+            batch = next(ahead)
+            last = step + 1 == self.batches_per_epoch
+            self._epoch, self._step = (epoch + 1, 0) if last else (epoch, step + 1)
+            yield batch
+            del batch  # the caller may free it while the next one is awaited
+
+    def _iterate_cuda(self, epoch: int, steps: range) -> Iterator[Batch]:
+        device = torch.device(self.generator.device)
+        if self._stream is None:  # one for the life of the loader: PyTorch caches memory per stream
+            new_stream: Any = torch.cuda.Stream  # without types in some versions of PyTorch
+            self._stream = new_stream(device, priority=0)  # 0 is the lowest; higher ones are negative
+        side = self._stream
+        ready: deque[tuple[Batch, torch.cuda.Event]] = deque()
+        received: deque[torch.cuda.Event] = deque()  # points in the consumer's stream, one per step
+        with torch.cuda.stream(side):
+            make = _maker(self, epoch)
+        for position in range(len(steps)):
+            with torch.cuda.device(device):
+                while len(ready) <= self.prefetch and position + len(ready) < len(steps):
+                    with torch.cuda.stream(side):
+                        batch = make(steps[position + len(ready)])
+                        ready.append((batch, side.record_event()))
+                current = torch.cuda.current_stream(device)
+                received.append(current.record_event())
+                if len(received) > self.prefetch + 2:
+                    received.popleft().synchronize()  # else the host could fill the memory with batches
+                batch, event = ready.popleft()
+                current.wait_event(event)
+                for tensor in batch:
+                    tensor.record_stream(current)
+            yield batch
+            del batch, tensor
+
+
+def _maker(loader: Loader, epoch: int) -> Make:
+    """Returns a function that makes the batch of a step, on the current stream. It does not refer to the loader."""
+    generator, count, rank, ranks = loader.generator, loader.count, loader.rank, loader.world_size
+    per_epoch = loader.batches_per_epoch * ranks * count
+    begin = epoch * per_epoch
+    if begin + per_epoch > 1 << 63:
+        raise ValueError(f"epoch: {epoch} is out of range; its image numbers exceed 2^63")
+    dtype: torch.dtype = getattr(torch, generator.dtype)
+    device = torch.device(generator.device)
+    numbers: Optional[torch.Tensor] = None
+    if loader.shuffle:
+        text = f"{loader.seed} {epoch}".encode()
+        source = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "little"))
+        order = torch.randperm(per_epoch, generator=source, device="cpu").view(-1, ranks, count)
+        numbers = (order[:, rank] + begin).to(device)
+
+    def make(step: int) -> Batch:
+        images = torch.empty((count, *generator.shape), dtype=dtype, device=device)
+        labels = torch.empty(count, dtype=torch.int64, device=device)
+        if numbers is None:
+            generator.fill(images, labels, begin + (step * ranks + rank) * count)
+        else:
+            generator.fill(images, labels, numbers=numbers[step])
+        return images, labels
+
+    return make
+
+
+class _Background(Iterator[Batch]):
+    """Makes batches in a thread, up to `ahead` before they are taken. Ends the thread when it is collected."""
+
+    def __init__(self, make: Make, steps: range, ahead: int) -> None:
+        self._made: SimpleQueue[Union[Batch, BaseException]] = SimpleQueue()
+        self._slots = threading.Semaphore(ahead)
+        ended = threading.Event()
+        thread = threading.Thread(
+            target=_make_all, args=(make, steps, self._made, self._slots, ended), name="fdsl.torch.Loader", daemon=True
+        )
+        thread.start()
+        # Runs at exit, too, so that the thread never runs while the interpreter ends.
+        weakref.finalize(self, _end, os.getpid(), thread, self._slots, ended)
+
+    def __next__(self) -> Batch:
+        item = self._made.get()
+        if isinstance(item, BaseException):
+            self._made.put(item)  # for further calls
+            raise item
+        self._slots.release()
+        return item
+
+
+def _make_all(
+    make: Make, steps: range, made: SimpleQueue[Any], slots: threading.Semaphore, ended: threading.Event
+) -> None:
+    try:
+        for step in steps:
+            slots.acquire()
+            if ended.is_set():
+                return
+            made.put(make(step))
+        made.put(StopIteration())
+    except BaseException as error:
+        made.put(error)
+
+
+def _end(process: int, thread: threading.Thread, slots: threading.Semaphore, ended: threading.Event) -> None:
+    if process != os.getpid():  # in a forked child there is no thread, and its locks may be held
+        return
+    ended.set()
+    slots.release()
+    if thread is not threading.current_thread():
+        thread.join()

@@ -1,0 +1,74 @@
+"""What the tests share: small generators, and images of the program fdsl-bench to compare with."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+found = importlib.util.find_spec("fdsl")  # an installed package is tested as it is
+if found is None:
+    sys.path.insert(0, str(ROOT / "python"))
+if found is None or not pathlib.Path(found.origin or "").with_name("libfdsl.so").exists():
+    os.environ.setdefault("FDSL_LIBRARY", str(ROOT / "build" / "lib" / "libfdsl.so"))
+
+import fdsl  # noqa: E402
+
+CLASSES, COUNT, RES = 7, 23, 96
+PROGRAM = os.environ.get("FDSL_BENCH", str(ROOT / "fdsl-bench"))
+
+
+def small(**changes: Any) -> fdsl.Generator:
+    """A small generator with the classes that the program draws for --classes 7."""
+    return fdsl.Generator(**{"classes": CLASSES, "res": RES, "batch": COUNT, "threads": 2, **changes})
+
+
+def content(array: fdsl.Array) -> bytes:
+    """The bytes of an array on the CPU."""
+    return ctypes.string_at(array.ptr, array.nbytes)
+
+
+def resident_bytes() -> int:
+    """The memory of this process."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in a new interpreter; `fdsl` and these helpers can be imported there."""
+    paths = [os.path.dirname(os.path.dirname(fdsl.__file__)), str(ROOT / "python" / "tests")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+
+
+@pytest.fixture
+def program(tmp_path: pathlib.Path) -> Any:
+    """A function that returns (images, labels) of the program's reference variant, as bytes."""
+    if not os.access(PROGRAM, os.X_OK):
+        pytest.skip(f"{PROGRAM} is not built")
+
+    def run(generator: fdsl.Generator) -> tuple[bytes, bytes]:
+        config = generator.config
+        words = f"--variant naive --batch {COUNT} --classes {config['classes']} --res {config['res']} --npy x.npy"
+        for name in ("channels", "layout", "fit", "formula", "seed"):
+            words += f" --{name} {config[name]}"
+        words += f" --out-res {config['out_res'] or config['res']}"
+        short = {"uint8": "u8", "float16": "f16", "bfloat16": "bf16", "float32": "f32"}[config["dtype"]]
+        words += f" --dtype {short}"
+        if short != "u8":
+            for name in ("mean", "std"):
+                words += f" --{name} {','.join(map(repr, config[name]))}"
+        words += " --min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0"
+        done = subprocess.run([PROGRAM, *words.split()], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        size = COUNT * generator.shape[0] * generator.shape[1] * generator.shape[2] * int(short.strip("ubf")) // 8
+        return (tmp_path / "x.npy").read_bytes()[-size:], (tmp_path / "x.labels.npy").read_bytes()[-8 * COUNT :]
+
+    return run

@@ -1,0 +1,133 @@
+"""Images are those of the program fdsl-bench, for every format, split, destination and way to number them."""
+
+from __future__ import annotations
+
+import array
+import itertools
+import pickle
+import struct
+from typing import Any
+
+import pytest
+from conftest import CLASSES, COUNT, content, small
+
+import fdsl
+
+numpy = pytest.importorskip("numpy")
+
+FORMATS = list(
+    itertools.product(("uint8", "float16", "bfloat16", "float32"), ("nchw", "nhwc"), (1, 3), ("resize", "crop"))
+)
+
+
+def numpy_dtype(generator: fdsl.Generator) -> Any:
+    return "uint16" if generator.dtype == "bfloat16" else generator.dtype
+
+
+@pytest.mark.parametrize("number", range(len(FORMATS)))
+def test_images_are_those_of_the_program(number: int, program: Any) -> None:
+    dtype, layout, channels, fit = FORMATS[number]
+    scale = {} if dtype == "uint8" else {"mean": [0.485, 0.456, 0.406][:channels], "std": 0.25}
+    with small(
+        dtype=dtype, layout=layout, channels=channels, fit=fit, out_res=37 + number % 2 * 59, seed=number << 33,
+        formula=("uji", "visualatom")[number // 3 % 2], generator=("omp", "naive")[number % 3 == 0], **scale,
+    ) as g:  # fmt: skip
+        side = 37 + number % 2 * 59
+        assert g.shape == ((channels, side, side) if layout == "nchw" else (side, side, channels))
+        assert (g.dtype, g.device, g.batch) == (dtype, "cpu", COUNT)
+        expected, expected_labels = program(g)
+        images, labels = g.generate(0, COUNT)
+        assert images.shape == (COUNT, *g.shape) and images.dtype == dtype and labels.shape == (COUNT,)
+        assert content(images) == expected and content(labels) == expected_labels
+        split = 1 + number % 6
+        parts = [g.generate(first, min(split, COUNT - first)) for first in range(0, COUNT, split)]
+        assert b"".join(content(part) for part, _ in parts) == expected
+        assert b"".join(content(part) for _, part in parts) == expected_labels
+        destination = numpy.full((COUNT, *g.shape), 77, numpy_dtype(g))
+        g.fill(destination)
+        assert destination.tobytes() == expected
+
+
+def test_numbers_select_images() -> None:
+    with small(out_res=33) as g:
+        images, labels = (part.numpy() for part in g.generate(0, COUNT))
+        order = [5, 0, 22, 5, 7, 21]
+        ways = [order, tuple(order), numpy.array(order, "int64"), numpy.array(order, "uint64"), array.array("q", order)]
+        for numbers in ways:
+            some, some_labels = g.generate(numbers=numbers)
+            assert (some.numpy() == images[order]).all() and (some_labels.numpy() == labels[order]).all()
+        assert (g.generate(numbers=range(3, 9))[0].numpy() == images[3:9]).all()
+        destination = numpy.empty((6, *g.shape), "uint8")
+        g.fill(destination, numbers=order)
+        assert (destination == images[order]).all()
+        read_only = numpy.array(order)
+        read_only.flags.writeable = False
+        g.fill(destination, numbers=read_only)
+        big = (1 << 64) - 2
+        assert g.generate(big, 1)[1].numpy()[0] == big % CLASSES
+        assert g.generate(numbers=[big])[1].numpy()[0] == big % CLASSES
+
+
+def test_next_advances() -> None:
+    with small(out_res=33) as g:
+        images = g.generate(0, COUNT)[0].numpy()
+        destination, labels = numpy.empty((3, *g.shape), "uint8"), numpy.empty(3, "int64")
+        counter = numpy.array([1], "uint64")
+        for step in range(4):  # as rank 0 of 2
+            g.fill(destination, labels, next=counter, step=6)
+            first = 1 + 6 * step
+            assert counter[0] == first + 6
+            assert (labels == numpy.arange(first, first + 3) % CLASSES).all()
+            assert (destination[: COUNT - first] == images[first : first + 3]).all()
+        scalar = numpy.zeros((), "int64")
+        g.fill(destination, next=scalar)
+        assert scalar == 3 and (destination == images[:3]).all()
+
+
+def test_destinations() -> None:
+    """Buffers, array interfaces, arrays of the package, and slices of larger arrays."""
+    with small(out_res=20) as g:
+        expected = content(g.generate(2, 4)[0])
+        shape = (4, *g.shape)
+        size = len(expected)
+        owned, labels = g.generate(9, 4)
+        g.fill(owned, labels, 2)
+        assert content(owned) == expected and content(labels) == struct.pack("4q", 2, 3, 4, 5)
+        memory = bytearray(size)
+        g.fill(memoryview(memory).cast("B", shape), array.array("q", [0] * 4), 2)
+        assert memory == expected
+        large = numpy.zeros((8, *g.shape), "uint8")
+        g.fill(large[3:7], None, 2)
+        assert large[3:7].tobytes() == expected and not large[:3].any() and not large[7:].any()
+
+        class Interface:
+            __array_interface__ = large[4:8].__array_interface__
+
+        g.fill(Interface(), first=2)
+        assert large[4:8].tobytes() == expected
+
+
+def test_classes_can_be_given(tmp_path: Any) -> None:
+    with small() as drawn:
+        classes, expected = drawn.classes, content(drawn.generate(0, COUNT)[0])
+        assert len(classes) == CLASSES and [one.id for one in classes] == list(range(CLASSES))
+    with fdsl.Generator(class_list=classes[::-1], res=96, batch=COUNT) as reverse:
+        assert reverse.classes == classes[::-1]
+        labels = reverse.generate(0, COUNT)[1].numpy()
+        assert labels[:CLASSES].tolist() == list(range(CLASSES))[::-1]
+    path = tmp_path / "classes.csv"
+    header = "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width"
+    path.write_text("\n".join([header, *(",".join(map(repr, one)) for one in classes), ""]))
+    with small(class_file=path) as given:
+        assert given.classes == classes and content(given.generate(0, COUNT)[0]) == expected
+        saved = pickle.dumps(given)
+    path.unlink()  # a pickled generator needs no file
+    with pickle.loads(saved) as again:
+        assert again.classes == classes and content(again.generate(0, COUNT)[0]) == expected
+
+
+def test_preset_lists() -> None:
+    with fdsl.Generator(3, preset="paper-1000", res=64) as g:
+        assert len(g.classes) == 3
+        assert (g.classes[0].vertices, g.classes[0].orbits, g.classes[0].radius) == (854, 29, 43)
+        assert g.memory_bytes > 0

@@ -1,0 +1,244 @@
+"""Processes and threads: fork, spawn, pickling, parallel calls, import."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import multiprocessing
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from typing import Any
+
+import pytest
+from conftest import COUNT, content, run_python, small
+
+import fdsl
+
+
+def images_of(generator: fdsl.Generator) -> bytes:
+    images, labels = generator.generate(0, 9)
+    return content(images) + content(labels)
+
+
+def work(generator: fdsl.Generator, pipe: Any) -> None:
+    pipe.send((images_of(generator), generator.config))
+
+
+def test_spawned_workers_open_their_own() -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    with small(out_res=40, seed=5, dtype="f16", mean=0.5) as g:
+        worker = context.Process(target=work, args=(g, there))
+        worker.start()
+        assert here.poll(60)
+        assert here.recv() == (images_of(g), g.config)
+        worker.join()
+        assert worker.exitcode == 0
+
+
+def test_pickles_and_copies_are_equal() -> None:
+    with small(out_res=40, seed=5, channels=3, layout="nhwc") as g:
+        expected = images_of(g)
+        for other in pickle.loads(pickle.dumps(g)), copy.copy(g), copy.deepcopy(g), fdsl.Generator(**g.config):
+            assert other is not g and other.config == g.config and repr(other) == repr(g)
+            assert images_of(other) == expected
+            other.close()
+        assert images_of(g) == expected
+
+
+def test_a_forked_child_needs_its_own() -> None:
+    g = small(out_res=40)
+    expected = images_of(g)
+    child = os.fork()
+    if child == 0:
+        wrong = 0
+        for use in (g.generate, lambda: g.classes, lambda: pickle.dumps(g)):
+            try:
+                use()
+                wrong |= 1
+            except fdsl.Error as error:
+                wrong |= 0 if "before fork(); open one in this process" in str(error) else 2
+        g.close()
+        try:
+            with small(out_res=40) as own:
+                wrong |= 0 if images_of(own) == expected else 4
+        except BaseException:
+            wrong |= 8
+        os._exit(wrong)
+    assert os.waitpid(child, 0)[1] == 0
+    assert images_of(g) == expected
+
+
+def test_a_child_of_a_busy_parent_does_not_hang() -> None:
+    """fork() while another thread is in a call."""
+    code = """
+import os, threading, fdsl
+g = fdsl.Generator(5, res=256, batch=64, threads=1)
+stop = False
+def loop():
+    while not stop: g.generate(0)
+thread = threading.Thread(target=loop); thread.start()
+results = []
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        wrong = 0
+        for use in (lambda: g.generate(0), lambda: g.classes, lambda: g.memory_bytes):
+            try: use(); wrong = 1
+            except fdsl.Error: pass
+        g.close(); os._exit(wrong)
+    results.append(os.waitpid(child, 0)[1])
+stop = True; thread.join()
+print(results == [0] * 20)
+"""
+    done = run_python(code)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_threads_share_a_generator() -> None:
+    with small(out_res=40) as g:
+        expected = [content(g.generate(first, 5)[0]) for first in range(8)]
+        wrong: list[int] = []
+
+        def loop(first: int) -> None:
+            for _ in range(30):
+                if content(g.generate(first, 5)[0]) != expected[first]:
+                    wrong.append(first)
+
+        threads = [threading.Thread(target=loop, args=(first,)) for first in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+
+def test_other_threads_run_during_a_call() -> None:
+    """The GIL is released."""
+    with fdsl.Generator(5, res=512, batch=64, threads=1) as g:
+        thread = threading.Thread(target=g.generate)
+        thread.start()
+        steps = 0
+        while thread.is_alive():
+            time.sleep(0.001)
+            steps += 1
+        assert steps > 5
+
+
+def test_close_while_another_thread_calls() -> None:
+    for _ in range(10):
+        g = small()
+        ends: list[str] = []
+
+        def loop(g: fdsl.Generator = g, ends: list[str] = ends) -> None:
+            try:
+                while True:
+                    g.generate(0, COUNT)
+            except ValueError as error:
+                ends.append(str(error))
+
+        threads = [threading.Thread(target=loop) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.02)
+        g.close()
+        for thread in threads:
+            thread.join()
+        assert ends == ["generator: it is closed"] * 3
+
+
+def test_generators_are_collected() -> None:
+    gc.disable()
+    try:
+        g = small()
+        reference = weakref.ref(g)
+        g.generate(0, 3)
+        del g
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_import_is_light() -> None:
+    code = """
+import json, sys, time
+begin = time.perf_counter(); before = set(sys.modules)
+import fdsl
+elapsed = 1e3 * (time.perf_counter() - begin)
+threads = sum(line.startswith('Threads') and int(line.split()[1]) for line in open('/proc/self/status'))
+maps = open('/proc/self/maps').read()
+print(json.dumps([elapsed, threads, 'libcuda' in maps, sorted(set(sys.modules) - before)]))
+"""
+    times = []
+    for _ in range(7):
+        elapsed, threads, cuda, modules = json.loads(run_python(code).stdout)
+        times.append(elapsed)
+        assert threads == 1 and not cuda
+        assert not {"numpy", "torch", "threading", "subprocess", "multiprocessing"} & set(modules)
+    print(f"import fdsl: median {statistics.median(times):.1f} ms, minimum {min(times):.1f} ms")
+    assert min(times) < 30
+
+
+def test_works_without_numpy() -> None:
+    code = """
+import sys
+sys.modules['numpy'] = None
+import fdsl
+g = fdsl.Generator(5, res=32, batch=4)
+images, labels = g.generate(0)
+memory = bytearray(images.nbytes)
+g.fill(memoryview(memory).cast('B', images.shape), numbers=[0, 1, 2, 3])
+import ctypes
+print(memory == ctypes.string_at(images.ptr, images.nbytes))
+try: images.numpy()
+except ImportError: print('ImportError')
+"""
+    assert run_python(code).stdout == "True\nImportError\n"
+
+
+def test_doctests() -> None:
+    code = """
+import doctest, fdsl, fdsl._array, fdsl._generator, fdsl._memory
+for module in fdsl, fdsl._array, fdsl._generator, fdsl._memory:
+    print(doctest.testmod(module).failed)
+"""
+    pytest.importorskip("numpy")
+    assert run_python(code).stdout == "0\n" * 4
+
+
+def test_readme_examples_that_need_no_gpu() -> None:
+    """The Python blocks of README.md and docs/python.md compile; those without CUDA and PyTorch run."""
+    pytest.importorskip("numpy")
+    from conftest import ROOT
+
+    ran = 0
+    for name in ("python/README.md", "docs/python.md"):
+        if not (ROOT / name).exists():
+            continue
+        for block in (ROOT / name).read_text().split("```python\n")[1:]:
+            code = block.split("```")[0]
+            compile(code, name, "exec")
+            if "torch" not in code and "cuda" not in code and "cupy" not in code and "jax" not in code:
+                done = run_python(code)
+                assert done.returncode == 0, done.stderr
+                ran += 1
+    assert ran or not (ROOT / "python/README.md").exists()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc")
+def test_no_compiler_is_needed() -> None:
+    environment = {
+        "PATH": "/nonexistent",
+        "FDSL_LIBRARY": fdsl.library_path(),
+        "PYTHONPATH": os.path.dirname(os.path.dirname(fdsl.__file__)),
+    }
+    code = "import fdsl; print(fdsl.Generator(3, res=16, batch=2).generate(0)[0].shape)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout == "(2, 1, 16, 16)\n", done.stderr

@@ -1,0 +1,109 @@
+"""scripts/packaging/wheel.py: contents, checks, and an installation in a new environment."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+import fdsl
+
+TOOL = ROOT / "scripts" / "packaging" / "wheel.py"
+LIBRARY = fdsl.library_path()
+pytestmark = [
+    pytest.mark.skipif(sys.version_info < (3, 11), reason="wheel.py needs Python 3.11"),
+    pytest.mark.skipif(not TOOL.exists() or not shutil.which("readelf"), reason="needs the source tree and binutils"),
+]
+
+
+def build(folder: pathlib.Path, library: str = LIBRARY, version: str = fdsl.__version__) -> Any:
+    words = [sys.executable, str(TOOL), library, version, str(folder)]
+    return subprocess.run(words, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: Any) -> pathlib.Path:
+    done = build(tmp_path_factory.mktemp("wheel"))
+    assert done.returncode == 0, done.stderr
+    return pathlib.Path(done.stdout.strip())
+
+
+def test_version_is_that_of_the_makefile() -> None:
+    match = re.search(r"^VERSION *:= *(\S+)", (ROOT / "Makefile").read_text(), re.M)
+    assert match and match[1] == fdsl.__version__
+
+
+def test_contents(wheel: pathlib.Path) -> None:
+    version = fdsl.__version__
+    assert re.fullmatch(rf"fdsl-{re.escape(version)}-py3-none-manylinux_2_\d+_(x86_64|aarch64)\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+        files = {name: archive.read(name) for name in archive.namelist()}
+        dates = {entry.date_time for entry in archive.infolist()}
+    info = f"fdsl-{version}.dist-info"
+    package = {f"fdsl/{path.name}" for path in (ROOT / "python" / "fdsl").iterdir() if path.is_file()}
+    extra = {"METADATA", "WHEEL", "RECORD", "licenses/LICENSE", "licenses/NOTICE"}
+    assert set(files) == package | {"fdsl/libfdsl.so"} | {f"{info}/{name}" for name in extra}
+    assert dates == {(1980, 1, 1, 0, 0, 0)}
+    rows = {row[0]: row[1:] for row in csv.reader(files[f"{info}/RECORD"].decode().splitlines())}
+    assert set(rows) == set(files) and rows[f"{info}/RECORD"] == ["", ""]
+    for name, content in files.items():
+        if not name.endswith("RECORD"):
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+            assert rows[name] == [f"sha256={digest}", str(len(content))]
+    metadata = files[f"{info}/METADATA"].decode()
+    assert f"\nName: fdsl\nVersion: {version}\n" in metadata and "\nRequires-Python: >=3.9\n" in metadata
+    assert "Tag: " + wheel.name[len(f"fdsl-{version}-") : -4] in files[f"{info}/WHEEL"].decode()
+    assert f'VERSION = "{version}"'.encode() in files["fdsl/_version.py"]
+    notice = files[f"{info}/licenses/NOTICE"].decode()
+    assert "GCC Runtime Library Exception" in notice
+    assert ("Ben Hoyt" in notice) == (b"BSD-3-Clause" in files[f"{info}/METADATA"])
+    assert ("NVIDIA" in notice) == (b"LicenseRef-NVIDIA" in files[f"{info}/METADATA"])
+    assert (
+        len(files["fdsl/libfdsl.so"]) < os.path.getsize(LIBRARY) or b".symtab" not in pathlib.Path(LIBRARY).read_bytes()
+    )
+
+
+def test_the_same_input_gives_the_same_bytes(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    assert pathlib.Path(build(tmp_path).stdout.strip()).read_bytes() == wheel.read_bytes()
+
+
+def test_wrong_libraries_are_refused(tmp_path: pathlib.Path) -> None:
+    text = tmp_path / "text.so"
+    text.write_text("no library" * 100)
+    needs = sys.modules["_ctypes"].__file__ or ""  # needs libffi
+    for library, version, error in (
+        (LIBRARY, "9.9.9", f"{LIBRARY} is libfdsl {fdsl.__version__}, not 9.9.9"),
+        (LIBRARY, "v1", "VERSION: 'v1' is not a version"),
+        (str(tmp_path / "none.so"), "1.0", "No such file"),
+        (str(text), "1.0", "Not an ELF file"),
+        (needs, "1.0", "link it statically|is not libfdsl"),
+    ):
+        done = build(tmp_path / "out", library, version)
+        assert done.returncode == 1 and re.search(error, done.stderr) and done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_it_installs_and_runs(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    environment = {"PATH": "/nonexistent", "HOME": str(tmp_path)}  # no compiler, no FDSL_LIBRARY
+    install = [python, "-m", "pip", "install", "--no-index", "--no-deps", "--disable-pip-version-check", str(wheel)]
+    done = subprocess.run(install, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    code = "import fdsl; print(fdsl.__version__, fdsl.library_path(), fdsl.Generator(3, res=16, batch=2).generate()[0].shape)"
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.startswith(f"{fdsl.__version__} {tmp_path}") and done.stdout.endswith(
+        " (2, 1, 16, 16)\n"
+    ), done.stderr
