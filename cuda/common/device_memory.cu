@@ -59,8 +59,15 @@ enum status device_wait(int device, void *stream)
 
 static enum status check_capture(cudaStream_t stream, bool *captured)
 {
-    cudaStreamCaptureStatus state;
-    CUDA_TRY(cudaStreamIsCapturing(stream, &state));
+    cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaStreamIsCapturing(stream, &state);
+    if (error ==
+        cudaErrorStreamCaptureImplicit) { /* the default stream, while a blocking stream is captured */
+        (void)cudaGetLastError();
+        *captured = true;
+        return STATUS_OK;
+    }
+    CUDA_TRY(error);
     *captured = *captured || state != cudaStreamCaptureStatusNone;
     return STATUS_OK;
 }

@@ -181,8 +181,8 @@ FDSL_API enum fdsl_status fdsl_alloc(int device, size_t bytes, void **memory);
 /* Frees memory of fdsl_alloc(), after all work on the device that uses it; NULL is allowed. Thread-safe. */
 FDSL_API void fdsl_free(int device, void *memory);
 
-/* Copies `bytes` bytes between device memory and host memory, in either direction, after the work that was
- * enqueued on `stream`. Returns when the copy is complete. Thread-safe. */
+/* Copies `bytes` bytes; each end may be host memory or memory of the device. The copy begins after the work
+ * that was enqueued on `stream`, and is complete when the call returns. Thread-safe. */
 FDSL_API enum fdsl_status fdsl_copy(int device, void *to, const void *from, size_t bytes, void *stream);
 
 /* Waits until the work enqueued on `stream` is complete. Does nothing on the CPU. Thread-safe. */

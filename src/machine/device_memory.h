@@ -24,7 +24,7 @@ void device_restore(int device);
 enum status device_alloc(int device, size_t bytes, void **memory);
 void device_free(int device, void *memory);
 
-/* Copies between device memory and host memory, after the work on `stream`, and waits for the copy. */
+/* Copies after the work on `stream`, and waits for the copy. Each end may be host or device memory. */
 enum status device_copy(int device, void *to, const void *from, size_t bytes, void *stream);
 
 /* Waits for the work on `stream`. */
