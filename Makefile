@@ -366,7 +366,8 @@ report:
 	@scripts/figures/report.py
 
 # $(call fill,FILE,TARGET) replaces @NAME@ in scripts/packaging/FILE.in and installs the result.
-fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g; s|@LIBS_PRIVATE@|-lpthread -ldl -lm $(CUDA_LIBS)|g' \
+fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g; s|@PREFIX_FROM_PC@|$(shell realpath -m --relative-to=$(LIBDIR)/pkgconfig $(PREFIX))|g; \
+         s|@LIBS_PRIVATE@|-lpthread -ldl -lm $(CUDA_LIBS)|g' \
          scripts/packaging/$(1).in > $(BUILD)/$(1) && install -D -m 644 $(BUILD)/$(1) "$(DESTDIR)$(2)"
 install: all lib
 	@$(MAKE) $(inner) install-files

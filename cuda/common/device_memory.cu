@@ -13,8 +13,8 @@ int device_current(void)
 
 void device_restore(int device)
 {
-    if (device >= 0 && device != device_current())
-        (void)cudaSetDevice(device);
+    if (device >= 0 && device != device_current() && cudaSetDevice(device) != cudaSuccess)
+        (void)cudaGetLastError(); /* the next check must not see it */
 }
 
 /* Makes the device current, unless it is current already. */
@@ -36,10 +36,16 @@ enum status device_alloc(int device, size_t bytes, void **memory)
                       1e-9 * (double)bytes);
 }
 
+/* Frees in relaxed mode: otherwise freeing would end a capture of another thread. */
 void device_free(int device, void *memory)
 {
-    if (use(device) == STATUS_OK)
-        (void)cudaFree(memory);
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    if (use(device) != STATUS_OK)
+        return;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    (void)cudaFree(memory);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    (void)cudaGetLastError(); /* the next check must not see it */
 }
 
 enum status device_copy(int device, void *to, const void *from, size_t bytes, void *stream)
@@ -55,6 +61,11 @@ enum status device_wait(int device, void *stream)
     TRY(use(device));
     CUDA_TRY(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
     return STATUS_OK;
+}
+
+static __global__ void add_kernel(uint64_t *word, uint64_t step)
+{
+    *word += step;
 }
 
 static enum status check_capture(cudaStream_t stream, bool *captured)
@@ -91,9 +102,19 @@ enum status device_order(int device, void *before, void *after)
     return cuda_status(error, "ordering two streams", __FILE__, __LINE__);
 }
 
-static __global__ void add_kernel(uint64_t *word, uint64_t step)
+bool device_capturing(int device, void *stream)
 {
-    *word += step;
+    bool captured = false;
+    return use(device) == STATUS_OK &&
+           check_capture(static_cast<cudaStream_t>(stream), &captured) == STATUS_OK && captured;
+}
+
+enum status device_load(int device)
+{
+    cudaFuncAttributes attributes;
+    TRY(use(device));
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, add_kernel));
+    return STATUS_OK;
 }
 
 enum status device_add(int device, uint64_t *word, uint64_t step, void *stream)
@@ -109,7 +130,8 @@ enum status device_add(int device, uint64_t *word, uint64_t step, void *stream)
 static bool uses_all_memory(int device)
 {
     int pageable = 0;
-    (void)cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device);
+    if (cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device) != cudaSuccess)
+        (void)cudaGetLastError(); /* the next check must not see it */
     return pageable != 0;
 }
 

@@ -65,6 +65,17 @@ enum status device_order(int device, void *before, void *after)
     return device_probe(device);
 }
 
+bool device_capturing(int device, void *stream)
+{
+    (void)device, (void)stream;
+    return false;
+}
+
+enum status device_load(int device)
+{
+    return device_probe(device);
+}
+
 enum status device_add(int device, uint64_t *word, uint64_t step, void *stream)
 {
     (void)word, (void)step, (void)stream;

@@ -4,14 +4,14 @@
 
 #include "common/check.cuh"
 
-/* Creates a stream with the highest priority on the current device. Its kernels take precedence over those of
- * a training step (common/consumer.cu), because a late batch would delay the next step. The caller destroys
- * the stream. */
-static inline enum status stream_open(cudaStream_t *stream)
+/* Creates a stream on the current device; the caller destroys it. It has the highest priority: its kernels
+ * take precedence over those of a training step (common/consumer.cu), because a late batch would delay the
+ * next step. With `background`, it has the lowest priority. */
+static inline enum status stream_open(cudaStream_t *stream, bool background = false)
 {
     int lowest, highest;
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-    CUDA_TRY(cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, highest));
+    CUDA_TRY(cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, background ? lowest : highest));
     return STATUS_OK;
 }
 

@@ -37,6 +37,7 @@ struct fused_lane {
 struct fused_plan {
     const struct synth *synth;
     int device, multiprocessors;
+    bool background;      /* the streams of lanes have the lowest priority */
     struct fused_job job; /* without the fields that differ between slices: image numbers, begin, count,
                              images, labels and the memory of a lane */
     void *tables;
@@ -227,7 +228,7 @@ static enum status open_lane(const struct fused_plan *plan, struct fused_lane *l
         CUDA_TRY(cudaMalloc(&lane->canvases, plan->slice * synth_image_bytes(plan->synth)));
     if (lane == plan->lanes)
         return STATUS_OK;
-    TRY(stream_open(&lane->stream));
+    TRY(stream_open(&lane->stream, plan->background));
     CUDA_TRY(cudaEventCreateWithFlags(&lane->done, cudaEventDisableTiming));
     return STATUS_OK;
 }
@@ -317,13 +318,14 @@ static enum status make_plan(struct fused_plan *plan)
     return load_kernels(plan);
 }
 
-enum status fused_open(int device, const struct synth *synth, struct fused_plan **plan)
+enum status fused_open(int device, const struct synth *synth, bool background, struct fused_plan **plan)
 {
     struct fused_plan *self = static_cast<struct fused_plan *>(calloc(1, sizeof *self));
     if (!self)
         return status_set(STATUS_FAILED, "out of memory");
     self->synth = synth;
     self->device = device;
+    self->background = background;
     enum status status = make_plan(self);
     if (status != STATUS_OK)
         fused_close(self);

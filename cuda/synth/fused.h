@@ -14,10 +14,10 @@
 struct fused_plan;
 struct device_clock;
 
-/* Creates a plan for batches of `synth` on a device: tables, scratch memory and CUDA kernels. `synth` must
- * outlive the plan. The caller closes the plan with fused_close(). STATUS_USAGE if there is not enough device
- * memory. */
-enum status fused_open(int device, const struct synth *synth, struct fused_plan **plan);
+/* `background` is that of struct generator_request. Creates a plan for batches of `synth` on a device:
+ * tables, scratch memory and CUDA kernels. `synth` must outlive the plan. The caller closes the plan with
+ * fused_close(). STATUS_USAGE if there is not enough device memory. */
+enum status fused_open(int device, const struct synth *synth, bool background, struct fused_plan **plan);
 
 /* Enqueues the generation of the first `count` images of run number `number` + `*counter`. `count` is at most
  * synth->batch. `counter` points to device memory, which the kernels read; NULL counts as 0. Writes
@@ -48,7 +48,7 @@ void fused_close(struct fused_plan *plan);
 /* Implements generator_open() of struct synth_traits: creates a generator (core/generator.h) with its own
  * plan. The tables of `synth` must outlive the generator. The caller closes the generator with
  * generator_close(). */
-enum status fused_generator_open(int device, const struct synth *synth, uint32_t batch,
+enum status fused_generator_open(const struct generator_request *request, const struct synth *synth,
                                  struct generator **generator);
 
 #endif

@@ -38,19 +38,20 @@ static void free_all(struct generator *generator)
     (void)cudaSetDevice(self->device);
     fused_close(self->plan);
     (void)cudaFree(self->labels);
+    (void)cudaGetLastError(); /* the next check must not see it */
     free(self);
 }
 
 static const struct generator_type type = {make, memory_bytes, free_all};
 
-static enum status open_all(struct fused_generator *self)
+static enum status open_all(struct fused_generator *self, bool background)
 {
     CUDA_TRY(cudaSetDevice(self->device));
     CUDA_TRY(cudaMalloc(&self->labels, self->synth.batch * sizeof *self->labels));
-    return fused_open(self->device, &self->synth, &self->plan);
+    return fused_open(self->device, &self->synth, background, &self->plan);
 }
 
-enum status fused_generator_open(int device, const struct synth *synth, uint32_t batch,
+enum status fused_generator_open(const struct generator_request *request, const struct synth *synth,
                                  struct generator **generator)
 {
     struct fused_generator *self = static_cast<struct fused_generator *>(calloc(1, sizeof *self));
@@ -58,10 +59,10 @@ enum status fused_generator_open(int device, const struct synth *synth, uint32_t
         return status_set(STATUS_FAILED, "out of memory");
     self->generator.type = &type;
     self->synth = *synth;
-    self->synth.batch = batch;
+    self->synth.batch = request->batch;
     self->synth.stride = 1; /* so that run number n begins with image n */
-    self->device = device;
-    enum status status = open_all(self);
+    self->device = request->resources.device;
+    enum status status = open_all(self, request->background);
     if (status != STATUS_OK)
         free_all(&self->generator);
     else

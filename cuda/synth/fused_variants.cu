@@ -69,7 +69,7 @@ static enum status make_batch(struct fused_batch *self, bool graph)
     CUDA_TRY(cudaMalloc(&self->images, image_bytes));
     CUDA_TRY(cudaMalloc(&self->labels, label_bytes));
     TRY(device_clock_open(&self->clock));
-    TRY(fused_open(self->device, synth, &self->plan));
+    TRY(fused_open(self->device, synth, false, &self->plan));
     return graph ? capture(self) : STATUS_OK;
 }
 

@@ -354,15 +354,29 @@ template <class self> struct staged_generator {
         free(made);
     }
 
-    enum status fill(int device, uint32_t batch)
+    /* Draws one image, because CUDA loads kernels at their first launch, and must not do so while a call is
+     * captured. The canvas serves as its output. */
+    enum status load_kernels()
     {
-        const struct resources resources = {1, device};
-        CUDA_TRY(cudaSetDevice(device));
-        CUDA_TRY(cudaMalloc(&labels, batch * sizeof *labels));
-        return self::setup(&resources, &synth, &state);
+        self *drawing = static_cast<self *>(state);
+        const struct synth_output output = synth.output;
+        synth.output = {DTYPE_U8, OUTPUT_NCHW, OUTPUT_WHOLE, synth.res, 1, {}, {}};
+        enum status status = draw(drawing, 1, drawing->batch.input.pixels, labels);
+        synth.output = output;
+        TRY(status);
+        CUDA_TRY(cudaStreamSynchronize(drawing->batch.clock.stream));
+        return drawing->finish();
     }
 
-    static enum status open(int device, const struct synth *synth, uint32_t batch,
+    enum status fill(const struct resources *resources, uint32_t batch)
+    {
+        CUDA_TRY(cudaSetDevice(resources->device));
+        CUDA_TRY(cudaMalloc(&labels, batch * sizeof *labels));
+        TRY(self::setup(resources, &synth, &state));
+        return load_kernels();
+    }
+
+    static enum status open(const struct generator_request *request, const struct synth *synth,
                             struct generator **generator)
     {
         static const struct generator_type type = {make, memory_bytes, close};
@@ -371,9 +385,9 @@ template <class self> struct staged_generator {
             return status_set(STATUS_FAILED, "out of memory");
         made->generator.type = &type;
         made->synth = *synth;
-        made->synth.batch = batch;
+        made->synth.batch = request->batch;
         made->synth.stride = 1; /* so that run number n begins with image n */
-        enum status status = made->fill(device, batch);
+        enum status status = made->fill(&request->resources, request->batch);
         if (status != STATUS_OK)
             close(&made->generator);
         else

@@ -21,9 +21,12 @@ make --no-print-directory "${parts[@]/%/=0}" CC=$target-gcc LD=$target-ld AR=$ta
 qemu=$(command -v qemu-aarch64-static || command -v qemu-aarch64) || { echo "  ok      cross: compiles for $target" && exit 0; }
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-options=(--variant naive --batch 5 --res 160 --out-res 97 --channels 3 --dtype f16 --vertices 101 --orbits 30 --min-samples 6 --max-time 0
-    --min-time 0 --warmups 0 --warmup-time 0)
-"${FDSL_BENCH:-./fdsl-bench}" "${options[@]}" --npy "$folder/here.npy" >/dev/null 2>&1
-"$qemu" -L /usr/$target $build/fdsl-bench "${options[@]}" --npy "$folder/there.npy" >/dev/null 2>&1
-cmp "$folder/here.npy" "$folder/there.npy"
-echo "  ok      cross: compiles for $target, and draws the same images under qemu"
+draw() { (cd "$folder" && "$@" && mv images.pgm "$name.pgm"); }
+for name in here there; do
+    compiler=$target-gcc library=$build/lib run=("$qemu" -L "/usr/$target" -E LD_LIBRARY_PATH="$PWD/$build/lib")
+    [[ $name == there ]] || compiler=cc library=build/lib run=(env LD_LIBRARY_PATH="$PWD/build/lib")
+    "$compiler" -Isrc/lib docs/examples/generate.c -L"$library" -lfdsl -o "$folder/$name"
+    draw "${run[@]}" "./$name"
+done
+cmp "$folder/here.pgm" "$folder/there.pgm"
+echo "  ok      cross: compiles for $target, and libfdsl draws the same images under qemu"

@@ -49,6 +49,7 @@ def main():
     page = [f'.TH FDSL 3 "" "fdsl {sys.argv[1]}" "Library functions"', '.SH NAME',
             escape(name.replace('libfdsl: ', 'fdsl - ', 1).rstrip('.')), '.SH SYNOPSIS', '.nf', '#include <fdsl.h>', '',
             '\\&cc ... \\-lfdsl', '.fi', '.SH DESCRIPTION', *paragraphs(description.strip('\n'))]
+    page += ['.SH CONSTANTS', '.nf', *(escape(line) for line in re.findall(r'^#define (FDSL_(?!API|H)\w+ .*)', source, re.M)), '.fi']
     for heading, kinds in (('TYPES', ('struct', 'enum')), ('FUNCTIONS', ())):
         page.append(f'.SH {heading}')
         for text, declaration in split(source):

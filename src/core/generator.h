@@ -41,6 +41,11 @@ struct generator_request {
     bool on_device; /* true: on CUDA device resources.device; false: on resources.threads CPU threads */
     struct resources resources;
     uint32_t batch; /* maximum number of samples per call */
+
+    /* Only on a device. true: the generator's own streams have the lowest priority, so that they delay a
+     * training step as little as possible. false: they have the highest priority, so that the next batch is
+     * ready in time. */
+    bool background;
 };
 
 /* Generates `count` samples and stores them contiguously in `samples`, and their labels in `labels` unless it

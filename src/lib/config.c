@@ -67,7 +67,8 @@ static enum status copy_classes(const struct fdsl_config *config, struct synth *
         if (status != STATUS_OK)
             return status_prefix(status, "class_list[%u]", c);
     }
-    return class_check_unique(synth->classes, synth->class_count);
+    enum status status = class_check_unique(synth->classes, synth->class_count);
+    return status == STATUS_OK ? status : status_prefix(status, "class_list");
 }
 
 static enum status get_classes(const struct fdsl_config *config, struct synth *synth)
@@ -81,9 +82,9 @@ static enum status get_classes(const struct fdsl_config *config, struct synth *s
     if (config->class_count)
         return status_set(STATUS_USAGE, "class_count: it is %u, but class_list is NULL", config->class_count);
     if (config->class_file) {
-        TRY(class_read_csv(config->class_file, &synth->classes, &count));
+        enum status status = class_read_csv(config->class_file, &synth->classes, &count);
         synth->class_count = (uint32_t)count;
-        return STATUS_OK;
+        return status == STATUS_OK ? status : status_prefix(status, "class_file");
     }
     TRY(check_count("classes", config->classes, 1, CLASS_COUNT_MAX));
     return synth_draw_classes(synth, config->preset_file, config->preset ? config->preset : config->formula,

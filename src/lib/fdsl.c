@@ -15,6 +15,7 @@
 #include "lib/pool.h"
 #include "machine/device.h"
 #include "machine/device_memory.h"
+#include "machine/memory.h"
 #include "synth/generator.h"
 
 struct fdsl_generator {
@@ -29,24 +30,32 @@ struct fdsl_generator {
 
 static _Thread_local char error_text[1024];
 
+/* Returns the length of the option name at `at`, after its dashes; 0 if there is none. Text in quotes, such
+ * as a file name, has no options. */
+static size_t option_length(const char *text, const char *at, bool quoted)
+{
+    bool begins = at == text || at[-1] == ' ' || at[-1] == '(';
+    if (quoted || !begins || strncmp(at, "--", 2) != 0 || at[2] < 'a' || at[2] > 'z')
+        return 0;
+    return strspn(at + 2, "abcdefghijklmnopqrstuvwxyz0123456789-");
+}
+
 /* Copies the text of an error, and replaces the names of options by the names of fields. Messages of the
  * variants name options such as --out-res. The fields of struct fdsl_config have the same names with
- * underscores; only
- * --class becomes class_file. */
+ * underscores. */
 static enum fdsl_status relay(enum status status)
 {
+    const char *text = status_text(), *at = text;
     size_t used = 0;
+    bool quoted = false;
     if (status == STATUS_OK)
         return FDSL_OK;
-    for (const char *at = status_text(); *at && used + sizeof "_file" + 1 < sizeof error_text;) {
-        bool option = strncmp(at, "--", 2) == 0 && at[2] >= 'a' && at[2] <= 'z';
-        at += option ? 2 : 0;
-        size_t length = option ? strspn(at, "abcdefghijklmnopqrstuvwxyz0123456789-") : 1;
-        for (size_t i = 0; i < length && used + sizeof "_file" < sizeof error_text; i++)
-            error_text[used++] = option && at[i] == '-' ? '_' : at[i];
-        if (option && length == strlen("class") && strncmp(at, "class", length) == 0)
-            used += (size_t)sprintf(error_text + used, "_file");
-        at += length;
+    while (*at && used + 1 < sizeof error_text) {
+        size_t length = option_length(text, at, quoted);
+        at += length ? 2 : 0;
+        quoted ^= *at == '\'';
+        for (size_t i = 0; i < (length ? length : 1) && used + 1 < sizeof error_text; i++, at++)
+            error_text[used++] = length && *at == '-' ? '_' : *at;
     }
     error_text[used] = '\0';
     return (enum fdsl_status)status;
@@ -155,7 +164,8 @@ static enum status check_device(int device)
 static enum status open_all(const struct fdsl_config *config, struct fdsl_generator *self)
 {
     const struct variant *variant;
-    struct generator_request request = {.on_device = config->device >= 0, .batch = config->batch};
+    struct generator_request request = {
+        .on_device = config->device >= 0, .batch = config->batch, .background = true};
     TRY(check_device(config->device));
     TRY(config_variant(config, &variant));
     TRY(config_threads(config, &request.resources.threads));
@@ -163,6 +173,11 @@ static enum status open_all(const struct fdsl_config *config, struct fdsl_genera
     if (variant->probe)
         TRY(variant->probe(&request.resources));
     TRY(config_input(config, &self->synth));
+    if (request.on_device)
+        TRY(device_load(config->device));
+    if (!request.on_device)
+        TRY(memory_check((uint64_t)request.resources.threads * synth_image_bytes(&self->synth),
+                         "the canvases of all threads", "lower threads or res"));
     if (variant->threaded)
         TRY(pool_open(request.resources.threads, &self->pool));
     return synth_generator_open(&self->synth, variant, &request, &self->generator);
@@ -304,6 +319,14 @@ static enum status check_call(const struct fdsl_generator *self, const struct ca
     return call->labels ? check_pointer(self, "labels", call->labels, sizeof *call->labels) : STATUS_OK;
 }
 
+static enum status check_first(const char *name, uint64_t first, uint32_t count)
+{
+    if (first <= UINT64_MAX - (count - 1))
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "%s: image %llu and the following %u exceed the last number, 2^64 - 1",
+                      name, (unsigned long long)first, count - 1);
+}
+
 static enum status generate(struct fdsl_generator *self, const struct generator_numbers *numbers,
                             const struct call *call)
 {
@@ -328,7 +351,7 @@ static enum status begin_call(const struct fdsl_generator *self, int *before)
     if (!self)
         return status_set(STATUS_USAGE, "generator: it is NULL");
     if (self->process != getpid())
-        return status_set(STATUS_USAGE,
+        return status_set(STATUS_FAILED,
                           "generator: it was opened before fork(); open one in this process, which "
                           "for CUDA must be started with exec or spawn");
     if (self->device < 0)
@@ -347,8 +370,8 @@ enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64_t first,
     enum status status = begin_call(generator, &before);
     if (status == STATUS_OK)
         status = check_call(generator, &call);
-    if (status == STATUS_OK && first > UINT64_MAX - count)
-        status = status_set(STATUS_USAGE, "first: %llu plus count exceeds 2^64", (unsigned long long)first);
+    if (status == STATUS_OK)
+        status = check_first("first", first, count);
     if (status == STATUS_OK)
         status = generate(generator, &numbers, &call);
     device_restore(before);
@@ -381,6 +404,7 @@ static enum status generate_next(struct fdsl_generator *self, uint64_t *next, ui
         return device_add(self->device, next, step, call->stream);
     }
     numbers = (struct generator_numbers){.first = *next};
+    TRY(check_first("*next", *next, call->count));
     TRY(generate(self, &numbers, call));
     *next += step;
     return STATUS_OK;
@@ -479,4 +503,14 @@ enum fdsl_status fdsl_order(int device, void *before_stream, void *after)
         device_restore(before);
     }
     return relay(status);
+}
+
+int fdsl_capturing(int device, void *stream)
+{
+    if (device < 0)
+        return 0;
+    int before = device_current();
+    bool captured = device_capturing(device, stream);
+    device_restore(before);
+    return captured;
 }

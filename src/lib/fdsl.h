@@ -44,6 +44,7 @@ extern "C" {
 /* The version of this header. fdsl_version() returns the version of the library. */
 #define FDSL_VERSION_TEXT "0.2.0"
 
+/* The results of functions. */
 enum fdsl_status {
     FDSL_OK = 0,
     FDSL_FAILED = 1,     /* out of memory, or a CUDA call failed */
@@ -191,6 +192,10 @@ FDSL_API enum fdsl_status fdsl_wait(int device, void *stream);
 /* Makes work that is enqueued on `after` from now on wait for the work enqueued on `before` until now. Does
  * nothing on the CPU, for equal streams, or while one of the two is being captured. Thread-safe. */
 FDSL_API enum fdsl_status fdsl_order(int device, void *before, void *after);
+
+/* Returns 1 while `stream` is being captured into a CUDA graph, else 0; also 0 on the CPU and after an error.
+ * Thread-safe. */
+FDSL_API int fdsl_capturing(int device, void *stream);
 
 #ifdef __cplusplus
 }

@@ -6,6 +6,7 @@
 #ifndef FDSL_MACHINE_DEVICE_MEMORY_H
 #define FDSL_MACHINE_DEVICE_MEMORY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -32,6 +33,13 @@ enum status device_wait(int device, void *stream);
 
 /* Makes later work on `after` wait for the work on `before`, unless one of them is being captured. */
 enum status device_order(int device, void *before, void *after);
+
+/* Whether `stream` is being captured into a graph; false after an error. */
+bool device_capturing(int device, void *stream);
+
+/* Loads the kernel of device_add(). CUDA loads kernels at their first launch, and must not do so during a
+ * capture. */
+enum status device_load(int device);
 
 /* Enqueues `*word += step` on `stream`; `word` is device memory. */
 enum status device_add(int device, uint64_t *word, uint64_t step, void *stream);

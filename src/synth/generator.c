@@ -79,5 +79,5 @@ enum status synth_generator_open(const struct synth *synth, const struct variant
         TRY(variant->probe(&request->resources));
     if (!request->on_device)
         return host_open(synth, variant, request, generator);
-    return traits->generator_open(request->resources.device, synth, request->batch, generator);
+    return traits->generator_open(request, synth, generator);
 }

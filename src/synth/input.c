@@ -18,7 +18,9 @@ enum status synth_draw_classes(struct synth *synth, const char *preset_file, con
         synth->class_count = count;
         return STATUS_OK;
     }
-    TRY(class_ranges_read(preset_file, preset, &ranges));
+    enum status status = class_ranges_read(preset_file, preset, &ranges);
+    if (status != STATUS_OK)
+        return status_prefix(status, preset_file ? "--preset-file" : "--preset");
     synth->class_count = count;
     synth->classes = calloc(count, sizeof *synth->classes);
     if (!synth->classes)

@@ -17,6 +17,7 @@
 #define SYNTH_RES_MAX OUTPUT_RES_MAX /* pixels per side */
 
 struct generator;
+struct generator_request;
 
 /* A call of a generator: the images to generate, at most one batch, and where to write them. */
 struct synth_call {
@@ -155,7 +156,7 @@ struct synth_traits {
 
     /* Creates a generator (core/generator.h) on a device, with batches of at most `batch` images. NULL if not
      * supported. */
-    enum status (*generator_open)(int device, const struct synth *synth, uint32_t batch,
+    enum status (*generator_open)(const struct generator_request *request, const struct synth *synth,
                                   struct generator **generator);
 
     /* Repeats the latest run and times each stage in seconds. NULL if stages cannot be timed separately. */
