@@ -181,16 +181,20 @@ Test(lib, wrong_fields_are_named)
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.res = 0, "res: 0 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.res = 16385, "res: 16385 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.classes = 0, "classes: 0 is out of range");
-    EXPECT_WRONG_FIELD(FDSL_INVALID, config.preset = "paper", "preset: the built-in classes.cfg: no section [paper]");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, config.preset = "paper",
+                       "preset: the built-in classes.cfg: no section [paper]");
     EXPECT_WRONG_FIELD(FDSL_INVALID, (config.preset = "paper-1000", config.classes = 1001),
                        "classes: preset paper-1000 has 1000");
-    EXPECT_WRONG_FIELD(FDSL_INVALID, config.preset_file = "/nonexistent", "preset_file: cannot open '/nonexistent'");
-    EXPECT_WRONG_FIELD(FDSL_INVALID, config.class_file = "/nonexistent", "class_file: cannot open '/nonexistent'");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, config.preset_file = "/nonexistent",
+                       "preset_file: cannot open '/nonexistent'");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, config.class_file = "/nonexistent",
+                       "class_file: cannot open '/nonexistent'");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.class_file = "/proc/self/exe", "/proc/self/exe");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.class_file = "/my--set-a/b", "'/my--set-a/b'");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.class_count = 2, "class_count: it is 2, but class_list is NULL");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.class_list = twice, "class_count: 0 is out of range");
-    EXPECT_WRONG_FIELD(FDSL_INVALID, (config.class_list = twice, config.class_count = 2), "class_list: classes 0 and 1");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, (config.class_list = twice, config.class_count = 2),
+                       "class_list: classes 0 and 1");
     EXPECT_WRONG_FIELD(FDSL_INVALID, (config.class_list = &bad, config.class_count = 1),
                        "class_list[0]: class 3");
     EXPECT_WRONG_FIELD(FDSL_INVALID,
@@ -243,7 +247,8 @@ Test(lib, wrong_arguments_are_named)
     expect_error(FDSL_INVALID, fdsl_generate(generator, 0, 0, images, labels, NULL),
                  "count: 0 is out of range");
     expect_error(FDSL_INVALID, fdsl_generate(generator, 0, COUNT + 1, images, labels, NULL), "count: 24");
-    expect_error(FDSL_INVALID, fdsl_generate(generator, UINT64_MAX, 2, images, labels, NULL), "first: image 18446744073709551615 and the following 1 exceed");
+    expect_error(FDSL_INVALID, fdsl_generate(generator, UINT64_MAX, 2, images, labels, NULL),
+                 "first: image 18446744073709551615 and the following 1 exceed");
     expect_error(FDSL_INVALID, fdsl_generate(generator, 0, 1, NULL, labels, NULL), "images: it is NULL");
     expect_error(FDSL_INVALID, fdsl_generate(generator, 0, 1, images + 2, labels, NULL),
                  "is not aligned to 4");

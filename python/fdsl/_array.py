@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import sys
 from collections import deque
 from ctypes import c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
@@ -36,10 +37,10 @@ def device_name(device: int) -> str:
 class _Memory:
     """Memory on a device, freed with the object."""
 
-    __slots__ = ("device", "pointer")
+    __slots__ = ("device", "pointer", "process")
 
     def __init__(self, device: int, size: int) -> None:
-        self.device, self.pointer = device, 0
+        self.device, self.pointer, self.process = device, 0, os.getpid()
         memory = c_void_p()
         status = lib.fdsl_alloc(device, size, memory)
         if status and collect(everything=True):
@@ -47,8 +48,9 @@ class _Memory:
         check(status)
         self.pointer = memory.value or 0
 
-    def __del__(self, free: Any = lib.fdsl_free) -> None:
-        free(self.device, self.pointer)
+    def __del__(self, free: Any = lib.fdsl_free, getpid: Any = os.getpid) -> None:
+        if self.device == CPU or getpid() == self.process:  # a forked child cannot use CUDA
+            free(self.device, self.pointer)
 
 
 # ---- DLPack ----
@@ -255,5 +257,6 @@ class Array:
         collect()
         kind = _Versioned if max_version is not None and max_version[0] >= 1 else _Legacy
         export = _Export(kind, array, copied=array is not self)
+        capsule = export.capsule  # collect() in another thread may drop an export that has the only reference
         _exports.append(export)
-        return export.capsule
+        return capsule

@@ -348,9 +348,12 @@ class Generator:
 
     def _order(self, stream: int, owner: object, *arrays: Any) -> None:
         """Makes `stream` wait for the generator's previous call, and for earlier work on Arrays."""
-        if self._stream is not None and self._stream != stream:
-            check(lib.fdsl_order(self._device, self._stream, stream))
-        self._stream, self._stream_owner = stream, owner
+        if self._stream != stream:
+            if self._stream is not None:
+                check(lib.fdsl_order(self._device, self._stream, stream))
+            if lib.fdsl_capturing(self._device, stream):  # the call runs later, when the graph is replayed
+                return
+            self._stream, self._stream_owner = stream, owner
         for array in arrays:
             if isinstance(array, Array):
                 if array._stream != stream:

@@ -70,6 +70,7 @@ _FUNCTIONS = {  # name: (result, arguments); a generator and a stream are void *
     "fdsl_copy": (c_int, [c_int, c_void_p, c_void_p, c_size_t, c_void_p]),
     "fdsl_wait": (c_int, [c_int, c_void_p]),
     "fdsl_order": (c_int, [c_int, c_void_p, c_void_p]),
+    "fdsl_capturing": (c_int, [c_int, c_void_p]),
 }
 
 

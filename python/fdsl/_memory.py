@@ -138,7 +138,7 @@ def _interface_stream(array: Any) -> tuple[int, object]:
 
 
 def _cupy_stream(array: Any) -> tuple[int, object]:
-    stream = sys.modules["cupy"].cuda.get_current_stream()
+    stream = sys.modules["cupy"].cuda.get_current_stream(array.device.id)
     return stream.ptr, stream
 
 
