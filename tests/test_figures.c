@@ -5,13 +5,14 @@
 
 TestSuite(figures, .init = open_folder, .fini = remove_folder, .timeout = 120);
 
-static const char *const names[] = {"vertices",          "resolution",      "batch",
-                                    "training",          "ladder",          "stages",
-                                    "scaling",           "monitor",         "roofline",
-                                    "loading",           "loading_threads", "loading_cold",
-                                    "loading_latency",   "loading_loops",   "learning_loss",
-                                    "learning_accuracy", "learning_time",   "fine_tuning",
-                                    "monitor_loading",   "break_even",      "training_time"};
+static const char *const names[] = {"vertices",          "resolution",       "batch",
+                                    "training",          "ladder",           "stages",
+                                    "scaling",           "monitor",          "roofline",
+                                    "loading",           "loading_threads",  "loading_cold",
+                                    "loading_latency",   "loading_loops",    "learning_loss",
+                                    "learning_accuracy", "learning_time",    "fine_tuning",
+                                    "monitor_loading",   "break_even",       "training_time",
+                                    "pretraining_tiny",  "pretraining_base", "pretraining_accuracy"};
 /* Indices in `names` at which a group of figures ends. */
 #define OF_IMAGES   9  /* figures of generating: from index 0 */
 #define OF_LOADING  14 /* figures of loading: from OF_IMAGES */
@@ -21,7 +22,7 @@ static const char *const names[] = {"vertices",          "resolution",      "bat
 
 Test(figures, all_figures_are_drawn_in_three_formats)
 {
-    shell("cp " FIXTURES "/* $D/results && " FIGURES);
+    shell("cp " FIXTURES "/* $D/results && cp -r tests/data/pretrain $D/results && " FIGURES);
     cr_assert_eq(status, 0, "%s", out);
     for (size_t i = 0; i < COUNT_OF(names); i++) {
         shell("cd $D/out && head -c 8 %s.png | grep -q PNG && head -c 5 %s.pdf | grep -q %%PDF- && "

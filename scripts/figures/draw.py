@@ -27,6 +27,7 @@ import generating  # noqa: E402
 import learning  # noqa: E402
 import loading  # noqa: E402
 import monitoring  # noqa: E402
+import pretraining  # noqa: E402
 import roofline  # noqa: E402
 import scaling  # noqa: E402
 from devices import Missing  # noqa: E402
@@ -41,6 +42,9 @@ FIGURES = {
     "batch": (generating.batch, "time per image vs. batch size, with published points"),
     "training": (feeding.training, "published training throughput vs. number of GPUs"),
     "training_time": (feeding.training_time, "training time vs. images: generated live or loaded"),
+    "pretraining_tiny": (pretraining.tiny, "training throughput of DeiT-Tiny vs. number of GPUs, with published points"),
+    "pretraining_base": (pretraining.base, "training throughput of DeiT-Base vs. number of GPUs, with published points"),
+    "pretraining_accuracy": (pretraining.accuracy, "held-out accuracy vs. images seen: generated or loaded"),
     "ladder": (generating.ladder, "time per image of the paper's variants, with speed-ups"),
     "stages": (generating.stages, "time per image by stage: noise, vertices, painting"),
     "scaling": (scaling.figure, "images per second vs. ranks, with ideal scaling and efficiency"),
@@ -85,6 +89,7 @@ def read_arguments(arguments):
 def draw_all(given):
     need_gnuplot()
     measured = Measured(given.results, given.reference)
+    measured.pretrains = pretraining.read(given.results, given.reference)
     for note in measured.notes:
         print(f"figures: {note}", file=sys.stderr)
     for name in given.names or FIGURES:
@@ -104,7 +109,7 @@ def program(arguments):
     if given.help:
         print(__doc__.strip())
     elif given.list:
-        print("\n".join(f"{name:<16} {text}" for name, (_, text) in FIGURES.items()))
+        print("\n".join(f"{name:<20} {text}" for name, (_, text) in FIGURES.items()))
     else:
         draw_all(given)
 

@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+"""Measures pre-training throughput in PyTorch: images generated on the fly against images loaded.
+
+  torchrun --nproc-per-node 4 scripts/compare/pretrain.py --source live --compile --out results/pretrain/rows.csv
+  scripts/compare/pretrain.py --source folder --images 50000 --make-data DIR    # writes the data set
+  scripts/compare/pretrain.py --source folder --data DIR --out results/pretrain/rows.csv
+  scripts/compare/pretrain.py --source live --evaluate --steps 20000 --curve results/pretrain/curve.csv
+
+Sources: constant (one batch that stays on the GPU: the limit), live (fdsl, generator fused; omp on a CPU), bat, gbase, omp (fdsl
+with these generators), folder (PNG files in class folders, ImageFolder), shards (tar files, webdataset). Every source delivers
+uint8 images; the recipe is applied to them on the GPU, identically for every source. docs/pretrain.md describes the rows.
+
+The program needs PyTorch, timm and the package fdsl (PYTHONPATH=python FDSL_LIBRARY=build/lib/libfdsl.so); folder needs
+torchvision, shards needs webdataset. Exit status: 0 done, 1 a failure, 2 usage, 4 a package or a GPU is missing. Under torchrun,
+the status is torchrun's.
+"""
+
+import argparse
+import errno
+import importlib.util
+import math
+import os
+import pathlib
+import sys
+
+sys.dont_write_bytecode = True
+import pretrain_rows  # noqa: E402  (in this folder)
+from pretrain_rows import COLUMNS, CURVE_COLUMNS, CURVE_SCHEMA, ROOT, Refused  # noqa: E402
+
+SOURCES = ("constant", "live", "bat", "gbase", "omp", "folder", "shards")
+PRESETS = ("uji", "visualatom", "lowercompute", "paper-1000", "lowercompute-1000")
+PARTS = ("randaugment", "mixup", "cutmix", "erasing")
+PACKAGES = {"torch": "pip install torch", "timm": "pip install timm",
+            "fdsl": "make lib, then PYTHONPATH=python FDSL_LIBRARY=build/lib/libfdsl.so"}
+OF_SOURCE = {"folder": {"torchvision": "pip install torchvision", "PIL": "pip install pillow"},
+             "shards": {"webdataset": "pip install webdataset", "PIL": "pip install pillow"}}
+
+
+def whole(low):
+    def parse(text):
+        if not text.isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least {low}")
+        return int(text)
+    return parse
+
+
+def real(low, high=math.inf):
+    def parse(text):
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high or math.isinf(value):
+            raise argparse.ArgumentTypeError(f"'{text}' is not a number {'from' if high < math.inf else 'of at least'} {low}"
+                                             + (f" to {high}" if high < math.inf else ""))
+        return value
+    return parse
+
+
+def read_arguments(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)
+    add = parser.add_argument
+    add("--source", choices=SOURCES, default="live", help="where images come from (default live)")
+    add("--model", default="deit_tiny_patch16_224", help="model of timm (default deit_tiny_patch16_224)")
+    add("--tiny", action="store_true", help="a vision transformer of 2 layers instead of --model, for tests")
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--batch", type=whole(1), default=256, help="images per rank and step (default 256)")
+    add("--steps", type=whole(1), help="timed steps (default 100, unless --seconds or --time-limit is given)")
+    add("--seconds", type=real(0), help="end the timed steps after this time")
+    add("--time-limit", type=real(0), help="end the training after this time, with a last evaluation")
+    add("--warmup-steps", type=whole(0), default=20, help="first steps, which are not timed (default 20)")
+    add("--compile", action="store_true", help="torch.compile the network")
+    add("--channels-last", action="store_true", help="memory format of inputs and weights")
+    add("--no-amp", dest="amp", action="store_const", const="off", default="bf16", help="fp32 instead of autocast to bf16")
+    add("--threads", type=whole(1), help="CPU threads of the generator omp, and of PyTorch on a CPU, for all ranks "
+                                          "of this host together (default: all)")
+    add("--seed", type=whole(0), default=0, help="of images, weights, order and augmentation (default 0)")
+    images = parser.add_argument_group("images")
+    add = images.add_argument
+    add("--preset", default="paper-1000", help="preset of the classes (default paper-1000)")
+    add("--classes", type=whole(2), default=1000)
+    add("--res", type=whole(1), default=512, help="side of the drawn image (default 512)")
+    add("--out-res", type=whole(4), default=224, help="side of the image that the network sees (default 224)")
+    add("--channels", type=int, choices=(1, 3), default=3)
+    add("--images", type=whole(1), help="images per epoch of generated sources, and of --make-data (default 1000000)")
+    add("--order", choices=("own", "same"), default="own", help="same: generate the images of --data in the order in which "
+                                                                "--source folder reads them (default own)")
+    add("--data", help="folder of the sources folder and shards")
+    add("--workers", type=whole(0), default=16, help="worker processes per rank of folder and shards (default 16)")
+    add("--make-data", metavar="DIR", help="write --images images for --source folder or shards, and end")
+    add("--bench", default=str(ROOT / "fdsl-bench"), help="path of fdsl-bench, for --make-data")
+    add_recipe(parser.add_argument_group("recipe (default: the published one)").add_argument)
+    add_outputs(parser.add_argument_group("evaluation and output").add_argument)
+    return parser.parse_args(arguments)
+
+
+def add_recipe(add):
+    add("--augment", choices=("recipe", "none"), default="recipe", help="none: no RandAugment, MixUp, CutMix and erasing")
+    for part in PARTS:
+        add(f"--no-{part}", action="store_true")
+    add("--lr", type=real(0), default=0.001)
+    add("--weight-decay", type=real(0), default=0.05)
+    add("--lr-warmup", type=whole(0), default=5000, help="steps of the linear warm-up; a cosine follows (default 5000)")
+    add("--schedule-steps", type=whole(1), help="step at which the learning rate is 0 (default: the last)")
+    add("--drop-path", type=real(0, 1), default=0.1)
+    add("--label-smoothing", type=real(0, 1), default=0.1)
+
+
+def add_outputs(add):
+    add("--evaluate", action="store_true", help="measure loss and top-1 on held-out images, which training never uses")
+    add("--evaluate-every", type=whole(1), default=100_000, help="images between evaluations (default 100000)")
+    add("--held-out", type=whole(1), default=10_000, help="held-out images (default 10000)")
+    add("--curve", metavar="FILE", help="CSV file to append the learning curve to; needs --evaluate")
+    add("--out", metavar="FILE", help="CSV file to append the row to")
+
+
+def settle(options):
+    """Fills in defaults that depend on other options."""
+    options.parts = [part for part in PARTS if options.augment == "recipe" and not getattr(options, f"no_{part}")]
+    options.augment = "recipe" if len(options.parts) == len(PARTS) else "+".join(options.parts) or "none"
+    if not (options.steps or options.seconds or options.time_limit):
+        options.steps = 100
+    if options.tiny:
+        options.model = "tiny"
+    if options.order == "same" and options.source not in ("folder", "shards") and options.images is None and options.data:
+        options.images = sum(1 for path in pathlib.Path(options.data).glob("*/*") if path.is_file())
+    options.images = options.images or 1_000_000
+
+
+def nearest(name, known):
+    import difflib
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
+
+
+def folder_fault(options):
+    """Returns what is wrong with --data for the source, or None."""
+    folder = pathlib.Path(options.data)
+    if not folder.is_dir():
+        return f"--data {folder}: no such folder; write one with --make-data {folder}"
+    if options.source == "folder" and not any(path.is_dir() and any(path.iterdir()) for path in folder.iterdir()):
+        return f"--data {folder}: it has no class folders with images; write some with --make-data DIR"
+    if options.source == "shards" and not any(folder.glob("*.tar")):
+        return f"--data {folder}: it has no tar files; write some with --source shards --make-data DIR"
+    return None
+
+
+def refuse(options):
+    """Refuses options that cannot work, before PyTorch is imported."""
+    ranks, of_data = int(os.environ.get("WORLD_SIZE", 1)), options.source in OF_SOURCE
+    mixes = {"mixup", "cutmix"} & set(options.parts)
+    faults = {
+        f"--preset {options.preset}: unknown; {nearest(options.preset, PRESETS)}": options.preset not in PRESETS,
+        f"--batch {options.batch}: MixUp and CutMix pair images; give an even number": mixes and options.batch % 2,
+        f"--make-data is for --source folder or shards, not {options.source}": options.make_data and not of_data,
+        f"--images {options.images}: give at least one per class ({options.classes})":
+            options.make_data and options.images < options.classes,
+        f"--source {options.source} needs --data DIR": of_data and not options.data and not options.make_data,
+        "--order same is for --source live, omp and folder": options.order == "same"
+            and options.source not in ("live", "omp", "folder"),
+        "--order same needs --data DIR or --images N": options.order == "same" and not options.data
+            and options.images == 1_000_000,
+        f"--images {options.images}: fewer than the {options.batch * ranks} of one step of all ranks":
+            options.source in ("live", "omp", "constant") and options.images < options.batch * ranks,
+        "--curve needs --evaluate": options.curve and not options.evaluate,
+        f"--held-out {options.held_out}: give at least one per rank": options.evaluate and options.held_out < ranks,
+        f"--source {options.source} needs a GPU; on a CPU, use live or omp": options.device == "cpu"
+            and options.source in ("bat", "gbase"),
+        f"--out-res {options.out_res} is larger than --res {options.res}": options.out_res > options.res
+            and not options.make_data,
+        folder_fault(options) if of_data and options.data and not options.make_data else None: True,
+    }
+    for words, is_so in faults.items():
+        if words and is_so:
+            raise Refused(words)
+    for path, columns in ((options.out, COLUMNS), (options.curve, CURVE_COLUMNS)):
+        if path:
+            pretrain_rows.check_writable(path, columns)
+
+
+def uses_fdsl(options):
+    return options.evaluate or options.source not in OF_SOURCE
+
+
+def need_packages(options):
+    for package, remedy in {**PACKAGES, **OF_SOURCE.get(options.source, {})}.items():
+        if (package != "fdsl" or uses_fdsl(options)) and importlib.util.find_spec(package) is None:
+            raise Refused(f"the Python package {package} is not installed; to get it: {remedy}", 4)
+
+
+def versions(options):
+    import timm
+    import torch
+    fdsl = ""
+    if uses_fdsl(options):
+        import fdsl as package
+        fdsl = package.__version__
+    return {"torch": torch.__version__, "timm": timm.__version__, "fdsl": fdsl}
+
+
+def measure(options):
+    """Trains, then writes and prints the row on the first rank."""
+    import torch
+    from pretrain_training import Ranks, Training, device_of
+    device = device_of(options)
+    ranks = Ranks(device)
+    try:
+        result = Training(options, device, ranks).run()
+    except torch.OutOfMemoryError:
+        raise Refused(f"the GPU has too little memory for --batch {options.batch}; use a smaller one", 1) from None
+    finally:
+        ranks.leave()
+    if ranks.rank:
+        return
+    row = pretrain_rows.row_of(result, options, versions(options))
+    pretrain_rows.progress("")
+    pretrain_rows.print_table(row)
+    if options.out:
+        pretrain_rows.append(options.out, [row], COLUMNS)
+    if options.curve:
+        points = [{**{column: str(value) for column, value in row.items() if column in CURVE_COLUMNS},
+                   **{column: pretrain_rows.number(value) for column, value in point.items() if column in CURVE_COLUMNS},
+                   "schema": CURVE_SCHEMA} for point in result.curve]
+        pretrain_rows.append(options.curve, points, CURVE_COLUMNS)
+
+
+def main(arguments):
+    """Returns the exit status. Errors of all ranks that are equal are printed by the first."""
+    options = read_arguments(arguments)
+    settle(options)
+    try:
+        refuse(options)
+        if options.make_data:
+            from pretrain_data import make_data
+            make_data(options)
+        else:
+            need_packages(options)
+            measure(options)
+        sys.stdout.flush()
+    except Refused as error:
+        if os.environ.get("RANK", "0") == "0" or error.status == 1:
+            print(f"compare/pretrain.py: {error}", file=sys.stderr)
+        return error.status
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
+            raise
+        print(f"compare/pretrain.py: output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at exit
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,237 @@
+"""Sources of batches for scripts/compare/pretrain.py. Each yields (images, labels) on the training device for ever: uint8 images
+of shape (batch, channels, out_res, out_res), and int64 labels.
+
+The stream of the training step waits for each batch. Copies to the GPU run on another stream.
+"""
+
+import collections
+import concurrent.futures
+import functools
+import itertools
+import os
+import pathlib
+
+import torch
+from pretrain_rows import Refused
+
+# Training uses instances below this one, and the held-out images are from here on. An image has the number
+# instance * classes + class, so both fit into 63 bits for up to 2^22 classes.
+HELD_OUT_INSTANCE = 1 << 40
+AHEAD = 2  # batches that are generated ahead
+
+
+# ---- The order of images ----
+
+
+def order_of(epoch, count, options):
+    """Returns the permutation of an epoch over the numbers 0 to count - 1. It depends only on the seed and the epoch."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(options.seed * 1_000_003 + epoch))
+
+
+def positions(count, options, rank, ranks, fresh=False):
+    """Yields the image numbers of each batch of a rank, epoch after epoch. Ranks take consecutive parts of a global batch; the
+    rest of an epoch that is smaller than a global batch is left out. With `fresh`, each epoch has new numbers."""
+    for epoch in itertools.count():
+        order = order_of(epoch, count, options) + (epoch * count if fresh else 0)
+        for part in order.split(options.batch * ranks)[:count // (options.batch * ranks)]:
+            yield part[rank * options.batch:(rank + 1) * options.batch].tolist()
+
+
+# ---- Generated images ----
+
+
+def threads_of(options):
+    """Returns the number of CPU threads of this rank: its part of --threads, or of all. torchrun sets OMP_NUM_THREADS to 1."""
+    return max(1, (options.threads or len(os.sched_getaffinity(0))) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def generator_of(options, device, name):
+    """Opens a generator of the recipe's images. `name`: a generator of fdsl."""
+    import fdsl
+    try:
+        return fdsl.Generator(options.classes, preset=options.preset, seed=options.seed, res=options.res,
+                              out_res=options.out_res, channels=options.channels, generator=name,
+                              device="cpu" if name == "omp" else device, batch=options.batch,
+                              threads=threads_of(options) if name == "omp" else None)
+    except (ValueError, TypeError) as error:
+        raise Refused(f"fdsl: {error}") from None
+    except fdsl.Unavailable as error:
+        raise Refused(f"fdsl: {error}", 4) from None
+
+
+def on_device(options, device):
+    """Returns the name of the generator of fdsl that a source uses."""
+    return options.source if options.source != "live" else "fused" if device.type == "cuda" else "omp"
+
+
+def loaded(generator, options, rank, ranks):
+    """Yields the batches of fdsl.torch.Loader. Epochs have --images new images each; their order is shuffled if the generator
+    can make images in any order."""
+    import fdsl.torch
+    shuffle = generator.config["generator"] not in ("gbase", "bat")
+    loader = fdsl.torch.Loader(generator, max(1, options.images // (options.batch * ranks)), rank, ranks,
+                               seed=options.seed, prefetch=AHEAD, shuffle=shuffle)
+    while True:
+        yield from loader
+
+
+def filled(generator, numbers, pinned):
+    """Yields batches of the images with these numbers. On a GPU, they are generated on the current stream; on the CPU in a
+    thread, into pinned memory if they are copied to a GPU."""
+    device = torch.device(generator.device)
+
+    def make(own):
+        images = torch.empty((len(own), *generator.shape), dtype=torch.uint8, device=device, pin_memory=pinned)
+        labels = torch.empty(len(own), dtype=torch.int64, device=device, pin_memory=pinned)
+        generator.fill(images, labels, numbers=to(torch.tensor(own), device))
+        return images, labels
+
+    if device.type == "cuda":
+        yield from map(make, numbers)
+        return
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pending = collections.deque(pool.submit(make, own) for own in itertools.islice(numbers, AHEAD))
+        for own in numbers:
+            pending.append(pool.submit(make, own))
+            yield pending.popleft().result()
+
+
+def held_out(options, device, rank, ranks):
+    """Returns the held-out images of a rank and their labels on the device. Training never reaches their numbers."""
+    generator = generator_of(options, device, "fused" if device.type == "cuda" else "omp")
+    numbers = (HELD_OUT_INSTANCE * options.classes + torch.arange(rank, options.held_out, ranks)).split(options.batch)
+    batches = filled(generator, iter([own.tolist() for own in numbers + numbers[:1] * AHEAD]), False)
+    return [torch.cat(parts) for parts in zip(*itertools.islice(batches, len(numbers)))]
+
+
+
+# ---- Loaded images ----
+
+
+@functools.cache
+def area_weights(size, out):
+    """Returns the matrix that takes the mean over the covered area of a row of pixels, as fdsl does."""
+    edges = torch.arange(out + 1, dtype=torch.float32) * size / out
+    pixels = torch.arange(size, dtype=torch.float32)
+    covered = torch.minimum(edges[1:, None], pixels + 1) - torch.maximum(edges[:-1, None], pixels)
+    return covered.clamp(min=0) * out / size
+
+
+def resized(image, options):
+    """Resizes a decoded image. With --order same the pixels are those of fdsl up to one gray level; otherwise PIL's BOX, which is
+    faster, counts a pixel at the border of an area entirely or not at all."""
+    import numpy
+    from PIL import Image
+    side = options.out_res
+    if image.size == (side, side) or options.order != "same":
+        image = image if image.size == (side, side) else image.resize((side, side), Image.Resampling.BOX)
+        return torch.from_numpy(numpy.array(image).reshape(side, side, -1)).movedim(-1, 0)
+    pixels = torch.from_numpy(numpy.array(image).reshape(image.height, image.width, -1)).movedim(-1, 0).float()
+    means = area_weights(image.height, side) @ pixels @ area_weights(image.width, side).T
+    return (means + 0.5).clamp_(0, 255).to(torch.uint8)
+
+
+def read_image(path_or_file, options):
+    """Decodes and resizes an image, in a worker process."""
+    from PIL import Image
+    with Image.open(path_or_file) as image:
+        return resized(image.convert("L" if options.channels == 1 else "RGB"), options).contiguous()
+
+
+class Reader:
+    """read_image() with the run's options, in a form that worker processes can receive."""
+
+    def __init__(self, options):
+        self.options = options
+
+    def __call__(self, path):
+        return read_image(path, self.options)
+
+    def sample(self, parts):
+        """Returns the image and the label of a sample of a shard."""
+        import io
+        return read_image(io.BytesIO(parts["png"]), self.options), int(parts["cls"])
+
+
+def numbered_index(dataset):
+    """Returns the index in an ImageFolder for each image number. The number is the file's name; if the names are not the
+    numbers 0 to N - 1, it is the position in ImageFolder's order."""
+    stems = [pathlib.Path(path).stem for path, _ in dataset.samples]
+    numbers = [int(stem) if stem.isdecimal() else -1 for stem in stems]
+    if sorted(numbers) != list(range(len(numbers))):
+        return list(range(len(numbers)))
+    return sorted(range(len(numbers)), key=numbers.__getitem__)
+
+
+def loader_of(dataset, options, device, **more):
+    workers = {"persistent_workers": True, "prefetch_factor": 4} if options.workers else {}
+    return iter(torch.utils.data.DataLoader(dataset, num_workers=options.workers, pin_memory=device.type == "cuda",
+                                            **workers, **more))
+
+
+def from_folder(options, device, rank, ranks):
+    from torchvision.datasets import ImageFolder
+    try:
+        dataset = ImageFolder(options.data, loader=Reader(options))
+    except FileNotFoundError as error:
+        raise Refused(f"--data {options.data}: {str(error).splitlines()[0]}") from None
+    if len(dataset.classes) > options.classes:
+        raise Refused(f"--data {options.data}: it has {len(dataset.classes)} class folders, but --classes is {options.classes}")
+    if len(dataset) < options.batch * ranks:
+        raise Refused(f"--data {options.data}: it has {len(dataset)} images, fewer than the {options.batch * ranks} of one step "
+                      "of all ranks")
+    index = numbered_index(dataset)
+    batches = ([index[number] for number in own] for own in positions(len(dataset), options, rank, ranks))
+    return loader_of(dataset, options, device, batch_sampler=batches)
+
+
+def from_shards(options, device, rank):
+    """Every worker draws shards at random, with replacement, so any number of shards serves any number of workers."""
+    import webdataset
+    shards = [str(path) for path in sorted(pathlib.Path(options.data).glob("*.tar"))]
+    dataset = webdataset.WebDataset(shards, resampled=True, shardshuffle=False, empty_check=False, nodesplitter=iter,
+                                    seed=options.seed * 4096 + rank).shuffle(1000).map(Reader(options).sample)
+    return loader_of(dataset, options, device, batch_size=options.batch, drop_last=True)
+
+
+# ---- Delivery to the device ----
+
+
+def to(tensor, device):
+    if device.type == "cuda" and not tensor.is_cuda:
+        return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
+    return tensor
+
+
+def on_stream(batches, device):
+    """Yields batches that another stream generates or copies. They are early, because the host runs ahead of the GPU."""
+    if device.type != "cuda":
+        yield from batches
+        return
+    stream, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+    while True:
+        with torch.cuda.stream(stream):
+            batch = tuple(to(tensor, device) for tensor in next(batches))
+        current.wait_stream(stream)
+        for tensor in batch:
+            tensor.record_stream(current)
+        yield batch
+
+
+def batches_of(options, device, rank, ranks):
+    """Returns the iterator of a source."""
+    if options.source == "folder":
+        return on_stream(from_folder(options, device, rank, ranks), device)
+    if options.source == "shards":
+        return on_stream(from_shards(options, device, rank), device)
+    name = on_device(options, device)
+    if options.source == "constant":
+        generator = generator_of(options, device, "fused" if device.type == "cuda" else "omp")
+        batch = next(filled(generator, positions(options.images, options, rank, ranks), False))
+        return itertools.repeat(tuple(to(tensor, device) for tensor in batch))
+    generator = generator_of(options, device, name)
+    to_pinned = name == "omp" and device.type == "cuda"  # fdsl.torch.Loader does not use pinned memory
+    if options.order != "same" and not to_pinned:
+        return loaded(generator, options, rank, ranks)
+    numbers = positions(options.images, options, rank, ranks, fresh=options.order != "same")
+    return on_stream(filled(generator, numbers, to_pinned), device)

@@ -1,0 +1,259 @@
+"""The training loop of scripts/compare/pretrain.py: model, optimizer, timing and evaluation."""
+
+import collections
+import contextlib
+import dataclasses
+import difflib
+import os
+import time
+
+import torch
+from pretrain_recipe import MEAN, STD, Recipe, learning_rate
+from pretrain_rows import Refused, progress
+from pretrain_sources import HELD_OUT_INSTANCE, batches_of, held_out, threads_of
+from torch import distributed
+from torch.nn import functional
+
+CHECK_EVERY = 20  # steps between two looks at the clock
+RUN_AHEAD = 3  # steps that the host may be ahead of the GPU
+
+
+@dataclasses.dataclass
+class Result:
+    """What a run measured, over all ranks."""
+
+    ranks: int
+    device: str
+    steps: int
+    seconds: float
+    step_s: list
+    stall_share: float
+    peak_memory_bytes: int
+    loss: float
+    top1: float
+    curve: list
+
+
+# ---- Ranks ----
+
+
+class Ranks:
+    """This process among those of torchrun. Values of the host are exchanged over gloo, gradients on a GPU over NCCL."""
+
+    def __init__(self, device):
+        self.rank, self.count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        if self.count > 1:
+            distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+
+    def reduce(self, values, how="SUM"):
+        """Returns the element-wise sum (or MAX) over all ranks. All ranks wait for each other."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        if self.count > 1:
+            distributed.all_reduce(tensor, getattr(distributed.ReduceOp, how))
+        return tensor.tolist()
+
+    def leave(self):
+        if self.count > 1:
+            distributed.destroy_process_group()
+
+
+def device_of(options):
+    """Returns this rank's device."""
+    if options.device == "cpu":
+        torch.set_num_threads(threads_of(options))
+        return torch.device("cpu")
+    index = int(os.environ.get("LOCAL_RANK", 0))
+    if not torch.cuda.is_available():
+        raise Refused(f"PyTorch {torch.__version__} sees no GPU, or was built without CUDA; use --device cpu", 4)
+    if index >= torch.cuda.device_count():
+        raise Refused(f"local rank {index} has no GPU: PyTorch sees {torch.cuda.device_count()}; start fewer ranks", 4)
+    torch.cuda.set_device(index)
+    torch.set_float32_matmul_precision("high")  # TF32 where autocast leaves fp32
+    return torch.device("cuda", index)
+
+
+# ---- Model ----
+
+
+def model_of(options):
+    """Returns the network, with initial weights that depend only on the seed."""
+    import timm
+    torch.manual_seed(options.seed)
+    if options.tiny:
+        return timm.models.vision_transformer.VisionTransformer(
+            img_size=options.out_res, patch_size=max(1, options.out_res // 4), in_chans=options.channels,
+            num_classes=options.classes, embed_dim=64, depth=2, num_heads=2, drop_path_rate=options.drop_path)
+    known = timm.list_models()
+    if options.model not in known:
+        near = difflib.get_close_matches(options.model, known, 1)
+        raise Refused(f"--model {options.model}: timm {timm.__version__} has no such model"
+                      + (f"; did you mean {near[0]}?" if near else ""))
+    size = timm.get_pretrained_cfg(options.model)
+    more = {} if size and size.input_size[-1] == options.out_res else {"img_size": options.out_res}
+    more.update({"drop_path_rate": options.drop_path} if options.drop_path else {})  # some models have no such argument
+    try:
+        return timm.create_model(options.model, num_classes=options.classes, in_chans=options.channels, **more)
+    except (TypeError, AssertionError) as error:
+        raise Refused(f"--model {options.model}: not with --out-res {options.out_res} and --drop-path "
+                      f"{options.drop_path}: {str(error).splitlines()[0]}") from None
+
+
+def wrapped(net, options, device, ranks):
+    """Returns the network for training: with DDP on several ranks, and compiled with --compile."""
+    if ranks.count > 1:
+        # A static graph excludes the way in which torch.compile splits the graph to overlap the all-reduce.
+        net = torch.nn.parallel.DistributedDataParallel(
+            net, [device] if device.type == "cuda" else None, gradient_as_bucket_view=True, static_graph=not options.compile)
+    return torch.compile(net) if options.compile else net
+
+
+# ---- Time ----
+
+
+class Marks:
+    """Points in time on the training stream: CUDA events, or the host's clock without a GPU."""
+
+    def __init__(self, device):
+        self.cuda = device.type == "cuda"
+
+    def now(self):
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, begin, end):
+        return begin.elapsed_time(end) * 1e-3 if self.cuda else end - begin
+
+
+class Training:
+    def __init__(self, options, device, ranks):
+        self.options, self.device, self.ranks = options, device, ranks
+        net = model_of(options).to(device)
+        self.net = net.to(memory_format=torch.channels_last) if options.channels_last else net
+        self.trained = wrapped(self.net, options, device, ranks)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), options.lr, weight_decay=options.weight_decay,
+                                           fused=device.type == "cuda")
+        self.recipe = Recipe(options, device, ranks.rank)
+        self.total = options.schedule_steps or options.warmup_steps + (options.steps or 0)
+        self.marks, self.steps = Marks(device), []  # per timed step: begin, batch received, end
+        self.loss_sum = torch.zeros((), device=device)  # since the last look, over loss_steps steps
+        self.loss_steps, self.timed_loss, self.pending = 0, torch.zeros((), device=device), collections.deque()
+        self.curve, self.evaluated_s = [], 0.0
+
+    def autocast(self):
+        return (torch.autocast(self.device.type, torch.bfloat16) if self.options.amp == "bf16" else contextlib.nullcontext())
+
+    def synchronise(self):
+        """Waits for the GPUs of all ranks."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.ranks.reduce([0])
+
+    def step(self, batches, number):
+        begin = self.marks.now()
+        images, labels = next(batches)
+        received = self.marks.now()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(number, self.options, self.total)
+        inputs, targets = self.recipe(images, labels, number)
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.autocast():
+            outputs = self.trained(inputs)
+        loss = -(targets * functional.log_softmax(outputs.float(), 1)).sum(1).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.loss_sum += loss.detach()
+        self.loss_steps += 1
+        if number >= self.options.warmup_steps:
+            self.timed_loss += loss.detach()
+            self.steps.append((begin, received, self.marks.now()))
+        self.limit_run_ahead()
+
+    def limit_run_ahead(self):
+        """Keeps the host at most RUN_AHEAD steps ahead, so that memory of batches is not claimed long before its use."""
+        if self.device.type == "cuda":
+            self.pending.append(torch.cuda.current_stream().record_event())
+            if len(self.pending) > RUN_AHEAD:
+                self.pending.popleft().synchronize()
+
+    def run(self):
+        """Trains until --steps, --seconds or --time-limit. Returns the Result."""
+        options, number = self.options, 0
+        batches = batches_of(options, self.device, self.ranks.rank, self.ranks.count)
+        self.test = held_out(options, self.device, self.ranks.rank, self.ranks.count) if options.evaluate else None
+        torch.manual_seed(options.seed * 4096 + self.ranks.rank + 1)  # of drop path; opening a DataLoader draws a number, too
+        self.net.train()
+        self.synchronise()
+        self.began = begin = time.perf_counter()
+        images = options.batch * self.ranks.count
+        while options.steps is None or number < options.warmup_steps + options.steps:
+            if number == options.warmup_steps:
+                begin = self.begin_timing()
+            self.step(batches, number)
+            number += 1
+            self.check_numbers(number * images)
+            if options.evaluate and number * images // options.evaluate_every > (number - 1) * images // options.evaluate_every:
+                self.evaluate(number * images)
+            if number % CHECK_EVERY == 0 and self.is_over(begin, number):
+                break
+        self.synchronise()
+        seconds = time.perf_counter() - begin - self.evaluated_s
+        if options.evaluate and not (self.curve and self.curve[-1]["images"] == number * images):
+            self.evaluate(number * images)
+        return self.result(seconds)
+
+    def begin_timing(self):
+        self.synchronise()
+        self.evaluated_s = 0.0
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        return time.perf_counter()
+
+    def check_numbers(self, images):
+        if images + self.options.images >= HELD_OUT_INSTANCE * self.options.classes:
+            raise Refused("training has reached the numbers of the held-out images", 1)
+
+    def is_over(self, begin, number):
+        """Collective: returns whether the time of the first rank is over."""
+        now = time.perf_counter()
+        timed = number > self.options.warmup_steps and self.options.seconds and now - begin >= self.options.seconds
+        over = timed or (self.options.time_limit and now - self.began >= self.options.time_limit)
+        progress(f"step {number}, {now - self.began:.0f} s")
+        return self.ranks.reduce([float(bool(over) and self.ranks.rank == 0)])[0] > 0
+
+    @torch.no_grad()
+    def evaluate(self, images):
+        """Adds a point to the learning curve: mean training loss since the last point, held-out loss and top-1."""
+        self.synchronise()
+        begin = time.perf_counter()
+        trained_s = begin - self.began - sum(point["evaluation_s"] for point in self.curve)
+        self.net.eval()
+        loss = right = 0.0
+        for pictures, labels in zip(self.test[0].split(self.options.batch), self.test[1].split(self.options.batch)):
+            with self.autocast():
+                outputs = self.net(((pictures.float() / 255) - MEAN) / STD).float()
+            loss += functional.cross_entropy(outputs, labels, reduction="sum").item()
+            right += (outputs.argmax(1) == labels).sum().item()
+        self.net.train()
+        train_loss = self.loss_sum.item() / max(1, self.loss_steps)
+        loss, right, count, train_loss = self.ranks.reduce([loss, right, len(self.test[1]), train_loss])
+        self.loss_sum, self.loss_steps = torch.zeros_like(self.loss_sum), 0
+        taken = time.perf_counter() - begin
+        self.evaluated_s += taken
+        self.curve.append({"images": images, "train_loss": train_loss / self.ranks.count, "held_out_loss": loss / count,
+                           "top1": right / count, "seconds": trained_s, "evaluation_s": taken})
+        progress(f"{images} images: held-out loss {loss / count:.4f}, top-1 {100 * right / count:.2f} %")
+
+    def result(self, seconds):
+        if not self.steps:
+            raise Refused("the run ended during its --warmup-steps; give it more time, or fewer of them", 1)
+        steps = [self.marks.between(begin, end) for begin, _, end in self.steps]
+        stalled = sum(self.marks.between(begin, received) for begin, received, _ in self.steps)
+        cuda = self.device.type == "cuda"
+        loss, share = self.ranks.reduce([self.timed_loss.item() / len(steps), stalled / sum(steps)])
+        seconds, memory = self.ranks.reduce([seconds, torch.cuda.max_memory_allocated(self.device) if cuda else 0], "MAX")
+        return Result(self.ranks.count, torch.cuda.get_device_name(self.device) if cuda else "cpu", len(steps), seconds, steps,
+                      share / self.ranks.count, int(memory), loss / self.ranks.count,
+                      self.curve[-1]["top1"] if self.curve else None, self.curve)

@@ -1,0 +1,152 @@
+"""Figures of pre-training with PyTorch, from rows of scripts/compare/pretrain.py. scripts/figures/draw.py documents the return
+values."""
+
+import collections
+import pathlib
+
+from devices import Missing
+from generating import PAPER
+from plot import Plot, linear_ticks, nice_above, short_device, x_axis
+from rows import BadInput, Row, need_columns, numbered, read_csv
+
+ROWS, CURVE = "pretrain/1", "pretrain-curve/1"
+TEXTS = ("schema", "time_utc", "host", "revision", "model", "source", "device", "augment", "amp", "out_res", "classes", "seed")
+NUMBERS = {ROWS: ("ranks", "batch", "images_per_s", "stall_share", "constant_share"),
+           CURVE: ("ranks", "batch", "images", "train_loss", "held_out_loss", "top1", "seconds")}
+NEEDED = {ROWS: ("ranks", "batch", "images_per_s"), CURVE: ("ranks", "batch", "images", "top1", "seconds")}
+SETTINGS = ("host", "device", "batch", "augment", "amp", "compile", "res", "out_res", "classes", "torch")  # same on all lines
+JOB = ("host", "device", "model", "ranks", "batch", "augment", "amp", "out_res", "classes", "seed")  # same on all curves
+STYLES = {"constant": 91, "live": 17, "bat": 16, "gbase": 13, "omp": 12, "folder": 11, "shards": 15}
+NAMES = {"constant": "one constant batch", "live": "generated: fused", "bat": "generated: bat", "gbase": "generated: gbase",
+         "omp": "generated: omp", "folder": "loaded from PNG files", "shards": "loaded from shards"}
+COMMAND = "scripts/compare/pretrain.py --source live --out results/pretrain/rows.csv (needs an NVIDIA GPU)"
+COMMAND_CURVE = "scripts/compare/pretrain.py --source live --evaluate --steps 20000 --curve results/pretrain/curve.csv"
+
+
+# ---- Rows ----
+
+
+def read(results, reference):
+    """Returns the rows of the files in the subfolders pretrain of two folders: yours, then those of the reference."""
+    rows = []
+    for source, folder in (("yours", results), ("reference", reference)):
+        for path in sorted((pathlib.Path(folder) / "pretrain").glob("*.csv")):
+            rows += read_file(path, source)
+    return rows
+
+
+def read_file(path, source):
+    header, records = read_csv(path)
+    rows = []
+    for line, fields in records:
+        fields = dict(zip(header, fields))
+        schema = fields.get("schema", "")
+        if schema not in NUMBERS:
+            raise BadInput(f"{path}, line {line}: unknown schema '{schema[:40]}' (known: {ROWS}, {CURVE}); move this file away")
+        need_columns(path, header, TEXTS + NUMBERS[schema] + (SETTINGS if schema == ROWS else ()), schema)
+        row = Row(numbered(path, line, fields, NUMBERS[schema], NEEDED[schema]))
+        row.texts, row.source, row.file = fields, source, str(path)
+        rows.append(row)
+    return rows
+
+
+def rows_of(measured, schema):
+    """Returns the rows of a schema. Measured has none if the caller did not read them (scripts/figures/draw.py does)."""
+    return [row for row in getattr(measured, "pretrains", ()) if row["schema"] == schema]
+
+
+def best_group(rows, columns):
+    """Returns the rows that are equal in these columns, of the best group. Prefers yours, then most sources of images, then most
+    points, then the newest."""
+    groups = collections.defaultdict(list)
+    for row in rows:
+        groups[(row.source, *(row[column] for column in columns))].append(row)
+    def worth(group):
+        points = {(row["source"], row["ranks"]) for row in group}
+        return (group[0].source == "yours", len({source for source, _ in points}), len(points),
+                max(row["time_utc"] for row in group))
+    return max(groups.values(), key=worth, default=[])
+
+
+def in_order(names):
+    return sorted(names, key=lambda name: (list(NAMES) + [name]).index(name))
+
+
+def about(row):
+    augment = {"recipe": "RandAugment, random erasing, MixUp and CutMix", "none": "no augmentation"}.get(
+        row["augment"], row["augment"].replace("+", ", "))
+    precision = "bf16 autocast" if row["amp"] == "bf16" else "fp32"
+    whose = "your rows" if row.source == "yours" else "reference rows"
+    return (f"{row['model']}, batch {row['batch']:.0f} per GPU, images of {row['res']}² pixels seen at {row['out_res']}², "
+            f"{precision}{', compiled' if row['compile'] == 'yes' else ''}; {augment} on the GPU. {row['device']} ({whose}, host "
+            f"{row['host']}, revision {row['revision']}).")
+
+
+def heading(row):
+    return [(0, short_device(row["device"])), (0.5, "yours" if row.source == "yours" else "reference")]
+
+
+# ---- Throughput ----
+
+
+def throughput(measured, model, name, published_styles):
+    """Plots images per second vs. GPUs: a line per source of images, and the published points of the same model."""
+    rows = best_group([row for row in rows_of(measured, ROWS) if row["model"] == model and row["device"] != "cpu"],
+                      SETTINGS)
+    if not rows:
+        raise Missing(COMMAND.replace("--source", f"--model {model} --source"), rows_of(measured, ROWS))
+    plot = Plot(f"Training throughput vs. number of GPUs: {name}")
+    plot.legend += heading(rows[0])
+    for source in in_order({row["source"] for row in rows}):
+        newest = {row["ranks"]: row for row in sorted(rows, key=lambda row: row["time_utc"]) if row["source"] == source}
+        plot.add_series(STYLES.get(source, 14), NAMES.get(source, source),
+                        [(ranks, newest[ranks]["images_per_s"]) for ranks in sorted(newest)])
+    plot.legend.append((0, PAPER))
+    for series, style in published_styles.items():
+        plot.add_series(style, "loaded (LOAD)" if series.startswith("LOAD") else "generated (BAT)",
+                        measured.published_series("training")[series])
+    xs, ys = zip(*[point for points in plot.blocks for point in points])
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(1.05 * max(ys)),
+                      **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
+    plot.caption = [f"{about(max(rows, key=lambda row: row['time_utc']))} Filled points are measured.",
+                    "Published points are of other GPUs and of the paper's training program: compare sources with each other "
+                    "on the same machine."]
+    if rows[0].source != "yours":
+        plot.notes.append(f"reference rows only; to measure your own: {COMMAND}")
+    return plot
+
+
+def tiny(measured):
+    return throughput(measured, "deit_tiny_patch16_224", "DeiT-Tiny", {"LOAD+Tiny": 73, "BAT+Tiny": 74})
+
+
+def base(measured):
+    return throughput(measured, "deit_base_patch16_224", "DeiT-Base", {"LOAD+Base": 71, "BAT+Base": 72})
+
+
+# ---- Accuracy ----
+
+
+def accuracy(measured):
+    """Plots the top-1 accuracy on held-out images vs. images seen: the newest run of each source of images."""
+    points = best_group(rows_of(measured, CURVE), JOB)
+    if not points:
+        raise Missing(COMMAND_CURVE, rows_of(measured, CURVE))
+    plot = Plot("Held-out accuracy vs. images seen")
+    plot.legend += heading(points[0])
+    for source in in_order({row["source"] for row in points}):
+        newest = max(row["time_utc"] for row in points if row["source"] == source)
+        line = sorted((row for row in points if row["source"] == source and row["time_utc"] == newest),
+                      key=lambda row: row["images"])
+        plot.add_series(STYLES.get(source, 14), NAMES.get(source, source),
+                        [(1e-3 * row["images"], 100 * row["top1"]) for row in line])
+        plot.legend.append((0.75, f"{line[-1]['images'] / line[-1]['seconds']:,.0f} images/s"))
+    xs, ys = zip(*[point for block in plot.blocks for point in block])
+    x_high = 1.02 * max(xs)
+    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(1.05 * max(ys)),
+                      **x_axis(0, x_high, linear_ticks(0, x_high), log=False)}
+    row = max(points, key=lambda row: row["time_utc"])
+    plot.caption = [f"Top-1 accuracy on images of the same {row['classes']} classes that training never uses. {row['model']}, "
+                    f"ranks: {row['ranks']:.0f}, batch {row['batch']:.0f} per rank, augmentation: {row['augment']}. "
+                    f"{row['device']} (host {row['host']}, revision {row['revision']}). Images/s: without evaluations."]
+    return plot

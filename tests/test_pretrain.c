@@ -1,0 +1,157 @@
+/* Tests scripts/compare/pretrain.py as far as it works without PyTorch (scripts/compare/pretrain_test.py
+ * tests the rest), and the figures of its rows. The rows in tests/data/pretrain are invented. */
+#include "figures.h"
+
+#include "core/portable.h"
+
+TestSuite(pretrain, .init = open_folder, .fini = remove_folder, .timeout = 120);
+
+#define ROWS     "tests/data/pretrain"
+#define PRETRAIN "scripts/compare/pretrain.py "
+/* Runs Python code with the modules of scripts/compare. */
+#define PYTHON "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c "
+
+/* Every error is one line. None of these options need PyTorch to be refused. */
+Test(pretrain, wrong_arguments_are_refused_before_pytorch_is_imported)
+{
+    shell("mkdir -p $D/empty $D/bare/class-0 $D/torch && echo 'raise SystemExit(99)' > $D/torch/__init__.py "
+          "&& echo a,b > "
+          "$D/other.csv && { head -n 1 " ROWS "/curve.csv; } > $D/curve.csv");
+    static const struct {
+        const char *options, *words;
+    } refused[] = {
+        {"--source folder", "--source folder needs --data DIR"},
+        {"--source folder --data /nowhere", "--data /nowhere: no such folder; write one with --make-data"},
+        {"--source folder --data $D/empty",
+         "it has no class folders with images; write some with --make-data"},
+        {"--source folder --data $D/bare", "it has no class folders with images"},
+        {"--source shards --data $D/empty", "it has no tar files; write some with"},
+        {"--make-data $D/new", "--make-data is for --source folder or shards, not live"},
+        {"--preset paper-100", "--preset paper-100: unknown; did you mean paper-1000?"},
+        {"--batch 3", "--batch 3: MixUp and CutMix pair images; give an even number"},
+        {"--batch 300 --images 299", "--images 299: fewer than the 300 of one step of all ranks"},
+        {"--source bat --order same", "--order same is for --source live, omp and folder"},
+        {"--order same", "--order same needs --data DIR or --images N"},
+        {"--res 128", "--out-res 224 is larger than --res 128"},
+        {"--curve $D/new.csv", "--curve needs --evaluate"},
+        {"--device cpu --source gbase", "--source gbase needs a GPU; on a CPU, use live or omp"},
+        {"--out $D/other.csv", "other.csv: its header is not that of pretrain/1; choose another file"},
+        {"--out $D/curve.csv", "curve.csv: its header is not that of pretrain/1; choose another file"},
+        {"--out /nowhere/rows.csv", "/nowhere/rows.csv cannot be written; create its folder"},
+        {"--evaluate --curve " ROWS "/rows.csv", "rows.csv: its header is not that of pretrain-curve/1"},
+    };
+    for (size_t i = 0; i < COUNT_OF(refused); i++) {
+        shell("PYTHONPATH=$D " PRETRAIN "%s", refused[i].options);
+        expect_line(2, refused[i].words);
+    }
+    shell(PRETRAIN "--batch 0");
+    expect(2, "argument --batch: '0' is not a whole number of at least 1");
+    shell(PRETRAIN "--label-smoothing nan");
+    expect(2, "argument --label-smoothing: 'nan' is not a number from 0 to 1");
+    shell(PRETRAIN "--batch 255 --no-mixup --no-cutmix --source folder");
+    expect_line(2, "--source folder needs --data DIR");
+    shell("RANK=1 WORLD_SIZE=2 " PRETRAIN "--batch 3");
+    cr_expect(status == 2 && out[0] == '\0', "only the first rank prints: %s", out);
+}
+
+Test(pretrain, a_missing_package_is_named_with_its_remedy)
+{
+    shell("mkdir -p $D/torch && touch $D/torch/__init__.py && PYTHONPATH=$D python3 -S -E -c 'import sys; "
+          "sys.path.insert(0, \"scripts/compare\"); sys.path.append(\"'$D'\"); import pretrain; "
+          "sys.exit(pretrain.main([]))'");
+    expect_line(4, "the Python package timm is not installed; to get it: pip install timm");
+}
+
+/* fdsl-bench is replaced by a script that writes two images as --prepare --store files does. */
+Test(pretrain, images_are_written_into_class_folders)
+{
+    shell("printf '%%s\\n' '#!/bin/sh' 'mkdir -p \"$2/000\" && cd \"$2/000\" && touch ../synth.index' 'echo "
+          "1 > 000000.cls; "
+          "echo 0 > 000001.cls; touch 000000.png 000001.png' > $D/bench && chmod +x $D/bench");
+    shell(PRETRAIN "--source folder --make-data $D/data --images 2 --classes 2 --bench $D/bench && cd $D && "
+                   "find data -type f | "
+                   "sort | tr '\\n' ' '");
+    cr_expect(status == 0 &&
+                  strcmp(out, "data/class-000000/00000001.png data/class-000001/00000000.png ") == 0,
+              "%s", out);
+    shell(PRETRAIN "--source folder --make-data $D/data --images 2 --classes 2 --bench $D/bench");
+    expect_line(2, "data: it exists; remove it, or choose another folder");
+    shell(PRETRAIN "--source folder --make-data $D/b --images 2 --classes 2 --bench /nowhere");
+    expect_line(2, "/nowhere: No such file or directory; build it, or name it with --bench");
+    shell(PRETRAIN "--source folder --make-data $D/b --images 2 --classes 2 --bench false");
+    expect_line(1, "fdsl-bench --prepare failed; see above");
+}
+
+/* The share is relative to the newest row of `constant` with the same settings. */
+Test(pretrain, share_of_constant_needs_the_same_settings)
+{
+    shell(
+        PYTHON
+        "'\n"
+        "import pretrain_rows as r\n"
+        "rows = r.read(\"" ROWS "/rows.csv\", r.COLUMNS)\n"
+        "row = [row for row in rows if row[\"source\"] == \"live\"][0]\n"
+        "limit = [row for row in rows if row[\"source\"] == \"constant\"][0]\n"
+        "newer = {**limit, \"time_utc\": \"2026-02-01T00:00:00Z\", \"images_per_s\": \"17640\"}\n"
+        "print([r.constant_share(row, rows), r.constant_share(row, rows + [newer]), r.constant_share(limit, "
+        "[])])\n"
+        "for column in r.SAME: assert r.constant_share({**row, column: \"other\"}, rows) is None, column\n'");
+    expect_line(0, "[0.97, 0.485, 1.0]");
+}
+
+/* Rows are appended with one header, also by several processes at the same time. A file with another header
+ * stays as it is. */
+Test(pretrain, rows_are_appended_under_a_lock)
+{
+    shell("for i in 1 2 3 4 5 6 7 8; do " PYTHON
+          "'import pretrain_rows as r; r.append(\"'$D'/rows.csv\", [{\"schema\": r.SCHEMA, \"model\": "
+          "\"a,b\"}] * 2, r.COLUMNS)' & "
+          "done; wait; sort $D/rows.csv | uniq -c | sed 's/^ *//' | cut -c 1-25");
+    expect(0, "16 pretrain/1,,,,,,\"a,b\",");
+    cr_expect(says("1 schema,time_utc,host,jo"), "%s", out);
+    shell("echo a,b > $D/other.csv; " PYTHON
+          "'import pretrain_rows as r; r.append(\"'$D'/other.csv\", [], r.COLUMNS)' 2>/dev/null; "
+          "cat $D/other.csv");
+    cr_expect_str_eq(out, "a,b\n");
+}
+
+Test(pretrain, throughput_is_drawn_with_published_points)
+{
+    shell("cp -r " ROWS " $D/results && " SELECT "pretraining_tiny pretraining_base >/dev/null && cat "
+          "$D/work/pretraining_tiny.vars $D/work/pretraining_tiny.dat $D/work/pretraining_base.dat");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 6") && says("generated: fused") && says("loaded from PNG files") &&
+                  says("loaded (LOAD)"),
+              "%s", out);
+    cr_expect(says("4\t7496.89") && says("4\t3802.06"), "published points: %s", out);
+    cr_expect(says("MixUp") && says("Published points are of other GPUs"), "%s", out);
+    /* A row of another batch is on no line; a newer row of the same settings replaces the older one. */
+    shell("cd $D/results/pretrain && { head -n 1 rows.csv; grep ',deit_tiny.*,live,.*X1,1,' rows.csv | sed "
+          "'s/,256,/,128,/; "
+          "s/8555.4/1111/; s/2026-01/2026-02/'; } > a.csv && cat rows.csv > b.csv && grep "
+          "',deit_tiny.*,live,.*X1,1,' rows.csv | "
+          "sed 's/8555.4/8888/; s/2026-01/2026-02/' >> b.csv && rm rows.csv");
+    shell(SELECT "pretraining_tiny >/dev/null && cat $D/work/pretraining_tiny.dat");
+    cr_expect(status == 0 && !says("1111") && says("1\t8888") && !says("8555.4"), "%s", out);
+    shell("sed -i 's/^pretrain.1/pretrain\\/9/' $D/results/pretrain/a.csv && " SELECT "pretraining_tiny");
+    expect_line(2, "a.csv, line 2: unknown schema 'pretrain/9'");
+}
+
+Test(pretrain, accuracy_is_drawn_by_source)
+{
+    shell("cp -r " ROWS " $D/results && " SELECT
+          "pretraining_accuracy >/dev/null && cat $D/work/pretraining_accuracy.*");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 2") && says("100\t17.69") && says("8,000 images/s"), "%s", out);
+}
+
+Test(pretrain, without_rows_the_command_is_printed)
+{
+    shell(SELECT "--reference $D/reference pretraining_tiny pretraining_base pretraining_accuracy");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("skipped pretraining_tiny: no data; to measure it: scripts/compare/pretrain.py --model "
+                   "deit_tiny"),
+              "%s", out);
+    cr_expect(says("skipped pretraining_accuracy: no data; to measure it: ") && says("--evaluate"), "%s",
+              out);
+}
