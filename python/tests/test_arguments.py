@@ -178,7 +178,7 @@ def test_fill() -> None:
         ((good, 3), {}, TypeError, "labels: int is not an array"),
         ((good, labels, -1), {}, ValueError, "first: -1 is out of range"),
         ((good, labels, 1 << 64), {}, ValueError, "first: 18446744073709551616 is out of range"),
-        ((good, labels, (1 << 64) - 2), {}, ValueError, "first: 18446744073709551614 plus count exceeds"),
+        ((good, labels, (1 << 64) - 2), {}, ValueError, "first: 18446744073709551614 and the following 3 exceed the last number"),
         ((good, labels, 1.5), {}, TypeError, "first: it must be an integer, not float"),
         ((good,), {"numbers": [1, 2, 3]}, ValueError, r"numbers: its shape is \(3,\), not \(4,\)"),
         ((good,), {"numbers": [1, 2, 3, -4]}, ValueError, "numbers: -4 is out of range"),
