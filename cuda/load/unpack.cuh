@@ -23,9 +23,9 @@ struct unpack {
     const uint8_t *bytes; /* the chunk, or the whole data set (gpu-resident) */
     uint32_t count;       /* number of samples to unpack */
 
-    /* The samples to unpack are listed in `entries` or, if that is NULL, in `order`. `order` has `count`
-     * sample numbers. These samples go to consecutive slots from `slot` on. The kernel finds them through the
-     * offsets in `samples`, which then count from `bytes`. */
+    /* The samples to unpack are listed in `entries` or, if that is NULL, in `order`, an array of `count`
+     * sample numbers. The samples of `order` go to consecutive slots, beginning with `slot`; their offsets in
+     * `samples` are relative to the pointer `bytes`. */
     const struct unpack_entry *entries;
     const uint32_t *order;
     uint32_t slot;

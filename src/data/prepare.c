@@ -455,14 +455,14 @@ static enum status write_units(struct job *job)
 /* ---- Finishing ---- */
 
 /* Checks the number of samples in the index, which was merged from parts on disk. A part with a valid
- * checksum may still list another number of samples than this run would write. */
+ * checksum may still have more or fewer samples than this run would write. */
 static enum status check_gathered(const struct job *job, const struct index *index)
 {
     return index->sample_count == job->parameters.samples
                ? STATUS_OK
                : status_set(STATUS_FAILED,
-                            "%s: the parts of its index list %" PRIu64 " samples instead of %" PRIu64
-                            "; remove the folder and prepare it again",
+                            "%s: its index has %" PRIu64 " samples, but %" PRIu64
+                            " were expected; remove the folder and prepare it again",
                             job->folder.path, index->sample_count, job->parameters.samples);
 }
 

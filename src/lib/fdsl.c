@@ -1,4 +1,5 @@
-/* The functions of fdsl.h: checks arguments, keeps the caller's environment, and calls the generator. */
+/* Implements the functions of fdsl.h. They check their arguments, call the generator, and restore the
+ * caller's environment: locale, floating point and current device. */
 #include "lib/fdsl.h"
 
 #include <fenv.h>

@@ -140,7 +140,7 @@ static uint64_t fresh_step(uint32_t classes)
     return ((UINT64_C(1) << 32) + classes - 1) / classes * classes;
 }
 
-/* Fills both sets from the open source `synth`. */
+/* Fills both sets from the source `synth`, which the caller has opened. */
 static enum status fill_synth(const struct data_request *request, struct source_reader *reader,
                               struct data *data)
 {
