@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import struct
 import sys
 from collections import deque
+from collections.abc import Sequence
 from ctypes import c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, NoReturn, Optional
 
 from ._library import CPU, check, lib
 
@@ -25,6 +27,7 @@ _ELEMENTS = {
     "int64": (8, "<i8", 0),
     "uint64": (8, "<u8", 1),
 }
+_FORMATS = {"uint8": "B", "float16": "e", "bfloat16": "H", "float32": "f", "int64": "q", "uint64": "Q"}  # of struct
 _DLPACK_CPU, _DLPACK_CUDA = 1, 2
 _LEGACY_STREAM = 1  # of DLPack and array interfaces, for CUDA's default stream, which is NULL in libfdsl
 
@@ -51,6 +54,9 @@ class _Memory:
     def __del__(self, free: Any = lib.fdsl_free, getpid: Any = os.getpid) -> None:
         if self.device == CPU or getpid() == self.process:  # a forked child cannot use CUDA
             free(self.device, self.pointer)
+
+    def __reduce__(self) -> NoReturn:  # a copy of the address would free the memory twice
+        raise TypeError("fdsl.Array: it can be neither pickled nor copied; use its numpy(), or pickle the generator")
 
 
 # ---- DLPack ----
@@ -190,6 +196,9 @@ class Array:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __reduce__(self) -> NoReturn:
+        self._memory.__reduce__()
+
     def __repr__(self) -> str:
         return f"fdsl.Array(shape={self.shape}, dtype={self.dtype!r}, device={self.device!r})"
 
@@ -204,9 +213,26 @@ class Array:
 
         bfloat16 becomes uint16 with the same bits. Raises ImportError without NumPy, Error if the copy fails.
         """
-        import numpy
+        try:
+            import numpy
+        except ModuleNotFoundError:
+            raise ImportError("numpy(): NumPy is not installed; install fdsl[numpy], or use tolist()") from None
 
         return numpy.asarray(self if self._device == CPU else self._copy(CPU))
+
+    def tolist(self) -> list[Any]:
+        """Returns the elements as nested lists of Python numbers, after the work that fills them. Needs no NumPy.
+
+        For small arrays such as labels. Error if the copy from a CUDA device fails.
+        """
+        array = self if self._device == CPU else self._copy(CPU)
+        number = math.prod(self.shape)
+        values: Any = struct.unpack(f"<{number}{_FORMATS[self.dtype]}", ctypes.string_at(array.ptr, array.nbytes))
+        if self.dtype == "bfloat16":  # the upper half of a float32
+            values = struct.unpack(f"<{number}f", struct.pack(f"<{number}I", *(bits << 16 for bits in values)))
+        for extent in reversed(self.shape[1:]):
+            values = [list(values[i : i + extent]) for i in range(0, len(values), extent)]
+        return list(values)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -241,8 +267,15 @@ class Array:
         dl_device: the device of the result, this one or the CPU. copy: True always copies, False never does.
 
         A capsule can be consumed once; each call returns a new one. BufferError if the request cannot be met;
-        ValueError for a stream that DLPack does not allow.
+        ValueError for a stream that DLPack does not allow; TypeError for an argument of the wrong type.
         """
+        for name, pair in ("dl_device", dl_device), ("max_version", max_version):
+            if pair is not None and not (
+                isinstance(pair, Sequence) and [isinstance(n, int) for n in pair] == [True] * 2
+            ):
+                raise TypeError(f"{name}: it must be None or two integers, not {pair!r}")
+        if stream is not None and not isinstance(stream, int):
+            raise TypeError(f"stream: it must be None or an int, not {type(stream).__name__}")
         here = self.__dlpack_device__()
         target = here if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
         if target != here and (target != (_DLPACK_CPU, 0) or copy is False):

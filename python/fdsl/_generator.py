@@ -8,7 +8,7 @@ import sys
 from _thread import allocate_lock
 from array import array as host_array
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ._array import Array, device_name
 from ._library import CHANNELS_MAX, CPU, ClassStruct, ConfigStruct, Error, LayoutStruct, check, fail, integer, lib
@@ -17,6 +17,7 @@ from ._memory import SOME_CUDA_DEVICE, kind_of, stream_pointer
 Path = Union[str, "os.PathLike[str]"]
 
 _U32, _U64, _INT = (1 << 32) - 1, (1 << 64) - 1, (1 << 31) - 1
+_CLASSES_MAX, _RES_MAX, _THREADS_MAX, _BATCH_MAX = 1 << 20, 16384, 8192, 1 << 24
 _DTYPES = {"uint8": "u8", "float16": "f16", "bfloat16": "bf16", "float32": "f32"}  # names, and those of the library
 _NAMES = {short: name for name, short in _DTYPES.items()}
 _NUMBERS = ("int64", "uint64")
@@ -47,11 +48,12 @@ class Generator:
     With N classes, image g is instance g // N of the class at index g % N. Its pixels depend only on the formula,
     the class, the seed, the instance and the output format: not on the device, the batch or the number of threads.
 
-    classes       number of classes, drawn from the preset; of a preset that is a list, its first classes
+    classes       number of classes, drawn from the preset; of a preset that is a list, its first classes. None: 1000;
+                  with class_file or class_list, their number
     preset        "uji", "visualatom", "lowercompute", "paper-1000" or "lowercompute-1000"; None: named as formula
     preset_file   path of an INI file with other presets
-    class_file    path of a CSV file with classes, which replace `classes`
-    class_list    sequence of Class, which replaces `classes`
+    class_file    path of a CSV file with the classes, instead of a preset
+    class_list    sequence of Class, instead of a preset
     formula       "uji" (as in the paper's code) or "visualatom" (as in the data set)
     seed          of all images, 0 to 2^64 - 1
     res           side of the canvas in pixels, 1 to 16384
@@ -64,8 +66,8 @@ class Generator:
     generator     "auto"; CPU: "omp", "naive"; CUDA: "fused", "bat", "gbase"
     device        "cpu", "cuda:1", a CUDA device number or a torch.device; "cuda": PyTorch's current device if PyTorch
                   is imported, else device 0
-    threads       number of CPU threads; None: OMP_NUM_THREADS, else all that the process may use
-    batch         the most images per call
+    threads       number of CPU threads, 1 to 8192; None: OMP_NUM_THREADS, else all that the process may use
+    batch         the most images per call, 1 to 2^24
 
     Opening allocates all memory that the generator needs; close(), a `with` block or garbage collection frees it.
     ValueError and TypeError name the argument; Unavailable if the build or the machine lacks the device; Error if
@@ -83,11 +85,14 @@ class Generator:
     [0, 1, 2, 3]
     """
 
-    _handle: int = 0
+    __slots__ = (
+        "_handle", "_process", "_lock", "_device", "_stream", "_stream_owner", "_shape", "_dtype", "_accepted",
+        "_batch", "_config", "__weakref__",
+    )  # fmt: skip
 
     def __init__(
         self,
-        classes: int = 1000,
+        classes: Optional[int] = None,
         *,
         preset: Optional[str] = None,
         preset_file: Optional[Path] = None,
@@ -112,24 +117,35 @@ class Generator:
         check(lib.fdsl_config_init(c, ctypes.sizeof(c)))
         for name, text in ("formula", formula), ("fit", fit), ("layout", layout), ("generator", generator):
             setattr(c, name, _text(name, text))
-        for name, number in ("classes", classes), ("res", res), ("channels", channels), ("batch", batch):
-            setattr(c, name, integer(name, number, 0, _U32))
+        c.classes = 1000 if classes is None else integer("classes", classes, 1, _CLASSES_MAX)
+        c.res, c.batch = integer("res", res, 1, _RES_MAX), integer("batch", batch, 1, _BATCH_MAX)
+        c.channels = integer("channels", channels, 0, _U32)
+        if c.channels not in (1, 3):
+            raise ValueError(f"channels: {channels} is neither 1 nor 3")
+        for name, value in ("preset", preset), ("preset_file", preset_file):
+            if value is not None and (class_list is not None or class_file is not None):
+                raise ValueError(f"{name}: class_list or class_file gives the classes; leave {name} out")
         c.preset = None if preset is None else _text("preset", preset)
         c.preset_file, c.class_file = _path("preset_file", preset_file), _path("class_file", class_file)
         if class_list is not None:
             structs, class_list = _class_structs(class_list)
             c.class_list, c.class_count = structs, len(structs)
         c.seed = integer("seed", seed, 0, _U64)
-        c.out_res = 0 if out_res is None else integer("out_res", out_res, 1, _U32)
+        c.out_res = 0 if out_res is None else integer("out_res", out_res, 1, _RES_MAX)
         c.dtype = _dtype(dtype).encode()
         mean, std = _per_channel("mean", mean, c.channels), _per_channel("std", std, c.channels)
         if c.dtype == b"u8" and (set(mean), set(std)) != ({0.0}, {1.0}):
             raise ValueError("mean, std: uint8 images are not normalised; set dtype to float16, bfloat16 or float32")
         c.mean[: len(mean)], c.std[: len(std)] = mean, std
         c.device = _device(device)
-        c.threads = 0 if threads is None else integer("threads", threads, 1, _INT)
+        c.threads = 0 if threads is None else integer("threads", threads, 1, _THREADS_MAX)
         handle = ctypes.c_void_p()
         check(lib.fdsl_open(c, handle))
+        number = int(lib.fdsl_classes(handle, None, 0))
+        if classes is not None and number != c.classes:
+            lib.fdsl_close(handle)
+            field = "class_file" if class_list is None else "class_list"
+            raise ValueError(f"classes: it is {c.classes}, but {field} has {number}; leave classes out")
         self._handle = handle.value or 0
         self._process = os.getpid()
         self._lock = allocate_lock()
@@ -143,7 +159,7 @@ class Generator:
         self._accepted = (self._dtype, "uint16") if self._dtype == "bfloat16" else (self._dtype,)
         self._batch: int = c.batch
         self._config: dict[str, Any] = {
-            "classes": c.classes, "preset": preset, "preset_file": preset_file, "class_file": class_file,
+            "classes": number, "preset": preset, "preset_file": preset_file, "class_file": class_file,
             "class_list": class_list, "formula": formula, "seed": c.seed, "res": c.res, "out_res": out_res, "fit": fit,
             "dtype": self._dtype, "channels": c.channels, "layout": layout, "mean": mean, "std": std,
             "generator": generator, "device": self.device, "threads": threads, "batch": c.batch,
@@ -226,7 +242,7 @@ class Generator:
         self.close()
 
     def __del__(self, getpid: Any = os.getpid, wait: Any = lib.fdsl_wait, close: Any = lib.fdsl_close) -> None:
-        handle, self._handle = self._handle, 0
+        handle, self._handle = getattr(self, "_handle", 0), 0  # none if the constructor failed
         if handle and getpid() == self._process:
             if self._stream is not None:
                 wait(self._device, self._stream)
@@ -235,7 +251,7 @@ class Generator:
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
         config = self.config
-        if config["class_file"] or config["preset_file"]:  # may not exist where it is unpickled
+        if config["class_file"] is not None or config["preset_file"] is not None:  # perhaps missing where it is opened
             config.update(class_file=None, preset_file=None, preset=None, class_list=self.classes)
         return _reopen, (config,)
 
@@ -256,7 +272,9 @@ class Generator:
         numbers = self._listed(numbers)
         if count is None and numbers is not None:
             shape = kind_of("numbers", numbers).describe("numbers", numbers, False)[1]
-            count = shape[0] if shape else 0
+            if len(shape) != 1:
+                raise ValueError(f"numbers: its shape is {tuple(shape)}, not (count,)")
+            count = self._counted(shape[0])
         count = self._batch if count is None else integer("count", count, 1, self._batch)
         pointer = 0 if stream is None else self._stream_pointer(stream)
         images = Array((count, *self._shape), self._dtype, self._device, pointer, stream)
@@ -283,7 +301,9 @@ class Generator:
         labels: None, or int64 of shape (count,), which receives the class ids.
         first: the number of the first image, 0 to 2^64 - 1.
         numbers: the numbers of the images, in any order: int64 or uint64 of shape (count,) on the generator's
-        device, or a list, tuple or range of ints (for CUDA, the call copies it and waits).
+        device, or a list, tuple or range of ints (for CUDA, the call copies it and waits). Negative numbers in an
+        int64 array are errors on the CPU. On CUDA they are not checked: -n is the image 2^64 - n. The same holds for
+        next.
         next: int64 or uint64, one element on the generator's device. Generates images next[0], next[0] + 1, ..., then
         adds `step` (None: count) to it, on the stream: each replay of a captured CUDA graph generates the following
         images. "gbase" and "bat" support neither numbers nor next (Unavailable).
@@ -293,7 +313,8 @@ class Generator:
 
         On the CPU, the images are complete when it returns. On CUDA, it only enqueues work on the stream, and keeps
         no reference to the memory. The stream first waits for the generator's previous call on another stream,
-        because calls share scratch memory; the caller orders replays of a CUDA graph.
+        because calls share scratch memory; the caller orders replays of a CUDA graph. Keep the generator open as
+        long as a graph that captured its calls: a replay after close() or garbage collection uses freed memory.
 
         ValueError or TypeError name the argument; Error if CUDA failed. Thread-safe; releases the GIL.
         """
@@ -364,12 +385,22 @@ class Generator:
         """Turns a list, tuple or range into an array on the generator's device."""
         if not isinstance(numbers, (list, tuple, range)):
             return numbers
+        try:
+            self._counted(len(numbers))
+        except OverflowError:  # a range
+            raise ValueError("numbers: there are more than 2^63") from None
         values = host_array("Q", [integer("numbers", number, 0, _U64) for number in numbers])
-        if self._device == CPU or not values:
+        if self._device == CPU:
             return values
         copy = Array((len(values),), "uint64", self._device)
         check(lib.fdsl_copy(self._device, copy.ptr, values.buffer_info()[0], copy.nbytes, None))
         return copy
+
+    def _counted(self, count: int) -> int:
+        """Returns the length of numbers after checking it."""
+        if not 1 <= count <= self._batch:
+            raise ValueError(f"numbers: there are {count}; there must be 1 to the generator's batch, {self._batch}")
+        return count
 
     def _address(
         self, name: str, array: Any, dtypes: tuple[str, ...], shape: Optional[tuple[int, ...]], write: bool
@@ -380,6 +411,11 @@ class Generator:
             shape = () if actual == () else (1,)
         if dtype not in dtypes or actual != shape or device != self._device:
             self._check(name, (actual, dtype, device), dtypes, shape)
+        if dtypes is _NUMBERS and dtype == "int64" and device == CPU:
+            values = ctypes.string_at(address, 8 * actual[0] if actual else 8)
+            if not values[7::8].isascii():  # the bytes with the signs
+                least = min(memoryview(values).cast("q"))
+                raise ValueError(f"{name}: {least} is out of range; it must be 0 to 2^64 - 1")
         return address
 
     def _check(self, name: str, actual: tuple[Any, str, int], dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
@@ -408,23 +444,32 @@ def _reopen(config: dict[str, Any]) -> Generator:
 def _text(name: str, value: object) -> bytes:
     if not isinstance(value, str):
         raise TypeError(f"{name}: it must be a str, not {type(value).__name__}")
+    return _encoded(name, value, str.encode)
+
+
+def _encoded(name: str, value: str, encode: Callable[[str], bytes]) -> bytes:
     if "\0" in value:
         raise ValueError(f"{name}: it contains a null character")
-    return value.encode()
+    try:
+        return encode(value)
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: it contains a character that cannot be encoded") from None
 
 
 def _path(name: str, value: Optional[Path]) -> Optional[bytes]:
     if value is not None and not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{name}: it must be a path, not {type(value).__name__}")
-    return None if value is None else _text(name, os.fspath(value))
+    return None if value is None else _encoded(name, os.fsdecode(value), os.fsencode)
 
 
 def _dtype(value: Any) -> str:
-    """Returns the library's name of an element type; unknown names are left to the library, which lists its own."""
+    """Returns the library's name of an element type."""
     kind = type(value).__name__.lower()
     if isinstance(value, (str, type)) or "dtype" in kind or "scalarmeta" in kind:  # torch, NumPy, JAX
         name = value if isinstance(value, str) else getattr(value, "name", getattr(value, "__name__", value))
         name = str(name).rpartition(".")[2]
+        if name not in _DTYPES and name not in _NAMES:
+            raise ValueError(f"dtype: {name!r} is unknown; there are uint8, float16, bfloat16 and float32")
         return _DTYPES.get(name, name)
     raise TypeError(f"dtype: it must be a name or a dtype, not {type(value).__name__}")
 
@@ -448,7 +493,13 @@ def _device(value: Any) -> int:
 
 def _per_channel(name: str, value: Any, channels: int) -> list[float]:
     try:
-        numbers = [float(number) for number in (value if hasattr(value, "__len__") else [value] * channels)]
+        numbers = []
+        for number in value if hasattr(value, "__len__") else [value] * channels:
+            if isinstance(number, (str, bytes, bool)) or isinstance(value, bytes):
+                raise TypeError
+            numbers.append(float(number))
+    except OverflowError:
+        raise ValueError(f"{name}: it is too large") from None
     except (TypeError, ValueError):
         raise TypeError(f"{name}: it must be a number, or a sequence of one number per channel") from None
     if len(numbers) != channels:
@@ -459,11 +510,16 @@ def _per_channel(name: str, value: Any, channels: int) -> list[float]:
 def _class_structs(classes: Any) -> tuple[Any, list[Class]]:
     if not isinstance(classes, Sequence) or not all(isinstance(one, Class) for one in classes):
         raise TypeError("class_list: it must be a sequence of fdsl.Class")
+    if not 1 <= len(classes) <= _CLASSES_MAX:
+        raise ValueError(f"class_list: it has {len(classes)} classes; there must be 1 to {_CLASSES_MAX}")
     structs = (ClassStruct * len(classes))()
     for index, (struct, one) in enumerate(zip(structs, classes)):
         for field, value in one._asdict().items():
             name, is_float = f"class_list[{index}].{field}", isinstance(getattr(struct, field), float)
-            if is_float and not isinstance(value, (int, float)):
+            if is_float and (isinstance(value, bool) or not isinstance(value, (int, float))):
                 raise TypeError(f"{name}: it must be a number, not {type(value).__name__}")
-            setattr(struct, field, value if is_float else integer(name, value, 0, _U32))
+            try:
+                setattr(struct, field, float(value) if is_float else integer(name, value, 0, _U32))
+            except OverflowError:
+                raise ValueError(f"{name}: it is too large") from None
     return structs, list(classes)

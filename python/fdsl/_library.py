@@ -100,6 +100,8 @@ def library_path() -> str:
 
 
 _PATH = os.environ.get("FDSL_LIBRARY") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "libfdsl.so")
+if os.path.exists(_PATH):  # else dlopen() searches for a name without a slash
+    _PATH = os.path.abspath(_PATH)
 lib, version = _load(_PATH, VERSION)
 
 
@@ -114,7 +116,7 @@ def cuda_devices() -> int:
 def fail(status: int) -> NoReturn:
     """Raises the calling thread's latest error of the library, which returned `status`."""
     kind = {2: ValueError, 4: Unavailable}.get(status, Error)
-    raise kind(lib.fdsl_error().decode(errors="replace"))
+    raise kind(lib.fdsl_error().decode(errors="replace").replace("FDSL_CPU", 'device="cpu"'))
 
 
 def check(status: int) -> None:
@@ -126,6 +128,8 @@ def check(status: int) -> None:
 def integer(name: str, value: object, least: int, most: int) -> int:
     """Returns `value` as an int. TypeError or ValueError name the argument."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         result = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"{name}: it must be an integer, not {type(value).__name__}") from None

@@ -81,6 +81,8 @@ def _describe_torch(name: str, tensor: Any, write: bool) -> Description:
         raise ValueError(f"{name}: a tensor on {tensor.device} is neither on the CPU nor on a CUDA device")
     if not tensor.is_contiguous():
         raise ValueError(f"{name}: it is not contiguous")
+    if tensor.is_neg() or tensor.is_conj():  # its memory has other values
+        raise ValueError(f"{name}: it is a negated or conjugated view; give {name}.resolve_neg() or resolve_conj()")
     if write:
         if tensor.requires_grad:
             raise ValueError(f"{name}: it requires a gradient; give a tensor without one, such as {name}.detach()")

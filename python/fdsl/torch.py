@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from queue import SimpleQueue
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, NoReturn, Optional, Union
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError("fdsl.torch: PyTorch is not installed; install fdsl[torch]") from None
 
 from ._generator import Generator
 from ._library import integer
@@ -20,6 +26,9 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 Make = Callable[[int], Batch]
 
 __all__ = ["Loader"]
+
+_ADVICE = "iterate over the Loader itself, without torch.utils.data.DataLoader"
+_NO_EFFECT = ("classes", "preset", "preset_file", "class_file", "class_list", "device", "threads", "batch")
 
 
 class Loader:
@@ -36,19 +45,21 @@ class Loader:
     Each item is a pair of new tensors that the caller owns: images of shape (count, *generator.shape), and int64
     labels of shape (count,). With E = batches_per_epoch * world_size * count, epoch e has the images numbered e * E to
     (e + 1) * E - 1. With shuffle, they come in the order of a permutation that depends only on (seed, epoch) and
-    PyTorch's randperm(); it takes 8 bytes of memory per image of the epoch. The s-th run of world_size * count numbers
+    PyTorch's randperm(). Each rank computes it on the host when the epoch starts, in 8 bytes of memory per image of the
+    epoch (of all ranks), and no batch is generated ahead across epochs. The s-th run of world_size * count numbers
     is the global batch s, and rank r generates its r-th part. So all ranks together generate what one rank with
     world_size times the count generates.
 
     An iteration is one epoch; the next iteration is the next epoch, unless set_epoch() was called. An epoch that was
     left early starts again.
 
-    On CUDA, batches are generated on a stream of the lowest priority. The stream that is current at each step waits
+    On CUDA, batches are generated on a stream of the lowest priority, which is also PyTorch's default. The stream that
+    is current at each step waits
     for its batch, and the host runs at most prefetch + 2 batches ahead of the GPU. On the CPU, a thread generates; it
     ends when the iteration ends, fails or is left, and at exit.
 
-    Not thread-safe. RuntimeError in a forked process, such as a worker of torch.utils.data.DataLoader. ValueError
-    and TypeError name the argument.
+    Not thread-safe. It replaces torch.utils.data.DataLoader and is no data set for one. RuntimeError in a forked
+    process, such as a worker of a DataLoader. ValueError and TypeError name the argument.
 
     >>> import fdsl, fdsl.torch
     >>> generator = fdsl.Generator(classes=10, res=64, dtype="float32", batch=8)
@@ -71,13 +82,16 @@ class Loader:
     ) -> None:
         if not isinstance(generator, Generator):
             raise TypeError(f"generator: it must be an fdsl.Generator, not {type(generator).__name__}")
+        generator._check_open()
         self.generator = generator
         self.batches_per_epoch = integer("batches_per_epoch", batches_per_epoch, 1, 1 << 40)
         self.world_size = integer("world_size", world_size, 1, 1 << 24)
         self.rank = integer("rank", rank, 0, self.world_size - 1)
         self.seed = integer("seed", seed, 0, (1 << 64) - 1)
         self.prefetch = integer("prefetch", prefetch, 0, 1 << 16)
-        self.shuffle = bool(shuffle)
+        if not isinstance(shuffle, bool):
+            raise TypeError(f"shuffle: it must be a bool, not {type(shuffle).__name__}")
+        self.shuffle = shuffle
         self.count = generator.batch if count is None else integer("count", count, 1, generator.batch)
         name = generator.config["generator"]
         if self.shuffle and name in ("gbase", "bat"):
@@ -85,6 +99,7 @@ class Loader:
         self._epoch = self._step = 0  # of the next batch that the caller receives
         self._resumed = False  # whether the next iteration begins at _step
         self._stream: Any = None  # a torch.cuda.Stream
+        self._images = _fingerprint(generator)
 
     def __len__(self) -> int:
         """Batches per epoch."""
@@ -92,6 +107,10 @@ class Loader:
 
     def __repr__(self) -> str:
         return f"fdsl.torch.Loader({self.generator!r}, rank={self.rank}, prefetch={self.prefetch}, {self._identity()})"
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """TypeError: a Loader has no batches by index."""
+        raise TypeError(f"fdsl.torch.Loader: it is not a data set; {_ADVICE}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stream": None}
@@ -111,16 +130,20 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position after the batches that the caller has received, the same on all ranks."""
-        return {"epoch": self._epoch, "step": self._step, **self._identity()}
+        return {"epoch": self._epoch, "step": self._step, "images": self._images, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next iteration begin with the first batch that the caller of state_dict() had not received.
 
-        ValueError if a parameter of the loader that determines the batches differs from the state's.
+        ValueError if the images of the generator, or a parameter that determines the batches, differ from the state's.
         """
+        if not isinstance(state, dict):
+            raise TypeError(f"state_dict: it must be a dict, not {type(state).__name__}")
         for name, own in self._identity().items():
             if name not in state or state[name] != own:
                 raise ValueError(f"state_dict: its {name} is {state.get(name)}, but that of this loader is {own}")
+        if state.get("images") != self._images:
+            raise ValueError("state_dict: its generator makes other images; open one with the same configuration")
         step = integer("state_dict: step", state.get("step"), 0, self.batches_per_epoch - 1)
         epoch = integer("state_dict: epoch", state.get("epoch"), 0, 1 << 40)
         self._epoch, self._step, self._resumed = epoch, step, True
@@ -141,8 +164,8 @@ class Loader:
     def _check_process(self) -> None:
         if self.generator._process != os.getpid():
             raise RuntimeError(
-                "fdsl.torch.Loader: its generator was opened before fork(); use num_workers=0, because the loader "
-                "generates batches ahead itself, or open the generator in the worker"
+                f"fdsl.torch.Loader: its generator was opened before fork(); {_ADVICE}, because it generates batches "
+                "ahead itself, or open the generator in the worker"
             )
 
     def _iterate(self, epoch: int, first: int) -> Iterator[Batch]:
@@ -188,6 +211,16 @@ class Loader:
                     tensor.record_stream(current)
             yield batch
             del batch, tensor
+
+
+def _fingerprint(generator: Generator) -> str:
+    """Returns a hash of all that determines a generator's images. It does not depend on where they are generated."""
+    config = {name: value for name, value in generator.config.items() if name not in _NO_EFFECT}
+    config["out_res"] = config["out_res"] or config["res"]
+    if config["generator"] not in ("gbase", "bat"):  # the others are bit-identical
+        config["generator"] = "auto"
+    text = json.dumps((config, generator.classes), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _maker(loader: Loader, epoch: int) -> Make:

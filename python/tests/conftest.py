@@ -27,6 +27,8 @@ PROGRAM = os.environ.get("FDSL_BENCH", str(ROOT / "fdsl-bench"))
 
 def small(**changes: Any) -> fdsl.Generator:
     """A small generator with the classes that the program draws for --classes 7."""
+    if not {"class_list", "class_file"}.isdisjoint(changes):
+        changes = {"classes": None, **changes}
     return fdsl.Generator(**{"classes": CLASSES, "res": RES, "batch": COUNT, "threads": 2, **changes})
 
 

@@ -19,13 +19,19 @@ def one_line(error: Any) -> str:
     return text
 
 
+ONE = fdsl.Class(1, 5, 2, 1, 1, 1, 1, 1, 9, 1)
 WRONG_FIELDS: list[tuple[dict[str, Any], type, str]] = [
     ({"classes": "7"}, TypeError, "classes: it must be an integer, not str"),
     ({"classes": 7.0}, TypeError, "classes: it must be an integer, not float"),
-    ({"classes": 0}, ValueError, "classes: 0 is out of range"),
+    ({"classes": True}, TypeError, "classes: it must be an integer, not bool"),
+    ({"classes": 0}, ValueError, "classes: 0 is out of range; it must be 1 to 1048576"),
     ({"classes": -1}, ValueError, "classes: -1 is out of range"),
     ({"classes": 1 << 32}, ValueError, "classes: 4294967296 is out of range"),
     ({"preset": 3}, TypeError, "preset: it must be a str, not int"),
+    ({"preset": "\udcff"}, ValueError, "preset: it contains a character that cannot be encoded"),
+    ({"formula": "\udcff"}, ValueError, "formula: it contains a character that cannot be encoded"),
+    ({"class_file": "\ud800"}, ValueError, "class_file: it contains a character that cannot be encoded"),
+    ({"class_file": "a\0b"}, ValueError, "class_file: it contains a null character"),
     ({"preset": "paper"}, ValueError, r"no section \[paper\]"),
     ({"preset": "a\0b"}, ValueError, "preset: it contains a null character"),
     ({"preset": "paper-1000", "classes": 1001}, ValueError, "classes: preset paper-1000 has 1000"),
@@ -35,7 +41,14 @@ WRONG_FIELDS: list[tuple[dict[str, Any], type, str]] = [
     ({"class_file": "/nonexistent"}, ValueError, "'/nonexistent'"),
     ({"class_list": 3}, TypeError, "class_list: it must be a sequence of fdsl.Class"),
     ({"class_list": [(1, 2)]}, TypeError, "class_list: it must be a sequence of fdsl.Class"),
-    ({"class_list": []}, ValueError, "class_count: 0 is out of range"),
+    ({"class_list": []}, ValueError, "class_list: it has 0 classes; there must be 1 to 1048576"),
+    ({"class_list": [ONE], "classes": 2}, ValueError, "classes: it is 2, but class_list has 1; leave classes out"),
+    ({"class_list": [ONE], "preset": "uji"}, ValueError, "preset: class_list or class_file gives the classes"),
+    ({"class_list": [ONE], "preset_file": "x"}, ValueError, "preset_file: class_list or class_file gives"),
+    ({"class_file": "x", "preset": "uji"}, ValueError, "preset: class_list or class_file gives the classes"),
+    ({"class_list": [ONE._replace(noise=10**400)]}, ValueError, r"class_list\[0\].noise: it is too large"),
+    ({"class_list": [ONE._replace(noise=True)]}, TypeError, r"class_list\[0\].noise: it must be a number, not bool"),
+    ({"class_list": [ONE._replace(id=True)]}, TypeError, r"class_list\[0\].id: it must be an integer, not bool"),
     (
         {"class_list": [fdsl.Class(1, "x", 2, 1, 1, 1, 1, 1, 9, 1)]},
         TypeError,
@@ -63,23 +76,30 @@ WRONG_FIELDS: list[tuple[dict[str, Any], type, str]] = [
     ({"seed": 1 << 64}, ValueError, "seed: 18446744073709551616 is out of range"),
     ({"seed": None}, TypeError, "seed: it must be an integer"),
     ({"res": 0}, ValueError, "res: 0 is out of range"),
-    ({"res": 16385}, ValueError, "res: 16385 is out of range"),
+    ({"res": 16385}, ValueError, "res: 16385 is out of range; it must be 1 to 16384"),
     ({"res": "96"}, TypeError, "res: it must be an integer"),
     ({"out_res": 0}, ValueError, "out_res: 0 is out of range"),
-    ({"out_res": 16385}, ValueError, "out_res: 16385 is out of range"),
+    ({"out_res": 16385}, ValueError, "out_res: 16385 is out of range; it must be 1 to 16384"),
     ({"out_res": 97, "fit": "crop"}, ValueError, "out_res: 97 is larger than res"),
     ({"fit": "pad"}, ValueError, "fit: 'pad' is unknown"),
     ({"fit": 1}, TypeError, "fit: it must be a str"),
-    ({"dtype": "float64"}, ValueError, "dtype: 'float64' is unknown"),
+    ({"dtype": "float64"}, ValueError, "dtype: 'float64' is unknown; .* uint8, float16, bfloat16 and float32"),
     ({"dtype": numpy.float64}, ValueError, "dtype: 'float64' is unknown"),
     ({"dtype": 8}, TypeError, "dtype: it must be a name or a dtype, not int"),
     ({"dtype": None}, TypeError, "dtype: it must be a name or a dtype, not NoneType"),
     ({"channels": 2}, ValueError, "channels: 2 is neither 1 nor 3"),
+    ({"channels": 0}, ValueError, "channels: 0 is neither 1 nor 3"),
+    ({"channels": 4_000_000_000}, ValueError, "channels: 4000000000 is neither 1 nor 3"),
     ({"channels": None}, TypeError, "channels: it must be an integer"),
     ({"layout": "nchv"}, ValueError, "layout: 'nchv' is unknown"),
     ({"mean": 0.5}, ValueError, "mean, std: uint8 images are not normalised"),
     ({"std": 2}, ValueError, "mean, std: uint8 images are not normalised"),
     ({"mean": "x", "dtype": "f32"}, TypeError, "mean: it must be a number"),
+    ({"mean": "5", "dtype": "f32"}, TypeError, "mean: it must be a number"),
+    ({"mean": ["5"], "dtype": "f32"}, TypeError, "mean: it must be a number"),
+    ({"mean": b"5", "dtype": "f32"}, TypeError, "mean: it must be a number"),
+    ({"std": True, "dtype": "f32"}, TypeError, "std: it must be a number"),
+    ({"mean": 10**400, "dtype": "f32"}, ValueError, "mean: it is too large"),
     ({"mean": None, "dtype": "f32"}, TypeError, "mean: it must be a number"),
     ({"mean": [0.5, 0.5], "dtype": "f32", "channels": 3}, ValueError, "mean: it has 2 values for 3 channels"),
     ({"std": [], "dtype": "f32"}, ValueError, "std: it has 0 values for 1 channels"),
@@ -97,10 +117,11 @@ WRONG_FIELDS: list[tuple[dict[str, Any], type, str]] = [
     ({"device": None}, TypeError, "device: it must be .*, not NoneType"),
     ({"device": "cuda:4096"}, fdsl.Unavailable, "CUDA"),
     ({"device": 4096}, fdsl.Unavailable, "CUDA"),
-    ({"threads": 0}, ValueError, "threads: 0 is out of range"),
-    ({"threads": 8193}, ValueError, "threads: 8193 is out of range"),
+    ({"threads": 0}, ValueError, "threads: 0 is out of range; it must be 1 to 8192"),
+    ({"threads": 8193}, ValueError, "threads: 8193 is out of range; it must be 1 to 8192"),
+    ({"threads": True}, TypeError, "threads: it must be an integer, not bool"),
     ({"threads": "2"}, TypeError, "threads: it must be an integer"),
-    ({"batch": 0}, ValueError, "batch: 0 is out of range"),
+    ({"batch": 0}, ValueError, "batch: 0 is out of range; it must be 1 to 16777216"),
     ({"batch": (1 << 24) + 1}, ValueError, "batch: 16777217 is out of range"),
 ]
 
@@ -178,10 +199,15 @@ def test_fill() -> None:
         ((good, 3), {}, TypeError, "labels: int is not an array"),
         ((good, labels, -1), {}, ValueError, "first: -1 is out of range"),
         ((good, labels, 1 << 64), {}, ValueError, "first: 18446744073709551616 is out of range"),
-        ((good, labels, (1 << 64) - 2), {}, ValueError, "first: 18446744073709551614 and the following 3 exceed the last number"),
+        ((good, labels, (1 << 64) - 2), {}, ValueError, "first: .* exceed the last number"),
         ((good, labels, 1.5), {}, TypeError, "first: it must be an integer, not float"),
         ((good,), {"numbers": [1, 2, 3]}, ValueError, r"numbers: its shape is \(3,\), not \(4,\)"),
         ((good,), {"numbers": [1, 2, 3, -4]}, ValueError, "numbers: -4 is out of range"),
+        ((good,), {"numbers": numpy.array([1, -5, 3, 4])}, ValueError, "numbers: -5 is out of range; .* 0 to 2"),
+        ((good,), {"next": numpy.array([-1])}, ValueError, "next: -1 is out of range; it must be 0 to 2"),
+        ((good,), {"next": numpy.array(-1)}, ValueError, "next: -1 is out of range"),
+        ((good,), {"next": numpy.array([(1 << 64) - 1], "uint64")}, ValueError, "next: .* exceed the last number"),
+        ((good,), {"numbers": []}, ValueError, "numbers: there are 0; there must be 1 to the generator's batch, 23"),
         ((good,), {"numbers": [1, 2, 3, "x"]}, TypeError, "numbers: it must be an integer, not str"),
         ((good,), {"numbers": 3}, TypeError, "numbers: int is not an array"),
         ((good,), {"numbers": numpy.zeros(4)}, ValueError, "numbers: its elements are <f8, not int64 or uint64"),
@@ -216,9 +242,14 @@ def test_generate() -> None:
         ((-1,), {}, ValueError, "first: -1 is out of range"),
         (("0",), {}, TypeError, "first: it must be an integer, not str"),
         ((), {"numbers": 3}, TypeError, "numbers: int is not an array"),
-        ((), {"numbers": numpy.zeros((), "int64")}, ValueError, "count: 0 is out of range"),
-        ((), {"numbers": []}, ValueError, "count: 0 is out of range"),
-        ((), {"numbers": range(24)}, ValueError, "count: 24 is out of range"),
+        ((), {"numbers": numpy.zeros((), "int64")}, ValueError, r"numbers: its shape is \(\), not \(count,\)"),
+        ((), {"numbers": numpy.zeros((2, 2), "int64")}, ValueError, r"numbers: its shape is \(2, 2\), not"),
+        ((), {"numbers": []}, ValueError, "numbers: there are 0; there must be 1 to"),
+        ((), {"numbers": numpy.zeros(0, "int64")}, ValueError, "numbers: there are 0; there must be 1 to"),
+        ((), {"numbers": range(24)}, ValueError, "numbers: there are 24; there must be 1 to .* 23"),
+        ((), {"numbers": range(10**12)}, ValueError, "numbers: there are 1000000000000; there must be"),
+        ((), {"numbers": range(10**30)}, ValueError, "numbers: there are more than"),
+        ((True,), {}, TypeError, "first: it must be an integer, not bool"),
         ((0, 3), {"numbers": range(4)}, ValueError, r"numbers: its shape is \(4,\), not \(3,\)"),
         ((), {"stream": 0}, ValueError, "stream: it must be None"),
     ):
@@ -272,6 +303,41 @@ def test_library_errors(tmp_path: Any) -> None:
     assert last == f"ImportError: fdsl 9.9.9 needs libfdsl 9.9.9, but {fdsl.library_path()} is {fdsl.__version__}"
     code = code.replace("9.9.9", fdsl.__version__)
     assert run_python(code + "; print(fdsl.__version__)").stdout.strip() == fdsl.__version__
+
+
+def test_the_number_of_classes_is_that_of_the_list(tmp_path: Any) -> None:
+    table = tmp_path / "two.csv"
+    with small() as g:
+        classes = g.classes[:2]
+    header = "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width"
+    table.write_text("\n".join([header, *(",".join(map(repr, one)) for one in classes), ""]))
+    for words in ({"class_list": classes}, {"class_file": table}, {"class_file": str(table), "classes": 2}):
+        with small(**words) as g:
+            assert g.config["classes"] == 2 == len(g.classes) and "classes=2" in repr(g)
+            with fdsl.Generator(**g.config) as other:
+                assert other.config == g.config and other.classes == g.classes
+    with pytest.raises(ValueError, match="classes: it is 3, but class_file has 2; leave classes out"):
+        small(class_file=table, classes=3)
+
+
+def test_attributes_cannot_be_added() -> None:
+    with small() as g:
+        for name in ("seed", "batch", "x"):
+            with pytest.raises(AttributeError):
+                setattr(g, name, 4)
+
+
+@pytest.mark.skipif(fdsl.cuda_devices() > 0, reason="has CUDA")
+def test_errors_use_the_names_of_python() -> None:
+    with pytest.raises(fdsl.Unavailable) as error:
+        small(device="cuda")
+    assert "FDSL_CPU" not in one_line(error)
+
+
+def test_a_relative_library_is_found(tmp_path: Any) -> None:
+    (tmp_path / "libfdsl.so").symlink_to(fdsl.library_path())
+    code = f"import os; os.chdir({str(tmp_path)!r}); import fdsl; print(fdsl.library_path())"
+    assert run_python(code, FDSL_LIBRARY="libfdsl.so").stdout.strip() == str(tmp_path / "libfdsl.so")
 
 
 def test_module() -> None:

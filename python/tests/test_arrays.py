@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
+import pickle
 import threading
 import weakref
 from typing import Any
@@ -303,3 +305,51 @@ def test_arrays_make_no_cycles() -> None:
         assert [reference() for reference in references] == [None, None]
     finally:
         gc.enable()
+
+
+def test_arrays_are_neither_pickled_nor_copied() -> None:
+    images, labels = images_of()
+    for array in images, labels, images._memory:
+        for use in (copy.copy, copy.deepcopy, *(lambda x, p=p: pickle.dumps(x, p) for p in range(6))):
+            with pytest.raises(TypeError, match="fdsl.Array: it can be neither pickled nor copied; use its numpy"):
+                use(array)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "bfloat16", "float32"])
+def test_tolist(dtype: str) -> None:
+    images, labels = images_of(dtype=dtype, channels=3)
+    assert labels.tolist() == labels.numpy().tolist()
+    expected = images.numpy()
+    if dtype == "bfloat16":
+        expected = (expected.astype("uint32") << 16).view("float32")
+    assert images.tolist() == expected.tolist()
+
+
+def test_wrong_arguments_of_dlpack() -> None:
+    images, _ = images_of()
+    wrong: list[tuple[str, Any]] = [("dl_device", 3), ("dl_device", (1,)), ("max_version", "x"), ("max_version", "1.0")]
+    for name, value in wrong:
+        with pytest.raises(TypeError, match=f"^{name}: it must be None or two integers, not"):
+            images.__dlpack__(**{name: value})
+    with pytest.raises(TypeError, match="stream: it must be None or an int, not str"):
+        images.__dlpack__(stream="x")  # type: ignore[arg-type]
+
+
+def test_without_numpy_and_torch() -> None:
+    code = """
+import sys
+sys.modules["numpy"] = sys.modules["torch"] = None
+import fdsl
+labels = fdsl.Generator(5, res=16).generate(3, 4)[1]
+print(labels.tolist())
+try: labels.numpy()
+except ImportError as error: print(error)
+try: import fdsl.torch
+except ImportError as error: print(error)
+"""
+    done = run_python(code)
+    assert done.stdout.splitlines() == [
+        "[3, 4, 0, 1]",
+        "numpy(): NumPy is not installed; install fdsl[numpy], or use tolist()",
+        "fdsl.torch: PyTorch is not installed; install fdsl[torch]",
+    ], done.stderr

@@ -79,10 +79,16 @@ def test_wrong_tensors() -> None:
         (good[0], ValueError, "images: its shape is"),
         (good.clone().requires_grad_(), ValueError, "images: it requires a gradient"),
         (torch.nn.Parameter(good.clone()), ValueError, "images: it requires a gradient"),
+        (torch._neg_view(good), ValueError, "images: it is a negated or conjugated view; give images.resolve_neg"),
         (good.to("meta"), ValueError, "images: a tensor on meta is neither"),
     ):
         with pytest.raises(kind, match=text):
             g.fill(tensor)
+    for name in ("numbers", "next"):
+        with pytest.raises(ValueError, match=f"{name}: it is a negated or conjugated view"):
+            g.fill(good, **{name: torch._neg_view(torch.zeros(4, dtype=torch.int64))})
+    with pytest.raises(ValueError, match="numbers: -2 is out of range"):
+        g.fill(good, numbers=torch.tensor([0, 1, -2, 3]))
     with pytest.raises(ValueError, match="labels: its elements are int32"):
         g.fill(good, torch.empty(4, dtype=torch.int32))
     with pytest.raises(ValueError, match="dtype: 'float64' is unknown"):
@@ -249,6 +255,7 @@ def test_wrong_states() -> None:
     loader = Loader(numbered(), 5, seed=2)
     good = loader.state_dict()
     assert good == {
+        "images": loader._images,
         "epoch": 0,
         "step": 0,
         "seed": 2,
@@ -264,10 +271,45 @@ def test_wrong_states() -> None:
         loader.load_state_dict({**good, "step": 5})
     with pytest.raises(ValueError, match="state_dict: its seed is None"):
         loader.load_state_dict({})
+    for wrong in (None, [], "x"):
+        with pytest.raises(TypeError, match="state_dict: it must be a dict, not"):
+            loader.load_state_dict(wrong)  # type: ignore[arg-type]
+
+
+def test_a_state_belongs_to_a_configuration() -> None:
+    state = Loader(small(batch=6), 5).state_dict()
+    for same in (
+        {"threads": 1},
+        {"batch": 8},
+        {"generator": "naive"},
+        {"class_list": small().classes},
+        {"out_res": 96},
+    ):
+        Loader(small(**{"batch": 6, **same}), 5, count=6).load_state_dict(state)
+    other: list[dict[str, Any]] = [
+        {"seed": 1}, {"classes": 6}, {"res": 64}, {"out_res": 24}, {"dtype": "f16"}, {"channels": 3},
+        {"layout": "nhwc"}, {"formula": "visualatom"}, {"preset": "paper-1000"}, {"fit": "crop"},
+        {"class_list": [one._replace(noise=one.noise + 1) for one in small().classes]},
+    ]  # fmt: skip
+    for changes in other:
+        with pytest.raises(ValueError, match="state_dict: its generator makes other images; open one with the same"):
+            Loader(small(**{"batch": 6, **changes}), 5).load_state_dict(state)
+
+
+def test_a_loader_is_no_data_set() -> None:
+    loader = Loader(numbered(), 5)
+    text = (
+        "fdsl.torch.Loader: it is not a data set; iterate over the Loader itself, without torch.utils.data.DataLoader"
+    )
+    with pytest.raises(TypeError, match=text):
+        loader[0]
+    with pytest.raises(TypeError, match=text):
+        next(iter(torch.utils.data.DataLoader(loader, batch_size=None)))
 
 
 def test_wrong_arguments() -> None:
-    g = numbered()
+    g, closed = numbered(), small()
+    closed.close()
     for arguments, words, kind, text in (
         ((3, 5), {}, TypeError, "generator: it must be an fdsl.Generator, not int"),
         ((g, 0), {}, ValueError, "batches_per_epoch: 0 is out of range"),
@@ -276,6 +318,9 @@ def test_wrong_arguments() -> None:
         ((g, 5), {"seed": -1}, ValueError, "seed: -1 is out of range"),
         ((g, 5), {"prefetch": -1}, ValueError, "prefetch: -1 is out of range"),
         ((g, 5), {"count": 7}, ValueError, "count: 7 is out of range; it must be 1 to 6"),
+        ((g, 5), {"shuffle": "no"}, TypeError, "shuffle: it must be a bool, not str"),
+        ((g, True), {}, TypeError, "batches_per_epoch: it must be an integer, not bool"),
+        ((closed, 5), {}, ValueError, "generator: it is closed"),
         ((g, "5"), {}, TypeError, "batches_per_epoch: it must be an integer, not str"),
     ):
         with pytest.raises(kind, match=text):
@@ -322,7 +367,7 @@ def test_the_thread_ends_on_break_and_on_exceptions() -> None:
     assert threads() == 0
 
 
-def test_the_thread_runs_ahead_by_prefetch() -> None:
+def test_the_thread_runs_ahead_by_prefetch(monkeypatch: Any) -> None:
     g = numbered()
     made: list[int] = []
     fill = g.fill
@@ -331,7 +376,7 @@ def test_the_thread_runs_ahead_by_prefetch() -> None:
         made.append(1)
         fill(*arguments, **words)
 
-    g.fill = count  # type: ignore[method-assign]
+    monkeypatch.setattr(fdsl.Generator, "fill", staticmethod(count))
     iterator = iter(Loader(g, 100, prefetch=3))
     for received in range(1, 10):
         next(iterator)
@@ -381,7 +426,7 @@ def test_a_forked_worker_is_told_what_to_do() -> None:
 
     data = Images(Loader(numbered(), 5))
     workers = torch.utils.data.DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="fork")
-    with pytest.raises(RuntimeError, match="(?s)opened before fork.*num_workers=0.*open the generator in the worker"):
+    with pytest.raises(RuntimeError, match="(?s)before fork.*iterate over the Loader itself.*open the generator"):
         next(iter(workers))
     assert len(list(torch.utils.data.DataLoader(data, batch_size=None, num_workers=0))) == 5
     for _ in range(40):  # the thread is anywhere when the process forks
@@ -396,7 +441,7 @@ def test_a_forked_worker_is_told_what_to_do() -> None:
             except RuntimeError as error:
                 del iterator
                 gc.collect()
-                os._exit(0 if "num_workers=0" in str(error) else 2)
+                os._exit(0 if "iterate over the Loader itself" in str(error) else 2)
         assert os.waitpid(child, 0)[1] == 0
 
 
