@@ -13,8 +13,8 @@ Examples:
   scripts/migrate_rows.py --check results/*.csv          report which files are old
   scripts/migrate_rows.py --output converted old/*.csv   keep the old files
 
-Renamed columns get their new names. New columns are empty, or have the value that older programs implied. All other values,
-quotes and line ends stay unchanged, in the same order. Rows of --samples-out and --monitor are converted too. Files of the
+Renamed columns get their new names. New columns are empty, or have the value that older programs implied. All other values
+keep their text and quotes, and the rows keep their order and line ends. The columns get the current order. Rows of --samples-out and --monitor are converted too. Files of the
 current schema are not changed. Files without rows of fdsl-bench are skipped with a note. The script
 takes the lock that fdsl-bench takes to append, and replaces the file atomically. The file keeps its mode.
 
@@ -199,7 +199,7 @@ def examine(path, data):
 
 
 def new_columns(workload, header):
-    """Returns the columns that a file has after the conversion. Files of --samples-out have fewer than files of rows."""
+    """Returns the columns that a file has after the conversion. Files of --samples-out have fewer columns than files of --out."""
     columns = COLUMNS[workload]
     return columns[:columns.index("warmups")] + SAMPLE if "sample" in header else columns
 

@@ -15,9 +15,11 @@
 
 /* ---- Tiles ---- */
 
-/* A tile of EXTENT lines, in units. If it is stored by lines, a row is a line of TENSOR_UNITS units. If it is
- * stored by depth, a row is a point of the depth, and its units hold adjacent lines. Rows are padded so that
- * eight rows (or four rows of 32-bit words) can be read without bank conflicts. */
+/* A tile of one operand of a GEMM: EXTENT lines (rows of the left operand or columns of the right one),
+ * stored in units of 16 bytes. If it is stored by lines, a row is a line of TENSOR_UNITS units. If it is
+ * stored by depth, a row has the values of all lines at one index of the depth, and each of its units has
+ * adjacent lines. Rows are padded so that eight rows (or four rows of 32-bit words) can be read without bank
+ * conflicts. */
 template <class Format, bool BY_DEPTH, int EXTENT> struct tensor_tile {
     static constexpr int UNIT = Format::UNIT, DEPTH = TENSOR_UNITS * UNIT;
     static constexpr int ROW = BY_DEPTH ? EXTENT / UNIT + 8 / UNIT : TENSOR_UNITS + 1; /* in units */

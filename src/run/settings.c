@@ -74,8 +74,8 @@ static const struct option_spec specs[] = {
      "under mpirun, auto divides a machine's cores among its ranks; none leaves the binding unchanged. HOW "
      "is one of"},
     {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), "0", 0, 1e6, NULL, false,
-     "under mpirun, end the run when a rank has waited S seconds for another rank. 0 only prints a warning, "
-     "except that ranks wait at most 300 s for all ranks to start"},
+     "under mpirun, end the run when a rank has waited S seconds for another rank. With 0, the run prints a "
+     "warning and waits on; only if a rank does not start, it ends after 300 s"},
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
      "minimum number of runs before the first sample"},
     {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false,

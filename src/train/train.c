@@ -153,7 +153,8 @@ static bool is_one_of(const char *name, const char *const *names)
     return false;
 }
 
-/* Returns the option that `option` needs to have an effect, if these parameters lack it; otherwise NULL. */
+/* If `option` has no effect with these parameters, returns what it needs, such as "--optimizer sgd".
+ * Otherwise returns NULL. */
 static const char *lacking(const struct parameters *parameters, const char *option)
 {
     static const char *const of_adam[] = {"beta1", "beta2", "epsilon", NULL};
@@ -210,8 +211,8 @@ static enum status check(const struct options *given, const struct parameters *p
     return parameters->checkpoint ? checkpoint_check_folder(parameters->checkpoint) : STATUS_OK;
 }
 
-/* Returns whether the option has no effect on the parameters after an epoch. Returns true also for options
- * that affect only the data, because the identity contains hashes of the data. */
+/* Returns true if the option cannot change the network's parameters at the end of an epoch. Returns true also
+ * for options that affect only the data, because the identity contains hashes of the data. */
 static bool decides_nothing(const struct parameters *parameters, const char *option)
 {
     if (strcmp(option, "feed") == 0) /* live and stored samples are bit-identical */
