@@ -138,7 +138,7 @@ codes       := $(foreach arch,$(ARCHS),$(if $(filter compute_%,$(arch)),$(arch),
 GENCODE     := $(or $(NVCC_GENCODE),$(foreach code,$(codes),-gencode arch=compute_$(patsubst sm_%,%,$(code:compute_%=%)),code=$(code)))
 # --fmad=false: code that needs a fused multiply-add calls fmaf explicitly.
 NVCCFLAGS  ?= -O3 -lineinfo
-ALL_NVCCFLAGS = -std=c++20 $(NVCCFLAGS) --fmad=false $(GENCODE) $(ALL_CPPFLAGS) -Xcompiler $(subst $(space),$(comma),$(SHARED)),-Wall,-Wextra,-Wno-pedantic,-Wno-missing-field-initializers
+ALL_NVCCFLAGS = -std=c++20 $(NVCCFLAGS) --fmad=false $(GENCODE) $(ALL_CPPFLAGS) -Xcompiler $(subst $(space),$(comma),$(SHARED)),-fno-gnu-unique,-Wall,-Wextra,-Wno-pedantic,-Wno-missing-field-initializers
 CUDA_LIBRARY := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/targets/x86_64-linux/lib))
 CUDA_LIBS := $(if $(CUDA_LIBRARY),-L$(CUDA_LIBRARY)) -lcudadevrt -lcudart_static -lpthread -ldl -lrt -lstdc++
 endif
