@@ -8,14 +8,14 @@
 #   make plots        installs missing packages, draws results/plots/ from results/*.csv and results/reference/
 #   make report       installs missing packages, writes results/report.html: figures, rows, commands to repeat them
 #   make install      copies program, library, header, man pages and completion to PREFIX=/usr/local (LIBDIR, DESTDIR)
-#   make dist         writes dist/fdsl-bench-VERSION-MACHINE.tar.gz, with code for every GPU architecture
-#   make check-gpu    verifies the synth and train variants over a grid of sizes, on a machine with a GPU
+#   make dist         writes dist/fdsl-bench-VERSION-MACHINE.tar.gz, with code for all supported GPU architectures
+#   make check-gpu    verifies the GPU variants of synth and train, and the Python package, on a machine with a GPU
 #   make check-slurm  installs Slurm, builds, runs a sweep as a job array under a temporary Slurm; needs root
 #   make fuzz         fuzzes the file parsers with libFuzzer, one minute each (FUZZ_TIME=60); needs clang
 #   make lint         runs the linters; make format formats the C and CUDA files
 #   make clean        removes build/, dist/ and the program
 #
-#   CUDA=0 OMP=0      leave out a part; make lists the parts
+#   CUDA=0            leaves out a part; also MPI, OMP, PNG, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUDNN, NVTX
 #   CUDA_ARCHS="90"   GPU architectures, or all. Default: those of this machine's GPUs; without a GPU, sm_80
 #                     and PTX, which the driver of a newer GPU compiles when it loads kernels
 #   -j4               number of jobs; default: one per core
@@ -179,17 +179,17 @@ mark = $(if $(call on,$(1)),✓,✗)
 report-parts:
 	@printf '%s\n' \
 	  '$(call mark,CUDA) CUDA      $(if $(call on,CUDA),$(NVCC) for $(codes),GPU variants are left out: no nvcc, or CUDA=0)' \
-	  '$(call mark,OMP) OpenMP    $(if $(call on,OMP),,omp is left out)' \
+	  '$(call mark,OMP) OpenMP    $(if $(call on,OMP),,variants named *omp* are left out)' \
 	  '$(call mark,MPI) MPI       $(if $(call on,MPI),,one rank only: not under mpirun)' \
 	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no PNG files)' \
 	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json, no wids index)' \
-	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no --config, no presets (--classes))' \
+	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no --config, no presets except paper-1000 and lowercompute-1000)' \
 	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images, no --prepare, no loading)' \
 	  '$(call mark,ZLIB) zlib      $(if $(call on,ZLIB),,--prepare reads no .gz)' \
 	  '$(call mark,CRYPTO) libcrypto $(if $(call on,CRYPTO),,no md5 in the wids index)' \
 	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
-	  '$(call mark,CUDNN) cuDNN     $(if $(call on,CUDNN),,train-cudnn is left out)' \
+	  '$(call mark,CUDNN) cuDNN     $(if $(call on,CUDNN),,train-cudnn and train-cudnn-tf32 are left out)' \
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'
 
 # Objects depend on the file `flags`, which changes only when the flags change.
@@ -199,7 +199,7 @@ $(BUILD)/flags: FORCE
 	  cmp -s - $@ || printf '%s\n' '$(CC) $(ALL_CFLAGS) $(SHARED) $(subst ','\'',$(ALL_CPPFLAGS)) $(NVCC) $(subst ','\'',$(ALL_NVCCFLAGS)) $(ALL_LDLIBS)' > $@
 
 # The file `revision` has the revision for rows (REVISION, or git's) and changes only when the revision changes.
-# A tree inside another repository has no revision.
+# If the tree is inside another repository, the revision is `unknown`.
 $(BUILD)/revision: FORCE
 	@mkdir -p $(@D)
 	@revision='$(REVISION)'; [ "$$revision" ] || [ "$$(git rev-parse --show-toplevel 2>/dev/null)" != '$(CURDIR)' ] || \
@@ -238,7 +238,7 @@ $(BUILD)/device_link.o: $(RDC_OBJECTS)
 
 # --- The library ---------------------------------------------------------------------------------------------
 
-# libfdsl.a is one object with the library's files and the objects that they use; only symbols fdsl_* stay global.
+# libfdsl.a is one object with the library's files and the objects that they use; only fdsl_* and DW.ref.* stay global.
 # libfdsl.so is linked from the same object. inih is linked in, because users of the library need not have it.
 SONAME      := libfdsl.so.$(firstword $(subst ., ,$(VERSION)))
 LIB_OBJECTS := $(LIB_SOURCES:%=$(BUILD)/%.o) $(if $(call on,OMP),,$(patsubst %,$(BUILD)/%.o,$(wildcard cpu/synth/omp*.c)))
@@ -278,7 +278,7 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/objects.a $(BUILD)/flags
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) -O1 $(ALL_CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
 
-# test_lib is linked with libfdsl.so, as a user's program is.
+# test_lib and test_lib_process are linked with libfdsl.so, as a user's program is.
 $(BUILD)/tests/test_lib $(BUILD)/tests/test_lib_process: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
 $(BUILD)/tests/test_lib $(BUILD)/tests/test_lib_process: private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
 
@@ -337,7 +337,7 @@ check-slurm:
 
 tests: $(TESTS) $(GPU_TESTS) $(EXAMPLES)
 
-# Builds one program from the parsers only. clang compiles it with coverage and sanitizers.
+# Builds one program from the parsers and what they need. clang compiles it with coverage and sanitizers.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
 FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/tar.c src/data/key.c src/data/npy.c src/data/idx.c src/data/cifar.c \
                 src/data/index.c src/data/dali.c src/data/wids.c src/data/png_image.c src/core/file.c \
@@ -391,7 +391,7 @@ install-files:
 	install -D -m 644 scripts/packaging/completion.bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/fdsl-bench"
 	install -D -m 644 LICENSE "$(DESTDIR)$(PREFIX)/share/doc/fdsl-bench/LICENSE"
 
-# Builds for all GPU architectures in build/dist, and archives the files of make install as one folder.
+# Builds for all supported GPU architectures in build/dist, and archives the files of make install as one folder.
 DIST := fdsl-bench-$(VERSION)-$(shell uname -m)
 dist:
 	@rm -rf build/dist/root

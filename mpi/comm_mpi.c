@@ -19,7 +19,8 @@
 
 static double timeout_s; /* 0: none */
 static int rank, size = 1, local_rank, local_size = 1;
-static bool joined, broken; /* broken: an MPI call failed, so collective calls of the ranks may not match */
+static bool joined, broken; /* broken: an MPI call failed or a wait timed out, so the ranks' collective calls
+                               may no longer match */
 static MPI_Comm machine = MPI_COMM_NULL;
 
 /* `collective` is the number of the latest collective call. Ranks that wait long send this number to rank 0
@@ -82,8 +83,9 @@ struct wait {
     bool noted;
 };
 
-/* Called repeatedly during a wait. Each rank except rank 0 sends one note to rank 0. Rank 0 warns about
- * missing ranks. After the timeout, fails and marks the communication as broken. */
+/* Called repeatedly during a wait. After NOTE_S, each rank except rank 0 sends one note to rank 0. After
+ * WARN_S, rank 0 warns about missing ranks. After the timeout, fails and marks the communication as broken.
+ */
 static enum status look_around(struct wait *wait)
 {
     char names[128] = "rank 0";

@@ -52,7 +52,7 @@ static long parent_of(const char *pid)
 }
 
 /* Marks the ranks that the launcher (the parent process) runs on this machine. Returns false unless all ranks
- * run on this machine. Only Open MPI reports the number of ranks on a machine. */
+ * run on this machine and the launcher is Open MPI's. */
 static bool find_running(long ranks, bool *running)
 {
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");

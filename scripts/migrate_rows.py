@@ -9,7 +9,7 @@ figures and reports can read them.
   --lock-timeout S  wait up to S seconds for a process that is writing to a file (default: 60)
 
 Examples:
-  scripts/migrate_rows.py results/*.csv                  convert old files in place; do not change other files
+  scripts/migrate_rows.py results/*.csv                  convert old files in place; leave current files unchanged
   scripts/migrate_rows.py --check results/*.csv          report which files are old
   scripts/migrate_rows.py --output converted old/*.csv   keep the old files
 

@@ -36,8 +36,8 @@ static enum status inform(struct settings *settings)
     return report_env((int)settings->device, settings->format);
 }
 
-/* Performs the action that the options request. `read` is the status of parsing the options. A rank returns a
- * failure only after all ranks have joined, except with a command after "--". */
+/* Performs the action that the options request. `read` is the status of parsing the options. A rank
+ * returns `read` only after all ranks have joined, except with a command after "--". */
 static enum status dispatch(struct settings *settings, enum status read, const struct config *config,
                             int *exit_status)
 {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks which folder may include which (docs/architecture.md). Prints every line that breaks a rule. Exit status 1 if
-# there is such a line.
+# Checks that each folder includes only what docs/architecture.md allows. Prints every line that breaks a rule. Exit
+# status 1 if there is such a line.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 

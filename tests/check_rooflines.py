@@ -3,8 +3,8 @@
 
 roofline_share must be at most 1. It must equal the larger of flops / peak_flops_per_s and bytes / peak_bytes_per_s, divided
 by time_median_s. The column `bound` must name the larger of the two. The share of a row of all ranks cannot be computed
-from its other columns, which are sums. Rows without the column `bound` are older and are skipped. Prints each wrong row and
-the number of checked rows. Exit status 1 if a row is wrong."""
+from its other columns, which are sums. Rows without the column `bound` are older and are skipped, as are files of single
+samples. Prints each wrong row and the number of checked rows. Exit status 1 if a row is wrong."""
 
 import csv
 import sys

@@ -1,7 +1,7 @@
 /* Tests two kinds of training steps. The first kind trains a network on batches of load or synth
  * (core/step_backend.h). The same images must give bit-identical losses, for any element type, layout,
  * distance between images, and source of the labels. The losses must agree with those of the trainer on the
- * same images, within the rounding of fp16. The second kind takes a given time (common/product.cuh).
+ * same images, within 0.5 %. The second kind takes a given time (common/product.cuh).
  * --product tests only this kind. The duration is not calibrated, because sanitizers make calibration too
  * slow. make check-gpu runs this program.
  *
@@ -47,7 +47,8 @@ static void must(cudaError_t error)
 
 /* ---- Pictures ---- */
 
-/* A picture is brighter in one quarter. The class determines which quarter, so the network can learn. */
+/* Pictures of classes 0 to 3 are brighter in one quarter, which depends on the class. So the network can
+ * learn. */
 static uint8_t pixel(const struct task *task, uint32_t j, uint32_t channel, uint32_t y, uint32_t x)
 {
     uint32_t quarter = 2 * (2 * y / task->height) + 2 * x / task->width, number = j * 977 + channel * 131;
@@ -82,8 +83,9 @@ static struct batch make_batch(const struct task *task, const struct kind *kind)
     batch.count = task->batch;
     batch.stride = values * size + (kind->gaps ? GAP_BYTES : 0);
     batch.bytes = batch.count * batch.stride;
-    batch.first = kind->labelled ? 1 : 3 * task->classes; /* a multiple of the classes gives the same labels;
-                                                             with labels, 1 must have no effect */
+    batch.first =
+        kind->labelled ? 1 : 3 * task->classes; /* without labels, a multiple of `classes` gives the
+                                                   same labels; with labels, 1 must have no effect */
     uint8_t *host = static_cast<uint8_t *>(malloc(batch.bytes)), *device;
     int32_t *labels = static_cast<int32_t *>(malloc(batch.count * sizeof *labels)), *device_labels = nullptr;
     if (!host || !labels)

@@ -29,8 +29,8 @@ static __global__ void check_noise(const float *gradients, unsigned long long *w
 
 using narrow = painter<false, FORMULA_UJI>;
 
-/* Checks every pixel of every line that fits into a tile, in all eight octants. Each thread block checks one
- * slope. */
+/* Checks every pixel of one line for each slope and length that fit into a tile, in all eight octants. Each
+ * thread block checks one slope and length. */
 static __global__ void check_strokes(unsigned long long *wrong)
 {
     int32_t major = blockIdx.x + 1, minor = blockIdx.y, sign_major = threadIdx.x & 1 ? -1 : 1;
@@ -57,7 +57,7 @@ static __global__ void check_strokes(unsigned long long *wrong)
 }
 
 /* Checks after which step a line has moved a given number of pixels along its minor axis, for every slope of
- * a line that fits into a tile. */
+ * a line of up to STROKE_MAJOR_MAX steps. */
 static __global__ void check_first_steps(unsigned long long *wrong)
 {
     int32_t major = blockIdx.x + 1, minor = blockIdx.y, count = threadIdx.x + 1;

@@ -3,11 +3,14 @@
  * losses and updates of several steps, and the logits of the test set. Every five steps, the engine continues
  * from the oracle's state. Also checks that the same seed gives the same bits: with single steps and with
  * long graphs, with other calls between steps, with kernels that do not overlap, and when a used engine
- * continues a training. Planted faults must exceed the same error bounds. make check-gpu runs this program.
+ * continues a training. Each planted fault must exceed one of the error bounds. make check-gpu runs this
+ * program.
  *
- *     gpu_graph [--short] [NUMBER ...]   runs these cases (default: all); --short: small batches, two steps
- *     gpu_graph --count                  prints the number of cases; the oracle is slow: run cases in
- * parallel
+ *     gpu_graph [--short] [NUMBER ...]   runs these cases (default: all)
+ *     gpu_graph --count                  prints the number of cases
+ *
+ * --short leaves out large batches and planted faults, and runs at most two steps per case. The oracle is
+ * slow, so run the cases in parallel.
  *
  * Prints one line per case. Exit status 2 if there is no case to run, 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
@@ -103,11 +106,11 @@ static void data_random(const struct trial *trial, struct data *data)
     }
 }
 
-/* Replaces the convolutions' parameters by random values of a few bits. Then the output of conv1 has 8 bits,
- * and the sums of conv2 are exact in fp32. So pooling selects the same pixels as in the oracle, even if
- * pixels are equal. The remaining error comes from rounding pooled values and gradients. The biases of fc1
- * keep its sums away from 0, so that ReLU passes the same values. With other parameters, bf16 selects other
- * pixels in some windows, which changes the gradients by some per cent of their norms. */
+/* Replaces the parameters of conv1 and the weights of conv2 by random values of a few bits. Then the output
+ * of conv1 has 8 bits, and the sums of conv2 are exact in fp32. So pooling selects the same pixels as in the
+ * oracle, even if pixels are equal. The remaining error comes from rounding pooled values and gradients. The
+ * biases of fc1 keep its sums away from 0, so that ReLU passes the same values. With other parameters, bf16
+ * selects other pixels in some windows, which changes the gradients by some per cent of their norms. */
 static void make_exact(const struct model *model, struct train_state *state)
 {
     const struct layer *conv1 = &model->layers[0], *conv2 = &model->layers[2], *fc1 = &model->layers[6];
@@ -123,7 +126,7 @@ static void make_exact(const struct model *model, struct train_state *state)
 }
 
 /* Runs `count` steps, beginning with step `first`. Each call of the engine runs one step or, with `at_once`,
- * all remaining steps of the epoch. Returns the totals of the last call. */
+ * all of these steps that belong to the same epoch. Returns the totals of the last call. */
 static struct train_totals take_steps(const struct learner *learner, const struct train *train,
                                       uint32_t first, uint32_t count, bool at_once)
 {
@@ -160,7 +163,7 @@ static double compare_logits(const struct learner *mine, const struct learner *o
 }
 
 /* Makes the calls that a trainer may make between steps, and ignores their results: evaluates the test set,
- * whose last batch is short, and reads the state. */
+ * whose last batch may be short, and reads the state. */
 static void disturb(const struct learner *learner, const struct train *train)
 {
     uint32_t count = train->data->sets[DATA_TEST].count;
@@ -173,8 +176,8 @@ static void disturb(const struct learner *learner, const struct train *train)
 
 /* Runs steps from the state `begin` first on one engine, then on a second one. Returns whether the final
  * state is bit-identical to `end`. A new engine, with or without overlapping kernels, runs four fifths of the
- * steps in one call. Of 50 steps, these are 40, more than the 32 steps of a long graph. Then the engine
- * `used`, which had another state, runs the remaining steps. */
+ * steps, with one call per epoch. Four fifths of 50 steps are 40, more than the 32 steps of a long graph.
+ * Then the engine `used`, which had another state, runs the remaining steps. */
 static bool goes_on(const struct learner *used, const struct train *train, const struct train_state *begin,
                     uint32_t steps, const struct train_state *end, bool overlaps)
 {
@@ -241,7 +244,7 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     struct learner oracle = learner_open(&engine_oracle, train, begin);
     verdict.logits = compare_logits(&mine, &oracle, train);
     verdict.off = compare_steps(&mine, &oracle, train, trial->fault, trial->steps, begin);
-    if (trial->exact) /* else one pooling window would change much, because a short batch has few samples */
+    if (trial->exact) /* otherwise one pooling window could change the gradients of a short batch too much */
         verdict.last = compare_last(&mine, &oracle, train, &planted, begin);
     struct train_state end = disturbed(&mine, train, trial->steps, &planted);
     verdict.same = true;
@@ -254,8 +257,8 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     return verdict;
 }
 
-/* Prints the errors of a case. Returns whether it passed: all errors are within the bounds, or a planted
- * fault exceeds a bound. */
+/* Prints the errors of a case. Returns whether it passed: repeated runs give the same bits, and all errors
+ * are within the bounds or, with a planted fault, at least one exceeds its bound. */
 static bool judge(const struct trial *trial, const struct model *model, const struct verdict *verdict)
 {
     static const char *const optimizers[] = {"sgd", "adam", "adamw"};

@@ -251,8 +251,8 @@ struct distance {
     double tensors[MODEL_TENSORS_MAX], gradients, losses, updates;
 };
 
-/* Runs `count` steps on both engines, beginning with step `first`. Both start from the state `begin`. The
- * copy of `mine` has the planted fault. Returns the oracle's final state; the caller frees it. */
+/* Runs `count` steps on both engines, beginning with step `first`. Both start from the state `begin`, but the
+ * planted fault changes the copy for `mine`. Returns the oracle's final state; the caller frees it. */
 static inline struct train_state compare_stretch(const struct learner *mine, const struct learner *oracle,
                                                  const struct train *train, enum fault fault, uint32_t first,
                                                  uint32_t count, const struct train_state *begin,
@@ -277,7 +277,7 @@ static inline struct train_state compare_stretch(const struct learner *mine, con
     return end;
 }
 
-/* Runs `steps` steps on both engines. After each STRETCH of steps, both continue from the oracle's state. */
+/* Runs `steps` steps on both engines. After every STRETCH steps, both continue from the oracle's state. */
 static inline struct distance compare_steps(const struct learner *mine, const struct learner *oracle,
                                             const struct train *train, enum fault fault, uint32_t steps,
                                             const struct train_state *begin)

@@ -2,11 +2,12 @@
  * arrive in the right order on two streams, and give the same training result as stored samples. make
  * check-gpu runs this program.
  *
- *     gpu_live [--short]   --short: fewer cases and steps, for compute-sanitizer
+ *     gpu_live [--short]   --short: fewer cases and steps, no planted faults; for compute-sanitizer
  *
- * No tool detects races between CUDA streams, so the test provokes them. Steps are randomly slower or faster
- * than the generator. Each step copies its batch and then overwrites the buffer with a fixed byte. If a read
- * or a write comes too early, a copy is wrong. Two planted faults show that the test detects this.
+ * compute-sanitizer does not detect races between CUDA streams, so the test provokes them. Steps are randomly
+ * slower or faster than the generator. Each step copies its batch and then overwrites the buffer with a fixed
+ * byte. If a read or a write comes too early, a copy is wrong. Two planted faults show that the test detects
+ * this.
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
@@ -64,8 +65,8 @@ static void make_on_host(const struct data *data, const uint64_t *numbers, uint3
 
 /* ---- The generator ---- */
 
-/* Compares images that the device generates with those of the host. The sample numbers are from the whole
- * range, and some occur twice. The last batch may be short. */
+/* Compares images that the device generates with those of the host. The sample numbers are random numbers
+ * below 2^47, and some occur twice. The last batch may be short. */
 static void compare_generators(const struct set *set)
 {
     struct data data;
@@ -229,9 +230,9 @@ static void provoke(const struct set *set, enum order_fault fault)
 
 /* ---- Training ---- */
 
-/* Trains two epochs and sets `into` to the parameters. Each epoch is one call of the engine. With `broken`,
- * the first epoch runs its first step twice and calls the engine once per step, and another engine runs the
- * second epoch. */
+/* Trains two epochs and sets `into` to the final parameters and moments. Each epoch is one call of the
+ * engine. With `broken`, the engine runs one step, restarts from the initial state and runs the first epoch
+ * with one call per step. Another engine then runs the second epoch. */
 static void learn(const struct set *set, const struct model_table *table, enum data_feed feed, bool broken,
                   struct train_state *into, size_t *values, uint64_t *memory_bytes)
 {
@@ -287,9 +288,10 @@ static void compare_training(const struct set *set, const struct model_table *ta
     learn(set, table, DATA_LIVE, true, &broken, &values, &live_bytes);
     char text[160];
     snprintf(text, sizeof text,
-             "%s: %u^2, batch %u of %u%s: same parameters%s and step by step (%.1f, %.1f MB)", table->name,
+             "%s: %u^2, batch %u of %u%s: same parameters %s (live %.1f MB, stored %.1f MB)", table->name,
              set->res, set->batch, set->count, set->fresh ? ", fresh" : "",
-             set->fresh ? "" : " live and stored", 1e-6 * (double)live_bytes, 1e-6 * (double)stored_bytes);
+             set->fresh ? "epoch by epoch and step by step" : "live, stored and step by step",
+             1e-6 * (double)live_bytes, 1e-6 * (double)stored_bytes);
     tell((set->fresh || same_arenas(&stored, &live, values)) && same_arenas(&live, &broken, values), text);
     train_state_free(&stored);
     train_state_free(&live);

@@ -1,8 +1,8 @@
-/* Compares the GEMMs on tensor cores with GEMMs in fp32 on CUDA cores, bit for bit. Operands are integers
+/* Compares the GEMMs on tensor cores with GEMMs in fp32 on CUDA cores, for equality. Operands are integers
  * from -3 to 3, which every format represents exactly. Sums are below 2^24, so fp32 computes them exactly in
  * any order. So any difference is an error, such as a wrong index or a missing barrier, and no tolerance can
  * hide it. Tests convolutions and linear layers of odd sizes: their outputs, and the gradients of their
- * inputs and weights. make check-gpu runs this program.
+ * inputs and parameters. make check-gpu runs this program.
  *
  *     gpu_tensor [--short]   --short: only small batches
  *

@@ -2,7 +2,9 @@
  * timed runs. --verify must detect the wrong results, and no row may be written. tests/test_timed.c tests
  * variants on the CPU. make check-gpu runs this program.
  *
- * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
+ *     gpu_timed DIR   DIR: a data set of shards
+ *
+ * Prints one line per case. Exit status 2 for invalid arguments, 3 if a case fails, 4 without a GPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,7 +119,7 @@ int main(int argc, char *argv[])
     for (const char *name : {"shards-gpu", "gpu-resident", "shards-omp"})
         expect_caught(name, load, first_two);
     strcat(load, "--compute 0.5 ");
-    expect_caught("shards-gpu", load, first_two, STATUS_FAILED); /* without a batch, no step runs */
+    expect_caught("shards-gpu", load, first_two, STATUS_FAILED); /* no batch reaches the training step */
     for (const char *name : {"train-cuda", "train-bf16", "train-graph"})
         expect_caught(name, "--data digits --train-size 600 --test-size 100 --model cnn --epochs 1 ",
                       unless_timed);

@@ -2,15 +2,15 @@
  * and every network, with odd sizes. Compares the gradients of the first step, the losses and parameter
  * updates of up to 50 steps, and the logits of the test set. Every five steps, the engine continues from the
  * oracle's state. Also checks that the same seed gives the same bits, even if a second engine runs half of
- * the steps. Planted faults must exceed the same error bounds. make check-gpu runs this program.
+ * the steps. Each planted fault must exceed one of the error bounds. make check-gpu runs this program.
  *
  *     gpu_train [--engine cuda|tf32|bf16|amp] [--short] [--seed N] [NAME ...]
  *
- * The default engine is cuda. NAME is a network to test (default: all networks). The NAME "faults" selects
- * the planted faults. --short: small batches, two steps, no faults. --seed N: the seed of parameters, order,
- * dropout and shifts (default: 7).
+ * The default engine is cuda. NAME is a network to test; the NAME "faults" selects the planted faults
+ * (default: all networks and the faults). --short: small batches, two steps, no faults. --seed N: the seed of
+ * parameters, order, dropout and shifts (default: 7).
  *
- * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
+ * Prints one line per case. Exit status 2 for invalid arguments, 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
 
 #include "core/philox.h"
@@ -361,8 +361,8 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     return verdict;
 }
 
-/* Prints the errors of a case. Returns whether it passed: all errors are within the bounds, or a planted
- * fault exceeds a bound. */
+/* Prints the errors of a case. Returns whether it passed: repeated runs give the same bits, and all errors
+ * are within the bounds or, with a planted fault, at least one exceeds its bound. */
 static bool judge(const struct trial *trial, const struct model *model, const struct verdict *verdict)
 {
     const struct engine_bounds *bounds = &contender->engine->bounds;
@@ -440,7 +440,7 @@ static bool choose(const char *name)
     return false;
 }
 
-/* Runs each network with each fault; returns the number of undetected faults. */
+/* Runs each case of `planted` without and with each fault. Returns the number of failed cases. */
 static int run_planted(void)
 {
     int failures = 0;

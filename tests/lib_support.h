@@ -13,7 +13,7 @@
 
 enum { CLASSES = 7, COUNT = 23 };
 
-/* A small generator with the classes that the program draws for --classes 7. */
+/* Returns the configuration of a small generator with the classes that the program draws for --classes 7. */
 static inline struct fdsl_config small(void)
 {
     struct fdsl_config config;
@@ -50,7 +50,7 @@ static inline void *allocated(size_t bytes)
 static uint8_t reference[COUNT * 3 * 96 * 96 * 4];
 static int64_t reference_labels[COUNT];
 
-/* Reads a file of the test's folder and returns its last `bytes` bytes: the values of an .npy file. */
+/* Sets `values` to the last `bytes` bytes of a file in the test's folder: the values of an .npy file. */
 static inline void read_tail(const char *name, void *values, size_t bytes)
 {
     char path[PATH_MAX];
@@ -62,7 +62,7 @@ static inline void read_tail(const char *name, void *values, size_t bytes)
     fclose(file);
 }
 
-/* Fills `reference` with the images that the program's variant naive generates. */
+/* Fills `reference` and `reference_labels` with the images and labels of the program's variant naive. */
 static inline void run_program(const struct fdsl_config *config, const char *words, size_t bytes)
 {
     EXPECT(0,

@@ -1,4 +1,4 @@
-/* Shared by the suites of the workload `load`: writes intact or broken data sets, runs variants on them. */
+/* Shared by the suites of the workload `load`: writes intact or broken data sets, and runs variants. */
 #ifndef FDSL_TESTS_LOAD_SUPPORT_H
 #define FDSL_TESTS_LOAD_SUPPORT_H
 
@@ -71,7 +71,7 @@ static inline void put_member(FILE *stream, uint32_t sample, uint32_t member)
         putc(0, stream);
 }
 
-/* Writes `samples` samples to three shards of different sizes. */
+/* Writes `samples` samples to three shards. The last shard gets about half of them. */
 static inline void make_shards(uint32_t samples)
 {
     static const uint8_t zeros[TAR_END_BYTES];
@@ -242,7 +242,7 @@ static inline uint32_t whole_before(uint32_t sample, uint64_t bytes)
             end += TAR_BLOCK_BYTES + size + tar_padding(size);
             if (end >
                 bytes) /* if member 0 is cut, the previous sample is the last one with an intact member */
-                return whole - (member == 0);
+                return whole - (whole > 0 && member == 0);
         }
 }
 

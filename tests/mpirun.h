@@ -155,7 +155,7 @@ static inline void nap(void)
     nanosleep(&(struct timespec){0, 20000000}, NULL);
 }
 
-/* A library that is preloaded before MPI. Between timed runs, the ranks vote in an MPI_Iallreduce(). Rank
+/* A library that is preloaded before MPI. Between runs, the ranks vote in an MPI_Iallreduce(). Rank
  * HELD_RANK stops at its third vote: it writes its process id to the file "held" and waits for the file "go".
  * A rank that sleeps while it waits in a vote creates the file "slept"; a rank that calls MPI_Send() more
  * than ten times creates "noisy". */
@@ -199,8 +199,8 @@ static const char vote_holder[] =
     "    return nanosleep(&(struct timespec){us / 1000000, us % 1000000 * 1000L}, NULL);\n"
     "}\n";
 
-/* Starts mpirun in the background with its output in files. Rank `held_rank` stops at its third vote between
- * timed runs. In the command, $PROGRAM is the program. Returns mpirun's process id. */
+/* Starts mpirun in the background with its output in files. Rank `held_rank` stops at its third vote, as
+ * described for `vote_holder`. In the command, $PROGRAM is the program. Returns mpirun's process id. */
 static inline pid_t start_ranks(int held_rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static inline pid_t start_ranks(int held_rank, const char *format, ...)
 {

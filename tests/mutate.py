@@ -5,13 +5,15 @@
   tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md
   tests/mutate.py --run tests/mutations.txt --table docs/notes/mutations.md --gpu      on a machine with a GPU
 
-A seed determines the faults. Each folder with sources gets an equal number of them. Operators create the faults, for
-example by changing a relation or dropping a statement. Without --gpu, the Criterion suites run for faults outside cuda/: first the suites that
-call functions of the changed file, then those of its folder. With --gpu, the checks below run for faults in cuda/. A fault
-is caught by the first suite that fails twice, or that exceeds its time limit. A fault that does not compile, or whose
-object code equals that of the original, is replaced by the next spare of its folder. The working tree is never changed.
+A seed determines the faults. They are distributed evenly over the folders with sources. Operators create the faults, for
+example by changing a relation or dropping a statement. Without --gpu, the Criterion suites run for faults outside cuda/:
+first the suites that call functions of the changed file, then those of its folder. With --gpu, the checks below run for
+faults in cuda/. A fault is caught by the first suite that fails twice, or that exceeds its time limit. A fault is replaced
+by the next spare of its folder if the build does not contain its file, if it does not compile, or (without --gpu) if its
+object code equals that of the original. The sources in the working tree are never changed.
 
-Calls that release memory and descriptors are not mutated, because make check SAN=1 detects leaks.
+Calls that release memory or a handle (free, fclose, munmap, cudaFree, ...) are not dropped: no result depends on them, and
+make check SAN=1 detects leaks on the host.
 --notes names a file of lines "PATH:LINE <tab> reason" for survivors that no test can catch; the table shows the reasons.
 """
 import argparse
@@ -41,7 +43,7 @@ ROOM_SUITES = [('train', 'train|memory|source|live|compute|cli_runs|mpi'), ('loa
                ('synth', 'cli|memory|source|mpi|oracle|noise|class|picture|output|line|philox|variant|live'),
                ('mpi', 'mpi|comm|ranks|cli|lock'), ('.', '.')]
 
-# Data sets that the checks of load read: NAME-LAYOUT, and the options of --prepare. The program without faults generates them once.
+# Data sets that the checks of load read: NAME-STORE (the value of --store), and other options of --prepare. The program without faults generates them once.
 GPU_SETS = {'odd-shards': '--shards 5 --samples 257 --sample-shape 3,31,33 --dtype u8',
             'odd-files': '--samples 257 --sample-shape 3,31,33 --dtype u8',
             'half-shards': '--shards 1 --samples 101 --sample-shape 1,1001 --dtype f16',
@@ -99,7 +101,7 @@ def gpu_checks():
 
 
 def defined_in(path):
-    """Returns the names of functions that a source and its header define, i.e. whose definition begins a line."""
+    """Returns the names of functions that a source or its header defines or declares at the beginning of a line."""
     names = set()
     for end in ('.c', '.h'):
         try:
@@ -151,7 +153,7 @@ def run_limited(command, folder, environment, limit_s, guard):
 
 
 class Bench:
-    """Runs suites or checks on faults, with a copy of the tree per job."""
+    """Runs suites or checks on faults, in several copies of the tree."""
 
     def __init__(self, arguments):
         self.gpu, self.jobs, self.work = arguments.gpu, arguments.jobs, os.path.abspath(arguments.work)
@@ -188,7 +190,7 @@ class Bench:
     # ---- Without faults ----
 
     def is_sound(self, suite):
-        """Whether a suite passes without a fault. Runs the suite without a fault only once, when it first fails with one."""
+        """Whether a suite passes without a fault. Tests this only when the suite first fails with a fault."""
         with self.locks.setdefault(suite, threading.Lock()):
             if suite not in self.sound:
                 failure = self.run_plain(suite)
@@ -264,7 +266,7 @@ class Bench:
             file.write('\n'.join(lines))
 
     def compile(self, fault):
-        """Compiles the fault into a separate folder. Returns '' and that folder, or why the fault cannot be tested."""
+        """Compiles the fault into the folder objects_of(fault). Returns '' or why the fault cannot be tested."""
         dependent = self.build.dependent(fault.path)
         outputs = [output for output in dependent if not output.startswith('build/tests/test_')] or dependent[:1]
         if not outputs:
@@ -368,17 +370,22 @@ def cell(text):
     return '`' + text.strip().replace('|', '\\|') + '`'
 
 
-def read_table(path):
-    """Returns {fault: row} of an existing table, so that one table can collect CPU runs, GPU runs and single faults."""
+def read_page(path):
+    """Returns {fault: row} of the table in an existing page, so that one table can collect CPU runs, GPU runs and single faults,
+    and the texts before and after the table."""
     try:
         with open(path, encoding='utf-8') as file:
-            rows = [line for line in file if re.match(r'\| [\w/+]+ \| `', line)]
+            before, header, rest = file.read().partition(HEADER)
     except (OSError, TypeError):
-        rows = []
-    return {row.split(' | ', 1)[0][2:]: row for row in rows}
+        before = header = rest = ''
+    if before and not header:
+        before += '\n'
+    table, after = re.fullmatch(r'((?:\|.*\n)*)(?:\n\d+ of \d+ caught .*\n)?(?:Ignored, because .*\n)*((?s:.*))', rest).groups()
+    return {row.split(' | ', 1)[0][2:]: row for row in table.splitlines(True)}, (before, after)
 
 
-def write_table(path, rows, order, notes, unsound):
+def write_page(path, rows, around, order, notes, unsound):
+    """Writes a page of the table and the texts before and after it. Returns the table."""
     text, caught, survived = HEADER, 0, []
     for fault in order:
         row = rows.get(fault.id)
@@ -397,7 +404,7 @@ def write_table(path, rows, order, notes, unsound):
         text += f'Ignored, because it fails without a fault: `{suite}`.\n'
     if path:
         with open(path, 'w', encoding='utf-8') as file:
-            file.write(text)
+            file.write(text.join(around))
     return text
 
 
@@ -411,7 +418,7 @@ def read_notes(path):
 def run(arguments):
     order = mutate_faults.read_list(arguments.run, TREE)
     mine = [fault for fault in order if fault.room.startswith('cuda') == arguments.gpu and re.search(arguments.rooms, fault.room)]
-    notes, rows = read_notes(arguments.notes), read_table(arguments.table)
+    notes, (rows, around) = read_notes(arguments.notes), read_page(arguments.table)
     spares = {}
     for fault in mine:
         spares.setdefault(fault.room, [])
@@ -424,7 +431,7 @@ def run(arguments):
     if arguments.gpu:
         bench.prepare()
     only = arguments.only.split(',') if arguments.only else []
-    if only and all(name.isdigit() for name in only):  # without spares in --only, no other fault must be compiled
+    if only and all(name.isdigit() for name in only):  # if --only names no spare, only its faults need compiling
         faults, spares = [fault for fault in faults if fault.id in only], {}
     verdicts = compiled(bench, faults, spares)
     chosen = [fault for fault in verdicts if not only or fault.id in only]
@@ -438,9 +445,9 @@ def run(arguments):
             fault, row = done.result()
             rows[fault.id] = row
             print(row, end='', flush=True)
-            write_table(arguments.table, rows, order, notes, bench.unsound())
+            write_page(arguments.table, rows, around, order, notes, bench.unsound())
             bench.store_times()
-    print('\n' + write_table(arguments.table, rows, order, notes, bench.unsound()).rsplit('\n\n', 1)[1], end='')
+    print('\n' + write_page(arguments.table, rows, around, order, notes, bench.unsound()).rsplit('\n\n', 1)[1], end='')
 
 
 def main():
@@ -458,7 +465,7 @@ def main():
     parser.add_argument('--make', help=f'options of make ({" ".join(CPU_OPTIONS)}; with --gpu none)')
     parser.add_argument('--work', default=os.path.join(TREE, 'build/mutate'), help='folder for the copies (build/mutate)')
     parser.add_argument('--only', help='test only these faults, e.g. 3,7,src/core+1; other rows of the table are kept')
-    parser.add_argument('--table', help='write the table to this file; its rows of other faults are kept')
+    parser.add_argument('--table', help='write the table to this page; its rows of other faults and its other text are kept')
     parser.add_argument('--notes', help='file with reasons why faults survive')
     arguments = parser.parse_args()
     arguments.jobs = arguments.jobs or (4 if arguments.gpu else os.cpu_count() or 1)

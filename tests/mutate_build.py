@@ -122,7 +122,7 @@ class Build:
                    for name in names if not name.endswith('.o'))
 
     def dependent(self, path):
-        """Returns the objects that are compiled from this source."""
+        """Returns the objects that depend on this source or header."""
         return [output for output in self.commands if '-c' in self.commands[output] and path in (self.sources_of(output) or ())]
 
     def execute(self, output, tree, replaced):

@@ -138,6 +138,10 @@ def is_statement(code, lines_before):
     return bool(re.search(r'([;{}):]|\belse|\bdo)\s*$', previous))
 
 
+# Calls that release memory or a handle. choose() does not drop them: the results stay right.
+RELEASE = re.compile(r'\s*(\(void\)\s*)?\w*(free|close|destroy|munmap)\w*\(', re.I)
+
+
 def statement(_draw, text, code, lines_before):
     if is_statement(code, lines_before):
         indent = len(text) - len(text.lstrip())
@@ -145,7 +149,7 @@ def statement(_draw, text, code, lines_before):
 
 
 def early(_draw, text, code, lines_before):
-    """Returns success before the work is done, in a function that returns a status."""
+    """Inserts `return STATUS_OK;` before a statement of a function that returns a status."""
     if not is_statement(code, lines_before):
         return
     for line in reversed(lines_before):
@@ -191,7 +195,7 @@ def places(tree, paths, draw):
 
 
 def choose(tree, seed, count, spares, pattern='.'):
-    """Returns `count` faults, with an equal share for each folder whose name matches, and `spares` more per folder. For each fault,
+    """Returns `count` faults, distributed evenly over the folders whose name matches, and `spares` more per folder. For each fault,
     first an operator is drawn, then one of its places in the folder, so that rare operators occur too. No line is used twice."""
     rooms = {room: paths for room, paths in rooms_of(tree).items() if re.search(pattern, room)}
     if not rooms:
@@ -205,7 +209,7 @@ def choose(tree, seed, count, spares, pattern='.'):
         while len(taken) < share + spares and any(found.values()):
             name = draw.choice([name for name in OPERATORS if found[name]])
             path, line, before, after = found[name].pop(draw.randrange(len(found[name])))
-            if (path, line) in taken:
+            if (path, line) in taken or name == 'statement dropped' and RELEASE.match(before):
                 continue
             taken.add((path, line))
             number = len(faults) + 1 if len(taken) <= share else f'{room}+{len(taken) - share}'

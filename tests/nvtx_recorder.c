@@ -1,7 +1,7 @@
 /* Records NVTX ranges for tests: a library that NVTX loads if NVTX_INJECTION64_PATH names it. When the
- * process ends, the library appends to the file NVTX_RECORD. It writes one line per range: how often the
- * range was opened, the name of the enclosing range, and the name of the range. The last line, "depth N", has
- * the number of ranges that were not closed.
+ * process ends, the library appends to the file that NVTX_RECORD names. It writes one line per range: how
+ * often the range was opened, the name of the enclosing range, and the name of the range. The last line,
+ * "depth N", has the number of ranges that were not closed.
  *
  *     cc -shared -fPIC -idirafter DIR -o recorder.so tests/nvtx_recorder.c     DIR: where nvtx3/ is */
 #include <nvtx3/nvToolsExt.h>

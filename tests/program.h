@@ -263,7 +263,7 @@ static inline void expect_error(int expected, const char *words, const char *arg
               err);
 }
 
-/* Runs a Python script with a file as its argument; on failure, shows its output. */
+/* Runs a Python script with `path` and `header` as its arguments. If it fails, shows its stderr. */
 static inline void check_with_python(const char *script, const char *path)
 {
     char *argv[] = {"python3", "-c", (char *)script, (char *)path, (char *)header, NULL};

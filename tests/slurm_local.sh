@@ -5,7 +5,8 @@
 #
 #   tests/slurm_local.sh [--keep]     --keep keeps the folder, which has all logs
 #
-# Prints one line per check and ends with "N passed, N failed". Exit status 1 if a check failed, 4 without Slurm.
+# Prints one line per check and ends with "N passed, N failed". Exit status 1 if a check failed, 4 if Slurm, root or the
+# program is missing.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 export PATH=$PATH:/usr/sbin:/sbin
@@ -13,7 +14,7 @@ export PATH=$PATH:/usr/sbin:/sbin
 keep=''
 [[ ${1-} != --keep ]] || keep=yes
 port=${SLURM_TEST_PORT:-26817} # first of three consecutive ports
-limit_s=120                    # time limit of each job
+limit_s=120                    # longest wait for a job
 passed=0 failed=0
 tasks='' collect='' # numbers of the latest jobs
 

@@ -222,7 +222,7 @@ Test(axes, remaining_combinations_as_commands)
     cr_expect_str_eq(text, "--seed 1 --noise 2");
 }
 
-Test(axes, ranks_compare_all_values)
+Test(axes, the_hash_of_options_covers_all_values)
 {
     struct options options = {.tables = {{specs, COUNT_OF(specs), &values}}, .table_count = 1, .axes = &axes};
     static const char *const lines[] = {"--batch 1,2", "--batch 1,3", "--batch 1,2,3", "--batch 1"};

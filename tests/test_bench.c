@@ -257,8 +257,8 @@ static enum status busy_run(void *state, uint64_t number, struct run_time *time)
     return STATUS_OK;
 }
 
-/* Sleeping runs use no CPU time. Computing runs use as much CPU time as the machine gives them. The warm-up
- * does not count. */
+/* Sleeping runs use hardly any CPU time. Computing runs use as much CPU time as the machine gives them. The
+ * warm-up does not count. */
 Test(bench, cpu_time_and_span_of_the_timed_runs)
 {
     const struct variant busy = {.platform = "cpu", .run = busy_run};
@@ -306,9 +306,9 @@ Test(bench, a_failing_run_ends_the_measurement_and_its_message_is_relayed)
 
 /* ---- Several ranks ---- */
 
-/* A simulated second rank. Ranks vote before each run on whether to continue. This rank is warm after
- * `warm_at` votes and fails at vote `fail_at`. `device_s` gives its sample times, and `elapsed_s` its elapsed
- * time. It has the same statistics as this rank. */
+/* A simulated second rank. Ranks vote between runs on whether to continue. The second rank is warm from vote
+ * `warm_at` on and fails at vote `fail_at`. `device_s` gives its sample times, and `elapsed_s` its elapsed
+ * time. In the vote on statistics, it agrees with the tested rank. */
 static struct {
     uint64_t votes, warm_at, fail_at, samples;
     double (*device_s)(uint64_t sample);
@@ -359,7 +359,7 @@ Test(bench, warms_up_until_every_rank_is_warm)
 }
 
 /* Times of the second rank. The first ones alternate. So the median of the slowest rank's times settles later
- * than the median of this rank's constant times. */
+ * than the median of the tested rank's constant times. */
 static double odd_ones(uint64_t sample)
 {
     return sample < 9 && sample % 2 ? 3e-3 : 1e-3;

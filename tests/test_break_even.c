@@ -68,7 +68,7 @@ Test(break_even, without_a_gpu_rates_without_a_step_are_compared)
     expect(0, "files ");
 
     /* Prints rows that break a rule: all batches of all threads are full; runs with a warm page cache have 4
-     * epochs. */
+     * epochs; the shuffle buffer has at most a quarter of the samples that a thread reads from shards. */
     shell(
         "awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } $at[\"items\"] %% ($at[\"batch\"] "
         "* "

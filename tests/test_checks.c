@@ -1,5 +1,5 @@
-/* Tests scripts/check/parallel.sh, the help of all scripts, and the error messages of check scripts for
- * invalid options and variables. Needs no GPU.
+/* Tests scripts/check/parallel.sh and scripts/check/learning.py, the help of all scripts, and error
+ * messages for invalid options and variables. Needs no GPU.
  *
  * The environment variable FDSL_BENCH names the program; the default is ./fdsl-bench. */
 #ifndef _GNU_SOURCE
@@ -16,7 +16,7 @@
 
 #include "command.h"
 
-/* Removes the settings of the checks that run this suite, so that the checks below do not inherit them. */
+/* Removes variables that a check script which runs this suite may have set for its own checks. */
 static void forget_settings(void)
 {
     unsetenv("ONLY");
@@ -112,19 +112,25 @@ Test(checks, refuses_names_that_match_no_check)
     expect(2, "two.sh: ONLY=( is not a regular expression\n");
 }
 
-/* A script's help is the comment at its top. The help must have the script's current path. */
+/* A script's help is the comment at its top. The help must have the script's current path, and needs no
+ * Python package. */
 Test(checks, help_names_the_script_by_its_path)
 {
     glob_t scripts;
     size_t run = 0;
     cr_assert_eq(glob("scripts/*/*.sh", 0, NULL, &scripts), 0);
+    if (shell("python3 -c ''") == 0) {
+        cr_assert_eq(glob("scripts/*.py", GLOB_APPEND, NULL, &scripts), 0);
+        cr_assert_eq(glob("scripts/*/*.py", GLOB_APPEND, NULL, &scripts), 0);
+    }
     for (size_t i = 0; i < scripts.gl_pathc; i++) {
         const char *path = scripts.gl_pathv[i];
         if (access(path, X_OK) != 0)
-            continue; /* a file that other scripts source */
+            continue; /* a file that other scripts source or import */
         char usage[256];
         snprintf(usage, sizeof usage, "\n  %s", path);
-        shell("%s --help < /dev/null", path);
+        shell("text=$(%s --help < /dev/null 2> /dev/null) && printf '%%s\\n' \"$text\" | sed 's/^    /  /'",
+              path);
         expect(0, usage);
         cr_expect_null(strstr(out, "\nset -"), "%s", out);
         run++;
@@ -143,8 +149,20 @@ Test(checks, options_are_checked_first)
     expect(2, "the engines are cuda");
 }
 
-/* A row must be rejected if a column is empty or if its loss is near the loss of guessing (1.39 for four
- * classes). */
+/* train-graph and infer-graph support only cnn. The program is a stub that writes its options to a file. */
+Test(checks, bench_trains_with_a_model_that_train_graph_supports)
+{
+    shell("d=$(mktemp -d) && mkdir -p $d/scripts/sweep && cp scripts/sweep/bench.sh $d/scripts/sweep && "
+          "printf '#!/bin/sh\\necho $@ >> options\\necho \"  train-naive available\"\\n"
+          "echo \"  train-graph available\"\\n' > $d/fdsl-bench && chmod +x $d/fdsl-bench && "
+          "$d/scripts/sweep/bench.sh > /dev/null && cat $d/options; rm -r $d");
+    expect(0, "\n--variant train-graph --verify --model cnn ");
+    expect(0, "\n--variant train-naive --model cnn ");
+    expect(0, "\n--variant all --verify --workload infer ");
+}
+
+/* A row must be rejected if a column is empty or implausible, or if its loss is near the loss of guessing
+ * (1.39 for four classes). With 0 classes, the last three columns may be empty. */
 Test(checks, rows_without_learning_are_rejected)
 {
     static const struct {

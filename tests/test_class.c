@@ -233,8 +233,8 @@ static void add(struct spread *spread, double value)
 
 enum { DRAWS = 20000 };
 
-/* Expects integers to reach both bounds of the range, and real numbers to come within a thousandth of the
- * range of both bounds. Expects the mean to be within five standard errors of the middle. */
+/* Expects integers to reach both bounds of the range, and real numbers to miss each bound by at most 1/1000
+ * of the range. Expects the mean to be within five standard errors of the middle. */
 static void expect_spread(const char *name, struct spread spread, double minimum, double maximum, bool whole)
 {
     double span = maximum - minimum, slack = whole ? 0 : span / 1000;

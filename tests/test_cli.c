@@ -296,7 +296,7 @@ Test(cli, refuses_options_that_contradict_each_other)
         {"--classes 4 --vertices 10", "--vertices describes the benchmark class, which --classes replaces"},
         {"--classes 4 --oval-y 1.5", "--oval-y describes the benchmark class, which --classes replaces"},
         {"--class some.csv --radius 3", "--radius describes the benchmark class, which --class replaces"},
-        {"--classes 4 --class some.csv", "--classes draws classes and --class reads them"},
+        {"--classes 4 --class some.csv", "--classes and --class both choose the classes"},
         {"--preset uji", "--preset has an effect only with --classes; add --classes N"},
         {"--preset-file some.cfg", "--preset-file has an effect only with --classes"},
         {"--preset uji --class some.csv", "add --classes N"},
@@ -351,7 +351,7 @@ Test(cli, refuses_impossible_outputs)
 Test(cli, outputs_fill_their_columns)
 {
     static const struct {
-        const char *arguments, *texts[7]; /* output, channels, layout, out_res, fit, mean, std */
+        const char *arguments, *texts[7]; /* dtype, channels, layout, out_res, fit, mean, std */
     } rows[] = {
         {"", {"u8", "1", "nchw", "32", "", "", ""}},
         {"--fit crop --layout nhwc", {"u8", "1", "nhwc", "32", "", "", ""}},

@@ -480,7 +480,7 @@ Test(cli, a_signal_leaves_no_incomplete_file)
     }
 }
 
-/* Outputs overwrite only files of their own kind. */
+/* Outputs overwrite only empty files and files of their own kind. */
 Test(cli, other_files_are_not_overwritten)
 {
     static const struct {

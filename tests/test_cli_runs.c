@@ -12,7 +12,7 @@ TestSuite(cli, .init = start, .fini = stop, .timeout = 60);
 
 /* ---- Consumed batches ---- */
 
-Test(cli, compute_is_a_step_and_needs_a_gpu)
+Test(cli, compute_needs_a_valid_step_and_a_gpu)
 {
     static const struct refusal refusals[] = {
         {"--compute 0", "--compute: '0' is out of range; it must be 0.1 to 1000"},
@@ -38,7 +38,7 @@ Test(cli, compute_is_a_step_and_needs_a_gpu)
     expect_error(2, "its folder does not exist", "--out nowhere/rows.csv");
     run("--variant fused --best-gpu");
     cr_expect(status == 0 || strstr(err, "--best-gpu: "), "%s", err);
-    run(NAIVE " --compute 5 --device 1023"); /* more than this machine has */
+    run(NAIVE " --compute 5 --device 1023"); /* no machine has a GPU with this number */
     expect_error(4, "--compute: no", "--compute 5");
     run(NAIVE " --compute 5 --device 1023 --dry-run");
     expect_error(4, "--compute: no", "--compute 5");
@@ -290,7 +290,7 @@ Test(cli, too_few_monitor_samples_give_a_warning)
     run_well(NAIVE " --monitor watched.csv");
     cr_expect(strstr(err, " during the timed runs, but meaningful statistics need 20; sample longer with "
                           "--min-time 10.5, or "
-                          "a shorter period\n"),
+                          "use a shorter period\n"),
               "%s", err);
     /* Adds runs until the timed phase has a monitor sample. It then has one sample in most cases, because a
      * run takes less than the period of 10 ms. */
@@ -377,8 +377,8 @@ Test(cli, warmups_are_honoured)
     cr_expect(number(out, 1, "warmups") == 1);
 }
 
-/* Sampling ends with the first sample after the time limit. So all samples except the last fit into the
- * limit, even on a slow machine. */
+/* Sampling stops when the latest sample ends after the time limit. So all samples except the last fit into
+ * the limit, even on a slow machine. */
 Test(cli, max_time_is_honoured)
 {
     run_well("--variant naive --res 64 --batch 8 --vertices 200 --orbits 20 --warmups 1 --warmup-time 0 "

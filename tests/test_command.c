@@ -6,7 +6,7 @@
 
 #include "machine/process.h"
 
-/* burn(0.3) computes until the process has used 0.3 s of CPU time, also on a busy machine. child() forks. */
+/* burn(0.3) uses 0.3 s of CPU time, also on a busy machine. child() forks. */
 static const char tree[] = "import os, signal, subprocess, sys, time\n"
                            "def burn(seconds):\n"
                            "    end = time.process_time() + seconds\n"
@@ -19,7 +19,7 @@ static const char tree[] = "import os, signal, subprocess, sys, time\n"
                            "    return pid\n";
 
 /* A Python program that reads a file of monitor rows. It prints the number of rows, the sums of CPU seconds
- * and written bytes, the largest memory, and the lowest rate. */
+ * and written bytes, the largest memory, the lowest rate, and the first row's variant. */
 static const char sums[] =
     "import csv, sys\n"
     "rows = list(csv.DictReader(open(sys.argv[1])))\n"
@@ -46,7 +46,7 @@ static void start(void)
 
 TestSuite(command, .init = start, .fini = shell_tear_down, .timeout = 120);
 
-/* Runs a Python program, which may use burn() and child(), every 20 ms under the monitor. */
+/* Monitors a Python program, which may use burn() and child(), with a sampling period of 20 ms. */
 static void watch(const char *program_text)
 {
     char text[4096];
@@ -69,7 +69,7 @@ static void read_sums(void)
     cr_expect_geq(sum.lowest, 0, "a rate is negative: %s", out);
 }
 
-/* ---- The command is itself ---- */
+/* ---- Starting a command, and its exit status ---- */
 
 Test(command, has_its_own_input_output_and_exit_status)
 {
@@ -142,7 +142,7 @@ Test(command, command_line_is_checked)
 
 /* ---- The tree ---- */
 
-/* A child, a grandchild and a daemon use 0.3 s of CPU time each. The daemon's parents have ended. */
+/* A child, a grandchild and a daemon use 0.3 s of CPU time each. The daemon's parent has ended. */
 Test(command, is_watched_with_all_its_descendants)
 {
     watch("os.waitpid(child(lambda: (burn(0.3), os.waitpid(child(lambda: burn(0.3)), 0))), 0)\n"
@@ -302,7 +302,7 @@ Test(command, a_forwarded_signal_that_ends_the_command_is_reported)
     cr_expect_geq(sum.rows, 1);
 }
 
-/* The terminal sends Ctrl-C to the whole process group. The monitor must not send it again. */
+/* On Ctrl-C, the terminal sends SIGINT to the whole process group. The monitor must not forward it. */
 Test(command, gets_one_interrupt_for_one_ctrl_c)
 {
     static const char count[] = "import signal, time\n"

@@ -77,7 +77,7 @@ Test(compare, higher_is_better_for_rates)
     cr_expect_str_eq(value(out, 1, "ratio_low"), "");
 }
 
-Test(compare, measures_have_the_names_of_current_columns)
+Test(compare, a_lower_busy_share_is_worse)
 {
     put_rows("a.csv", "busy_share=0.9", "busy_share=0.9", NULL);
     put_rows("b.csv", "busy_share=0.5", "busy_share=0.5", NULL);
@@ -245,7 +245,7 @@ Test(compare, cache_occurs_once_among_the_parameters_of_load)
 }
 
 /* A run of several ranks is compared by its row of all ranks. The rows of single ranks are ignored. */
-Test(compare, of_several_ranks_only_the_row_all_is_compared)
+Test(compare, only_the_row_of_all_ranks_is_compared)
 {
     put_rows("a.csv", "ranks=2;rank=0", "ranks=2;rank=1", "ranks=2;rank=all", NULL);
     put_rows("b.csv", "ranks=2;rank=0;time_median_s=9", "ranks=2;rank=1", "ranks=2;rank=all", NULL);
@@ -394,7 +394,7 @@ Test(compare, malformed_files)
         {"schema,x\na,\"b\"c\n", "b.csv, line 2: neither a comma nor a line end follows a cell"},
         {"schema,x\na,b\rc\n", "b.csv, line 2: neither a comma nor a line end follows a cell"},
         {"schema,x\n\na,b\na,b,c\n", "b.csv, line 4: 3 cells, but the header has 2"},
-        {"schema,x\n\"a\nb\",c\nd\n", "b.csv, line 4: 1 cells, but the header has 2"},
+        {"schema,x\n\"a\nb\",c\nd\n", "b.csv, line 4: 1 cell, but the header has 2"},
         {"schema,x\na,b", "b.csv, line 2: this last line has no line end and may be incomplete"},
         {"schema,x\na,\"b\"", "b.csv, line 2: this last line has no line end and may be incomplete"},
         {"schema,x\na,b\r", "b.csv, line 2: "},
@@ -421,8 +421,8 @@ Test(compare, files_from_a_spreadsheet)
 
 /* ---- Size ---- */
 
-/* Compares two files of 50,000 rows in opposite orders. This takes a few seconds of CPU time, even in a build
- * with sanitizers. */
+/* Compares two files of 50,000 rows in opposite orders. This must take less than 5 s of CPU time, even in a
+ * build with sanitizers. */
 Test(compare, two_files_of_50_000_rows)
 {
     enum { ROWS = 50000 };

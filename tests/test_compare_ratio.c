@@ -33,8 +33,8 @@ Test(ratio, student_quantiles_equal_published_tables)
         expect_near("t", stats_student(known[i].confidence, known[i].freedom), known[i].t, 1e-7);
 }
 
-/* Probability that |T| <= t. Integrates Student's density over the angle whose tangent is t / sqrt(v); there
- * the density is proportional to cos^(v - 1). */
+/* Probability that |T| <= t, with v = `freedom`. Integrates Student's density over the angle whose tangent is
+ * t / sqrt(v); as a function of the angle, the density is proportional to cos^(v - 1). */
 static double probability_within(double t, double freedom)
 {
     enum { STEPS = 100000 };
@@ -182,7 +182,7 @@ struct noise {
     size_t epochs;
 };
 
-/* Simulates runs of a program, whose times are measured as fdsl-bench does. `centre` is the logarithm of the
+/* Simulates runs of a program and evaluates their times as fdsl-bench does. `centre` is the logarithm of the
  * program's median time. */
 static struct side measure(const struct noise *noise, double centre)
 {
@@ -205,8 +205,8 @@ static struct side measure(const struct noise *noise, double centre)
     return side;
 }
 
-/* Fractions of the comparisons that have an interval. `covered`: the interval contains the true ratio.
- * `verdicts`: the comparison has this verdict. */
+/* Fractions of comparisons; comparisons without an interval are not counted. `covered`: the interval contains
+ * the true ratio. `verdicts`: the comparison has this verdict. */
 struct shares {
     double covered, verdicts[VERDICTS];
 };

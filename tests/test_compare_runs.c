@@ -18,7 +18,7 @@ Test(runs, one_run_against_several)
     put_rows("b.csv", "time_median_s=0.0331", "time_median_s=0.0335", "time_median_s=0.0339", NULL);
     compare(0, "");
     cr_expect(strstr(out, note) && !strstr(out, "runs 1/1"), "%s", out);
-    compare(0, "--format csv"); /* ratio 1.047; with only the error of A's row, it would be slower */
+    compare(0, "--format csv"); /* ratio 1.047; A's error alone would give the verdict slower */
     expect_verdict(1, "undecided");
     expect_number(1, "runs_a", 1);
     expect_number(1, "runs_b", 3);

@@ -66,7 +66,7 @@ Test(compare_table, the_table_omits_values_that_most_rows_share)
     cr_expect(strstr(out, "\nall "), "%s", out);
 }
 
-/* The label of the second row shows its empty value. Otherwise both rows would have the same label. */
+/* The second row's label shows its empty value. Otherwise the first two rows would have the same label. */
 Test(compare_table, rows_of_the_table_have_different_labels)
 {
     put_rows("a.csv", "noise=2", "noise=", "noise=2;batch=1", NULL);

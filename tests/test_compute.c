@@ -1,5 +1,5 @@
 /* Tests the option --compute and the batches that training steps receive. A fake consumer checks the batches
- * of the CPU variants of load. */
+ * of the variants that read single files. */
 #include "load_support.h"
 
 #include <math.h>
@@ -179,8 +179,8 @@ static double value_in(const struct batch *batch, uint32_t j, size_t i)
     return batch->type == DTYPE_U8 ? *at : batch->type == DTYPE_F16 ? half_to_float(half) : single;
 }
 
-/* Checks the label and the pixel at the centre of each image. Augmentation shifts images by at most one
- * pixel, so it moves no zeros to the centre. */
+/* Checks the label and one value of each image. In NCHW, the value is at the centre. Augmentation shifts
+ * images by at most one pixel, so it moves no zeros to the centre. */
 static enum status look(struct consumer *consumer, const struct batch *batch)
 {
     struct looking *self = (struct looking *)consumer;
@@ -249,8 +249,8 @@ Test(compute, augmented_arrays_are_floats)
                   1.0 / 255);
 }
 
-/* Sample 5 is a valid array but not an image. When the input is opened, only the first sample is checked, so
- * the run fails. */
+/* Sample 5 is a valid array but differs in shape or type. When the input is opened, only the first sample is
+ * checked, so the run fails. */
 Test(compute, an_array_that_is_not_an_image_fails_the_run)
 {
     static const struct {
@@ -398,7 +398,7 @@ Test(compute, a_task_has_the_share_of_the_rank)
 }
 
 #ifdef HAVE_XXHASH
-/* ---- Refused when the input is opened ---- */
+/* ---- Refusals before the run ---- */
 
 static void expect_no_task(const char *line, const char *words)
 {

@@ -186,7 +186,7 @@ Test(config, a_former_name_with_the_present_one_is_refused)
     }
 }
 
-Test(config, current_values_of_a_former_name_are_refused)
+Test(config, misused_former_names_are_refused)
 {
     static const struct {
         const char *options, *words;
@@ -225,8 +225,8 @@ Test(config, former_names_are_hidden)
               "%s", out);
     EXPECT(0, "$P --workload load --help");
     cr_expect(says("\n  --dtype TYPE            element type of the batches") &&
-                  says("\n  --iodepth N             maximum number of requests in flight") &&
-                  !says("--tensor") && !says("--depth"),
+                  says("\n  --iodepth N             maximum number of files") && !says("--tensor") &&
+                  !says("--depth"),
               "%s", out);
     EXPECT(0, "$P --prepare --help");
     cr_expect(says("\n  --store HOW ") && says("(default shards)") && !says("--layout"), "%s", out);

@@ -327,14 +327,15 @@ Test(consumed, a_run_of_many_batches_ends_with_its_last_step)
     expect_heard("ready 1:1 begin run 1:1 finish 0 ");
     phase_enter(PHASE_TIMED);
     for (uint64_t number = 2; number < 4; number++) {
-        consumer.times = (struct consumer_times){.steps = 5 * number - 5,       /* 5, then 10 */
-                                                 .whole_steps = 4 * number - 4, /* 1 in 5 has a short batch */
-                                                 .first_wait_s = 0.1 * (double)number,
-                                                 .wait_s = 0.05,
-                                                 .busy_s = 0.5 * (double)(number - 1),
-                                                 .whole_s = 0.44 * (double)(number - 1),
-                                                 .span_s = 1,
-                                                 .loss = 1.0 / (double)number};
+        consumer.times =
+            (struct consumer_times){.steps = 5 * number - 5,       /* 5, then 10 */
+                                    .whole_steps = 4 * number - 4, /* one step in five has a short batch */
+                                    .first_wait_s = 0.1 * (double)number,
+                                    .wait_s = 0.05,
+                                    .busy_s = 0.5 * (double)(number - 1),
+                                    .whole_s = 0.44 * (double)(number - 1),
+                                    .span_s = 1,
+                                    .loss = 1.0 / (double)number};
         run(state, number);
     }
     phase_enter(PHASE_MEASURE);

@@ -1,4 +1,5 @@
-/* Tests formats: .npy headers, IDX, CIFAR-10, the project's index, the wids index, and PNG in memory. */
+/* Tests formats: .npy headers, IDX, CIFAR-10, counter values, the project's index, the wids index, and PNG in
+ * memory. */
 #include <criterion/criterion.h>
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* Runs the fuzz targets on the corpus: all files in tests/fuzz/, complete and truncated at each byte of their
- * first kilobytes. make fuzz starts from the same files. */
+/* Runs the fuzz targets on the corpus: all files in tests/fuzz/, complete and truncated at each of their
+ * first 4096 bytes. make fuzz starts from the same files. */
 #include <criterion/criterion.h>
 
 #include <dirent.h>

@@ -12,7 +12,7 @@
 
 TestSuite(hostile, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
 
-/* Expects this exit status and a one-line message that contains these words and no control characters. */
+/* Expects this exit status and a one-line message that contains these words and no escape sequence. */
 static void expect_refusal(int wanted, const char *words, const char *command)
 {
     run("%s", command);
@@ -49,7 +49,7 @@ static void end_shard(FILE *stream)
     cr_assert(fwrite(zeros, 1, sizeof zeros, stream) == sizeof zeros && fclose(stream) == 0);
 }
 
-/* If an extension contains a tab or a newline, the index would have an extra field or line. */
+/* An extension with a blank, tab or newline would add a field or line to an index. */
 Test(hostile, extensions_that_would_inject_records)
 {
     static const char *const extensions[] = {"a\tb", "a\nsample\t9", "a b", "\033[2J"};
@@ -103,8 +103,8 @@ Test(hostile, long_names_stay_apart)
 
 /* ---- Ends of shards ---- */
 
-/* Blocks of zeros do not end a shard if data follows them, as in the output of cat a.tar b.tar or after a
- * page was zeroed. */
+/* Blocks of zeros end a shard. Data after them is an error: for example in the output of cat a.tar b.tar, or
+ * if a page was zeroed. */
 Test(hostile, data_after_the_end_of_a_shard_is_an_error)
 {
     EXPECT(0, "mkdir s t");
@@ -125,8 +125,7 @@ Test(hostile, data_after_the_end_of_a_shard_is_an_error)
                    "$P --variant shards --data t --cache any --min-time 0");
     EXPECT(0, "$P --variant shards --data t --cache any --on-error skip --min-time 0 --format csv");
     cr_expect_not_null(strstr(out, "data follows at offset 16384"), "%s", out);
-    EXPECT(0,
-           "cp s/b t/x.tar && truncate -s +20480 t/x.tar"); /* padding, as to tar records of 10 KiB or more */
+    EXPECT(0, "cp s/b t/x.tar && truncate -s +20480 t/x.tar"); /* zeros at the end, as tar pads archives */
     EXPECT(0, "$P --variant shards --data t --cache any --min-time 0 --verify");
 }
 

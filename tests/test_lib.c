@@ -1,5 +1,5 @@
-/* Tests libfdsl.so. It generates the same images as the program, for every output format and for calls of any
- * size. It reports each wrong argument with one error. */
+/* Tests libfdsl.so. It generates the same images as the program, for every output format and for calls of
+ * several sizes. For each wrong argument, it returns an error that names the argument. */
 #include <math.h>
 #include <pthread.h>
 
@@ -40,7 +40,7 @@ Test(lib, images_are_those_of_the_program_for_every_format)
     }
 }
 
-/* Tests 1, 5 and 9 threads. If a call has fewer images than threads, several threads share an image. */
+/* Tests 1, 5 and 9 threads. With batch = 1, several threads draw parts of one image. */
 Test(lib, images_do_not_depend_on_threads)
 {
     struct fdsl_config config = small();
@@ -75,7 +75,7 @@ Test(lib, lists_and_counters_select_images)
         cr_expect_eq(listed_labels[i], labels[numbers[i]]);
     }
     uint64_t next = 1;
-    for (int step = 0; step < 4; step++) /* as rank 0 of 2, with batches of 3 */
+    for (int step = 0; step < 4; step++) /* as one of 2 ranks with batches of 3 */
         good(fdsl_generate_next(generator, &next, 6, 3, listed + (size_t)step * 3 * bytes, NULL, NULL));
     cr_expect_eq(next, 25);
     for (size_t i = 0; i < 12; i++)
@@ -159,7 +159,7 @@ Test(lib, layouts_are_described)
         cr_expect_null(strchr(fdsl_error(), '\n'), "%s", fdsl_error());                                \
     } while (0)
 
-/* Changes one field of a valid configuration, and expects fdsl_open() to refuse it. */
+/* Changes fields of a valid configuration, and expects fdsl_open() to refuse it. */
 #define EXPECT_WRONG_FIELD(code, change, fragment)                                     \
     do {                                                                               \
         struct fdsl_config config = small();                                           \
@@ -218,6 +218,8 @@ Test(lib, wrong_fields_are_named)
     EXPECT_WRONG_FIELD(FDSL_UNAVAILABLE, config.device = 4096, "CUDA");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.threads = -1, "threads: -1 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.threads = 8193, "threads: 8193 is out of range");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, (config.threads = 8192, config.res = 16384), /* 2.2 TB */
+                       "GB available; lower threads or res");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.batch = 0, "batch: 0 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.batch = (1 << 24) + 1, "batch: 16777217 is out of range");
 }

@@ -1,5 +1,5 @@
-/* Tests libfdsl.so as a part of another program. It leaves the caller's environment unchanged, works in
- * several threads and processes, frees its memory, and can be installed and linked. */
+/* Tests libfdsl.so as part of another program. The library must leave the caller's environment unchanged,
+ * work in several threads and processes, free its memory, and be installable. */
 #include <fcntl.h>
 #include <fenv.h>
 #include <inttypes.h>
@@ -181,7 +181,7 @@ Test(lib_process, memory_that_does_not_suffice_is_reported)
     cr_expect(failures > 0 && successes > 0, "%d failures, %d successes", failures, successes);
 }
 
-/* Memory may grow only in the first 100 cycles, which fill the allocator's caches. */
+/* The first 100 generators may fill the allocator's caches. After that, memory must not grow. */
 Test(lib_process, memory_stays_flat)
 {
     struct fdsl_config config = small();
@@ -206,12 +206,12 @@ Test(lib_process, memory_stays_flat)
 
 /* ---- The files ---- */
 
-/* The picture of the example has the images of the program, side by side. */
+/* The picture written by docs/examples/generate.c has the program's images side by side. */
 Test(lib_process, the_example_works)
 {
     enum { IMAGES = 8, SIDE = 224 };
     if (access("build/examples/generate", X_OK) != 0)
-        cr_skip_test("another build folder");
+        cr_skip_test("build/examples/generate is missing");
     static uint8_t picture[SIDE][IMAGES][SIDE], images[IMAGES][SIDE][SIDE];
     EXPECT(0, "%s/build/examples/generate 2>&1", root);
     cr_expect_str_eq(out, "");
@@ -224,14 +224,14 @@ Test(lib_process, the_example_works)
             cr_assert_eq(memcmp(picture[y][i], images[i][y], SIDE), 0, "row %d of image %d", y, i);
 }
 
-/* A program is compiled against the installed files, found by pkg-config. */
+/* Compiles the example against the installed files, which pkg-config finds. */
 Test(lib_process, installed_files_are_found_by_pkg_config)
 {
 #ifdef __SANITIZE_ADDRESS__
     cr_skip_test("a program must link the runtime of the sanitizers before a library that uses it");
 #endif
     if (access("build/lib/libfdsl.so", R_OK) != 0 || run("command -v pkg-config >/dev/null") != 0)
-        cr_skip_test("another build folder, or no pkg-config");
+        cr_skip_test("build/lib/libfdsl.so or pkg-config is missing");
     EXPECT(0,
            "make -s -C %s -o build/found.mk install-files DESTDIR=$PWD/root PREFIX=/opt/fdsl "
            "LIBDIR=/opt/fdsl/lib64 "
@@ -248,13 +248,13 @@ Test(lib_process, installed_files_are_found_by_pkg_config)
            "lib64/cmake/fdsl/fdslConfig.cmake share/man/man1/fdsl-bench.1 share/man/man3/fdsl.3 "
            "share/modulefiles/fdsl-bench/" FDSL_VERSION ".lua share/doc/fdsl-bench/LICENSE >/dev/null 2>&1");
     EXPECT(0, "grep -rIlE '@[A-Z_]+@' root; :");
-    cr_expect_str_eq(out, "", "no placeholder is left");
+    cr_expect_str_eq(out, "", "installed files contain placeholders");
 }
 
 Test(lib_process, exports_only_its_functions_and_needs_only_glibc)
 {
     if (access("build/lib/libfdsl.so", R_OK) != 0)
-        cr_skip_test("another build folder");
+        cr_skip_test("build/lib/libfdsl.so is missing");
     EXPECT(0,
            "nm -D --defined-only %s/build/lib/libfdsl.so | awk '$2 != \"A\" {print $3}' | grep -v ^fdsl_; :",
            root);

@@ -1,5 +1,5 @@
-/* Tests the lines of the reference, which Bresenham's algorithm draws. Compares them with examples by hand
- * and with the closed form, and checks the end points. */
+/* Tests the reference's lines (Bresenham's algorithm). Compares them with examples computed by hand and with
+ * the closed form, and checks the end points. */
 #include <criterion/criterion.h>
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Tests the workload `load` on intact data: orders, checksums, latencies, and results of every variant. */
+/* Tests the workload `load`: orders, checksums, latencies, and the results of all CPU variants. */
 #include "../cpu/load/reader.h"
 #include "load_support.h"
 
@@ -166,7 +166,7 @@ Test(load, augmentation_matches_definition)
     cr_assert(flips > 60 && flips < 140, "%d flips of 200", flips);
     cr_assert_gt(moves, 150);
     cr_assert(4 * flips_below > below && 4 * flips_below < 3 * below,
-              "not half of the images that are shifted down are flipped: %d of %d", flips_below, below);
+              "%d of %d images that are shifted up are flipped, not about half", flips_below, below);
     cr_assert(4 * flips_right_of > right_of && 4 * flips_right_of < 3 * right_of, "%d of %d", flips_right_of,
               right_of);
 }
@@ -235,7 +235,7 @@ Test(load, every_variant_delivers_every_sample_once, .init = make_folder, .fini 
 
 /* ---- Consumed batches ---- */
 
-/* A consumer of batches, callable from any thread. It counts the batches and adds up their bytes. */
+/* A consumer that counts the batches and their bytes and sums the byte values. Callable from any thread. */
 struct counting {
     struct consumer consumer;
     uint64_t steps, bytes, sum, fails_at;
@@ -386,7 +386,7 @@ Test(load, decoded_batches_hold_every_image_once, .init = make_folder, .fini = r
 
 Test(load, shards_uring_works_with_little_locked_memory, .init = make_folder, .fini = remove_folder)
 {
-    const struct rlimit little = {1 << 20, 1 << 20}; /* enough for the ring itself */
+    const struct rlimit little = {1 << 20, 1 << 20}; /* enough for the ring, but not for its buffers */
     make_shards(101);
     cr_assert_eq(setrlimit(RLIMIT_MEMLOCK, &little), 0);
     bool root = geteuid() == 0;
@@ -411,7 +411,7 @@ Test(load, rows_name_layout_and_timed_steps, .init = make_folder, .fini = remove
     cr_expect_neq(*text, '\0');
 }
 
-/* Returns the number in a column and checks its bounds. */
+/* Checks that the number in a column is from `least` to `most`, and returns it. */
 static double expect_between(const char *variant, const char *line, const char *column, double least,
                              double most)
 {
@@ -453,7 +453,7 @@ Test(load, measures_are_plausible, .init = make_folder, .fini = remove_folder)
         }
 }
 
-/* Replaces the test's folder by a new one in `where`, because /tmp may be a file system in memory. */
+/* Replaces the test's folder by a new one in `where`. /tmp may or may not be a file system in memory. */
 static void make_folder_beside(const char *where)
 {
     remove_folder();

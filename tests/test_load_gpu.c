@@ -335,7 +335,7 @@ Test(load_gpu, columns_are_empty_if_an_option_does_not_apply, .init = make_folde
     free(parameters);
 }
 
-/* Returns the work of 3 epochs of 100 samples, of which two samples could not be read. */
+/* Returns the work of 3 epochs of 100 samples; 2 of the 300 samples could not be read. */
 static struct work loading(const struct load_traits *traits)
 {
     const struct dataset dataset = {.sample_count = 100, .bytes = 5000};

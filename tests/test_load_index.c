@@ -65,7 +65,7 @@ Test(load_index, flipped_bits_are_detected_by_index, .init = make_folder, .fini 
     close_job(&job);
 }
 
-/* Writes another name into the header of the sample whose data begins at `offset`. */
+/* Writes another name into the header of the member whose data begin at `offset`. */
 static void rename_member(const char *shard, uint64_t offset, const char *name)
 {
     uint8_t before[TAR_BLOCK_BYTES], header[TAR_BLOCK_BYTES];

@@ -124,6 +124,7 @@ Test(load_others, the_comparison_refuses_shards_that_tarfile_truncates, .init = 
     cr_assert(comparison_refuses("holds 101 samples, but its samples.csv lists 102"));
     cr_assert_eq(unlink(in_folder("samples.csv")), 0);
     cr_assert_eq(truncate(in_folder("x-000002.tar"), 0), 0);
+    cr_assert(comparison_refuses("empty file"));
     make_shards(101);
     struct stat whole;
     cr_assert_eq(stat(in_folder("x-000002.tar"), &whole), 0);
@@ -154,8 +155,8 @@ Test(load_others, the_comparison_has_the_columns_of_our_rows, .init = make_folde
     cr_assert_eq(system(command), 0);
 }
 
-/* Loaders that run with zero workers and with one worker both have one thread in their rows. So such a loader
- * needs two names. */
+/* The column `threads` is 1 both without workers and with one worker, so the two cases need different
+ * names. */
 Test(load_others, comparison_distinguishes_worker_counts)
 {
     if (system("python3 -c pass 2>/dev/null") != 0)
@@ -241,7 +242,7 @@ Test(load_others, global_pax_header_applies_in_every_share, .init = make_folder,
     fwrite(header, 1, sizeof header, stream);
     fwrite(record, 1, sizeof record - 1, stream);
     fwrite(zeros, 1, tar_padding(sizeof record - 1), stream);
-    for (uint32_t i = 0; i < 101; i++) { /* headers that give a different size */
+    for (uint32_t i = 0; i < 101; i++) { /* each header says 3 bytes, the global one 700 */
         char name[64];
         snprintf(name, sizeof name, "%06u.bin", i);
         cr_assert_eq(tar_header(header, name, 3), STATUS_OK);
@@ -318,8 +319,7 @@ Test(load_others, pax_and_gnu_tars_of_python_are_read, .init = make_folder, .fin
 }
 
 /* The script calls tarfile as webdataset's TarWriter does: it writes a stream ("w|") and sorts a sample's
- * members by extension, with the key first. Members have TarWriter's owner and mode, and a time that is a
- * float. */
+ * members by extension. Members have TarWriter's owner and mode, and a time that is a float. */
 Test(load_others, tars_as_webdataset_writes_them_are_read, .init = make_folder, .fini = remove_folder)
 {
     static const char script[] =

@@ -60,7 +60,7 @@ Test(make, probes_again_if_a_package_or_a_flag_changes)
     cr_expect(calls() > 0);
     EXPECT(0, MAKE "report-parts CFLAGS=-O1");
     cr_expect_eq(calls(), 0);
-    /* Files with timestamps in the future must not make every run probe again. */
+    /* Files with timestamps in the future must not make it probe endlessly. */
     EXPECT(0, "touch -d tomorrow include");
     EXPECT(0, MAKE "report-parts CFLAGS=-O1");
     cr_expect(strstr(out, "✓ jansson"), "%s", out);
@@ -84,7 +84,7 @@ Test(make, is_parallel_by_default)
     expect_shown(jobs, "$(filter -j%,$(MAKEFLAGS))", "");
     expect_shown("-j3", "$(filter -j%,$(MAKEFLAGS))", "-j3");
     expect_shown("-j1", "$(filter -j%,$(MAKEFLAGS))", "-j1");
-    setenv("E", "OMP_NUM_THREADS=1", 1); /* make must not take its value for an option -1 */
+    setenv("E", "OMP_NUM_THREADS=1", 1); /* nproc obeys this variable, but make must not */
     expect_shown(jobs, "$(filter -j%,$(MAKEFLAGS))", "");
 }
 

@@ -1,5 +1,6 @@
-/* Tests scripts/migrate_rows.py: rows of every older schema become current rows without loss, and files that
- * cannot be converted do not change. tests/data/rows has the first rows of each older header. */
+/* Tests scripts/migrate_rows.py: rows of older schemas become current rows, only values whose meaning has
+ * changed become empty, and files that cannot be converted do not change. tests/data/rows has the first rows
+ * of files with older headers. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>
@@ -26,7 +27,7 @@ TestSuite(migrate, .init = set_up, .fini = shell_tear_down, .timeout = 120);
 
 /* ---- Values after the conversion ---- */
 
-/* A Python program that compares FILE.old with FILE, and prints the columns whose values are missing in FILE.
+/* A Python program that compares FILE.old with FILE, and prints the columns whose values were not kept.
  * It is independent of the parser and the names in migrate_rows.py: it uses Python's csv module and its own
  * `names`. */
 static const char compare[] =
@@ -46,7 +47,7 @@ static const char compare[] =
     "        a[name] != b[names.get(name, name)]}\n"
     "print(' '.join(sorted(lost)))\n";
 
-Test(migrate, every_older_schema)
+Test(migrate, older_schemas_become_current)
 {
     static const struct {
         const char *name, *now, *lost;
@@ -55,16 +56,19 @@ Test(migrate, every_older_schema)
                  {"synth_3", "synth/7", "roofline_share"},
                  {"synth_4", "synth/7", "roofline_share"},
                  {"synth_5", "synth/7", "roofline_share"},
+                 {"synth_6", "synth/7", ""},
                  {"load_3", "load/7", ""},
                  {"load_4", "load/7", ""},
                  {"load_4_b", "load/7", ""},
                  {"load_5", "load/7", ""},
+                 {"load_6", "load/7", ""},
                  {"train_1", "train/4", "time_cv time_sd_s"},
                  {"train_2", "train/4", "roofline_share time_cv time_sd_s"},
                  {"train_2_b", "train/4", "roofline_share time_cv time_sd_s"},
                  {"train_2_c", "train/4", "roofline_share time_cv time_sd_s"},
                  {"train_3", "train/4", ""},
                  {"infer_1", "infer/3", "roofline_share"},
+                 {"infer_2", "infer/3", ""},
                  {"monitor_1", "monitor/2", ""}};
     put("compare.py", compare, sizeof compare - 1);
     EXPECT(0, "ls " OLD "*.csv | wc -l");
@@ -233,7 +237,7 @@ Test(migrate, check_and_output_do_not_change_the_file)
 }
 
 static const struct {
-    const char *make; /* writes a file to stdout from "$F", two rows of load/5 */
+    const char *make; /* prints a file; $F has two rows of load/5 */
     const char *says;
 } refused[] = {
     {"head -c -1 $F", "line 3: the last row has no line end and may be incomplete; complete or delete it"},
@@ -263,7 +267,7 @@ Test(migrate, bad_files_are_refused)
                refused[i].make);
         cr_expect(strstr(out, "migrate_rows: bad.csv") == out && strstr(out, refused[i].says), "%s: %s",
                   refused[i].make, out);
-        cr_expect(strchr(out, '\n') == strrchr(out, '\n'), "one line: %s", out);
+        cr_expect(strchr(out, '\n') == strrchr(out, '\n'), "not one line: %s", out);
     }
     EXPECT(1, "cp " OLD "load_4.csv good.csv; " MIGRATE "bad.csv nosuch.csv good.csv");
     cr_expect(strstr(out, "nosuch.csv: no such file") && strstr(out, "good.csv: 2 rows of load/4 converted"),
@@ -281,7 +285,7 @@ Test(migrate, links_are_followed)
 
 #define AS_OTHER "%s env PATH=/usr/bin:/bin python3 migrate_rows.py "
 
-/* Runs the script as another user, because root may write anywhere. */
+/* If the test runs as root, it runs the script as another user, because root may write anywhere. */
 Test(migrate, a_folder_without_permission_to_write)
 {
     const char *as = geteuid() == 0 ? "setpriv --reuid 65534 --regid 65534 --clear-groups" : "";

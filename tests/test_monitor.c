@@ -372,7 +372,7 @@ Test(monitor, without_nvml_it_warns_and_continues)
     cr_expect_str_empty(value(rows, "power_w"));
 }
 
-/* ---- Its own cost ---- */
+/* ---- The monitor's own cost ---- */
 
 Test(monitor, low_cost_gives_no_warning)
 {
@@ -477,7 +477,7 @@ Test(monitor, a_null_monitor_does_nothing)
     monitor_free(NULL);
 }
 
-/* ---- The best GPU ---- */
+/* ---- Choosing a GPU ---- */
 
 Test(monitor, the_gpu_with_most_free_memory_is_chosen)
 {

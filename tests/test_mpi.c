@@ -1,7 +1,7 @@
 /* Tests the program under mpirun: the images of all ranks, their rows, and failures.
  *
  * The environment variable FDSL_BENCH names the program; the default is ./fdsl-bench. Skipped if the build
- * has no MPI or mpirun is missing. Nothing here depends on the machine's speed or number of cores. */
+ * has no MPI or mpirun is missing. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -134,8 +134,8 @@ Test(mpi, one_row_per_rank_and_one_of_all_ranks)
     }
 }
 
-/* All rows of a run must have the same time_utc: the row per rank, the row of all ranks, and the rows of each
- * rank's monitor. */
+/* All rows of a run must have the same time_utc: the rows of single ranks, the row of all ranks, and the
+ * rows of each rank's monitor. */
 Test(mpi, rows_of_a_run_have_the_same_time)
 {
     static char seen[TEXT_MAX];
@@ -271,7 +271,7 @@ Test(mpi, ranks_with_different_options_are_refused)
         shell("timeout 50 mpirun --bind-to none -n 1 $PROGRAM %s : -n 1 $PROGRAM %s",
               TINY "--batch 2 --out rows.csv", line);
         expect_refusal(2, "fdsl-bench: rank 1: its options differ from those of rank 0; give all");
-        cr_expect(access("rows.csv", F_OK) != 0 && access("samples.csv", F_OK) != 0, "no rows");
+        cr_expect(access("rows.csv", F_OK) != 0 && access("samples.csv", F_OK) != 0, "rows were written");
     }
 }
 
@@ -289,7 +289,7 @@ Test(mpi, a_rank_that_mpi_does_not_know_is_refused)
     setenv("PMIX_RANK", "3", 1);
     run(0, TINY "--batch 2 --out rows.csv");
     expect_refusal(4, "started as rank 3 of several (PMIX_RANK)");
-    cr_expect(access("rows.csv", F_OK) != 0, "no rows");
+    cr_expect(access("rows.csv", F_OK) != 0, "rows were written");
 }
 
 /* Variables of a launcher are set, but no launcher runs. So no rank 0 exists that could print errors. */
@@ -299,7 +299,7 @@ Test(mpi, a_rank_without_a_launcher_says_why_it_ends)
     setenv("PMI_SIZE", "2", 1);
     run(0, TINY "--batch 2 --out rows.csv");
     expect_refusal(4, "fdsl-bench: rank 1: started as one of 2 ranks (PMI_SIZE)");
-    cr_expect(access("rows.csv", F_OK) != 0, "no rows");
+    cr_expect(access("rows.csv", F_OK) != 0, "rows were written");
 }
 
 Test(mpi, errors_in_the_options_of_one_rank_are_printed)
@@ -318,8 +318,8 @@ Test(mpi, errors_in_the_options_of_one_rank_are_printed)
 
 Test(mpi, a_rank_that_ended_before_the_run_is_named)
 {
-    /* Another process on this machine, of another job, has the variable of a rank 2. The program must not
-     * mistake it for the missing rank 2. */
+    /* `sleep` stands for a process of another job that also has rank 2. The program must not mistake it for
+     * the missing rank 2. */
     shell("{ OMPI_COMM_WORLD_RANK=2 sleep 60 & timeout 50 mpirun --bind-to none -n 2 $PROGRAM %s "
           "--rank-timeout 1 "
           ": -n 1 true; ended=$?; kill $!; (exit $ended); }",
@@ -340,7 +340,7 @@ Test(mpi, a_rank_that_fails_ends_all_with_its_message)
           ": -n 1 sh -c 'ulimit -v 1200000; exec $PROGRAM %s --out rows.csv'",
           line, line);
     expect_refusal(1, "fdsl-bench: rank 1: naive: out of memory for a batch of 64 images; lower --batch");
-    cr_expect(access("rows.csv", F_OK) != 0, "no rows");
+    cr_expect(access("rows.csv", F_OK) != 0, "rows were written");
 }
 
 /* Between timed runs, ranks vote on whether to continue, and wait for each other. A rank that sleeps in this
@@ -387,7 +387,7 @@ Test(mpi, a_rank_that_hangs_is_named)
     cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 1, "%x", ended);
     read_text("stderr.txt", err);
     cr_expect(strstr(err, "fdsl-bench: gave up waiting for rank 2 after 15 s"), "%s", err);
-    cr_expect(access("rows.csv", F_OK) != 0, "no rows");
+    cr_expect(access("rows.csv", F_OK) != 0, "rows were written");
     cr_expect(access("noisy", F_OK) != 0, "a rank tells rank 0 more than once that it is waiting");
 }
 

@@ -79,7 +79,7 @@ Test(mpi_load, ranks_prepare_one_data_set)
     }
 }
 
-/* A file disappears from the data set of rank 1. Rank 0 reads another folder, so only rank 1 notices. */
+/* Files disappear from the data set of rank 1. Rank 0 reads another folder, so only rank 1 notices. */
 Test(mpi_load, a_rank_that_fails_during_the_timing_ends_all)
 {
     static const char line[] = READ "--min-time 1 --out ../rows.csv";
@@ -98,5 +98,5 @@ Test(mpi_load, a_rank_that_fails_during_the_timing_ends_all)
     read_text("stderr.txt", err);
     cr_expect(WIFEXITED(ended) && WEXITSTATUS(ended) == 1, "%x: %s", ended, err);
     cr_expect(strstr(err, "fdsl-bench: rank 1: ") && strstr(err, "No such file"), "%s", err);
-    cr_expect(access("rows.csv", F_OK) != 0, "no rows");
+    cr_expect(access("rows.csv", F_OK) != 0, "rows were written");
 }

@@ -63,7 +63,7 @@ Test(noise, the_table_is_a_permutation)
 }
 
 /* Near the right end of a cell, the weight (fade) differs from 1 by a few units in the last place. The noise
- * is this difference times a factor of up to 3.2. */
+ * is about this difference times a factor of up to 3.2. */
 Test(noise, zero_at_every_border_and_continuous)
 {
     for (int formula = FORMULA_UJI; formula <= FORMULA_VISUALATOM; formula++) {
@@ -149,8 +149,8 @@ static float float_of_bits(uint32_t bits)
     return value;
 }
 
-/* Checks every half-precision number below 65504, the midpoint to the next one, and the floats next to the
- * midpoint, with both signs. */
+/* Checks every half-precision number below 65504, the midpoint to the next one, and the floats next to both,
+ * with both signs. */
 Test(noise, half_rounding_at_every_half_and_tie)
 {
     for (uint32_t half = 0; half < 0x7BFF; half++) {

@@ -40,7 +40,7 @@ static const struct option_spec common_specs[] = {
 
 static const struct option_spec workload_specs[] = {
     {"batch", "N", OPTION_COUNT, offsetof(struct workload_values, batch), "32", 1, 1048576, NULL, true,
-     "images a run"},
+     "images per run"},
     {"seed", "N", OPTION_COUNT, offsetof(struct workload_values, seed), "1", 0, 18446744073709551615.0, NULL,
      true, "of every random stream"},
     {"limit", "N", OPTION_COUNT, offsetof(struct workload_values, limit), NULL, 1, 100, NULL, true,
@@ -399,7 +399,7 @@ Test(options, the_hash_depends_on_all_values_except_file_names, .fini = stop)
 Test(options, wrong_default_is_a_failure)
 {
     static const struct option_spec broken[] = {
-        {"batch", "N", OPTION_COUNT, 0, "0", 1, 9, NULL, true, "images a run"}};
+        {"batch", "N", OPTION_COUNT, 0, "0", 1, 9, NULL, true, "images per run"}};
     uint64_t batch;
     struct options one = {.tables = {{broken, 1, &batch}}, .table_count = 1};
     char *argv[] = {"fdsl-bench", NULL};

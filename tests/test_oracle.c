@@ -142,7 +142,7 @@ Test(oracle, noise_of_the_shared_streams, .init = start, .fini = stop)
 
 /* cuRAND's documented layout: a call of curand_uniform4() gives 4 floats, which are x and y of two vertices.
  * Each orbit has its own subsequence. */
-Test(oracle, noise_of_four_uniform_floats_a_call, .init = start, .fini = stop)
+Test(oracle, noise_of_four_uniform_floats_per_call, .init = start, .fini = stop)
 {
     const struct synth_traits uniform4 = {.noise = SYNTH_NOISE_UNIFORM4, .timed = "draw"};
     struct synth_image image = image_at(0, 0);
@@ -250,8 +250,8 @@ Test(oracle, any_order_at_each_pixel_is_accepted, .init = start, .fini = stop)
     cr_expect(member(image));
 }
 
-/* Sets one pixel, for every third pixel in turn, to each gray of the image and to neighbouring grays. Only a
- * gray that some orbit can give this pixel must be accepted. */
+/* Sets every third pixel in turn to each gray of the image, and to a neighbour of each gray. A changed value
+ * must be accepted only if it is the gray of an orbit that covers the pixel. */
 Test(oracle, a_single_wrong_pixel_is_rejected, .init = start, .fini = stop)
 {
     struct synth_image image = choose_image();
@@ -313,7 +313,7 @@ struct fake {
     uint64_t run;   /* the run that generated the images */
     uint64_t asked; /* the run to compare with */
     bool half_noise, flip_order;
-    uint64_t bad_images; /* bit j: image j has one pixel too bright */
+    uint64_t bad_images; /* bit j: image j has one wrong pixel */
     uint64_t fails_at;   /* index of an image that cannot be fetched */
     unsigned fetched[BATCH];
 };

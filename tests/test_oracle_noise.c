@@ -15,7 +15,7 @@ struct generator {
     uint64_t copy_from, copy_to; /* two images that share a stream; if equal, no images share one */
     bool same_axes;              /* the last orbit of the last image has equal draws for x and y */
     uint32_t still_from;         /* from this orbit on, the noise after vertex 11 is 0.5; 0: never */
-    bool wrong_images;           /* the images use different noise */
+    bool wrong_images;           /* images are drawn with the negated noise */
     bool fails;
 };
 
@@ -105,8 +105,8 @@ Test(oracle_noise, noise_of_a_correct_generator_is_accepted, .init = cr_redirect
     cr_expect_stderr_eq_str("");
 }
 
-/* The distribution test has 8 * 65536 draws. They suffice to detect a shift of 0.01, and a change of the
- * spread by 5 %. */
+/* The distribution test uses all 576,000 draws of the 8 images. They suffice to detect a shift of 0.01, and
+ * a change of the spread by 5 %. */
 Test(oracle_noise, shifted_noise_is_rejected, .init = cr_redirect_stderr)
 {
     cr_expect(wrong_of((struct generator){.scale = 1, .shift = 0.01f}) == STREAM_BATCH);

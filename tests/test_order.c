@@ -58,8 +58,8 @@ Test(order, permutations_are_equally_likely)
     const struct order_plan keyed = {.seed = 7, .samples = ITEMS, .workers = 1, .keyed = true};
     expect_all_permutations(&files, "files");
     expect_all_permutations(&shards, "shards");
-    expect_all_permutations(&window, "a window");
-    expect_all_permutations(&keyed, "keys");
+    expect_all_permutations(&window, "a shuffle buffer");
+    expect_all_permutations(&keyed, "a keyed order");
 }
 
 /* With many items, every item must reach every index equally often, including its original index. */

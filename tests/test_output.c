@@ -57,8 +57,8 @@ static uint16_t to_bf16(float value)
 static const struct conversion conversions[] = {{"half", to_half, half_value, 0x7C00, 65536},
                                                 {"bfloat16", to_bf16, bf16_value, 0x7F80, 0x1p128}};
 
-/* Every 16-bit number must convert to itself, with both signs. Midpoints must go to the even neighbour, other
- * values to the nearest number. */
+/* Every 16-bit number except NaN must convert to itself, with both signs. Midpoints must go to the even
+ * neighbour, other values to the nearest number. */
 static void expect_nearest(const struct conversion *c)
 {
     for (uint32_t bits = 0; bits <= c->infinity; bits++) {
@@ -237,7 +237,8 @@ static uint8_t *noisy_canvas(uint32_t res, size_t pitch)
     cr_assert_not_null(canvas);
     for (size_t i = 0; i < res * pitch; i++) {
         uint32_t word = philox(key, (uint32_t)i, 1, 0, 0).word[0];
-        canvas[i] = word & 3 ? (uint8_t)(word >> 8) : word & 4 ? 255 : 0; /* 1/4 is black or white */
+        /* A quarter of the pixels are black or white. */
+        canvas[i] = word & 3 ? (uint8_t)(word >> 8) : word & 4 ? 255 : 0;
     }
     return canvas;
 }
@@ -389,7 +390,7 @@ Test(output, large_weights)
 }
 
 /* Enlarges an image of 2 x 2 pixels to 16384 x 16384. */
-Test(output, the_largest_enlargement)
+Test(output, a_large_enlargement)
 {
     enum { SIDE = 16384 };
     static const uint8_t canvas[] = {0, 64, 128, 255};

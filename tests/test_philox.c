@@ -139,7 +139,7 @@ Test(philox, streams_share_no_block)
     free(blocks);
 }
 
-/* Words at the same index in different streams must agree in about half of their bits. */
+/* Words of different streams, and two words of one block, must agree in about half of their bits. */
 Test(philox, streams_are_uncorrelated)
 {
     enum { COUNT = 20000 };

@@ -74,7 +74,8 @@ static uint8_t *read_png(const char *path, uint32_t width, uint32_t height)
     FILE *stream = fopen(path, "rb");
     cr_assert(stream && fread(header, 1, sizeof header, stream) == sizeof header, "%s", path);
     fclose(stream);
-    cr_assert(header[24] == 8 && header[25] == 0 && header[28] == 0, "not 8 bits, gray and not interlaced");
+    cr_assert(header[24] == 8 && header[25] == 0 && header[28] == 0,
+              "not an 8-bit gray PNG without interlacing");
 
     png_image image = {.version = PNG_IMAGE_VERSION};
     cr_assert(png_image_begin_read_from_file(&image, path), "%s", image.message);

@@ -188,8 +188,8 @@ Test(prepare, libarchive_agrees)
 }
 #endif
 
-/* With pyarrow, metadata_parquet.py writes a table of all samples. Without pyarrow, it exits with status 4
- * and one line. */
+/* With pyarrow, metadata_parquet.py writes a table of all samples. Without pyarrow, it prints one line
+ * and exits with status 4. */
 Test(prepare, parquet)
 {
     if (run("python3 -c 1") != 0)
@@ -338,9 +338,9 @@ Test(prepare, cifar)
 
 /* ---- Resuming ---- */
 
-/* Starts --prepare `rounds` times, and kills all its ranks with SIGKILL. Each time, more units (shards or
- * folders of files) are finished, at most about half of them. Then runs to completion. Finished units must be
- * kept, and the result must equal that of an uninterrupted run. */
+/* Starts --prepare `rounds` times, and kills all its ranks with SIGKILL. Before each kill, more
+ * units (shards or folders of files) must be finished; before the last kill, about half of all units. Then
+ * runs to completion. Finished units must be kept, and the result must equal that of an uninterrupted run. */
 static void kill_and_resume(const char *launcher, const char *options, const char *first_place, int places,
                             int rounds)
 {

@@ -216,7 +216,7 @@ Test(profile, a_failing_program_is_reported)
     cr_expect(says("unknown option") && says("ncu ended with status 2"), "%s", out);
 }
 
-/* PATH has neither nsys nor ncu. Skipped if one of them is installed at another usual location. */
+/* Neither nsys nor ncu exists. Skipped if one of them is on the PATH or at another usual location. */
 Test(profile, missing_tools_are_named)
 {
     if (run("ls -d /opt/nvidia/nsight-*/*/ncu /opt/nvidia/nsight-*/*/bin/nsys /usr/local/cuda/bin/ncu "

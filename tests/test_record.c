@@ -201,7 +201,7 @@ Test(record, row_with_other_fields_is_refused)
 {
     expect_refused("name,note,wrong\nx,y,1\nx,yname,z,1,2\nx,y,1\n",
                    "line 3: 5 fields, but the header has 3; repair or delete this row");
-    expect_refused("name,note,wrong\n\"x\n\nx\",y,1\nx\n", "line 5: 1 fields, but the header has 3");
+    expect_refused("name,note,wrong\n\"x\n\nx\",y,1\nx\n", "line 5: 1 field, but the header has 3");
 }
 
 Test(record, torn_row_is_removed)

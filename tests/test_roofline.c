@@ -1,5 +1,5 @@
-/* Tests the roofline: known peak rates, the minimum work of each workload, and that no share of the peak
- * exceeds 100 %. */
+/* Tests the roofline: peak rates, the minimum work of generating and training, and the output of the
+ * program. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -169,7 +169,7 @@ Test(roofline, bounds_have_names)
     cr_expect_str_eq(roofline_bound_name(BOUND_BUS), "bus");
 }
 
-/* Two ranks share a GPU. A third rank has its own GPU and more work. */
+/* Two ranks share a GPU. The other rank has its own GPU and takes longer. */
 Test(roofline, the_roofline_of_all_ranks_is_that_of_the_slowest)
 {
     const struct roofline part = {100, 40, 5, 8, BOUND_COMPUTE, 2.5},
@@ -278,8 +278,8 @@ Test(roofline, flops_of_a_network)
                      model_flops(&model, &cases[i].savings));
 }
 
-/* train-graph trains on 2.28 million samples per second on an H200. This is 15.2 % of the peak. */
-Test(roofline, train_graph_is_near_16_percent)
+/* At 2.28 million samples per second on an H200, train-graph reaches 15.2 % of the peak. */
+Test(roofline, train_graph_is_near_15_percent)
 {
     const struct model model = cnn();
     const struct engine graph = {.unit = UNIT_HALF};

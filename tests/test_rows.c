@@ -6,7 +6,7 @@
 
 TestSuite(rows, .init = start, .fini = stop, .timeout = 120);
 
-/* SMALL: options for images that take microseconds. LOOPS(n): the same, and n samples. */
+/* SMALL: options for images that take microseconds. LOOPS(n): SMALL with n samples. */
 #define SMALL    "--res 16 --batch 2 --vertices 5 --orbits 3 --radius 3 --warmups 1 --warmup-time 0 "
 #define LOOPS(n) SMALL "--loops " #n " "
 

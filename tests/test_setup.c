@@ -20,7 +20,7 @@ static void set_up(void)
 
 TestSuite(setup, .init = set_up, .fini = shell_tear_down, .timeout = 60);
 
-/* This PATH has neither git nor mpicc. */
+/* The script's PATH has neither git nor mpicc. */
 Test(setup, prints_packages_and_command_before_it_installs)
 {
     if (geteuid() != 0)

@@ -159,8 +159,8 @@ static void fill_zigzag(double *samples, size_t n)
         samples[i] = (double)(i % 2 ? n - i / 2 : i / 2 + 1);
 }
 
-/* Returns the probability that a binomial (n, 1/2) is at least `low` and less than `high`. This is the
- * probability that the interval between the order statistics `low` and `high` contains the median. */
+/* Returns the probability that a binomial (n, 1/2) variable is at least `low` and less than `high`. This is
+ * the probability that the interval between the order statistics `low` and `high` contains the median. */
 static double coverage(size_t n, size_t low, size_t high)
 {
     double sum = 0;
@@ -256,9 +256,9 @@ Test(stats, the_interval_covers_the_median_of_series_with_memory)
         }
 }
 
-/* Short series with autocorrelation. At most one in ten may have an interval that misses the median. If the
- * autocorrelation is strong, at most a quarter may have an interval. */
-Test(stats, short_series_with_memory_have_no_interval)
+/* Short series with autocorrelation. At most one in ten may have an interval that misses the median. With
+ * 20 samples and strong autocorrelation, fewer than a quarter of the series may have an interval. */
+Test(stats, short_series_with_memory_rarely_have_a_wrong_interval)
 {
     static const size_t counts[] = {10, 20, 50, 100};
     for (size_t c = 0; c < COUNT_OF(counts); c++)
@@ -335,7 +335,8 @@ Test(stats, ks_handles_ties)
     float a[] = {1, 2, 2, 3}, b[] = {1, 1, 3};
     expect_near("ks", stats_ks(a, 4, b, 3), 5.0 / 12);
     expect_near("swapped", stats_ks(b, 3, a, 4), 5.0 / 12);
-    /* All values are equal except one. Code that steps through equal values one by one would find 3/4. */
+    /* All values are equal except one. Code that steps through equal values one by one would find a larger
+     * distance. */
     expect_near("ties", stats_ks((float[]){5, 5, 5, 5}, 4, (float[]){5, 5, 5, 6}, 4), 0.25);
 }
 

@@ -142,6 +142,12 @@ Test(sweep, a_table_with_an_error_runs_nothing)
         {"variant\t\nnaive\t1\n", "t.tsv:1: unknown column ''"},
         {"variant\tout\nnaive\tx.csv\n", "t.tsv:1: column 'out' cannot be used in a sweep"},
         {"variant\thelp\nnaive\tyes\n", "t.tsv:1: column 'help' cannot be used in a sweep"},
+        {"variant\tconfig\nnaive\tx.ini\n", "t.tsv:1: column 'config' cannot be used in a sweep"},
+        {"variant\tsamples\nnaive\tx.csv\n", "t.tsv:1: column 'samples' is now called 'samples-out'"},
+        {"variant\tprepare\nnaive\tx\n", "t.tsv:1: column 'prepare' cannot be used in a sweep"},
+        {"variant\texport-step\ntrain-naive\tx\n", "t.tsv:1: column 'export-step' cannot be used in a sweep"},
+        {"variant\tcheckpoint\ntrain-naive\tx\n",
+         "t.tsv:2: column 'checkpoint' can be used in a sweep only with infer"},
         {"batch\tvariant\tbatch\n1\tnaive\t2\n", "t.tsv:1: column 'batch' occurs twice"},
         {HEADER TASK("1") "naiv\t2" QUICK "\n", "t.tsv:3: unknown variant 'naiv'; did you mean 'naive'?"},
         {HEADER TASK("1") TASK("two"), "t.tsv:3: --vertices: 'two' is not a whole number"},
@@ -165,6 +171,16 @@ Test(sweep, a_table_with_an_error_runs_nothing)
                   out);
         cr_expect(!exists("r"));
     }
+}
+
+/* Each option with a file or a folder either names an input, or is refused. */
+Test(sweep, options_that_write_files_are_refused)
+{
+    shell(
+        "$FDSL_BENCH --help -v | sed -nE 's/^  --([a-z-]+) [A-Z|]*(FILE|DIR).*/\\1/p' | sort -u | while read "
+        "-r option; do printf 'variant\t%%s\nnaive\t-\n' $option > t.tsv; " SWEEP
+        " --count 2>&1 | grep -qF \"'$option' cannot\" || echo $option; done | paste -sd' '");
+    cr_expect_str_eq(out, "checkpoint class data init preset-file\n");
 }
 
 Test(sweep, tables_in_configs_have_no_error)
@@ -454,7 +470,7 @@ static pid_t start_long(void)
     }
     while (!strstr(get("r/sweep/t/task_1.command"), "naive") && waitpid(pid, NULL, WNOHANG) == 0)
         usleep(10000);
-    /* In most cases, the variant runs after this time. An earlier signal must have the same effect. */
+    /* By now, the variant is usually running. An earlier signal must have the same effect. */
     usleep(300000);
     return pid;
 }
@@ -507,6 +523,19 @@ Test(sweep, a_task_restarts_after_sigkill)
     expect_no_leftovers();
 }
 
+Test(sweep, an_interrupted_redo_is_continued_without_redo)
+{
+    launch_with("shift 2; exec \"$@\"");
+    sweep(RANKS_HEADER "naive\t2" QUICK "\nnaive\t1" QUICK "\n", "");
+    expect(0, "2 finished, 0 finished before");
+    launch_with("[ $3 = true ] || { kill -TERM $PPID; sleep 9; }");
+    sweep(NULL, "--redo");
+    expect(143, "to continue, repeat the command without --redo");
+    launch_with("shift 2; exec \"$@\"");
+    sweep(NULL, "");
+    expect(0, "2 finished, 0 finished before");
+}
+
 /* ---- Slurm ---- */
 
 /* Creates a fake sbatch that only logs its arguments, and puts it on the PATH. */
@@ -548,8 +577,8 @@ Test(sweep, a_table_with_an_error_is_not_submitted)
     cr_expect(!exists("calls"));
 }
 
-/* Expects a scaling job with `most` ranks to list these tasks. The words that all tasks have in common are
- * removed. */
+/* Expects a scaling job in an allocation of `most` ranks to list these tasks. The words that all tasks have
+ * in common are removed. */
 static void scale(const char *table, int most, const char *wanted)
 {
     put("s.tsv", table);

@@ -1,5 +1,5 @@
 /* Tests the tar parser and writer, and the keys of samples. libarchive and Python's tarfile must read what
- * the writer writes, and the parser must read what they write. */
+ * the writer writes, and the parser must read what tarfile writes. */
 #include <criterion/criterion.h>
 
 #include <stdio.h>

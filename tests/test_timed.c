@@ -1,5 +1,5 @@
-/* Tests variants that give correct results only while they are not timed. --verify checks timed runs, so none
- * of these variants may get a row. */
+/* Tests variants whose timed runs are wrong although the runs before the timing are correct. --verify checks
+ * timed runs, so wrong runs and epochs must not get a row. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 

@@ -132,7 +132,7 @@ Test(train, optimizers_match_hand_computed_values)
     const double adam = 0.9 - 0.1 * (0.02 / 0.19) / sqrt(0.00031225 / 0.001999);
     expect_steps(&(struct optimizer){.kind = OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8},
                  (const double[]){0.9, adam});
-    /* AdamW: the updates are those of Adam, and before each update the parameter shrinks by the factor
+    /* AdamW: the updates are those of Adam, and before each update the parameter is multiplied by
      * 1 - 0.1 * 0.1. */
     expect_steps(
         &(struct optimizer){

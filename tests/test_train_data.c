@@ -171,12 +171,12 @@ Test(train_data, cifar_files_and_their_faults)
         "$P --variant train-naive --model lenet --flip --shift 4 --batch 7 --epochs 1 --data m --format csv");
     cr_expect_eq(number(out, 1, "train_samples"), 24);
     put("m/data_batch_2.bin", records, sizeof records - 1);
-    expect_refusal(1, ON, "not a binary CIFAR-10 file: 36875 bytes is not a multiple");
+    expect_refusal(1, ON, "not a binary CIFAR-10 file: its size, 36875 bytes, is not");
 }
 
 #ifdef HAVE_XXHASH
-/* Trains on data sets of --prepare: on one folder, of which a tenth becomes the test set, and on two folders,
- * for training and testing. */
+/* Trains on data sets of --prepare: on one folder, of which about a tenth becomes the test set, and on two
+ * folders, for training and testing. */
 Test(train_data, datasets_and_their_faults)
 {
     EXPECT(0, "$P --prepare m --from digits --samples 300");

@@ -1,5 +1,5 @@
-/* Tests that the progress display does not change the training. An engine that records its calls is trained
- * with stderr as a terminal and with stderr as a file, and the calls are compared. */
+/* Tests that the progress display does not change the training. Trains twice on an engine that
+ * records its calls, with stderr as a file and as a terminal, and compares the calls. */
 #include <criterion/criterion.h>
 
 #include <fcntl.h>

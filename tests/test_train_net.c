@@ -16,7 +16,7 @@
  * is about 1e-12, and the rounding error about 1e-10. */
 #define REACH     0x1p-20f
 #define TOLERANCE 1e-6
-#define CHECKED   12 /* parameters per tensor */
+#define CHECKED   12 /* minimum number of parameters to check per tensor */
 
 /* Runs step 0 from these parameters. Returns its mean loss. */
 static double loss_at(const struct net *net, float *parameters)
@@ -30,7 +30,8 @@ static double loss_at(const struct net *net, float *parameters)
     return totals.loss / (double)totals.samples;
 }
 
-/* Compares the gradients of a step with central differences, for about CHECKED parameters of each tensor. */
+/* Compares the gradients of a step with central differences, for CHECKED or more parameters of each tensor,
+ * or all if it has fewer. */
 static void check_gradients(const struct model_table *table, struct shape input, uint32_t classes,
                             uint32_t count, float smoothing)
 {
@@ -95,8 +96,8 @@ LAYERS(add, false, PLAIN(4), {.kind = LAYER_RELU}, PLAIN(4), {.kind = LAYER_DROP
        {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_RELU},
        {.kind = LAYER_POOL, .kernel = {1, 2, 1}}, PLAIN(4), {.kind = LAYER_ADD, .back = 2},
        {.kind = LAYER_LINEAR});
-/* The pooling drops the last row of its input. This input is also added to the output of the convolution
- * after the pooling, whose padding restores the height. */
+/* The pooling drops the last row of its input. This input is also added to the output of the next
+ * convolution, which restores the height by padding. */
 LAYERS(add_pool, false, PLAIN(2), {.kind = LAYER_RELU}, {.kind = LAYER_POOL, .kernel = {1, 2, 1}},
        {.kind = LAYER_CONV, .channels = 2, .kernel = {1, 1, 1}, .padding = {0, 2, 0}},
        {.kind = LAYER_ADD, .back = 3}, {.kind = LAYER_LINEAR});

@@ -90,7 +90,8 @@ Test(train_verify, verification_checks_every_step)
 
 /* ---- Timed epochs are verified ---- */
 
-/* The engines below omit steps, but claim to have used all TIMED_SAMPLES samples, in batches of 4. */
+/* The engines below omit steps or discard their results, but claim to have used all TIMED_SAMPLES samples, in
+ * batches of 4. */
 enum { TIMED_SAMPLES = 123 };
 static uint64_t claimed;
 
@@ -198,7 +199,7 @@ Test(train_verify, detects_omitted_steps)
     struct train_epoch unused;
     open_timed(&net);
     for (size_t f = 0; f < COUNT_OF(faults); f++)
-        for (int i = 0; i < 4; i++) { /* the verified step is random; any of them must detect the fault */
+        for (int i = 0; i < 4; i++) { /* the fault must be detected whichever step is drawn */
             struct engine engine = engine_naive;
             engine.totals = claimed_totals;
             engine.steps = faults[f];

@@ -26,7 +26,7 @@ struct net {
     struct data data;
     struct train train;
     void *state;
-    float *initial, *zeros; /* parameters; each has model.arena_values values */
+    float *initial, *zeros; /* initial parameters; zeros for m and v; model.arena_values values each */
 };
 
 /* Creates the training set and the test set with random bytes and random labels. */

@@ -300,8 +300,8 @@ static inline uint64_t hash_of(const struct dataset *dataset, uint32_t number, c
     return checksum_sample(sample->key_hash, hashes, sample->members);
 }
 
-/* With --verify: compares the hash over all bytes of a sample with the hash that the plain reader
- * (data/plain.h) computed. */
+/* With control->whole: compares the hash over all bytes of a sample with the hash that the plain reader
+ * (data/plain.h) computed. If they are equal, counts the sample in control->seen. */
 static void check_whole(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset_sample *sample = &worker->load->dataset->samples[number];
@@ -312,7 +312,7 @@ static void check_whole(struct worker *worker, uint32_t number, const uint8_t *d
     checksum_add(&worker->checksum, hash, sample->bytes);
 }
 
-/* In timed runs: adds the hash over the edges of a sample to the checksum. */
+/* Without control->whole: adds the hash over the edges of a sample to the checksum. */
 static void check_edges(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct dataset *dataset = worker->load->dataset;
@@ -335,7 +335,7 @@ enum status reader_verify_slots(void *state, uint64_t *wrong)
     return STATUS_OK;
 }
 
-/* Passes the batch to the consumer: with --decode the images, otherwise the slots. */
+/* Passes the batch to the consumer: with --decode or --augment its images, otherwise its slots. */
 static enum status consume(struct worker *worker, uint32_t slot, uint32_t count)
 {
     const struct load *load = worker->load;
@@ -418,7 +418,8 @@ static size_t set_bytes_of(const struct dataset *dataset, uint32_t file)
 }
 
 /* Maps up to `bytes` bytes of a file at `memory`, in whole pages. Sets `*mapped` to the number of bytes
- * mapped, which is smaller if the file was truncated. With --on-error skip, a missing file is empty. */
+ * mapped, which is smaller if the file was truncated. With --on-error skip, a file that cannot be opened
+ * counts as empty. */
 static enum status map_over(const struct load *load, uint32_t file, uint8_t *memory, size_t bytes,
                             size_t *mapped)
 {

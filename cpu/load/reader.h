@@ -15,7 +15,8 @@
 
 struct reader;
 
-/* State of one thread. Its buffer has slots of reader->stride bytes. A batch is `batch` consecutive slots. */
+/* State of one thread. Its buffer has slots of reader->stride bytes. A batch is up to load->batch consecutive
+ * slots. */
 struct worker {
     const struct load *load;
     struct reader *reader;
@@ -26,7 +27,7 @@ struct worker {
     uint32_t delivered; /* number of samples of the epoch in delivered batches; not used by all variants */
 
     struct checksum checksum; /* of delivered samples */
-    struct losses losses;     /* samples that could not be read */
+    struct losses losses;     /* samples that could not be read or decoded */
     struct latency *latency;  /* LOAD_CALLS histograms */
     double decode_s, augment_s;
     uint8_t *decoded; /* scratch buffer of image_decode() */
@@ -41,7 +42,7 @@ struct worker {
     char failure[1024]; /* error message, if the run failed */
 };
 
-/* Reads and delivers the samples of worker->order. Each variant has one such function. */
+/* Reads and delivers the samples of worker->order. Each variant passes one to reader_open(). */
 typedef enum status reader_epoch(struct worker *worker);
 
 struct reader {
@@ -58,8 +59,8 @@ struct reader {
     struct load_result result;
 };
 
-/* Sets up `threads` workers with at least `slots` slots each, in whole batches. `reader` is zeroed; the
- * caller closes it, also after a failure. */
+/* Sets up `threads` workers with at least `slots` slots each, in whole batches. The caller closes
+ * `reader`, also after a failure. */
 enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots,
                         reader_epoch *epoch);
 void reader_close(struct reader *reader);
@@ -72,8 +73,8 @@ uint32_t reader_stream_slots(const struct load *load);
  * function and the next four, `state` is a struct whose first member is a struct reader. */
 enum status reader_ready(void *state, uint64_t number);
 
-/* Implements run() of the variants: each worker calls reader->epoch(). STATUS_WRONG if the delivered samples
- * differ from what the plain reader (data/plain.h) read. */
+/* Implements run() of the variants: each worker calls reader->epoch(). STATUS_WRONG if the checksum of the
+ * delivered samples differs from the plain reader's (data/plain.h). */
 enum status reader_run(void *state, uint64_t number, struct run_time *time);
 
 /* Implements fetch() of the variants. `result` is a struct load_result. */
@@ -81,8 +82,8 @@ enum status reader_fetch(void *state, void *result);
 
 /* Implements copy() of the variants' struct load_traits. The worker threads copy the working set into their
  * buffers, once batch by batch and once sample by sample. The faster rate is an upper bound on the rate of
- * any loader. The working set of shards is their mappings; the working set of files is anonymous memory of
- * the same size. At most 2 GiB are copied. */
+ * any loader that copies every byte with as many threads. The working set of shards is their mappings; the
+ * working set of files is anonymous memory of the same size. At most 2 GiB are copied. */
 enum status reader_copy(void *state, double *bytes_per_s);
 
 /* Implements verify_slots() of the variants' struct load_traits. Checks the samples in all slots. */

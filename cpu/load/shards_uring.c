@@ -1,6 +1,6 @@
 /* `shards-uring`: one thread keeps up to --iodepth reads of --block KiB in flight. The buffers are registered
  * with io_uring, if the limit of locked memory permits. Reads bypass the page cache (O_DIRECT), except with
- * --cache warm. They are aligned to pages. The blocks of a shard are processed in order. Reads of the next
+ * --cache warm. They are aligned to 4 KiB. The blocks of a shard are processed in order. Reads of the next
  * shard start before the current shard is complete. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -15,7 +15,7 @@
 #include "reader.h"
 #include "uring.h"
 
-#define ALIGNMENT 4096u /* alignment of offsets, lengths and buffers, in bytes; sufficient for any device */
+#define ALIGNMENT 4096u /* alignment of offsets, lengths and buffers for O_DIRECT, in bytes */
 
 /* A read that is in flight, or complete but not processed yet. */
 struct block {
@@ -48,7 +48,7 @@ static const struct dataset_member *last_member(const struct dataset *dataset, u
     return &dataset->members[dataset->samples[sample].member + dataset->samples[sample].members - 1];
 }
 
-/* Computes the range of a segment in its shard. The start is aligned to pages. */
+/* Computes the range of a segment in its shard. The start is rounded down to a multiple of ALIGNMENT. */
 static void segment_range(const struct dataset *dataset, const struct order_segment *segment, uint64_t *begin,
                           uint64_t *end)
 {
@@ -58,7 +58,7 @@ static void segment_range(const struct dataset *dataset, const struct order_segm
 }
 
 /* Opens the shard of the next segment. Sets `*failure` to the errno, or 0. If the shard cannot be opened,
- * returns STATUS_OK with --on-error skip, unless too many files are open. */
+ * returns STATUS_OK with --on-error skip, unless too many files are open or O_DIRECT is unavailable. */
 static enum status open_segment(struct shards_uring *uring, const struct order *order, int *failure)
 {
     const struct load *load = uring->reader.load;
@@ -311,7 +311,7 @@ static void uring_teardown(void *state)
     free(uring);
 }
 
-/* Warns once that the buffers are not registered, so Linux must pin their pages for every read. */
+/* Warns once that the buffers are not registered, so Linux must pin their pages for every direct read. */
 static void warn_unregistered(size_t bytes, int failure)
 {
     static bool said;

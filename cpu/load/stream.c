@@ -22,12 +22,12 @@ struct stream {
     uint32_t file;
     uint8_t *buffer;
     size_t buffer_bytes;
-    uint64_t begin; /* offset in the shard of the buffer's first byte */
+    uint64_t begin; /* offset of the buffer's first byte within the shard */
     size_t held;    /* number of bytes in the buffer */
     bool at_end;    /* the end of the shard was read */
 };
 
-/* Prepends the shard to the error message. */
+/* Prepends the shard's path to the error message. */
 static enum status broken(const struct stream *stream, enum status status)
 {
     const struct dataset *dataset = stream->reader.load->dataset;

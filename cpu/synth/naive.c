@@ -28,24 +28,31 @@ static void naive_teardown(void *state)
     free(naive);
 }
 
+/* Returns 0 if images are drawn in place. */
+static size_t naive_canvas_bytes(const void *state)
+{
+    const struct synth *synth = ((const struct naive *)state)->synth;
+    return output_is_canvas(&synth->output) ? 0 : synth_image_bytes(synth);
+}
+
 static enum status naive_setup(const struct resources *resources, const void *input, void **state)
 {
     (void)resources;
     const struct synth *synth = input;
-    TRY(synth_check_batch_memory(synth));
     struct naive *naive = *state = calloc(1, sizeof *naive);
     if (!naive)
         return status_set(STATUS_FAILED, "naive: out of memory");
     naive->synth = synth;
-    bool converted = !output_is_canvas(&synth->output);
+    size_t canvas_bytes = naive_canvas_bytes(naive);
+    TRY(synth_check_memory(synth, canvas_bytes));
     if (!synth->call) {
         naive->images = malloc(synth->batch * synth_output_bytes(synth));
         naive->labels = malloc(synth->batch * sizeof *naive->labels);
     }
-    naive->canvas = converted ? malloc(synth_image_bytes(synth)) : NULL;
+    naive->canvas = canvas_bytes ? malloc(canvas_bytes) : NULL;
     naive->points = malloc(synth->vertices_max * sizeof *naive->points);
     bool batch = synth->call || (naive->images && naive->labels);
-    if (!batch || (converted && !naive->canvas) || !naive->points)
+    if (!batch || (canvas_bytes && !naive->canvas) || !naive->points)
         return status_set(STATUS_FAILED, "naive: out of memory for a batch of %llu images; lower --batch",
                           (unsigned long long)synth->batch);
     return STATUS_OK;
@@ -122,8 +129,11 @@ static const uint8_t *naive_images(const void *state)
     return ((const struct naive *)state)->images;
 }
 
-static const struct synth_traits traits = {
-    .noise = SYNTH_NOISE_COUNTER, .outputs = true, .timed = "clear+draw", .images = naive_images};
+static const struct synth_traits traits = {.noise = SYNTH_NOISE_COUNTER,
+                                           .outputs = true,
+                                           .timed = "clear+draw",
+                                           .images = naive_images,
+                                           .canvas_bytes = naive_canvas_bytes};
 
 static const char *naive_instruction_set(void)
 {

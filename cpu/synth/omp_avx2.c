@@ -65,7 +65,7 @@ static inline void v_compress_lanes(const struct omp_tables *tables, uint8_t *p,
 
 /* Returns the scaled gradients on both sides of each cell. Looks up first the hash and then its gradient,
  * both with register permutations. The hash table has 32 words, and one instruction indexes 8 of them, so
- * four lookups are combined. Gather instructions would take five times as long. */
+ * four lookups are combined. With gather instructions, moving the vertices would take 1.8 times as long. */
 static inline void v_gradients(const struct omp_tables *tables, vint cell, vreal *left, vreal *right)
 {
     vint shift = v_and(v_right(cell, 3), v_set(28));

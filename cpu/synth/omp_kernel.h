@@ -16,7 +16,7 @@
 
 #define OMP_LANES_MAX 16
 
-/* Maximum length in pixels of lines that are walked in vectors; omp_simd.h gives the reason. */
+/* Maximum number of major steps of lines that are walked in vectors; omp_simd.h gives the reason. */
 #define OMP_MAJOR_MAX 1024
 
 /* The steps of lines of up to OMP_SHORT = 2^OMP_SHORT_BITS pixels come from a table. */
@@ -64,7 +64,7 @@ struct omp_arc {
 
     float *cosine, *sine, *advance; /* tables of the arc's vertices */
     float *x, *y;                   /* current positions of the vertices */
-    uint64_t *stir[2]; /* private to the kernel: Philox intermediates that depend on the vertex only */
+    uint64_t *stir[2]; /* private to the kernel: Philox intermediates that do not depend on the orbit */
     int32_t *column[2], *row[2]; /* pixel coordinates after the even and the odd orbit of a pair */
 
     /* Private to the kernel. `moved` lists the first vertex of each vector to move. `traced` lists the first
@@ -113,8 +113,8 @@ static inline int32_t omp_pack_step(int32_t major, int32_t minor)
     return (int32_t)(((uint32_t)major & 0xFFFF) | (uint32_t)minor << 16);
 }
 
-/* Draws the line that begins at vertex i of the arc, pixel by pixel. For lines that are too long for vectors,
- * and for machines without SIMD. */
+/* Draws the line that begins at vertex i of the arc, pixel by pixel. Used for lines that are too long for
+ * vectors, and by the scalar kernel. */
 void omp_trace_line(const struct omp_arc *arc, int parity, uint32_t i, const struct omp_pen *pen);
 
 #endif

@@ -245,7 +245,8 @@ static void forward(struct net *net, uint32_t epoch, enum data_part part, bool t
     }
 }
 
-/* Runs the backward pass of convolutions. Each chunk of consecutive samples has its own sums of gradients. */
+/* Runs the backward pass of the blocks up to FLAT, sample by sample. Each chunk of consecutive samples has
+ * its own sums of gradients. */
 static void samples_backward(struct net *net, uint32_t epoch)
 {
     uint32_t count = net->count, size = (count + NET_CHUNKS_MAX - 1) / NET_CHUNKS_MAX;

@@ -2,7 +2,7 @@
  * operands are copied into a matrix (im2col), and single-threaded sgemm multiplies this matrix. This variant
  * is the baseline for our own GEMM.
  *
- * OpenBLAS is loaded with dlopen() when the variant is requested. If it were linked, it would start its
+ * OpenBLAS is loaded with dlopen() in probe(). If it were linked, it would start its
  * threads in every run of the program. */
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -56,7 +56,7 @@ static size_t least(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* Returns the distance between neighbouring offsets if it is constant; otherwise 0. */
+/* Returns the distance between neighbouring offsets; 0 if it varies, 1 if there is only one offset. */
 static size_t spacing(const uint32_t *offsets, size_t count)
 {
     size_t apart = count > 1 ? offsets[1] - offsets[0] : 1;
@@ -66,7 +66,7 @@ static size_t spacing(const uint32_t *offsets, size_t count)
     return apart;
 }
 
-/* Sets rows of c to the bias, or to zero, unless gemm->add is set; sgemm then adds to them. */
+/* Sets rows of c, to which sgemm adds, to the bias or to zero. Does nothing if gemm->add is set. */
 static void begin_rows(const struct gemm *gemm, size_t first, size_t end)
 {
     for (size_t i = first; i < end && !gemm->add; i++)

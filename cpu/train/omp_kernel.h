@@ -1,6 +1,6 @@
 /* The functions of `train-omp` and `infer-omp` that are compiled once per instruction set. omp_simd.h
  * implements them with vectors; one file per instruction set defines the vectors. All are single-threaded
- * loops over floats and have no state. */
+ * and have no state. */
 #ifndef FDSL_CPU_TRAIN_OMP_KERNEL_H
 #define FDSL_CPU_TRAIN_OMP_KERNEL_H
 

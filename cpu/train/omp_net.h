@@ -17,7 +17,7 @@
 #include "train/published.h"
 
 #define NET_BLOCKS_MAX (MODEL_LAYERS_MAX + 2)
-#define NET_CHUNK      4 /* minimum number of samples per chunk; one thread sums the gradients of a chunk */
+#define NET_CHUNK      4 /* minimum number of samples per chunk except the last; one thread sums its gradients */
 /* Maximum number of chunks. Each chunk has its own sum. The sums are added in order, so the result does not
  * depend on the number of threads. */
 #define NET_CHUNKS_MAX 64

@@ -393,7 +393,8 @@ static enum status check_offsets(const struct net *net)
         size_t rows = block->kind >= BLOCK_FLAT ? net->batch : block->positions;
         if (rows > UINT32_MAX / block->out_pitch)
             return status_set(STATUS_USAGE,
-                              "omp: a batch of %" PRIu32 " samples has more than 2^32 values; lower --batch",
+                              "omp: an output of a layer has more than 2^32 values; lower --batch (%" PRIu32
+                              "), or use smaller samples",
                               net->batch);
     }
     return STATUS_OK;

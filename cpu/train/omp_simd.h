@@ -18,7 +18,8 @@ static size_t least(size_t a, size_t b)
  *
  * A tile of c, ROWS rows of PANEL vectors, stays in registers during the loop over s. Each step loads PANEL
  * vectors of b and broadcasts ROWS elements of a, for ROWS * PANEL multiply-adds. Panels of b are split every
- * STEPS steps, so that each piece stays in the L1 cache while one column of tiles uses it. */
+ * STEPS steps, so that each piece (at most 36 KB) stays in an L1 cache of 48 KB while one column of tiles
+ * uses it. */
 
 #define ROWS_MAX 8
 #define STEPS    144

@@ -25,7 +25,7 @@ static int by_value(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* Measures the median time of `repeats` consecutive steps. */
+/* Measures the median time per step over `repeats` consecutive steps. */
 static enum status measure(struct cuda_consumer *self, const struct batch *batch, int repeats, double *step_s)
 {
     static_assert(REPEATS_MAX < CONSUMER_STEPS_AHEAD, "calibration reuses the events of steps");

@@ -14,7 +14,7 @@ int device_current(void)
 void device_restore(int device)
 {
     if (device >= 0 && device != device_current() && cudaSetDevice(device) != cudaSuccess)
-        (void)cudaGetLastError(); /* the next check must not see it */
+        (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
 }
 
 /* Makes the device current, unless it is current already. */
@@ -25,10 +25,31 @@ static enum status use(int device)
     return STATUS_OK;
 }
 
+/* Exchanges the capture mode of this thread; ignores errors. */
+static int exchange_capture(int mode_)
+{
+    cudaStreamCaptureMode mode = static_cast<cudaStreamCaptureMode>(mode_);
+    if (cudaThreadExchangeStreamCaptureMode(&mode) != cudaSuccess)
+        (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
+    return mode;
+}
+
+int device_relax_capture(void)
+{
+    return exchange_capture(cudaStreamCaptureModeRelaxed);
+}
+
+void device_restore_capture(int mode)
+{
+    (void)exchange_capture(mode);
+}
+
 enum status device_alloc(int device, size_t bytes, void **memory)
 {
     TRY(use(device));
+    int mode = device_relax_capture();
     cudaError_t error = cudaMalloc(memory, bytes);
+    device_restore_capture(mode);
     if (error != cudaErrorMemoryAllocation)
         return cuda_status(error, "cudaMalloc", __FILE__, __LINE__);
     (void)cudaGetLastError();
@@ -36,16 +57,14 @@ enum status device_alloc(int device, size_t bytes, void **memory)
                       1e-9 * (double)bytes);
 }
 
-/* Frees in relaxed mode: otherwise freeing would end a capture of another thread. */
 void device_free(int device, void *memory)
 {
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     if (use(device) != STATUS_OK)
         return;
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    int mode = device_relax_capture();
     (void)cudaFree(memory);
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    (void)cudaGetLastError(); /* the next check must not see it */
+    device_restore_capture(mode);
+    (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
 }
 
 enum status device_copy(int device, void *to, const void *from, size_t bytes, void *stream)
@@ -131,7 +150,7 @@ static bool uses_all_memory(int device)
 {
     int pageable = 0;
     if (cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device) != cudaSuccess)
-        (void)cudaGetLastError(); /* the next check must not see it */
+        (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
     return pageable != 0;
 }
 

@@ -1,4 +1,4 @@
-/* Stubs of the device functions for builds without CUDA: there is no device, and queries give the reason. */
+/* Stubs of the device functions for builds without CUDA. Every returned status is STATUS_UNAVAILABLE. */
 #include "machine/device.h"
 #include "machine/device_memory.h"
 
@@ -34,6 +34,16 @@ int device_current(void)
 void device_restore(int device)
 {
     (void)device;
+}
+
+int device_relax_capture(void)
+{
+    return 0;
+}
+
+void device_restore_capture(int mode)
+{
+    (void)mode;
 }
 
 enum status device_alloc(int device, size_t bytes, void **memory)

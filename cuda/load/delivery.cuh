@@ -196,7 +196,7 @@ static inline std::unique_lock<std::mutex> delivery_guard(struct delivery *deliv
 uint32_t queue_slot(const struct output_queue *queue, uint32_t arrival);
 uint64_t queue_batch(const struct output_queue *queue, uint32_t arrival);
 
-/* queue_fill() records that the `count` samples from arrival number `arrival` on have been enqueued.
+/* queue_fill() records that the `count` samples from arrival number `arrival` on are lost or being unpacked.
  * queue_advance() delivers complete batches in order, up to the first incomplete batch. */
 void queue_fill(struct output_queue *queue, uint32_t arrival, uint32_t count);
 enum status queue_advance(struct output_queue *queue);
@@ -217,8 +217,8 @@ enum status queue_free(struct output_queue *queue);
  * returns the number of samples in a span. A span consists of the fewest whole shuffle buffers that contain
  * `target` samples. Without shuffling, it has 4 times `target` samples, or the whole set if that is smaller.
  *
- * delivery_stream_slots() returns the number of slots per worker: one batch plus one span. With a consumer,
- * it adds the larger of the two once more. */
+ * delivery_stream_slots() returns the number of slots per worker: one batch plus one span (at most the
+ * worker's share). With a consumer, it adds the larger of the two once more. */
 uint64_t delivery_span(const struct load *load, uint64_t target);
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span);
 

@@ -28,12 +28,19 @@ static enum status read_member(const struct dataset *dataset, const struct datas
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));
-    ssize_t count = read(fd, bytes, member->size + 1); /* one byte more, to detect a file that grew */
-    int failure = count < 0 ? errno : 0;
+    uint64_t count = 0;
+    ssize_t part = 1;
+    while (part != 0 && count <= member->size) { /* one byte more, to detect a file that grew */
+        part = read(fd, bytes + count, member->size + 1 - count);
+        if (part < 0 && errno != EINTR)
+            break;
+        count += part > 0 ? (uint64_t)part : 0;
+    }
+    int failure = part < 0 ? errno : 0;
     close(fd);
     if (failure)
         return status_set(STATUS_FAILED, "%s/%s: cannot read: %s", dataset->path, name, strerror(failure));
-    if ((uint64_t)count != member->size)
+    if (count != member->size)
         return status_set(STATUS_FAILED, "%s/%s: offset %llu: the file's size has changed from %llu bytes",
                           dataset->path, name, (unsigned long long)count, (unsigned long long)member->size);
     return STATUS_OK;

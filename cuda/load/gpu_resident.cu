@@ -166,7 +166,7 @@ static uint64_t lay_out(struct arrays *arrays, uint32_t count)
     return set_bytes;
 }
 
-/* Reads all files of a sample into a buffer. Byte `first` of the set goes to address `bytes`. Keeps the
+/* Reads all members of a sample into a buffer. Byte `first` of the set goes to address `bytes`. Keeps the
  * latest file open in `*fd` and its number in `*file`. */
 static enum status read_sample(const struct resident *resident, uint32_t number, int *fd, uint32_t *file,
                                uint8_t *bytes, uint64_t first)
@@ -267,7 +267,7 @@ static enum status open_resident(struct resident *resident, const struct resourc
     uint64_t batches = LAUNCH_BYTES / (load->batch * delivery->stride);
     uint64_t all_batches = ((uint64_t)count + load->batch - 1) / load->batch;
     batches = batches < 1 ? 1 : batches < all_batches ? batches : all_batches;
-    uint64_t kept_bytes = set_bytes + resident->scratch_bytes + /* keys and numbers, allocated below */
+    uint64_t kept_bytes = set_bytes + resident->scratch_bytes + /* keys and numbers: see open_order() */
                           count * (2 * sizeof *resident->keys[0] + 2 * sizeof *resident->order[0]);
     TRY(device_check_room(delivery->device, kept_bytes + LAUNCHES * batches * load->batch * delivery->stride,
                           "the set and its batches need",

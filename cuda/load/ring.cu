@@ -32,7 +32,7 @@ static void read_ahead(const struct ring_worker *worker, struct ring_share *shar
     const struct load *load = share->queue->delivery->load;
     const struct order *order = &share->queue->order;
     if (load->cache == LOAD_WARM || worker->ring->type->on_device)
-        return; /* the data is in the page cache already, or cuFile bypasses the page cache */
+        return; /* already in the page cache, or read by cuFile, which may bypass the page cache */
     for (; share->asked < order->segment_count && share->asked <= share->segment + load->prefetch;
          share->asked++) {
         int fd = dataset_file_open(load->dataset, order->segments[share->asked].shard, 0);
@@ -130,7 +130,7 @@ static void take_piece(struct ring_worker *worker, struct ring_share *share, str
     share->within = 0;
 }
 
-/* Plans the next chunk: consecutive samples until the buffer is full or the span (delivery_span()) ends. */
+/* Plans the next chunk: the samples that follow in reading order and fit, up to the end of the span. */
 static enum status plan_chunk(struct ring_worker *worker, struct ring_share *share, struct chunk *chunk)
 {
     const struct ring *ring = worker->ring;
@@ -234,7 +234,7 @@ static enum status claim(struct ring_worker *worker, struct ring_share **claimed
             return STATUS_OK;
         if (!fits && !(share && queue_handed(share->queue))) {
             /* Reached only with a consumer, so the lock is held. Without a consumer, a share has only one
-             * worker and always has room. */
+             * worker, and has room when all chunks of this worker are complete. */
             RANGE(WAIT);
             delivery->changed.wait(guard);
             continue;
@@ -325,7 +325,7 @@ static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t c
     return STATUS_OK;
 }
 
-/* Records that the chunk's samples have been enqueued. Delivers the batches that are now complete. */
+/* Records that the chunk's samples are lost or being unpacked. Delivers the batches that are now complete. */
 static enum status deliver(struct chunk *chunk)
 {
     struct ring_share *share = chunk->share;

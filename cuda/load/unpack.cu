@@ -161,7 +161,7 @@ struct group {
 };
 
 /* Converts value i of a group to float. A byte is inserted into the low bits of the float 2^23, which gives
- * 2^23 + byte; then 2^23 is subtracted. This takes two full-rate instructions. */
+ * 2^23 + byte; then 2^23 is subtracted. This takes two instructions: a permute and an addition. */
 template <enum dtype S, int BYTES>
 static __device__ __forceinline__ float value_of(const struct words<BYTES> &words, int i)
 {

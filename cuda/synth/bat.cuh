@@ -144,6 +144,7 @@ template <class Step> struct bat_batch : staged<bat_batch<Step>> {
         TRY(device_batch_open(&batch, resources, synth, scratch.slot_bytes));
         CUDA_TRY(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, batch.device));
         TRY(choose_split(synth));
+        batch.bytes += (split - 1) * scratch.slot_bytes; /* device_batch_open() has counted one slot */
         TRY(grow_pending_launches());
         CUDA_TRY(cudaMalloc(&scratch.base, split * scratch.slot_bytes));
         return device_launch_open(&scratch.failure);

@@ -97,7 +97,7 @@ struct device_batch {
     void *tables;
     struct device_clock clock;
     uint64_t run;   /* number of the latest run */
-    uint64_t bytes; /* device memory of the batch, including `scratch_bytes` of device_batch_open() */
+    uint64_t bytes; /* allocated device memory; callers add what exceeds `scratch_bytes` below */
 };
 
 /* Allocates the batch. The caller will allocate `scratch_bytes` more. STATUS_USAGE if all this does not fit

@@ -112,8 +112,8 @@ static size_t paint_bytes(uint32_t width, uint32_t height)
     return offsetof(paint_shared, canvas) + (words < FUSED_WARP ? FUSED_WARP : words) * sizeof(uint32_t);
 }
 
-/* Returns the largest canvas side for which a block needs at most `bytes` bytes of shared memory; at least
- * TILE_LEAST. */
+/* Returns the largest canvas side (TILE_MOST, TILE_MOST - 8, ...) for which a block needs at most `bytes`
+ * bytes of shared memory; at least TILE_LEAST. */
 static uint32_t side_within(size_t bytes)
 {
     uint32_t side = TILE_MOST;

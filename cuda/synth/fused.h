@@ -14,9 +14,9 @@
 struct fused_plan;
 struct device_clock;
 
-/* `background` is that of struct generator_request. Creates a plan for batches of `synth` on a device:
- * tables, scratch memory and CUDA kernels. `synth` must outlive the plan. The caller closes the plan with
- * fused_close(). STATUS_USAGE if there is not enough device memory. */
+/* Creates a plan for batches of `synth` on a device: tables, scratch memory and CUDA kernels. `background`:
+ * see struct generator_request. `synth` must outlive the plan. The caller closes the plan with fused_close().
+ * STATUS_USAGE if there is not enough device memory, or if an image has too many lines. */
 enum status fused_open(int device, const struct synth *synth, bool background, struct fused_plan **plan);
 
 /* Enqueues the generation of the first `count` images of run number `number` + `*counter`. `count` is at most

@@ -38,7 +38,7 @@ static void free_all(struct generator *generator)
     (void)cudaSetDevice(self->device);
     fused_close(self->plan);
     (void)cudaFree(self->labels);
-    (void)cudaGetLastError(); /* the next check must not see it */
+    (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
     free(self);
 }
 

@@ -290,8 +290,8 @@ template <bool Wide, formula Formula> struct painter {
         return Formula == FORMULA_VISUALATOM;
     }
 
-    /* Queues those lines of an orbit that touch the tile. The ends are packed. Surplus orbits of the last
-     * unit have value 0, so that drawing their lines changes nothing. */
+    /* Queues those lines of an orbit whose bounding boxes touch the tile. The ends are packed. Surplus orbits
+     * of the last unit have value 0, so that drawing their lines changes nothing. */
     __device__ __forceinline__ void push(uint32_t packed, uint32_t entry, uint32_t value)
     {
         const uint32_t all = 0xC000C000u;
@@ -303,7 +303,7 @@ template <bool Wide, formula Formula> struct painter {
                    __byte_perm(end, next, 0x6420), entry, value);
     }
 
-    /* Queues those lines of an orbit that touch the tile. The ends are not packed. */
+    /* Queues those lines of an orbit whose bounding boxes touch the tile. The ends are not packed. */
     __device__ __forceinline__ void push(int2 end, uint32_t entry, uint32_t value)
     {
         end.x -= tile.x;

@@ -8,7 +8,7 @@
  * The integer part is exact. All errors below are in units of 2^-16 pixel. The slope is minor / major * 2^16
  * + 1, rounded down. The quotient has an error of at most 2 ulp = 2^-6. The slope is therefore at most 1 +
  * 2^-6 too large and 2^-6 too small. The bias is half a pixel plus 4, and 4 exceeds 135 * 2^-6. The sum is
- * therefore never too small. It is too large by less than 135 * (1 + 2^-6) + 8 = 146. The exact value is a
+ * therefore never too small. It is too large by at most 135 * (1 + 2^-6) + 4 < 142. The exact value is a
  * multiple of 1 / (2 major) pixel. An error below 2^16 / (2 * 135) = 242 never reaches the next integer. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_STROKE_CUH
 #define FDSL_CUDA_SYNTH_FUSED_STROKE_CUH
@@ -30,10 +30,10 @@ struct stroke {
     uint32_t
         place; /* bytes to the next canvas pixel: lower half along the minor, upper along the major axis */
     uint32_t value; /* value to paint; the larger value wins */
-    int32_t left;   /* remaining pixels, at least 1 */
+    int32_t left;   /* remaining pixels; stroke_walk() needs at least 1 */
 };
 
-/* Returns the address of the pixel at `at`: the dot product of its upper two bytes with `place`. */
+/* Returns the address of the pixel at `at`: `canvas` + the dot product of its upper 2 bytes with `place`. */
 static __device__ __forceinline__ uint32_t stroke_address(uint32_t canvas, uint32_t place, uint32_t at)
 {
     uint32_t address;

@@ -281,9 +281,9 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, 16)
 #define SPLIT_ROWS  (SPLIT_QUADS * FUSED_ORBITS * 2)
 #define SPLIT_BYTES (SPLIT_ROWS * FUSED_WARP * sizeof(float))
 
-/* Replaces the steps along one axis by positions: `position` plus the running sum of steps. The rows of an
- * axis are every other row. Returns the last position. Only this part is serial over the orbits. It issues
- * the loads of two units before it uses them. */
+/* Replaces the steps along one axis by positions: `position` plus the running sum of steps. An axis uses
+ * every other row. Returns the last position. Only this part is serial over the orbits. It issues the loads
+ * of two units before it uses them. */
 static __device__ __forceinline__ float fused_add_up(float *row, uint32_t quads, float direction,
                                                      float position)
 {

@@ -3,8 +3,8 @@
  *
  *   noise     Computes a noise sample per orbit and vertex. The variants differ in this stage.
  *   vertices  One thread per vertex computes its position after each orbit.
- *   painting  One thread per line draws it. All orbits are drawn concurrently, so either of two
- *             overlapping orbits may end up on top. */
+ *   painting  One thread draws each line. Orbits are drawn concurrently, so either of two overlapping
+ *             orbits may end up on top. */
 #ifndef FDSL_CUDA_SYNTH_STAGES_CUH
 #define FDSL_CUDA_SYNTH_STAGES_CUH
 
@@ -301,8 +301,8 @@ template <class self> struct staged {
 };
 
 /* A variant as a generator (core/generator.h): draws canvases on the caller's stream and converts them there.
- * The host launches the stages of each image, so the image numbers must be consecutive and known to the
- * host. */
+ * The host passes the first image number to the kernels. The image numbers must therefore be consecutive and
+ * known to the host. */
 template <class self> struct staged_generator {
     struct generator generator; /* must be first */
     struct synth synth;         /* synth.batch is the number of images of the current call */
@@ -327,8 +327,8 @@ template <class self> struct staged_generator {
         staged_generator *made = reinterpret_cast<staged_generator *>(generator);
         self *drawing = static_cast<self *>(made->state);
         if (numbers->list || numbers->counter)
-            return status_set(STATUS_UNAVAILABLE, "the host launches this generator's kernels, so it cannot "
-                                                  "take image numbers from device memory; use fused");
+            return status_set(STATUS_UNAVAILABLE, "the host computes this generator's image numbers, so they "
+                                                  "cannot come from device memory; use fused");
         TRY(drawing->finish());
         const cudaStream_t own = drawing->batch.clock.stream;
         drawing->batch.clock.stream = static_cast<cudaStream_t>(stream);
@@ -354,8 +354,8 @@ template <class self> struct staged_generator {
         free(made);
     }
 
-    /* Draws one image, because CUDA loads kernels at their first launch, and must not do so while a call is
-     * captured. The canvas serves as its output. */
+    /* Draws the images of one launch, because CUDA loads kernels at their first launch, and must not do so
+     * while a call is captured. The converted image overwrites the first canvas. */
     enum status load_kernels()
     {
         self *drawing = static_cast<self *>(state);
@@ -373,6 +373,7 @@ template <class self> struct staged_generator {
         CUDA_TRY(cudaSetDevice(resources->device));
         CUDA_TRY(cudaMalloc(&labels, batch * sizeof *labels));
         TRY(self::setup(resources, &synth, &state));
+        static_cast<self *>(state)->batch.bytes += batch * sizeof *labels;
         return load_kernels();
     }
 

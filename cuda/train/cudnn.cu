@@ -1,10 +1,10 @@
 /* Convolutions by cuDNN, for `train-cudnn` and `train-cudnn-tf32`: the baseline for our own kernels. Tensors
  * are fp32 in the layout of all our layers (batch, channels, ...). Only deterministic algorithms are used.
  *
- * The library is loaded when one of these variants is requested, so other variants run without it. Its header
- * provides the types. The calls belong to cuDNN's older API, which cuDNN 9 deprecates but still has in full.
- * Programs normally call the newer graph API through a separate C++ library, which would be one more
- * dependency. */
+ * cudnn_probe() loads the library, so other variants run without it. The types come from cuDNN's header. The
+ * calls belong to cuDNN's older API, which cuDNN 9 deprecates but still has in full. Programs normally call
+ * the newer graph API through a separate C++ library (cudnn-frontend), which would be one more dependency
+ * of this program. */
 #include "train/cudnn.cuh"
 
 #include <dlfcn.h>

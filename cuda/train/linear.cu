@@ -5,8 +5,8 @@
  *     weights   gradient[o][i]      = sum over samples of out_delta[sample][o] * in[sample][i] */
 #include "train/product.cuh"
 
-/* A block has DOWN x ACROSS warps and computes 64 x 64 sums. With larger tiles, these small matrices would
- * give too few blocks. */
+/* A block computes 64 x 64 sums (in fp32, with DOWN x ACROSS warps). With larger tiles, these small matrices
+ * would give too few blocks. */
 #define DOWN   2
 #define ACROSS 1
 

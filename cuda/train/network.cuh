@@ -53,7 +53,7 @@ struct pass {
     float *workspace; /* WORKSPACE_VALUES floats */
 };
 
-/* All device memory of an engine. */
+/* The device memory that an engine allocates. */
 struct allocations {
     void *blocks[8 * MODEL_LAYERS_MAX];
     uint32_t count;

@@ -27,7 +27,7 @@ static inline void device_progress_close(struct device_progress *progress)
     progress->seen = nullptr;
 }
 
-/* Call after enqueuing `steps` steps. Once TRAIN_PROGRESS_STEPS steps have accumulated, it enqueues a copy of
+/* Call after enqueuing `steps` steps. Once TRAIN_PROGRESS_STEPS steps have accumulated, enqueues a copy of
  * `totals` (device memory) to the host. */
 static inline enum status device_progress_step(struct device_progress *progress,
                                                const struct train_totals *totals, uint32_t steps,

@@ -16,7 +16,7 @@
 #define ENGINE (&engine_bf16)
 /* Number of snapshots of the totals: one after each recent step, and one before the first of them. */
 #define RECENT       (STEP_BACKEND_RECENT + 1)
-#define RATE         0.001 /* Adam's learning rate; its other constants are PyTorch's defaults */
+#define RATE         0.001 /* Adam's learning rate: PyTorch's default, like Adam's other constants */
 #define MOMENT_BLOCK 256
 #define MOMENT_PARTS 256 /* blocks per channel */
 

@@ -17,8 +17,8 @@ from ._library import CPU, check, lib
 if TYPE_CHECKING:
     import numpy
 
-# Element types: bytes, code and name in array interfaces, and type code of DLPack. NumPy has no bfloat16: it gets
-# the bits as uint16.
+# Per element type: bytes per element, type string of array interfaces, and type code of DLPack. NumPy has no bfloat16
+# and gets the bits as uint16.
 _ELEMENTS = {
     "uint8": (1, "|u1", 1),
     "float16": (2, "<f2", 2),
@@ -27,9 +27,9 @@ _ELEMENTS = {
     "int64": (8, "<i8", 0),
     "uint64": (8, "<u8", 1),
 }
-_FORMATS = {"uint8": "B", "float16": "e", "bfloat16": "H", "float32": "f", "int64": "q", "uint64": "Q"}  # of struct
+_FORMATS = {"uint8": "B", "float16": "e", "bfloat16": "H", "float32": "f", "int64": "q", "uint64": "Q"}  # for struct
 _DLPACK_CPU, _DLPACK_CUDA = 1, 2
-_LEGACY_STREAM = 1  # of DLPack and array interfaces, for CUDA's default stream, which is NULL in libfdsl
+_LEGACY_STREAM = 1  # CUDA's default stream in DLPack and array interfaces; NULL in libfdsl
 
 
 def device_name(device: int) -> str:
@@ -94,10 +94,10 @@ _capsule_new.restype, _capsule_new.argtypes = ctypes.py_object, [c_void_p, ctype
 _capsule_is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _capsule_is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
-# The consumer of a tensor calls its deleter on any thread, while an exception is set (a temporary tensor dies when a
-# call fails), and even after the interpreter has ended. A Python function cannot run there: it turns the exception
-# into a SystemError. So the deleter is time() of the C library, which overwrites the first 8 bytes of the struct;
-# collect() finds the change and frees the memory.
+# The consumer of a tensor may call its deleter on any thread, while an exception is set (a temporary tensor dies when a
+# call fails), and even after the interpreter has ended. A Python function cannot run there: it would, for example, turn
+# the exception into a SystemError. The deleter is therefore time() of the C library, which overwrites the first 8 bytes
+# of the struct. collect() finds the change and frees the memory.
 _DELETER = ctypes.cast(ctypes.CDLL(None).time, c_void_p).value
 
 
@@ -142,7 +142,8 @@ ctypes.pythonapi.Py_IncRef(_KEPT_AT_EXIT)
 def collect(everything: bool = False, exports: deque[_Export] = _exports) -> int:
     """Frees the memory of exports that have ended, and returns their number.
 
-    Looks at up to 16 exports per call, so that a call stays cheap while thousands of tensors are alive. Thread-safe.
+    Unless `everything` is true, looks at up to 16 exports, so that a call is cheap even if thousands of tensors are
+    alive. Thread-safe.
     """
     freed = 0
     for _ in range(len(exports) if everything else min(len(exports), 16)):
@@ -167,9 +168,9 @@ class Array:
     (torch.from_dlpack(), numpy.from_dlpack(), cupy.from_dlpack(), jax.dlpack.from_dlpack()), through
     __array_interface__ (CPU) or through __cuda_array_interface__ (version 3).
 
-    The memory lives as long as the array or any tensor made from it, also after the generator is closed. The memory
-    of a tensor that was made with DLPack is freed when the package next creates, exports or frees an array.
-    Thread-safe, except that the contents can change only if the caller changes them.
+    The memory lives as long as the array or any tensor made from it, also after the generator is closed. After
+    the last tensor that was made with DLPack has ended, the package frees its memory when it creates, exports or frees
+    other arrays. Thread-safe. Only the caller changes the contents, with Generator.fill() or another library.
 
     Attributes: shape (a tuple of ints), dtype ("uint8", "float16", "bfloat16", "float32" or "int64"), device
     ("cpu" or "cuda:N"), ptr (the address, an int) and nbytes.
@@ -203,13 +204,14 @@ class Array:
         return f"fdsl.Array(shape={self.shape}, dtype={self.dtype!r}, device={self.device!r})"
 
     def _copy(self, device: int) -> Array:
-        """Returns a copy on the same device or on the other kind of device; it is complete."""
+        """Returns a complete copy on `device`: the CPU, or the device of this array."""
         array = Array(self.shape, self.dtype, device)
         check(lib.fdsl_copy(max(device, self._device), array.ptr, self.ptr, self.nbytes, self._stream))
         return array
 
     def numpy(self) -> numpy.ndarray[Any, Any]:
-        """Returns a NumPy array: this memory on the CPU; a copy from a CUDA device, after the work that fills it.
+        """Returns a NumPy array: on the CPU, a view of this memory; for a CUDA device, a copy, made after the work that
+        fills it.
 
         bfloat16 becomes uint16 with the same bits. Raises ImportError without NumPy, Error if the copy fails.
         """
@@ -262,7 +264,7 @@ class Array:
         """Returns a DLPack capsule of the array, without a copy unless the arguments request one.
 
         stream: the consumer's CUDA stream, which then waits for the work that fills the array. None or 1: the legacy
-        default stream; 2: the per-thread default stream; -1: no synchronisation. None on the CPU.
+        default stream; 2: the per-thread default stream; -1: no synchronisation. On the CPU, None or -1.
         max_version: the highest DLPack version of the consumer; (1, 0) or higher returns a "dltensor_versioned".
         dl_device: the device of the result, this one or the CPU. copy: True always copies, False never does.
 
@@ -279,7 +281,10 @@ class Array:
         here = self.__dlpack_device__()
         target = here if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
         if target != here and (target != (_DLPACK_CPU, 0) or copy is False):
-            raise BufferError(f"dl_device: {target} is not the device of the array, {here}, and cannot get a copy")
+            raise BufferError(
+                f"dl_device: {target} is not the device of the array, {here}; arrays can only be copied to the CPU, "
+                "and not with copy=False"
+            )
         if stream is not None and (stream != -1 if self._device == CPU else stream < -1 or stream == 0):
             raise ValueError(f"stream: {stream} is not a stream of DLPack for an array on {self.device}")
         array = self._copy(CPU if target[0] == _DLPACK_CPU else self._device) if copy or target != here else self
@@ -290,6 +295,6 @@ class Array:
         collect()
         kind = _Versioned if max_version is not None and max_version[0] >= 1 else _Legacy
         export = _Export(kind, array, copied=array is not self)
-        capsule = export.capsule  # collect() in another thread may drop an export that has the only reference
+        capsule = export.capsule  # kept, because collect() in another thread may drop the export
         _exports.append(export)
         return capsule

@@ -18,7 +18,7 @@ Path = Union[str, "os.PathLike[str]"]
 
 _U32, _U64, _INT = (1 << 32) - 1, (1 << 64) - 1, (1 << 31) - 1
 _CLASSES_MAX, _RES_MAX, _THREADS_MAX, _BATCH_MAX = 1 << 20, 16384, 8192, 1 << 24
-_DTYPES = {"uint8": "u8", "float16": "f16", "bfloat16": "bf16", "float32": "f32"}  # names, and those of the library
+_DTYPES = {"uint8": "u8", "float16": "f16", "bfloat16": "bf16", "float32": "f32"}  # name in PyTorch: name in libfdsl
 _NAMES = {short: name for name, short in _DTYPES.items()}
 _NUMBERS = ("int64", "uint64")
 
@@ -45,12 +45,14 @@ class Class(NamedTuple):
 class Generator:
     """Generates VisualAtom images by number, on the CPU or a CUDA GPU.
 
-    With N classes, image g is instance g // N of the class at index g % N. Its pixels depend only on the formula,
-    the class, the seed, the instance and the output format: not on the device, the batch or the number of threads.
+    With N classes, image g is instance g // N of the class at index g % N. With the generators "naive", "omp" and
+    "fused", its pixels depend only on the formula, the class, the seed, the instance, the side of the canvas and the
+    output format: not on the device, the batch or the number of threads.
 
-    classes       number of classes, drawn from the preset; of a preset that is a list, its first classes. None: 1000;
-                  with class_file or class_list, their number
-    preset        "uji", "visualatom", "lowercompute", "paper-1000" or "lowercompute-1000"; None: named as formula
+    classes       number of classes from the preset (of a list, the first ones). None: 1000; with class_file or
+                  class_list, the number of classes there
+    preset        "uji", "visualatom", "lowercompute", "paper-1000" or "lowercompute-1000"; None: the preset with
+                  the name of the formula
     preset_file   path of an INI file with other presets
     class_file    path of a CSV file with the classes, instead of a preset
     class_list    sequence of Class, instead of a preset
@@ -59,7 +61,8 @@ class Generator:
     res           side of the canvas in pixels, 1 to 16384
     out_res       side of an image in pixels; None: res
     fit           "resize" (mean over the covered area) or "crop" (at a random position)
-    dtype         "uint8", "float16", "bfloat16", "float32", "u8" to "f32", or a dtype of PyTorch or NumPy
+    dtype         "uint8", "float16", "bfloat16", "float32", "u8", "f16", "bf16", "f32", or a dtype of PyTorch
+                  or NumPy
     channels      1, or 3 with the same gray
     layout        "nchw" or "nhwc"
     mean, std     a number, or one per channel: floats are (gray / 255 - mean) / std
@@ -67,7 +70,7 @@ class Generator:
     device        "cpu", "cuda:1", a CUDA device number or a torch.device; "cuda": PyTorch's current device if PyTorch
                   is imported, else device 0
     threads       number of CPU threads, 1 to 8192; None: OMP_NUM_THREADS, else all that the process may use
-    batch         the most images per call, 1 to 2^24
+    batch         maximum number of images per call, 1 to 2^24
 
     Opening allocates all memory that the generator needs; close(), a `with` block or garbage collection frees it.
     ValueError and TypeError name the argument; Unavailable if the build or the machine lacks the device; Error if
@@ -165,7 +168,7 @@ class Generator:
             "generator": generator, "device": self.device, "threads": threads, "batch": c.batch,
         }  # fmt: skip
 
-    # ---- Properties: thread-safe; ValueError after close() where the library is asked ----
+    # ---- Properties: thread-safe; those that call the library raise ValueError after close() ----
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -184,13 +187,13 @@ class Generator:
 
     @property
     def batch(self) -> int:
-        """The most images per call."""
+        """The maximum number of images per call."""
         return self._batch
 
     @property
     def classes(self) -> list[Class]:
         """The classes, in the order of their indices. Each access returns a new list."""
-        self._check_open()  # before the lock, which a parent process may have held in fork()
+        self._check_open()  # before the lock, which the parent may have held at fork()
         with self._lock:
             self._check_open()
             structs = (ClassStruct * lib.fdsl_classes(self._handle, None, 0))()
@@ -199,7 +202,7 @@ class Generator:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory that the generator has allocated on its device."""
+        """Bytes of memory that the generator has allocated on its device; on the CPU, an estimate."""
         self._check_open()
         with self._lock:
             self._check_open()
@@ -221,7 +224,7 @@ class Generator:
 
     def _check_open(self) -> None:
         if os.getpid() != self._process:
-            raise Error("generator: it was opened before fork(); open one in this process, for CUDA a spawned one")
+            raise Error("generator: it was opened before fork(); open one in this process (for CUDA, spawn instead)")
         if not self._handle:
             raise ValueError("generator: it is closed")
 
@@ -251,7 +254,7 @@ class Generator:
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
         config = self.config
-        if config["class_file"] is not None or config["preset_file"] is not None:  # perhaps missing where it is opened
+        if config["class_file"] is not None or config["preset_file"] is not None:  # missing elsewhere, perhaps
             config.update(class_file=None, preset_file=None, preset=None, class_list=self.classes)
         return _reopen, (config,)
 
@@ -266,17 +269,19 @@ class Generator:
         generates them; None: the default stream.
 
         Returns (images, labels): Arrays of shape (count, *shape) and (count,), the labels in int64. They own their
-        memory. On CUDA, consumers that use DLPack or __cuda_array_interface__ wait for the stream; others must.
+        memory. On CUDA, consumers that use DLPack or __cuda_array_interface__ wait for the stream; other users of
+        `ptr` must wait themselves.
         Errors and thread safety are those of fill().
         """
-        numbers = self._listed(numbers)
+        self._check_open()
+        pointer = 0 if stream is None else self._stream_pointer(stream)
+        numbers = self._listed(numbers, pointer)
         if count is None and numbers is not None:
             shape = kind_of("numbers", numbers).describe("numbers", numbers, False)[1]
             if len(shape) != 1:
                 raise ValueError(f"numbers: its shape is {tuple(shape)}, not (count,)")
             count = self._counted(shape[0])
         count = self._batch if count is None else integer("count", count, 1, self._batch)
-        pointer = 0 if stream is None else self._stream_pointer(stream)
         images = Array((count, *self._shape), self._dtype, self._device, pointer, stream)
         labels = Array((count,), "int64", self._device, pointer, stream)
         self.fill(images, labels, first, numbers=numbers, stream=stream)
@@ -309,7 +314,7 @@ class Generator:
         images. "gbase" and "bat" support neither numbers nor next (Unavailable).
         stream: a CUDA stream (address, torch.cuda.Stream or CuPy stream; 0: the default stream) that exists until
         the generator's next call. None: the current stream of PyTorch for tensors, of CuPy for CuPy arrays, the
-        stream of an fdsl.Array or a __cuda_array_interface__, else the default stream. None for the CPU.
+        stream of an fdsl.Array or a __cuda_array_interface__, else the default stream. On the CPU, it must be None.
 
         On the CPU, the images are complete when it returns. On CUDA, it only enqueues work on the stream, and keeps
         no reference to the memory. The stream first waits for the generator's previous call on another stream,
@@ -326,13 +331,13 @@ class Generator:
         if not 1 <= count <= self._batch:
             raise ValueError(f"images: there are {count}; there must be 1 to the generator's batch, {self._batch}")
         label_address = None if labels is None else self._address("labels", labels, ("int64",), (count,), True)
-        owner = pointer = number_address = None
+        pointer = number_address = None
         if stream is not None:
-            pointer, owner = self._stream_pointer(stream), stream
+            pointer = self._stream_pointer(stream)
         elif self._device != CPU:
-            pointer, owner = kind.stream(images)
+            pointer = kind.stream(images)
         if numbers is not None:
-            numbers = self._listed(numbers)
+            numbers = self._listed(numbers, pointer)
             number_address = self._address("numbers", numbers, _NUMBERS, (count,), False)
         elif next is not None:
             number_address = self._address("next", next, _NUMBERS, None, True)
@@ -349,6 +354,7 @@ class Generator:
             if not self._handle:
                 self._check_open()
             if self._device != CPU:
+                owner = (lambda: kind.owner(images)) if stream is None else (lambda: stream)
                 self._order(pointer or 0, owner, images, labels)
             tail = (count, address, label_address, pointer)
             if number_address is None:
@@ -367,22 +373,23 @@ class Generator:
             raise ValueError("stream: it must be None for a generator on the CPU")
         return stream_pointer(stream, self._device)
 
-    def _order(self, stream: int, owner: object, *arrays: Any) -> None:
-        """Makes `stream` wait for the generator's previous call, and for earlier work on Arrays."""
+    def _order(self, stream: int, owner: Callable[[], object], *arrays: Any) -> None:
+        """Makes `stream` wait for the generator's previous call, and for earlier work on the arrays of this package.
+        `owner` returns the object that keeps the stream alive."""
         if self._stream != stream:
             if self._stream is not None:
                 check(lib.fdsl_order(self._device, self._stream, stream))
             if lib.fdsl_capturing(self._device, stream):  # the call runs later, when the graph is replayed
                 return
-            self._stream, self._stream_owner = stream, owner
+            self._stream, self._stream_owner = stream, owner()
         for array in arrays:
             if isinstance(array, Array):
                 if array._stream != stream:
                     check(lib.fdsl_order(self._device, array._stream, stream))
-                array._stream, array._stream_owner = stream, owner
+                array._stream, array._stream_owner = stream, owner()
 
-    def _listed(self, numbers: Any) -> Any:
-        """Turns a list, tuple or range into an array on the generator's device."""
+    def _listed(self, numbers: Any, stream: Optional[int]) -> Any:
+        """Turns a list, tuple or range into an array on the generator's device. The stream is that of the call."""
         if not isinstance(numbers, (list, tuple, range)):
             return numbers
         try:
@@ -392,6 +399,8 @@ class Generator:
         values = host_array("Q", [integer("numbers", number, 0, _U64) for number in numbers])
         if self._device == CPU:
             return values
+        if lib.fdsl_capturing(self._device, stream):  # each replay would read the copy, which is freed before
+            raise ValueError("numbers: a list cannot be captured into a CUDA graph; give an array on the GPU")
         copy = Array((len(values),), "uint64", self._device)
         check(lib.fdsl_copy(self._device, copy.ptr, values.buffer_info()[0], copy.nbytes, None))
         return copy
@@ -405,7 +414,7 @@ class Generator:
     def _address(
         self, name: str, array: Any, dtypes: tuple[str, ...], shape: Optional[tuple[int, ...]], write: bool
     ) -> int:
-        """Returns the address of an argument after checking it; a shape of None is one element."""
+        """Returns the address of an argument after checking it; a shape of None means one element."""
         address, actual, dtype, device = kind_of(name, array).describe(name, array, write)
         if shape is None:
             shape = () if actual == () else (1,)

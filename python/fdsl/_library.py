@@ -15,7 +15,7 @@ CHANNELS_MAX = 3
 
 
 class Error(RuntimeError):
-    """The library could not do its work: out of memory, or a CUDA call failed."""
+    """The library could not do its work: out of memory, a CUDA call failed, or a generator was used after fork()."""
 
 
 class Unavailable(Error):
@@ -100,13 +100,13 @@ def library_path() -> str:
 
 
 _PATH = os.environ.get("FDSL_LIBRARY") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "libfdsl.so")
-if os.path.exists(_PATH):  # else dlopen() searches for a name without a slash
+if os.path.exists(_PATH):  # without a slash, dlopen() would not look in the current folder
     _PATH = os.path.abspath(_PATH)
 lib, version = _load(_PATH, VERSION)
 
 
 def cuda_devices() -> int:
-    """Returns the number of CUDA devices; 0 without a driver, or if the library was built without CUDA.
+    """Returns the number of CUDA devices; 0 without a GPU or a driver, or if the library was built without CUDA.
 
     Thread-safe. Raises nothing.
     """

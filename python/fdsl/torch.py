@@ -36,7 +36,7 @@ class Loader:
 
     generator            opened in this process, with the format that the network needs
     batches_per_epoch    number of batches that each rank receives per epoch
-    rank, world_size     this process and the number of processes; torch.distributed is not asked
+    rank, world_size     this process and the number of processes; torch.distributed is not used
     seed                 of the order, 0 to 2^64 - 1
     prefetch             number of batches generated ahead; 0: none
     shuffle              False: the numbers ascend, which the generators "gbase" and "bat" need
@@ -54,12 +54,12 @@ class Loader:
     left early starts again.
 
     On CUDA, batches are generated on a stream of the lowest priority, which is also PyTorch's default. The stream that
-    is current at each step waits
-    for its batch, and the host runs at most prefetch + 2 batches ahead of the GPU. On the CPU, a thread generates; it
-    ends when the iteration ends, fails or is left, and at exit.
+    is current at each step waits for its batch, and the host runs at most prefetch + 2 batches ahead of the GPU. On the
+    CPU, a thread generates the batches, unless prefetch is 0; it ends when the iteration ends, fails or is left, and at
+    exit.
 
-    Not thread-safe. It replaces torch.utils.data.DataLoader and is no data set for one. RuntimeError in a forked
-    process, such as a worker of a DataLoader. ValueError and TypeError name the argument.
+    Not thread-safe. A Loader replaces torch.utils.data.DataLoader, and cannot be passed to it as a data set.
+    RuntimeError in a forked process, such as a worker of a DataLoader. ValueError and TypeError name the argument.
 
     >>> import fdsl, fdsl.torch
     >>> generator = fdsl.Generator(classes=10, res=64, dtype="float32", batch=8)
@@ -123,7 +123,7 @@ class Loader:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes `epoch` the next one. After load_state_dict(), its own epoch continues where the state was taken."""
+        """Makes `epoch` the next one. If it is the epoch of load_state_dict(), the loaded step is kept."""
         epoch = integer("epoch", epoch, 0, 1 << 40)
         if not (self._resumed and epoch == self._epoch):
             self._epoch, self._step, self._resumed = epoch, 0, False
@@ -156,20 +156,20 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_process()
-        if not self._resumed:
-            self._step = 0
-        self._resumed = False
-        return self._iterate(self._epoch, self._step)
+        return self._iterate()
 
     def _check_process(self) -> None:
         if self.generator._process != os.getpid():
             raise RuntimeError(
-                f"fdsl.torch.Loader: its generator was opened before fork(); {_ADVICE}, because it generates batches "
-                "ahead itself, or open the generator in the worker"
+                f"fdsl.torch.Loader: its generator was opened before fork(); {_ADVICE} (the Loader itself generates "
+                "batches ahead), or open the generator in the worker"
             )
 
-    def _iterate(self, epoch: int, first: int) -> Iterator[Batch]:
-        steps = range(first, self.batches_per_epoch)
+    def _iterate(self) -> Iterator[Batch]:
+        if not self._resumed:
+            self._step = 0
+        self._resumed = False
+        epoch, steps = self._epoch, range(self._step, self.batches_per_epoch)
         ahead: Iterator[Batch]
         if self.generator.device != "cpu":
             ahead = self._iterate_cuda(epoch, steps)
@@ -178,7 +178,7 @@ class Loader:
         else:
             ahead = map(_maker(self, epoch), steps)
         for step in steps:
-            self._check_process()  # first: a forked child has no thread that would end the wait for a batch
+            self._check_process()  # checked first, because in a forked child, no thread would end the wait for a batch
             batch = next(ahead)
             last = step + 1 == self.batches_per_epoch
             self._epoch, self._step = (epoch + 1, 0) if last else (epoch, step + 1)
@@ -224,7 +224,8 @@ def _fingerprint(generator: Generator) -> str:
 
 
 def _maker(loader: Loader, epoch: int) -> Make:
-    """Returns a function that makes the batch of a step, on the current stream. It does not refer to the loader."""
+    """Returns a function that makes the batch of a step, on the current stream. The function holds no reference to the
+    loader."""
     generator, count, rank, ranks = loader.generator, loader.count, loader.rank, loader.world_size
     per_epoch = loader.batches_per_epoch * ranks * count
     begin = epoch * per_epoch
@@ -268,7 +269,7 @@ class _Background(Iterator[Batch]):
     def __next__(self) -> Batch:
         item = self._made.get()
         if isinstance(item, BaseException):
-            self._made.put(item)  # for further calls
+            self._made.put(item)  # so that further calls raise it, too
             raise item
         self._slots.release()
         return item

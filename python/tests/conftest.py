@@ -1,4 +1,4 @@
-"""What the tests share: small generators, and images of the program fdsl-bench to compare with."""
+"""Helpers for the tests: small generators, and images of the program fdsl-bench to compare with."""
 
 from __future__ import annotations
 

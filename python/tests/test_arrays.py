@@ -20,7 +20,7 @@ numpy = pytest.importorskip("numpy")
 
 
 def outstanding() -> int:
-    """Exports that are alive after the package has looked at all."""
+    """Returns the number of exports that are alive after the package has checked all of them."""
     gc.collect()
     _array.collect(everything=True)
     return len(_array._exports)

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 import pytest
-from conftest import COUNT, resident_bytes, run_python, small
+from conftest import COUNT, RES, resident_bytes, run_python, small
 
 import fdsl
 
@@ -86,7 +86,11 @@ def test_kernels_of_the_paper_take_consecutive_numbers(name: str) -> None:
     torch = with_torch()
     with gpu(generator=name) as g:
         assert (g.generate(3, 8)[1].numpy() == expected(3, 8)[1]).all()
-        with pytest.raises(fdsl.Unavailable):
+        slot = 12 * max(one.vertices * one.orbits for one in g.classes)  # bytes of noise and positions per image
+        with gpu(generator=name, batch=1) as single:
+            growth = (g.memory_bytes - single.memory_bytes) / (g.batch - 1)
+            assert growth >= RES * RES + (slot if name == "bat" else 0)
+        with pytest.raises(fdsl.Unavailable, match="the host computes this generator's image numbers"):
             g.generate(numbers=[1, 2])
         with pytest.raises(fdsl.Unavailable):
             g.fill(
@@ -198,6 +202,15 @@ def test_a_graph_generates_the_following_images() -> None:
             assert (tensor.cpu().numpy() == images[10 * replay : 10 * replay + 5]).all()
             assert (indices.cpu().numpy() == labels[10 * replay : 10 * replay + 5]).all()
         assert counter.item() == 50
+        other = gpu()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            with pytest.raises(ValueError, match="numbers: a list cannot be captured"):
+                g.fill(tensor, numbers=[1, 2, 3, 4, 5])
+            g.fill(tensor, first=2)
+            other.close()  # frees memory, which must not invalidate the capture
+        graph.replay()
+        assert (tensor.cpu().numpy() == images[2:7]).all()
         g.fill(tensor, first=7)
         torch.cuda.synchronize()
         assert (tensor.cpu().numpy() == images[7:12]).all()
@@ -354,6 +367,7 @@ def test_loader_memory_stays_flat() -> None:
     torch = with_torch()
     from fdsl.torch import Loader
 
+    torch.cuda.empty_cache()
     with gpu(dtype="float32", batch=16) as g:
         loader = Loader(g, 200)
         peaks = []
@@ -364,7 +378,7 @@ def test_loader_memory_stays_flat() -> None:
             torch.cuda.synchronize()
             peaks.append(torch.cuda.max_memory_reserved())
         batch = 16 * 96 * 96 * 4
-        assert peaks[-1] == peaks[1]
+        assert peaks[-1] - peaks[1] < 8 * batch, "the host may be a few batches ahead, but not an epoch of 200"
         assert torch.cuda.max_memory_allocated() < 64 << 20 and batch < 1 << 20
 
 
@@ -425,15 +439,16 @@ def test_host_time_per_call() -> None:
         }
         for name, call in calls.items():
             samples = []
-            for _ in range(100):
+            for _ in range(50):
                 torch.cuda.synchronize()
                 begin = time.perf_counter()
-                call()
-                samples.append(time.perf_counter() - begin)
+                for _ in range(10):
+                    call()
+                samples.append((time.perf_counter() - begin) / 10)
             times[name] = 1e6 * statistics.median(samples)
     text = ", ".join(f"{name} {value:.1f} µs" for name, value in times.items())
     print("median host time per call, 256 images of 512 to 224, 1000 classes:", text)
-    assert times["fill"] - times["C call"] < 100  # catches a call that waits for the GPU
+    assert times["fill"] - times["C call"] < 20  # catches a call that waits for the GPU, or a slow path in Python
 
 
 def test_tensors_die_in_other_threads_and_in_failing_calls() -> None:

@@ -1,5 +1,5 @@
-"""What the package asks of CUDA, without a GPU: a generator of the CPU passes for one of device 0, and calls of the
-library are recorded."""
+"""Which CUDA calls the package makes, tested without a GPU: a CPU generator poses as one of device 0, and the calls to
+the library are recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEVICE_FIRST = ("fdsl_alloc", "fdsl_free", "fdsl_copy", "fdsl_wait", "fdsl_order
 
 
 class Recorder:
-    """The library, with calls for device 0 and a stream made on the CPU."""
+    """Stands in for the library: records calls, and makes calls for device 0 or with a stream on the CPU."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []

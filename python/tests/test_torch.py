@@ -217,6 +217,14 @@ def test_batches_belong_to_the_caller() -> None:
     assert sorted(labels) == list(range(30))
 
 
+def test_an_iterator_that_is_not_used_keeps_the_loaded_position() -> None:
+    loader = Loader(small(), 6, seed=5)
+    every = [labels.tolist() for _, labels in loader]
+    loader.load_state_dict({**loader.state_dict(), "epoch": 0, "step": 4})
+    iter(loader)
+    assert [labels.tolist() for _, labels in loader] == every[4:]
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
 @pytest.mark.parametrize("received", [0, 1, 4, 5, 7])
 def test_resuming_continues_after_what_was_received(prefetch: int, received: int) -> None:

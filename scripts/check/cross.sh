@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Checks that the C code compiles for aarch64, that is, without x86 intrinsics. If qemu is installed, also compares the images of
-# the aarch64 program with the images of this machine's program.
+# Checks that the C code compiles for aarch64, that is, without x86 intrinsics. If qemu is installed, also compares the images that
+# libfdsl for aarch64 generates with those of this machine's build/lib/libfdsl.so.
 #
 #   scripts/check/cross.sh
 #
-# Needs gcc-aarch64-linux-gnu; without it, prints "skipped". The comparison of images needs qemu-user-static.
+# Needs gcc-aarch64-linux-gnu; without it, prints "skipped". The comparison needs qemu-user or qemu-user-static.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."

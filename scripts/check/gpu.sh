@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Verifies every synth variant over a grid of sizes on a machine with a GPU; with --sanitize, under
-# compute-sanitizer. Each variant runs with each value of each parameter, but not with every combination of the
-# largest values, because the reference runs on one CPU thread.
+# Verifies every synth variant over a grid of sizes on a machine with a GPU. With --sanitize, runs the CUDA variants
+# at a few small sizes under compute-sanitizer. Without it, each variant runs with each value of each parameter, but
+# not with every combination of the largest values, because the reference runs on one CPU thread.
 #
 #   scripts/check/gpu.sh [--sanitize] [--variant NAMES]
 #
@@ -35,7 +35,7 @@ done
 
 exact=naive,$(tr , '\n' <<<"$variants" | { grep -E '^(omp|fused)' || true; } | paste -sd,)
 
-# Each line: vertices, orbits, res, batch, further options. -: no vertices and no orbits, because classes are given.
+# Each line: vertices, orbits, res, batch, further options. A dash omits vertices and orbits, because classes are given.
 grid='3 1 224 1
 3 200 1024 256
 3 1500 224 256
@@ -100,7 +100,7 @@ outputs='--dtype f16 --channels 3
 # shellcheck source=scripts/check/parallel.sh
 source scripts/check/parallel.sh
 share_processors
-alone() { # command: runs without other checks, because it calibrates a training step
+alone() { # command: runs without other checks, because it times training steps
     wait
     "$@"
     wait
@@ -111,8 +111,9 @@ if ((sanitize)); then
     # Small sizes, because the tools slow CUDA kernels down a hundredfold. No CPU variants, because the tools check
     # only CUDA kernels.
     variants=$(tr , '\n' <<<"$variants" | grep -v '^omp$' | paste -sd,)
-    # Only memcheck supports kernels that launch kernels. The other tools skip bat and gbase-device; they run rng
-    # and gbase, which have the same kernels. racecheck checks shared memory, which only fused uses.
+    # Only memcheck supports kernels that launch kernels. The other tools skip bat, bat-reuse and
+    # gbase-device; they run rng and gbase, which have the same kernels. racecheck checks shared memory, which only
+    # fused and fused-graph use.
     for tool in memcheck racecheck initcheck synccheck; do
         [[ $tool == memcheck ]] || variants=$(tr , '\n' <<<"$variants" | grep -Ev '^(bat|gbase-device)' | paste -sd,)
         sizes=('3 5 31 2' '257 33 225 7' '64 3 64 40') # vertices orbits res batch
@@ -168,15 +169,16 @@ END
     done
     check 'rounding errors that add up' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --vertices 16 --orbits 16165 \
         --noise 0 --line-width 0.0053791 --radius 0 --freq1 1 --freq2 1 --res 128 --instance 5200 --batch 256
-    # An output pixel sums gray times res^2, so bright pixels of this size exceed 32 bits.
+    # The weights of an output pixel add up to res^2, so at this size the sums of bright pixels exceed 32 bits.
     check 'sums of bright pixels exceed 32 bits' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --batch 1 \
         --res 8192 --vertices 4096 --orbits 2000 --line-width 2 --out-res 4096
     check 'closed forms against the definitions' build/tests/gpu_exact
     check 'training on batches of other variants' build/tests/gpu_batch
     shards=$(mktemp -d)
     trap 'rm -rf "$classes" "$shards"' EXIT
-    "$bench" --prepare "$shards/set" --store shards --shards 3 --samples 300 --sample-shape 3,8,8 --dtype u8 >/dev/null 2>&1 || true
-    check 'variants that stop working in timed runs' build/tests/gpu_timed "$shards/set" # there is no set in a build without xxHash
+    "$bench" --prepare "$shards/set" --store shards --shards 3 --samples 300 --sample-shape 3,8,8 --dtype u8 >/dev/null ||
+        (($? == 4)) # a build without xxHash cannot prepare a set
+    check 'variants that stop working in timed runs' build/tests/gpu_timed "$shards/set"
     for step_ms in 0.1 0.5 5 100; do
         alone check "consumed by a step of $step_ms ms" "$bench" --variant "$variants" --verify "${quick[@]}" --batch 9 --res 96 --compute $step_ms
     done

@@ -19,12 +19,13 @@ WELL_BELOW = 0.8  # limit of the loss, relative to the loss of guessing
 
 
 def number(text):
-    """Parses a number; an empty column is NaN, for which all comparisons are false."""
+    """Parses a number; an empty column is NaN, for which `<` is always false."""
     return float(text) if text else math.nan
 
 
 def accounts_for_time(row):
-    """Returns whether the time of the steps divided by busy_share equals the time of the runs, and the slowdown is plausible."""
+    """Returns whether the time of the steps divided by busy_share is within 5 % of the time of the runs, and the slowdown is
+    plausible."""
     counted_s = number(row["steps"]) * number(row["step_s"]) / number(row["busy_share"])
     timed_s = number(row["samples"]) * number(row["time_mean_s"])
     return abs(counted_s / timed_s - 1) < 0.05 and 0.8 < number(row["slowdown"]) < 5

@@ -47,7 +47,7 @@ breaks() { # variant, state of the page cache, command that breaks a shard, opti
     fails_with 1 "$set/" "${runner[@]}" "$bench" --variant "$1" --data "$set" --cache "$2" --threads 4 --epochs 100 \
         --min-time 60 --max-time 90 "${@:4}"
 }
-alone() { # command: runs without other checks, because it calibrates a training step
+alone() { # command: runs without other checks, because it times training steps
     wait
     "$@"
     wait
@@ -85,7 +85,7 @@ make_sets() {
         make_set $layout several 200 --samples 200 --sample-shape 40 --dtype u8
     done
     make_set shards many 10000 --samples 10000 --sample-shape 40 --dtype u8
-    # As f32, gpu-resident needs more than two launches for this set and therefore reuses slots
+    # With --dtype f32, gpu-resident needs more than two launches for this set, and therefore reuses slots
     [[ $variants != *gpu-resident* ]] || make_set shards wide 3 --samples 2200 --sample-shape 65408 --dtype u8
     # Images with classes, for training
     for layout in files shards; do

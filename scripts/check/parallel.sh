@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Runs checks in parallel. Scripts that verify variants source this file. Prints one line per check, the output of
+# Runs checks in parallel. Scripts with many checks source this file. Prints one line per check, the output of
 # failed checks, and last "N passed, N failed". JOBS: parallel checks (default: half of the processors, at most 8).
 # ONLY=REGEX: run only the checks whose names match. LIMIT: time limit per check in seconds (default 600); a check that
 # hangs fails, and the others continue.
@@ -24,7 +24,7 @@ share_processors() {
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((($(nproc) + checks_at_once - 1) / checks_at_once))}
 }
 
-kill_tree() { # pid: kills a process, then its descendants. Process groups would outlive an interrupted script
+kill_tree() { # pid: kills a process, then its descendants. Separate process groups would outlive an interrupted script
     local children=() child
     read -rd '' -a children < <(cat "/proc/$1/task/"*/children 2>/dev/null) || true # ends without a NUL
     kill -KILL "$1" 2>/dev/null || true                                             # it may have ended
@@ -34,7 +34,7 @@ kill_tree() { # pid: kills a process, then its descendants. Process groups would
 # Checks are background processes, which ignore interrupts, so this trap kills them.
 trap 'exec 2>/dev/null; for pid in $(jobs -rp); do kill_tree "$pid"; done; exit 130' INT TERM
 
-limited() { # command ...: fails if it takes longer than the limit
+limited() { # command ...: fails if the command fails or takes longer than the limit
     local pid status=0
     "$@" &
     pid=$!
@@ -66,7 +66,7 @@ fails_with() { # exit status, words of the message, command ...
     return 1
 }
 
-conclude() { # returns 1 if a check failed or none ran, 2 if ONLY matches no check
+conclude() { # returns 1 if a check failed or none ran; exits with 2 if ONLY matches no check
     local passed failed
     wait
     passed=$(grep -cE '^ok +[0-9]+ s  ' "$checks_log") || true

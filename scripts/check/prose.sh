@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Finds phrases in code, docs and scripts that have to be read twice. Called by scripts/check/lint.sh.
 #
-#   scripts/check/prose.sh [FILE...]     all text that git tracks by default
+#   scripts/check/prose.sh [FILE...]     by default, the text files that git tracks, except data and results
 #
-# Prints FILE:LINE:PHRASE and a better way to say it. Exit status 1 if there is any. There is no list of exceptions.
+# Prints FILE:LINE:PHRASE and a better way to say it. Exit status 1 if there is any.
 set -uo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.." || exit

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs the test suites in BUILD/tests and the linters. Called by make check.
+# Runs the test suites in BUILD/tests and, unless SAN is 1, lint.sh, cross.sh and python.sh of this folder. Called by
+# make check.
 #
 #   scripts/check/run.sh BUILD SAN      SAN=1: a build with ASan and UBSan
 #
 #   JOBS=N        number of parallel suites; default: one per core
-#   ONLY=REGEX    runs only the suites whose names match (the linters are the suites lint and cross)
+#   ONLY=REGEX    runs only the suites whose names match (the scripts are the suites lint, cross and python)
 #
 # Prints one line per suite, the output of failed suites, and last "N passed, N failed" over all tests. Exit status 1 if
 # anything failed.
@@ -27,6 +28,9 @@ export UBSAN_OPTIONS=print_stacktrace=1
 # The longest suites start first, so that no long suite runs alone at the end.
 longest_first=(test_figures test_train_cli test_train_omp test_mpi test_prepare test_break_even test_train_net test_sweep
     test_figures_load test_load test_live test_report test_docs)
+
+# Suites that test only scripts. Sanitizers find nothing in them.
+only_scripts='test_figures|test_figures_load|test_report|test_docs|test_checks|test_setup|test_make|test_submit|test_reference|test_pretrain'
 
 run_suite() # program
 {
@@ -63,6 +67,7 @@ list_suites() # prints each suite once, the longest first
 ((san)) || check cross run_script scripts/check/cross.sh
 ((san)) || check python run_script scripts/check/python.sh
 for suite in $(list_suites); do
+    ((san == 0)) || [[ ! $suite =~ ^($only_scripts)$ ]] || continue
     [[ ! -x $build/tests/$suite ]] || check "$suite" run_suite "$build/tests/$suite"
 done
 conclude >"$counts.checks" || true

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Verifies the trainers on a machine with a GPU. Compares every CUDA kernel, every network and the losses of
-# 50 steps with the reference, for odd sizes. Checks that repeated and resumed runs are bit-identical, that live samples equal
-# stored ones, and that variants can continue from each other's checkpoints. With --sanitize, runs every CUDA kernel under
-# compute-sanitizer. --engine selects train-tf32, train-bf16 or train-amp instead of train-cuda; the gemms of that
-# engine are then also checked bit for bit. Live samples, cuDNN and train-graph are checked only with train-cuda.
+# Verifies the trainers on a machine with a GPU. Compares every CUDA kernel, every network and the losses of 50 steps
+# with the reference, for odd sizes. Checks that repeated and resumed runs are bit-identical, that live samples equal
+# stored ones, and that variants can continue from each other's checkpoints. With --sanitize, runs every CUDA kernel
+# under compute-sanitizer. --engine selects train-tf32, train-bf16 or train-amp instead of train-cuda; the gemms on
+# tensor cores are then also checked bit for bit. The kernels for live samples, cuDNN and train-graph are checked only
+# with train-cuda.
 #
 #   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp] [--sanitize]
 #

@@ -8,9 +8,9 @@
 # DIR is a folder on the disk to measure. The images are written there: 1.6 GB by default. DIR also keeps finished
 # rows, so that the same command continues an interrupted run.
 #
-# Rows go to FILE_synth.csv and FILE_load.csv. If FILE is results/break_even, `make plots` draws them. If there is a GPU,
-# the monitor records separate runs of files-gpu and shards-gpu, which are not part of the comparison. Their monitor
-# samples go to FILE_monitor.csv, and their rows go to FILE_loaders.csv.
+# Rows go to FILE_synth.csv and FILE_load.csv. If FILE is results/break_even, `make plots` draws them. If files-gpu
+# and shards-gpu are among the readers, the monitor records a separate run of each, which is not part of the comparison.
+# The monitor samples of these runs go to FILE_monitor.csv, and their rows go to FILE_loaders.csv.
 #
 # TABLE (configs/sweep_break_even.tsv) is a table for scripts/sweep/run.sh with the columns variant, batch, res,
 # classes and compute. It lists the generators, and the durations of steps in milliseconds (-: no step). Readers use
@@ -23,14 +23,14 @@
 #
 # Environment (defaults in parentheses):
 #   SAMPLES (10000)             minimum number of images to read
-#   TIME (3)                    maximum seconds per row of reading
+#   TIME (3)                    maximum seconds per row of reading, but at least MIN_SAMPLES runs
 #   MIN_SAMPLES (6)             minimum number of runs per row; a warm run has four epochs
 #   READERS (all)               any of files, files-omp, files-gpu, shards, shards-omp, shards-gpu, gpu-resident, png
 #   CACHES (both if possible)   warm, cold
 #   WATCH (yes)                 if empty, the monitor records nothing
 #   FDSL_BENCH (./fdsl-bench)   the program
 #
-# Exit status: 0 done, 1 something failed, 2 usage, 4 no generator is available.
+# Exit status: 0 done, 1 something failed, 2 usage, 4 no generator or no reader can run here.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 
@@ -206,8 +206,8 @@ sweep() { # name of the table, destination of its rows
     cp "$dir/rows/sweep_$1.csv" "$2.part" && mv "$2.part" "$2"
 }
 
-# Monitors runs of files-gpu and shards-gpu with a step of 5 ms that are long enough for a figure. Their rows go to
-# a separate file, because they are not part of the comparison.
+# Monitors files-gpu and shards-gpu with a step of 5 ms, long enough for a figure. The rows go to a separate file,
+# because they are not part of the comparison.
 watch() {
     local variant
     keep files-gpu "${readers[@]}" && keep shards-gpu "${readers[@]}" || return 0

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Pre-trains cnn-fdsl on VisualAtom images, fine-tunes it on MNIST, and trains it from scratch for comparison.
-# This measures the rows of the figure fine_tuning.
+# The figure fine_tuning shows these rows.
 #
-#   scripts/compare/fine_tuning.sh DIR FILE     DIR: a folder with MNIST's four files; FILE: appends rows to this CSV
+#   scripts/compare/fine_tuning.sh DIR FILE     DIR: a folder with MNIST's four files; FILE: CSV file to append rows to
 #
 # Environment (defaults in parentheses):
 #   VARIANT (train-cuda)    without a GPU, use train-omp
 #   CLASSES (1000)          pre-training: number of classes
-#   IMAGES (110)            pre-training: images per class; a tenth of them are for tests
+#   IMAGES (110)            pre-training: images per class; about a tenth of all images are for tests
 #   EPOCHS (10)             pre-training: number of epochs
 #   PRE                     a folder with a checkpoint to use instead of the pre-training
 #   SIZES (1000 60000)      fine-tuning: sizes of the training set

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Compares cold reads of `fdsl-bench --variant shards-uring` with fio, the standard storage benchmark. Both read
-# the same shards in order, with O_DIRECT, io_uring, registered buffers, and the same block size and I/O depth.
-# Each round measures both programs, in alternating order. A measurement is four runs of a program. The first run does
-# not count, because a hypervisor may cache what it reads and speed up the later runs; the result is the median of the
-# other three. The page cache is empty at the start of each run. Each program measures its own bandwidth over the same bytes, including tar
-# headers.
+# Compares cold reads of `fdsl-bench --variant shards-uring` with fio, the standard storage benchmark. Both read the
+# same shards, each from its beginning to its end, with O_DIRECT, io_uring, registered buffers, and the same block
+# size and I/O depth. Each round measures both programs, in alternating order. A measurement is four runs of a
+# program. The first run does not count, because a hypervisor may cache what it reads and speed up the later runs; the
+# result is the median of the other three. The page cache is empty at the start of each run. Each program measures its
+# own bandwidth over the same bytes, including tar headers.
 #
 # Both use huge pages for buffers if available. For fio, this needs glibc 2.35 or newer, because GLIBC_TUNABLES enables
 # them. With small pages, requests of 1 MiB reach the device in pieces, and fio is slower.
@@ -55,7 +55,7 @@ device_bytes() { # prints the number of bytes read from the device so far; nothi
     [[ ! -r $device ]] || awk '{ printf "%.0f", 512 * $3 }' "$device"
 }
 
-# run_fio and run_ours print "bytes per second, bytes read by the process, bytes read from the device" of a run.
+# run_fio and run_ours print "bytes per second, bytes read by the process in a run, bytes read from the device in a run".
 fio_once() {
     local before files
     files=$(IFS=: && echo "${shards[*]}")
@@ -71,7 +71,7 @@ print(512 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock)
 END
     python3 -c 'import json, sys
 read = json.load(open(sys.argv[1]))["jobs"][0]["read"]
-if not int(sys.argv[2]) <= read["io_bytes"] <= int(sys.argv[3]): # fio skips a partial last block
+if not int(sys.argv[2]) <= read["io_bytes"] <= int(sys.argv[3]): # fio skips a partial last block of each shard
     sys.exit("compare/fio.sh: fio read %d of %s bytes" % (read["io_bytes"], sys.argv[3]))
 print(read["bw_bytes"], end=" ")' "$work/fio.json" $((bytes - ${#shards[@]} * 1024 * block)) "$bytes"
     echo "$(<"$work/fio.io") $(($(device_bytes) - ${before:-0}))"
@@ -91,7 +91,7 @@ run_ours() {
 row = next(csv.DictReader(open(sys.argv[1])))
 read = int(row["storage_read_bytes"])
 print("%.0f %d" % (read / float(row["time_median_s"]), read), end=" ")' "$work/ours.csv"
-    echo "$(($(device_bytes) - ${before:-0}))"
+    echo "$((($(device_bytes) - ${before:-0}) / 4))" # mean of its four runs
 }
 
 for ((round = 0; round < rounds; round++)); do
@@ -107,7 +107,7 @@ done
 python3 - "$work/turns" "$bytes" "$known" "$share" <<END
 import collections, statistics, sys
 turns, total, known, least = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
-blocks = ${#shards[@]} * 1024 * $block  # fio skips a partial block at the end of each shard
+blocks = ${#shards[@]} * 1024 * $block  # fio skips a partial last block of each shard
 rounds, missing = collections.defaultdict(dict), []
 for line in open(turns):
     number, who, rate, process, device = line.split()

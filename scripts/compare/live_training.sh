@@ -37,8 +37,9 @@ train() { # options ...
         --out "$out" "$@"
 }
 
-# Check the variant first, because generating images takes long.
-"$bench" --variant "$variant" --train-size 1 --test-size 1 --batch 1 --dry-run || {
+live=(--data synth --classes "$classes" --res "$res" --train-size "$samples" --test-size "$test")
+# Check the options first, because generating images takes long.
+train "${live[@]}" --feed live --dry-run || {
     status=$?
     ((status != 4)) || echo 'live_training.sh: choose another variant, for example VARIANT=train-omp' >&2
     exit $status
@@ -49,7 +50,7 @@ for layout in shards files; do
     prepare $layout test $first_test "$test"
 done
 for feed in live constant; do
-    train --data synth --feed $feed --classes "$classes" --res "$res" --train-size "$samples" --test-size "$test"
+    train "${live[@]}" --feed $feed
 done
 for layout in shards files; do
     train --data "$dir/$layout"

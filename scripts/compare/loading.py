@@ -4,7 +4,7 @@
     scripts/compare/loading.py --files DIR --shards DIR [--gpu] [--out FILE] [--workers N] [--batch N] [--time S]
                                [--bench PROGRAM]
 
-A run is one epoch. Samples are delivered in batches of bytes, as fdsl-bench does. Only the data of a sample (npy, bin, png,
+A run is one epoch. Samples are delivered in batches of bytes, as in fdsl-bench. Only the data of a sample (npy, bin, png,
 jpg) are read. Labels (.cls and the like) are skipped, but fdsl-bench delivers them. Therefore compare on samples without
 labels, such as those of --prepare --from counter. Loaders:
 
@@ -20,11 +20,11 @@ reads. Samples and bytes are counted in every epoch. Rows have the columns of fd
 one table; columns that do not apply are empty.
 
 --bench PROGRAM also measures the fdsl-bench variants on the same data, with one thread per worker (one thread for
---workers 0). It prints the time per sample of every loader and its ratio to the fastest. With --gpu these variants are
-files-gpu and shards-gpu, which deliver the same bytes on the GPU (--dtype raw).
+--workers 0). The script then prints the time per sample of every loader and its ratio to the fastest. With --gpu these
+variants are files-gpu and shards-gpu, which deliver the same bytes on the GPU (--dtype raw).
 
-With --gpu, batches are delivered on the GPU, by torch-files-gpu and torch-shards-gpu. They are set up as PyTorch recommends:
-workers (16 by default) stack batches in shared memory, a thread copies them to pinned memory (pin_memory), and
+With --gpu, only torch-files-gpu and torch-shards-gpu are measured, which deliver batches on the GPU. They are set up as PyTorch
+recommends: workers (16 by default) stack batches in shared memory, a thread copies them to pinned memory (pin_memory), and
 non_blocking=True copies them to the GPU. An epoch ends after the last copy. These loaders do not process the bytes on the
 GPU; the GPU variants of fdsl-bench do.
 """
@@ -72,7 +72,7 @@ def is_data(name):
 
 
 class TorchLoader:
-    """A DataLoader that persists over all epochs, so that no epoch includes the start of workers."""
+    """A DataLoader whose workers persist over all epochs, so that no timed epoch includes their start."""
 
     def __init__(self, torch, dataset, options, **more):
         def collate(samples):  # one tensor per batch, because workers need time for each tensor that they pass on
@@ -83,8 +83,8 @@ class TorchLoader:
                                                   pin_memory=options.gpu, **more)
 
     def epoch(self):
-        """Yields the batches of an epoch. A batch is a tensor (samples, bytes). If sizes differ, it is a tensor of all bytes, and
-        a list of the sizes."""
+        """Yields the batches of an epoch. A batch is a tensor (samples, bytes). If the samples differ in size, it is a pair: a
+        tensor of all bytes, and a list of the sizes."""
         return iter(self.loader)
 
     @staticmethod
@@ -272,7 +272,7 @@ def check_end(path, offset):
 
 
 def check_count(folder, found):
-    """Checks the number of samples if the folder has a samples.csv."""
+    """If the folder has a samples.csv, checks that at least as many samples were found as it lists."""
     path = os.path.join(folder, "samples.csv")
     if not os.path.exists(path):
         return
@@ -361,7 +361,7 @@ def row_of(name, layout, folder, shards, wanted, times, options):
 
 def columns_of(path):
     """Returns the columns and schema of an existing file, or the current ones if there is none. Exits if the
-    file has other columns."""
+    file lacks a column or has rows of another workload."""
     if not path or not os.path.exists(path) or os.path.getsize(path) == 0:
         return COLUMNS, SCHEMA
     with open(path, newline="") as stream:

@@ -56,8 +56,8 @@ def note(message):
 
 
 def ours(options, variant, side, vertices, batch):
-    """Runs a variant of fdsl-bench for the same images. Returns its row, which supplies the identity columns; None if the variant
-    cannot run here."""
+    """Runs a variant of fdsl-bench with this size and batch. Returns its row, which supplies the identity columns; None if the
+    variant cannot run here."""
     done = subprocess.run([options.bench, "--variant", variant, "--res", str(side), "--vertices", str(vertices),
                            "--batch", str(batch), "--loops", "1", "--warmups", "0", "--warmup-time", "0", "--format", "csv"],
                           capture_output=True, text=True, check=False)

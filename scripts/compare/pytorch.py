@@ -40,6 +40,9 @@ try:
     from torch.nn import functional
     from torch_training import EFFORTS, MODES, PRECISIONS, Net, optimizer_of, training_of
 except ImportError as error:
+    if {"-h", "--help"}.intersection(sys.argv[1:]):
+        print(__doc__.strip())
+        sys.exit()
     print(f"compare/pytorch.py: {error}; install PyTorch and NumPy (python3-torch, python3-numpy)", file=sys.stderr)
     sys.exit(4)
 
@@ -267,7 +270,7 @@ def modes_of(text):
 
 
 def device_of(name):
-    """Returns PyTorch's device, if PyTorch supports it and it exists."""
+    """Returns the PyTorch device of this name. Exits if PyTorch cannot use it."""
     try:
         device = torch.device(name)
     except RuntimeError:  # its message lists dozens of devices
@@ -322,7 +325,7 @@ def refuse_what_cannot_work(options, arguments):
 def main():
     global PROGRAM
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variant", default="train-naive", help="variants of fdsl-bench; the first must have one row per epoch")
+    parser.add_argument("--variant", default="train-naive", help="training variants of fdsl-bench, separated by commas (default train-naive)")
     parser.add_argument("--bench", default=PROGRAM, help="path of fdsl-bench")
     parser.add_argument("--gradients", action="store_true", help="compare one training step instead of epochs")
     parser.add_argument("--device", default="cpu", help="device of PyTorch: cpu or cuda")

@@ -5,8 +5,8 @@
 #
 #   scripts/compare/ranges.sh [VARIANT ...]        default: the available ones of the variants listed in the script
 #
-# Environment (defaults in parentheses): ROUNDS (5), runs of each program; JOBS (all cores), parallel jobs of the build.
-# make also reads CUDA_ARCHS and NAME=0 from the environment.
+# Environment (defaults in parentheses): ROUNDS (5), runs of each program per variant; JOBS (all cores), parallel jobs
+# of the build. make also reads CUDA_ARCHS and NAME=0 from the environment.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."

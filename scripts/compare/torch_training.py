@@ -196,7 +196,8 @@ class Eager(Training):
 
 
 class Replayed(Training):
-    """All steps of an epoch in one CUDA graph. `effort`: a mode of torch.compile (EFFORTS), or None to compile nothing."""
+    """All steps of an epoch in one CUDA graph; on a CPU, without a graph. `effort`: a mode of torch.compile (EFFORTS), or None
+    to compile nothing."""
 
     def __init__(self, row, data, before, device, precision, effort):
         super().__init__(row, {name: tensor.to(device) for name, tensor in data.items()}, before, device, precision, True)

@@ -1,4 +1,4 @@
-# bash completion for fdsl-bench. Takes options and values from the --help of the program that is being completed.
+# bash completion for fdsl-bench. Takes options and most values from the --help of the program that is being completed.
 
 # Prints the help of all options that fit the command line: the options of compare, or the options of --prepare, or the
 # common options and those of a workload. --workload or --variant selects the workload; the default is synth.
@@ -75,7 +75,7 @@ _fdsl_bench()
     --from) words=$("$program" --prepare --help 2>/dev/null | awk '/^options of the source/ { print $5 }') ;;
     --channels) words='1 3' ;;
     --measure) words=$(_fdsl_bench_measures "$program" "${COMP_WORDS[2]}") ;;
-    --preset) words='uji visualatom lowercompute' ;;
+    --preset) words='uji visualatom lowercompute paper-1000 lowercompute-1000' ;;
     --compute) words="train $("$program" --workload train --help 2>/dev/null | _fdsl_bench_values --model | sed 's/[^ ]*/train:&/g')" ;;
     --data)
         mapfile -t COMPREPLY < <(compgen -W 'digits clips synth' -- "$current"; compgen -d -- "$current")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the man page to stdout. Generates it from --help, so that man page and help agree.
+# Writes the man page of fdsl-bench to stdout. Generates it from --help, so that man page and help agree.
 #
 #   scripts/packaging/man.sh ./fdsl-bench VERSION
 set -euo pipefail

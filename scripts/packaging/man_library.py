@@ -40,8 +40,11 @@ def split(source):
 
 
 def main():
-    if len(sys.argv) != 2 or sys.argv[1] in ('-h', '--help'):
-        raise SystemExit(__doc__.strip())
+    if {'-h', '--help'}.intersection(sys.argv):
+        print(__doc__.strip())
+        return
+    if len(sys.argv) != 2:
+        sys.exit('man_library.py: give the version; see --help')
     with open(HEADER) as file:
         source = file.read()
     title = comment_text(source[:source.index('*/') + 2])

@@ -41,9 +41,12 @@ def convert(folder):
 
 def main():
     folders = sys.argv[1:]
-    if not folders or folders[0].startswith("-"):
-        print(__doc__.strip(), file=sys.stderr if not folders else sys.stdout)
-        return 0 if folders else 2
+    if {"-h", "--help"}.intersection(folders):
+        print(__doc__.strip())
+        return 0
+    if not folders or any(folder.startswith("-") for folder in folders):
+        print("metadata_parquet.py: give folders; see --help", file=sys.stderr)
+        return 2
     try:
         for folder in folders:
             convert(folder)

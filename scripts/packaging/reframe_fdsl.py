@@ -1,11 +1,11 @@
-"""ReFrame tests: run each variant, verify it, and report its rate.
+"""ReFrame tests: each runs one variant, verifies it, and reports its rate.
 
-  reframe -c scripts/packaging/reframe_fdsl.py -r                      # variants on the CPU, with the default configuration
+  reframe -c scripts/packaging/reframe_fdsl.py -r                      # on the CPU, with ReFrame's default configuration
   reframe -c scripts/packaging/reframe_fdsl.py -r -S program=$PWD/fdsl-bench
   reframe -C SITE.py -c scripts/packaging/reframe_fdsl.py -r -n fdsl_generate_cuda      # on partitions with the feature cuda
 
-A test passes if the program ends with status 0 and finds no wrong result. `items_per_s` is images, samples or training
-samples per second; references for a system are set with ReFrame's `reference`.
+A test passes if the program ends with status 0 and finds no wrong result. `items_per_s` is images or training samples per
+second; references for a system are set with ReFrame's `reference`.
 """
 import csv
 
@@ -28,7 +28,7 @@ class FdslTest(rfm.RunOnlyRegressionTest):
         self.executable_opts = [*self.options, '--verify', '--format', 'csv']
 
     def row(self):
-        """The last row that the program printed: that of all ranks, if there are several."""
+        """Returns the last row that the program printed. With several ranks, it is the row of all ranks."""
         with open(sn.evaluate(self.stdout), newline='', encoding='utf-8') as file:
             return list(csv.DictReader(file))[-1]
 

@@ -4,8 +4,8 @@
   scripts/packaging/wheel.py LIBRARY VERSION [FOLDER]     FOLDER: dist by default
 
 Prints the path of the wheel, fdsl-VERSION-py3-none-manylinux_2_XX_MACHINE.whl, where 2.XX is the newest version of
-glibc that LIBRARY needs. The same input gives the same bytes. Needs Python 3.11 and binutils. Exit status 1 if
-LIBRARY has another version, or needs libraries other than those of glibc.
+glibc that LIBRARY needs. The same input gives the same bytes. Needs Python 3.11 or newer, and binutils. Exit status 1 if
+the version of LIBRARY is not VERSION, or if LIBRARY needs libraries other than those of glibc.
 """
 
 import base64
@@ -25,8 +25,8 @@ GLIBC = re.compile(r"(libc\.so\.6|lib(m|mvec)\.so\.\d|lib(dl|pthread|rt|util)\.s
 MACHINES = {"Advanced Micro Devices X86-64": "x86_64", "AArch64": "aarch64"}
 GCC_NOTICE = """libfdsl.so contains parts of GCC's runtime libraries (libgcc{cxx}),
 Copyright Free Software Foundation, Inc. They are licensed under the GNU General Public License, version 3
-or later, with the GCC Runtime Library Exception, version 3.1. It permits distribution of compiled programs that
-contain them under terms of your choice:
+or later, with the GCC Runtime Library Exception, version 3.1. The exception permits distribution of compiled
+programs that contain them under terms of your choice:
 https://www.gnu.org/licenses/gcc-exception-3.1.html
 """
 CUDA_NOTICE = """libfdsl.so contains parts of the NVIDIA CUDA runtime (cudart_static, cudadevrt), Copyright NVIDIA Corporation.
@@ -49,7 +49,7 @@ def tool(*words):
 
 
 class Library:
-    """What the wheel has to know about libfdsl.so."""
+    """The contents of libfdsl.so and the properties that the wheel declares."""
 
     def __init__(self, path, version):
         headers = tool("readelf", "--wide", "--file-header", "--dynamic", "--version-info", "--sections", path)
@@ -60,7 +60,7 @@ class Library:
         if others:
             fail(f"{path} needs {', '.join(others)}; link it statically, because only glibc is on every machine")
         versions = {tuple(map(int, number.split("."))) for number in re.findall(r"Name: GLIBC_([0-9.]+)", headers)}
-        self.glibc = max(max(versions, default=(2, 5))[:2], (2, 5))  # manylinux begins there
+        self.glibc = max(max(versions, default=(2, 5))[:2], (2, 5))  # manylinux tags begin with glibc 2.5
         self.tag = f"py3-none-manylinux_{self.glibc[0]}_{self.glibc[1]}_{MACHINES[machine]}"
         try:
             loaded = ctypes.CDLL(str(pathlib.Path(path).resolve()))
@@ -80,7 +80,7 @@ class Library:
 
 
 def notice(library):
-    """The terms of the code of others in the library, and the licence expression of the wheel."""
+    """Returns the licence terms of third-party code in the library, and the licence expression of the wheel."""
     parts, terms = [GCC_NOTICE.format(cxx=", libstdc++" if library.cuda else "")], ["MIT"]
     terms.append("GPL-3.0-or-later WITH GCC-exception-3.1")
     if library.inih:

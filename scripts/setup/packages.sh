@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the packages that are missing to build or check fdsl-bench. Silent and fast if nothing is missing.
+# Installs the packages that are missing to build or check fdsl-bench, or to draw its figures. Silent and fast if
+# nothing is missing.
 #
 #   scripts/setup/packages.sh build         a C compiler, make, git and the libraries of the optional features
 #   scripts/setup/packages.sh check         packages of build, and those for the tests
@@ -8,15 +9,15 @@
 #   --quiet      no notes about optional packages
 #   SETUP=0      installs nothing: reports what is missing and continues if possible (make bench SETUP=0)
 #
-# Does not install tools that only one script needs; that script reports if its tool is missing: fio
+# Does not install tools that only one or two scripts need; these scripts report a missing tool: fio
 # (scripts/compare/fio.sh), python3-torch (scripts/compare/loading.py and pytorch.py), pyarrow
 # (scripts/packaging/metadata_parquet.py; no Debian package: pip install pyarrow).
 #
 # Installs packages with apt-get or dnf, as root or through passwordless sudo. Without these rights, prints the command
 # to run. Tools found through CC, CPATH or PATH count as installed. CUDA and cuDNN are never installed.
 #
-# Only train-cudnn needs cuDNN. To build train-cudnn, the header of cuDNN must be in CUDA's include folder or in
-# /usr/include (NVIDIA's package libcudnn9-dev-cuda-13). To run it, libcudnn.so.9 must be found. PyTorch's copy works
+# Only train-cudnn and train-cudnn-tf32 need cuDNN. To build them, the header of cuDNN must be in CUDA's include folder or in
+# /usr/include (NVIDIA's package libcudnn9-dev-cuda-13). To run them, libcudnn.so.9 must be found. PyTorch's copy works
 # too: LD_LIBRARY_PATH=.../site-packages/nvidia/cudnn/lib.
 #
 # Exit status: 0 if the build (check, plots) can continue, 2 usage, 4 if a required package is missing.
@@ -94,7 +95,7 @@ find_font()
     [[ $(find /usr/share/fonts /usr/local/share/fonts ~/.fonts ~/.local/share/fonts -name "$1" -print -quit 2>/dev/null) ]]
 }
 
-find_module() # of the python3 in PATH, or of the system's
+find_module() # succeeds if the python3 in PATH or /usr/bin/python3 has this module
 {
     local python
     for python in python3 /usr/bin/python3; do
@@ -202,7 +203,7 @@ say_why()
     say "'$*' failed with status $status: ${why:-$(tail -n 1 "$log")}; $remedy"
 }
 
-# Installs all packages at once. If that fails, updates the package lists and tries again. If that fails too, installs
+# Installs all packages at once. If that fails, updates the lists of apt-get and tries again. If that fails too, installs
 # them one by one, so that a package that this distribution lacks does not block the others.
 install_packages()
 {

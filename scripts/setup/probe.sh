@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the available compilers and libraries as variables for make. The Makefile keeps the output in
+# Prints the available libraries and GPU architectures as variables for make. The Makefile keeps the output in
 # build/found.mk until the compiler, the flags or the installed packages change.
 #
 #   scripts/setup/probe.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Verifies and times every available variant at small sizes. Prints one table for generating, two for loading,
-# one for training and one for inference. Appends rows to synth.csv, load.csv, train.csv and infer.csv in results/,
+# two for training and one for inference. Appends rows to synth.csv, load.csv, train.csv and infer.csv in results/,
 # and writes a description of the machine to results/env.json (env.csv without jansson). Called by make bench.
 #
 #   scripts/sweep/bench.sh
@@ -12,16 +12,16 @@ cd "$(dirname "$0")/../.."
 
 (($# == 0)) || { echo "bench.sh: unexpected argument '$1'; see --help" >&2 && exit 2; }
 
-# Image sizes from the paper's figures, with a batch that a laptop generates in seconds. Formula and class keep their
+# Common image sizes, with a batch that a laptop generates in seconds. Formula and class keep their
 # defaults: the paper's formula and its benchmark class (1000 vertices, 200 orbits).
 sizes=${SIZES:-224 512}
 batch=${BATCH:-16}
 bench=./fdsl-bench
 
-every() # arguments: verifies and times all variants; hides messages about unavailable ones, which --list has shown
+every() # variants, other options; hides messages about unavailable variants, which --list has shown
 {
     echo
-    $bench --variant all --verify "$@" 2> >(grep -v ': skipping ' >&2)
+    $bench --variant "$1" --verify "${@:2}" 2> >(grep -v ': skipping ' >&2)
 }
 
 mkdir -p results
@@ -34,7 +34,7 @@ if ! $bench --env --format json >"$machine.tmp" 2>/dev/null; then # a build with
 fi
 mv "$machine.tmp" "$machine"
 $bench --list
-every --batch "$batch" --res "${sizes// /,}" --max-time 5 --out results/synth.csv
+every all --batch "$batch" --res "${sizes// /,}" --max-time 5 --out results/synth.csv
 
 # The same samples (33 MB) as files and as shards, read from the page cache.
 rm -rf "$samples" && mkdir "$samples"
@@ -43,15 +43,17 @@ if $bench --list | grep -q '^  files  *available'; then
     $bench --prepare "$samples/files" --store files "${shape[@]}" >/dev/null
     $bench --prepare "$samples/shards" --store shards --shards 10 "${shape[@]}" >/dev/null
     for layout in files shards; do
-        every --workload load --data "$samples/$layout" --max-time 5 --out results/load.csv
+        every all --workload load --data "$samples/$layout" --max-time 5 --out results/load.csv
     done
 fi
 
-# Three epochs over generated digits are enough for the curves in the figures. Inference needs a trained network, but its
-# speed does not depend on the weights.
-digits=(--model lenet --lr 0.002 --test-size 1000)
-every --workload train "${digits[@]}" --train-size 3000 --epochs 3 --out results/train.csv
-$bench --variant train-naive "${digits[@]}" --train-size 640 --epochs 1 --checkpoint "$samples/network" >/dev/null
-every --workload infer --checkpoint "$samples/network" --max-time 5 --out results/infer.csv
+# Three epochs over generated digits are enough for the curves in the figures. train-naive would take minutes with cnn, and
+# train-graph supports only cnn. Inference needs a trained network, but its speed does not depend on the weights.
+digits=(--lr 0.002 --train-size 3000 --test-size 1000 --epochs 3 --out results/train.csv)
+every all --workload train --model lenet "${digits[@]}"
+others=$($bench --list | awk '/^  train-/ && $1 != "train-naive" && $2 == "available" { print $1 }' | paste -sd,)
+[[ ! $others ]] || every "$others" --model cnn "${digits[@]}" --verify-steps 1
+$bench --variant train-naive --model cnn --train-size 64 --test-size 64 --epochs 1 --checkpoint "$samples/network" >/dev/null
+every all --workload infer --checkpoint "$samples/network" --max-time 5 --out results/infer.csv
 echo
 echo "rows: results/*.csv   machine: $machine   more: ./fdsl-bench --help, make help"

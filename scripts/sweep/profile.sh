@@ -17,7 +17,7 @@
 #   scripts/sweep/profile.sh --tool nsys train-omp --model lenet
 #
 # nsys measures kernels on the device and ranges on the host. ncu measures kernels one at a time, without overlap; the
-# time of a range is the sum of its kernels. Neither tool sees kernels launched by kernels (bat, gbase-device).
+# time of a range is the sum of its kernels. Neither tool sees kernels launched by kernels (bat, bat-reuse, gbase-device).
 # Profilers slow everything down: use only the shares from here, and take times from rows. Exit status 4 if
 # fdsl-bench is not built, the tool named by --tool is not installed, or (without --tool) neither tool is installed.
 set -euo pipefail

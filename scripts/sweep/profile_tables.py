@@ -4,7 +4,7 @@
     scripts/sweep/profile_tables.py nsys KERNELS.csv RANGES.csv    `nsys stats` of cuda_gpu_kern_sum and nvtx_sum
     scripts/sweep/profile_tables.py ncu KERNELS.csv                `ncu --page raw --csv --nvtx` with gpu__time_duration.sum
 
-scripts/sweep/profile.sh calls this script. Exit status 1 if there is nothing to show.
+scripts/sweep/profile.sh calls this script. Exit status: 0 done, 1 nothing to show, 2 usage.
 """
 
 import collections
@@ -109,8 +109,12 @@ def nsys(kernels, ranges):
 
 def main(arguments):
     tools = {"ncu": (ncu, 1), "nsys": (nsys, 2)}
+    if {"-h", "--help"}.intersection(arguments):
+        print(__doc__.strip())
+        return
     if not arguments or arguments[0] not in tools or len(arguments) - 1 != tools[arguments[0]][1]:
-        raise SystemExit(__doc__)
+        print("profile_tables.py: give nsys and two files, or ncu and one; see --help", file=sys.stderr)
+        sys.exit(2)
     tools[arguments[0]][0](*arguments[1:])
 
 

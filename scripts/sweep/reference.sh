@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures the rows of results/reference that README.md and docs/ quote, at the revision of this build. File
-# names are fixed, so that new files replace old ones. To update the pages afterwards:
+# Measures rows of results/reference that README.md and docs/ quote, with this build. File names are fixed, so that new
+# files replace old ones. To update the pages afterwards:
 #   cp OUT/*.csv OUT/*.json results/reference/ && scripts/check/docs_numbers.py --fix
 #
 #   scripts/sweep/reference.sh OUT [--section NAME,...] [--mnist DIR] [--work DIR] [--prefix NAME] [--dry-run]
@@ -10,7 +10,7 @@
 # sections take ten minutes.
 # --mnist: folder with the four files of MNIST, for sections that train. --work (OUT/work): folder for
 # images (1 GB) on the disk to measure; sections with the same folder reuse the images. --prefix (h200): prefix of file
-# names. --dry-run: prints the commands.
+# names. --dry-run: prints the commands, runs nothing.
 #
 # Rows contain the revision of the build. A tree without git history has none: build it with make REVISION=NAME.
 # FDSL_BENCH: the program (./fdsl-bench).

@@ -8,7 +8,7 @@
 #   scripts/sweep/run.sh TABLE --count       prints the number of tasks
 #   --scale N                                runs every line on 1, 2, 4, ... and N ranks; the column ranks is ignored;
 #                                            can be combined with any mode above
-#   --redo                                   repeats finished tasks
+#   --redo                                   deletes the rows of finished tasks first, and repeats these tasks
 #   --out DIR                                folder for results (default: results/ in the repository)
 #
 # TABLE is tab-separated. Its first line has option names of fdsl-bench without dashes. The additional column ranks is
@@ -30,8 +30,10 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd) || exit
 read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
 lock_wait_s=5
 
-# Options that no table may have: options for files that all tasks would share, and options that run nothing.
-refused='out samples monitor png sheet npy write-classes dry-run list env verbose version help'
+# A table may have none of these options, which run nothing, and of the options that take a file or a folder only the
+# ones for inputs. The others would share a file among all tasks, or (config) contain any option.
+refused='dry-run list env verbose version help'
+inputs='checkpoint class data init preset-file'
 byte_order_mark=$'\xef\xbb\xbf'
 
 # Arrays with one entry per task, from index 1: line of the table, ranks, options (one per line), complete
@@ -130,11 +132,12 @@ check_owner() {
 
 # ---- The table ----
 
-refuse() { die 2 "$table:$number: ${1//[^[:print:]]/?}"; } # text; adds the current line of the table
+refuse() { die 2 "$table:$number: ${1//[^[:print:]]/?}"; } # text; adds the name of the table and the number of its current line
 
 check_columns() {
     local column message known
     known=$("$bench" --help --verbose) || die 4 "cannot start $bench; see $bench --help"
+    refused+=" $(sed -nE 's/^  --([a-z0-9-]+) (FILE|DIR).*/\1/p' <<<"$known" | grep -vxF "${inputs// /$'\n'}" | paste -sd' ')"
     known=$'\n'ranks$'\n'$(sed -nE 's/^  (-[a-z], )?--([a-z0-9-]+).*/\2/p' <<<"$known")$'\n'
     for column in "${columns[@]}"; do
         [[ " $refused " != *" $column "* ]] || refuse "column '$column' cannot be used in a sweep"
@@ -206,6 +209,8 @@ add_line() { # fields
         esac
     done
     ((${#options[@]})) || refuse 'no option is given'
+    [[ ! "${options[*]}" =~ --checkpoint= || "${options[*]}" =~ --(variant|workload)=infer ]] ||
+        refuse "column 'checkpoint' can be used in a sweep only with infer, which reads it"
     if [[ $most ]]; then note_case "$ranks" "$scaling" "${options[@]}"; else add_task "$ranks" "${options[@]}"; fi
 }
 
@@ -396,6 +401,8 @@ run_tasks() {
     local n status ran=0 finished_count=0 before=0 skipped=() failed=()
     prepare_folder
     try_launcher
+    # Deletes all rows that will be repeated, so that an interrupted sweep can be continued without --redo.
+    for n in ${redo:+"${tasks[@]}"}; do [[ ${lacks[n]} ]] || rm -f "$folder/task_$n.csv"; done
     for n in "${tasks[@]}"; do
         show_progress "$n" "$ran" $((${#tasks[@]} - finished_count - before - ${#skipped[@]} - ${#failed[@]}))
         run_task "$n"

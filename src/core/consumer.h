@@ -23,7 +23,7 @@ struct consumer_facts {
 
     /* Measured while back-to-back steps and back-to-back copies from pinned memory to the device run
      * concurrently. bus_share: copy rate, divided by the rate of copies alone. bus_slowdown: step time,
-     * divided by the time of steps alone. Both are NaN if steps and copies never overlapped. */
+     * divided by the time of steps alone. A value is NaN if the overlap was too short to measure it. */
     double bus_share, bus_slowdown;
 };
 
@@ -61,10 +61,11 @@ struct consumer {
 
 /* Creates a consumer on CUDA device `device`. With a `task` (completed by task_choose()) its step is a real
  * training step. With NULL it is a kernel calibrated to take `step_s` seconds on an otherwise idle device,
- * within 2 %, or within 10 % with a warning. Calibrates and measures for about a second, during which nothing
- * else should run. The caller closes it with consumer_close(). STATUS_UNAVAILABLE without a GPU; STATUS_USAGE
- * if training does not fit in the device's memory; STATUS_FAILED if memory runs out or the step cannot be
- * calibrated. Nothing is left allocated after a failure. */
+ * within 2 %, or within 10 % with a warning. Calibrates and measures for about a second (longer if a step
+ * takes more than 10 ms), during which nothing else should run. The caller closes it with consumer_close().
+ * STATUS_UNAVAILABLE without a GPU; STATUS_USAGE if training does not fit in the device's memory;
+ * STATUS_FAILED if memory runs out or the step cannot be calibrated. Nothing is left allocated after a
+ * failure. */
 enum status consumer_open(int device, double step_s, const struct task *task, struct consumer **consumer);
 
 /* Waits for all steps, then resets the training state. Called before another variant delivers batches. */

@@ -99,8 +99,9 @@ enum status file_check(const char *path)
                                : status_set(STATUS_USAGE, "%s cannot be used: %s", path, strerror(errno));
     if (!S_ISREG(info.st_mode))
         return status_set(STATUS_USAGE, "%s is not a regular file; name another", path);
-    char buffer[PATH_MAX];
-    const char *folder = file_folder(path, buffer);
+    char real[PATH_MAX], buffer[PATH_MAX];
+    const char *folder =
+        file_folder(realpath(path, real) ? real : path, buffer); /* a link's target is replaced */
     if (access(folder, W_OK | X_OK) != 0)
         return status_set(STATUS_USAGE, "%s: its folder '%s' cannot be written (%s); choose another", path,
                           folder, strerror(errno));
@@ -203,7 +204,7 @@ void file_say_on_signal(const char *format, ...)
     atomic_store(&last_words_at, *text ? at : -1);
 }
 
-/* The signal handler. Keeps the lock of the writers, so that no other thread creates or renames a file before
+/* The signal handler. Keeps the lock of the writers, so that no other thread creates a temporary file before
  * the program ends. The raised signal is blocked until this function returns; then it ends the program. */
 static void remove_and_die(int signal_number)
 {

@@ -13,7 +13,7 @@ enum combine {
     COMBINE_FIRST,  /* text that is the same on all ranks */
     COMBINE_SAME,   /* a number that is the same on all ranks */
     COMBINE_COMMON, /* text: kept if it is the same on all ranks, else empty */
-    COMBINE_NONE,   /* empty: the column applies to single ranks only */
+    COMBINE_NONE,   /* empty: ranks measure it at different times, so their values cannot be combined */
     COMBINE_MIN,    /* the minimum */
     COMBINE_MEAN,
     COMBINE_MAX,    /* the maximum */
@@ -38,7 +38,7 @@ FDSL_C_BEGIN
 void measures_put(struct measures *measures, const char *column, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Sets a column to `value` with `digits` significant digits, or to "" if `value` is not finite. */
+/* Sets a column to `value` with `digits` significant digits. Does nothing if `value` is not finite. */
 void measures_real(struct measures *measures, const char *column, double value, int digits);
 
 /* Returns the text of a column, "" if it was not set. Owned by `measures`. */

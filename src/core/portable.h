@@ -1,7 +1,7 @@
-/* Macros for code that C, C++ and CUDA compilers share. Uses only libc.
+/* Macros for code that C, C++ and CUDA compilers share.
  *
  * FDSL_HD    starts an inline function for host and device.
- * FDSL_C_*   bracket declarations with C linkage, so that .cu files can include every header. */
+ * FDSL_C_*   bracket declarations with C linkage, in headers that .cu files include. */
 #ifndef FDSL_CORE_PORTABLE_H
 #define FDSL_CORE_PORTABLE_H
 

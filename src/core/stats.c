@@ -134,9 +134,9 @@ static void median_interval(const double *sorted, size_t count, double effective
 /* Counts outliers. Overwrites `sorted` with the sorted distances from the median.
  *
  * If more than half the samples are equal, which is likely with a coarse clock, the median distance is 0 and
- * every other sample would be an outlier. Then the mean distance is used; it is 0 only if all samples are
- * equal. With the mean distance, many samples that differ by one clock tick are not outliers, but a single
- * spike is. */
+ * every sample that differs would be an outlier. Then the mean distance is used; it is 0 only if all samples
+ * are equal. With the mean distance, many samples that differ by one clock tick are not outliers, but a
+ * single spike is. */
 static size_t count_outliers(double *sorted, size_t count, double median)
 {
     for (size_t i = 0; i < count; i++)

@@ -1,4 +1,4 @@
-/* Errors: a code and one line of text, passed up to the caller. Only main() exits.
+/* Errors: a code and one line of text, passed up to the caller.
  *
  * A function that can fail returns `enum status`. Where the failure happens, status_set() records what
  * went wrong and what to do about it. Callers may add context with status_prefix(). The codes are the exit
@@ -41,8 +41,8 @@ const char *status_text(void);
 bool status_coloured(int fd);
 
 /* Sets the rank of this process and the number of ranks (0: unknown) that a launcher started. From then on
- * only rank 0 prints warnings and notes. Colours and progress are off, because the output of all ranks goes
- * through the launcher. Call before starting threads. */
+ * status_warn() and status_say() print on rank 0 only. Colours and progress are off, because the output of
+ * all ranks goes through the launcher. Call before starting threads. */
 void status_launched(int rank, int ranks);
 
 /* Sets the rank and the number of ranks after comm_open(). From then on all ranks agree on every failure, so

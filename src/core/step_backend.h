@@ -13,7 +13,7 @@ FDSL_C_BEGIN
 
 /* A training task: classify images of one shape with one model. */
 struct task {
-    char model[16]; /* name of the network; "" until task_choose() */
+    char model[16]; /* name of the network; "": task_choose() chooses one */
     uint32_t channels, height, width, classes;
     uint32_t batch; /* maximum number of samples per step */
     uint32_t share; /* samples of this rank in a whole batch: fewer than `batch` if ranks divide a batch */

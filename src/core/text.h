@@ -12,9 +12,9 @@
 FDSL_C_BEGIN
 
 /* Copies `text` into `out`, a buffer of `size` bytes, so that it is safe to print on a terminal. Control
- * characters, bidirectional marks and invalid UTF-8 become \n, \r, \t or \xNN. Other characters stay the
- * same, so escaping twice equals escaping once. Truncates between characters if `out` is too small. Returns
- * `out`. */
+ * characters, line separators, bidirectional marks and invalid UTF-8 become \n, \r, \t or \xNN. Other
+ * characters stay the same, so escaping twice equals escaping once. Truncates between characters if `out` is
+ * too small. Returns `out`. */
 const char *text_printable(const char *text, char *out, size_t size);
 
 /* Prints `text` of any length, escaped like text_printable(). */

@@ -35,8 +35,8 @@ struct workload {
      * the same file. NULL-terminated. NULL if there are none. */
     const char *const *single;
 
-    /* Names of variants that can be the baseline of the column `speedup`. The first name that is among the
-     * chosen variants is used. NULL-terminated. */
+    /* Names of variants that can be the baseline of the column `speedup`. Without --baseline, the first name
+     * that is among the chosen variants is used. NULL-terminated. */
     const char *const *baselines;
 
     /* The workload's own CSV columns; ends with an entry whose column is NULL. */
@@ -53,8 +53,8 @@ struct workload {
                         void **input);
     void (*close)(void *input);
 
-    /* Changes the input to the share of another rank or number of ranks, and `parameters` to the values for
-     * the rows. Called only while no variant is set up. STATUS_USAGE if a rank would have no share. */
+    /* Changes the input to the share of another rank or number of ranks, and sets in `parameters` the values
+     * that the rows show. Called only while no variant is set up. STATUS_USAGE if a rank has no share. */
     enum status (*repartition)(void *input, void *parameters, const struct partition *partition);
 
     /* Whether an option has an effect on the variant (NULL: on any variant) with these parameters. If not,
@@ -96,8 +96,8 @@ struct workload {
 
     /* Checks in addition to verify(). */
     struct {
-        bool every_run; /* every run checks its results and fails with STATUS_WRONG, so rows have the column
-                         * `wrong` even without --verify */
+        bool every_run; /* every run checks its results and fails with STATUS_WRONG, so the column `wrong`
+                         * has a value even without --verify */
 
         /* Switches per-item checks at delivery on or off, for results that do not outlive the run. Runs with
          * these checks are not timed. May be NULL. */

@@ -7,7 +7,8 @@ enum status cifar_parse(const uint8_t *bytes, size_t size, struct cifar *cifar)
     *cifar = (struct cifar){size / CIFAR_RECORD_BYTES, bytes};
     if (size == 0 || size % CIFAR_RECORD_BYTES != 0)
         return status_set(STATUS_FAILED,
-                          "not a binary CIFAR-10 file: %zu bytes is not a multiple of the record size, %d",
+                          "not a binary CIFAR-10 file: its size, %zu bytes, is not a positive multiple of "
+                          "%d, the record size",
                           size, CIFAR_RECORD_BYTES);
     for (uint64_t i = 0; i < cifar->count; i++)
         if (cifar_label(cifar, i) >= CIFAR_CLASSES)

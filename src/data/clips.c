@@ -1,7 +1,6 @@
 /* The source `clips`: a blob moves across eight frames of 16 x 16 float16 values. The class is one of eight
- * directions. A single frame does not show the direction, so a network must combine frames to learn it.
- * Sample n moves in direction n mod 8. Each sample is a pure function of (seed, n), bit-identical on every
- * machine. */
+ * directions. A single frame shows the position of the blob, but not its movement. Sample n moves in
+ * direction n mod 8. Each sample is a pure function of (seed, n), bit-identical on every machine. */
 #include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>

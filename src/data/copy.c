@@ -104,8 +104,8 @@ static enum status check_extensions(const struct dataset *dataset)
     return STATUS_OK;
 }
 
-/* Refuses a target inside the source, because samples that are already copied would be read as part of the
- * source. */
+/* Refuses a target inside the source, because a run that continues an interrupted copy would read the copied
+ * samples as part of the source. */
 static enum status check_target(const char *source, const char *target)
 {
     return target && file_is_inside(target, source)

@@ -1,8 +1,8 @@
 /* A directory as a list of samples. A sample consists of members, such as an image and its label; the list
  * has the position of every member. The list is built before any timing. It comes from our index (the index
- * of --prepare) or a wids index if there is one, otherwise from shard headers or file names. The plain reader
- * (data/plain.h) then reads every sample once. Its checksums are the reference for the output of the
- * variants. */
+ * of --prepare) if there is one, otherwise from shard headers or file names. If there is a wids index, only
+ * the shards that it names are read. The plain reader (data/plain.h) then reads every sample once. Its
+ * checksums are the reference for the output of the variants. */
 #ifndef FDSL_DATA_DATASET_H
 #define FDSL_DATA_DATASET_H
 
@@ -57,9 +57,9 @@ struct dataset {
     uint64_t skipped;   /* number of skipped samples */
     bool uncounted;     /* an unknown number of samples was skipped in addition to `skipped`, because neither
                            our index nor a wids index gives a count */
-    uint64_t faults;    /* faults that led to skipped samples; only the first few are reported */
-    struct index index; /* owns the names if `indexed` */
-    char **names;       /* owns the names otherwise */
+    uint64_t faults;    /* number of faults that led to skipped samples; only the first few are reported */
+    struct index index; /* owns the keys, extensions and shard names if `indexed` */
+    char **names;       /* owns all other names */
     size_t name_count, name_capacity;
     uint32_t file_capacity, member_capacity,
         sample_capacity; /* allocated elements, used while the lists grow */

@@ -169,7 +169,7 @@ static enum status open_files(struct dataset *dataset)
     return status;
 }
 
-/* Adds one sample of an index of --prepare. */
+/* Adds one sample of our index. */
 static enum status add_indexed(struct dataset *dataset, const struct index_sample *sample)
 {
     const struct index *index = &dataset->index;
@@ -400,7 +400,7 @@ enum status dataset_open(const char *path, bool skip, struct dataset *dataset)
     TRY(list_samples(dataset));
     TRY(read_all_samples(dataset, skip && dataset->indexed));
     if (dataset->faults > DATASET_WARNINGS_MAX)
-        status_warn("%s: %llu more faults like these; %llu samples skipped%s", path,
+        status_warn("%s: %llu more faults like these; %llu samples skipped in total%s", path,
                     (unsigned long long)(dataset->faults - DATASET_WARNINGS_MAX),
                     (unsigned long long)dataset->skipped,
                     dataset->uncounted ? ", and an unknown number more" : "");

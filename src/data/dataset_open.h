@@ -1,5 +1,5 @@
-/* Finds the samples under a directory: in our index (the index of --prepare), in a wids index, by scanning
- * shards, or as single files. */
+/* Finds the samples under a directory: in our index (the index of --prepare), by scanning shards (with a
+ * wids index, those that it names), or as single files. */
 #ifndef FDSL_DATA_DATASET_OPEN_H
 #define FDSL_DATA_DATASET_OPEN_H
 

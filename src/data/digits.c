@@ -63,7 +63,7 @@ static int place_points(struct pen *pen, struct point points[POINTS_MAX])
     int digit = (int)(pen->number % CLASSES), count = strokes[digit].count;
     struct philox_block one = pen_block(pen), two = pen_block(pen);
     float t = between(one.word[0], -0.15f,
-                      0.15f); /* tangent of half the angle of rotation, which is at most 17 degrees */
+                      0.15f); /* tan(angle / 2) of the rotation; the angle is at most 17.1 degrees */
     float cosine = (1 - t * t) / (1 + t * t), sine = 2 * t / (1 + t * t),
           shear = between(one.word[1], -0.25f, 0.25f);
     float width = between(one.word[2], 0.65f, 1.0f), height = between(one.word[3], 0.7f, 1.0f);
@@ -149,7 +149,7 @@ static enum status digits_open(const struct source_request *request, struct sour
 static const struct option_spec options[] = {
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all digits"},
     {"encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true,
-     "encoding of the image"},
+     "encoding of the images"},
 };
 
 const struct source source_digits = {

@@ -1,10 +1,10 @@
-/* All random numbers of training and of its generated data, as pure functions of a Philox counter. They are
- * identical on host and device, for any batch size, thread count and rank count. To resume, a run needs no
- * generator state, only the epoch.
+/* The random numbers of training, of augmentation, and of the sample sources `digits` and `clips`. They are
+ * pure functions of a Philox counter, so they are identical on host and device, for any batch size, thread
+ * count and rank count. To resume, a run needs no generator state, only the epoch.
  *
  * The Philox key is the seed. The last word of every counter is a DRAW_ constant, which separates the kinds
- * of random numbers. The other words are documented at each function; `sample` is the sample's number in the
- * set. */
+ * of random numbers. The other words are documented at the functions that use them; `sample` is the sample's
+ * number in the set. */
 #ifndef FDSL_DATA_DRAWS_H
 #define FDSL_DATA_DRAWS_H
 

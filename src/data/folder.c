@@ -92,8 +92,8 @@ static bool shard_is_whole(const struct folder *folder, const struct index *inde
     return whole;
 }
 
-/* Whether a unit (a shard, or a folder of files) is complete: its files have the sizes that the index
- * gives. */
+/* Whether a unit is complete: its files have the sizes that the index gives, and a shard's DALI index is
+ * complete. A unit is a shard, or a folder of files. */
 static bool is_whole(const struct folder *folder, const struct index *index, uint64_t number)
 {
     const struct index_unit *unit = &index->units[number];
@@ -138,10 +138,11 @@ static enum status read_part(const struct folder *folder, uint64_t unit, struct 
     if (part->unit_count == 1 && part->layout == folder->layout && strcmp(part->units[0].name, name) == 0 &&
         strcmp(part->provenance, folder->provenance) == 0)
         return STATUS_OK;
-    return status_set(STATUS_FAILED,
-                      "%s: part %" PRIu64
-                      " of the index was not written by this run; is another program using the folder?",
-                      folder->path, unit);
+    return status_set(
+        STATUS_FAILED,
+        "%s: part %" PRIu64
+        " of the index belongs to another unit or data set; is another program using the folder?",
+        folder->path, unit);
 }
 
 bool folder_finished(const struct folder *folder, uint64_t unit)

@@ -37,7 +37,8 @@ enum status folder_claim(struct folder *folder);
 /* Whether the dataset is complete. Any rank may call this after rank 0 has called folder_claim(). */
 bool folder_complete(const struct folder *folder);
 
-/* Whether a unit is finished: its part of the index exists, and its files have the sizes in that part. */
+/* Whether a unit is finished: its part of the index exists, its files have the sizes in that part, and the
+ * DALI index of a shard is complete. */
 bool folder_finished(const struct folder *folder, uint64_t unit);
 
 /* Builds the path of a unit's part of the index. */

@@ -132,7 +132,7 @@ enum status index_text_add_all(struct index_text *text, const struct index *inde
     return STATUS_OK;
 }
 
-/* text->text is valid only after fclose(), because closing a memory stream may move the text. */
+/* text->text is final only after fclose(), because writing the last line may move the text. */
 enum status index_text_end(struct index_text *text)
 {
     char line[128];
@@ -170,15 +170,14 @@ enum status index_save(const char *path, const struct index *index, uint64_t fir
 
 /* ---- Reading ---- */
 
-/* Returns the next field of a line, which ends at a tab or at the end of the line. Returns NULL if there is
- * none. */
+/* Returns the next field of a line, or NULL if there is none. Tabs separate the fields. */
 static char *next_field(char **rest)
 {
     return strsep(rest, "\t");
 }
 
 /* Parses an unsigned integer in base 10 or 16. Returns false if the text is empty, has any other character,
- * or is too large a number. */
+ * or if the number is too large. */
 static bool number(const char *text, int base, uint64_t *value)
 {
     static const char digits[] = "0123456789abcdef";

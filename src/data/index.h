@@ -57,7 +57,7 @@ FDSL_C_BEGIN
 enum status index_read(const char *path, struct index *index);
 
 /* Parses an index in memory, with the same errors as index_read(). Takes ownership of `text` (from malloc),
- * which has `size` bytes and a terminating zero. Messages begin with the line number. */
+ * which has `size` bytes and a terminating zero. Messages about one line begin with its number. */
 enum status index_parse(char *text, size_t size, struct index *index);
 void index_free(struct index *index);
 

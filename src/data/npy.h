@@ -9,7 +9,7 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-#define NPY_HEADER_MAX 256 /* bytes of a header that npy_header_make() writes */
+#define NPY_HEADER_MAX 256 /* size of the largest header that npy_header_make() writes, in bytes */
 #define NPY_SHAPE_MAX  128 /* bytes of a shape's text, including the terminating zero */
 
 #define NPY_AXES_MAX   32

@@ -46,8 +46,8 @@ static enum status plain_open_file(struct plain *plain, const struct dataset_mem
     return STATUS_OK;
 }
 
-/* Opens the member's file unless it is already open, and then records the file's size. If there is an index,
- * a single file must have the size that the index gives. */
+/* If the member's file is not open yet, opens it and records its size. If there is an index, a single file
+ * must have the size that the index gives. */
 static enum status plain_open_new(struct plain *plain, struct dataset_member *member)
 {
     const struct dataset *dataset = plain->dataset;

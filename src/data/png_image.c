@@ -12,13 +12,14 @@
 #define PIXELS_A_BYTE_MAX (8 * 1032)
 
 /* libpng's simplified interface handles errors without longjmp to the caller and frees its memory. The flag
- * COLORSPACE_NOT_sRGB omits the colour-space chunk, so the output depends only on the pixels. */
+ * COLORSPACE_NOT_sRGB omits the colour-space chunk, so equal pixels give equal output. */
 enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, void **bytes, size_t *size)
 {
     *bytes = NULL;
     if (shape->width == 0 || shape->height == 0 || shape->width > INT32_MAX ||
         (uint64_t)shape->width * shape->height > PNG_PIXELS_MAX)
-        return status_set(STATUS_USAGE, "%" PRIu32 " x %" PRIu32 " pixels do not fit a PNG file",
+        return status_set(STATUS_USAGE,
+                          "%" PRIu32 " x %" PRIu32 " pixels: a PNG file must have 1 to 2^28 pixels",
                           shape->width, shape->height);
     png_image image = {.version = PNG_IMAGE_VERSION,
                        .width = shape->width,

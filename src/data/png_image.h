@@ -18,8 +18,8 @@ struct png_shape {
 FDSL_C_BEGIN
 
 /* Encodes pixels as a PNG file in memory. `pixels` has no gaps between rows. The output depends only on the
- * pixels and the libpng version. The caller frees `*bytes`. STATUS_USAGE for a shape that PNG does not allow;
- * STATUS_UNAVAILABLE in builds without libpng. */
+ * pixels and the versions of libpng and zlib. The caller frees `*bytes`. STATUS_USAGE if a side is 0 or
+ * there are more than PNG_PIXELS_MAX pixels; STATUS_UNAVAILABLE in builds without libpng. */
 enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, void **bytes, size_t *size);
 
 /* Sets `*shape` to the shape that png_decode() produces: 8-bit gray or RGB without transparency, for any kind

@@ -56,7 +56,7 @@ static const struct option_spec specs[] = {
      "source of the samples; the sources are listed below"},
     {"store", "HOW", OPTION_CHOICE, AT(store), "shards", 0, 0, stores, true,
      "how samples are stored. files writes single files, such as an image and its label, into folders of "
-     "1000 samples; shards writes tar files"},
+     "1000 samples; shards writes tar files. HOW is one of"},
     {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
      "number of samples (default: all, if the source is finite)"},
     {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,

@@ -17,7 +17,7 @@ const struct source *const source_table[] = {
     &source_idx,     /* MNIST and similar data sets */
     &source_cifar,   /* CIFAR-10 */
     &source_dataset, /* an existing data set */
-    &source_digits,  /* generated digits; need no download */
+    &source_digits,  /* generated digits */
     &source_clips,   /* generated clips of a moving blob */
     NULL,
 };

@@ -37,7 +37,7 @@ struct source_sample {
 struct source_facts {
     uint64_t samples;      /* number of samples; SOURCE_ENDLESS if unlimited */
     uint64_t sample_bytes; /* approximate size of a sample; determines the number of shards */
-    uint64_t identity;     /* hash of the contents of all files that the options name */
+    uint64_t identity;     /* hash that changes if the inputs, such as files that the options name, change */
 };
 
 /* Arguments for opening a source: its options, and the options of source->workload if that is set. */

@@ -22,7 +22,7 @@ enum {
     PREFIX_BYTES = 155
 };
 
-/* Larger than any file system allows, but small enough that sums of offsets do not overflow. */
+/* Larger than any real file, but small enough that sums of offsets do not overflow. */
 #define SIZE_MAX_BYTES (UINT64_C(1) << 62)
 
 #define BAD(at, ...)   bad_at(at, status_set(STATUS_FAILED, __VA_ARGS__))
@@ -354,7 +354,7 @@ enum status tar_next(struct tar_parser *parser, const uint8_t *bytes, size_t ava
 
 /* ---- Writing ---- */
 
-/* Fills a header of this type. `length` is the length of `name`, at most TAR_NAME_FIELD bytes. */
+/* Fills a header of this type with the first `length` bytes of `name`, at most TAR_NAME_FIELD. */
 static void fill_header(uint8_t block[TAR_BLOCK_BYTES], const char *name, size_t length, uint64_t size,
                         char type)
 {

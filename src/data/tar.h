@@ -17,7 +17,7 @@
 #define TAR_END_BYTES    1024      /* the two blocks of zeros at the end */
 #define TAR_NAME_MAX     4095      /* longest member name, in bytes */
 #define TAR_NAME_FIELD   100       /* longest name in a plain header, in bytes */
-#define TAR_EXTENDED_MAX (1 << 20) /* data of a pax header or a GNU long name, in bytes */
+#define TAR_EXTENDED_MAX (1 << 20) /* largest data of a pax header or a GNU long name, in bytes */
 #define TAR_SIZE_UNKNOWN UINT64_MAX
 
 /* A regular file in a shard. `header` and `data` are offsets from the start of the shard, in bytes. `name`

@@ -16,13 +16,12 @@
 #include "lib/pool.h"
 #include "machine/device.h"
 #include "machine/device_memory.h"
-#include "machine/memory.h"
 #include "synth/generator.h"
 
 struct fdsl_generator {
     struct generator *generator;
     struct synth synth;
-    struct pool *pool; /* CPU threads; NULL if the variant uses none */
+    struct pool *pool; /* CPU threads; NULL if the variant uses only the caller's thread */
     int device;
     pid_t process; /* the process that opened the generator */
 };
@@ -31,8 +30,8 @@ struct fdsl_generator {
 
 static _Thread_local char error_text[1024];
 
-/* Returns the length of the option name at `at`, after its dashes; 0 if there is none. Text in quotes, such
- * as a file name, has no options. */
+/* Returns the length of the option name at `at`, without its dashes; 0 if no option begins there. Quoted
+ * text, such as a file name, contains no options. */
 static size_t option_length(const char *text, const char *at, bool quoted)
 {
     bool begins = at == text || at[-1] == ' ' || at[-1] == '(';
@@ -96,7 +95,8 @@ struct environment {
 };
 
 /* Sets the default floating-point environment (round to nearest, no flushing of subnormals), so that images
- * do not depend on the caller's. Sets the locale "C", because some locales cannot parse "0.5" in files. */
+ * do not depend on the caller's environment. Sets the locale "C", because some locales cannot parse "0.5" in
+ * files. */
 static enum status environment_enter(struct environment *before)
 {
     *before = (struct environment){.device = device_current()};
@@ -176,12 +176,8 @@ static enum status open_all(const struct fdsl_config *config, struct fdsl_genera
     TRY(config_input(config, &self->synth));
     if (request.on_device)
         TRY(device_load(config->device));
-    if (!request.on_device)
-        TRY(memory_check((uint64_t)request.resources.threads * synth_image_bytes(&self->synth),
-                         "the canvases of all threads", "lower threads or res"));
-    if (variant->threaded)
-        TRY(pool_open(request.resources.threads, &self->pool));
-    return synth_generator_open(&self->synth, variant, &request, &self->generator);
+    TRY(synth_generator_open(&self->synth, variant, &request, &self->generator));
+    return variant->threaded ? pool_open(request.resources.threads, &self->pool) : STATUS_OK;
 }
 
 static void close_all(struct fdsl_generator *self)
@@ -225,8 +221,11 @@ void fdsl_close(struct fdsl_generator *generator)
 {
     if (!generator || generator->process != getpid())
         return;
-    int before = device_current();
+    bool on_device = generator->device >= 0;
+    int before = device_current(), mode = on_device ? device_relax_capture() : 0;
     close_all(generator);
+    if (on_device)
+        device_restore_capture(mode);
     device_restore(before);
 }
 

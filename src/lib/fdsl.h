@@ -9,18 +9,19 @@
  *     fdsl_generate(generator, 0, config.batch, images, labels, NULL);
  *     fdsl_close(generator);
  *
- * With N classes, image g is instance g div N of the class at index g mod N. Its pixels depend only on the
- * formula, the class, the seed, the instance and the output format: not on the device, the batch or the
- * number of threads. This holds for the generators "naive", "omp" and "fused", which are bit-identical to
- * each other and to the program fdsl-bench. "gbase" and "bat" run the CUDA kernels of the paper (hpca-uji,
- * PDP 2026), which draw overlapping lines in any order and round noise differently.
+ * With N classes, image g is instance g div N of the class at index g mod N. The generators "naive", "omp"
+ * and "fused" are bit-identical to each other and to the program fdsl-bench: the pixels of an image depend
+ * only on the formula, the class, the seed, the instance, the side of the canvas and the output format, not
+ * on the device, the batch or the number of threads. "gbase" and "bat" run the CUDA kernels of the paper
+ * (hpca-uji, PDP 2026), which draw overlapping lines in any order. "bat" rounds noise to half precision;
+ * "gbase" draws noise from another random number generator.
  *
  * This header is C99 and valid C++. No CUDA header is needed: a CUDA stream is passed as `void *`, NULL for
  * the default stream.
  *
- * Errors: functions return FDSL_OK or an error code, and fdsl_error() then has one line of text that names
- * the argument. The library never prints, never exits, and installs no signal handler. It leaves the current
- * CUDA device, the locale and the floating-point environment as they were.
+ * Errors: functions return FDSL_OK or an error code. After an error, fdsl_error() returns one line of text;
+ * if an argument is wrong, the line names it. The library never prints, never exits, and installs no signal
+ * handler. It leaves the current CUDA device, the locale and the floating-point environment as they were.
  *
  * Threads: several generators can be used at the same time, on one device or many. Calls on one generator
  * must not overlap. A generator belongs to the process that opened it: after fork(), the child must open its
@@ -75,7 +76,7 @@ struct fdsl_config {
     const char *formula;     /* "uji" (default): the paper's code; "visualatom": the VisualAtom data set */
     uint64_t seed;           /* seed of all images; default 0 */
     uint32_t res;            /* side of the canvas in pixels, 1 to 16384; default 512 */
-    uint32_t classes;        /* number of classes; default 1000; a preset list gives its first classes */
+    uint32_t classes;        /* number of classes from the preset (of a list, the first ones); default 1000 */
     const char *preset;      /* "uji", "visualatom", "lowercompute", or the lists "paper-1000" and
                                 "lowercompute-1000"; NULL (default): the preset with the name of the formula */
     const char *preset_file; /* INI file with other presets; NULL (default): the built-in ones */
@@ -114,12 +115,12 @@ struct fdsl_generator;
 /* Returns the version of the library, such as "0.2.0". Thread-safe. */
 FDSL_API const char *fdsl_version(void);
 
-/* Returns the text of the calling thread's latest error, never NULL. The next failing call of this thread
- * overwrites it. */
+/* Returns the text of the calling thread's latest error; "" if there was none. The next failing call of this
+ * thread overwrites it. */
 FDSL_API const char *fdsl_error(void);
 
-/* Returns the number of CUDA devices. Returns 0 if there is no driver or the library was built without CUDA;
- * fdsl_error() then has the reason. Thread-safe. */
+/* Returns the number of CUDA devices. If it is 0, fdsl_error() returns the reason, for example that there is
+ * no driver or that the library was built without CUDA. Thread-safe. */
 FDSL_API int fdsl_cuda_devices(void);
 
 /* Sets the defaults. `size` is sizeof *config. FDSL_INVALID if config is NULL or the library does not know
@@ -133,53 +134,56 @@ FDSL_API enum fdsl_status fdsl_config_init(struct fdsl_config *config, size_t si
  * Thread-safe. */
 FDSL_API enum fdsl_status fdsl_open(const struct fdsl_config *config, struct fdsl_generator **generator);
 
-/* Frees a generator; NULL is allowed. Work that was enqueued on a device must have completed. */
+/* Frees a generator; NULL is allowed. The work of its calls must have completed on the device. */
 FDSL_API void fdsl_close(struct fdsl_generator *generator);
 
-/* Describes the images of a generator. FDSL_INVALID if layout->size is unknown. */
+/* Describes the images of a generator. FDSL_INVALID if the library does not know
+ * layout->size. */
 FDSL_API enum fdsl_status fdsl_describe(const struct fdsl_generator *generator, struct fdsl_layout *layout);
 
 /* Returns the number of classes, and copies the first `capacity` classes to `classes` (NULL if capacity is
- * 0). If an argument is not valid, returns 0; fdsl_error() then has the reason. */
+ * 0). If an argument is not valid, returns 0; fdsl_error() then returns the reason. */
 FDSL_API uint32_t fdsl_classes(const struct fdsl_generator *generator, struct fdsl_class *classes,
                                uint32_t capacity);
 
-/* Returns the memory that the generator has allocated on its device (the CPU or a GPU), in bytes. */
+/* Returns the memory that the generator has allocated on its device, in bytes. On the CPU, this is an
+ * estimate: canvases and labels. */
 FDSL_API uint64_t fdsl_memory_bytes(const struct fdsl_generator *generator);
 
 /* Generates images first .. first + count - 1 into `images`. Stores their class ids in `labels` unless it is
  * NULL. `count` is 1 to the `batch` of the configuration.
  *
- * On the CPU, `images` is aligned to its element type, `stream` must be NULL, and the images are complete
- * when the call returns. On a CUDA device, `images` and `labels` are device memory, and `images` is aligned
- * to 16 bytes. The work is enqueued on `stream` without waiting and without allocating, so the call can be
- * captured into a CUDA graph. One generator has scratch memory for one call: calls on several streams must be
- * ordered (fdsl_order()).
+ * On the CPU, `images` must be aligned to its element type, `stream` must be NULL, and the images are
+ * complete when the call returns. On a CUDA device, `images` and `labels` are device memory, and `images`
+ * must be aligned to 16 bytes. The work is enqueued on `stream` without waiting and without allocating, so
+ * the call can be captured into a CUDA graph. One generator has scratch memory for one call: calls on several
+ * streams must be ordered (fdsl_order()).
  *
  * FDSL_INVALID if an argument is not valid; fdsl_error() names it. FDSL_FAILED if a launch failed. */
 FDSL_API enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64_t first, uint32_t count,
                                         void *images, int64_t *labels, void *stream);
 
 /* Generates images numbers[0] .. numbers[count - 1]. The list may have any numbers in any order. On a CUDA
- * device it must be in device memory. FDSL_UNAVAILABLE for "gbase" and "bat": the host launches their kernels
- * image by image, and cannot read the list. Otherwise like fdsl_generate(). */
+ * device it must be in device memory. FDSL_UNAVAILABLE for "gbase" and "bat": the host computes their image
+ * numbers, and cannot read the list. Otherwise like fdsl_generate(). */
 FDSL_API enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint64_t *numbers,
                                              uint32_t count, void *images, int64_t *labels, void *stream);
 
-/* Generates images *next .. *next + count - 1, then adds `step` to *next. On a CUDA device, `stream` does
- * both, and `next` is device memory, so each replay of a captured call generates the following images. Ranks
- * that share a sequence use step = count * ranks. FDSL_UNAVAILABLE for "gbase" and "bat". Otherwise like
- * fdsl_generate(). */
+/* Generates images *next .. *next + count - 1, then adds `step` to *next. On a CUDA device, both
+ * are enqueued on `stream`, and `next` is device memory, so each replay of a captured call generates the
+ * following images. To share a sequence, rank r starts at r * count and uses step = count * ranks.
+ * FDSL_UNAVAILABLE for "gbase" and "bat". Otherwise like fdsl_generate(). */
 FDSL_API enum fdsl_status fdsl_generate_next(struct fdsl_generator *generator, uint64_t *next, uint64_t step,
                                              uint32_t count, void *images, int64_t *labels, void *stream);
 
 /* ---- Memory and streams, for callers that do not use CUDA themselves ---- */
 
-/* Allocates `bytes` > 0 bytes on a device, aligned to at least 64 bytes; the caller frees them. Returns an
- * error if the device has too little memory. Thread-safe. */
+/* Allocates `bytes` > 0 bytes on a device, aligned to at least 64 bytes; the caller frees them. FDSL_FAILED
+ * if the device has too little memory. Thread-safe. */
 FDSL_API enum fdsl_status fdsl_alloc(int device, size_t bytes, void **memory);
 
-/* Frees memory of fdsl_alloc(), after all work on the device that uses it; NULL is allowed. Thread-safe. */
+/* Frees memory of fdsl_alloc(); NULL is allowed. On a CUDA device, first waits for the work that uses it.
+ * Thread-safe. */
 FDSL_API void fdsl_free(int device, void *memory);
 
 /* Copies `bytes` bytes; each end may be host memory or memory of the device. The copy begins after the work

@@ -27,7 +27,7 @@ struct pool {
     parallel_task *task;
     void *context;
     uint64_t count;
-    atomic_uint_fast64_t next; /* the first task that no thread has taken */
+    atomic_uint_fast64_t next; /* number of the first task that no thread has taken */
     struct pool_thread members[];
 };
 
@@ -77,7 +77,7 @@ static enum status start_threads(struct pool *pool)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error == 0)
         return STATUS_OK;
-    return status_set(STATUS_FAILED, "cannot start %d threads: %s; lower --threads", pool->threads,
+    return status_set(STATUS_FAILED, "cannot start %d threads: %s; lower threads", pool->threads,
                       strerror(error));
 }
 

@@ -1,5 +1,5 @@
 /* Augmentation of a decoded image for training: shift, flip and normalisation. The result is a pure function
- * of the image, the seed, the epoch and the sample, so all loaders compute identical values. */
+ * of the parameters, the image, the epoch and the sample number, so it is the same for all variants. */
 #ifndef FDSL_LOAD_AUGMENT_H
 #define FDSL_LOAD_AUGMENT_H
 

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #ifndef SYS_cachestat
-#define SYS_cachestat 451 /* the same number on all architectures */
+#define SYS_cachestat 451 /* the same number on x86 and Arm */
 #endif
 
 struct cachestat_range_ {

@@ -11,14 +11,14 @@
 /* Number of pages, summed over files. */
 struct cache_pages {
     uint64_t resident, all;
-    bool hidden; /* Linux does not report the pages of some file, so `resident` is meaningless */
+    bool hidden; /* Linux does not report the pages of at least one file, so `resident` is meaningless */
 };
 
 FDSL_C_BEGIN
 
-/* Adds the pages of an open file of `bytes` bytes to `pages`. Uses cachestat(2), or mincore(2) before Linux
- * 6.5. If Linux reports pages only to processes that own the file or may write it, and this process may not,
- * sets `hidden`. STATUS_FAILED with the reason. */
+/* Adds the pages of an open file of `bytes` bytes to `pages`. Uses cachestat(2), or mincore(2) if
+ * cachestat(2) fails, as it does before Linux 6.5. Sets `hidden` if Linux does not report the pages to this
+ * process, because it neither owns the file nor may write it. STATUS_FAILED with the reason. */
 enum status cache_count(int fd, uint64_t bytes, struct cache_pages *pages);
 
 /* Evicts an open file: writes its dirty pages, then asks Linux to drop all its pages. Pages that a process

@@ -1,6 +1,6 @@
 /* Conversion of sample values to a batch tensor. Host and device share this definition.
  *
- * One fused multiply-add, x * scale + bias, converts a value x, and the result is rounded once to the
+ * One fused multiply-add in float32, x * scale + bias, converts a value x. The result is then rounded to the
  * tensor's type. Scale and bias come from --mean and --std. For bytes, the scale includes a division by 255.
  * Any NaN becomes the canonical NaN of GPUs, whatever its payload. With --dtype raw, the tensor keeps the
  * bits of the values. */
@@ -36,7 +36,7 @@ FDSL_HD uint32_t convert_value_bytes(const struct convert *convert)
     return (uint32_t)dtype_bytes(convert->tensor == DTYPE_STORED ? convert->source : convert->tensor);
 }
 
-/* Computes the tensor's value before rounding. */
+/* Computes the tensor's value in float32, before it is rounded to the tensor's type. */
 FDSL_HD float convert_scale(float value, float scale, float bias)
 {
     float scaled = fmaf(value, scale, bias);

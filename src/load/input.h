@@ -20,8 +20,8 @@
 
 /* State of the page cache at the start of a run. */
 enum load_cache {
-    LOAD_WARM, /* all pages resident: files are read before the first run, and resident pages are counted */
-    LOAD_COLD, /* no pages resident: files are evicted before every run, and resident pages are counted */
+    LOAD_WARM, /* files are read before the first run; at least 99 % of their pages are then resident */
+    LOAD_COLD, /* files are evicted before every run; at most 1 % of their pages are then resident */
     LOAD_ANY   /* unspecified: left as it is */
 };
 
@@ -31,7 +31,7 @@ struct load_control {
     bool timed_calls; /* time each open, read and close call */
     uint8_t *seen;    /* with `whole`: how often each sample was delivered correctly, up to 255 */
 
-    struct checksum lost; /* samples that the latest run could not read; set by the variant */
+    struct checksum lost; /* checksum of the samples that the latest run lost; set by verifier_finish() */
 
     struct consumer *consumer; /* receives every delivered batch; NULL if there is none */
 };
@@ -44,7 +44,7 @@ struct load {
     uint64_t seed;
     uint32_t batch, shuffle_buffer, epochs;
     uint32_t rank, ranks;
-    uint32_t iodepth;     /* maximum requests in flight, for io_uring variants */
+    uint32_t iodepth;     /* maximum number of files (files-uring) or reads (shards-uring) in flight */
     uint32_t block_bytes; /* bytes per read from a shard */
     uint32_t prefetch;    /* number of shards that Linux is asked to read ahead */
     enum load_cache cache;
@@ -80,9 +80,9 @@ struct load_traits {
      * device, see docs/load_gpu.md. */
     enum status (*copy)(void *state, double *bytes_per_s);
 
-    /* Compares the samples that are in the buffers after the latest run with the data set, byte by byte. Sets
-     * `*wrong` to the number of samples that differ. Checks all samples in the buffers, or a few thousand of
-     * them. Requires dataset_hash(), for the hashes of the samples. */
+    /* Compares the samples that are in the buffers after the latest run with the data set, by hashes over all
+     * their bytes. Sets `*wrong` to the number of samples that differ. Checks all samples in the buffers, or
+     * a few thousand of them. Requires dataset_hash(), for the hashes of the samples. */
     enum status (*verify_slots)(void *state, uint64_t *wrong);
 };
 
@@ -93,7 +93,7 @@ struct load_result {
     uint64_t number;           /* number of the run; UINT64_MAX before the first */
     struct checksum checksum;  /* over the delivered samples */
     uint64_t skipped;          /* samples that could not be read or decoded */
-    struct cache_pages before; /* at the start of the run, or with LOAD_WARM at the start of the first run */
+    struct cache_pages before; /* resident pages at the start of the run (LOAD_WARM: of the first run) */
     bool device_known;         /* Linux reports device_bytes */
     uint64_t device_bytes;     /* bytes that the process read from storage devices during the run */
     int threads;               /* threads that shared the run */

@@ -36,18 +36,18 @@ static const struct option_spec options[] = {
      "seed of the sample order and of --augment; each epoch has its own order"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs per run"},
     {"iodepth", "N", OPTION_COUNT, AT(iodepth), "32", 1, 4096, NULL, true,
-     "maximum number of requests in flight, for files-uring and shards-uring"},
+     "maximum number of files (files-uring) or reads (shards-uring) in flight"},
     {"block", "KIB", OPTION_COUNT, AT(block), "256", 4, 1 << 16, NULL, true,
      "size of each read, for the variants shards and shards-uring"},
     {"prefetch", "N", OPTION_COUNT, AT(prefetch), "2", 0, 1 << 20, NULL, true,
      "number of shards that the operating system reads ahead, for shards, shards-mmap, shards-omp and "
      "shards-gpu; ignored with --cache warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, COLUMN_APART,
-     "state of the page cache before each run: warm (all data resident), cold (no data resident) or any "
-     "(unchanged). The run fails if the measured state differs. STATE is one of"},
+     "state of the page cache before each run: warm (at least 99 % of the data resident), cold (at most 1 %) "
+     "or any (unchanged). The run fails if this state is not reached. STATE is one of"},
     {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, true,
      "what to do with a sample that cannot be read. fail ends the run; skip omits the sample and counts it. "
-     "With skip, all data are compared with the index before the first run. WHAT is one of"},
+     "With skip, all data are first compared with the index of --prepare, if there is one. WHAT is one of"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
      "decode images: PNG with libpng, .npy by its header"},
     {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,
@@ -68,7 +68,7 @@ static const struct option_spec options[] = {
     COMPUTE_OPTION(AT(compute)),
 };
 
-/* The input, plus the state of this file. */
+/* The input, and state that only load.c uses. */
 struct load_job {
     struct load load; /* must be first: variants see only this */
     struct dataset dataset;
@@ -251,8 +251,8 @@ static enum status load_open(const struct options *given, void *parameters_,
     return load_move(job, parameters, partition);
 }
 
-/* Hashes everything that the orders and the verification depend on: key, size and content of every sample, in
- * order, and the number of samples per shard. */
+/* Hashes what the orders and the checksums of timed runs depend on: the key, the size and the edges of every
+ * sample, in order, and the number of samples per shard. */
 static uint64_t load_identity(const void *input)
 {
     const struct dataset *dataset = ((const struct load *)input)->dataset;
@@ -420,8 +420,9 @@ static enum status count_unseen(const struct load_job *job, const struct variant
     return status;
 }
 
-/* Checks that the result belongs to run `number`, and that the samples that are still in the buffers are
- * correct. The run itself has compared its checksum with the expected checksum. */
+/* Checks that the result belongs to run `number`. Then checks every sample if control->whole is set,
+ * otherwise those that are still in the buffers; such a run has already compared its checksum with the
+ * expected one. */
 static enum status load_verify(const void *input, const struct variant *variant, void *state, uint64_t number,
                                uint64_t *wrong)
 {

@@ -1,4 +1,4 @@
-/* The columns of the workload `load`, apart from times and rates. */
+/* The columns of `load`, in addition to those that every workload has. */
 #include "load/load_parts.h"
 
 #include <inttypes.h>

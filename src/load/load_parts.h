@@ -11,7 +11,7 @@
 
 /* ---- load.c ---- */
 
-/* Returns the order plan of this variant for `threads` threads per rank. The threads of all ranks together
+/* Returns the order plan of this variant for `threads` threads per rank. The threads of a rank together
  * read the same samples for any number of threads. */
 struct order_plan load_variant_plan(const struct load *load, const struct variant *variant, int threads);
 

@@ -1,14 +1,15 @@
 /* The samples that a worker reads in an epoch, and their order. A worker is a thread of a rank. Samples and
- * order are pure functions of the seed, the epoch and the worker's number. They do not depend on earlier
- * epochs. All variants that use the same kind of order read in the same order. There are three kinds:
+ * order are pure functions of the seed, the epoch, the worker's number and the number of workers. They do not
+ * depend on earlier epochs. With the same number of workers, all variants that use the same kind of order
+ * read in the same order. There are three kinds:
  *
  * Files: one permutation of all samples, divided into one share per worker.
  *
  * Shards: a permutation of the shards, with their samples in sequence, divided into one share per worker. So
  * every epoch distributes the shards anew over all workers of all ranks. The sizes of the shares differ by at
- * most one sample. If a shard straddles a boundary between shares, each of their workers reads a part of it.
- * Within a share, each group of shuffle_buffer consecutive samples is shuffled, so a stream reader needs a
- * buffer for only one group.
+ * most one sample. If a shard straddles a boundary between shares, the worker of each share reads a part of
+ * it. Within a share, each group of shuffle_buffer consecutive samples is shuffled, so a stream reader needs
+ * a buffer for only one group.
  *
  * Keyed: one permutation of all samples, for files and shards. It is defined by sorting random keys, because
  * a GPU sorts faster than a CPU shuffles. */
@@ -82,7 +83,7 @@ struct order_quality {
     /* Mean distance between a sample's index in the order and its index in the share sorted by sample number,
      * divided by the size of the share. 1/3 for a random permutation. */
     double displacement;
-    double shards; /* mean number of distinct shards in a full batch; 0 without shards */
+    double shards; /* mean number of distinct shards in a full batch; 0 without shards or full batches */
 };
 
 /* Measures the quality of an order for batches of `batch` samples. STATUS_FAILED if memory runs out. */

@@ -30,7 +30,8 @@ enum status pictures_check(const struct pictures *pictures, const struct image *
         STATUS_FAILED,
         "this image has %" PRIu32 "x%" PRIu32 "x%" PRIu32 " values, but the first image has %" PRIu32
         "x%" PRIu32 "x%" PRIu32
-        ", or their types differ; all images of a training set must have the same shape and type",
+        ", or their types or layouts differ; all images of a training set must have the same shape, type "
+        "and layout (NHWC in .png, NCHW in .npy)",
         image->channels, image->height, image->width, pictures->channels, pictures->height, pictures->width);
 }
 

@@ -1,4 +1,5 @@
-/* A training set: exactly one image and one label per sample, all images of the same shape and type. */
+/* A training set: exactly one image and one label per sample, all images of the same shape, type and
+ * layout. */
 #ifndef FDSL_LOAD_PICTURES_H
 #define FDSL_LOAD_PICTURES_H
 
@@ -21,11 +22,11 @@ struct pictures {
 FDSL_C_BEGIN
 
 /* Decodes the first image and reads every label. STATUS_USAGE, with a message that names the sample, if a
- * sample does not have exactly one image (.npy, .png) and one label (.cls), or if its label is negative or
- * not a number. STATUS_FAILED if a sample cannot be read. */
+ * sample does not have exactly one image (.npy, .png) and one label (.cls), if its label is negative or not
+ * a number, or if the array of the first sample is not an image. STATUS_FAILED if a sample cannot be read. */
 enum status pictures_find(const struct dataset *dataset, struct pictures *pictures);
 
-/* Checks that an image has the shape and type of the first image. STATUS_FAILED otherwise. */
+/* Checks that an image has the shape, type and layout of the first image. STATUS_FAILED otherwise. */
 enum status pictures_check(const struct pictures *pictures, const struct image *image);
 
 /* Whether a member is a label (.cls). */

@@ -37,9 +37,9 @@ FDSL_C_BEGIN
 enum status verifier_open(struct verifier *verifier, const struct load *load, const struct order_plan *plan);
 void verifier_close(struct verifier *verifier);
 
-/* Prepares a run, outside the timing. Brings the page cache into the requested state, counts the resident
- * pages in `before`, and computes the expected checksum. With LOAD_WARM, only the first run prepares and
- * counts the page cache. */
+/* Prepares a run, outside the timing. Brings the page cache into the requested state, stores the number of
+ * resident pages in `before`, and computes the expected checksum. With LOAD_WARM, only the first run prepares
+ * and counts the page cache. */
 enum status verifier_ready(struct verifier *verifier, uint64_t number, struct cache_pages *before);
 
 /* Records that a sample could not be read; the error message is already set. Returns STATUS_OK if the sample
@@ -52,12 +52,13 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
 void verifier_note(struct verifier *verifier, struct losses *losses, const struct order *order,
                    uint64_t lost);
 
-/* Adds a worker's losses to the total. Warns if at least one of these samples is lost for the first time. */
+/* Adds a worker's losses to the total. Warns if a sample is lost for the first time, or if the worker lost
+ * other samples than in earlier runs. */
 void losses_merge(struct losses *all, const struct losses *one);
 
 /* Compares the sum of the delivered and the lost checksums of all workers with the expected checksum.
- * STATUS_WRONG if they differ. STATUS_FAILED if the run lost all samples, or lost other samples than earlier
- * runs. */
+ * STATUS_WRONG if they differ; with control->whole, the caller examines control->seen instead. STATUS_FAILED
+ * if the run lost all samples, or lost other samples than earlier runs. */
 enum status verifier_finish(struct verifier *verifier, uint64_t number, const struct checksum *delivered,
                             const struct losses *lost);
 

@@ -1,8 +1,8 @@
 /* Communication built on the functions of comm_mpi.c or comm_serial.c. */
 #include "machine/comm.h"
 
-/* This check prevents two errors: ranks with different options would deadlock, and results of ranks with
- * different data cannot be combined. */
+/* Without this check, ranks with different options could deadlock, and results from different data would be
+ * combined. */
 enum status comm_check_same(uint64_t mine, const char *what, const char *remedy)
 {
     uint64_t first = mine;

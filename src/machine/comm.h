@@ -1,9 +1,10 @@
 /* Communication between the ranks of a run, independent of MPI: only mpi/comm_mpi.c uses MPI, and
  * mpi/comm_serial.c replaces comm_mpi.c in a build without MPI. Only one thread may call these functions. All
- * ranks call collective functions in the same order. Before comm_open() and after comm_close() there is one
- * rank.
+ * ranks must call collective functions in the same order. Before comm_open() and after comm_close() there is
+ * one rank.
  *
- * If MPI itself fails, functions return STATUS_FAILED, and comm_close() then aborts all ranks. */
+ * If MPI itself fails or a wait takes too long (comm_set_timeout()), functions return STATUS_FAILED, and
+ * comm_close() then aborts all ranks. */
 #ifndef FDSL_MACHINE_COMM_H
 #define FDSL_MACHINE_COMM_H
 
@@ -22,9 +23,9 @@ enum status comm_open(void);
 /* Finalizes MPI, or aborts all ranks if a call failed. */
 void comm_close(void);
 
-/* Sets how long a rank waits for other ranks in the functions below, in seconds; 0: no limit. After that time
- * the run fails. From 30 s on, warnings name the missing ranks. Even without a limit, ranks wait at most 300
- * s for all ranks to join. Call before comm_open(). */
+/* Sets how long a rank waits for other ranks, in seconds; 0: no limit. After that time the run fails. From 30
+ * s on, warnings name the missing ranks. Even without a limit, ranks wait at most 300 s for all ranks to
+ * join. Call before comm_open(). */
 void comm_set_timeout(double seconds);
 
 /* The index of this rank, and the number of ranks. */

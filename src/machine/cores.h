@@ -38,7 +38,7 @@ struct cores_plan cores_share_out(const struct cores_mask *ranks, int count, int
                                   int core_count);
 
 /* Returns whether the environment makes OpenMP bind threads (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY).
- * OpenMP binds the first thread before main(), so the launcher's mask can no longer be read. */
+ * OpenMP then binds the first thread before main(), so the launcher's mask can no longer be read. */
 bool cores_bound_by_openmp(void);
 
 /* Collective: plans the cores of all ranks of this machine and binds the calling thread, and all threads that

@@ -21,7 +21,12 @@ int device_current(void);
 /* Makes `device` current; ignores -1 and errors. */
 void device_restore(int device);
 
-/* Allocates device memory; the caller frees it with device_free(). */
+/* Lets this thread allocate and free while any thread captures a stream, which could otherwise invalidate the
+ * capture. Returns the mode for device_restore_capture(). */
+int device_relax_capture(void);
+void device_restore_capture(int mode);
+
+/* Allocates device memory; the caller frees it with device_free(). Both relax the capture. */
 enum status device_alloc(int device, size_t bytes, void **memory);
 void device_free(int device, void *memory);
 

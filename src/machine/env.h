@@ -12,7 +12,8 @@
 #define ENV_TIME_MAX 32
 
 struct env {
-    char time_utc[ENV_TIME_MAX]; /* start of the program, ISO 8601 in seconds: 2026-01-31T12:34:56Z */
+    char
+        time_utc[ENV_TIME_MAX]; /* when env_capture() was called, ISO 8601 in seconds: 2026-01-31T12:34:56Z */
     char host[128];
     char revision[64]; /* git describe at build time, with "-dirty" if modified; "unknown" without git */
     char job_id[64];   /* Slurm: "123", or "123_4" for task 4 of array job 123; empty outside Slurm */
@@ -34,7 +35,8 @@ FDSL_C_BEGIN
 /* Writes the current time in the format of env.time_utc. */
 void env_time(char text[ENV_TIME_MAX]);
 
-/* Fills `env`; unknown fields are empty or 0. Uses hwloc if built in, else /proc and sysconf. */
+/* Fills `env`; unknown fields are empty or 0. Counts cores and threads with hwloc if built in, else
+ * with sysconf, the affinity mask and /sys. */
 void env_capture(struct env *env);
 
 /* Returns the number of CPU threads that OMP_NUM_THREADS requests, the default of --threads. Returns 0 if the

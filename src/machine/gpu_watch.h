@@ -19,9 +19,9 @@ struct gpu_watched {
 
 struct gpu_watch;
 
-/* Starts watching the GPU with this PCI bus id ("0000:01:00.0"). If the id is empty or NVML is missing,
- * `*watch` becomes NULL. The caller ends the watch with gpu_watch_end(). STATUS_FAILED if memory or threads
- * run out. */
+/* Starts watching the GPU with this PCI bus id ("0000:01:00.0"). If the id is empty or NVML cannot read this
+ * GPU, `*watch` becomes NULL. The caller ends the watch with gpu_watch_end(). STATUS_FAILED if memory or
+ * threads run out. */
 enum status gpu_watch_begin(const char *pci_bus_id, struct gpu_watch **watch);
 
 /* Stops watching, fills `*watched` and frees the watch. Call right after the timed runs, while phase_now() is

@@ -14,7 +14,7 @@ struct gpu_state {
     int sm_clock_mhz, sm_clock_max_mhz, memory_clock_mhz, temperature_c;
     double power_w;
     int utilisation_percent; /* share of the last sample period in which a CUDA kernel ran */
-    int64_t memory_used_bytes, memory_free_bytes; /* of all processes together */
+    int64_t memory_used_bytes, memory_free_bytes; /* of the whole device */
     uint64_t throttle_reasons;                    /* NVML's bits; 0: none */
 };
 
@@ -32,16 +32,16 @@ struct gpu_traffic {
 FDSL_C_BEGIN
 
 /* All functions here are thread safe. `pci_bus_id` ("0000:01:00.0") identifies the device, because CUDA and
- * NVML may number devices differently. */
+ * NVML may number devices differently. Without NVML, or if NVML does not know the device, the functions with
+ * a status return STATUS_UNAVAILABLE with the reason. */
 
-/* Writes the name of the model ("NVIDIA H200"). If there is no NVML, returns STATUS_UNAVAILABLE with the
- * reason. */
+/* Writes the name of the model ("NVIDIA H200"). */
 enum status nvml_gpu_name(const char *pci_bus_id, char *text, size_t size);
 
-/* Reads the current state. If there is no NVML, returns STATUS_UNAVAILABLE with the reason. */
+/* Reads the current state. */
 enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state);
 
-/* Reads the current clocks. If there is no NVML, returns STATUS_UNAVAILABLE with the reason. */
+/* Reads the current clocks. */
 enum status nvml_gpu_clocks(const char *pci_bus_id, struct gpu_clocks *clocks);
 
 /* Returns the energy in joules that the device has used since the driver was loaded; NaN if NVML does not
@@ -49,7 +49,7 @@ enum status nvml_gpu_clocks(const char *pci_bus_id, struct gpu_clocks *clocks);
 double nvml_gpu_energy_j(const char *pci_bus_id);
 
 /* Reads the current PCIe traffic. Separate from nvml_gpu_state() because NVML measures for 20 ms in each
- * direction before it answers. If there is no NVML, returns STATUS_UNAVAILABLE with the reason. */
+ * direction before it answers. */
 enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic);
 
 /* Returns the peak rate of the PCIe link in one direction, in bytes per second. It assumes the maximum link

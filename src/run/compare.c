@@ -62,7 +62,7 @@ static enum status parse_percent(const char *name, const char *text, double mini
 
 /* ---- Key columns: rows match if these are equal ---- */
 
-/* The key columns that all workloads share. The other key columns are the options of the workload. */
+/* The key columns that all workloads share. The others are the workload's options that have a column. */
 static const char *const common_keys[] = {"variant",          "ranks", "threads", "scaling",
                                           "ranks_per_device", "cache"};
 

@@ -74,7 +74,7 @@ static struct variance variance_of_difference(const struct side *a, const struct
                              sum * sum / (x.value * x.value / x.freedom + y.value * y.value / y.freedom)};
 }
 
-/* The scatter of repeated runs has two parts: differences between runs and the error within each run. Few
+/* The scatter of repeated runs has two parts: differences between runs and the error within each run. A few
  * runs can scatter little by chance, so the interval is at least as wide as the runs' own intervals imply. */
 struct ratio side_ratio(const struct side *a, const struct side *b, double confidence)
 {

@@ -291,8 +291,8 @@ static enum status csv_examine(const char *path, const char *text, size_t bytes,
                 return refuse_header(path, text, bytes, record.bytes, row, lines);
         } else if (content > 0 && record.fields != row->count) {
             return status_set(STATUS_USAGE,
-                              "%s, line %zu: %zu fields, but the header has %zu; repair or delete this row",
-                              path, line, record.fields, row->count);
+                              "%s, line %zu: %zu field%s, but the header has %zu; repair or delete this row",
+                              path, line, record.fields, record.fields == 1 ? "" : "s", row->count);
         }
         line += record.line_ends;
         at += record.bytes;

@@ -1,8 +1,8 @@
 /* Rows of results, and the CSV files they are written to.
  *
  * A row is a list of (column, text) pairs. CSV follows RFC 4180. All rows of a file have the same columns:
- * appending to a file with another header is refused. If a row cannot be written completely, the file is
- * restored. */
+ * appending to a file with another header is refused. If rows cannot be written completely, the file is
+ * restored, unless its file system has no locks. */
 #ifndef FDSL_RUN_RECORD_H
 #define FDSL_RUN_RECORD_H
 
@@ -55,10 +55,10 @@ const char *row_get(const struct row *row, const char *column);
 void csv_write_header(FILE *stream, const struct row *row);
 void csv_write_row(FILE *stream, const struct row *row);
 
-/* Checks that rows with the columns of `row` can be appended to `path`. The folder must be writable. An
- * existing file must be a regular file with this header and the right number of fields in every row. Changes
- * nothing. Call before measuring. If rows cannot be appended, returns STATUS_USAGE with the reason, the line
- * and a remedy. */
+/* Checks that rows with the columns of `row` can be appended to `path`. The folder of a new file must be
+ * writable. An existing file must be a regular file with this header and the right number of fields in every
+ * row. Changes nothing. Call before measuring. If rows cannot be appended, returns STATUS_USAGE with the
+ * reason, the line and a remedy. */
 enum status csv_check(const char *path, const struct row *row);
 
 /* Appends `count` >= 1 rows with the same columns to a file, all or none, under a lock, and syncs the file.

@@ -86,9 +86,9 @@ static enum status complete_rows(struct runner *runner, void *state)
     return status;
 }
 
-/* Fills in the GPU's clocks, throttling and energy during the timed runs, and the CPU's instruction set. The
- * energy per run is unknown if the time between runs was more than a tenth of the sampling time, or if ranks
- * share the GPU. */
+/* Fills in the GPU's clocks, throttling and energy during the timed runs, and the variant's instruction set.
+ * The energy per run is unknown if the time between runs was more than a tenth of the sampling time, or if
+ * ranks share the GPU. */
 static void describe_machine(const struct runner *runner, struct result *result)
 {
     const struct gpu_watched *watched = &runner->watched;

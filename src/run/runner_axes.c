@@ -10,13 +10,13 @@
 
 #define TEXT_BYTES 512 /* for a combination as text: "--res 224 --batch 8" */
 
-/* The combinations run so far. */
+/* The state of a sweep. */
 struct sweep {
-    size_t count, failed;
+    size_t count, failed; /* number of combinations, and how many of them have failed so far */
     enum status worst;
     char failure[1024]; /* error message of the latest combination; "" if it succeeded */
-    size_t repeated; /* number of combinations since then that failed with the same message, which is printed
-                        only once */
+    size_t repeated;    /* number of later combinations that failed with this message, which is printed only
+                           once */
 };
 
 /* Prints how many further combinations failed with the latest printed message, and forgets the message. */

@@ -2,7 +2,7 @@
  * (all combinations of lists and ranges), runner_verify.c (verification), runner_rows.c (CSV rows),
  * runner_publish.c (output), runner_baseline.c (speed-ups), runner_progress.c and runner_warn.c (messages),
  * and runner_ranks.c (cores and devices of the ranks). No other file includes this header. Functions marked
- * "Agrees" are collective and end in comm_agree(). */
+ * "Agrees" are collective: the ranks agree on failures (comm_agree()). */
 #ifndef FDSL_RUN_RUNNER_PARTS_H
 #define FDSL_RUN_RUNNER_PARTS_H
 
@@ -31,7 +31,7 @@ struct baseline {
     } own, all;
 };
 
-/* The state of the runner: values that all rows of an invocation share, and the current variant. */
+/* The state of the runner: values that all rows of a combination share, and the current variant. */
 struct runner {
     struct settings *settings;
     struct env env;
@@ -46,14 +46,14 @@ struct runner {
 
     /* The current variant */
     const struct variant_entry *entry;
-    struct gpu_watched watched; /* clocks and energy of the GPU during the timed runs of the current row */
+    struct gpu_watched watched; /* clocks and power of the GPU during the timed runs of the current row */
     struct baseline baseline;
-    /* The column time_utc of the current row. It is the start time of the program, which identifies the
-     * invocation; but in workloads with epochs, each row after the first has the start time of its epoch. */
+    /* The column time_utc of the current row. It is the start time of the combination, env.time_utc. But in
+     * workloads with epochs, each row after the first has the start time of its epoch. */
     char time_utc[ENV_TIME_MAX];
     double alone_s;           /* the median time of rank 0 alone; 0 if unknown */
     struct progress progress; /* shown only on a terminal */
-    size_t rows_kept;         /* number of rows that this invocation has appended to --out */
+    size_t rows_kept;         /* number of rows of this combination that were appended to --out */
     bool published;           /* the row of the current variant has been written */
     bool checkpointed;        /* the current variant has saved a state for --resume */
 };
@@ -90,8 +90,8 @@ void runner_cpu_use(const struct runner *runner, const struct bench *bench, doub
 enum status runner_row(const struct runner *runner, const struct result *result,
                        const struct measures *measures, struct row *row);
 
-/* Builds a row of --samples-out: the identifying columns of `whole`, which is the row of the result, and one
- * sample. The caller calls row_free(), also after a failure. */
+/* Builds a row of --samples-out: one sample, after the identifying columns of the result's row `whole`. The
+ * caller calls row_free(), also after a failure. */
 enum status runner_sample_row(const struct row *whole, const struct sample *sample, size_t number,
                               struct row *row);
 
@@ -128,8 +128,9 @@ static inline bool runner_loses_rows(const struct settings *settings)
 const struct variant *runner_variant(const struct runner *runner);
 void *runner_own_state(const struct runner *runner, void *state);
 
-/* Before timing: performs run 0, verifies it (--verify) and writes the output files that the user requested.
- * Agrees. If results are wrong, adds a line without a time to the report and returns STATUS_WRONG. */
+/* Before timing: performs run 0 (not for workloads with epochs), verifies it (--verify) and writes the output
+ * files that the user requested. Agrees. If results are wrong, adds a line without a time to the report and
+ * returns STATUS_WRONG. */
 enum status runner_check(struct runner *runner, void *state, struct result *result);
 
 /* After timing, with --verify: verifies the last timed run, then repeats and verifies another timed run,

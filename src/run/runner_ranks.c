@@ -118,8 +118,8 @@ enum status runner_check_no_device(const struct settings *settings, uint64_t ran
     if (ranks == 1 || !(options_given(&settings->options, "device") || settings->best_gpu))
         return STATUS_OK;
     return status_set(STATUS_USAGE,
-                      "--device and --best-gpu work only with one rank: rank i of a machine uses "
-                      "GPU i; to choose among GPUs, set CUDA_VISIBLE_DEVICES");
+                      "--device and --best-gpu work only with one rank; with several, rank i of a machine "
+                      "uses GPU i; to choose among GPUs, set CUDA_VISIBLE_DEVICES");
 }
 
 void runner_take_device(struct settings *settings)

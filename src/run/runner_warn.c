@@ -83,5 +83,5 @@ void runner_warn_of_few_looks(const struct runner *runner, double wall_s)
                 "%d; sample longer "
                 "with %s%s",
                 runner->entry->name, looks, looks == 1 ? "" : "s", MONITOR_SAMPLES_MIN, remedy,
-                settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or a shorter period" : "");
+                settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or use a shorter period" : "");
 }

@@ -37,20 +37,20 @@ static const struct option_spec specs[] = {
      "list all variants, or only the variants of --workload or --variant. If a variant cannot run here, the "
      "list says why. Scripts can use --format csv or json"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
-     "compare the results of an untimed run and of timed runs with the reference. A variant with wrong "
-     "results writes no row"},
+     "compare results with the reference before and after the timing; wrong results give no row"},
     {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
      "compute the column speedup relative to this variant, which runs first (default: naive, train-naive or "
      "infer-naive; for load, files or shards)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
-     "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
+     "an INI file with options, as \"name = value\"; the command line overrides it"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
      "check everything that can be checked before a run, then stop; with lists or ranges, print all "
      "combinations"},
     {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
      "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
-     "append the results to this CSV file: one row per variant and combination; for train, one per epoch"},
+     "append the results to this CSV file: one row per variant and combination; for train, one per epoch; "
+     "with several ranks, one per rank and one for all"},
     {"lock-timeout", "S", OPTION_REAL, AT(lock_timeout_s), DIGITS(LOCK_TIMEOUT_S), 0, 1e6, NULL, false,
      "wait at most S seconds for another process that has locked an output CSV file; rows that still cannot "
      "be written are printed to stderr"},
@@ -64,20 +64,22 @@ static const struct option_spec specs[] = {
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, THREADS_MAX, NULL, COLUMN_APART,
      "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
-     "CUDA device, for a single rank; with several ranks, rank i of a machine uses device i"},
+     "CUDA device, for a single rank; with several ranks, rank i of a machine uses device i modulo the "
+     "number of devices"},
     {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
-     "use the CUDA device with the most free memory"},
+     "for a single rank, use the CUDA device with the most free memory"},
     {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, COLUMN_APART,
      "under mpirun, weak gives every rank its own batch; strong divides one batch among all ranks. HOW is "
      "one of"},
     {"bind", "HOW", OPTION_CHOICE, AT(binding), "auto", 0, 0, bindings, false,
-     "under mpirun, auto divides a machine's cores among its ranks; none leaves the binding unchanged. HOW "
-     "is one of"},
+     "under mpirun, auto divides a machine's cores among its ranks, unless mpirun has done so; none leaves "
+     "the binding unchanged. HOW is one of"},
     {"rank-timeout", "S", OPTION_REAL, AT(rank_timeout_s), "0", 0, 1e6, NULL, false,
-     "under mpirun, end the run when a rank has waited S seconds for another rank. With 0, the run prints a "
-     "warning and waits on; only if a rank does not start, it ends after 300 s"},
+     "under mpirun, end the run when a rank has waited S seconds for another rank. With 0, there is no "
+     "limit, except 300 s for a rank that does not start"},
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
-     "minimum number of runs before the first sample"},
+     "minimum number of runs before the first sample. This option and those down to --loops do not apply to "
+     "train"},
     {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false,
      "minimum time of the warm-up in seconds"},
     {"min-samples", "N", OPTION_COUNT, AT(min_samples), "10", 1, 1e9, NULL, false,
@@ -101,11 +103,11 @@ static const struct option_spec specs[] = {
 };
 
 static const char list_help[] =
-    "\nlists and ranges: an option that takes a number or a word, and has a column in the CSV file, accepts\n"
-    "             several values; every combination is measured. With the workload synth, for example,\n"
-    "             --res 224,512 is a list, --batch 1:256:2x means 1, 2, 4, ... 256, and --orbits 50:200:50\n"
-    "             means 50, 100, 150, 200. Of the options with several values, the last one on the command\n"
-    "             line changes fastest.\n";
+    "\nlists and ranges: an option that takes one number or one word, and has a column in the CSV file,\n"
+    "             accepts several values, except --compute, --data and --preset. Every combination is\n"
+    "             measured. With the workload synth, for example, --res 224,512 is a list, --batch 1:256:2x\n"
+    "             means 1, 2, 4, ... 256, and --orbits 50:200:50 means 50, 100, 150, 200. Of the options\n"
+    "             with several values, the last one on the command line changes fastest.\n";
 
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"
@@ -150,7 +152,7 @@ static void help_common(FILE *stream, bool all)
         "  fdsl-bench --prepare train --from synth --classes 1000 --samples 100000 --res 224\n"
         "  fdsl-bench --workload load --variant all --data train\n"
         "  fdsl-bench --workload train --variant all --data mnist --epochs 3   "
-        "# first run: scripts/setup/fetch_mnist.sh mnist\n"
+        "# after scripts/setup/fetch_mnist.sh mnist\n"
         "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume\n"
         "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # latency: median and 99th "
         "percentile\n"
@@ -402,8 +404,8 @@ static enum status check_single(const struct settings *settings)
     return STATUS_OK;
 }
 
-/* With several combinations, refuses output files other than CSV rows, because each combination would replace
- * the file of the previous one. */
+/* With several combinations, refuses output files other than --out and --samples-out. Each combination would
+ * replace the file of the previous one, and rows of --monitor do not name their combination. */
 static enum status check_combined_outputs(const struct settings *settings)
 {
     static const char remedy[] =

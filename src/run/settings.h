@@ -53,7 +53,7 @@ struct settings {
 };
 
 /* Parses and checks the command line. --help, --version, --list and --env require no other option. With
- * --prepare, only settings->prepare is set, and data/prepare.h parses the rest. `--prepare --help` also sets
+ * --prepare, only settings->prepare is set, and prepare_run() parses the rest. `--prepare --help` also sets
  * `help`, and sets `prepare` to "". `config` must outlive the settings. The caller calls settings_free(),
  * also after a failure. STATUS_USAGE or STATUS_UNAVAILABLE with the reason; STATUS_FAILED if memory runs
  * out. */

@@ -118,8 +118,8 @@ static enum status next_row(struct parse *parse)
         table->columns = cells;
     else if (cells != table->columns)
         return status_set(STATUS_FAILED,
-                          "%s, line %zu: %zu cells, but the header has %zu; repair or delete this line",
-                          table->path, line, cells, table->columns);
+                          "%s, line %zu: %zu cell%s, but the header has %zu; repair or delete this line",
+                          table->path, line, cells, cells == 1 ? "" : "s", table->columns);
     else
         TRY(add_line(parse, line));
     parse->line++;

@@ -21,7 +21,7 @@
 /* A class: the parameters that its images share. Lengths are in pixels and do not scale with the
  * resolution. */
 struct atom_class {
-    uint32_t id; /* the class number; part of the Philox key of each image */
+    uint32_t id; /* the class number; the Philox key of each image depends on it */
     uint32_t vertices,
         orbits; /* q, the number of vertices per orbit, and K, the number of orbits; both at least 1 */
     float oval_x, oval_y;  /* stretch of the start circle along each axis */

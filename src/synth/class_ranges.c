@@ -73,8 +73,8 @@ static enum status read_key(struct ini_reading *reading, const char *name, const
                       nearest ? nearest : "", nearest ? "'?" : "");
 }
 
-/* The handler that inih calls for each key; returns nonzero on success. Records the name of every section,
- * but reads only the keys of the preset's section. */
+/* The handler that inih calls for each key; returns nonzero on success. Records the name of each section
+ * with keys, but reads only the keys of the preset's section. */
 static int handle_key(void *context, const char *section, const char *name, const char *value)
 {
     struct ini_reading *reading = context;

@@ -60,7 +60,8 @@ static enum status check_sheet(const char *path, char *index)
     return check_pair(path, &png, index);
 }
 
-/* Stores the name of the labels' file in `labels`. */
+/* Checks that --npy can write `path` and its labels' file. Stores the name of the labels' file in `labels`.
+ */
 static enum status check_npy(const char *path, char *labels)
 {
     static const struct file_kind npy = {"NumPy file", 0, "\x93NUMPY", 6};

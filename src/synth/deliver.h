@@ -12,9 +12,9 @@ struct deliver_files {
     const char *write_classes, *png, *sheet, *npy;
 };
 
-/* Checks that each file can be written and that no two options name the same file. Otherwise STATUS_USAGE or
- * STATUS_UNAVAILABLE gives the reason. `given` holds all options, including those of other parts of the
- * program that write files. */
+/* Checks that each file can be written, and that no two options write the same index.tsv or labels file.
+ * Otherwise STATUS_USAGE or STATUS_UNAVAILABLE gives the reason. `given` holds all options, including those
+ * of other parts of the program that write files. */
 enum status deliver_check(const struct options *given, const struct deliver_files *files);
 
 /* Writes the pictures and arrays of run 0, which must be the latest run of `state`. If several variants write

@@ -12,7 +12,6 @@ struct host_generator {
     struct synth_call call;
     const struct variant *variant;
     void *state;
-    int threads;
     int64_t *labels; /* receives the labels if the caller wants none; `batch` entries */
 };
 
@@ -30,11 +29,12 @@ static enum status host_make(struct generator *generator, const struct generator
     return self->variant->run(self->state, 0, &unused);
 }
 
-/* Returns the size of the canvases, one per thread. Tables are small by comparison. */
+/* Returns the size of canvases and labels. Tables are small by comparison. */
 static uint64_t host_memory_bytes(const struct generator *generator)
 {
     const struct host_generator *self = (const struct host_generator *)generator;
-    return (uint64_t)self->threads * synth_image_bytes(&self->synth);
+    const struct synth_traits *traits = self->variant->traits;
+    return traits->canvas_bytes(self->state) + self->synth.batch * sizeof *self->labels;
 }
 
 static void host_close(struct generator *generator)
@@ -59,7 +59,6 @@ static enum status host_open(const struct synth *synth, const struct variant *va
     self->synth.batch = self->synth.stride = request->batch;
     self->synth.call = &self->call;
     self->variant = variant;
-    self->threads = variant->threaded ? request->resources.threads : 1;
     self->labels = malloc(request->batch * sizeof *self->labels);
     enum status status = self->labels ? variant->setup(&request->resources, &self->synth, &self->state)
                                       : status_set(STATUS_FAILED, "out of memory");

@@ -154,6 +154,9 @@ struct synth_traits {
      * platform is "cuda", else in host memory. The variant owns them. */
     const uint8_t *(*images)(const void *state);
 
+    /* Returns the bytes of the variant's canvases in host memory. NULL for variants on a device. */
+    size_t (*canvas_bytes)(const void *state);
+
     /* Creates a generator (core/generator.h) on a device, with batches of at most `batch` images. NULL if not
      * supported. */
     enum status (*generator_open)(const struct generator_request *request, const struct synth *synth,
@@ -163,8 +166,8 @@ struct synth_traits {
     enum status (*stages)(void *state, double *noise_s, double *vertices_s, double *painting_s);
 };
 
-/* The argument of fetch() of every synth variant. Each call copies one image of the latest run, so the host
- * never holds a second copy of the batch. */
+/* The argument of fetch() of every synth variant. Each call copies one image of the latest run, so callers
+ * need no second copy of the batch. */
 struct synth_fetch {
     uint64_t j;      /* index of the image in the batch */
     uint8_t *pixels; /* the caller's buffer of synth_output_bytes() */
@@ -181,13 +184,13 @@ static inline enum status synth_fetch_host(const struct synth *synth, const uint
     return STATUS_OK;
 }
 
-/* Checks that the output images of a batch fit in host memory. If synth->call is set, they are in the
- * caller's memory, and the check is skipped. */
-static inline enum status synth_check_batch_memory(const struct synth *synth)
+/* Checks that `canvas_bytes` bytes of canvases and the output images of a batch fit in host memory. If
+ * synth->call is set, the output images are in the caller's memory and do not count. */
+static inline enum status synth_check_memory(const struct synth *synth, size_t canvas_bytes)
 {
     if (synth->call)
-        return STATUS_OK;
-    return memory_check(synth->batch * synth_output_bytes(synth), "the batch",
+        return memory_check(canvas_bytes, "the canvases", "lower threads or res");
+    return memory_check(synth->batch * synth_output_bytes(synth) + canvas_bytes, "the batch",
                         synth->output.fit == OUTPUT_WHOLE ? "lower --batch or --res"
                                                           : "lower --batch or --out-res");
 }

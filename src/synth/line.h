@@ -2,7 +2,7 @@
  *
  * J. E. Bresenham, "Algorithm for computer control of a digital plotter", IBM Systems Journal 4(1), 1965.
  * This reference walks along the line pixel by pixel. Fast variants may compute pixels with a closed form
- * instead; tests compare their images with this code. */
+ * instead; tests compare their images with those of this code. */
 #ifndef FDSL_SYNTH_LINE_H
 #define FDSL_SYNTH_LINE_H
 

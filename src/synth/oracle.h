@@ -20,7 +20,7 @@ void oracle_draw(const struct synth *synth, struct synth_image image, const floa
 
 /* Returns whether a racy variant, which paints the orbits in any order, can produce `pixels` from this noise.
  * Each pixel must have the gray of an orbit that covers it, or 0 if no orbit covers it. `marks` is scratch
- * space of res * res bytes; `points` is the same as in oracle_draw(). */
+ * space of res * res bytes, and `points` is scratch space for the vertices of the class. */
 bool oracle_member(const struct synth *synth, struct synth_image image, const float *noise,
                    struct atom_point *points, uint8_t *marks, const uint8_t *pixels);
 

@@ -219,7 +219,7 @@ static enum status synth_source_open(const struct source_request *request, struc
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"variant", "NAME", OPTION_TEXT, AT(variant), NULL, 0, 0, NULL, false,
-     "variant that generates the images: naive, omp or fused, all bit-identical (default: omp)"},
+     "bit-exact variant that generates the images, such as naive, omp or fused (default: omp)"},
     {"encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true,
      "file format of an image"},
 };

@@ -70,9 +70,9 @@ static const struct option_spec options[] = {
     {"oval-y", "Y", OPTION_REAL, AT(oval_y), "1.8", 0, 1e6, NULL, true,
      "stretch of the benchmark class's start circle along y"},
     {"freq1", "N", OPTION_COUNT, AT(freq1), "5", 0, 1e6, NULL, true,
-     "first frequency of the benchmark class"},
+     "first frequency of the benchmark class, in periods per turn"},
     {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true,
-     "second frequency of the benchmark class"},
+     "second frequency of the benchmark class, in periods per turn"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "u8", 0, 0, dtype_names, true,
      "element type of the output. u8 stores grays from 0 to 255; the other types store floats that are "
      "normalised with --mean and --std. TYPE is one of"},
@@ -134,8 +134,7 @@ static bool mixed(const struct parameters *parameters)
 static enum status check_combination(const struct options *given, const struct parameters *parameters)
 {
     if (parameters->classes > 0 && parameters->class_file)
-        return status_set(STATUS_USAGE,
-                          "--classes draws classes and --class reads them; give one of the two");
+        return status_set(STATUS_USAGE, "--classes and --class both choose the classes; give one of the two");
     const char *source = parameters->class_file ? "--class" : "--classes";
     for (size_t i = 0; mixed(parameters) && i < COUNT_OF(benchmark_options); i++)
         if (options_given(given, benchmark_options[i]))
@@ -308,8 +307,8 @@ static enum status fill_task(struct parameters *parameters, const struct synth *
     task->channels = synth->output.channels;
     task->height = task->width = synth->output.res;
     task->classes = synth->class_count;
-    /* The global batch, because rank 0 later generates all of it alone, to measure the parallel
-     * efficiency. */
+    /* --batch, not this rank's share: to measure the parallel efficiency, rank 0 later generates a batch of
+     * this size alone. */
     task->batch = (uint32_t)parameters->batch;
     task->share = (uint32_t)synth->batch;
     return compute_teach(&parameters->compute);
@@ -406,7 +405,7 @@ static enum status synth_accepts(const void *input, const struct variant *varian
     const struct synth_traits *traits = variant->traits;
     char names[256];
     if (traits->outputs || output_is_canvas(&synth->output))
-        return strcmp(variant->platform, "cpu") == 0 ? synth_check_batch_memory(synth) : STATUS_OK;
+        return strcmp(variant->platform, "cpu") == 0 ? synth_check_memory(synth, 0) : STATUS_OK;
     list_supporting_variants(names, sizeof names);
     return status_set(STATUS_USAGE,
                       "supports only u8 images of one channel at the size of the canvas; use %s for others",

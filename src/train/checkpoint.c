@@ -112,7 +112,8 @@ static enum status highest(const char *folder, int64_t below, int64_t *found)
     *found = -1;
     DIR *directory = opendir(folder);
     if (!directory)
-        return status_set(STATUS_FAILED, "--checkpoint %s cannot be read: %s", folder, strerror(errno));
+        return status_set(STATUS_FAILED, "the folder of checkpoints %s cannot be read: %s", folder,
+                          strerror(errno));
     errno = 0;
     for (struct dirent *entry; (entry = readdir(directory));) {
         int64_t epochs = epochs_of(entry->d_name);
@@ -121,9 +122,9 @@ static enum status highest(const char *folder, int64_t below, int64_t *found)
     }
     int cause = errno;
     closedir(directory);
-    return cause == 0
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "--checkpoint %s cannot be read: %s", folder, strerror(cause));
+    return cause == 0 ? STATUS_OK
+                      : status_set(STATUS_FAILED, "the folder of checkpoints %s cannot be read: %s", folder,
+                                   strerror(cause));
 }
 
 enum status checkpoint_exists(const char *folder, bool *exists)

@@ -22,7 +22,8 @@ struct train_history {
                               * not reached yet */
 };
 
-/* The options that choose the samples, and a hash of each data set. 0 means that the option was not given. */
+/* The options that choose the samples, and hashes of the training set and the test set. train_size, test_size
+ * and classes are 0 if the option was not given. */
 struct train_samples {
     uint64_t train_size, test_size, classes, res;
     uint64_t hashes[DATA_PARTS];
@@ -76,8 +77,8 @@ enum status checkpoint_read_latest(const char *folder, bool pass_over, struct ch
 void checkpoint_free(struct checkpoint *checkpoint);
 
 /* Reads the checkpoint that the user named with an option: a file, or the latest one of a folder. A damaged
- * file is never skipped. STATUS_USAGE if there is no checkpoint. The caller frees the checkpoint, also after
- * a failure. Error messages begin with `option`. */
+ * file is never skipped. STATUS_USAGE if there is no checkpoint; the message begins with `option`. The caller
+ * frees the checkpoint, also after a failure. */
 enum status checkpoint_find(const char *option, const char *path, struct checkpoint *checkpoint);
 
 /* Rebuilds the checkpoint's model. STATUS_FAILED if this program does not know the model, or if its arena

@@ -101,8 +101,8 @@ FDSL_HD float data_value(enum dtype type, const void *sample, size_t i)
 FDSL_C_BEGIN
 
 /* Where both sets come from. "digits", "clips" and "synth" are generated. Any other name is a folder: MNIST's
- * four IDX files, CIFAR-10's binary files, two data sets (train, test), or one data set, of which one tenth
- * is held out for testing. */
+ * four IDX files, CIFAR-10's binary files, two data sets (train, test), or one data set. The test set of
+ * one data set is the samples whose number has a hash divisible by 10, about one tenth. */
 struct data_request {
     const char *name;
     uint64_t train_size, test_size; /* how many samples to use, from the first on; 0: all, or for generated

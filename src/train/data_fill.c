@@ -15,7 +15,7 @@
 #define CHUNK_BYTES (UINT64_C(256) << 20) /* at most this many bytes, but at least one sample, at a time */
 #define PROGRESS_S  0.25
 #define CLASSES_MAX (1 << 24)
-#define HELD_OUT    10 /* one sample in HELD_OUT is held out for testing */
+#define HELD_OUT    10 /* samples whose number has a hash divisible by HELD_OUT are held out for testing */
 
 /* ---- Decoding ---- */
 

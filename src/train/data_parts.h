@@ -21,14 +21,14 @@ struct data_range {
     int held; /* 1: only held-out samples; 0: only samples that are not held out; -1: all */
 };
 
-/* Returns STATUS_FAILED if `samples` samples do not fit into memory; the message suggests lowering `option`.
+/* Returns STATUS_USAGE if `samples` samples do not fit into memory; the message suggests lowering `option`.
  * Without this check, a system that overcommits memory may kill the program when it first writes to the
  * memory. */
 enum status data_check_memory(uint64_t samples, size_t sample_bytes, const char *option);
 
 /* Appends the samples in `range` of an open source to set `part`, until the set has `limit` samples. The
  * first sample of `data` sets the shape and the type. STATUS_FAILED, with the sample's number, if a sample is
- * broken, differs from the first, or does not fit into memory. */
+ * broken or differs from the first; STATUS_USAGE if the set does not fit into memory. */
 enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit,
                       struct data *data, enum data_part part);
 

@@ -26,7 +26,7 @@
 #include "train/model.h"
 #include "train/optimizer.h"
 
-/* Everything that determines the results of training. It must outlive the engine. */
+/* Everything but the initial state that determines the results of training. It must outlive the engine. */
 struct train {
     const struct model *model;
     const struct data *data;

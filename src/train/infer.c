@@ -24,7 +24,7 @@ static const struct option_spec options[] = {
     JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")", TRAINED OTHER,
                 TRAINED OTHER, TRAINED OTHER, NULL, " (default: " TRAINED ")"),
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true,
-     "samples per run; a test set smaller than the default lowers the default to its size"},
+     "samples per run; the default is never larger than the test set"},
 };
 
 static const struct measure columns[] = {
@@ -120,8 +120,8 @@ static enum status infer_open(const struct options *given, void *parameters_,
                                         "--checkpoint DIR writes such files");
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     take_samples(given, &opened->checkpoint, &parameters->job);
-    parameters->job.feed =
-        -1; /* default: stores only a few of synth's training samples, which are not used here */
+    parameters->job.feed = -1; /* the default feed, which stores only a few of synth's training samples; they
+                                  are not used here */
     TRY(job_open_data(&parameters->job, partition, &opened->data));
     if (!options_given(given, "batch") && parameters->job.batch > opened->data.sets[DATA_TEST].count)
         parameters->job.batch = opened->data.sets[DATA_TEST].count;

@@ -24,7 +24,7 @@ struct job_parameters {
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_sizes, test_sizes, class_counts, res_, res_words)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
-     use "; a folder with MNIST (IDX), CIFAR-10 (binary) or a data set of --prepare, "                         \
+     use ": a folder with MNIST (IDX), CIFAR-10 (binary) or a data set of --prepare, "                         \
      "or generated data: digits, clips (for cnn3d) or synth"},                                                        \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
      "use the first N training samples (default: " train_sizes ")"},                               \

@@ -50,7 +50,7 @@ static const struct option_spec options[] = {
     {"lr-schedule", "KIND", OPTION_CHOICE, AT(schedule), "constant", 0, 0, schedules, true,
      "how the learning rate changes over the steps"},
     {"lr-warmup", "EPOCHS", OPTION_REAL, AT(lr_warmup), "0", 0, 1e6, NULL, true,
-     "epochs over which the learning rate rises linearly from 0 to --lr"},
+     "epochs over which the learning rate rises linearly to --lr"},
     {"lr-step", "EPOCHS", OPTION_COUNT, AT(lr_step), "10", 1, 1 << 20, NULL, true,
      "epochs between two decays of --lr-schedule step"},
     {"lr-gamma", "G", OPTION_REAL, AT(lr_gamma), "0.1", 0, 1, NULL, true,
@@ -58,13 +58,14 @@ static const struct option_spec options[] = {
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), "0", 0, 1, NULL, true,
      "share of the target probability that is spread evenly over all classes"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), NULL, 0, 0, feeds, true,
-     "where training samples come from. stored reads or generates all samples before training (default for "
-     "other data than synth); live generates each batch during training (default for synth); constant "
-     "repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
+     "where training samples come from. stored reads or generates all samples before training (default, "
+     "except for synth); live generates each batch during training (only for synth, and its default); "
+     "constant repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), NULL, 0, 0, NULL, true,
      "with --feed live, generate new samples in every epoch"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "0", 0, 1 << 12, NULL, true,
-     "shift each training sample at random by up to this many pixels, and fill the gaps with zeros"},
+     "shift each training sample at random, vertically and horizontally, by up to this many pixels, and fill "
+     "the gaps with zeros"},
     {"flip", NULL, OPTION_FLAG, AT(flip), NULL, 0, 0, NULL, true,
      "flip each training sample left to right with probability 1/2"},
     {"raw", NULL, OPTION_FLAG, AT(raw), NULL, 0, 0, NULL, true,

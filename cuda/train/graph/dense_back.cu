@@ -41,8 +41,8 @@ static __device__ __forceinline__ void take(const void *from, size_t from_pitch,
     }
 }
 
-/* take_inputs() and take_deltas() start copying samples row to row + ROWS - 1 into their stage. take_inputs()
- * copies fc1's inputs, take_deltas() the gradients of fc1's outputs. */
+/* take_inputs() and take_deltas() start copying samples `row` to `row` + ROWS - 1 into their stage.
+ * take_inputs() copies fc1's inputs, take_deltas() the gradients of fc1's outputs. */
 template <class NET>
 static __device__ __forceinline__ void take_inputs(const struct graph_plan &plan, uint32_t row,
                                                    uint32_t column, uint8_t *shared)

@@ -98,9 +98,10 @@ static enum status graph_accepts(const struct train *train)
 /* Checks that the device has bf16 tensor cores and enough shared memory. Sets plan.overlap. */
 static enum status check_device(const struct train *train, struct graph_state *graph)
 {
-    int major, shared, architecture;
+    int major, minor, shared, architecture;
     bool at_load;
     CUDA_TRY(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, graph->device));
+    CUDA_TRY(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, graph->device));
     CUDA_TRY(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, graph->device));
     TRY(device_code(graph->device, &architecture, &at_load));
     graph->plan.overlap =
@@ -109,8 +110,8 @@ static enum status check_device(const struct train *train, struct graph_state *g
     if (major < 8 || shared < graph_shared_bytes(graph->colour))
         return status_set(STATUS_UNAVAILABLE,
                           "graph: needs tensor cores for bf16 (sm_80 or later) and %d KB of shared memory "
-                          "per block, but this device is sm_%d0 with %d KB; use %s",
-                          graph_shared_bytes(graph->colour) / 1024, major, shared / 1024,
+                          "per block, but this device is sm_%d%d with %d KB; use %s",
+                          graph_shared_bytes(graph->colour) / 1024, major, minor, shared / 1024,
                           other_variant(train));
     return STATUS_OK;
 }

@@ -6,7 +6,7 @@ from spack.package import *
 
 
 class FdslBench(MakefilePackage, CudaPackage):
-    """Benchmarks generating, loading and training on formula-driven images; libfdsl generates them in any program."""
+    """Benchmarks generating, loading and training on formula-driven images; libfdsl generates such images in any program."""
 
     version("main")
 
