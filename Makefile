@@ -366,14 +366,18 @@ report:
 	@scripts/figures/report.py
 
 # $(call fill,FILE,TARGET) replaces @NAME@ in scripts/packaging/FILE.in and installs the result.
+empty :=
+space := $(empty) $(empty)
+LIBS_PRIVATE = -lpthread -ldl -lm $(CUDA_LIBS)
 fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g; s|@PREFIX_FROM_PC@|$(shell realpath -m --relative-to=$(LIBDIR)/pkgconfig $(PREFIX))|g; \
-         s|@LIBS_PRIVATE@|-lpthread -ldl -lm $(CUDA_LIBS)|g' \
+         s|@LIBS_PRIVATE@|$(strip $(LIBS_PRIVATE))|g; s|@LIBS_LIST@|$(subst $(space),;,$(strip $(LIBS_PRIVATE)))|g' \
          scripts/packaging/$(1).in > $(BUILD)/$(1) && install -D -m 644 $(BUILD)/$(1) "$(DESTDIR)$(2)"
 install: all lib
 	@$(MAKE) $(inner) install-files
 
 # Copies without building.
 install-files:
+	$(if $(filter-out /%,$(PREFIX) $(LIBDIR)),$(error PREFIX=$(PREFIX) LIBDIR=$(LIBDIR): give absolute paths))
 	install -D -m 755 $(PROGRAM) "$(DESTDIR)$(PREFIX)/bin/fdsl-bench"
 	install -D -m 755 $(BUILD)/lib/$(SONAME) "$(DESTDIR)$(LIBDIR)/libfdsl.so.$(VERSION)"
 	ln -sf libfdsl.so.$(VERSION) "$(DESTDIR)$(LIBDIR)/$(SONAME)"

@@ -292,9 +292,9 @@ check_training() {
     check 'a killed training exports no parameters' test ! -e runs/net/model.safetensors
     check 'the killed training is submitted again' submit_training "${options[@]}"
     check 'the resumed training completes' ends "$job" COMPLETED
-    rows=$(cells runs/net/train.csv epoch loss test_acc)
+    rows=$(cells runs/net/train.csv epoch train_loss test_acc)
     check 'each epoch has one row, with the loss of the uninterrupted training' \
-        test "$rows" = "$(cells whole.csv epoch loss test_acc)"
+        test "$rows" = "$(cells whole.csv epoch train_loss test_acc)"
     check 'the parameters are bit-identical to those of the uninterrupted training' cmp whole.safetensors runs/net/model.safetensors
     before=$(cat runs/net/{train.csv,model.safetensors} | sha256sum)
     check 'a finished training is submitted again' submit_training "${options[@]}"

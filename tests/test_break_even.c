@@ -64,7 +64,7 @@ Test(break_even, without_a_gpu_rates_without_a_step_are_compared)
     expect(0, "Disk space that generating saves:\n  files ");
     cr_expect(!says("size of the samples"), "%s", out);
     shell("grep -c ^synth $D/rows_synth.csv; cut -d, -f7 $D/rows_load.csv | sort -u | tr '\\n' ' '");
-    expect(0, "1\n"); /* only one row of generating: naive without a training step */
+    expect(0, "1\n"); /* the other lines of the table were skipped */
     expect(0, "files ");
 
     /* Prints rows that break a rule: all batches of all threads are full; runs with a warm page cache have 4
@@ -73,7 +73,7 @@ Test(break_even, without_a_gpu_rates_without_a_step_are_compared)
         "awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } $at[\"items\"] %% ($at[\"batch\"] "
         "* "
         "$at[\"threads\"] * $at[\"epochs\"]) || ($at[\"cache\"] == \"warm\" && $at[\"epochs\"] != 4) || "
-        "($at[\"layout\"] == \"shards\" && 4 * $at[\"shuffle\"] > $at[\"items\"] / $at[\"epochs\"] / "
+        "($at[\"store\"] == \"shards\" && 4 * $at[\"shuffle\"] > $at[\"items\"] / $at[\"epochs\"] / "
         "$at[\"threads\"])' $D/rows_load.csv");
     cr_expect_str_eq(out, "", "%s", out);
 

@@ -24,13 +24,12 @@ Test(lib, images_are_those_of_the_program_for_every_format)
         config.out_res = i % 5 == 0 ? 96 : 37;
         config.seed = (uint64_t)i << 33;
         config.generator = i % 3 ? "omp" : "naive";
-        memset(config.mean, 0, sizeof config.mean);
-        if (i % 4) { /* floats */
+        bool floats = i % 4 != 0;
+        if (floats)
             strcpy(words, "--mean 0.485 --std 0.25");
-            for (int c = 0; c < 3; c++) {
-                config.mean[c] = 0.485;
-                config.std[c] = 0.25;
-            }
+        for (int c = 0; c < 3; c++) {
+            config.mean[c] = floats ? 0.485 : 0;
+            config.std[c] = floats ? 0.25 : 1;
         }
         struct fdsl_generator *generator = opened(&config);
         run_program(&config, words, image_bytes(generator));
@@ -208,6 +207,9 @@ Test(lib, wrong_fields_are_named)
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.layout = "nchv", "layout: 'nchv' is unknown");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.dtype = "float16", "dtype: 'float16' is unknown");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.std[0] = 0, "std[0]: 0 is out of range");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, config.std[0] = 2, "std[0]: u8 images are not normalised");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, config.mean[0] = 1, "mean[0]: u8 images are not normalised");
+    EXPECT_WRONG_FIELD(FDSL_INVALID, config.class_file = "/dev/full", "class_file: '/dev/full' is a device");
     EXPECT_WRONG_FIELD(FDSL_INVALID, (config.channels = 3, config.std[2] = 1e7),
                        "std[2]: 1e+07 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.mean[0] = NAN, "mean[0]: nan is out of range");

@@ -42,7 +42,8 @@ static uint8_t *make_batch(const struct opened *opened, const char *name, int th
 }
 
 #ifdef HAVE_INIH
-/* The outputs of naive must equal its images before conversion, converted with output_convert(). */
+/* Draws images with naive without output options, and converts them with output_convert(). naive with output
+ * options must give the same bytes. */
 Test(output_variants, naive_converts_its_canvases)
 {
     static const char base[] = "--res 97 --classes 4 --batch 5 --instance 3 --seed 11";

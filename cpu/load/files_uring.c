@@ -30,7 +30,7 @@ struct files_uring {
     uint32_t idle_count;
     uint16_t *pending;           /* per slot: number of members not read yet */
     uint32_t next_index, member; /* the next file to submit */
-    uint64_t offset;             /* offset of that file's member in its slot */
+    uint64_t offset;             /* where the bytes of that file begin in the sample's slot */
     uint32_t slots;              /* number of slots, a multiple of the batch size */
 };
 
@@ -109,7 +109,8 @@ static enum status chain_done(struct worker *worker, struct files_uring *uring, 
         status = status_set(STATUS_FAILED, "%s/%s: cannot read: %s", dataset->path, name,
                             strerror(-chain->results[READ]));
     else if ((uint64_t)chain->results[READ] != member->size)
-        status = status_set(STATUS_FAILED, "%s/%s: offset %d: the file's size has changed from %llu bytes",
+        status = status_set(STATUS_FAILED,
+                            "%s/%s: the file's size has changed: %d bytes were read instead of %llu",
                             dataset->path, name, chain->results[READ], (unsigned long long)member->size);
     if (status == STATUS_OK || worker->held[chain->slot] == READER_LOST) /* count a lost sample once */
         return STATUS_OK;

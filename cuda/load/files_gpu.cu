@@ -41,7 +41,8 @@ static enum status read_member(const struct dataset *dataset, const struct datas
     if (failure)
         return status_set(STATUS_FAILED, "%s/%s: cannot read: %s", dataset->path, name, strerror(failure));
     if (count != member->size)
-        return status_set(STATUS_FAILED, "%s/%s: offset %llu: the file's size has changed from %llu bytes",
+        return status_set(STATUS_FAILED,
+                          "%s/%s: the file's size has changed: %llu bytes were read instead of %llu",
                           dataset->path, name, (unsigned long long)count, (unsigned long long)member->size);
     return STATUS_OK;
 }

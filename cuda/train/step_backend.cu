@@ -82,7 +82,8 @@ static __device__ __forceinline__ float value_at(const struct intake &intake, ui
     }
 }
 
-/* Block (part, channel) sums one channel of samples part, part + MOMENT_PARTS, ... in a fixed order. */
+/* Block (part, channel) sums one channel and its squares, over the samples with the numbers `part`, `part` +
+ * MOMENT_PARTS, ..., in a fixed order. */
 static __global__ void __launch_bounds__(MOMENT_BLOCK)
     moment_kernel(const struct intake intake, struct moment *moments)
 {

@@ -4,52 +4,53 @@
  */
 #include <cstdio>
 #include <cstdlib>
-#include <cuda_fp16.h>
 #include <fdsl.h>
 
-static void check(bool right, const char *text)
+static void check(int status, const char *text)
 {
-    if (!right) {
-        fprintf(stderr, "replay: %s\n", text);
-        exit(1);
-    }
+    if (status != 0)
+        exit((fprintf(stderr, "replay: %s\n", text), 1));
 }
-#define CUDA(call) check((call) == cudaSuccess, cudaGetErrorString(cudaGetLastError()))
-#define FDSL(call) check((call) == FDSL_OK, fdsl_error())
+
+static void check(cudaError_t status)
+{
+    check(status, cudaGetErrorString(status));
+}
+static void check(fdsl_status status)
+{
+    check(status, fdsl_error());
+}
 
 int main()
 {
     fdsl_config config;
     fdsl_generator *generator;
-    FDSL(fdsl_config_init(&config, sizeof config));
+    check(fdsl_config_init(&config, sizeof config));
     config.device = 0;
     config.out_res = 224;
-    config.channels = 3;
-    config.dtype = "f16";
-    FDSL(fdsl_open(&config, &generator));
+    check(fdsl_open(&config, &generator));
 
-    const size_t values = size_t(config.batch) * 3 * 224 * 224;
-    __half *images;
+    uint8_t *images;
     int64_t *labels, label;
     uint64_t *next; /* number of the next image, advanced by every replay */
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t replay;
-    CUDA(cudaMalloc(&images, values * sizeof *images));
-    CUDA(cudaMalloc(&labels, config.batch * sizeof *labels));
-    CUDA(cudaMalloc(&next, sizeof *next));
-    CUDA(cudaMemset(next, 0, sizeof *next));
-    CUDA(cudaStreamCreate(&stream));
+    check(cudaMalloc(&images, config.batch * 224 * 224));
+    check(cudaMalloc(&labels, config.batch * sizeof *labels));
+    check(cudaMalloc(&next, sizeof *next));
+    check(cudaMemset(next, 0, sizeof *next));
+    check(cudaStreamCreate(&stream));
 
-    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-    FDSL(fdsl_generate_next(generator, next, config.batch, config.batch, images, labels, stream));
-    CUDA(cudaStreamEndCapture(stream, &graph));
-    CUDA(cudaGraphInstantiate(&replay, graph, 0));
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    check(fdsl_generate_next(generator, next, config.batch, config.batch, images, labels, stream));
+    check(cudaStreamEndCapture(stream, &graph));
+    check(cudaGraphInstantiate(&replay, graph, 0));
     for (int step = 0; step < 4; step++) {
-        CUDA(cudaGraphLaunch(replay, stream)); /* a training step would follow on this stream */
-        CUDA(cudaMemcpyAsync(&label, labels, sizeof label, cudaMemcpyDeviceToHost, stream));
-        CUDA(cudaStreamSynchronize(stream));
+        check(cudaGraphLaunch(replay, stream)); /* a training step would follow on this stream */
+        check(cudaMemcpyAsync(&label, labels, sizeof label, cudaMemcpyDeviceToHost, stream));
+        check(cudaStreamSynchronize(stream));
         printf("step %d begins with class %lld\n", step, (long long)label);
     }
-    fdsl_close(generator);
+    fdsl_close(generator); /* only after the last replay; the end of the process frees the rest */
 }

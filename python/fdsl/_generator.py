@@ -239,6 +239,7 @@ class Generator:
         self._handle = 0
 
     def __enter__(self) -> Generator:
+        self._check_open()
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -140,8 +140,10 @@ class Loader:
         if not isinstance(state, dict):
             raise TypeError(f"state_dict: it must be a dict, not {type(state).__name__}")
         for name, own in self._identity().items():
-            if name not in state or state[name] != own:
-                raise ValueError(f"state_dict: its {name} is {state.get(name)}, but that of this loader is {own}")
+            if name not in state:
+                raise ValueError(f"state_dict: it has no {name!r}; it must be a result of Loader.state_dict()")
+            if state[name] != own:
+                raise ValueError(f"state_dict: its {name} is {state[name]}, but that of this loader is {own}")
         if state.get("images") != self._images:
             raise ValueError("state_dict: its generator makes other images; open one with the same configuration")
         step = integer("state_dict: step", state.get("step"), 0, self.batches_per_epoch - 1)

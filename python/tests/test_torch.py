@@ -277,7 +277,7 @@ def test_wrong_states() -> None:
             loader.load_state_dict({**good, name: value})
     with pytest.raises(ValueError, match="state_dict: step: 5 is out of range"):
         loader.load_state_dict({**good, "step": 5})
-    with pytest.raises(ValueError, match="state_dict: its seed is None"):
+    with pytest.raises(ValueError, match="state_dict: it has no 'seed'"):
         loader.load_state_dict({})
     for wrong in (None, [], "x"):
         with pytest.raises(TypeError, match="state_dict: it must be a dict, not"):

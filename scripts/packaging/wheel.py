@@ -4,8 +4,9 @@
   scripts/packaging/wheel.py LIBRARY VERSION [FOLDER]     FOLDER: dist by default
 
 Prints the path of the wheel, fdsl-VERSION-py3-none-manylinux_2_XX_MACHINE.whl, where 2.XX is the newest version of
-glibc that LIBRARY needs. The same input gives the same bytes. Needs Python 3.11 or newer, and binutils. Exit status 1 if
-the version of LIBRARY is not VERSION, or if LIBRARY needs libraries other than those of glibc.
+glibc that LIBRARY needs. Deletes other wheels of this version and machine. The same input gives the same bytes. Needs
+Python 3.11 or newer, and binutils. Exit status 1 if the version of LIBRARY is not VERSION, or if LIBRARY needs
+libraries other than those of glibc.
 """
 
 import base64
@@ -149,6 +150,9 @@ def main():
             entry.external_attr = (0o100755 if name.endswith(".so") else 0o100644) << 16
             archive.writestr(entry, files[name], compresslevel=9)
     unfinished.replace(path)
+    for other in folder.glob(f"fdsl-{version}-*_{library.tag.split('_', 3)[3]}.whl"):  # of another build: pip refuses two
+        if other != path:
+            other.unlink()
     print(path)
     return 0
 

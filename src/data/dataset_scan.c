@@ -20,7 +20,8 @@ struct scan {
     struct tar_parser parser;
 };
 
-/* Adds a member that the parser found to the current sample, or to a new one if its key differs. */
+/* Adds the member `found` to the current sample. If its key is not that of the sample, begins a new sample.
+ * Ignores members without a key. */
 static enum status scan_member(struct scan *scan, const struct tar_member *found)
 {
     struct dataset *dataset = scan->dataset;

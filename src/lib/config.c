@@ -103,6 +103,17 @@ static enum status check_scale(const char *field, const double *values, uint32_t
     return STATUS_OK;
 }
 
+/* mean and std are for floats. */
+static enum status check_no_scale(const struct fdsl_config *config)
+{
+    for (uint32_t c = 0; c < config->channels; c++)
+        if (config->mean[c] != 0 || config->std[c] != 1)
+            return status_set(STATUS_USAGE,
+                              "%s[%u]: u8 images are not normalised; choose a floating-point dtype",
+                              config->mean[c] != 0 ? "mean" : "std", c);
+    return STATUS_OK;
+}
+
 static enum status get_output(const struct fdsl_config *config, struct synth *synth)
 {
     static const char *const fits[] = {"resize", "crop", NULL};  /* enum output_fit, without OUTPUT_WHOLE */
@@ -120,6 +131,8 @@ static enum status get_output(const struct fdsl_config *config, struct synth *sy
                           out_res, config->res);
     TRY(check_scale("mean", config->mean, config->channels, -OUTPUT_MEAN_MAX, OUTPUT_MEAN_MAX));
     TRY(check_scale("std", config->std, config->channels, OUTPUT_DEVIATION_MIN, OUTPUT_DEVIATION_MAX));
+    if (dtype == DTYPE_U8)
+        TRY(check_no_scale(config));
     synth->output =
         (struct synth_output){.type = (enum dtype)dtype,
                               .layout = (enum output_layout)layout,

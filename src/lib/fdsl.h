@@ -90,8 +90,8 @@ struct fdsl_config {
     uint32_t channels;  /* 1 (default), or 3 with the same gray in each */
     const char *layout; /* "nchw" (default) or "nhwc" */
     const char *dtype;  /* "u8" (default), "f16", "bf16" or "f32"; a float is (gray / 255 - mean) / std */
-    double mean[FDSL_CHANNELS_MAX]; /* per channel, for floats only; default 0 */
-    double std[FDSL_CHANNELS_MAX];  /* per channel, for floats only; default 1 */
+    double mean[FDSL_CHANNELS_MAX]; /* per channel; default 0, as u8 needs */
+    double std[FDSL_CHANNELS_MAX];  /* per channel; default 1, as u8 needs */
 
     /* How the images are generated. */
     const char *generator; /* on the CPU: "omp", "naive"; on a CUDA device: "fused", "bat", "gbase"; "auto"

@@ -2,7 +2,8 @@
  * includes no CUDA header. cuda/common/device_memory.cu implements it. In builds without CUDA, device_none.c
  * does; its functions return STATUS_UNAVAILABLE.
  *
- * A stream is a cudaStream_t. Functions with the parameter `device` make that device current. */
+ * A stream is a cudaStream_t. Functions with the parameter `device` make that device current,
+ * except device_check_pointer(). */
 #ifndef FDSL_MACHINE_DEVICE_MEMORY_H
 #define FDSL_MACHINE_DEVICE_MEMORY_H
 
@@ -21,8 +22,8 @@ int device_current(void);
 /* Makes `device` current; ignores -1 and errors. */
 void device_restore(int device);
 
-/* Lets this thread allocate and free while any thread captures a stream, which could otherwise invalidate the
- * capture. Returns the mode for device_restore_capture(). */
+/* After this call, allocating and freeing in this thread cannot invalidate any thread's capture of a stream.
+ * Returns the mode for device_restore_capture(). */
 int device_relax_capture(void);
 void device_restore_capture(int mode);
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "core/file.h"
 #include "synth/class_parts.h"
@@ -176,12 +177,11 @@ static enum status check_unique(const struct class_list *list, size_t *number)
                       pair[0] + 2);
 }
 
-/* Reads a list from `stream` and closes it. `stream` is NULL if it could not be opened. Messages contain
- * `name`. */
+/* Reads a list from `stream` and closes it. Messages contain `name`. */
 static enum status read_csv(FILE *stream, const char *name, struct atom_class **classes, size_t *count)
 {
     if (!stream)
-        return status_set(STATUS_USAGE, "cannot open '%s': %s", name, strerror(errno));
+        return status_set(STATUS_FAILED, "out of memory");
     struct class_list list = {0};
     char *line = NULL;
     size_t number;
@@ -199,9 +199,23 @@ static enum status read_csv(FILE *stream, const char *name, struct atom_class **
     return STATUS_OK;
 }
 
+enum status class_open(const char *path, FILE **stream)
+{
+    struct stat info;
+    *stream = fopen(path, "r");
+    if (!*stream)
+        return status_set(STATUS_USAGE, "cannot open '%s': %s", path, strerror(errno));
+    if (fstat(fileno(*stream), &info) == 0 && !S_ISCHR(info.st_mode))
+        return STATUS_OK;
+    fclose(*stream);
+    return status_set(STATUS_USAGE, "'%s' is a device; name a text file", path);
+}
+
 enum status class_read_csv(const char *path, struct atom_class **classes, size_t *count)
 {
-    return read_csv(fopen(path, "r"), path, classes, count);
+    FILE *stream;
+    TRY(class_open(path, &stream));
+    return read_csv(stream, path, classes, count);
 }
 
 /* Files of configs/, embedded by classes_cfg.S */

@@ -2,6 +2,8 @@
 #ifndef FDSL_SYNTH_CLASS_PARTS_H
 #define FDSL_SYNTH_CLASS_PARTS_H
 
+#include <stdio.h>
+
 #include "synth/class.h"
 
 /* A named number in a struct: a column of the CSV list, or a key of the INI file. */
@@ -14,6 +16,9 @@ struct number {
 
 /* Parses `text` into the field of `values` that `number` describes. STATUS_USAGE names the number. */
 enum status number_parse(const struct number *number, const char *text, void *values);
+
+/* Opens a text file, which the caller closes. Refuses devices, because the lines of some never end. */
+enum status class_open(const char *path, FILE **stream);
 
 /* The parameters of a class with their limits, in the column order of a CSV list. */
 enum { CLASS_COLUMNS = 10 };

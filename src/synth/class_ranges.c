@@ -161,9 +161,10 @@ enum status class_ranges_read(const char *path, const char *preset, struct class
     struct ini_reading reading = {.preset = preset};
     for (size_t i = 0; !path && i < CLASS_LIST_PRESETS; i++) /* suggest built-in lists, too */
         strcpy(reading.sections[reading.section_count++], class_list_presets[i].name);
-    reading.stream = path ? fopen(path, "r") : fmemopen((void *)classes_cfg, strlen(classes_cfg), "r");
-    if (!reading.stream)
-        return status_set(STATUS_USAGE, "cannot open '%s': %s", source, strerror(errno));
+    if (path)
+        TRY(class_open(path, &reading.stream));
+    else if (!(reading.stream = fmemopen((void *)classes_cfg, strlen(classes_cfg), "r")))
+        return status_set(STATUS_FAILED, "out of memory");
     enum status status = read_ranges(&reading, source);
     fclose(reading.stream);
     if (status == STATUS_OK)

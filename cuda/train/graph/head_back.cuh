@@ -6,8 +6,8 @@
 
 #include "train/graph/kernels.cuh"
 
-/* Number of extra blocks. An H200 has 132 multiprocessors, and up to GRAPH_PARTS_MAX (128) blocks compute
- * samples. */
+/* Number of extra blocks. Up to GRAPH_PARTS_MAX (128) blocks process the samples, which leaves 4 of an H200's
+ * 132 multiprocessors. */
 #define HEAD_BLOCKS  4
 
 #define HEAD_CLASSES 4 /* classes that a block processes at a time */
