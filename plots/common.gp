@@ -33,10 +33,11 @@ x_at(px) = px / (1.0 * width)
 y_at(px) = 1 - px / (1.0 * height)
 
 # --- Line styles: 10 * group + slot --------------------------------------------------------------------------------
-# The slot stands for the variant; it selects colour and point shape. The group stands for the device; it selects
-# dashes. Groups 1 to 4 are for devices with rows, and have filled points. The other groups have open points: 5 is for
-# published points, 6 for the published code on an H200, and 8 for the published code on a device with rows. Colours
-# are those of Okabe and Ito. No two series of a figure have the same gray level and the same point shape.
+# The slot stands for the variant; it selects colour and point shape. The group usually stands for the device; it
+# selects dashes. Groups 1 to 4 are for devices with rows, and have filled points. The other groups have open points: 5
+# is for published points, 6 for the published code on an H200, and 8 for the published code on a device with rows. In
+# figures of loading, 5 and 6 are for shuffled samples or a cold page cache. Slots 1 to 7 have colours of Okabe and Ito;
+# 8 and 9 are gray. No two slots have both the same gray level and the same point shape.
 # Styles 71 to 74 are for published training, with one point shape per model: gray if images are read, blue if they
 # are generated.
 array colour[9] = ['#000000', '#E69F00', '#D55E00', '#CC79A7', '#009E73', '#0072B2', '#56B4E9', '#7F7F7F', '#D4D4D4']
@@ -53,7 +54,7 @@ do for [slot = 1:9] {
     set style line 60 + slot lc rgb colour[slot] lw 1.4 dt (2, 3) pt hollow[slot] ps 1.19 * dot
     set style line 80 + slot lc rgb colour[slot] lw 1.0 dt solid pt hollow[slot] ps 1.19 * dot
 }
-# Slot 0 is slot 2 with an open point, for the same library in another number format.
+# Slot 0 is slot 2 with an open point.
 slot_of_colour(style) = int(style) % 10 ? int(style) % 10 : 2
 set style line 10 lc rgb colour[2] lw 2.0 dt solid pt hollow[2] ps 1.19 * dot
 set style line 20 lc rgb colour[2] lw 1.6 dt (14, 5) pt hollow[2] ps 0.95 * dot

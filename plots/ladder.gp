@@ -1,4 +1,4 @@
-# Time per image of the paper's variants, log y, with speed-ups. Variables: those that dots.gp lists, with one
+# Time per image of the paper's variants and fused, log y, with speed-ups. Variables: those that dots.gp lists, with one
 # group per variant and one dot per device. The next block has the points of the published code (x, µs).
 load 'plots/common.gp'
 y_name = 'time per image'

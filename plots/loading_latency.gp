@@ -1,4 +1,5 @@
-# Latency of system calls vs. quantile, one line per call, both log; x is 1 / (1 - quantile).
+# Latency of system calls vs. quantile, both log; x is 1 / (1 - quantile). One line per call, device and state of the
+# page cache.
 load 'plots/common.gp'
 set xlabel 'quantile'
 y_name = 'time per call'

@@ -98,7 +98,7 @@ static const struct {
     {"printf '\\n| a | time |\\n|---|---|\\n| b | 12.5 |\\n' >> $D/docs/train_mixed.md",
      ": 12.5 has no row in docs/numbers.txt"},
     {"echo '# New' > $D/docs/new.md", "docs/new.md is not a page of docs/numbers.txt"},
-    {"printf 'page README.md\\nother ## Two floors: counted\\n' >> $D/docs/numbers.txt",
+    {"sed -i 's/^page README.md$/&\\nother ## Two floors: counted/' $D/docs/numbers.txt",
      "no line of README.md begins with '## Two floors'"},
     {"sed -i 's/^    us(naive batch=32); rate(naive batch=32)/    us(naive)/' $D/docs/numbers.txt",
      "2 numbers, 1 values"},
@@ -114,6 +114,27 @@ Test(numbers, changes_are_detected)
         cr_expect(says(changes[i].says), "%s: %s", changes[i].change, out);
         cr_expect(!says("Traceback"), "%s", out);
     }
+}
+
+Test(numbers, a_page_has_one_list_which_an_argument_must_name)
+{
+    shell("scripts/check/docs_numbers.py docs/laod.md");
+    cr_expect(status == 2 && says("no page 'docs/laod.md' in docs/numbers.txt; did you mean 'docs/load.md'?"),
+              "%d: %s", status, out);
+    shell(COPY "echo 'page README.md' >> $D/docs/numbers.txt; " NUMBERS);
+    cr_expect(status == 2 && says("a second list of README.md; merge it with the first"), "%d: %s", status,
+              out);
+}
+
+/* tests/mutate.py --table replaces the table of a page and keeps its text. */
+Test(numbers, the_table_of_planted_faults_keeps_its_page)
+{
+    shell("cp docs/notes/mutations.md $D/page.md; echo '# After' >> $D/page.md; cp $D/page.md $D/before.md; "
+          "PYTHONPATH=tests python3 -B -c 'import mutate, mutate_faults\n"
+          "rows, around = mutate.read_page(\"'$D'/page.md\")\n"
+          "order = mutate_faults.read_list(\"tests/mutations.txt\", mutate.TREE)\n"
+          "mutate.write_page(\"'$D'/page.md\", rows, around, order, {}, [])' && cmp $D/page.md $D/before.md");
+    cr_expect_eq(status, 0, "%s", out);
 }
 
 Test(numbers, new_rows_are_written_into_the_pages)

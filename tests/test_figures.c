@@ -12,11 +12,12 @@ static const char *const names[] = {"vertices",          "resolution",       "ba
                                     "loading_latency",   "loading_loops",    "learning_loss",
                                     "learning_accuracy", "learning_time",    "fine_tuning",
                                     "monitor_loading",   "break_even",       "training_time",
-                                    "pretraining_tiny",  "pretraining_base", "pretraining_accuracy"};
+                                    "pretraining_tiny",  "pretraining_base", "pretraining_accuracy",
+                                    "pretraining_loss"};
 /* Indices in `names` at which a group of figures ends. */
 #define OF_IMAGES   9  /* figures of generating: from index 0 */
 #define OF_LOADING  14 /* figures of loading: from OF_IMAGES */
-#define OF_LEARNING 17 /* figures of learning: from OF_LOADING; the others combine several workloads */
+#define OF_LEARNING 17 /* figures of learning: from OF_LOADING; the others need scripts/compare/ */
 
 /* ---- What is drawn ---- */
 
@@ -129,7 +130,7 @@ Test(figures, newest_row_wins)
 }
 
 /* A line has no point of a row of another file or revision, even if that row is newer. */
-Test(figures, a_line_has_rows_of_one_machine_and_revision)
+Test(figures, a_line_has_rows_of_one_file_and_revision)
 {
     static const char *const elsewhere[] = {"b.csv", "a.csv"};
     for (size_t i = 0; i < COUNT_OF(elsewhere); i++) {
@@ -185,8 +186,7 @@ Test(figures, each_host_is_a_series)
           " grep ',fused,.*,\\(64\\|16\\),512,' synth.csv | sed s/node01/node02/) > $D/results/a.csv");
     shell(SELECT "--reference $D/reference batch && grep -c 'yours, node0[12]' $D/work/batch.vars && "
                  "grep '^series = ' $D/work/batch.vars");
-    cr_assert(says("series = 4"), "not two of our rows, the published points and the published code: %s",
-              out);
+    cr_assert(says("series = 4"), "not the two hosts, the published points and the published code: %s", out);
 }
 
 Test(figures, rows_of_single_ranks_are_ignored)
@@ -196,6 +196,15 @@ Test(figures, rows_of_single_ranks_are_ignored)
           "cut -f 1,2 | tr '\\t\\n' '  '; grep cell_text $D/work/scaling.vars");
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("\n1 500000 2 991000 4 1944000  "), "%s", out);
+    cr_assert(says("'99.1 %', '97.2 %', '99.1 %', '92.2 %'"), "%s", out);
+}
+
+Test(figures, scaling_beside_a_training_step_is_ignored)
+{
+    shell("awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } { print } NR > 1 { "
+          "$at[\"compute\"] = 5; $at[\"efficiency\"] = 0.5; sub(/^20../, \"2099\", $at[\"time_utc\"]); print "
+          "}' " FIXTURES "/sweep_scaling.csv > $D/results/a.csv; " SELECT
+          "--reference $D/reference scaling && grep cell_text $D/work/scaling.vars");
     cr_assert(says("'99.1 %', '97.2 %', '99.1 %', '92.2 %'"), "%s", out);
 }
 
@@ -378,7 +387,7 @@ Test(figures, wrong_shares_are_detected)
     }
 }
 
-/* Rows of older programs have no column `bound`, so they have no bar. */
+/* Rows whose column `bound` is empty have no roofline, so they have no bar. */
 Test(figures, rows_without_a_bound_are_not_drawn)
 {
     shell("cp " FIXTURES "/synth.csv $D/results; " SELECT "--reference $D/reference roofline");

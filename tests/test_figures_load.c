@@ -92,7 +92,7 @@ Test(figures_load, cold_bars_are_next_to_warm_bars_of_their_size)
     }
 }
 
-/* The user's machine has one sample size, the reference machines have two. The axis has the user's size. */
+/* The user's machine has one sample size; the reference machines have two. The axis has the user's size. */
 Test(figures_load, one_axis_has_one_size)
 {
     shell(
@@ -147,6 +147,10 @@ Test(figures_load, sources_of_break_even_have_different_symbols)
           "slots = {name.split()[0]: slot for name, slot in break_even.SLOTS.items()}\n"
           "print([slot for slot, n in collections.Counter(slots.values()).items() if n > 1])'");
     cr_assert_str_eq(out, "[]\n", "%s", out);
+    shell("cd scripts/figures && python3 -B -c 'import devices, monitoring\n"
+          "slots = [devices.SLOTS[name] for name in monitoring.LOADERS]\n"
+          "print(len(slots) - len(set(slots)))'");
+    cr_assert_str_eq(out, "0\n", "loaders of monitor_loading have the same symbol: %s", out);
 }
 
 Test(figures_load, break_even_reports_which_source_wins)

@@ -11,7 +11,7 @@ TestSuite(pretrain, .init = open_folder, .fini = remove_folder, .timeout = 120);
 /* Runs Python code with the modules of scripts/compare. */
 #define PYTHON "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c "
 
-/* Every error is one line. None of these options need PyTorch to be refused. */
+/* The errors in `refused` are one line each. All options are refused before PyTorch is imported. */
 Test(pretrain, wrong_arguments_are_refused_before_pytorch_is_imported)
 {
     shell("mkdir -p $D/empty $D/bare/class-0 $D/torch && echo 'raise SystemExit(99)' > $D/torch/__init__.py "
@@ -32,6 +32,8 @@ Test(pretrain, wrong_arguments_are_refused_before_pytorch_is_imported)
         {"--batch 300 --images 299", "--images 299: fewer than the 300 of one step of all ranks"},
         {"--source bat --order same", "--order same is for --source live, omp and folder"},
         {"--order same", "--order same needs --data DIR or --images N"},
+        {"--order same --images 1000000 --curve $D/new.csv", "--curve needs --evaluate"},
+        {"--order same --data /nowhere", "--data /nowhere: no such folder; write one with --make-data"},
         {"--res 128", "--out-res 224 is larger than --res 128"},
         {"--curve $D/new.csv", "--curve needs --evaluate"},
         {"--device cpu --source gbase", "--source gbase needs a GPU; on a CPU, use live or omp"},
@@ -46,12 +48,14 @@ Test(pretrain, wrong_arguments_are_refused_before_pytorch_is_imported)
     }
     shell(PRETRAIN "--batch 0");
     expect(2, "argument --batch: '0' is not a whole number of at least 1");
+    shell(PRETRAIN "--seed 4294967296");
+    expect(2, "argument --seed: '4294967296' is not a whole number from 0 to 4294967295");
     shell(PRETRAIN "--label-smoothing nan");
     expect(2, "argument --label-smoothing: 'nan' is not a number from 0 to 1");
     shell(PRETRAIN "--batch 255 --no-mixup --no-cutmix --source folder");
     expect_line(2, "--source folder needs --data DIR");
     shell("RANK=1 WORLD_SIZE=2 " PRETRAIN "--batch 3");
-    cr_expect(status == 2 && out[0] == '\0', "only the first rank prints: %s", out);
+    cr_expect(status == 2 && out[0] == '\0', "a rank other than the first has printed: %s", out);
 }
 
 Test(pretrain, a_missing_package_is_named_with_its_remedy)
@@ -99,8 +103,19 @@ Test(pretrain, share_of_constant_needs_the_same_settings)
     expect_line(0, "[0.97, 0.485, 1.0]");
 }
 
-/* Rows are appended with one header, also by several processes at the same time. A file with another header
- * stays as it is. */
+/* Options that only say how long a run is or where its output goes are not settings. */
+Test(pretrain, settings_are_the_options_that_are_not_default)
+{
+    shell(PYTHON "'import pretrain as p\n"
+                 "for words in (\"\", \"--lr 0.001 --steps 9 --held-out 5 --images 900 --seed 2\", "
+                 "\"--channels-last --schedule-steps 12500 --lr-warmup 1000 --drop-path 0 --order same\"): "
+                 "print([p.read_arguments(words.split()).settings])'");
+    cr_expect_str_eq(out, "['']\n['']\n['--order same --channels-last --drop-path 0 --lr-warmup 1000 "
+                          "--schedule-steps 12500']\n");
+}
+
+/* Rows are appended after one header, also by several processes at the same time. A file with another header
+ * is not changed. */
 Test(pretrain, rows_are_appended_under_a_lock)
 {
     shell("for i in 1 2 3 4 5 6 7 8; do " PYTHON
@@ -137,12 +152,21 @@ Test(pretrain, throughput_is_drawn_with_published_points)
     expect_line(2, "a.csv, line 2: unknown schema 'pretrain/9'");
 }
 
-Test(pretrain, accuracy_is_drawn_by_source)
+/* A longer run of other classes has one source only, but the most images. */
+Test(pretrain, the_longest_run_is_drawn_by_source)
 {
-    shell("cp -r " ROWS " $D/results && " SELECT
-          "pretraining_accuracy >/dev/null && cat $D/work/pretraining_accuracy.*");
+    shell("cp -r " ROWS " $D/results && " SELECT "pretraining_accuracy pretraining_loss >/dev/null && "
+          "cat $D/work/pretraining_accuracy.* $D/work/pretraining_loss.dat");
     cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("series = 2") && says("100\t17.69") && says("8,000 images/s"), "%s", out);
+    cr_expect(says("series = 2") && says("100\t17.69") && says("100\t4.792") && says("8,000 images/s"), "%s",
+              out);
+    shell("cd $D/results/pretrain && sed -n '1p; 2s/,1000,0,100000,/,999,0,99000000,/p' curve.csv >long.csv "
+          "&& cd - && " SELECT "pretraining_accuracy >/dev/null && cat $D/work/pretraining_accuracy.*");
+    cr_expect(status == 0 && says("series = 1") && says("99000\t17.69"), "%s", out);
+    shell("cd $D/results/pretrain && rm long.csv && sed -i '/,folder,/s/,yes,,/,yes,--lr 0.1,/' curve.csv && "
+          "cd "
+          "- && " SELECT "pretraining_accuracy >/dev/null && cat $D/work/pretraining_accuracy.*");
+    cr_expect(status == 0 && says("series = 1"), "curves of other settings are drawn together: %s", out);
 }
 
 Test(pretrain, without_rows_the_command_is_printed)

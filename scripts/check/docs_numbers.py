@@ -10,26 +10,28 @@
 Lines of docs/numbers.txt:
 
   page README.md                      the following lines are about this page
-  rows h200_synth res=512 dtype=u8   the following values come from this file of rows; the filters apply to all of them
+  rows h200_synth res=512 dtype=u8    the following values come from this file of rows; the filters apply to all of them
   | `omp` | 16 threads | {} | {} |    part of a line of the page: {} is a number from a row, {_} any other number. If this
-                                      file lists the same part twice, the second is for the second line of the page with it.
+                                      file lists the same part twice, the second is for its second occurrence on the page.
       us(omp batch=32); rate(omp batch=32)     the values for {}, in the same order; indented
-  other ## Floors: computed           no number of this section, up to the next heading, comes from a row; the reason follows
+  other ## Floors: computed           no number of this section, up to the next heading, comes from a row; the reason is
+                                      the text after the colon
   other FLOPs are counted: computed   no number in lines that begin with these words comes from a row
   other: no rows are kept             no number of the whole page comes from a row
 
-A value is arithmetic over FUNCTION(FILTER …). A filter is COLUMN=VALUE (or >=), or a variant; @FILE[,FILE] selects other files.
-A FUNCTION is the name of a column or one of these: us and ms (time per item), rate (items per second), images (images per
-second while a training step runs). If several rows match, a prefix selects one value: min.us, max.us, median.us, first.us or
-last.us; count.us is the number of values. Values are
-rounded to three significant digits; ~2 after a value means two digits, ~.1 one decimal, ~% one decimal below ten and none above.
-crossing(FILTER …) is the training step's time in ms at which generating with fused and reading with the variant in the filter
-are equally fast (scripts/compare/break_even.sh).
+A value is arithmetic over FUNCTION(FILTER …). A filter is COLUMN=VALUE (or >=), or a variant; @FILE[,FILE] selects other files,
+to which the filters of the `rows` line do not apply. A FUNCTION is the name of a column or one of these: us and ms (time per
+item), rate (items per second), images (images per second while a training step runs). If several rows match, a prefix selects
+one value: min.us, max.us, median.us, first.us or last.us; count.us is the number of values. Values are rounded to three
+significant digits; ~2 after a value means two digits, ~.1 one decimal, ~% one decimal below ten and none above.
+crossing(FILTER …) is the training step's time in ms from which generating with fused is at most 2 % faster than reading with the
+variant in the filter (scripts/compare/break_even.sh).
 
-Exit status: 0 all numbers agree, 1 some do not, 2 usage or an invalid file.
+Exit status: 0 all numbers agree, 1 some do not or have no row, 2 usage or an invalid file.
 """
 
 import argparse
+import difflib
 import math
 import pathlib
 import re
@@ -64,8 +66,8 @@ class Reference:
     def rows(self, name):
         if name not in self.files:
             path = self.folder / f"{name}.csv"
-            kind, rows = read_file(path)
-            if kind == "other":  # points from publications, not rows of fdsl-bench
+            kind, rows = read_file(path) if path.parent == self.folder else ("other", [])
+            if kind == "other":  # points from publications, and rows of scripts/compare/pretrain.py: not of fdsl-bench
                 header, records = read_csv(path)
                 rows = [Row(zip(header, fields)) for _, fields in records]
                 for row in rows:
@@ -110,7 +112,7 @@ def look_up(reference, scope, function, arguments):
 
 
 def crossing(reference, arguments):
-    """Returns the step in ms from which generating with fused is not faster than a reader, as in scripts/figures/break_even.py."""
+    """Returns the step in ms from which fused is faster than a reader by at most TIE, as in scripts/figures/break_even.py."""
     def by_step(name, words):
         return {break_even.step_of(row): break_even.rate(row) for row in reference.rows(name)
                 if row["compute_ms"] and all(fits(row, word) for word in filters_of(words))}
@@ -149,7 +151,7 @@ def rounded(value, digits):
 
 
 class Binding:
-    """Part of a line of a page, with the values of its numbers."""
+    """Part of a line of a page, with the expressions for its numbers."""
 
     def __init__(self, where, pattern, scope):
         self.where, self.pattern, self.scope, self.values = where, pattern, scope, []
@@ -168,7 +170,9 @@ def read_bindings(path):
         if not line.strip() or line.startswith("# "):
             continue
         if word == "page":
-            page = pages.setdefault(rest.strip(), ([], []))
+            if rest.strip() in pages:
+                raise Failed(f"{path}:{number}: a second list of {rest.strip()}; merge it with the first", 2)
+            page = pages[rest.strip()] = ([], [])
         elif word == "rows":
             scope = rest.split()
         elif word == "other" or line.startswith("other:"):
@@ -197,7 +201,8 @@ class Page:
         self.wrong, self.faults = [], []
 
     def check(self, binding, reference, turn, turns):
-        """Checks the numbers of a binding in the `turn`-th line that matches its pattern; `turns` bindings have that pattern."""
+        """Checks the numbers of a binding in match number `turn` (from 0) of its pattern. `turns`: number of bindings with this
+        pattern."""
         regex = re.compile(binding.regex())
         found = [(i, match) for i, line in enumerate(self.lines) for match in regex.finditer(line)]
         if len(found) != turns:
@@ -241,12 +246,12 @@ class Page:
         return found, [what for what, _ in others if what and what not in used]
 
     def is_heading(self, i):
-        """Returns whether a line is the heading of a table."""
+        """Returns whether a line is the header row of a table."""
         return self.lines[i].startswith("|") and self.lines[i + 1:] and self.lines[i + 1].startswith("|--")
 
     def measurements(self, i):
-        """Yields the numbers of a line that are probably measurements: those with a unit and, in tables, those with three digits or a
-        decimal point."""
+        """Yields the numbers of a line that are probably measurements: those with a unit and, in tables, those with three or more
+        digits or a decimal point."""
         line = re.sub(r"`[^`]*`|\]\([^)]*\)", lambda match: " " * len(match[0]), self.lines[i])
         in_table = line.startswith("|")
         label = line.index("|", 1) if in_table and "|" in line[1:] else 0  # skip the first cell, which names the row
@@ -261,10 +266,15 @@ class Page:
 def check(given):
     reference = Reference(given.reference or given.root / "results/reference")
     pages = read_bindings(given.root / "docs/numbers.txt")
+    for name in given.pages:
+        if name not in pages:
+            near = difflib.get_close_matches(name, pages, 1)
+            raise Failed(f"no page '{name}' in docs/numbers.txt; " + (f"did you mean '{near[0]}'?" if near else
+                         f"choose from {', '.join(pages)}"), 2)
     missing = sorted({str(path.relative_to(given.root)) for pattern in PAGES for path in given.root.glob(pattern)} - set(pages))
     print("".join(f"{name} is not a page of docs/numbers.txt\n" for name in missing), end="")
     bad = len(missing)
-    for name, (bindings, others) in ((name, pages[name]) for name in given.pages or pages if name in pages):
+    for name, (bindings, others) in ((name, pages[name]) for name in given.pages or pages):
         page = Page(given.root / name, name)
         patterns = [binding.pattern for binding in bindings]
         for n, binding in enumerate(bindings):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures pre-training throughput in PyTorch: images generated on the fly against images loaded.
+"""Measures pre-training throughput in PyTorch, and compares images generated on the fly with loaded images.
 
   torchrun --nproc-per-node 4 scripts/compare/pretrain.py --source live --compile --out results/pretrain/rows.csv
   scripts/compare/pretrain.py --source folder --images 50000 --make-data DIR    # writes the data set
@@ -8,11 +8,12 @@
 
 Sources: constant (one batch that stays on the GPU: the limit), live (fdsl, generator fused; omp on a CPU), bat, gbase, omp (fdsl
 with these generators), folder (PNG files in class folders, ImageFolder), shards (tar files, webdataset). Every source delivers
-uint8 images; the recipe is applied to them on the GPU, identically for every source. docs/pretrain.md describes the rows.
+uint8 images; the recipe is applied to them on the training device, identically for every source. docs/pretrain.md describes the
+rows.
 
-The program needs PyTorch, timm and the package fdsl (PYTHONPATH=python FDSL_LIBRARY=build/lib/libfdsl.so); folder needs
-torchvision, shards needs webdataset. Exit status: 0 done, 1 a failure, 2 usage, 4 a package or a GPU is missing. Under torchrun,
-the status is torchrun's.
+The program needs PyTorch, timm and the package fdsl (PYTHONPATH=python FDSL_LIBRARY=build/lib/libfdsl.so); folder also needs
+torchvision, shards needs webdataset, and both need Pillow. Exit status: 0 done, 1 a failure, 2 usage, 4 a package or a GPU is
+missing, 130 interrupted. Under torchrun, the status is torchrun's.
 """
 
 import argparse
@@ -36,23 +37,32 @@ OF_SOURCE = {"folder": {"torchvision": "pip install torchvision", "PIL": "pip in
              "shards": {"webdataset": "pip install webdataset", "PIL": "pip install pillow"}}
 
 
-def whole(low):
+# Options that rows record in the column `settings`: those without a column, unless they only say how long the run is, how it is
+# evaluated, where its files are, or how many threads it uses.
+SETTINGS = ("order", "preset", "channels", "channels_last", "drop_path", "label_smoothing", "lr", "lr_warmup", "schedule_steps",
+            "weight_decay")
+
+
+def limits(low, high):
+    return f"from {low} to {high}" if high < math.inf else f"of at least {low}"
+
+
+def integer(low, high=math.inf):
     def parse(text):
-        if not text.isdecimal() or int(text) < low:
-            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least {low}")
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number {limits(low, high)}")
         return int(text)
     return parse
 
 
-def real(low, high=math.inf):
+def number(low, high=math.inf):
     def parse(text):
         try:
             value = float(text)
         except ValueError:
             value = math.nan
         if not low <= value <= high or math.isinf(value):
-            raise argparse.ArgumentTypeError(f"'{text}' is not a number {'from' if high < math.inf else 'of at least'} {low}"
-                                             + (f" to {high}" if high < math.inf else ""))
+            raise argparse.ArgumentTypeError(f"'{text}' is not a number {limits(low, high)}")
         return value
     return parse
 
@@ -65,57 +75,62 @@ def read_arguments(arguments):
     add("--model", default="deit_tiny_patch16_224", help="model of timm (default deit_tiny_patch16_224)")
     add("--tiny", action="store_true", help="a vision transformer of 2 layers instead of --model, for tests")
     add("--device", choices=("cuda", "cpu"), default="cuda")
-    add("--batch", type=whole(1), default=256, help="images per rank and step (default 256)")
-    add("--steps", type=whole(1), help="timed steps (default 100, unless --seconds or --time-limit is given)")
-    add("--seconds", type=real(0), help="end the timed steps after this time")
-    add("--time-limit", type=real(0), help="end the training after this time, with a last evaluation")
-    add("--warmup-steps", type=whole(0), default=20, help="first steps, which are not timed (default 20)")
+    add("--batch", type=integer(1), default=256, help="images per rank and step (default 256)")
+    add("--steps", type=integer(1), help="timed steps (default 100, unless --seconds or --time-limit is given)")
+    add("--seconds", type=number(0), help="end the timed steps after this many seconds")
+    add("--time-limit", type=number(0), help="end the training after this many seconds")
+    add("--warmup-steps", type=integer(0), default=20, help="first steps, which are not timed (default 20)")
     add("--compile", action="store_true", help="torch.compile the network")
-    add("--channels-last", action="store_true", help="memory format of inputs and weights")
+    add("--channels-last", action="store_true", help="store inputs and weights in the format channels_last")
     add("--no-amp", dest="amp", action="store_const", const="off", default="bf16", help="fp32 instead of autocast to bf16")
-    add("--threads", type=whole(1), help="CPU threads of the generator omp, and of PyTorch on a CPU, for all ranks "
+    add("--threads", type=integer(1), help="CPU threads of the generator omp, and of PyTorch on a CPU, for all ranks "
                                           "of this host together (default: all)")
-    add("--seed", type=whole(0), default=0, help="of images, weights, order and augmentation (default 0)")
+    add("--seed", type=integer(0, 2**32 - 1), default=0, help="of images, weights, order and augmentation (default 0)")
     images = parser.add_argument_group("images")
     add = images.add_argument
     add("--preset", default="paper-1000", help="preset of the classes (default paper-1000)")
-    add("--classes", type=whole(2), default=1000)
-    add("--res", type=whole(1), default=512, help="side of the drawn image (default 512)")
-    add("--out-res", type=whole(4), default=224, help="side of the image that the network sees (default 224)")
+    add("--classes", type=integer(2), default=1000)
+    add("--res", type=integer(1), default=512, help="side of the drawn image (default 512)")
+    add("--out-res", type=integer(4), default=224, help="side of the image that the network sees (default 224)")
     add("--channels", type=int, choices=(1, 3), default=3)
-    add("--images", type=whole(1), help="images per epoch of generated sources, and of --make-data (default 1000000)")
-    add("--order", choices=("own", "same"), default="own", help="same: generate the images of --data in the order in which "
-                                                                "--source folder reads them (default own)")
+    add("--images", type=integer(1), help="images per epoch of generated sources, or written by --make-data (default 1000000)")
+    add("--order", choices=("source", "same"), default="source", help="same: generate the images of --data in the order in which "
+                                                                "--source folder reads them (default source)")
     add("--data", help="folder of the sources folder and shards")
-    add("--workers", type=whole(0), default=16, help="worker processes per rank of folder and shards (default 16)")
+    add("--workers", type=integer(0), default=16, help="worker processes per rank of folder and shards (default 16)")
     add("--make-data", metavar="DIR", help="write --images images for --source folder or shards, and end")
     add("--bench", default=str(ROOT / "fdsl-bench"), help="path of fdsl-bench, for --make-data")
     add_recipe(parser.add_argument_group("recipe (default: the published one)").add_argument)
     add_outputs(parser.add_argument_group("evaluation and output").add_argument)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    changed = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) != parser.get_default(name)}
+    options.settings = " ".join(f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}" if isinstance(value, str)
+                                                                 else f" {value:.9g}") for name, value in changed.items())
+    return options
 
 
 def add_recipe(add):
     add("--augment", choices=("recipe", "none"), default="recipe", help="none: no RandAugment, MixUp, CutMix and erasing")
     for part in PARTS:
         add(f"--no-{part}", action="store_true")
-    add("--lr", type=real(0), default=0.001)
-    add("--weight-decay", type=real(0), default=0.05)
-    add("--lr-warmup", type=whole(0), default=5000, help="steps of the linear warm-up; a cosine follows (default 5000)")
-    add("--schedule-steps", type=whole(1), help="step at which the learning rate is 0 (default: the last)")
-    add("--drop-path", type=real(0, 1), default=0.1)
-    add("--label-smoothing", type=real(0, 1), default=0.1)
+    add("--lr", type=number(0), default=0.001)
+    add("--weight-decay", type=number(0), default=0.05)
+    add("--lr-warmup", type=integer(0), default=5000, help="steps of the linear warm-up; a cosine follows (default 5000)")
+    add("--schedule-steps", type=integer(1), help="step at which the learning rate is 0 (default: the last of "
+                                                "--steps; the rate stays constant without --steps)")
+    add("--drop-path", type=number(0, 1), default=0.1)
+    add("--label-smoothing", type=number(0, 1), default=0.1)
 
 
 def add_outputs(add):
     add("--evaluate", action="store_true", help="measure loss and top-1 on held-out images, which training never uses")
-    add("--evaluate-every", type=whole(1), default=100_000, help="images between evaluations (default 100000)")
-    add("--held-out", type=whole(1), default=10_000, help="held-out images (default 10000)")
+    add("--evaluate-every", type=integer(1), default=100_000, help="images between evaluations (default 100000)")
+    add("--held-out", type=integer(1), default=10_000, help="held-out images (default 10000)")
     add("--curve", metavar="FILE", help="CSV file to append the learning curve to; needs --evaluate")
     add("--out", metavar="FILE", help="CSV file to append the row to")
 
 
-def settle(options):
+def set_defaults(options):
     """Fills in defaults that depend on other options."""
     options.parts = [part for part in PARTS if options.augment == "recipe" and not getattr(options, f"no_{part}")]
     options.augment = "recipe" if len(options.parts) == len(PARTS) else "+".join(options.parts) or "none"
@@ -123,9 +138,10 @@ def settle(options):
         options.steps = 100
     if options.tiny:
         options.model = "tiny"
-    if options.order == "same" and options.source not in ("folder", "shards") and options.images is None and options.data:
+    if options.images is None and (options.order != "same" or options.make_data):
+        options.images = 1_000_000
+    elif options.images is None and options.data:
         options.images = sum(1 for path in pathlib.Path(options.data).glob("*/*") if path.is_file())
-    options.images = options.images or 1_000_000
 
 
 def nearest(name, known):
@@ -135,44 +151,45 @@ def nearest(name, known):
 
 
 def folder_fault(options):
-    """Returns what is wrong with --data for the source, or None."""
+    """Returns what is wrong with --data for the source, or an empty string."""
+    if options.make_data or not options.data or (options.source not in OF_SOURCE and options.order != "same"):
+        return ""
     folder = pathlib.Path(options.data)
     if not folder.is_dir():
         return f"--data {folder}: no such folder; write one with --make-data {folder}"
-    if options.source == "folder" and not any(path.is_dir() and any(path.iterdir()) for path in folder.iterdir()):
+    if options.source != "shards" and not any(path.is_dir() and any(path.iterdir()) for path in folder.iterdir()):
         return f"--data {folder}: it has no class folders with images; write some with --make-data DIR"
     if options.source == "shards" and not any(folder.glob("*.tar")):
         return f"--data {folder}: it has no tar files; write some with --source shards --make-data DIR"
-    return None
+    return ""
 
 
 def refuse(options):
     """Refuses options that cannot work, before PyTorch is imported."""
     ranks, of_data = int(os.environ.get("WORLD_SIZE", 1)), options.source in OF_SOURCE
-    mixes = {"mixup", "cutmix"} & set(options.parts)
-    faults = {
-        f"--preset {options.preset}: unknown; {nearest(options.preset, PRESETS)}": options.preset not in PRESETS,
-        f"--batch {options.batch}: MixUp and CutMix pair images; give an even number": mixes and options.batch % 2,
-        f"--make-data is for --source folder or shards, not {options.source}": options.make_data and not of_data,
-        f"--images {options.images}: give at least one per class ({options.classes})":
-            options.make_data and options.images < options.classes,
-        f"--source {options.source} needs --data DIR": of_data and not options.data and not options.make_data,
-        "--order same is for --source live, omp and folder": options.order == "same"
-            and options.source not in ("live", "omp", "folder"),
-        "--order same needs --data DIR or --images N": options.order == "same" and not options.data
-            and options.images == 1_000_000,
-        f"--images {options.images}: fewer than the {options.batch * ranks} of one step of all ranks":
-            options.source in ("live", "omp", "constant") and options.images < options.batch * ranks,
-        "--curve needs --evaluate": options.curve and not options.evaluate,
-        f"--held-out {options.held_out}: give at least one per rank": options.evaluate and options.held_out < ranks,
-        f"--source {options.source} needs a GPU; on a CPU, use live or omp": options.device == "cpu"
-            and options.source in ("bat", "gbase"),
-        f"--out-res {options.out_res} is larger than --res {options.res}": options.out_res > options.res
-            and not options.make_data,
-        folder_fault(options) if of_data and options.data and not options.make_data else None: True,
-    }
-    for words, is_so in faults.items():
-        if words and is_so:
+    mixes, images = {"mixup", "cutmix"} & set(options.parts), options.images or 0
+    fault = folder_fault(options)
+    for words, is_so in (
+        (f"--preset {options.preset}: unknown; {nearest(options.preset, PRESETS)}", options.preset not in PRESETS),
+        (f"--batch {options.batch}: MixUp and CutMix pair images; give an even number", mixes and options.batch % 2),
+        (f"--make-data is for --source folder or shards, not {options.source}", options.make_data and not of_data),
+        (f"--images {images}: give at least one per class ({options.classes})",
+            options.make_data and images < options.classes),
+        (f"--source {options.source} needs --data DIR", of_data and not options.data and not options.make_data),
+        ("--order same is for --source live, omp and folder",
+            options.order == "same" and options.source not in ("live", "omp", "folder")),
+        ("--order same needs --data DIR or --images N", options.images is None),
+        (fault, fault),
+        (f"--images {images}: fewer than the {options.batch * ranks} of one step of all ranks",
+            options.source in ("live", "omp", "constant") and images < options.batch * ranks),
+        ("--curve needs --evaluate", options.curve and not options.evaluate),
+        (f"--held-out {options.held_out}: give at least one per rank", options.evaluate and options.held_out < ranks),
+        (f"--source {options.source} needs a GPU; on a CPU, use live or omp",
+            options.device == "cpu" and options.source in ("bat", "gbase")),
+        (f"--out-res {options.out_res} is larger than --res {options.res}",
+            options.out_res > options.res and not options.make_data),
+    ):
+        if is_so:
             raise Refused(words)
     for path, columns in ((options.out, COLUMNS), (options.curve, CURVE_COLUMNS)):
         if path:
@@ -209,8 +226,7 @@ def measure(options):
         result = Training(options, device, ranks).run()
     except torch.OutOfMemoryError:
         raise Refused(f"the GPU has too little memory for --batch {options.batch}; use a smaller one", 1) from None
-    finally:
-        ranks.leave()
+    ranks.leave()  # not after an error: other ranks may be waiting for this one, and torchrun ends them
     if ranks.rank:
         return
     row = pretrain_rows.row_of(result, options, versions(options))
@@ -226,9 +242,9 @@ def measure(options):
 
 
 def main(arguments):
-    """Returns the exit status. Errors of all ranks that are equal are printed by the first."""
+    """Returns the exit status. Only the first rank prints errors that all ranks have: wrong options and missing packages."""
     options = read_arguments(arguments)
-    settle(options)
+    set_defaults(options)
     try:
         refuse(options)
         if options.make_data:

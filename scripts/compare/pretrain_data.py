@@ -32,13 +32,13 @@ def make_data(options):
 
 
 def into_class_folders(folder, classes):
-    """Turns folders of 1000 numbered images with labels into the layout of ImageFolder: CLASS/NUMBER.png."""
-    for own in range(classes):
-        (folder / f"class-{own:06d}").mkdir()
+    """Turns the folders of numbered images and labels that fdsl-bench wrote into the layout of ImageFolder: CLASS/NUMBER.png."""
+    for label in range(classes):
+        (folder / f"class-{label:06d}").mkdir()
     for image in folder.glob("[0-9]*/*.png"):
-        label = image.with_suffix(".cls")
-        image.rename(folder / f"class-{int(label.read_text()):06d}" / f"{int(image.stem):08d}.png")
-        label.unlink()
+        text = image.with_suffix(".cls")
+        image.rename(folder / f"class-{int(text.read_text()):06d}" / f"{int(image.stem):08d}.png")
+        text.unlink()
     for old in [path for path in folder.iterdir() if path.name[0].isdigit()]:
         old.rmdir()
     for path in [path for path in folder.iterdir() if path.is_file()]:  # the index of fdsl-bench

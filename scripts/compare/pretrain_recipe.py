@@ -1,17 +1,18 @@
 """The published recipe on the training device, the same for every source of images: RandAugment, random erasing, MixUp, CutMix,
 label smoothing, and the learning rate.
 
-All random choices are drawn on the host, from a generator that depends only on (seed, rank, step). So equal images give equal
-inputs of the network. Nothing here waits for the GPU: each step copies one small tensor of choices from pinned memory.
+All random choices are drawn on the host, from a generator that depends only on (seed, rank, step). The noise of random erasing is
+drawn on the device, from a generator that depends on (seed, rank) and on the steps before. So the same sequence of images gives
+the same inputs of the network. Nothing here waits for the GPU: each step copies small tensors of choices from pinned memory.
 """
 
 import math
 import random
 
 import torch
+from pretrain_sources import to
 from torch.nn import functional
 
-PARTS = ("randaugment", "mixup", "cutmix", "erasing")
 OPERATIONS, MAGNITUDE = 2, 28 / 30  # magnitude 28 on torchvision's scale of 0 to 30
 MIXUP, CUTMIX, ERASING = 0.8, 1.0, 0.25
 MEAN, STD = 0.5, 0.5
@@ -19,19 +20,21 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 def learning_rate(step, options, total):
-    """Returns the rate of a step: a linear warm-up, then a cosine to 0 at the step `total`."""
+    """Returns the rate of a step: a linear warm-up, then a cosine to 0 at the step `total`; constant if that is None."""
     if step < options.lr_warmup:
         return options.lr * (step + 1) / options.lr_warmup
+    if total is None:
+        return options.lr
     share = (step - options.lr_warmup) / max(1, total - options.lr_warmup)
     return options.lr * 0.5 * (1 + math.cos(math.pi * min(1, share)))
 
 
-# ---- RandAugment: each operation takes and returns float images with values from 0 to 255 ----
+# ---- RandAugment: functions of float images with values from 0 to 255 and of the numbers of each image's operation ----
 
 
-def blend(factor, other):
-    """Returns the operation that moves images away from (factor > 1) or to (factor < 1) another version of them."""
-    return lambda images: (other(images) * (1 - factor) + images * factor).clamp_(0, 255)
+def blend(other):
+    """Returns the function that moves images away from (factor > 1) or to (factor < 1) another version of them."""
+    return lambda images, factors: torch.lerp(other(images), images, factors[:, :1, None, None]).clamp_(0, 255)
 
 
 def gray(images):
@@ -48,20 +51,20 @@ def smooth(images):
     return smoothed
 
 
-def posterize(images):
+def posterize(images, _):
     return torch.floor(images / 16) * 16  # 4 bits, as 8 - round(4 * MAGNITUDE)
 
 
-def solarize(images):
+def solarize(images, _):
     return torch.where(images >= 255 * (1 - MAGNITUDE), 255 - images, images)
 
 
-def autocontrast(images):
+def autocontrast(images, _):
     low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
     return torch.where(high > low, (images - low) * 255 / (high - low).clamp(min=1), images)
 
 
-def equalize(images):
+def equalize(images, _):
     """Maps the gray values of each channel so that their cumulative histogram becomes linear, as PIL does."""
     values = images.flatten(2).long()
     counts = torch.zeros((*values.shape[:2], 256), device=images.device).scatter_add_(2, values, images.flatten(2) * 0 + 1)
@@ -70,31 +73,32 @@ def equalize(images):
     return torch.where(step > 0, table.gather(2, values), images.flatten(2)).view_as(images)
 
 
-def warp(matrix, images, grids={}):
-    """Applies an affine map (2 × 3, in coordinates from -1 to 1) with bilinear interpolation; outside is black. The grids are
-    kept, because copying a matrix to the GPU in each step would wait for it."""
-    key = (matrix, images.shape[2:], images.device)
-    if key not in grids:
-        theta = torch.tensor(matrix).view(1, 2, 3)
-        grids[key] = functional.affine_grid(theta, (1, 1, *images.shape[2:]), align_corners=False).to(images.device)
-    grid = grids[key].expand(len(images), -1, -1, -1)
+def warp(images, matrices):
+    """Applies affine maps (2 × 3, in coordinates from -1 to 1) with bilinear interpolation; outside is black. The grid is computed
+    without a matrix product, which might use TF32."""
+    y, x = ((2 * torch.arange(size, device=images.device) + 1) / size - 1 for size in images.shape[2:])
+    a, b, c, d, e, f = matrices[:, :, None, None].unbind(1)
+    grid = torch.stack((x * a + y[:, None] * b + c, x * d + y[:, None] * e + f), 3)
     return functional.grid_sample(images, grid, "bilinear", "zeros", align_corners=False)
 
 
+BLENDS = tuple(map(blend, (torch.zeros_like, gray, smooth, lambda images: gray(images).mean((1, 2, 3), keepdim=True))))
+FUNCTIONS = (warp, *BLENDS, posterize, solarize, autocontrast, equalize)
+
+
 def operations():
-    """Returns the operations of RandAugment at the recipe's magnitude. Signed ones are in the list with both signs; the
-    others are in it twice, so that each operation is equally likely."""
+    """Returns RandAugment's operations at the recipe's magnitude, each a function (None: no change) and up to six numbers. Signed
+    operations are in the list with both signs; the others are in it twice, so that each operation is equally likely. Shears keep
+    the top left corner."""
     both = []
     for sign in (1, -1):
-        factor, shear, move = 1 + sign * 0.9 * MAGNITUDE, sign * 0.3 * MAGNITUDE, sign * 2 * 150 / 331 * MAGNITUDE
-        angle = sign * math.radians(30 * MAGNITUDE)
+        factor, shear, move = 1 + sign * 0.9 * MAGNITUDE, sign * 0.3 * MAGNITUDE, sign * -2 * 150 / 331 * MAGNITUDE
+        angle = sign * math.radians(-30 * MAGNITUDE)
         cos, sin = math.cos(angle), math.sin(angle)
-        matrices = ((1.0, shear, 0.0, 0.0, 1.0, 0.0), (1.0, 0.0, 0.0, shear, 1.0, 0.0), (1.0, 0.0, move, 0.0, 1.0, 0.0),
+        matrices = ((1.0, shear, shear, 0.0, 1.0, 0.0), (1.0, 0.0, 0.0, shear, 1.0, shear), (1.0, 0.0, move, 0.0, 1.0, 0.0),
                     (1.0, 0.0, 0.0, 0.0, 1.0, move), (cos, sin, 0.0, -sin, cos, 0.0))
-        both += [lambda images, matrix=matrix: warp(matrix, images) for matrix in matrices]
-        both += [blend(factor, other) for other in (torch.zeros_like, gray, smooth,
-                                                    lambda images: gray(images).mean((1, 2, 3), keepdim=True))]
-        both += [None, posterize, solarize, autocontrast, equalize]
+        both += [(warp, matrix) for matrix in matrices] + [(function, (factor,) + 5 * (0.0,)) for function in BLENDS]
+        both += [(function, 6 * (0.0,)) for function in (None, posterize, solarize, autocontrast, equalize)]
     return both
 
 
@@ -122,43 +126,42 @@ class Recipe:
         inputs, targets = self.mixed(inputs, self.targets(labels), draw)
         return inputs.contiguous(memory_format=self.memory_format), targets
 
-    def to_device(self, numbers, dtype=torch.int64):
-        tensor = torch.tensor(numbers, dtype=dtype)
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
-
     def augmented(self, images, draw):
-        """Applies one operation to each image, OPERATIONS times. Images with the same operation are processed together."""
+        """Applies one operation to each image, OPERATIONS times. Images with the same function are processed together."""
         images, count = images.clone(), len(images)  # the batch of `constant` must not change
         for _ in range(OPERATIONS):
-            chosen = [draw.randrange(len(self.operations)) for _ in range(count)]
-            order = sorted(range(count), key=chosen.__getitem__)
-            positions, begin = self.to_device(order), 0
-            for index, operation in enumerate(self.operations):
-                size = chosen.count(index)
-                if size and operation:
-                    own = positions[begin:begin + size]
-                    images[own] = operation(images[own].float()).round_().to(torch.uint8)
-                begin += size
+            chosen = [draw.choice(self.operations) for _ in range(count)]
+            groups = [[index for index in range(count) if chosen[index][0] is function] for function in FUNCTIONS]
+            order, sizes = sum(groups, []), list(map(len, groups))
+            indices = to(torch.tensor(order, dtype=torch.int64), self.device)
+            numbers = to(torch.tensor([chosen[index][1] for index in order]), self.device)
+            for function, group, group_numbers in zip(FUNCTIONS, indices.split(sizes), numbers.split(sizes)):
+                if len(group):
+                    images[group] = function(images[group].float(), group_numbers).round_().to(torch.uint8)
         return images
 
     def erased(self, inputs, draw):
-        """Fills a rectangle of 2 % to a third of the area with noise, in each image with probability ERASING."""
+        """Fills a rectangle of 2 % to a third of the area with noise, in each image with probability ERASING. A box that is
+        too large is drawn again, up to ten times in all, as in timm."""
         height, width = inputs.shape[2:]
         boxes = []
-        for position in range(len(inputs)):
-            if draw.random() < ERASING:
-                area, aspect = draw.uniform(0.02, 1 / 3), math.exp(draw.uniform(math.log(0.3), math.log(1 / 0.3)))
-                tall = min(height, round(height * math.sqrt(area * aspect)))
-                wide = min(width, round(width * math.sqrt(area / aspect)))
-                boxes.append((position, draw.randint(0, height - tall), tall, draw.randint(0, width - wide), wide))
+        for index in range(len(inputs)):
+            for _ in range(10 if draw.random() < ERASING else 0):
+                area = draw.uniform(0.02, 1 / 3) * height * width
+                aspect = math.exp(draw.uniform(math.log(0.3), math.log(1 / 0.3)))
+                tall, wide = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+                if tall < height and wide < width:
+                    boxes.append((index, draw.randint(0, height - tall), tall, draw.randint(0, width - wide), wide))
+                    break
         if not boxes:
             return inputs
-        own, top, tall, left, wide = (column.view(-1, 1, 1, 1) for column in self.to_device(boxes).unbind(1))
+        indices, *sides = to(torch.tensor(boxes), self.device).unbind(1)
+        top, tall, left, wide = (side.view(-1, 1, 1, 1) for side in sides)
         rows = torch.arange(height, device=self.device).view(1, 1, -1, 1)
         columns = torch.arange(width, device=self.device).view(1, 1, 1, -1)
         inside = (rows >= top) & (rows < top + tall) & (columns >= left) & (columns < left + wide)
-        chosen = inputs[own.flatten()]
-        inputs[own.flatten()] = torch.where(inside, torch.empty_like(chosen).normal_(generator=self.noise), chosen)
+        chosen = inputs[indices]
+        inputs[indices] = torch.where(inside, torch.empty_like(chosen).normal_(generator=self.noise), chosen)
         return inputs
 
     def targets(self, labels):

@@ -15,11 +15,12 @@ import time
 SCHEMA, CURVE_SCHEMA = "pretrain/1", "pretrain-curve/1"
 COLUMNS = ("schema,time_utc,host,job_id,revision,workload,model,source,device,ranks,batch,steps,warmup_steps,seconds,"
            "images_per_s,step_median_s,step_p95_s,constant_share,stall_share,peak_memory_bytes,loss,top1,augment,amp,compile,"
-           "workers,dtype,res,out_res,classes,seed,torch,timm,fdsl").split(",")
-CURVE_COLUMNS = ("schema,time_utc,host,job_id,revision,workload,model,source,device,ranks,batch,augment,amp,out_res,classes,"
-                 "seed,images,train_loss,held_out_loss,top1,seconds").split(",")
+           "settings,workers,dtype,res,out_res,classes,seed,torch,timm,fdsl").split(",")
+CURVE_COLUMNS = ("schema,time_utc,host,job_id,revision,workload,model,source,device,ranks,batch,augment,amp,compile,settings,"
+                 "out_res,classes,seed,images,train_loss,held_out_loss,top1,seconds").split(",")
 # Columns in which a row must equal the row of `constant` that it is compared with.
-SAME = ("host", "model", "device", "ranks", "batch", "augment", "amp", "compile", "res", "out_res", "classes", "torch", "timm")
+SAME = ("host", "model", "device", "ranks", "batch", "augment", "amp", "compile", "settings", "res", "out_res", "classes", "torch",
+        "timm")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -36,7 +37,7 @@ def number(value):
 
 
 def revision():
-    """Returns the revision of the project as git describes it, or nothing outside a checkout."""
+    """Returns the revision of the project as git describes it; outside a checkout, an empty string."""
     with contextlib.suppress(OSError):
         done = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True,
                               check=False)
@@ -90,8 +91,8 @@ def append(path, rows, columns):
         if not old:
             writer.writeheader()
         writer.writerows(rows)
-        whole = ("" if old.endswith("\n") or not old else "\n") + text.getvalue()
-        os.write(file.fileno(), whole.encode())
+        data = ("" if old.endswith("\n") or not old else "\n") + text.getvalue()
+        os.write(file.fileno(), data.encode())
         os.fsync(file.fileno())
 
 
@@ -110,7 +111,7 @@ def p95(values):
 
 
 def row_of(result, options, versions):
-    """Returns the row of a run from pretrain_training.Result. All columns are text."""
+    """Returns the row of a run. `result` is a pretrain_training.Result. All values are text."""
     images = result.ranks * options.batch * result.steps
     row = {"schema": SCHEMA, **origin(), "model": options.model, "source": options.source, "device": result.device,
            "ranks": result.ranks, "batch": options.batch, "steps": result.steps, "warmup_steps": options.warmup_steps,
@@ -118,9 +119,9 @@ def row_of(result, options, versions):
            "step_median_s": number(statistics.median(result.step_s)), "step_p95_s": number(p95(result.step_s)),
            "stall_share": number(result.stall_share), "peak_memory_bytes": result.peak_memory_bytes or "",
            "loss": number(result.loss), "top1": number(result.top1), "augment": options.augment, "amp": options.amp,
-           "compile": "yes" if options.compile else "no", "dtype": "u8", "res": options.res, "out_res": options.out_res,
-           "workers": options.workers if options.source in ("folder", "shards") else "", "classes": options.classes,
-           "seed": options.seed, **versions}
+           "compile": "yes" if options.compile else "no", "settings": options.settings, "dtype": "u8", "res": options.res,
+           "out_res": options.out_res, "workers": options.workers if options.source in ("folder", "shards") else "",
+           "classes": options.classes, "seed": options.seed, **versions}
     row = {column: str(row.get(column, "")) for column in COLUMNS}
     row["constant_share"] = number(constant_share(row, read(options.out, COLUMNS) if options.out else []))
     return row
@@ -139,6 +140,6 @@ def print_table(row):
 
 
 def progress(text):
-    """Shows the state of the run, on a terminal and on the first rank only."""
+    """Shows the state of the run, only on the first rank and only if stderr is a terminal."""
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

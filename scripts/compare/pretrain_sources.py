@@ -7,6 +7,7 @@ The stream of the training step waits for each batch. Copies to the GPU run on a
 import collections
 import concurrent.futures
 import functools
+import hashlib
 import itertools
 import os
 import pathlib
@@ -14,8 +15,8 @@ import pathlib
 import torch
 from pretrain_rows import Refused
 
-# Training uses instances below this one, and the held-out images are from here on. An image has the number
-# instance * classes + class, so both fit into 63 bits for up to 2^22 classes.
+# Training uses instances below this one; the held-out images begin with it. An image has the number
+# instance * classes + class, so the numbers fit into 63 bits for up to 2^22 classes.
 HELD_OUT_INSTANCE = 1 << 40
 AHEAD = 2  # batches that are generated ahead
 
@@ -25,10 +26,11 @@ AHEAD = 2  # batches that are generated ahead
 
 def order_of(epoch, count, options):
     """Returns the permutation of an epoch over the numbers 0 to count - 1. It depends only on the seed and the epoch."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(options.seed * 1_000_003 + epoch))
+    digest = hashlib.sha256(f"{options.seed} {epoch}".encode()).digest()
+    return torch.randperm(count, generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "little")))
 
 
-def positions(count, options, rank, ranks, fresh=False):
+def batch_numbers(count, options, rank, ranks, fresh=False):
     """Yields the image numbers of each batch of a rank, epoch after epoch. Ranks take consecutive parts of a global batch; the
     rest of an epoch that is smaller than a global batch is left out. With `fresh`, each epoch has new numbers."""
     for epoch in itertools.count():
@@ -46,7 +48,7 @@ def threads_of(options):
 
 
 def generator_of(options, device, name):
-    """Opens a generator of the recipe's images. `name`: a generator of fdsl."""
+    """Opens a generator of the recipe's images. `name` is an argument of fdsl.Generator, such as "fused"."""
     import fdsl
     try:
         return fdsl.Generator(options.classes, preset=options.preset, seed=options.seed, res=options.res,
@@ -55,8 +57,8 @@ def generator_of(options, device, name):
                               threads=threads_of(options) if name == "omp" else None)
     except (ValueError, TypeError) as error:
         raise Refused(f"fdsl: {error}") from None
-    except fdsl.Unavailable as error:
-        raise Refused(f"fdsl: {error}", 4) from None
+    except fdsl.Error as error:
+        raise Refused(f"fdsl: {error}", 4 if isinstance(error, fdsl.Unavailable) else 1) from None
 
 
 def on_device(options, device):
@@ -66,7 +68,7 @@ def on_device(options, device):
 
 def loaded(generator, options, rank, ranks):
     """Yields the batches of fdsl.torch.Loader. Epochs have --images new images each; their order is shuffled if the generator
-    can make images in any order."""
+    can generate images in any order."""
     import fdsl.torch
     shuffle = generator.config["generator"] not in ("gbase", "bat")
     loader = fdsl.torch.Loader(generator, max(1, options.images // (options.batch * ranks)), rank, ranks,
@@ -76,23 +78,23 @@ def loaded(generator, options, rank, ranks):
 
 
 def filled(generator, numbers, pinned):
-    """Yields batches of the images with these numbers. On a GPU, they are generated on the current stream; on the CPU in a
-    thread, into pinned memory if they are copied to a GPU."""
+    """Yields batches of the images with these numbers. On a GPU, they are generated on the current stream; on the CPU, in a
+    thread, into pinned memory if `pinned` is true."""
     device = torch.device(generator.device)
 
-    def make(own):
-        images = torch.empty((len(own), *generator.shape), dtype=torch.uint8, device=device, pin_memory=pinned)
-        labels = torch.empty(len(own), dtype=torch.int64, device=device, pin_memory=pinned)
-        generator.fill(images, labels, numbers=to(torch.tensor(own), device))
+    def generate(batch):
+        images = torch.empty((len(batch), *generator.shape), dtype=torch.uint8, device=device, pin_memory=pinned)
+        labels = torch.empty(len(batch), dtype=torch.int64, device=device, pin_memory=pinned)
+        generator.fill(images, labels, numbers=to(torch.tensor(batch), device))
         return images, labels
 
     if device.type == "cuda":
-        yield from map(make, numbers)
+        yield from map(generate, numbers)
         return
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        pending = collections.deque(pool.submit(make, own) for own in itertools.islice(numbers, AHEAD))
-        for own in numbers:
-            pending.append(pool.submit(make, own))
+        pending = collections.deque(pool.submit(generate, batch) for batch in itertools.islice(numbers, AHEAD))
+        while pending:
+            pending.extend(pool.submit(generate, batch) for batch in itertools.islice(numbers, 1))
             yield pending.popleft().result()
 
 
@@ -100,9 +102,7 @@ def held_out(options, device, rank, ranks):
     """Returns the held-out images of a rank and their labels on the device. Training never reaches their numbers."""
     generator = generator_of(options, device, "fused" if device.type == "cuda" else "omp")
     numbers = (HELD_OUT_INSTANCE * options.classes + torch.arange(rank, options.held_out, ranks)).split(options.batch)
-    batches = filled(generator, iter([own.tolist() for own in numbers + numbers[:1] * AHEAD]), False)
-    return [torch.cat(parts) for parts in zip(*itertools.islice(batches, len(numbers)))]
-
+    return [torch.cat(parts) for parts in zip(*filled(generator, (batch.tolist() for batch in numbers), False))]
 
 
 # ---- Loaded images ----
@@ -110,7 +110,7 @@ def held_out(options, device, rank, ranks):
 
 @functools.cache
 def area_weights(size, out):
-    """Returns the matrix that takes the mean over the covered area of a row of pixels, as fdsl does."""
+    """Returns the matrix (out × size) that reduces a row of pixels as fdsl does: to means over the covered areas."""
     edges = torch.arange(out + 1, dtype=torch.float32) * size / out
     pixels = torch.arange(size, dtype=torch.float32)
     covered = torch.minimum(edges[1:, None], pixels + 1) - torch.maximum(edges[:-1, None], pixels)
@@ -139,7 +139,7 @@ def read_image(path_or_file, options):
 
 
 class Reader:
-    """read_image() with the run's options, in a form that worker processes can receive."""
+    """read_image() with the run's options, as an object that can be pickled for worker processes."""
 
     def __init__(self, options):
         self.options = options
@@ -154,8 +154,8 @@ class Reader:
 
 
 def numbered_index(dataset):
-    """Returns the index in an ImageFolder for each image number. The number is the file's name; if the names are not the
-    numbers 0 to N - 1, it is the position in ImageFolder's order."""
+    """Returns the index in an ImageFolder for each image number. The number of an image is its file name; if the
+    names are not the numbers 0 to N - 1, it is the image's index in ImageFolder's order."""
     stems = [pathlib.Path(path).stem for path, _ in dataset.samples]
     numbers = [int(stem) if stem.isdecimal() else -1 for stem in stems]
     if sorted(numbers) != list(range(len(numbers))):
@@ -163,10 +163,10 @@ def numbered_index(dataset):
     return sorted(range(len(numbers)), key=numbers.__getitem__)
 
 
-def loader_of(dataset, options, device, **more):
+def loader_of(dataset, options, device, **batching):
     workers = {"persistent_workers": True, "prefetch_factor": 4} if options.workers else {}
     return iter(torch.utils.data.DataLoader(dataset, num_workers=options.workers, pin_memory=device.type == "cuda",
-                                            **workers, **more))
+                                            **workers, **batching))
 
 
 def from_folder(options, device, rank, ranks):
@@ -181,7 +181,7 @@ def from_folder(options, device, rank, ranks):
         raise Refused(f"--data {options.data}: it has {len(dataset)} images, fewer than the {options.batch * ranks} of one step "
                       "of all ranks")
     index = numbered_index(dataset)
-    batches = ([index[number] for number in own] for own in positions(len(dataset), options, rank, ranks))
+    batches = ([index[number] for number in batch] for batch in batch_numbers(len(dataset), options, rank, ranks))
     return loader_of(dataset, options, device, batch_sampler=batches)
 
 
@@ -204,7 +204,8 @@ def to(tensor, device):
 
 
 def on_stream(batches, device):
-    """Yields batches that another stream generates or copies. They are early, because the host runs ahead of the GPU."""
+    """Yields batches that another stream generates or copies. Batches arrive early, because the host runs ahead
+    of the GPU."""
     if device.type != "cuda":
         yield from batches
         return
@@ -227,11 +228,11 @@ def batches_of(options, device, rank, ranks):
     name = on_device(options, device)
     if options.source == "constant":
         generator = generator_of(options, device, "fused" if device.type == "cuda" else "omp")
-        batch = next(filled(generator, positions(options.images, options, rank, ranks), False))
+        batch = next(filled(generator, batch_numbers(options.images, options, rank, ranks), False))
         return itertools.repeat(tuple(to(tensor, device) for tensor in batch))
     generator = generator_of(options, device, name)
     to_pinned = name == "omp" and device.type == "cuda"  # fdsl.torch.Loader does not use pinned memory
     if options.order != "same" and not to_pinned:
         return loaded(generator, options, rank, ranks)
-    numbers = positions(options.images, options, rank, ranks, fresh=options.order != "same")
+    numbers = batch_numbers(options.images, options, rank, ranks, fresh=options.order != "same")
     return on_stream(filled(generator, numbers, to_pinned), device)

@@ -9,6 +9,7 @@ import argparse
 import csv
 import os
 import pathlib
+import random
 import subprocess
 import sys
 
@@ -18,10 +19,11 @@ for package in ("torch", "torchvision", "timm", "webdataset", "fdsl"):
     pytest.importorskip(package)
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import pretrain  # noqa: E402
 import pretrain_recipe  # noqa: E402
 import pretrain_sources  # noqa: E402
 import torch  # noqa: E402
-from torchvision.transforms.v2 import functional as vision  # noqa: E402
+from torchvision.transforms import v2  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAM = str(HERE / "pretrain.py")
@@ -95,6 +97,12 @@ def test_a_time_limit_ends_with_an_evaluation(tmp_path):
     assert int(last["images"]) % 160 == 0 and 1 <= float(last["seconds"]) < 20
 
 
+def test_seconds_are_without_evaluations(tmp_path):
+    run("--steps", 10**9, "--seconds", 1, "--evaluate", "--evaluate-every", 160, "--held-out", 2000, "--out", tmp_path / "rows.csv")
+    row, = rows_of(tmp_path / "rows.csv")
+    assert 1 <= float(row["seconds"]) < 20
+
+
 def test_unknown_models_and_gpus():
     without = [word for word in JOB if word not in ("--tiny", "--device", "cpu")]
     def says(*words):
@@ -107,29 +115,81 @@ def test_unknown_models_and_gpus():
 
 def test_ranks_share_an_epoch_without_overlap():
     options = argparse.Namespace(batch=4, seed=1)
-    parts = [pretrain_sources.positions(19, options, rank, 2) for rank in range(2)]
+    parts = [pretrain_sources.batch_numbers(19, options, rank, 2) for rank in range(2)]
     first, second = ([next(part) for part in parts] for _ in range(2))
-    assert len({number for own in first + second for number in own}) == 16
-    assert [len(own) for own in first] == [4, 4] and all(0 <= number < 19 for own in first + second for number in own)
+    assert len({number for batch in first + second for number in batch}) == 16
+    assert [len(batch) for batch in first] == [4, 4] and all(0 <= number < 19 for batch in first + second for number in batch)
 
 
-def test_operations_are_those_of_torchvision():
-    images = torch.randint(0, 256, (3, 3, 40, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+def test_orders_of_different_seeds_and_epochs_differ():
+    def order(seed, epoch):
+        return pretrain_sources.order_of(epoch, 64, argparse.Namespace(seed=seed))
+    assert torch.equal(order(2**32 - 1, 5), order(2**32 - 1, 5))
+    assert not torch.equal(order(0, 1_000_003), order(1, 0)) and not torch.equal(order(0, 1), order(0, 0))
+
+
+def test_batches_on_the_cpu_are_all_filled():
+    generator = pretrain_sources.generator_of(pretrain.read_arguments([*JOB, "--source", "omp"]), torch.device("cpu"), "omp")
+    for count in (0, 1, 5):
+        batches = list(pretrain_sources.filled(generator, iter([[number] for number in range(count)]), False))
+        assert [labels.tolist() for _, labels in batches] == [[number % 8] for number in range(count)]
+
+
+@pytest.mark.parametrize("name,status", (("Error", 1), ("Unavailable", 4)))
+def test_errors_of_fdsl_are_one_line(name, status, monkeypatch, capsys):
+    import fdsl
+    def fails(*_, **__):
+        raise getattr(fdsl, name)("out of memory")
+    monkeypatch.setattr(fdsl, "Generator", fails)
+    assert pretrain.main([*JOB]) == status
+    assert capsys.readouterr().err == "compare/pretrain.py: fdsl: out of memory\n"
+
+
+NAMES = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Sharpness", "Contrast", "Identity",
+         "Posterize", "Solarize", "AutoContrast", "Equalize")
+
+
+def applied(index, images):
+    function, numbers = pretrain_recipe.operations()[index]
+    return function(images.float(), torch.tensor(numbers).expand(len(images), -1)).round() if function else images.float()
+
+
+@pytest.mark.parametrize("index", range(28))
+def test_operations_are_those_of_torchvision(index):
+    """A side of 331 pixels makes the translation a whole number of pixels: 140."""
+    images = torch.randint(0, 256, (3, 3, 331, 331), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     images[0] //= 3
-    factor = 1 + 0.9 * pretrain_recipe.MAGNITUDE
-    expected = (vision.adjust_brightness(images, factor), vision.adjust_saturation(images, factor),
-                vision.adjust_sharpness(images, factor), vision.adjust_contrast(images, factor), images,
-                vision.posterize(images, 4), vision.solarize(images, 255 * (1 - pretrain_recipe.MAGNITUDE)),
-                vision.autocontrast(images), vision.equalize(images))
-    for operation, one in zip(pretrain_recipe.operations()[5:], expected):
-        mine = operation(images.float()) if operation else images.float()
-        assert (mine.round() - one.float()).abs().max() <= 1  # torchvision truncates
-    turned = vision.rotate(images, -30 * pretrain_recipe.MAGNITUDE, vision.InterpolationMode.BILINEAR)
-    assert (pretrain_recipe.operations()[4](images.float()) - turned.float()).abs().mean() < 2
+    name, other = NAMES[index % 14], v2.RandAugment(interpolation=v2.InterpolationMode.BILINEAR)
+    magnitudes, signed = other._AUGMENTATION_SPACE[name]
+    values = magnitudes(31, 331, 331)
+    magnitude = 0.0 if values is None else float(values[28]) * (-1 if signed and index >= 14 else 1)
+    magnitude = round(magnitude) if name.startswith("Translate") else magnitude
+    expected = other._apply_image_or_video_transform(images, name, magnitude, other.interpolation, other._fill)
+    difference = (applied(index, images) - expected.float()).abs().max()
+    assert difference <= (2 if name == "Color" else 1)  # torchvision truncates: the blended image and the gray one
+
+
+def test_images_are_augmented_in_groups_as_alone():
+    options = argparse.Namespace(parts=["randaugment"], classes=5, label_smoothing=0.1, seed=3, channels_last=False)
+    recipe = pretrain_recipe.Recipe(options, torch.device("cpu"), 0)
+    images = torch.randint(0, 256, (56, 3, 24, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    chosen = [random.Random(seed).sample(2 * pretrain_recipe.operations(), 56) for seed in range(2)]
+    def augmented(images, choices):
+        return recipe.augmented(images, argparse.Namespace(choice=lambda _: choices.pop(0)))
+    alone = [augmented(images[i:i + 1], [first, second]) for i, (first, second) in enumerate(zip(*chosen))]
+    assert torch.equal(augmented(images, chosen[0] + chosen[1]), torch.cat(alone))
+
+
+def test_erased_boxes_fit():
+    """A box as wide or as high as the image is drawn again, so no row and no column of these images is erased completely."""
+    options = argparse.Namespace(parts=["erasing"], classes=5, label_smoothing=0.1, seed=3, channels_last=False)
+    recipe = pretrain_recipe.Recipe(options, torch.device("cpu"), 0)
+    erased = recipe.erased(torch.full((2000, 1, 64, 16), 9.0), random.Random(1)) != 9
+    assert not erased.all(2).any() and not erased.all(3).any() and 0.2 < erased.any(3).any(2).float().mean() < 0.3
 
 
 def test_the_recipe_depends_on_seed_rank_and_step_only():
-    options = argparse.Namespace(parts=list(pretrain_recipe.PARTS), classes=5, label_smoothing=0.1, seed=3, channels_last=False)
+    options = argparse.Namespace(parts=list(pretrain.PARTS), classes=5, label_smoothing=0.1, seed=3, channels_last=False)
     images, labels = torch.full((8, 3, 32, 32), 99, dtype=torch.uint8), torch.arange(8) % 5
     def inputs(rank, step):
         return pretrain_recipe.Recipe(options, torch.device("cpu"), rank)(images, labels, step)

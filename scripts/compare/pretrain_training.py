@@ -14,13 +14,13 @@ from pretrain_sources import HELD_OUT_INSTANCE, batches_of, held_out, threads_of
 from torch import distributed
 from torch.nn import functional
 
-CHECK_EVERY = 20  # steps between two looks at the clock
+CHECK_EVERY = 20  # steps between two checks of --seconds and --time-limit
 RUN_AHEAD = 3  # steps that the host may be ahead of the GPU
 
 
 @dataclasses.dataclass
 class Result:
-    """What a run measured, over all ranks."""
+    """What a run measured over all ranks; device, step_s and the seconds in curve are of this rank."""
 
     ranks: int
     device: str
@@ -38,7 +38,7 @@ class Result:
 
 
 class Ranks:
-    """This process among those of torchrun. Values of the host are exchanged over gloo, gradients on a GPU over NCCL."""
+    """The rank of this process, and the number of ranks. Values of the host are exchanged over gloo, gradients on a GPU over NCCL."""
 
     def __init__(self, device):
         self.rank, self.count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -89,19 +89,19 @@ def model_of(options):
         raise Refused(f"--model {options.model}: timm {timm.__version__} has no such model"
                       + (f"; did you mean {near[0]}?" if near else ""))
     size = timm.get_pretrained_cfg(options.model)
-    more = {} if size and size.input_size[-1] == options.out_res else {"img_size": options.out_res}
-    more.update({"drop_path_rate": options.drop_path} if options.drop_path else {})  # some models have no such argument
+    keywords = {} if size and size.input_size[-1] == options.out_res else {"img_size": options.out_res}
+    keywords.update({"drop_path_rate": options.drop_path} if options.drop_path else {})  # some models have no such argument
     try:
-        return timm.create_model(options.model, num_classes=options.classes, in_chans=options.channels, **more)
+        return timm.create_model(options.model, num_classes=options.classes, in_chans=options.channels, **keywords)
     except (TypeError, AssertionError) as error:
-        raise Refused(f"--model {options.model}: not with --out-res {options.out_res} and --drop-path "
+        raise Refused(f"--model {options.model}: cannot be created with --out-res {options.out_res} and --drop-path "
                       f"{options.drop_path}: {str(error).splitlines()[0]}") from None
 
 
 def wrapped(net, options, device, ranks):
     """Returns the network for training: with DDP on several ranks, and compiled with --compile."""
     if ranks.count > 1:
-        # A static graph excludes the way in which torch.compile splits the graph to overlap the all-reduce.
+        # torch.compile splits the graph to overlap the all-reduce; static_graph does not allow that.
         net = torch.nn.parallel.DistributedDataParallel(
             net, [device] if device.type == "cuda" else None, gradient_as_bucket_view=True, static_graph=not options.compile)
     return torch.compile(net) if options.compile else net
@@ -123,6 +123,10 @@ class Marks:
         event.record()
         return event
 
+    def wait(self, mark):
+        if self.cuda:
+            mark.synchronize()
+
     def between(self, begin, end):
         return begin.elapsed_time(end) * 1e-3 if self.cuda else end - begin
 
@@ -136,10 +140,11 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.net.parameters(), options.lr, weight_decay=options.weight_decay,
                                            fused=device.type == "cuda")
         self.recipe = Recipe(options, device, ranks.rank)
-        self.total = options.schedule_steps or options.warmup_steps + (options.steps or 0)
-        self.marks, self.steps = Marks(device), []  # per timed step: begin, batch received, end
-        self.loss_sum = torch.zeros((), device=device)  # since the last look, over loss_steps steps
-        self.loss_steps, self.timed_loss, self.pending = 0, torch.zeros((), device=device), collections.deque()
+        self.total = options.schedule_steps or (options.warmup_steps + options.steps if options.steps else None)
+        self.marks, self.pending = Marks(device), collections.deque()  # per step: begin, batch received, end, whether it is timed
+        self.step_s, self.stalled_s = [], 0.0  # of the timed steps
+        self.loss_sum = torch.zeros((), device=device)  # of the loss_steps steps since the last evaluation
+        self.loss_steps, self.timed_loss = 0, torch.zeros((), device=device)
         self.curve, self.evaluated_s = [], 0.0
 
     def autocast(self):
@@ -166,24 +171,28 @@ class Training:
         self.optimizer.step()
         self.loss_sum += loss.detach()
         self.loss_steps += 1
-        if number >= self.options.warmup_steps:
+        timed = number >= self.options.warmup_steps
+        if timed:
             self.timed_loss += loss.detach()
-            self.steps.append((begin, received, self.marks.now()))
-        self.limit_run_ahead()
+        self.pending.append((begin, received, self.marks.now(), timed))
+        self.limit_run_ahead(RUN_AHEAD)
 
-    def limit_run_ahead(self):
-        """Keeps the host at most RUN_AHEAD steps ahead, so that memory of batches is not claimed long before its use."""
-        if self.device.type == "cuda":
-            self.pending.append(torch.cuda.current_stream().record_event())
-            if len(self.pending) > RUN_AHEAD:
-                self.pending.popleft().synchronize()
+    def limit_run_ahead(self, steps):
+        """Waits until the host is at most this many steps ahead, so that memory of batches is not claimed long before its use.
+        Stores the times of the completed steps."""
+        while len(self.pending) > steps:
+            begin, received, end, timed = self.pending.popleft()
+            self.marks.wait(end)
+            if timed:
+                self.step_s.append(self.marks.between(begin, end))
+                self.stalled_s += self.marks.between(begin, received)
 
     def run(self):
-        """Trains until --steps, --seconds or --time-limit. Returns the Result."""
+        """Trains until one of --steps, --seconds and --time-limit is reached. Returns the Result."""
         options, number = self.options, 0
         batches = batches_of(options, self.device, self.ranks.rank, self.ranks.count)
         self.test = held_out(options, self.device, self.ranks.rank, self.ranks.count) if options.evaluate else None
-        torch.manual_seed(options.seed * 4096 + self.ranks.rank + 1)  # of drop path; opening a DataLoader draws a number, too
+        torch.manual_seed(options.seed * 4096 + self.ranks.rank + 1)  # for drop path; here, because opening a source draws, too
         self.net.train()
         self.synchronise()
         self.began = begin = time.perf_counter()
@@ -213,12 +222,14 @@ class Training:
 
     def check_numbers(self, images):
         if images + self.options.images >= HELD_OUT_INSTANCE * self.options.classes:
-            raise Refused("training has reached the numbers of the held-out images", 1)
+            raise Refused("training would reach the numbers of the held-out images", 1)
 
     def is_over(self, begin, number):
-        """Collective: returns whether the time of the first rank is over."""
+        """Collective: returns on all ranks whether --seconds or --time-limit has passed on the first rank. Only --time-limit counts
+        evaluations."""
         now = time.perf_counter()
-        timed = number > self.options.warmup_steps and self.options.seconds and now - begin >= self.options.seconds
+        seconds = now - begin - self.evaluated_s
+        timed = number > self.options.warmup_steps and self.options.seconds and seconds >= self.options.seconds
         over = timed or (self.options.time_limit and now - self.began >= self.options.time_limit)
         progress(f"step {number}, {now - self.began:.0f} s")
         return self.ranks.reduce([float(bool(over) and self.ranks.rank == 0)])[0] > 0
@@ -247,13 +258,12 @@ class Training:
         progress(f"{images} images: held-out loss {loss / count:.4f}, top-1 {100 * right / count:.2f} %")
 
     def result(self, seconds):
-        if not self.steps:
-            raise Refused("the run ended during its --warmup-steps; give it more time, or fewer of them", 1)
-        steps = [self.marks.between(begin, end) for begin, _, end in self.steps]
-        stalled = sum(self.marks.between(begin, received) for begin, received, _ in self.steps)
+        self.limit_run_ahead(0)
+        if not self.step_s:
+            raise Refused("the run ended during its --warmup-steps; raise the time limit, or lower --warmup-steps", 1)
         cuda = self.device.type == "cuda"
-        loss, share = self.ranks.reduce([self.timed_loss.item() / len(steps), stalled / sum(steps)])
+        loss, share = self.ranks.reduce([self.timed_loss.item() / len(self.step_s), self.stalled_s / sum(self.step_s)])
         seconds, memory = self.ranks.reduce([seconds, torch.cuda.max_memory_allocated(self.device) if cuda else 0], "MAX")
-        return Result(self.ranks.count, torch.cuda.get_device_name(self.device) if cuda else "cpu", len(steps), seconds, steps,
-                      share / self.ranks.count, int(memory), loss / self.ranks.count,
+        return Result(self.ranks.count, torch.cuda.get_device_name(self.device) if cuda else "cpu", len(self.step_s), seconds,
+                      self.step_s, share / self.ranks.count, int(memory), loss / self.ranks.count,
                       self.curve[-1]["top1"] if self.curve else None, self.curve)

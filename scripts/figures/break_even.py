@@ -15,7 +15,7 @@ import socket
 import sys
 
 sys.dont_write_bytecode = True
-from devices import Missing  # noqa: E402
+from devices import SLOTS as SHARED_SLOTS, Missing  # noqa: E402
 from plot import Failed, Plot, count_words, exit_status, log_range, log_ticks, short_device, x_axis  # noqa: E402
 from rows import read_file, stands_for_run, sweep_of  # noqa: E402
 
@@ -260,10 +260,11 @@ def say(paths):
 
 # ---- The figure ------------------------------------------------------------------------------------------------
 
-# The colour and point of each source, whatever the state of the page cache. Values above 9 are complete line
-# styles.
-SLOTS = {"fused": 7, "bat": 6, "gbase": 3, "omp": 2, "files-omp": 1, "files-gpu": 8, "shards-omp": 5, "shards-omp png": 5,
-         "shards-gpu": 4, "gpu-resident": 93, "naive": 94}
+# The colour and point of each source, whatever the state of the page cache. Values above 9 are complete line styles: naive
+# needs one because it shares a slot with files-omp.
+SLOTS = {**{name: SHARED_SLOTS[name.split()[0]] for name in ("fused", "bat", "gbase", "omp", "files-omp", "files-gpu", "shards-omp",
+                                                              "shards-omp png", "shards-gpu")},
+         "gpu-resident": 93, "naive": 94}
 STYLE_GROUPS = {GENERATED: 1, READ["warm"]: 2, READ["cold"]: 5, READ["any"]: 3}
 
 

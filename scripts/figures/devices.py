@@ -6,12 +6,12 @@ from plot import HEIGHT, short_device, wrap
 
 # Slots of plots/common.gp: the colour and point of a variant. Loaders and generators are in different figures,
 # so they may share slots. A loader that uses all threads looks like its single-threaded variant. Third-party
-# loaders are gray or have slot 4. In training figures, GPU variants also use the slots of CPU variants (1, 2,
+# loaders are gray or have slot 4. In training figures, GPU variants also use the slots of CPU variants (1, 2, 5,
 # and 0, which is 2 with an open point). All feeds of eager PyTorch look the same. Autotuned PyTorch and
 # train-cudnn-tf32 share a slot.
 SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused": 7,
          "files": 1, "files-omp": 1, "files-uring": 2, "shards": 6, "shards-mmap": 5, "shards-omp": 5,
-         "shards-uring": 7, "torch-files": 8,
+         "shards-uring": 7, "files-gpu": 8, "shards-gpu": 4, "gds": 3, "torch-files": 8,
          "train-naive": 1, "train-omp": 2, "train-omp-blas": 5, "train-cuda": 3, "train-tf32": 4, "train-bf16": 5, "train-amp": 6,
          "train-graph": 7, "train-cudnn": 2, "train-cudnn-tf32": 0,
          "torch-cpu": 8, "torch-cuda": 8, "torch-loader": 8, "torch-graph": 9, "torch-best": 1, "torch-autotuned": 0,
@@ -47,7 +47,7 @@ COLUMNS_NAMED, VALUES_NAMED = 3, 4  # maximum, in notes on rows that are not dra
 
 
 def differences(rows, drawn):
-    """Returns the parameter values of rows that no drawn row has, such as 'res 224; batch 8, 16'."""
+    """Returns the parameter values in `rows` that no row of `drawn` has, such as 'res 224; batch 8, 16'."""
     values = collections.defaultdict(list)
     for column in ("variant", "ranks") + rows[0].parameters:
         known = {row.texts.get(column, "") for row in drawn}

@@ -44,8 +44,9 @@ FIGURES = {
     "training_time": (feeding.training_time, "training time vs. images: generated live or loaded"),
     "pretraining_tiny": (pretraining.tiny, "training throughput of DeiT-Tiny vs. number of GPUs, with published points"),
     "pretraining_base": (pretraining.base, "training throughput of DeiT-Base vs. number of GPUs, with published points"),
+    "pretraining_loss": (pretraining.loss, "held-out loss vs. images seen: generated or loaded"),
     "pretraining_accuracy": (pretraining.accuracy, "held-out accuracy vs. images seen: generated or loaded"),
-    "ladder": (generating.ladder, "time per image of the paper's variants, with speed-ups"),
+    "ladder": (generating.ladder, "time per image of the paper's variants and fused, with speed-ups"),
     "stages": (generating.stages, "time per image by stage: noise, vertices, painting"),
     "scaling": (scaling.figure, "images per second vs. ranks, with ideal scaling and efficiency"),
     "monitor": (monitoring.over_time, "utilisation, power, clocks, memory and CPU load during a run"),
@@ -89,7 +90,6 @@ def read_arguments(arguments):
 def draw_all(given):
     need_gnuplot()
     measured = Measured(given.results, given.reference)
-    measured.pretrains = pretraining.read(given.results, given.reference)
     for note in measured.notes:
         print(f"figures: {note}", file=sys.stderr)
     for name in given.names or FIGURES:

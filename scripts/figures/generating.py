@@ -1,5 +1,5 @@
 """Figures of image generation, from rows of the workload synth: time vs. a parameter with published points, the paper's
-variants, and the stages of generating an image. scripts/figures/draw.py documents the return values."""
+variants and fused, and the stages of generating an image. scripts/figures/draw.py documents the return values."""
 
 import collections
 
@@ -47,7 +47,7 @@ def preferred(row):
 
 def series_over(rows, x, free):
     """Returns lists of rows in order of column x, one list per device and variant. If the rows have several combinations of
-    sweep and `free` columns, takes the combination with most points, then the combination with the preferred row."""
+    sweep_of() and the `free` columns, takes the combination with most points, then the combination with the preferred row."""
     groups = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in rows:
         combination = sweep_of(row) + tuple(row[column] for column in free)
@@ -69,12 +69,12 @@ def best_rows(rows):
     return {key: max(group, key=preferred) for key, group in groups.items()}
 
 
-# ---- Time over a parameter -------------------------------------------------------------------------------------
+# ---- Time vs. a parameter --------------------------------------------------------------------------------------
 
 
 def lines_plot(measured, title, figure, x, fixed, free, command, caption):
     """Plots time per image vs. column x: rows by device and published points. If x is the batch, also plots the times of the
-    published code on our GPU."""
+    published code on an H200."""
     plot = Plot(title)
     candidates = paper_rows(measured, IN_FIGURES, measured.sweeps, **fixed)
     ours = series_over(candidates, x, free)
@@ -171,7 +171,7 @@ def ladder(measured):
     chosen = best_rows(paper_rows(measured, LADDER, res=512, vertices=1000))
     if not chosen:
         raise Missing(LADDER_COMMAND, measured.rows)
-    plot = Plot("Time per image of the paper's variants")
+    plot = Plot("Time per image of the paper's variants and fused")
     devices = Devices(list(chosen.values()), 3)
     names = list(devices.names())
     box = 0.74 / len(names)

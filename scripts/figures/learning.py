@@ -43,7 +43,7 @@ def about_job(row):
 
 
 def curves_plot(measured, title, y_name, value, x, about):
-    """Plots value(row) vs. x(row), one line per variant."""
+    """Plots value(row) vs. x(row), one line per device, variant and number of threads."""
     plot = Plot(title)
     lines = [line for line in curves(measured.trains) if any(value(row) is not None for row in line)]
     devices = Devices([row for line in lines for row in line], item="first steps")

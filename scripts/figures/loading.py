@@ -153,7 +153,7 @@ def add_lines(plot, devices, lines, x, point, copied, note):
 
 
 def lines_plot(measured, plot, devices, lines, candidates, words, axis):
-    """Fills in the common parts of line figures. `words` formats the y ticks. `axis` returns the x axis for a list of x."""
+    """Fills in the common parts of line figures. `words` formats the y ticks. `axis` returns the x axis for a list of x values."""
     shown = [row for points in lines for row in points]
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
@@ -252,8 +252,8 @@ def latency(measured):
 
 
 def dots_plot(plot, devices, groups, slots):
-    """Fills in a figure of dots. `groups` has pairs (device, rows), with one row or None per slot. The text above a dot is its
-    speed relative to files with the same slot on the same device."""
+    """Fills in a figure of dots. `groups` has pairs (device, rows), with one row or None per slot. The bold text above a
+    dot is its speed relative to the variant files in the same slot on the same device."""
     box = 0.8 / len(slots)
     plot.width = max(WIDTH, 240 + len(groups) * max(108, 56 * len(slots) + 12))
     names = [next(row for row in rows if row) for _, rows in groups]

@@ -3,7 +3,7 @@
 import collections
 
 import break_even
-from devices import Missing
+from devices import SLOTS, Missing
 from plot import HEIGHT, WIDTH, Plot, nice_above, text_px
 
 PHASES = ("setup", "verify", "warm-up", "timed", "measure", "teardown", "idle")
@@ -117,8 +117,8 @@ def fitting_names(found, px_s, size):
     return [((begin + end) / 2, name) for name, begin, end in found if text_px(name, size) < (end - begin) * px_s - 4]
 
 
-# Figure monitor_loading. LOADERS: each variant and its slot (plots/common.gp).
-LOADERS = {"files-gpu": 1, "shards-gpu": 6, "gds": 5, "files-omp": 2, "shards-omp": 7}
+# Figure monitor_loading.
+LOADERS = ("files-gpu", "shards-gpu", "gds", "files-omp", "shards-omp")
 LOADER_PANELS = (("GPU use (%)", 1, "gpu_utilisation_percent"), ("CPU (cores)", 1, "cpu_cores"))
 RATE_PANEL = "throughput (GB/s)"
 OFF = 1e300  # in place of a missing rate: outside the axis, because gnuplot warns about lines without points
@@ -156,7 +156,7 @@ def while_loading(measured):
     for variant, samples in found.items():
         row = rows[variant]
         rate = [1e-9 * row["bytes_per_s"] if row else OFF] * rated
-        plot.add_series(10 + LOADERS[variant], variant, [
+        plot.add_series(10 + SLOTS[variant], variant, [
             (sample["time_s"] - samples[0]["time_s"],
              *(None if sample[column] is None else scale * sample[column] for _, scale, column in panels), *rate)
             for sample in samples])

@@ -133,7 +133,7 @@ def ticks_125(low, high):
 
 
 def linear_ticks(low, high):
-    """Returns about five ticks in a range, at multiples of 1, 2 or 5 times a power of ten."""
+    """Returns at most seven ticks in a range, at multiples of 1, 2 or 5 times a power of ten."""
     step = next(step for step in ticks_125(1e-9, 1e18) if (high - low) / step <= 6)
     return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 

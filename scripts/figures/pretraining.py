@@ -10,12 +10,15 @@ from plot import Plot, linear_ticks, nice_above, short_device, x_axis
 from rows import BadInput, Row, need_columns, numbered, read_csv
 
 ROWS, CURVE = "pretrain/1", "pretrain-curve/1"
-TEXTS = ("schema", "time_utc", "host", "revision", "model", "source", "device", "augment", "amp", "out_res", "classes", "seed")
+TEXTS = ("schema", "time_utc", "host", "revision", "model", "source", "device", "augment", "amp", "compile", "settings",
+         "out_res", "classes", "seed")
 NUMBERS = {ROWS: ("ranks", "batch", "images_per_s", "stall_share", "constant_share"),
            CURVE: ("ranks", "batch", "images", "train_loss", "held_out_loss", "top1", "seconds")}
-NEEDED = {ROWS: ("ranks", "batch", "images_per_s"), CURVE: ("ranks", "batch", "images", "top1", "seconds")}
-SETTINGS = ("host", "device", "batch", "augment", "amp", "compile", "res", "out_res", "classes", "torch")  # same on all lines
-JOB = ("host", "device", "model", "ranks", "batch", "augment", "amp", "out_res", "classes", "seed")  # same on all curves
+NEEDED = {ROWS: ("ranks", "batch", "images_per_s"),
+          CURVE: ("ranks", "batch", "images", "held_out_loss", "top1", "seconds")}
+# Columns that are equal on all lines of a figure
+SETTINGS = ("host", "device", "batch", "augment", "amp", "compile", "settings", "res", "out_res", "classes", "torch")
+JOB = ("host", "device", "model", "ranks", "batch", "augment", "amp", "compile", "settings", "out_res", "classes", "seed")
 STYLES = {"constant": 91, "live": 17, "bat": 16, "gbase": 13, "omp": 12, "folder": 11, "shards": 15}
 NAMES = {"constant": "one constant batch", "live": "generated: fused", "bat": "generated: bat", "gbase": "generated: gbase",
          "omp": "generated: omp", "folder": "loaded from PNG files", "shards": "loaded from shards"}
@@ -51,25 +54,38 @@ def read_file(path, source):
 
 
 def rows_of(measured, schema):
-    """Returns the rows of a schema. Measured has none if the caller did not read them (scripts/figures/draw.py does)."""
-    return [row for row in getattr(measured, "pretrains", ()) if row["schema"] == schema]
+    """Returns the rows of a schema. Reads the files at the first call, because the other figures do not need them."""
+    if measured.pretrains is None:
+        measured.pretrains = read(measured.results, measured.reference)
+    return [row for row in measured.pretrains if row["schema"] == schema]
 
 
-def best_group(rows, columns):
-    """Returns the rows that are equal in these columns, of the best group. Prefers yours, then most sources of images, then most
-    points, then the newest."""
+def best_group(rows, columns, worth):
+    """Groups the rows that are equal in these columns. Returns your group, else the reference's, with the most `worth`: a
+    function of the group."""
     groups = collections.defaultdict(list)
     for row in rows:
         groups[(row.source, *(row[column] for column in columns))].append(row)
-    def worth(group):
-        points = {(row["source"], row["ranks"]) for row in group}
-        return (group[0].source == "yours", len({source for source, _ in points}), len(points),
-                max(row["time_utc"] for row in group))
-    return max(groups.values(), key=worth, default=[])
+    return max(groups.values(), key=lambda group: (group[0].source == "yours", worth(group)), default=[])
+
+
+def breadth(group):
+    """Most sources of images, then most points, then the newest rows."""
+    points = {(row["source"], row["ranks"]) for row in group}
+    return len({source for source, _ in points}), len(points), max(row["time_utc"] for row in group)
+
+
+def length(group):
+    """Most images seen, then the newest rows."""
+    return max(row["images"] for row in group), max(row["time_utc"] for row in group)
 
 
 def in_order(names):
     return sorted(names, key=lambda name: (list(NAMES) + [name]).index(name))
+
+
+def settings_of(row):
+    return f", {row['settings']}" if row["settings"] else ""
 
 
 def about(row):
@@ -78,7 +94,8 @@ def about(row):
     precision = "bf16 autocast" if row["amp"] == "bf16" else "fp32"
     whose = "your rows" if row.source == "yours" else "reference rows"
     return (f"{row['model']}, batch {row['batch']:.0f} per GPU, images of {row['res']}² pixels seen at {row['out_res']}², "
-            f"{precision}{', compiled' if row['compile'] == 'yes' else ''}; {augment} on the GPU. {row['device']} ({whose}, host "
+            f"{precision}{', compiled' if row['compile'] == 'yes' else ''}{settings_of(row)}; {augment} on the GPU. "
+            f"{row['device']} ({whose}, host "
             f"{row['host']}, revision {row['revision']}).")
 
 
@@ -90,9 +107,9 @@ def heading(row):
 
 
 def throughput(measured, model, name, published_styles):
-    """Plots images per second vs. GPUs: a line per source of images, and the published points of the same model."""
+    """Plots images per second vs. GPUs: one line per source of images, and the published points of the same model."""
     rows = best_group([row for row in rows_of(measured, ROWS) if row["model"] == model and row["device"] != "cpu"],
-                      SETTINGS)
+                      SETTINGS, breadth)
     if not rows:
         raise Missing(COMMAND.replace("--source", f"--model {model} --source"), rows_of(measured, ROWS))
     plot = Plot(f"Training throughput vs. number of GPUs: {name}")
@@ -124,29 +141,39 @@ def base(measured):
     return throughput(measured, "deit_base_patch16_224", "DeiT-Base", {"LOAD+Base": 71, "BAT+Base": 72})
 
 
-# ---- Accuracy ----
+# ---- Learning ----
 
 
-def accuracy(measured):
-    """Plots the top-1 accuracy on held-out images vs. images seen: the newest run of each source of images."""
-    points = best_group(rows_of(measured, CURVE), JOB)
+def curves(measured, title, value):
+    """Plots a value of held-out images vs. images seen: the newest run of each source in the job that saw the most images."""
+    points = best_group(rows_of(measured, CURVE), JOB, length)
     if not points:
         raise Missing(COMMAND_CURVE, rows_of(measured, CURVE))
-    plot = Plot("Held-out accuracy vs. images seen")
+    plot = Plot(f"{title} vs. images seen")
     plot.legend += heading(points[0])
     for source in in_order({row["source"] for row in points}):
         newest = max(row["time_utc"] for row in points if row["source"] == source)
         line = sorted((row for row in points if row["source"] == source and row["time_utc"] == newest),
                       key=lambda row: row["images"])
         plot.add_series(STYLES.get(source, 14), NAMES.get(source, source),
-                        [(1e-3 * row["images"], 100 * row["top1"]) for row in line])
+                        [(1e-3 * row["images"], value(row)) for row in line])
         plot.legend.append((0.75, f"{line[-1]['images'] / line[-1]['seconds']:,.0f} images/s"))
     xs, ys = zip(*[point for block in plot.blocks for point in block])
     x_high = 1.02 * max(xs)
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(1.05 * max(ys)),
                       **x_axis(0, x_high, linear_ticks(0, x_high), log=False)}
     row = max(points, key=lambda row: row["time_utc"])
-    plot.caption = [f"Top-1 accuracy on images of the same {row['classes']} classes that training never uses. {row['model']}, "
-                    f"ranks: {row['ranks']:.0f}, batch {row['batch']:.0f} per rank, augmentation: {row['augment']}. "
-                    f"{row['device']} (host {row['host']}, revision {row['revision']}). Images/s: without evaluations."]
+    plot.caption = [f"Measured on images of the same {row['classes']} classes that training never uses. {row['model']}, "
+                    f"ranks: {row['ranks']:.0f}, batch {row['batch']:.0f} per rank, augmentation: {row['augment']}"
+                    f"{settings_of(row)}. "
+                    f"{row['device']} (host {row['host']}, revision {row['revision']}). Images/s: without evaluations, "
+                    "but with the time to compile the network."]
     return plot
+
+
+def accuracy(measured):
+    return curves(measured, "Held-out accuracy", lambda row: 100 * row["top1"])
+
+
+def loss(measured):
+    return curves(measured, "Held-out loss", lambda row: row["held_out_loss"])

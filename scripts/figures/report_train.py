@@ -7,7 +7,7 @@ import statistics
 from plot import micros_words, number_words
 from rows import TRAIN_PARAMETERS
 
-# Defaults of the options in TRAIN_PARAMETERS. All other options are empty in a row unless they were given.
+# Defaults of options in TRAIN_PARAMETERS. The other options are empty in a row unless they were given, except feed.
 DEFAULTS = {"data": "digits", "model": "cnn", "batch": "64", "epochs": "5", "optimizer": "adam", "lr": "0.001",
             "momentum": "0.9", "beta1": "0.9", "beta2": "0.999", "epsilon": "1e-08", "weight_decay": "0",
             "lr_schedule": "constant", "lr_warmup": "0", "lr_step": "10", "lr_gamma": "0.1", "label_smoothing": "0",
@@ -100,7 +100,7 @@ def infer_cells(row):
 
 
 def roofline_words(row):
-    """Returns the share of the roofline and the bound that limits it; "" if the row has no share."""
+    """Returns the share of the roofline and its bound; "" if the row has no share."""
     return "" if row["roofline_share"] is None else f"{100 * row['roofline_share']:.3g} % {row['bound']}"
 
 

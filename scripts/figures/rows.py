@@ -279,7 +279,7 @@ def identity(row):
 
 
 def name_devices(loads):
-    """Fills in the device in rows of third-party loaders, which have none. Takes the device of the newest row of the same file,
+    """Fills in the device in rows of third-party loaders on the CPU, which have none. Takes the device of the newest row of the same file,
     otherwise of the newest row of the same host. The file comes first because different machines may share a host name."""
     devices = {}
     for row in sorted(loads, key=lambda row: row["time_utc"]):
@@ -312,6 +312,7 @@ class Measured:
     rows, loads           complete runs of synth and of load: the newest row of each measurement
     sweeps, load_sweeps   complete runs of synth and of load: the newest row of each measurement per file and revision
     trains, infers        rows of train (every epoch) and of infer
+    pretrains             rows of scripts/compare/pretrain.py; None until a figure needs them (pretraining.py)
     monitors              monitor files with their samples: the user's first, newest first
     published             points of the paper's figures
     published_code        times of the published code
@@ -319,6 +320,7 @@ class Measured:
     """
 
     def __init__(self, results, reference):
+        self.results, self.reference, self.pretrains = results, reference, None
         self.rows, self.loads, self.trains, self.infers = [], [], [], []
         self.monitors, self.machines, self.notes = [], [], []
         for source, folder in (("yours", pathlib.Path(results)), ("reference", pathlib.Path(reference))):

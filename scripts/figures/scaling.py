@@ -24,7 +24,7 @@ def figure(measured):
     command = "scripts/sweep/run.sh configs/sweep_scaling.tsv"
     lines = collections.defaultdict(dict)
     candidates = [row for row in measured.sweeps if row["rank"] == "all" and row["efficiency"]
-                  and row["variant"] in SLOTS and row["scaling"] in KINDS]
+                  and row["variant"] in SLOTS and row["scaling"] in KINDS and not row["compute"]]
     for row in candidates:
         lines[line_key(row, row["scaling"])].setdefault(row["ranks"], row)
     if not lines:
