@@ -285,7 +285,8 @@ Test(compare, values_in_quotes)
     compare(0, "--ignore preset-file");
 }
 
-/* Every column with a known direction must be a column of a workload. */
+/* compare_directions says of columns whether higher values are better. Each must be a column of a workload.
+ */
 Test(compare, known_measures_are_columns)
 {
     size_t count = 0;

@@ -39,6 +39,8 @@ Test(pretrain, wrong_arguments_are_refused_before_pytorch_is_imported)
         {"--device cpu --source gbase", "--source gbase needs a GPU; on a CPU, use live or omp"},
         {"--out $D/other.csv", "other.csv: its header is not that of pretrain/1; choose another file"},
         {"--out $D/curve.csv", "curve.csv: its header is not that of pretrain/1; choose another file"},
+        {"--out /dev/full", "/dev/full is a device, a pipe or a folder; name a regular file"},
+        {"--data $D", "--data is for --source folder and shards, and for --order same, not for live"},
         {"--out /nowhere/rows.csv", "/nowhere/rows.csv cannot be written; create its folder"},
         {"--evaluate --curve " ROWS "/rows.csv", "rows.csv: its header is not that of pretrain-curve/1"},
     };

@@ -74,7 +74,7 @@ def read_arguments(arguments):
     add("--source", choices=SOURCES, default="live", help="where images come from (default live)")
     add("--model", default="deit_tiny_patch16_224", help="model of timm (default deit_tiny_patch16_224)")
     add("--tiny", action="store_true", help="a vision transformer of 2 layers instead of --model, for tests")
-    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="default cuda")
     add("--batch", type=integer(1), default=256, help="images per rank and step (default 256)")
     add("--steps", type=integer(1), help="timed steps (default 100, unless --seconds or --time-limit is given)")
     add("--seconds", type=number(0), help="end the timed steps after this many seconds")
@@ -89,10 +89,10 @@ def read_arguments(arguments):
     images = parser.add_argument_group("images")
     add = images.add_argument
     add("--preset", default="paper-1000", help="preset of the classes (default paper-1000)")
-    add("--classes", type=integer(2), default=1000)
+    add("--classes", type=integer(2), default=1000, help="number of classes (default 1000)")
     add("--res", type=integer(1), default=512, help="side of the drawn image (default 512)")
     add("--out-res", type=integer(4), default=224, help="side of the image that the network sees (default 224)")
-    add("--channels", type=int, choices=(1, 3), default=3)
+    add("--channels", type=int, choices=(1, 3), default=3, help="default 3, with the same gray")
     add("--images", type=integer(1), help="images per epoch of generated sources, or written by --make-data (default 1000000)")
     add("--order", choices=("source", "same"), default="source", help="same: generate the images of --data in the order in which "
                                                                 "--source folder reads them (default source)")
@@ -113,20 +113,20 @@ def add_recipe(add):
     add("--augment", choices=("recipe", "none"), default="recipe", help="none: no RandAugment, MixUp, CutMix and erasing")
     for part in PARTS:
         add(f"--no-{part}", action="store_true")
-    add("--lr", type=number(0), default=0.001)
-    add("--weight-decay", type=number(0), default=0.05)
+    add("--lr", type=number(0), default=0.001, help="highest learning rate of AdamW (default 0.001)")
+    add("--weight-decay", type=number(0), default=0.05, help="of all parameters (default 0.05)")
     add("--lr-warmup", type=integer(0), default=5000, help="steps of the linear warm-up; a cosine follows (default 5000)")
     add("--schedule-steps", type=integer(1), help="step at which the learning rate is 0 (default: the last of "
                                                 "--steps; the rate stays constant without --steps)")
-    add("--drop-path", type=number(0, 1), default=0.1)
-    add("--label-smoothing", type=number(0, 1), default=0.1)
+    add("--drop-path", type=number(0, 1), default=0.1, help="rate of stochastic depth (default 0.1)")
+    add("--label-smoothing", type=number(0, 1), default=0.1, help="default 0.1")
 
 
 def add_outputs(add):
     add("--evaluate", action="store_true", help="measure loss and top-1 on held-out images, which training never uses")
     add("--evaluate-every", type=integer(1), default=100_000, help="images between evaluations (default 100000)")
     add("--held-out", type=integer(1), default=10_000, help="held-out images (default 10000)")
-    add("--curve", metavar="FILE", help="CSV file to append the learning curve to; needs --evaluate")
+    add("--curve", metavar="FILE", help="CSV file to append each evaluation to; needs --evaluate")
     add("--out", metavar="FILE", help="CSV file to append the row to")
 
 
@@ -183,6 +183,8 @@ def refuse(options):
         (f"--images {images}: fewer than the {options.batch * ranks} of one step of all ranks",
             options.source in ("live", "omp", "constant") and images < options.batch * ranks),
         ("--curve needs --evaluate", options.curve and not options.evaluate),
+        (f"--data is for --source folder and shards, and for --order same, not for {options.source}",
+            options.data and not of_data and options.order != "same"),
         (f"--held-out {options.held_out}: give at least one per rank", options.evaluate and options.held_out < ranks),
         (f"--source {options.source} needs a GPU; on a CPU, use live or omp",
             options.device == "cpu" and options.source in ("bat", "gbase")),
@@ -234,11 +236,6 @@ def measure(options):
     pretrain_rows.print_table(row)
     if options.out:
         pretrain_rows.append(options.out, [row], COLUMNS)
-    if options.curve:
-        points = [{**{column: str(value) for column, value in row.items() if column in CURVE_COLUMNS},
-                   **{column: pretrain_rows.number(value) for column, value in point.items() if column in CURVE_COLUMNS},
-                   "schema": CURVE_SCHEMA} for point in result.curve]
-        pretrain_rows.append(options.curve, points, CURVE_COLUMNS)
 
 
 def main(arguments):

@@ -45,10 +45,13 @@ def revision():
     return ""
 
 
-def origin():
-    """Returns the columns that say when, where and with which revision a row was measured."""
+def identity(options, device, ranks):
+    """Returns the columns that a run's row and the points of its curve share. The time is now, the start of the run."""
     return {"time_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "host": socket.gethostname(),
-            "job_id": os.environ.get("SLURM_JOB_ID", ""), "revision": revision(), "workload": "pretrain"}
+            "job_id": os.environ.get("SLURM_JOB_ID", ""), "revision": revision(), "workload": "pretrain", "model": options.model,
+            "source": options.source, "device": device, "ranks": ranks, "batch": options.batch, "augment": options.augment,
+            "amp": options.amp, "compile": "yes" if options.compile else "no", "settings": options.settings,
+            "out_res": options.out_res, "classes": options.classes, "seed": options.seed}
 
 
 def read(path, columns):
@@ -72,6 +75,8 @@ def rows_of(path, text, columns):
 
 def check_writable(path, columns):
     """Refuses a file that rows cannot be appended to, before anything is measured."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise Refused(f"{path} is a device, a pipe or a folder; name a regular file")
     read(path, columns)
     folder = pathlib.Path(path).resolve().parent
     if not os.access(path if os.path.exists(path) else folder, os.W_OK) or not folder.is_dir():
@@ -112,19 +117,22 @@ def p95(values):
 
 def row_of(result, options, versions):
     """Returns the row of a run. `result` is a pretrain_training.Result. All values are text."""
-    images = result.ranks * options.batch * result.steps
-    row = {"schema": SCHEMA, **origin(), "model": options.model, "source": options.source, "device": result.device,
-           "ranks": result.ranks, "batch": options.batch, "steps": result.steps, "warmup_steps": options.warmup_steps,
+    images = result.identity["ranks"] * options.batch * result.steps
+    row = {"schema": SCHEMA, **result.identity, "steps": result.steps, "warmup_steps": options.warmup_steps,
            "seconds": number(result.seconds), "images_per_s": number(images / result.seconds),
            "step_median_s": number(statistics.median(result.step_s)), "step_p95_s": number(p95(result.step_s)),
            "stall_share": number(result.stall_share), "peak_memory_bytes": result.peak_memory_bytes or "",
-           "loss": number(result.loss), "top1": number(result.top1), "augment": options.augment, "amp": options.amp,
-           "compile": "yes" if options.compile else "no", "settings": options.settings, "dtype": "u8", "res": options.res,
-           "out_res": options.out_res, "workers": options.workers if options.source in ("folder", "shards") else "",
-           "classes": options.classes, "seed": options.seed, **versions}
+           "loss": number(result.loss), "top1": number(result.top1), "dtype": "u8", "res": options.res,
+           "workers": options.workers if options.source in ("folder", "shards") else "", **versions}
     row = {column: str(row.get(column, "")) for column in COLUMNS}
     row["constant_share"] = number(constant_share(row, read(options.out, COLUMNS) if options.out else []))
     return row
+
+
+def curve_row(identity, point):
+    """Returns a point of a learning curve as a row."""
+    return {**{column: str(value) for column, value in identity.items()}, "schema": CURVE_SCHEMA,
+            **{column: number(value) for column, value in point.items()}}
 
 
 def print_table(row):

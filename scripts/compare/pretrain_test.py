@@ -10,8 +10,10 @@ import csv
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -58,7 +60,8 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize("ranks", (1, 2))
 @pytest.mark.parametrize("source", ("constant", "live", "omp", "folder", "shards"))
 def test_every_source_trains(source, ranks, data, tmp_path):
-    run("--source", source, "--data", data / source, "--out", tmp_path / "rows.csv", ranks=ranks)
+    folder = ("--data", data / source) if (data / source).exists() else ()
+    run("--source", source, *folder, "--out", tmp_path / "rows.csv", ranks=ranks)
     row, = rows_of(tmp_path / "rows.csv")
     assert (row["source"], row["ranks"], row["steps"]) == (source, str(ranks), "6")
     assert float(row["images_per_s"]) == pytest.approx(6 * 8 * ranks / float(row["seconds"]), rel=1e-6)
@@ -89,6 +92,18 @@ def test_share_of_constant_and_other_headers(tmp_path):
     assert float(live["constant_share"]) == pytest.approx(float(live["images_per_s"]) / float(constant["images_per_s"]), rel=1e-6)
     (tmp_path / "rows.csv").write_text("a,b\n")
     assert "its header is not" in run("--out", tmp_path / "rows.csv", status=2).stderr
+
+
+def test_an_interrupted_run_keeps_its_curve(tmp_path):
+    words = [sys.executable, PROGRAM, *JOB, "--steps", "1000000", "--evaluate", "--held-out", "8", "--evaluate-every", "8"]
+    process = subprocess.Popen([*words, "--curve", str(tmp_path / "curve")])
+    while not (tmp_path / "curve").exists() or len(rows_of(tmp_path / "curve")) < 3:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    points = rows_of(tmp_path / "curve")
+    assert len({point["time_utc"] for point in points}) == 1 and [point["images"] for point in points[:3]] == ["8", "16", "24"]
 
 
 def test_a_time_limit_ends_with_an_evaluation(tmp_path):

@@ -9,7 +9,7 @@ import time
 
 import torch
 from pretrain_recipe import MEAN, STD, Recipe, learning_rate
-from pretrain_rows import Refused, progress
+from pretrain_rows import CURVE_COLUMNS, Refused, append, curve_row, identity, progress
 from pretrain_sources import HELD_OUT_INSTANCE, batches_of, held_out, threads_of
 from torch import distributed
 from torch.nn import functional
@@ -20,10 +20,9 @@ RUN_AHEAD = 3  # steps that the host may be ahead of the GPU
 
 @dataclasses.dataclass
 class Result:
-    """What a run measured over all ranks; device, step_s and the seconds in curve are of this rank."""
+    """What a run measured over all ranks; step_s is of this rank."""
 
-    ranks: int
-    device: str
+    identity: dict  # pretrain_rows.identity()
     steps: int
     seconds: float
     step_s: list
@@ -31,7 +30,6 @@ class Result:
     peak_memory_bytes: int
     loss: float
     top1: float
-    curve: list
 
 
 # ---- Ranks ----
@@ -145,7 +143,10 @@ class Training:
         self.step_s, self.stalled_s = [], 0.0  # of the timed steps
         self.loss_sum = torch.zeros((), device=device)  # of the loss_steps steps since the last evaluation
         self.loss_steps, self.timed_loss = 0, torch.zeros((), device=device)
-        self.curve, self.evaluated_s = [], 0.0
+        self.evaluated_s = self.evaluations_s = 0.0  # since the first timed step, and in all
+        self.evaluated_at, self.top1 = None, None  # images of the last evaluation, and its accuracy
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        self.identity = identity(options, name, ranks.count)
 
     def autocast(self):
         return (torch.autocast(self.device.type, torch.bfloat16) if self.options.amp == "bf16" else contextlib.nullcontext())
@@ -209,7 +210,7 @@ class Training:
                 break
         self.synchronise()
         seconds = time.perf_counter() - begin - self.evaluated_s
-        if options.evaluate and not (self.curve and self.curve[-1]["images"] == number * images):
+        if options.evaluate and self.evaluated_at != number * images:
             self.evaluate(number * images)
         return self.result(seconds)
 
@@ -236,10 +237,10 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self, images):
-        """Adds a point to the learning curve: mean training loss since the last point, held-out loss and top-1."""
+        """Writes a point of the learning curve: mean training loss since the last point, held-out loss and top-1."""
         self.synchronise()
         begin = time.perf_counter()
-        trained_s = begin - self.began - sum(point["evaluation_s"] for point in self.curve)
+        trained_s = begin - self.began - self.evaluations_s
         self.net.eval()
         loss = right = 0.0
         for pictures, labels in zip(self.test[0].split(self.options.batch), self.test[1].split(self.options.batch)):
@@ -253,8 +254,12 @@ class Training:
         self.loss_sum, self.loss_steps = torch.zeros_like(self.loss_sum), 0
         taken = time.perf_counter() - begin
         self.evaluated_s += taken
-        self.curve.append({"images": images, "train_loss": train_loss / self.ranks.count, "held_out_loss": loss / count,
-                           "top1": right / count, "seconds": trained_s, "evaluation_s": taken})
+        self.evaluations_s += taken
+        self.top1, self.evaluated_at = right / count, images
+        if self.options.curve and self.ranks.rank == 0:
+            append(self.options.curve, [curve_row(self.identity, {
+                "images": images, "train_loss": train_loss / self.ranks.count, "held_out_loss": loss / count,
+                "top1": self.top1, "seconds": trained_s})], CURVE_COLUMNS)
         progress(f"{images} images: held-out loss {loss / count:.4f}, top-1 {100 * right / count:.2f} %")
 
     def result(self, seconds):
@@ -264,6 +269,5 @@ class Training:
         cuda = self.device.type == "cuda"
         loss, share = self.ranks.reduce([self.timed_loss.item() / len(self.step_s), self.stalled_s / sum(self.step_s)])
         seconds, memory = self.ranks.reduce([seconds, torch.cuda.max_memory_allocated(self.device) if cuda else 0], "MAX")
-        return Result(self.ranks.count, torch.cuda.get_device_name(self.device) if cuda else "cpu", len(self.step_s), seconds,
-                      self.step_s, share / self.ranks.count, int(memory), loss / self.ranks.count,
-                      self.curve[-1]["top1"] if self.curve else None, self.curve)
+        return Result(self.identity, len(self.step_s), seconds, self.step_s, share / self.ranks.count, int(memory),
+                      loss / self.ranks.count, self.top1)

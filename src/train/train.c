@@ -59,7 +59,8 @@ static const struct option_spec options[] = {
      "share of the target probability that is spread evenly over all classes"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), NULL, 0, 0, feeds, true,
      "where training samples come from. stored reads or generates all samples before training (default, "
-     "except for synth); live generates each batch during training (only for synth, and its default); "
+     "except for synth); live generates each batch during training (only for synth, where it is the "
+     "default); "
      "constant repeats the first batch, to measure the speed without the cost of input. HOW is one of"},
     {"fresh", NULL, OPTION_FLAG, AT(job.fresh), NULL, 0, 0, NULL, true,
      "with --feed live, generate new samples in every epoch"},

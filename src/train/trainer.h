@@ -16,7 +16,7 @@
 /* The input of the workload `train`. */
 struct train_job {
     struct train train;
-    const float *initial; /* the initial parameters: an arena */
+    const float *initial; /* the initial parameters, in one array (an arena, see model.h) */
     uint32_t epochs;
     uint32_t verify_steps;
     const char *checkpoints; /* a folder; NULL: none */
