@@ -528,7 +528,7 @@ Test(sweep, an_interrupted_redo_is_continued_without_redo)
     launch_with("shift 2; exec \"$@\"");
     sweep(RANKS_HEADER "naive\t2" QUICK "\nnaive\t1" QUICK "\n", "");
     expect(0, "2 finished, 0 finished before");
-    launch_with("[ $3 = true ] || { kill -TERM $PPID; sleep 9; }");
+    launch_with("[ $3 = true ] || { kill -TERM $PPID; exec sleep 9; }");
     sweep(NULL, "--redo");
     expect(143, "to continue, repeat the command without --redo");
     launch_with("shift 2; exec \"$@\"");
