@@ -47,6 +47,7 @@ check may  archive.h             libarchive-dev  libarchive-devel  tests of tar 
 check may  python3               python3         python3           command-line tests
 check may  python3/numpy         python3-numpy   python3-numpy     tests of the Python package
 check may  python3/pytest        python3-pytest  python3-pytest    tests of the Python package
+check may  python3/ensurepip     python3-venv    python3-libs      tests of the Python package
 check may  aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu gcc-aarch64-linux-gnu build for aarch64
 check may  /usr/aarch64-linux-gnu/lib/libc.so libc6-dev-arm64-cross glibc-arm-linux-gnu build for aarch64
 check-slurm must sbatch    slurm-client    slurm             commands of Slurm
