@@ -127,7 +127,7 @@ class _Export:
 
     # Names are bound as defaults because this also runs while the interpreter clears its modules.
     def ended(self, references: Any = sys.getrefcount, is_valid: Any = _capsule_is_valid) -> bool:
-        """Whether the consumer has called the deleter, or nobody else has the capsule and it was not consumed."""
+        """Whether the memory may be freed: the consumer has called the deleter, or the capsule was dropped unused."""
         if self.mark.value != self.before:
             return True
         return references(self.capsule) <= 2 and bool(is_valid(self.capsule, self.managed.capsule))
