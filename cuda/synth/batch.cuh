@@ -96,8 +96,10 @@ struct device_batch {
     struct device_input input;
     void *tables;
     struct device_clock clock;
-    uint64_t run;   /* number of the latest run */
-    uint64_t bytes; /* allocated device memory; callers add what exceeds `scratch_bytes` below */
+    uint64_t run; /* number of the latest run */
+    /* Allocated device memory, including the `scratch_bytes` of device_batch_open(). A caller that allocates
+     * more scratch memory adds the difference. */
+    uint64_t bytes;
 };
 
 /* Allocates the batch. The caller will allocate `scratch_bytes` more. STATUS_USAGE if all this does not fit

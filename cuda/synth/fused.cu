@@ -38,8 +38,8 @@ struct fused_plan {
     const struct synth *synth;
     int device, multiprocessors;
     bool background;      /* the streams of lanes have the lowest priority */
-    struct fused_job job; /* without the fields that differ between slices: image numbers, begin, count,
-                             images, labels and the memory of a lane */
+    struct fused_job job; /* without the fields that differ between slices: the call, begin, count and the
+                             memory of a lane */
     void *tables;
     struct fused_lane lanes[LANES_MAX];
     uint32_t lane_count;
@@ -348,37 +348,27 @@ void fused_close(struct fused_plan *plan)
 
 /* ---- A run ---- */
 
-/* A slice of a run: a job that uses the memory of a lane. */
-struct fused_slice {
-    struct fused_job job;
-    const struct fused_lane *lane;
-    uint8_t *images; /* destination of the output; job.images is lane->canvases if that is not NULL */
-};
-
-/* Returns the slice that begins at image `begin` of a run of `count` images. `from` has the image numbers and
- * the destination of the run. */
-static struct fused_slice slice_at(const struct fused_plan *plan, const struct fused_lane *lane,
-                                   const struct fused_job *from, uint64_t begin, uint64_t count)
+/* Returns the job of the slice that begins at image `begin` of `count` images, in the memory of a lane.
+ * `from` has the call. */
+static struct fused_job slice_at(const struct fused_plan *plan, const struct fused_lane *lane,
+                                 const struct fused_job *from, uint64_t begin, uint64_t count)
 {
-    struct fused_slice slice = {*from, lane, from->images + begin * synth_output_bytes(plan->synth)};
-    struct fused_job *job = &slice.job;
-    job->begin = begin;
-    job->count = (uint32_t)(count - begin < plan->slice ? count - begin : plan->slice);
-    job->labels = from->labels + begin;
-    job->boxes = lane->boxes;
-    job->values = lane->values;
-    job->ends = lane->ends;
-    job->cards = lane->cards;
-    job->order = lane->order;
-    job->images = lane->canvases ? lane->canvases : slice.images;
-    return slice;
+    struct fused_job job = *from;
+    job.begin = begin;
+    job.count = (uint32_t)(count - begin < plan->slice ? count - begin : plan->slice);
+    job.boxes = lane->boxes;
+    job.values = lane->values;
+    job.ends = lane->ends;
+    job.cards = lane->cards;
+    job.order = lane->order;
+    job.canvases = lane->canvases;
+    return job;
 }
 
-static enum status enqueue_vertices(const struct fused_plan *plan, const struct fused_slice *slice,
+static enum status enqueue_vertices(const struct fused_plan *plan, const struct fused_job *job,
                                     cudaStream_t stream)
 {
     RANGE(VERTICES);
-    const struct fused_job *job = &slice->job;
     uint64_t groups = (uint64_t)job->count * job->groups;
     if (job->order) {
         fused_order_kernel<<<1, ORDER_BLOCK, 0, stream>>>(*job);
@@ -395,20 +385,18 @@ static enum status enqueue_vertices(const struct fused_plan *plan, const struct 
     return STATUS_OK;
 }
 
-static enum status enqueue_painting(const struct fused_plan *plan, const struct fused_slice *slice,
+static enum status enqueue_painting(const struct fused_plan *plan, const struct fused_job *job,
                                     cudaStream_t stream)
 {
     RANGE(PAINTING);
     const struct synth_output *output = &plan->synth->output;
-    const struct fused_job *job = &slice->job;
-    const struct fused_lane *lane = slice->lane;
     dim3 tiles(job->tiling.columns, job->tiling.rows, job->count);
     paint_kernel_of(plan)<<<tiles, PAINT_BLOCK, plan->paint_bytes, stream>>>(*job);
     CUDA_TRY_LAUNCH("fused_paint_kernel");
-    if (lane->canvases) {
+    if (job->canvases) {
         uint64_t pixels = (uint64_t)job->count * output->res * output->res;
         fused_reduce_kernel<<<(unsigned)((pixels + REDUCE_BLOCK - 1) / REDUCE_BLOCK), REDUCE_BLOCK, 0,
-                              stream>>>(*job, *output, lane->canvases, slice->images);
+                              stream>>>(*job, *output);
         CUDA_TRY_LAUNCH("fused_reduce_kernel");
     }
     return STATUS_OK;
@@ -435,63 +423,52 @@ static enum status join_lanes(const struct fused_plan *plan, cudaStream_t stream
     return STATUS_OK;
 }
 
-/* Enqueues `count` images, slice by slice. `from` has the image numbers and the destination. */
+/* Enqueues `count` images, slice by slice. `from` has the call. */
 static enum status enqueue_all(const struct fused_plan *plan, const struct fused_job *from, uint64_t count,
                                cudaStream_t stream)
 {
     TRY(fork_lanes(plan, stream));
     uint32_t turn = 0;
     for (uint64_t begin = 0; begin < count; begin += plan->slice, turn = (turn + 1) % plan->lane_count) {
-        const struct fused_slice slice = slice_at(plan, &plan->lanes[turn], from, begin, count);
-        cudaStream_t own = turn == 0 ? stream : slice.lane->stream;
+        const struct fused_lane *lane = &plan->lanes[turn];
+        const struct fused_job slice = slice_at(plan, lane, from, begin, count);
+        cudaStream_t own = turn == 0 ? stream : lane->stream;
         TRY(enqueue_vertices(plan, &slice, own));
         TRY(enqueue_painting(plan, &slice, own));
     }
     return join_lanes(plan, stream);
 }
 
-static struct fused_job job_of_run(const struct fused_plan *plan, uint64_t number, const uint64_t *counter,
-                                   uint8_t *images, int64_t *labels)
+enum status fused_enqueue(const struct fused_plan *plan, const struct fused_call *call, uint64_t count,
+                          cudaStream_t stream)
 {
     struct fused_job job = plan->job;
-    job.number = number;
-    job.counter = counter;
-    job.images = images;
-    job.labels = labels;
-    return job;
-}
-
-enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint64_t count,
-                          uint8_t *images, int64_t *labels, cudaStream_t stream)
-{
-    const struct fused_job job = job_of_run(plan, number, counter, images, labels);
+    job.call = *call;
     return enqueue_all(plan, &job, count, stream);
 }
 
-enum status fused_time_stages(const struct fused_plan *plan, uint64_t number, uint8_t *images,
-                              int64_t *labels, const struct device_clock *clock, double *vertices_s,
-                              double *painting_s)
+enum status fused_enqueue_stored(const struct fused_plan *plan, const struct fused_call *stored,
+                                 uint64_t count, cudaStream_t stream)
 {
-    const struct fused_job job = job_of_run(plan, number, nullptr, images, labels);
+    struct fused_job job = plan->job;
+    job.stored = stored;
+    return enqueue_all(plan, &job, count, stream);
+}
+
+enum status fused_time_stages(const struct fused_plan *plan, const struct fused_call *call,
+                              const struct device_clock *clock, double *vertices_s, double *painting_s)
+{
+    struct fused_job job = plan->job;
     uint64_t count = plan->synth->batch;
+    job.call = *call;
     for (uint64_t begin = 0; begin < count; begin += plan->slice) {
-        const struct fused_slice slice = slice_at(plan, plan->lanes, &job, begin, count);
+        const struct fused_job slice = slice_at(plan, plan->lanes, &job, begin, count);
         TRY(device_clock_add(clock, vertices_s,
                              [&] { return enqueue_vertices(plan, &slice, clock->stream); }));
         TRY(device_clock_add(clock, painting_s,
                              [&] { return enqueue_painting(plan, &slice, clock->stream); }));
     }
     return STATUS_OK;
-}
-
-enum status fused_enqueue_listed(struct fused_plan *plan, const uint64_t *numbers, uint64_t count,
-                                 uint8_t *images, int64_t *labels, cudaStream_t stream)
-{
-    struct fused_job job = plan->job;
-    job.listed = numbers;
-    job.images = images;
-    job.labels = labels;
-    return enqueue_all(plan, &job, count, stream);
 }
 
 uint64_t fused_memory_bytes(const struct fused_plan *plan)

@@ -18,6 +18,7 @@
 #include <type_traits>
 
 #include "synth/batch.cuh"
+#include "synth/fused.h"
 
 #define FUSED_WARP   32u
 #define FUSED_ALL    0xFFFFFFFFu /* all lanes of a warp */
@@ -46,10 +47,10 @@ template <bool Wide> struct alignas(16) fused_end {
 };
 
 /* The parameters of an image that painting needs. */
-struct alignas(16) fused_card {
-    uint32_t units; /* number of units */
-    uint32_t class_id;
+struct fused_card {
+    uint8_t *image;              /* destination, in the format job.output */
     struct output_corner corner; /* upper left corner of the crop; (0, 0) without a crop */
+    uint32_t units;              /* number of units */
 };
 
 /* The division of images into tiles; lengths in pixels. */
@@ -64,17 +65,15 @@ struct fused_tiling {
 struct fused_job {
     struct device_input input;
     struct synth_output output; /* format that painting writes */
-    uint8_t *images;            /* destination, `count` images */
-    int64_t *labels;            /* `count` labels */
-    uint64_t number;            /* run number */
-    const uint64_t *counter;    /* NULL, or device memory: the kernels add `*counter` to `number` */
-    const uint64_t *listed;     /* numbers of all images, relative to input.first; NULL: the run's images */
-    uint64_t begin;             /* first image of the slice */
-    uint32_t count;             /* images in the slice */
-    uint32_t *order;            /* the slice's image indices by decreasing work; NULL: 0, 1, 2, ... */
-    uint32_t groups;            /* groups of 31 lines per image (maximum over classes) */
-    size_t units;               /* units allocated per image (maximum over classes) */
-    uint2 *boxes;               /* low and high corner per unit; count * units entries */
+    struct fused_call call;
+    const struct fused_call *stored; /* the call in device memory; NULL: it is `call` */
+    uint8_t *canvases; /* `count` canvases, which painting writes; NULL: it writes the call's images */
+    uint64_t begin;    /* first image of the slice, counted from the first of the call */
+    uint32_t count;    /* images in the slice */
+    uint32_t *order;   /* the slice's image indices by decreasing work; NULL: 0, 1, 2, ... */
+    uint32_t groups;   /* groups of 31 lines per image (maximum over classes) */
+    size_t units;      /* units allocated per image (maximum over classes) */
+    uint2 *boxes;      /* low and high corner per unit; count * units entries */
     /* Per unit, the values that its four orbits paint: (orbit + 1) << 8 | gray, or 0 past the last orbit. */
     uint4 *values;
     void *ends;               /* FUSED_WARP entries of fused_end per unit */
@@ -84,9 +83,9 @@ struct fused_job {
 
 typedef void fused_kernel(const struct fused_job job);
 
-static __device__ __forceinline__ uint64_t fused_run(const fused_job &job)
+static __device__ __forceinline__ fused_call fused_call_of(const fused_job &job)
 {
-    return job.number + (job.counter ? *job.counter : 0);
+    return job.stored ? *job.stored : job.call;
 }
 
 /* The run number and the image number for synth_image_at(). Listed images belong to run 0. */
@@ -97,8 +96,11 @@ struct fused_number {
 /* Returns the numbers of image `place` of the slice. */
 static __device__ __forceinline__ fused_number fused_number_at(const fused_job &job, uint32_t place)
 {
+    const fused_call call = fused_call_of(job);
     uint64_t j = job.begin + place;
-    return job.listed ? fused_number{0, job.listed[j]} : fused_number{fused_run(job), j};
+    if (call.listed)
+        return {0, call.listed[j]};
+    return {call.number + (call.counter ? *call.counter : 0), j};
 }
 
 /* Returns the index in the slice of the image with rank `rank`; rank 0 has the most work. */

@@ -1,7 +1,7 @@
 /* The interface of `fused`: generates images on the caller's stream into the caller's memory.
  *
- * fused_enqueue() does not wait for the device and does not allocate memory. It can therefore be captured
- * into a CUDA graph. */
+ * fused_enqueue() and fused_graph_launch() do not wait for the device and do not allocate memory.
+ * fused_enqueue() can be captured into a CUDA graph. */
 #ifndef FDSL_CUDA_SYNTH_FUSED_H
 #define FDSL_CUDA_SYNTH_FUSED_H
 
@@ -12,32 +12,51 @@
 #include "synth/input.h"
 
 struct fused_plan;
+struct fused_graph;
 struct device_clock;
+
+/* The images of a run and their destination. All pointers are to device memory. */
+struct fused_call {
+    const uint64_t *listed;  /* image numbers, relative to synth->first; NULL: the images of a run */
+    uint64_t number;         /* without `listed`: the number of the run ... */
+    const uint64_t *counter; /* ... to which the kernels add `*counter`, unless it is NULL */
+    uint8_t *images;         /* consecutive images of synth_output_bytes() each; 16-byte aligned */
+    int64_t *labels;         /* their class numbers */
+};
 
 /* Creates a plan for batches of `synth` on a device: tables, scratch memory and CUDA kernels. `background`:
  * see struct generator_request. `synth` must outlive the plan. The caller closes the plan with fused_close().
  * STATUS_USAGE if there is not enough device memory, or if an image has too many lines. */
 enum status fused_open(int device, const struct synth *synth, bool background, struct fused_plan **plan);
 
-/* Enqueues the generation of the first `count` images of run number `number` + `*counter`. `count` is at most
- * synth->batch. `counter` points to device memory, which the kernels read; NULL counts as 0. Writes
- * consecutive images of synth_output_bytes() each to `images` (16-byte aligned) and their class numbers to
- * `labels`. Both are in device memory. The plan's device must be current. A plan supports one run in flight
- * at a time. STATUS_FAILED if a launch fails. */
-enum status fused_enqueue(struct fused_plan *plan, uint64_t number, const uint64_t *counter, uint64_t count,
-                          uint8_t *images, int64_t *labels, cudaStream_t stream);
+/* Enqueues the generation of the first `count` images of a call; `count` is at most synth->batch. The plan's
+ * device must be current. A plan supports one run in flight at a time. STATUS_FAILED if a launch fails. */
+enum status fused_enqueue(const struct fused_plan *plan, const struct fused_call *call, uint64_t count,
+                          cudaStream_t stream);
 
-/* Enqueues the generation of the `count` images that `numbers` lists. `numbers` is in device memory, and its
- * image numbers are relative to synth->first. The other arguments and rules are those of fused_enqueue(). */
-enum status fused_enqueue_listed(struct fused_plan *plan, const uint64_t *numbers, uint64_t count,
-                                 uint8_t *images, int64_t *labels, cudaStream_t stream);
+/* Does the same, but the kernels read the call from device memory when they run. */
+enum status fused_enqueue_stored(const struct fused_plan *plan, const struct fused_call *stored,
+                                 uint64_t count, cudaStream_t stream);
 
-/* Generates the images of a run one stage at a time, without overlap. Adds the device times of the stages, in
- * seconds, to `*vertices_s` (which includes the noise) and `*painting_s` (which includes the output). Uses
+/* Generates the images of a call one stage at a time, without overlap. Adds the device times of the stages,
+ * in seconds, to `*vertices_s` (which includes the noise) and `*painting_s` (which includes the output). Uses
  * the clock's stream and waits for it. */
-enum status fused_time_stages(const struct fused_plan *plan, uint64_t number, uint8_t *images,
-                              int64_t *labels, const struct device_clock *clock, double *vertices_s,
-                              double *painting_s);
+enum status fused_time_stages(const struct fused_plan *plan, const struct fused_call *call,
+                              const struct device_clock *clock, double *vertices_s, double *painting_s);
+
+/* Creates a CUDA graph of the kernels that generate `count` images. Launching it takes a tenth of the host's
+ * time of fused_enqueue(), which launches each kernel. `stream` is used for the recording; in all launches,
+ * the kernels have its priority and those of the plan's own streams. The plan's device must be current, and
+ * the plan must outlive the graph. The caller closes it with fused_graph_close(). */
+enum status fused_graph_open(const struct fused_plan *plan, uint64_t count, cudaStream_t stream,
+                             struct fused_graph **graph);
+
+/* Enqueues the generation of the graph's images for a call. `stream` must not be in a capture. The rules are
+ * those of fused_enqueue(). */
+enum status fused_graph_launch(struct fused_graph *graph, const struct fused_call *call, cudaStream_t stream);
+
+/* Frees the graph; accepts NULL. */
+void fused_graph_close(struct fused_graph *graph);
 
 /* Returns the bytes of device memory that the plan has allocated. */
 uint64_t fused_memory_bytes(const struct fused_plan *plan);

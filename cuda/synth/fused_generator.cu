@@ -1,8 +1,11 @@
-/* `fused` as a generator (core/generator.h): generates images by number on the caller's stream. */
+/* `fused` as a generator (core/generator.h): generates images by number on the caller's stream. A full batch
+ * is one launch of a CUDA graph, where that is possible. */
 #include <stdlib.h>
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 #include "core/generator.h"
+#include "machine/device_memory.h"
 #include "synth/fused.h"
 
 struct fused_generator {
@@ -10,25 +13,43 @@ struct fused_generator {
     struct synth synth;
     int device;
     struct fused_plan *plan;
+    struct fused_graph *graph;
+    int priority;    /* of the stream on which the graph was recorded */
     int64_t *labels; /* destination of labels that the caller does not want */
 };
+
+/* Whether the graph can do the call on `stream`. Its kernels have their own priority. In a capture, the
+ * caller's graph must contain the kernels themselves, because the next launch changes the generator's. */
+static enum status check_graph(const struct fused_generator *self, uint32_t count, cudaStream_t stream,
+                               bool *fits)
+{
+    int priority;
+    *fits = count == self->synth.batch && !device_capturing(self->device, stream);
+    if (!*fits)
+        return STATUS_OK;
+    CUDA_TRY(cudaStreamGetPriority(stream, &priority));
+    *fits = priority == self->priority;
+    return STATUS_OK;
+}
 
 static enum status make(struct generator *generator, const struct generator_numbers *numbers, uint32_t count,
                         void *samples, int64_t *labels, void *stream_)
 {
     const struct fused_generator *self = reinterpret_cast<const struct fused_generator *>(generator);
-    uint8_t *images = static_cast<uint8_t *>(samples);
     cudaStream_t stream = static_cast<cudaStream_t>(stream_);
-    labels = labels ? labels : self->labels;
-    return numbers->list
-               ? fused_enqueue_listed(self->plan, numbers->list, count, images, labels, stream)
-               : fused_enqueue(self->plan, numbers->first, numbers->counter, count, images, labels, stream);
+    const struct fused_call call = {numbers->list, numbers->first, numbers->counter,
+                                    static_cast<uint8_t *>(samples), labels ? labels : self->labels};
+    bool fits;
+    TRY(check_graph(self, count, stream, &fits));
+    return fits ? fused_graph_launch(self->graph, &call, stream)
+                : fused_enqueue(self->plan, &call, count, stream);
 }
 
 static uint64_t memory_bytes(const struct generator *generator)
 {
     const struct fused_generator *self = reinterpret_cast<const struct fused_generator *>(generator);
-    return fused_memory_bytes(self->plan) + self->synth.batch * sizeof *self->labels;
+    return fused_memory_bytes(self->plan) + sizeof(struct fused_call) +
+           self->synth.batch * sizeof *self->labels;
 }
 
 static void free_all(struct generator *generator)
@@ -36,6 +57,7 @@ static void free_all(struct generator *generator)
     struct fused_generator *self = reinterpret_cast<struct fused_generator *>(generator);
     /* Errors are ignored, because no result depends on them. */
     (void)cudaSetDevice(self->device);
+    fused_graph_close(self->graph);
     fused_close(self->plan);
     (void)cudaFree(self->labels);
     (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
@@ -44,11 +66,25 @@ static void free_all(struct generator *generator)
 
 static const struct generator_type type = {make, memory_bytes, free_all};
 
+/* Records the graph on a stream that has the priority of the plan's streams. */
+static enum status open_graph(struct fused_generator *self, bool background)
+{
+    cudaStream_t stream;
+    TRY(stream_open(&stream, background));
+    enum status status = fused_graph_open(self->plan, self->synth.batch, stream, &self->graph);
+    if (status == STATUS_OK)
+        status = cuda_status(cudaStreamGetPriority(stream, &self->priority), "a stream's priority", __FILE__,
+                             __LINE__);
+    cudaError_t error = cudaStreamDestroy(stream);
+    return status != STATUS_OK ? status : cuda_status(error, "cudaStreamDestroy", __FILE__, __LINE__);
+}
+
 static enum status open_all(struct fused_generator *self, bool background)
 {
     CUDA_TRY(cudaSetDevice(self->device));
     CUDA_TRY(cudaMalloc(&self->labels, self->synth.batch * sizeof *self->labels));
-    return fused_open(self->device, &self->synth, background, &self->plan);
+    TRY(fused_open(self->device, &self->synth, background, &self->plan));
+    return open_graph(self, background);
 }
 
 enum status fused_generator_open(const struct generator_request *request, const struct synth *synth,

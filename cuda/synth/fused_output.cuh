@@ -219,8 +219,7 @@ static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t
 {
     const struct synth_output &output = job.output;
     uint32_t res = job.input.res;
-    size_t bytes = (size_t)output.res * output.res * output.channels * dtype_bytes(output.type);
-    output_sink sink = {output, output_area(output.fit, res), job.images + place * bytes,
+    output_sink sink = {output, output_area(output.fit, res), job.cards[place].image,
                         output.res % 4 == 0 && tile.out_x % 4 == 0 && tile.out_width % 4 == 0};
     if (sink.four && output.type == DTYPE_U8 && output.channels == 1 && output.fit != OUTPUT_RESIZE) {
         write_grays(tile, canvas, static_cast<uint8_t *>(sink.image), output.res);

@@ -573,8 +573,6 @@ static __global__ void __launch_bounds__(PAINT_BLOCK, 2)
     painter.paint(card.units);
     __syncthreads();
     write_tile(job, place, tile, shared->canvas);
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
-        job.labels[place] = card.class_id;
 }
 
 /* The instantiations of the kernel. There is one source file per instantiation, because each takes seconds to

@@ -7,10 +7,9 @@
 
 #define REDUCE_BLOCK 256
 
-/* One thread per output pixel. `canvases` has one gray byte per pixel. */
+/* One thread per pixel of `output`. The canvases have one gray byte per pixel. */
 static __global__ void __launch_bounds__(REDUCE_BLOCK)
-    fused_reduce_kernel(const __grid_constant__ fused_job job, const struct synth_output output,
-                        const uint8_t *canvases, uint8_t *images)
+    fused_reduce_kernel(const __grid_constant__ fused_job job, const struct synth_output output)
 {
     uint64_t i = (uint64_t)blockIdx.x * REDUCE_BLOCK + threadIdx.x;
     uint32_t res = job.input.res, pixels = output.res * output.res;
@@ -18,7 +17,7 @@ static __global__ void __launch_bounds__(REDUCE_BLOCK)
         return;
     uint32_t image = (uint32_t)(i / pixels), y = (uint32_t)(i % pixels) / output.res,
              x = (uint32_t)(i % pixels) % output.res;
-    const uint8_t *canvas = canvases + (size_t)image * res * res;
+    const uint8_t *canvas = job.canvases + (size_t)image * res * res;
     size_t bytes = (size_t)pixels * output.channels * dtype_bytes(output.type);
     auto row_at = [&](uint32_t row) {
         const uint8_t *first = canvas + (size_t)row * res;
@@ -26,7 +25,8 @@ static __global__ void __launch_bounds__(REDUCE_BLOCK)
     };
     uint64_t sum = span_sum<uint64_t>(output.res, output_span(y, res, output.res),
                                       output_span(x, res, output.res), row_at);
-    output_store(&output, output_area(output.fit, res), sum, y, x, images + image * bytes);
+    output_store(&output, output_area(output.fit, res), sum, y, x,
+                 fused_call_of(job).images + (job.begin + image) * bytes);
 }
 
 #endif

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "common/check.cuh"
-#include "core/phase.h"
 #include "machine/device.h"
 #include "synth/batch.cuh"
 #include "synth/fused.h"
@@ -15,49 +14,19 @@ struct fused_batch {
     struct device_clock clock;
     uint8_t *images;
     int64_t *labels;
-    uint64_t latest; /* number of the latest run */
-    /* fused-graph only: */
-    cudaGraphExec_t graph;
-    uint64_t *counter, *number; /* the run number: `counter` in device memory, `number` in pinned memory */
+    uint64_t latest;           /* number of the latest run */
+    struct fused_graph *graph; /* only of fused-graph */
 };
 
 static void fused_teardown(void *state)
 {
     struct fused_batch *self = static_cast<struct fused_batch *>(state);
-    if (self->graph)
-        (void)cudaGraphExecDestroy(self->graph);
-    (void)cudaFreeHost(self->number);
-    (void)cudaFree(self->counter);
+    fused_graph_close(self->graph);
     (void)cudaFree(self->labels);
     (void)cudaFree(self->images);
     device_clock_close(&self->clock);
     fused_close(self->plan);
     free(self);
-}
-
-/* Enqueues a run on the stream, for capture. When the graph executes, the run reads its number from
- * self->number. */
-static enum status record(struct fused_batch *self)
-{
-    CUDA_TRY(cudaMemcpyAsync(self->counter, self->number, sizeof *self->number, cudaMemcpyHostToDevice,
-                             self->clock.stream));
-    return fused_enqueue(self->plan, 0, self->counter, self->synth->batch, self->images, self->labels,
-                         self->clock.stream);
-}
-
-static enum status capture(struct fused_batch *self)
-{
-    cudaGraph_t graph = nullptr;
-    CUDA_TRY(cudaMalloc(&self->counter, sizeof *self->counter));
-    CUDA_TRY(cudaMallocHost(&self->number, sizeof *self->number));
-    CUDA_TRY(cudaStreamBeginCapture(self->clock.stream, cudaStreamCaptureModeThreadLocal));
-    enum status status = record(self);
-    cudaError_t error = cudaStreamEndCapture(self->clock.stream, &graph);
-    if (status == STATUS_OK && error == cudaSuccess)
-        error = cudaGraphInstantiate(&self->graph, graph, 0);
-    if (graph)
-        (void)cudaGraphDestroy(graph);
-    return status != STATUS_OK ? status : cuda_status(error, "capturing a run", __FILE__, __LINE__);
 }
 
 static enum status make_batch(struct fused_batch *self, bool graph)
@@ -70,7 +39,7 @@ static enum status make_batch(struct fused_batch *self, bool graph)
     CUDA_TRY(cudaMalloc(&self->labels, label_bytes));
     TRY(device_clock_open(&self->clock));
     TRY(fused_open(self->device, synth, false, &self->plan));
-    return graph ? capture(self) : STATUS_OK;
+    return graph ? fused_graph_open(self->plan, synth->batch, self->clock.stream, &self->graph) : STATUS_OK;
 }
 
 template <bool Graph>
@@ -85,25 +54,21 @@ static enum status fused_setup(const struct resources *resources, const void *in
     return make_batch(self, Graph);
 }
 
+static struct fused_call call_of_run(const struct fused_batch *self, uint64_t number)
+{
+    return {nullptr, number, nullptr, self->images, self->labels};
+}
+
 static enum status fused_run(void *state, uint64_t number, struct run_time *time)
 {
     struct fused_batch *self = static_cast<struct fused_batch *>(state);
+    const struct fused_call call = call_of_run(self, number);
+    cudaStream_t stream = self->clock.stream;
     CUDA_TRY(cudaSetDevice(self->device));
     self->latest = number;
     TRY(device_clock_begin(&self->clock));
-    TRY(fused_enqueue(self->plan, number, nullptr, self->synth->batch, self->images, self->labels,
-                      self->clock.stream));
-    return device_clock_end(&self->clock, time);
-}
-
-static enum status fused_run_graph(void *state, uint64_t number, struct run_time *time)
-{
-    struct fused_batch *self = static_cast<struct fused_batch *>(state);
-    CUDA_TRY(cudaSetDevice(self->device));
-    self->latest = *self->number = number; /* safe to overwrite: the previous run has ended */
-    TRY(device_clock_begin(&self->clock));
-    RANGE(GRAPH);
-    CUDA_TRY(cudaGraphLaunch(self->graph, self->clock.stream));
+    TRY(self->graph ? fused_graph_launch(self->graph, &call, stream)
+                    : fused_enqueue(self->plan, &call, self->synth->batch, stream));
     return device_clock_end(&self->clock, time);
 }
 
@@ -122,10 +87,10 @@ static enum status fused_fetch(void *state, void *result)
 static enum status fused_stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
 {
     struct fused_batch *self = static_cast<struct fused_batch *>(state);
+    const struct fused_call call = call_of_run(self, self->latest);
     *noise_s = *vertices_s = *painting_s = 0;
     CUDA_TRY(cudaSetDevice(self->device));
-    return fused_time_stages(self->plan, self->latest, self->images, self->labels, &self->clock, noise_s,
-                             painting_s);
+    return fused_time_stages(self->plan, &call, &self->clock, noise_s, painting_s);
 }
 
 static const uint8_t *fused_images(const void *state)
@@ -153,7 +118,7 @@ const struct variant variant_fused_graph = {.platform = "cuda",
                                             .traits = &traits,
                                             .probe = device_probe_variant,
                                             .setup = fused_setup<true>,
-                                            .run = fused_run_graph,
+                                            .run = fused_run,
                                             .fetch = fused_fetch,
                                             .teardown = fused_teardown};
 }

@@ -82,13 +82,21 @@ static __device__ __forceinline__ uint4 fused_values(const struct image_input &i
     return make_uint4(values[0], values[1], values[2], values[3]);
 }
 
+/* Writes the card and the label of image `place`. */
 static __device__ __forceinline__ void fused_write_card(const fused_job &job, const struct image_input &input,
                                                         uint32_t place, uint32_t units)
 {
-    fused_card card = {units, input.class_.id, {0, 0}};
-    if (job.output.fit == OUTPUT_CROP)
-        card.corner = output_crop(input.key, input.res, job.output.res);
+    const struct synth_output &output = job.output;
+    const fused_call call = fused_call_of(job);
+    size_t bytes = (size_t)output.res * output.res * output.channels * dtype_bytes(output.type);
+    fused_card card = {job.canvases ? job.canvases + place * bytes
+                                    : call.images + (job.begin + place) * bytes,
+                       {0, 0},
+                       units};
+    if (output.fit == OUTPUT_CROP)
+        card.corner = output_crop(input.key, input.res, output.res);
     job.cards[place] = card;
+    call.labels[job.begin + place] = input.class_.id;
 }
 
 /* Opens group `number` of the image with rank `rank`; returns false if the image has no such group. The
