@@ -276,6 +276,10 @@ Test(lib, wrong_arguments_are_named)
     expect_error(FDSL_INVALID, fdsl_copy(FDSL_CPU, images, NULL, 1, NULL), "from: it is NULL");
     expect_error(FDSL_INVALID, fdsl_wait(-7, NULL), "device: -7");
     expect_error(FDSL_INVALID, fdsl_order(-7, NULL, NULL), "device: -7");
+    expect_error(FDSL_INVALID, fdsl_copy(FDSL_CPU, images, labels, 8, images), "stream: it must be NULL");
+    expect_error(FDSL_INVALID, fdsl_wait(FDSL_CPU, images), "stream: it must be NULL");
+    expect_error(FDSL_INVALID, fdsl_order(FDSL_CPU, images, NULL), "before: it must be NULL");
+    expect_error(FDSL_INVALID, fdsl_order(FDSL_CPU, NULL, images), "after: it must be NULL");
     good(fdsl_wait(FDSL_CPU, NULL));
     good(fdsl_order(FDSL_CPU, NULL, NULL));
     good(fdsl_copy(FDSL_CPU, images, labels, 8, NULL));
@@ -283,6 +287,23 @@ Test(lib, wrong_arguments_are_named)
     fdsl_close(NULL);
     fdsl_free(FDSL_CPU, images);
     fdsl_close(generator);
+}
+
+Test(lib, a_missing_device_is_one_error)
+{
+    enum { MISSING = 4096 };
+    struct fdsl_config config = small();
+    struct fdsl_generator *generator;
+    char there[8] = "", first[256];
+    void *memory;
+    config.device = MISSING;
+    cr_expect_eq(fdsl_open(&config, &generator), FDSL_UNAVAILABLE);
+    snprintf(first, sizeof first, "%s", fdsl_error());
+    expect_error(FDSL_UNAVAILABLE, fdsl_alloc(MISSING, 8, &memory), first);
+    expect_error(FDSL_UNAVAILABLE, fdsl_copy(MISSING, there, there, 8, NULL), first);
+    expect_error(FDSL_UNAVAILABLE, fdsl_wait(MISSING, NULL), first);
+    expect_error(FDSL_UNAVAILABLE, fdsl_order(MISSING, NULL, there), first);
+    good(fdsl_order(MISSING, NULL, NULL)); /* does nothing */
 }
 
 static void *fail_elsewhere(void *text)

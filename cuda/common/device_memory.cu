@@ -1,6 +1,7 @@
 #include "machine/device_memory.h"
 
 #include "common/check.cuh"
+#include "machine/device.h"
 
 int device_current(void)
 {
@@ -17,12 +18,15 @@ void device_restore(int device)
         (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
 }
 
-/* Makes the device current, unless it is current already. */
+/* Makes the device current, unless it is current already. The error is the one of device_probe(), if that
+ * reports one. */
 static enum status use(int device)
 {
-    if (device != device_current())
-        CUDA_TRY(cudaSetDevice(device));
-    return STATUS_OK;
+    cudaError_t error = device == device_current() ? cudaSuccess : cudaSetDevice(device);
+    if (error == cudaSuccess)
+        return STATUS_OK;
+    TRY(device_probe(device));
+    return cuda_status(error, "cudaSetDevice", __FILE__, __LINE__);
 }
 
 /* Exchanges the capture mode of this thread; ignores errors. */
@@ -111,7 +115,7 @@ enum status device_order(int device, void *before, void *after)
     TRY(use(device));
     TRY(check_capture(first, &captured));
     TRY(check_capture(second, &captured));
-    if (captured || first == second)
+    if (captured)
         return STATUS_OK;
     CUDA_TRY(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     cudaError_t error = cudaEventRecord(event, first);

@@ -10,7 +10,8 @@ int device_count(void)
 enum status device_probe(int device)
 {
     (void)device;
-    return status_set(STATUS_UNAVAILABLE, "not built: this build has no CUDA");
+    return status_set(STATUS_UNAVAILABLE,
+                      "not built: this build has no CUDA; use the CPU, or build with nvcc");
 }
 
 enum status device_describe(int device, struct device_info *info)

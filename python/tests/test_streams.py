@@ -15,6 +15,7 @@ from fdsl import _array, _generator
 from fdsl._library import lib
 
 DEVICE_FIRST = ("fdsl_alloc", "fdsl_free", "fdsl_copy", "fdsl_wait", "fdsl_order")
+STREAMS_LAST = {"fdsl_copy": 1, "fdsl_wait": 1, "fdsl_order": 2}  # function: number of streams at the end
 
 
 class Recorder:
@@ -27,14 +28,15 @@ class Recorder:
         function = getattr(lib, name)
 
         def call(*arguments: Any) -> Any:
-            if name in ("fdsl_order", "fdsl_wait", "fdsl_copy"):
+            streams = STREAMS_LAST.get(name, 0)
+            if streams:
                 self.calls.append((name[5:], *(one for one in arguments if not isinstance(one, ctypes._Pointer))))
             if name.startswith("fdsl_generate"):
                 self.calls.append((name[5:], arguments[-1]))
-                arguments = (*arguments[:-1], None)
+                streams = 1
             if name in DEVICE_FIRST:
                 arguments = (-1, *arguments[1:])
-            return function(*arguments)
+            return function(*arguments[: len(arguments) - streams], *[None] * streams)  # the CPU refuses streams
 
         return call
 

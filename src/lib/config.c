@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/words.h"
+#include "machine/device.h"
 #include "machine/threads.h"
 #include "synth/class.h"
 
@@ -199,9 +200,7 @@ enum status config_variant(const struct fdsl_config *config, const struct varian
         return status_set(STATUS_USAGE, "generator: '%s' works on %s, but device is %d",
                           generators[chosen].name, on_device ? "the CPU" : "CUDA devices", config->device);
     *variant = generators[chosen].variant;
-    return *variant ? STATUS_OK
-                    : status_set(STATUS_UNAVAILABLE, "device: this libfdsl is built without CUDA; use "
-                                                     "FDSL_CPU, or build it with nvcc");
+    return *variant ? STATUS_OK : device_probe(config->device);
 }
 
 enum status config_threads(const struct fdsl_config *config, int *threads)

@@ -162,6 +162,14 @@ static enum status check_device(int device)
                       device, FDSL_CPU);
 }
 
+/* Checks a device and the argument `name`, a stream of it. */
+static enum status check_stream(int device, const char *name, const void *stream)
+{
+    TRY(check_device(device));
+    return device < 0 && stream ? status_set(STATUS_USAGE, "%s: it must be NULL on the CPU", name)
+                                : STATUS_OK;
+}
+
 static enum status open_all(const struct fdsl_config *config, struct fdsl_generator *self)
 {
     const struct variant *variant;
@@ -312,8 +320,7 @@ static enum status check_call(const struct fdsl_generator *self, const struct ca
         return status_set(STATUS_USAGE,
                           "count: %u is out of range; it must be 1 to the generator's batch, %llu",
                           call->count, (unsigned long long)self->synth.batch);
-    if (!on_device && call->stream)
-        return status_set(STATUS_USAGE, "stream: it must be NULL on the CPU");
+    TRY(check_stream(self->device, "stream", call->stream));
     TRY(check_pointer(self, "images", call->images,
                       on_device ? DEVICE_ALIGNMENT : dtype_bytes(self->synth.output.type)));
     return call->labels ? check_pointer(self, "labels", call->labels, sizeof *call->labels) : STATUS_OK;
@@ -447,9 +454,7 @@ enum fdsl_status fdsl_alloc(int device, size_t bytes, void **memory)
             status = status_set(STATUS_FAILED, "out of memory for %zu bytes", bytes);
     } else if (status == STATUS_OK) {
         int before = device_current();
-        status = device_probe(device);
-        if (status == STATUS_OK)
-            status = device_alloc(device, bytes, memory);
+        status = device_alloc(device, bytes, memory);
         device_restore(before);
     }
     return relay(status);
@@ -472,7 +477,7 @@ enum fdsl_status fdsl_copy(int device, void *to, const void *from, size_t bytes,
 {
     if (!to || !from)
         return invalid(to ? "from: it is NULL" : "to: it is NULL");
-    enum status status = check_device(device);
+    enum status status = check_stream(device, "stream", stream);
     if (status == STATUS_OK && device < 0)
         memmove(to, from, bytes);
     else if (status == STATUS_OK) {
@@ -485,7 +490,7 @@ enum fdsl_status fdsl_copy(int device, void *to, const void *from, size_t bytes,
 
 enum fdsl_status fdsl_wait(int device, void *stream)
 {
-    enum status status = check_device(device);
+    enum status status = check_stream(device, "stream", stream);
     if (status == STATUS_OK && device >= 0) {
         int before = device_current();
         status = device_wait(device, stream);
@@ -496,8 +501,10 @@ enum fdsl_status fdsl_wait(int device, void *stream)
 
 enum fdsl_status fdsl_order(int device, void *before_stream, void *after)
 {
-    enum status status = check_device(device);
-    if (status == STATUS_OK && device >= 0) {
+    enum status status = check_stream(device, "before", before_stream);
+    if (status == STATUS_OK)
+        status = check_stream(device, "after", after);
+    if (status == STATUS_OK && device >= 0 && before_stream != after) {
         int before = device_current();
         status = device_order(device, before_stream, after);
         device_restore(before);

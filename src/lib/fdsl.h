@@ -187,14 +187,17 @@ FDSL_API enum fdsl_status fdsl_alloc(int device, size_t bytes, void **memory);
 FDSL_API void fdsl_free(int device, void *memory);
 
 /* Copies `bytes` bytes; each end may be host memory or memory of the device. The copy begins after the work
- * that was enqueued on `stream`, and is complete when the call returns. Thread-safe. */
+ * that was enqueued on `stream`, and is complete when the call returns. On the CPU, `stream` must be NULL.
+ * Thread-safe. */
 FDSL_API enum fdsl_status fdsl_copy(int device, void *to, const void *from, size_t bytes, void *stream);
 
-/* Waits until the work enqueued on `stream` is complete. Does nothing on the CPU. Thread-safe. */
+/* Waits until the work enqueued on `stream` is complete. On the CPU, `stream` must be NULL, and the call does
+ * nothing. Thread-safe. */
 FDSL_API enum fdsl_status fdsl_wait(int device, void *stream);
 
 /* Makes work that is enqueued on `after` from now on wait for the work enqueued on `before` until now. Does
- * nothing on the CPU, for equal streams, or while one of the two is being captured. Thread-safe. */
+ * nothing for equal streams, or while one of the two is being captured. On the CPU, both must be NULL.
+ * Thread-safe. */
 FDSL_API enum fdsl_status fdsl_order(int device, void *before, void *after);
 
 /* Returns 1 while `stream` is being captured into a CUDA graph, else 0; also 0 on the CPU and after an error.
