@@ -164,13 +164,13 @@ def collect(everything: bool = False, exports: deque[_Export] = _exports) -> int
 class Array:
     """A contiguous array in memory of the library, on the CPU or on a CUDA device.
 
-    Generator.generate() makes arrays. Other libraries use their memory without a copy, through DLPack
+    Generator.generate() makes arrays. Other libraries can use the memory of an array without a copy, through DLPack
     (torch.from_dlpack(), numpy.from_dlpack(), cupy.from_dlpack(), jax.dlpack.from_dlpack()), through
     __array_interface__ (CPU) or through __cuda_array_interface__ (version 3).
 
-    The memory lives as long as the array or any tensor made from it, also after the generator is closed. After
-    the last tensor that was made with DLPack has ended, the package frees its memory when it creates, exports or frees
-    other arrays. Thread-safe. Only the caller changes the contents, with Generator.fill() or another library.
+    The memory lives as long as the array or any tensor made from it, also after the generator is closed. If DLPack was
+    used, the memory is not freed as soon as the last tensor ends, but when the package next creates, exports or frees
+    an array. Thread-safe. Only the caller changes the contents, with Generator.fill() or another library.
 
     Attributes: shape (a tuple of ints), dtype ("uint8", "float16", "bfloat16", "float32" or "int64"), device
     ("cpu" or "cuda:N"), ptr (the address, an int) and nbytes.
@@ -184,7 +184,7 @@ class Array:
         self.nbytes = math.prod(shape) * _ELEMENTS[dtype][0]
         self._memory = _Memory(device, self.nbytes)
         self.ptr = self._memory.pointer
-        self._stream, self._stream_owner = stream, owner  # the stream that its contents were enqueued on
+        self._stream, self._stream_owner = stream, owner  # the stream of the work that fills it
 
     def __del__(self, collect: Any = collect) -> None:
         collect()
@@ -204,14 +204,14 @@ class Array:
         return f"fdsl.Array(shape={self.shape}, dtype={self.dtype!r}, device={self.device!r})"
 
     def _copy(self, device: int) -> Array:
-        """Returns a complete copy on `device`: the CPU, or the device of this array."""
+        """Returns a copy on `device` (the CPU, or the device of this array) after waiting for it."""
         array = Array(self.shape, self.dtype, device)
         check(lib.fdsl_copy(max(device, self._device), array.ptr, self.ptr, self.nbytes, self._stream))
         return array
 
     def numpy(self) -> numpy.ndarray[Any, Any]:
         """Returns a NumPy array: on the CPU, a view of this memory; for a CUDA device, a copy, made after the work that
-        fills it.
+        fills the array.
 
         bfloat16 becomes uint16 with the same bits. Raises ImportError without NumPy, Error if the copy fails.
         """

@@ -120,35 +120,29 @@ class Generator:
         check(lib.fdsl_config_init(c, ctypes.sizeof(c)))
         for name, text in ("formula", formula), ("fit", fit), ("layout", layout), ("generator", generator):
             setattr(c, name, _text(name, text))
-        c.classes = 1000 if classes is None else integer("classes", classes, 1, _CLASSES_MAX)
         c.res, c.batch = integer("res", res, 1, _RES_MAX), integer("batch", batch, 1, _BATCH_MAX)
-        c.channels = integer("channels", channels, 0, _U32)
-        if c.channels not in (1, 3):
-            raise ValueError(f"channels: {channels} is neither 1 nor 3")
-        for name, value in ("preset", preset), ("preset_file", preset_file):
-            if value is not None and (class_list is not None or class_file is not None):
-                raise ValueError(f"{name}: class_list or class_file gives the classes; leave {name} out")
-        c.preset = None if preset is None else _text("preset", preset)
-        c.preset_file, c.class_file = _path("preset_file", preset_file), _path("class_file", class_file)
-        if class_list is not None:
-            structs, class_list = _class_structs(class_list)
-            c.class_list, c.class_count = structs, len(structs)
-        c.seed = integer("seed", seed, 0, _U64)
         c.out_res = 0 if out_res is None else integer("out_res", out_res, 1, _RES_MAX)
-        c.dtype = _dtype(dtype).encode()
-        mean, std = _per_channel("mean", mean, c.channels), _per_channel("std", std, c.channels)
-        if c.dtype == b"u8" and (set(mean), set(std)) != ({0.0}, {1.0}):
-            raise ValueError("mean, std: uint8 images are not normalised; set dtype to float16, bfloat16 or float32")
-        c.mean[: len(mean)], c.std[: len(std)] = mean, std
-        c.device = _device(device)
+        c.seed, c.device = integer("seed", seed, 0, _U64), _device(device)
         c.threads = 0 if threads is None else integer("threads", threads, 1, _THREADS_MAX)
+        class_list = _set_classes(c, classes, preset, preset_file, class_file, class_list)
+        mean, std = _set_elements(c, dtype, channels, mean, std)
+        number = self._open(c, None if classes is None else c.classes)
+        self._config: dict[str, Any] = {
+            "classes": number, "preset": preset, "preset_file": preset_file, "class_file": class_file,
+            "class_list": class_list, "formula": formula, "seed": c.seed, "res": c.res, "out_res": out_res, "fit": fit,
+            "dtype": self._dtype, "channels": c.channels, "layout": layout, "mean": mean, "std": std,
+            "generator": generator, "device": self.device, "threads": threads, "batch": c.batch,
+        }  # fmt: skip
+
+    def _open(self, c: ConfigStruct, classes: Optional[int]) -> int:
+        """Opens the generator, and returns its number of classes after checking it if `classes` is given."""
         handle = ctypes.c_void_p()
         check(lib.fdsl_open(c, handle))
         number = int(lib.fdsl_classes(handle, None, 0))
-        if classes is not None and number != c.classes:
+        if classes is not None and number != classes:
             lib.fdsl_close(handle)
-            field = "class_file" if class_list is None else "class_list"
-            raise ValueError(f"classes: it is {c.classes}, but {field} has {number}; leave classes out")
+            field = "class_list" if c.class_list else "class_file"
+            raise ValueError(f"classes: it is {classes}, but {field} has {number}; leave classes out")
         self._handle = handle.value or 0
         self._process = os.getpid()
         self._lock = allocate_lock()
@@ -161,12 +155,7 @@ class Generator:
         self._dtype = _NAMES[c.dtype.decode()]
         self._accepted = (self._dtype, "uint16") if self._dtype == "bfloat16" else (self._dtype,)
         self._batch: int = c.batch
-        self._config: dict[str, Any] = {
-            "classes": number, "preset": preset, "preset_file": preset_file, "class_file": class_file,
-            "class_list": class_list, "formula": formula, "seed": c.seed, "res": c.res, "out_res": out_res, "fit": fit,
-            "dtype": self._dtype, "channels": c.channels, "layout": layout, "mean": mean, "std": std,
-            "generator": generator, "device": self.device, "threads": threads, "batch": c.batch,
-        }  # fmt: skip
+        return number
 
     # ---- Properties: thread-safe; those that call the library raise ValueError after close() ----
 
@@ -276,7 +265,8 @@ class Generator:
         """
         self._check_open()
         pointer = 0 if stream is None else self._stream_pointer(stream)
-        numbers = self._listed(numbers, pointer)
+        if isinstance(numbers, (list, tuple, range)):
+            numbers = self._listed(numbers, pointer)
         if count is None and numbers is not None:
             shape = kind_of("numbers", numbers).describe("numbers", numbers, False)[1]
             if len(shape) != 1:
@@ -332,22 +322,15 @@ class Generator:
         if not 1 <= count <= self._batch:
             raise ValueError(f"images: there are {count}; there must be 1 to the generator's batch, {self._batch}")
         label_address = None if labels is None else self._address("labels", labels, ("int64",), (count,), True)
-        pointer = number_address = None
+        pointer = None
         if stream is not None:
             pointer = self._stream_pointer(stream)
         elif self._device != CPU:
             pointer = kind.stream(images)
-        if numbers is not None:
-            numbers = self._listed(numbers, pointer)
-            number_address = self._address("numbers", numbers, _NUMBERS, (count,), False)
-        elif next is not None:
-            number_address = self._address("next", next, _NUMBERS, None, True)
-            step = count if step is None else integer("step", step, 0, _U64)
-        if (number_address is not None and first != 0) or (numbers is not None and next is not None):
-            raise ValueError("first, numbers, next: they exclude each other; give one of the three")
-        if next is None and step is not None:
-            raise ValueError("step: it needs next")
-        if type(first) is not int or not 0 <= first <= _U64:
+        by_first = numbers is None and next is None and step is None
+        if not by_first:
+            function, selection, numbers = self._select(first, numbers, next, step, count, pointer)
+        elif type(first) is not int or not 0 <= first <= _U64:
             first = integer("first", first, 0, _U64)
         if os.getpid() != self._process:
             self._check_open()
@@ -357,13 +340,10 @@ class Generator:
             if self._device != CPU:
                 owner = (lambda: kind.owner(images)) if stream is None else (lambda: stream)
                 self._order(pointer or 0, owner, images, labels)
-            tail = (count, address, label_address, pointer)
-            if number_address is None:
-                status = lib.fdsl_generate(self._handle, first, *tail)
-            elif next is None:
-                status = lib.fdsl_generate_list(self._handle, number_address, *tail)
+            if by_first:
+                status = lib.fdsl_generate(self._handle, first, count, address, label_address, pointer)
             else:
-                status = lib.fdsl_generate_next(self._handle, number_address, step, *tail)
+                status = function(self._handle, *selection, count, address, label_address, pointer)
         if status:
             fail(status)
 
@@ -389,10 +369,23 @@ class Generator:
                     check(lib.fdsl_order(self._device, array._stream, stream))
                 array._stream, array._stream_owner = stream, owner()
 
-    def _listed(self, numbers: Any, stream: Optional[int]) -> Any:
+    def _select(
+        self, first: int, numbers: Any, next: Any, step: Optional[int], count: int, stream: Optional[int]
+    ) -> tuple[Any, tuple[int, ...], Any]:
+        """Returns the library's function for numbers= or next=, its arguments, and the array that they point to."""
+        if next is None and step is not None:
+            raise ValueError("step: it needs next")
+        if first != 0 or (numbers is not None and next is not None):
+            raise ValueError("first, numbers, next: they exclude each other; give one of the three")
+        if numbers is not None:
+            if isinstance(numbers, (list, tuple, range)):
+                numbers = self._listed(numbers, stream)
+            return lib.fdsl_generate_list, (self._address("numbers", numbers, _NUMBERS, (count,), False),), numbers
+        step = count if step is None else integer("step", step, 0, _U64)
+        return lib.fdsl_generate_next, (self._address("next", next, _NUMBERS, None, True), step), next
+
+    def _listed(self, numbers: Sequence[Any], stream: Optional[int]) -> Any:
         """Turns a list, tuple or range into an array on the generator's device. The stream is that of the call."""
-        if not isinstance(numbers, (list, tuple, range)):
-            return numbers
         try:
             self._counted(len(numbers))
         except OverflowError:  # a range
@@ -515,6 +508,33 @@ def _per_channel(name: str, value: Any, channels: int) -> list[float]:
     if len(numbers) != channels:
         raise ValueError(f"{name}: it has {len(numbers)} values for {channels} channels")
     return numbers
+
+
+def _set_classes(c: ConfigStruct, classes: Any, preset: Any, preset_file: Any, class_file: Any, class_list: Any) -> Any:
+    """Sets the fields that select the classes. Returns class_list as a list, or None."""
+    c.classes = 1000 if classes is None else integer("classes", classes, 1, _CLASSES_MAX)
+    for name, value in ("preset", preset), ("preset_file", preset_file):
+        if value is not None and (class_list is not None or class_file is not None):
+            raise ValueError(f"{name}: class_list or class_file gives the classes; leave {name} out")
+    c.preset = None if preset is None else _text("preset", preset)
+    c.preset_file, c.class_file = _path("preset_file", preset_file), _path("class_file", class_file)
+    if class_list is not None:
+        structs, class_list = _class_structs(class_list)
+        c.class_list, c.class_count = structs, len(structs)
+    return class_list
+
+
+def _set_elements(c: ConfigStruct, dtype: Any, channels: Any, mean: Any, std: Any) -> tuple[list[float], list[float]]:
+    """Sets element type, channels and normalisation. Returns mean and std per channel."""
+    c.channels = integer("channels", channels, 0, _U32)
+    if c.channels not in (1, 3):
+        raise ValueError(f"channels: {channels} is neither 1 nor 3")
+    c.dtype = _dtype(dtype).encode()
+    mean, std = _per_channel("mean", mean, c.channels), _per_channel("std", std, c.channels)
+    if c.dtype == b"u8" and (set(mean), set(std)) != ({0.0}, {1.0}):
+        raise ValueError("mean, std: uint8 images are not normalised; set dtype to float16, bfloat16 or float32")
+    c.mean[: len(mean)], c.std[: len(std)] = mean, std
+    return mean, std
 
 
 def _class_structs(classes: Any) -> tuple[Any, list[Class]]:

@@ -42,7 +42,7 @@ def _find_kind(name: str, array: object) -> Kind:
     if isinstance(array, Array):
         return Kind(_describe_own, lambda own: own._stream, lambda own: own._stream_owner)
     if modules.get("torch") in ("Tensor", "_TensorBase", "TensorBase"):
-        return Kind(_describe_torch, _torch_stream, _torch_stream_object)
+        return Kind(_torch_describer(), _torch_stream, _torch_stream_object)
     if hasattr(array, "__cuda_array_interface__"):
         if "cupy" in modules:
             return Kind(_describe_interface, lambda own: _cupy_stream(own).ptr, _cupy_stream)
@@ -72,31 +72,33 @@ def _describe_own(name: str, array: Array, write: bool) -> Description:
     return array.ptr, array.shape, array.dtype, array._device
 
 
-_torch_dtypes: dict[Any, str] = {}
+def _torch_describer() -> Callable[[str, Any, bool], Description]:
+    torch = sys.modules["torch"]
+    # Autograd uses the versions to detect that a tensor which it saved for the backward pass was overwritten.
+    increment_version = getattr(torch.autograd.graph, "increment_version", lambda tensor: None)
+    dtypes: dict[Any, str] = {}
 
+    def describe(name: str, tensor: Any, write: bool) -> Description:
+        if tensor.is_cuda:
+            device = tensor.get_device()
+        elif tensor.is_cpu:
+            device = CPU
+        else:
+            raise ValueError(f"{name}: a tensor on {tensor.device} is neither on the CPU nor on a CUDA device")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name}: it is not contiguous")
+        if tensor.is_neg():  # its memory has other values
+            raise ValueError(f"{name}: it is a negated view; give {name}.resolve_neg()")
+        if write:
+            if tensor.requires_grad:
+                raise ValueError(f"{name}: it requires a gradient; give a tensor without one, such as {name}.detach()")
+            increment_version(tensor)
+        dtype = dtypes.get(tensor.dtype)
+        if dtype is None:
+            dtype = dtypes[tensor.dtype] = str(tensor.dtype).rpartition(".")[2]
+        return tensor.data_ptr(), tensor.shape, dtype, device
 
-def _describe_torch(name: str, tensor: Any, write: bool) -> Description:
-    if tensor.is_cuda:
-        device = tensor.get_device()
-    elif tensor.is_cpu:
-        device = CPU
-    else:
-        raise ValueError(f"{name}: a tensor on {tensor.device} is neither on the CPU nor on a CUDA device")
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name}: it is not contiguous")
-    if tensor.is_neg() or tensor.is_conj():  # its memory has other values
-        raise ValueError(f"{name}: it is a negated or conjugated view; give {name}.resolve_neg() or resolve_conj()")
-    if write:
-        if tensor.requires_grad:
-            raise ValueError(f"{name}: it requires a gradient; give a tensor without one, such as {name}.detach()")
-        # Autograd then detects that a tensor which it saved for the backward pass was overwritten.
-        increment = getattr(sys.modules["torch"].autograd.graph, "increment_version", None)
-        if increment is not None:
-            increment(tensor)
-    dtype = _torch_dtypes.get(tensor.dtype)
-    if dtype is None:
-        dtype = _torch_dtypes[tensor.dtype] = str(tensor.dtype).rpartition(".")[2]
-    return tensor.data_ptr(), tensor.shape, dtype, device
+    return describe
 
 
 def _torch_stream(tensor: Any) -> int:

@@ -60,6 +60,7 @@ class Loader:
 
     Not thread-safe. A Loader replaces torch.utils.data.DataLoader, and cannot be passed to it as a data set.
     RuntimeError in a forked process, such as a worker of a DataLoader. ValueError and TypeError name the argument.
+    ValueError, too, if the order of an epoch does not fit into the memory of the machine.
 
     >>> import fdsl, fdsl.torch
     >>> generator = fdsl.Generator(classes=10, res=64, dtype="float32", batch=8)
@@ -93,6 +94,8 @@ class Loader:
             raise TypeError(f"shuffle: it must be a bool, not {type(shuffle).__name__}")
         self.shuffle = shuffle
         self.count = generator.batch if count is None else integer("count", count, 1, generator.batch)
+        if shuffle:
+            self._check_memory()
         name = generator.config["generator"]
         if self.shuffle and name in ("gbase", "bat"):
             raise ValueError(f"shuffle: generator {name!r} makes consecutive images only; set shuffle=False")
@@ -100,6 +103,16 @@ class Loader:
         self._resumed = False  # whether the next iteration begins at _step
         self._stream: Any = None  # a torch.cuda.Stream
         self._images = _fingerprint(generator)
+
+    def _check_memory(self) -> None:
+        """ValueError if the order of an epoch exceeds the memory of the machine."""
+        needed = 8 * self.batches_per_epoch * self.world_size * self.count
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > memory:
+            raise ValueError(
+                f"batches_per_epoch: to shuffle {needed // 8} images per epoch takes {needed / 2**30:,.0f} GiB of memory, "
+                f"but this machine has {memory / 2**30:,.0f} GiB; use fewer batches per epoch, or set shuffle=False"
+            )
 
     def __len__(self) -> int:
         """Batches per epoch."""

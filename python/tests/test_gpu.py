@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import threading
 import time
-from typing import Any
+from typing import Any, Iterator
 
 import pytest
 from conftest import COUNT, RES, resident_bytes, run_python, small
@@ -166,6 +166,35 @@ def test_fill_uses_the_current_stream() -> None:
             assert (result.numpy() == images).all() and (result_labels.numpy() == labels).all()
 
 
+@pytest.mark.parametrize("count", [COUNT, COUNT - 1])  # a full batch, and a smaller one
+def test_fill_does_not_wait(count: int) -> None:
+    torch = with_torch()
+    images, labels = expected(0, count)
+    side = torch.cuda.Stream()
+    numbers = torch.arange(count - 1, -1, -1, device="cuda:0")
+    counter = torch.zeros(1, dtype=torch.int64, device="cuda:0")
+    with gpu() as g:
+        tensor = torch.zeros((count, *g.shape), dtype=torch.uint8, device="cuda:0")
+        indices = torch.zeros(count, dtype=torch.int64, device="cuda:0")
+        selections: list[dict[str, Any]] = [{"first": 0}, {"numbers": numbers}, {"next": counter, "step": 0}]
+        for words, stream in itertools.product(selections, (None, side, side.cuda_stream)):
+            g.fill(tensor, indices, **words, stream=stream)  # whatever CUDA does at a first call
+            torch.cuda.synchronize()
+            tensor.zero_()
+            indices.zero_()
+            torch.cuda.synchronize()
+            with torch.cuda.stream(side):
+                busy(torch)
+                if stream is None:
+                    g.fill(tensor, indices, **words)
+            if stream is not None:
+                g.fill(tensor, indices, **words, stream=stream)
+            assert not side.query(), (words, stream)
+            torch.cuda.synchronize()
+            order = slice(None, None, -1 if "numbers" in words else 1)
+            assert (tensor.cpu().numpy() == images[order]).all() and (indices.cpu().numpy() == labels[order]).all()
+
+
 def test_calls_on_several_streams_are_ordered() -> None:
     """They share scratch memory: without fdsl_order() they would disturb each other."""
     torch = with_torch()
@@ -215,6 +244,142 @@ def test_a_graph_generates_the_following_images() -> None:
         torch.cuda.synchronize()
         assert (tensor.cpu().numpy() == images[7:12]).all()
         del graph
+
+
+# ---- Full batches ----
+
+# The C generator launches a full batch on a stream of default priority as one CUDA graph. Other calls launch kernels:
+# smaller batches, other priorities and captures.
+
+FULL_BATCHES = 5
+FORMATS: dict[str, dict[str, Any]] = {  # the cases of cuda/synth/fused.cu
+    "one lane": {"batch": 16},
+    "two lanes": {
+        "batch": 96, "out_res": 48, "dtype": "float16", "channels": 3, "layout": "nhwc", "mean": 0.485, "std": 0.25,
+    },
+    "reduced": {"batch": 64, "res": 512, "out_res": 3, "dtype": "float32"},
+}  # fmt: skip
+
+
+class Full:
+    """A generator, and FULL_BATCHES batches of its images and labels, generated in smaller batches."""
+
+    def __init__(self, torch: Any, g: fdsl.Generator) -> None:
+        self.torch, self.g, self.total, step = torch, g, FULL_BATCHES * g.batch, g.batch * 2 // 5
+        parts = []
+        for first in range(0, self.total, step):
+            images, labels = self.output(min(step, self.total - first))
+            g.fill(images, labels, first)
+            torch.cuda.synchronize()
+            parts.append((images, labels))
+        self.images, self.labels = (torch.cat(tensors) for tensors in zip(*parts))
+        self.numbers = torch.arange(self.total, device="cuda:0")
+
+    def output(self, count: int) -> tuple[Any, Any]:
+        """New tensors with values that no call generates in all elements."""
+        images = self.torch.full((count, *self.g.shape), 77, dtype=getattr(self.torch, self.g.dtype), device="cuda:0")
+        return images, self.torch.full((count,), -1, dtype=self.torch.int64, device="cuda:0")
+
+    def outputs(self, number: int = FULL_BATCHES) -> list[tuple[Any, Any]]:
+        """New tensors for full batches, ready for any stream."""
+        tensors = [self.output(self.g.batch) for _ in range(number)]
+        self.torch.cuda.synchronize()
+        return tensors
+
+    def check(self, images: Any, labels: Any, numbers: Any) -> None:
+        assert self.torch.equal(images, self.images[numbers])
+        assert labels is None or self.torch.equal(labels, self.labels[numbers])
+
+
+@pytest.fixture(scope="module", params=list(FORMATS))
+def full(request: Any) -> Iterator[Full]:
+    torch = with_torch()
+    changes = FORMATS[request.param]
+    images, labels = expected(0, changes["batch"], **changes)
+    with gpu(**changes) as g:
+        full = Full(torch, g)
+        assert (full.images[: g.batch].cpu().numpy() == images).all()
+        assert (full.labels[: g.batch].cpu().numpy() == labels).all()
+        yield full
+        torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("selection", ["first", "numbers", "next"])
+@pytest.mark.parametrize("priority", [None, 0, -1])  # None: the default stream
+def test_full_batches_in_flight(full: Full, priority: Any, selection: str, labelled: bool) -> None:
+    torch, g, outputs = full.torch, full.g, full.outputs()
+    order = full.numbers.flip(0) if selection == "numbers" else full.numbers
+    batches = order.split(g.batch)
+    counter = torch.zeros(1, dtype=torch.int64, device="cuda:0")
+    stream = torch.cuda.default_stream() if priority is None else torch.cuda.Stream(priority=priority)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        busy(torch)
+        for call, (images, labels) in enumerate(outputs):
+            words = {
+                "first": {"first": call * g.batch}, "numbers": {"numbers": batches[call]}, "next": {"next": counter}
+            }[selection]  # fmt: skip
+            g.fill(images, labels if labelled else None, **words)
+        assert not stream.query(), "all calls must be in flight"
+    torch.cuda.synchronize()
+    for numbers, (images, labels) in zip(batches, outputs):
+        full.check(images, labels if labelled else None, numbers)
+        assert labelled or (labels == -1).all()
+    assert counter.item() == (full.total if selection == "next" else 0)
+
+
+def test_full_and_smaller_batches_on_changing_streams(full: Full) -> None:
+    torch, g = full.torch, full.g
+    streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream(priority=-1), torch.cuda.Stream()]
+    calls = []
+    for call, (images, labels) in enumerate(full.outputs(24)):
+        count, first = g.batch - call // 2 % 3, call % FULL_BATCHES * g.batch  # full, full, 1 less, 1 less, 2 less, ...
+        g.fill(images[:count], labels[:count], first, stream=streams[call % 4])
+        calls.append((images, labels, first, count))
+    torch.cuda.synchronize()
+    for images, labels, first, count in calls:
+        full.check(images[:count], labels[:count], full.numbers[first : first + count])
+        assert (images[count:] == 77).all() and (labels[count:] == -1).all()
+
+
+def test_full_batches_of_several_generators_at_once(full: Full) -> None:
+    torch, g = full.torch, full.g
+    with fdsl.Generator(**g.config) as second, fdsl.Generator(**g.config) as third:
+        streams = [torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Stream(priority=-1)]
+        outputs = [full.outputs() for _ in streams]
+        for call in range(FULL_BATCHES):
+            for generator, stream, own in zip((g, second, third), streams, outputs):
+                with torch.cuda.stream(stream):
+                    generator.fill(*own[call], call * g.batch)
+        torch.cuda.synchronize()
+        for own in outputs:
+            for numbers, (images, labels) in zip(full.numbers.split(g.batch), own):
+                full.check(images, labels, numbers)
+
+
+def test_full_batches_alternate_with_replays(full: Full) -> None:
+    torch, g = full.torch, full.g
+    batches, stream = full.numbers.split(g.batch), torch.cuda.Stream()
+    ((captured, captured_labels),) = full.outputs(1)
+    replayed, outside = full.outputs(2 * FULL_BATCHES), full.outputs(2 * FULL_BATCHES)
+    counter = torch.zeros(1, dtype=torch.int64, device="cuda:0")
+    torch.cuda.synchronize()
+    for begin in (0, FULL_BATCHES):  # the second capture comes after calls outside
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            g.fill(captured, captured_labels, next=counter)
+        with torch.cuda.stream(stream):
+            counter.zero_()
+            for call in range(begin, begin + FULL_BATCHES):
+                graph.replay()
+                replayed[call][0].copy_(captured)
+                replayed[call][1].copy_(captured_labels)
+                g.fill(*outside[call], (call * 3 + 1) % FULL_BATCHES * g.batch)
+        torch.cuda.synchronize()
+    for call in range(2 * FULL_BATCHES):
+        full.check(*replayed[call], batches[call % FULL_BATCHES])
+        full.check(*outside[call], batches[(call * 3 + 1) % FULL_BATCHES])
 
 
 # ---- DLPack and interfaces ----
@@ -428,14 +593,16 @@ def test_host_time_per_call() -> None:
         numbers = torch.arange(256, device="cuda:0")
         counter = torch.zeros(1, dtype=torch.int64, device="cuda:0")
         stream = torch.cuda.current_stream()
+        generate = fdsl._library.lib.fdsl_generate
         calls: dict[str, Any] = {
             "fill": lambda: g.fill(images, labels, 5),
+            "fill, no labels": lambda: g.fill(images, first=5),
             "fill, stream given": lambda: g.fill(images, labels, 5, stream=stream),
             "fill, numbers": lambda: g.fill(images, labels, numbers=numbers),
             "fill, next": lambda: g.fill(images, labels, next=counter),
-            "C call": lambda: fdsl._library.lib.fdsl_generate(
-                g._handle, 5, 256, images.data_ptr(), labels.data_ptr(), 0
-            ),
+            "fill, 255 images": lambda: g.fill(images[:255], labels[:255], 5),
+            "C call": lambda: generate(g._handle, 5, 256, images.data_ptr(), labels.data_ptr(), 0),
+            "C call, 255 images": lambda: generate(g._handle, 5, 255, images.data_ptr(), labels.data_ptr(), 0),
         }
         for name, call in calls.items():
             samples = []
@@ -446,8 +613,9 @@ def test_host_time_per_call() -> None:
                     call()
                 samples.append((time.perf_counter() - begin) / 10)
             times[name] = 1e6 * statistics.median(samples)
-    text = ", ".join(f"{name} {value:.1f} µs" for name, value in times.items())
-    print("median host time per call, 256 images of 512 to 224, 1000 classes:", text)
+    print("\nmedian host time per call, 256 images of 512 to 224, 1000 classes:")
+    for name, value in times.items():
+        print(f"{value:8.1f} µs  {name}")
     assert times["fill"] - times["C call"] < 20  # catches a call that waits for the GPU, or a slow path in Python
 
 

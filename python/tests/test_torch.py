@@ -79,13 +79,13 @@ def test_wrong_tensors() -> None:
         (good[0], ValueError, "images: its shape is"),
         (good.clone().requires_grad_(), ValueError, "images: it requires a gradient"),
         (torch.nn.Parameter(good.clone()), ValueError, "images: it requires a gradient"),
-        (torch._neg_view(good), ValueError, "images: it is a negated or conjugated view; give images.resolve_neg"),
+        (torch._neg_view(good), ValueError, "images: it is a negated view; give images.resolve_neg"),
         (good.to("meta"), ValueError, "images: a tensor on meta is neither"),
     ):
         with pytest.raises(kind, match=text):
             g.fill(tensor)
     for name in ("numbers", "next"):
-        with pytest.raises(ValueError, match=f"{name}: it is a negated or conjugated view"):
+        with pytest.raises(ValueError, match=f"{name}: it is a negated view"):
             g.fill(good, **{name: torch._neg_view(torch.zeros(4, dtype=torch.int64))})
     with pytest.raises(ValueError, match="numbers: -2 is out of range"):
         g.fill(good, numbers=torch.tensor([0, 1, -2, 3]))
@@ -330,6 +330,8 @@ def test_wrong_arguments() -> None:
         ((g, True), {}, TypeError, "batches_per_epoch: it must be an integer, not bool"),
         ((closed, 5), {}, ValueError, "generator: it is closed"),
         ((g, "5"), {}, TypeError, "batches_per_epoch: it must be an integer, not str"),
+        ((g, 10**12), {}, ValueError, "batches_per_epoch: to shuffle 6000000000000 images .* 44,703 GiB .* shuffle=False"),
+        ((g, 1 << 40, 0, 1 << 24), {}, ValueError, "batches_per_epoch: to shuffle "),
     ):
         with pytest.raises(kind, match=text):
             Loader(*arguments, **words)
