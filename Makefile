@@ -394,6 +394,8 @@ install-files:
 	install -D -m 644 $(BUILD)/fdsl.3 "$(DESTDIR)$(PREFIX)/share/man/man3/fdsl.3"
 	install -D -m 644 scripts/packaging/completion.bash "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/fdsl-bench"
 	install -D -m 644 LICENSE "$(DESTDIR)$(PREFIX)/share/doc/fdsl-bench/LICENSE"
+	scripts/packaging/notice.py $(BUILD)/lib/libfdsl.so > $(BUILD)/NOTICE
+	install -D -m 644 $(BUILD)/NOTICE "$(DESTDIR)$(PREFIX)/share/doc/fdsl-bench/NOTICE"
 
 # Builds for all supported GPU architectures in build/dist, and archives the files of make install as one folder.
 DIST := fdsl-bench-$(VERSION)-$(shell uname -m)

@@ -243,10 +243,11 @@ Test(lib_process, installed_files_are_found_by_pkg_config)
            "LD_LIBRARY_PATH=root/opt/fdsl/lib64 ./generate && pkg-config --modversion fdsl",
            root);
     cr_expect_str_eq(out, FDSL_VERSION "\n");
-    EXPECT(0,
-           "cd root/opt/fdsl && ls bin/fdsl-bench lib64/libfdsl.so.0 lib64/libfdsl.a include/fdsl.h "
-           "lib64/cmake/fdsl/fdslConfig.cmake share/man/man1/fdsl-bench.1 share/man/man3/fdsl.3 "
-           "share/modulefiles/fdsl-bench/" FDSL_VERSION ".lua share/doc/fdsl-bench/LICENSE >/dev/null 2>&1");
+    EXPECT(0, "cd root/opt/fdsl && ls bin/fdsl-bench lib64/libfdsl.so.0 lib64/libfdsl.a include/fdsl.h "
+              "lib64/cmake/fdsl/fdslConfig.cmake share/man/man1/fdsl-bench.1 share/man/man3/fdsl.3 "
+              "share/modulefiles/fdsl-bench/" FDSL_VERSION
+              ".lua share/doc/fdsl-bench/LICENSE share/doc/fdsl-bench/NOTICE "
+              ">/dev/null 2>&1");
     EXPECT(0, "grep -o 'LINK_LIBRARIES \".*\"' root/opt/fdsl/lib64/cmake/fdsl/fdslConfig.cmake");
     cr_expect(strstr(out, "\"-lpthread;-ldl;-lm") && !strchr(out + strlen("LINK_LIBRARIES "), ' '),
               "CMake needs a list without blanks: %s", out);

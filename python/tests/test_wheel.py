@@ -69,7 +69,11 @@ def test_contents(wheel: pathlib.Path) -> None:
     notice = files[f"{info}/licenses/NOTICE"].decode()
     assert "GCC Runtime Library Exception" in notice
     assert ("Ben Hoyt" in notice) == (b"BSD-3-Clause" in files[f"{info}/METADATA"])
-    assert ("NVIDIA" in notice) == (b"LicenseRef-NVIDIA" in files[f"{info}/METADATA"])
+    assert ("CUDA runtime" in notice) == (b"LicenseRef-NVIDIA" in files[f"{info}/METADATA"])
+    has_nvtx = b"NVTX_INJECTION64_PATH" in files["fdsl/libfdsl.so"]
+    assert ("parts of NVTX" in notice) == (b"Apache-2.0 WITH LLVM-exception" in files[f"{info}/METADATA"]) == has_nvtx
+    installed = subprocess.run([str(TOOL.with_name("notice.py")), LIBRARY], capture_output=True, text=True)
+    assert installed.stdout == notice, "make install writes the same notice"
     assert (
         len(files["fdsl/libfdsl.so"]) < os.path.getsize(LIBRARY) or b".symtab" not in pathlib.Path(LIBRARY).read_bytes()
     )

@@ -20,20 +20,12 @@ import tempfile
 import tomllib
 import zipfile
 
+from notice import notices
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python"
 GLIBC = re.compile(r"(libc\.so\.6|lib(m|mvec)\.so\.\d|lib(dl|pthread|rt|util)\.so\.\d|ld-linux[-_a-z0-9]*\.so\.\d)$")
 MACHINES = {"Advanced Micro Devices X86-64": "x86_64", "AArch64": "aarch64"}
-GCC_NOTICE = """libfdsl.so contains parts of GCC's runtime libraries (libgcc{cxx}),
-Copyright Free Software Foundation, Inc. They are licensed under the GNU General Public License, version 3
-or later, with the GCC Runtime Library Exception, version 3.1. The exception permits distribution of compiled
-programs that contain them under terms of your choice:
-https://www.gnu.org/licenses/gcc-exception-3.1.html
-"""
-CUDA_NOTICE = """libfdsl.so contains parts of the NVIDIA CUDA runtime (cudart_static, cudadevrt), Copyright NVIDIA Corporation.
-NVIDIA's End User License Agreement for the CUDA Toolkit lists them as redistributable (Attachment A) and sets the
-terms under which they may be used and distributed as part of this package: https://docs.nvidia.com/cuda/eula/
-"""
 
 
 def fail(text):
@@ -70,28 +62,11 @@ class Library:
             fail(f"{path} is not libfdsl: {error}")
         if (own := loaded.fdsl_version().decode()) != version:
             fail(f"{path} is libfdsl {own}, not {version}")
-        symbols = tool("readelf", "--wide", "--symbols", path)
-        stripped = ".symtab" not in headers
-        self.inih = stripped or " ini_parse" in symbols
-        self.cuda = ".nv_fatbin" in headers
+        self.notices, self.terms = notices(pathlib.Path(path).read_bytes())
         with tempfile.TemporaryDirectory() as folder:
             copy = pathlib.Path(folder) / "libfdsl.so"
             tool("strip", "--strip-unneeded", "-o", str(copy), path)
             self.content = copy.read_bytes()
-
-
-def notice(library):
-    """Returns the licence terms of third-party code in the library, and the licence expression of the wheel."""
-    parts, terms = [GCC_NOTICE.format(cxx=", libstdc++" if library.cuda else "")], ["MIT"]
-    terms.append("GPL-3.0-or-later WITH GCC-exception-3.1")
-    if library.inih:
-        text = (PACKAGE / "licenses/inih.txt").read_text()
-        parts.append(f"libfdsl.so contains inih, https://github.com/benhoyt/inih\n\n{text}")
-        terms.append("BSD-3-Clause")
-    if library.cuda:
-        parts.append(CUDA_NOTICE)
-        terms.append("LicenseRef-NVIDIA-CUDA-Toolkit-EULA")
-    return "\n---\n\n".join(parts), " AND ".join(terms)
 
 
 def metadata(version, terms):
@@ -118,7 +93,6 @@ def main():
     if not re.fullmatch(r"\d+(\.\d+)*((a|b|rc|\.dev|\.post)\d+)?", version):
         fail(f"VERSION: '{version}' is not a version of a Python package")
     library = Library(path, version)
-    notices, terms = notice(library)
     info = f"fdsl-{version}.dist-info"
     files = {f"fdsl/{file.name}": file.read_bytes() for file in (PACKAGE / "fdsl").glob("*.py")}
     files["fdsl/py.typed"] = b""
@@ -128,11 +102,11 @@ def main():
         fail("python/fdsl/_version.py has no line VERSION = \"\"")
     files["fdsl/_version.py"] = pinned
     files["fdsl/libfdsl.so"] = library.content
-    files[f"{info}/METADATA"] = metadata(version, terms).encode()
+    files[f"{info}/METADATA"] = metadata(version, library.terms).encode()
     wheel = f"Wheel-Version: 1.0\nGenerator: fdsl-bench\nRoot-Is-Purelib: false\nTag: {library.tag}\n"
     files[f"{info}/WHEEL"] = wheel.encode()
     files[f"{info}/licenses/LICENSE"] = (ROOT / "LICENSE").read_bytes()
-    files[f"{info}/licenses/NOTICE"] = notices.encode()
+    files[f"{info}/licenses/NOTICE"] = library.notices.encode()
     record = []
     for name, content in sorted(files.items()):
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
