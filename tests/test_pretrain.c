@@ -14,7 +14,13 @@ TestSuite(pretrain, .init = open_folder, .fini = remove_folder, .timeout = 120);
 /* The errors in `refused` are one line each. All options are refused before PyTorch is imported. */
 Test(pretrain, wrong_arguments_are_refused_before_pytorch_is_imported)
 {
-    shell("mkdir -p $D/empty $D/bare/class-0 $D/torch && echo 'raise SystemExit(99)' > $D/torch/__init__.py "
+    shell(
+        "mkdir -p $D/empty $D/bare/class-0 $D/few/a $D/few/b $D/named/a $D/named/b $D/deep/a/b $D/deep/b/b "
+        "$D/shards && "
+        "printf '\\211PNG\\r\\n\\032\\n\\0\\0\\0\\015IHDR\\0\\0\\0\\040\\0\\0\\0\\040' > $D/few/a/0.png && "
+        "cp $D/few/a/0.png $D/few/b/1.png && cp $D/few/a/0.png $D/named/a && touch $D/named/b/x.png && "
+        "touch $D/shards/a.tar && echo 'fdsl-index/1 --res=32 --classes=8 --out-res=16' > $D/shards/a.index");
+    shell("mkdir -p $D/torch && echo 'raise SystemExit(99)' > $D/torch/__init__.py "
           "&& echo a,b > "
           "$D/other.csv && { head -n 1 " ROWS "/curve.csv; } > $D/curve.csv");
     static const struct {
@@ -26,6 +32,14 @@ Test(pretrain, wrong_arguments_are_refused_before_pytorch_is_imported)
          "it has no class folders with images; write some with --make-data"},
         {"--source folder --data $D/bare", "it has no class folders with images"},
         {"--source shards --data $D/empty", "it has no tar files; write some with"},
+        {"--source folder --data $D/few", "it has 2 class folders, but --classes is 1000; give --classes 2"},
+        {"--order same --classes 2 --data $D/few",
+         "its images have 32 x 32 pixels, but --res is 512; give --res 32"},
+        {"--order same --classes 2 --data $D/few --images 9", "few has 2, and --order same uses all of them"},
+        {"--order same --classes 2 --data $D/named", "--order same needs PNG files with the numbers 0 to N"},
+        {"--order same --classes 2 --data $D/deep", "--order same needs PNG files with the numbers 0 to N"},
+        {"--source shards --data $D/shards --res 32", "written with --classes 8, not 1000; give --classes 8"},
+        {"--source shards --data $D/shards --classes 8", "written with --res 32, not 512; give --res 32"},
         {"--make-data $D/new", "--make-data is for --source folder or shards, not live"},
         {"--preset paper-100", "--preset paper-100: unknown; did you mean paper-1000?"},
         {"--batch 3", "--batch 3: MixUp and CutMix pair images; give an even number"},
@@ -68,24 +82,29 @@ Test(pretrain, a_missing_package_is_named_with_its_remedy)
     expect_line(4, "the Python package timm is not installed; to get it: pip install timm");
 }
 
-/* fdsl-bench is replaced by a script that writes two images as --prepare --store files does. */
+/* fdsl-bench is replaced by a script that writes two images as --prepare --store files does. No message names
+ * the temporary folder. */
 Test(pretrain, images_are_written_into_class_folders)
 {
-    shell("printf '%%s\\n' '#!/bin/sh' 'mkdir -p \"$2/000\" && cd \"$2/000\" && touch ../synth.index' 'echo "
-          "1 > 000000.cls; "
+    shell("printf '%%s\\n' '#!/bin/sh' 'echo writing $2 | tee /dev/stderr; mkdir -p \"$2/000\" && cd "
+          "\"$2/000\" "
+          "&& touch ../synth.index' 'echo 1 > 000000.cls; "
           "echo 0 > 000001.cls; touch 000000.png 000001.png' > $D/bench && chmod +x $D/bench");
-    shell(PRETRAIN "--source folder --make-data $D/data --images 2 --classes 2 --bench $D/bench && cd $D && "
-                   "find data -type f | "
-                   "sort | tr '\\n' ' '");
-    cr_expect(status == 0 &&
-                  strcmp(out, "data/class-000000/00000001.png data/class-000001/00000000.png ") == 0,
-              "%s", out);
+    shell("cd $D && $OLDPWD/" PRETRAIN
+          "--source folder --make-data data --images 2 --classes 2 --bench ./bench "
+          "&& find data -type f | sort | tr '\\n' ' '");
+    cr_expect_eq(status, 0);
+    cr_expect_str_eq(out, "writing data\ndata: 2 images of 2 classes\n"
+                          "data/class-000000/00000001.png data/class-000001/00000000.png ");
     shell(PRETRAIN "--source folder --make-data $D/data --images 2 --classes 2 --bench $D/bench");
     expect_line(2, "data: it exists; remove it, or choose another folder");
     shell(PRETRAIN "--source folder --make-data $D/b --images 2 --classes 2 --bench /nowhere");
     expect_line(2, "/nowhere: No such file or directory; build it, or name it with --bench");
     shell(PRETRAIN "--source folder --make-data $D/b --images 2 --classes 2 --bench false");
     expect_line(1, "fdsl-bench --prepare failed; see above");
+    shell("printf '%%s\\n' '#!/bin/sh' 'mkdir $2; echo $2 is full >&2; exit 1' > $D/bench; " PRETRAIN
+          "--source folder --make-data $D/new --images 2 --classes 2 --bench $D/bench; ls $D");
+    cr_expect(says("/new is full\n") && says("see above\nbench\ndata\n") && !says(".part"), "%s", out);
 }
 
 /* The share is relative to the newest row of `constant` with the same settings. */
@@ -169,6 +188,34 @@ Test(pretrain, the_longest_run_is_drawn_by_source)
           "cd "
           "- && " SELECT "pretraining_accuracy >/dev/null && cat $D/work/pretraining_accuracy.*");
     cr_expect(status == 0 && says("series = 1"), "curves of other settings are drawn together: %s", out);
+}
+
+/* Rows of another model, and rows of a CPU. */
+Test(pretrain, rows_that_a_figure_leaves_out_are_reported)
+{
+    shell("mkdir $D/results/pretrain && cd " ROWS
+          " && { head -n 1 rows.csv; sed -n '2,3s/deit_tiny/vit_small/p; "
+          "4s/Made-up Accelerator X1/cpu/p' rows.csv; } > $D/results/pretrain/rows.csv && cd - && " FIGURES
+          "--reference $D/reference pretraining_tiny");
+    cr_expect(
+        status == 0 &&
+            says("skipped pretraining_tiny: 3 of your 3 rows of pretrain left out: they are of cpu, "
+                 "vit_small_patch16_224, but this figure shows deit_tiny_patch16_224 on GPUs; to measure"),
+        "%s", out);
+    shell("sed -n '5p' " ROWS "/rows.csv >> $D/results/pretrain/rows.csv && " FIGURES "pretraining_tiny");
+    cr_expect(status == 0 && says("drawn   ") && says("(3 of your 4 rows of pretrain left out: "), "%s", out);
+}
+
+Test(pretrain, rows_in_the_wrong_folder_are_refused_with_the_right_one)
+{
+    shell("cp " ROWS "/curve.csv $D/results && " FIGURES "batch");
+    expect_line(
+        2, "curve.csv: rows of scripts/compare/pretrain.py must be in a subfolder pretrain of --results; "
+           "move this file to ");
+    cr_expect(says("/results/pretrain\n"), "%s", out);
+    shell("mkdir $D/results/pretrain && mv $D/results/curve.csv $D/results/pretrain && " FIGURES
+          "--results $D/results/pretrain batch");
+    cr_expect(status == 2 && says("; give --results ") && says("/results\n"), "%s", out);
 }
 
 Test(pretrain, without_rows_the_command_is_printed)

@@ -21,11 +21,11 @@ import errno
 import importlib.util
 import math
 import os
-import pathlib
 import sys
 
 sys.dont_write_bytecode = True
-import pretrain_rows  # noqa: E402  (in this folder)
+import pretrain_data  # noqa: E402  (in this folder)
+import pretrain_rows  # noqa: E402
 from pretrain_rows import COLUMNS, CURVE_COLUMNS, CURVE_SCHEMA, ROOT, Refused  # noqa: E402
 
 SOURCES = ("constant", "live", "bat", "gbase", "omp", "folder", "shards")
@@ -141,7 +141,7 @@ def set_defaults(options):
     if options.images is None and (options.order != "same" or options.make_data):
         options.images = 1_000_000
     elif options.images is None and options.data:
-        options.images = sum(1 for path in pathlib.Path(options.data).glob("*/*") if path.is_file())
+        options.images = len(pretrain_data.images_of(options.data))
 
 
 def nearest(name, known):
@@ -150,25 +150,12 @@ def nearest(name, known):
     return f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
 
 
-def folder_fault(options):
-    """Returns what is wrong with --data for the source, or an empty string."""
-    if options.make_data or not options.data or (options.source not in OF_SOURCE and options.order != "same"):
-        return ""
-    folder = pathlib.Path(options.data)
-    if not folder.is_dir():
-        return f"--data {folder}: no such folder; write one with --make-data {folder}"
-    if options.source != "shards" and not any(path.is_dir() and any(path.iterdir()) for path in folder.iterdir()):
-        return f"--data {folder}: it has no class folders with images; write some with --make-data DIR"
-    if options.source == "shards" and not any(folder.glob("*.tar")):
-        return f"--data {folder}: it has no tar files; write some with --source shards --make-data DIR"
-    return ""
-
-
 def refuse(options):
     """Refuses options that cannot work, before PyTorch is imported."""
     ranks, of_data = int(os.environ.get("WORLD_SIZE", 1)), options.source in OF_SOURCE
     mixes, images = {"mixup", "cutmix"} & set(options.parts), options.images or 0
-    fault = folder_fault(options)
+    uses_data = options.data and not options.make_data and (of_data or options.order == "same")
+    fault = pretrain_data.fault(options) if uses_data else ""
     for words, is_so in (
         (f"--preset {options.preset}: unknown; {nearest(options.preset, PRESETS)}", options.preset not in PRESETS),
         (f"--batch {options.batch}: MixUp and CutMix pair images; give an even number", mixes and options.batch % 2),
@@ -228,6 +215,10 @@ def measure(options):
         result = Training(options, device, ranks).run()
     except torch.OutOfMemoryError:
         raise Refused(f"the GPU has too little memory for --batch {options.batch}; use a smaller one", 1) from None
+    except RuntimeError as error:
+        if ranks.count == 1 or "by peer" not in str(error):  # a connection of gloo was closed
+            raise
+        raise Refused("another rank has ended; see its message", 1) from None
     ranks.leave()  # not after an error: other ranks may be waiting for this one, and torchrun ends them
     if ranks.rank:
         return
@@ -245,8 +236,7 @@ def main(arguments):
     try:
         refuse(options)
         if options.make_data:
-            from pretrain_data import make_data
-            make_data(options)
+            pretrain_data.make_data(options)
         else:
             need_packages(options)
             measure(options)

@@ -13,6 +13,7 @@ import os
 import pathlib
 
 import torch
+from pretrain_data import AGAIN
 from pretrain_rows import Refused
 
 # Training uses instances below this one; the held-out images begin with it. An image has the number
@@ -131,11 +132,16 @@ def resized(image, options):
     return (means + 0.5).clamp_(0, 255).to(torch.uint8)
 
 
-def read_image(path_or_file, options):
-    """Decodes and resizes an image, in a worker process."""
+def read_image(path_or_file, options, name):
+    """Decodes and resizes an image, in a worker process. Errors begin with `name`."""
     from PIL import Image
-    with Image.open(path_or_file) as image:
-        return resized(image.convert("L" if options.channels == 1 else "RGB"), options).contiguous()
+    try:
+        with Image.open(path_or_file) as image:
+            decoded = image.convert("L" if options.channels == 1 else "RGB")
+    except Exception as error:  # Pillow raises many types
+        why = getattr(error, "strerror", None) or "the image is damaged, or its format is unknown"
+        raise Refused(f"{name} cannot be read: {why}; {AGAIN}", 1) from None
+    return resized(decoded, options).contiguous()
 
 
 class Reader:
@@ -145,12 +151,19 @@ class Reader:
         self.options = options
 
     def __call__(self, path):
-        return read_image(path, self.options)
+        return read_image(path, self.options, path)
 
     def sample(self, parts):
         """Returns the image and the label of a sample of a shard."""
         import io
-        return read_image(io.BytesIO(parts["png"]), self.options), int(parts["cls"])
+        name, classes = f"{parts['__url__']}, sample {parts['__key__']}", self.options.classes
+        label = parts.get("cls", b"").strip()
+        if "png" not in parts or not label:
+            raise Refused(f"{name}: it needs a file .png and a file .cls; {AGAIN}", 1)
+        if not label.isdigit() or int(label) >= classes:
+            raise Refused(f"{name}: its label is {label.decode(errors='replace')}, but --classes {classes} has labels from 0 to "
+                          f"{classes - 1}; give the number of classes of this data set", 1)
+        return read_image(io.BytesIO(parts["png"]), self.options, name), int(label)
 
 
 def numbered_index(dataset):
@@ -164,9 +177,18 @@ def numbered_index(dataset):
 
 
 def loader_of(dataset, options, device, **batching):
+    """Returns an iterator over the batches of a DataLoader, and starts its workers."""
     workers = {"persistent_workers": True, "prefetch_factor": 4} if options.workers else {}
-    return iter(torch.utils.data.DataLoader(dataset, num_workers=options.workers, pin_memory=device.type == "cuda",
-                                            **workers, **batching))
+    return without_traceback(iter(torch.utils.data.DataLoader(
+        dataset, num_workers=options.workers, pin_memory=device.type == "cuda", **workers, **batching)))
+
+
+def without_traceback(batches):
+    """Yields the batches of a DataLoader. The message of a worker's error is its traceback; only the last line is kept."""
+    try:
+        yield from batches
+    except Refused as error:
+        raise Refused(str(error).splitlines()[-1].removeprefix("pretrain_rows.Refused: "), 1) from None
 
 
 def from_folder(options, device, rank, ranks):
@@ -175,8 +197,6 @@ def from_folder(options, device, rank, ranks):
         dataset = ImageFolder(options.data, loader=Reader(options))
     except FileNotFoundError as error:
         raise Refused(f"--data {options.data}: {str(error).splitlines()[0]}") from None
-    if len(dataset.classes) > options.classes:
-        raise Refused(f"--data {options.data}: it has {len(dataset.classes)} class folders, but --classes is {options.classes}")
     if len(dataset) < options.batch * ranks:
         raise Refused(f"--data {options.data}: it has {len(dataset)} images, fewer than the {options.batch * ranks} of one step "
                       "of all ranks")
@@ -185,13 +205,22 @@ def from_folder(options, device, rank, ranks):
     return loader_of(dataset, options, device, batch_sampler=batches)
 
 
+def readable(samples):
+    """Yields samples of webdataset. Names the shard in errors: webdataset appends its path to their arguments."""
+    try:
+        yield from samples
+    except Exception as error:
+        raise Refused(f"{error.args[-1]} is damaged: {type(error).__name__}; {AGAIN}", 1) from None
+
+
 def from_shards(options, device, rank):
     """Every worker draws shards at random, with replacement, so any number of shards serves any number of workers."""
     import webdataset
     shards = [str(path) for path in sorted(pathlib.Path(options.data).glob("*.tar"))]
     dataset = webdataset.WebDataset(shards, resampled=True, shardshuffle=False, empty_check=False, nodesplitter=iter,
-                                    seed=options.seed * 4096 + rank).shuffle(1000).map(Reader(options).sample)
-    return loader_of(dataset, options, device, batch_size=options.batch, drop_last=True)
+                                    seed=options.seed * 4096 + rank)
+    samples = dataset.compose(readable).shuffle(1000).map(Reader(options).sample)
+    return loader_of(samples, options, device, batch_size=options.batch, drop_last=True)
 
 
 # ---- Delivery to the device ----

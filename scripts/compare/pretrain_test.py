@@ -7,12 +7,15 @@ Needs PyTorch, torchvision, timm, webdataset, fdsl and a built fdsl-bench (or FD
 
 import argparse
 import csv
+import io
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 
 import pytest
@@ -34,10 +37,10 @@ JOB = ("--tiny --device cpu --res 32 --out-res 32 --classes 8 --images 64 --batc
        "--lr-warmup 3 --no-amp --threads 2").split()
 
 
-def run(*arguments, ranks=1, status=0):
+def run(*arguments, ranks=1, status=0, program=PROGRAM):
     """Runs the program with the small job. Later options replace those of the job."""
     start = [sys.executable] + (["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else [])
-    command = start + [PROGRAM] + JOB + [str(word) for word in arguments]
+    command = start + [str(program)] + JOB + [str(word) for word in arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stderr
     return done
@@ -83,6 +86,66 @@ def test_generated_and_loaded_images_give_the_same_losses(ranks, size, bound, da
     assert len(curves[0]) == 8
     for loaded, generated in zip(*curves):
         assert loaded == pytest.approx(generated, abs=bound, rel=1e-6)
+
+
+def damaged(folder, data, wrong):
+    """Copies the images into a folder, and damages one. Adds two shards with the samples x and y. The label of y is `wrong`; if that
+    is empty, the image of y is damaged."""
+    shutil.copytree(data / "folder", folder)
+    (folder / "class-000003" / "00000011.png").write_bytes(b"no image")
+    image = (data / "folder" / "class-000003" / "00000011.png").read_bytes()
+    for shard in ("a.tar", "b.tar"):
+        parts = {"x.png": image, "x.cls": b"3", "y.png": image if wrong else b"no image", "y.cls": wrong or b"3"}
+        with tarfile.open(folder / shard, "w") as file:
+            for name, content in parts.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                file.addfile(member, io.BytesIO(content))
+    return folder
+
+
+@pytest.mark.parametrize("workers", (0, 2))
+@pytest.mark.parametrize("source,label,words", (
+    ("folder", b"", "class-000003/00000011.png cannot be read: the image is damaged, or its format is unknown; write the data"),
+    ("shards", b"", ".tar, sample y cannot be read: the image is damaged, or its format is unknown; write the data"),
+    ("shards", b"8", ".tar, sample y: its label is 8, but --classes 8 has labels from 0 to 7; give the number of classes"),
+    ("shards", b"-1", ".tar, sample y: its label is -1, but --classes 8 has labels from 0 to 7; give the number of classes"),
+    ("shards", b" ", ".tar, sample y: it needs a file .png and a file .cls; write the data set again")))
+def test_damaged_samples_are_one_line(source, label, words, workers, data, tmp_path):
+    folder = damaged(tmp_path / "damaged", data, label)
+    done = run("--source", source, "--data", folder, "--workers", workers, "--steps", 99, status=1)
+    assert done.stderr.startswith("compare/pretrain.py: ") and done.stderr.count("\n") == 1 and words in done.stderr
+    assert str(folder) in done.stderr
+
+
+def test_other_ranks_end_with_one_line(data, tmp_path):
+    done = run("--source", "folder", "--data", damaged(tmp_path / "damaged", data, b""), "--steps", 99, ranks=2, status=1)
+    assert "00000011.png cannot be read" in done.stderr and "RuntimeError" not in done.stderr
+
+
+def test_a_truncated_shard_is_one_line(data, tmp_path):
+    shard, = (data / "shards").glob("*.tar")
+    with tarfile.open(shard) as file:
+        end = file.getmember("000040.png").offset_data + 9
+    (tmp_path / "short.tar").write_bytes(shard.read_bytes()[:end])
+    done = run("--source", "shards", "--data", tmp_path, "--steps", 99, status=1)
+    assert done.stderr == (f"compare/pretrain.py: {tmp_path}/short.tar is damaged: ReadError; write the data set again with "
+                           "--make-data\n")
+
+
+def test_no_thread_of_the_process_group_runs_at_exit(tmp_path):
+    """Such a thread aborts the process if it releases a tensor while the interpreter exits."""
+    (tmp_path / "program.py").write_text(f"""
+import pathlib, sys
+sys.path.insert(0, {str(HERE)!r})
+import pretrain
+status = pretrain.main(sys.argv[1:])
+print("at exit:", *sorted({{path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")}}))
+sys.exit(status)
+""")
+    done = run("--source", "omp", ranks=2, program=tmp_path / "program.py")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("at exit: ")]
+    assert len(lines) == 2 and not any("gloo" in line or "fdsl" in line for line in lines)
 
 
 def test_share_of_constant_and_other_headers(tmp_path):

@@ -4,10 +4,12 @@ import collections
 import contextlib
 import dataclasses
 import difflib
+import gc
 import os
 import time
 
 import torch
+import torch.distributed.nn.functional  # before a process group exists, which its default arguments would hold until exit
 from pretrain_recipe import MEAN, STD, Recipe, learning_rate
 from pretrain_rows import CURVE_COLUMNS, Refused, append, curve_row, identity, progress
 from pretrain_sources import HELD_OUT_INSTANCE, batches_of, held_out, threads_of
@@ -51,7 +53,10 @@ class Ranks:
         return tensor.tolist()
 
     def leave(self):
+        """Ends the threads of the process group: one that still releases a tensor while the interpreter exits aborts the process.
+        The destructor of the group ends them, so nothing may hold the group any longer."""
         if self.count > 1:
+            gc.collect()  # DistributedDataParallel holds the group, and is part of reference cycles
             distributed.destroy_process_group()
 
 

@@ -15,6 +15,7 @@ If a figure has no data, the program skips it and prints the command that measur
 """
 
 import argparse
+import contextlib
 import difflib
 import pathlib
 import sys
@@ -64,6 +65,8 @@ FIGURES = {
     "fine_tuning": (fine_tuning.figure, "test error vs. samples seen: pre-trained or from scratch"),
 }
 
+MODELS = {"pretraining_tiny": "deit_tiny_patch16_224", "pretraining_base": "deit_base_patch16_224"}  # model of a figure
+
 
 def read_arguments(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -87,8 +90,29 @@ def read_arguments(arguments):
     return given
 
 
+def refuse_pretraining(folder):
+    """Refuses rows of pretrain in the folder of the other rows."""
+    for path in sorted(folder.glob("*.csv")):
+        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            if file.readline() and file.readline().startswith(("pretrain/", "pretrain-curve/")):
+                raise Failed(f"{path}: rows of scripts/compare/pretrain.py must be in a subfolder pretrain of --results; "
+                             + (f"give --results {folder.parent}" if folder.name == "pretrain" else
+                                f"move this file to {folder / 'pretrain'}"), 2)
+
+
+def left_out(name, measured):
+    """Returns a note on your rows of pretrain that a figure leaves out because of their model or device; '' if there are none."""
+    rows = [row for row in pretraining.rows_of(measured, pretraining.ROWS) if row.source == "yours"] if name in MODELS else []
+    why = [row["model"] if row["model"] != MODELS[name] else "cpu" for row in rows
+           if row["model"] != MODELS[name] or row["device"] == "cpu"]
+    return (f"{len(why)} of your {len(rows)} rows of pretrain left out: they are of {', '.join(sorted(set(why)))}, but this "
+            f"figure shows {MODELS[name]} on GPUs") if why else ""
+
+
 def draw_all(given):
     need_gnuplot()
+    for folder in (given.results, given.reference):
+        refuse_pretraining(folder)
     measured = Measured(given.results, given.reference)
     for note in measured.notes:
         print(f"figures: {note}", file=sys.stderr)
@@ -96,11 +120,13 @@ def draw_all(given):
         try:
             plot = FIGURES[name][0](measured)
         except Missing as missing:
-            print(f"  skipped {name}: {missing.why}; to measure it: {missing}")
+            why = left_out(name, measured) or missing.why
+            print(f"  skipped {name}: {why}; to measure it: {missing}")
             continue
         draw(name, plot, given.out, given.work, commands=given.commands)
         if not given.commands:
-            note = f" ({'; '.join(plot.notes)})" if plot.notes else ""
+            notes = list(filter(None, [left_out(name, measured), *plot.notes]))
+            note = f" ({'; '.join(notes)})" if notes else ""
             print(f"  drawn   {shown_path(given.out / name)}.{{{','.join(FORMATS)}}}{note}")
 
 
