@@ -451,8 +451,8 @@ Test(compute, undecoded_files_are_refused)
 
 #define FIXTURES "tests/data/figures"
 
-/* Adds rows with a step of 7 ms, a duration that no other row has. The table must change if the step has a
- * given duration. It must not change if the step trains a network. */
+/* Adds rows with a step of 7 ms, a duration that no other row has. The table that break_even.py prints must
+ * change if these rows are of --compute 7, and must not change if they are of --compute train. */
 Test(compute, break_even_ignores_real_training_steps)
 {
     static const char newer[] =
