@@ -88,7 +88,9 @@ def settings_of(row):
     return f", {row['settings']}" if row["settings"] else ""
 
 
-def about(row):
+def about(rows):
+    """Describes the newest of the rows, and names the revisions of all."""
+    row, revisions = max(rows, key=lambda row: row["time_utc"]), sorted({row["revision"] for row in rows})
     augment = {"recipe": "RandAugment, random erasing, MixUp and CutMix", "none": "no augmentation"}.get(
         row["augment"], row["augment"].replace("+", ", "))
     precision = "bf16 autocast" if row["amp"] == "bf16" else "fp32"
@@ -96,7 +98,7 @@ def about(row):
     return (f"{row['model']}, batch {row['batch']:.0f} per GPU, images of {row['res']}² pixels seen at {row['out_res']}², "
             f"{precision}{', compiled' if row['compile'] == 'yes' else ''}{settings_of(row)}; {augment} on the GPU. "
             f"{row['device']} ({whose}, host "
-            f"{row['host']}, revision {row['revision']}).")
+            f"{row['host']}, {'revisions' if len(revisions) > 1 else 'revision'} {', '.join(revisions)}).")
 
 
 def heading(row):
@@ -125,7 +127,7 @@ def throughput(measured, model, name, published_styles):
     xs, ys = zip(*[point for points in plot.blocks for point in points])
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(1.05 * max(ys)),
                       **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
-    plot.caption = [f"{about(max(rows, key=lambda row: row['time_utc']))} Filled points are measured.",
+    plot.caption = [f"{about(rows)} Filled points are measured.",
                     "Published points are of other GPUs and of the paper's training program: compare sources with each other "
                     "on the same machine."]
     if rows[0].source != "yours":
