@@ -110,7 +110,7 @@ static void data_random(const struct trial *trial, struct data *data)
  * of conv1 has 8 bits, and the sums of conv2 are exact in fp32. So pooling selects the same pixels as in the
  * oracle, even if pixels are equal. The remaining error comes from rounding pooled values and gradients. The
  * biases of fc1 keep its sums away from 0, so that ReLU passes the same values. With other parameters, bf16
- * selects other pixels in some windows, which changes the gradients by some per cent of their norms. */
+ * selects other pixels in some windows, which changes the gradients by a few per cent of their norms. */
 static void make_exact(const struct model *model, struct train_state *state)
 {
     const struct layer *conv1 = &model->layers[0], *conv2 = &model->layers[2], *fc1 = &model->layers[6];
@@ -126,7 +126,7 @@ static void make_exact(const struct model *model, struct train_state *state)
 }
 
 /* Runs `count` steps, beginning with step `first`. Each call of the engine runs one step or, with `at_once`,
- * all of these steps that belong to the same epoch. Returns the totals of the last call. */
+ * all of these steps that belong to the same epoch. Returns the totals of these steps. */
 static struct train_totals take_steps(const struct learner *learner, const struct train *train,
                                       uint32_t first, uint32_t count, bool at_once)
 {

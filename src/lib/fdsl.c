@@ -359,8 +359,8 @@ static enum status begin_call(const struct fdsl_generator *self, int *before)
         return status_set(STATUS_USAGE, "generator: it is NULL");
     if (self->process != getpid())
         return status_set(STATUS_FAILED,
-                          "generator: it was opened before fork(); open one in this process, which "
-                          "for CUDA must be started with exec or spawn");
+                          "generator: it was opened before fork(); open another one in this process (for "
+                          "CUDA, start the process with exec or spawn instead of fork)");
     if (self->device < 0)
         return STATUS_OK;
     *before = device_current();

@@ -210,8 +210,8 @@ static bool is_older(const char *theirs, const char *ours)
            atoi(theirs + name) < atoi(ours + name);
 }
 
-/* Sets the error message, which names the first column in which the first line of a file differs from our
- * header. */
+/* Sets the error message for a file whose first line is not our header. It names the first column that
+ * differs, or says that the file has more or fewer columns. */
 static enum status refuse_columns(const char *path, const char *theirs, size_t theirs_bytes, const char *ours,
                                   size_t ours_bytes)
 {

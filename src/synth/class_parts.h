@@ -17,7 +17,8 @@ struct number {
 /* Parses `text` into the field of `values` that `number` describes. STATUS_USAGE names the number. */
 enum status number_parse(const struct number *number, const char *text, void *values);
 
-/* Opens a text file, which the caller closes. Refuses devices, because the lines of some never end. */
+/* Opens a text file, which the caller closes. Refuses character devices, because some, such as /dev/zero,
+ * never end a line. */
 enum status class_open(const char *path, FILE **stream);
 
 /* The parameters of a class with their limits, in the column order of a CSV list. */
