@@ -213,7 +213,10 @@ class Generator:
 
     def _check_open(self) -> None:
         if os.getpid() != self._process:
-            raise Error("generator: it was opened before fork(); open another one in this process (for CUDA, start the process with spawn)")
+            raise Error(
+                "generator: it was opened before fork(); open another one in this process "
+                "(for CUDA, start the process with spawn)"
+            )
         if not self._handle:
             raise ValueError("generator: it is closed")
 
