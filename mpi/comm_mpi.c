@@ -110,10 +110,11 @@ static enum status look_around(struct wait *wait)
     broken = true;
     if (rank > 0)
         status_warn_own("gave up waiting for rank 0 after %.0f s", waited_s);
-    return status_set(STATUS_FAILED,
-                      "gave up waiting for %s after %.0f s; find out what delays it, or wait longer with "
-                      "--rank-timeout",
-                      names, waited_s);
+    return status_set(
+        STATUS_FAILED,
+        "gave up waiting for %s after %.0f s; find out what causes the delay, or wait longer with "
+        "--rank-timeout",
+        names, waited_s);
 }
 
 /* Waits for a collective call to complete. With `asleep` it sleeps between polls, which leaves the core free
@@ -175,13 +176,13 @@ enum status comm_open(void)
     if (launcher.ranks > 1 && launcher.ranks != size)
         return status_set(
             STATUS_UNAVAILABLE,
-            "started as one of %ld ranks (%s), but MPI knows of %d; start it with this MPI's own "
+            "started as one of %ld ranks (%s), but MPI knows of %d; start the program with this MPI's own "
             "mpirun, or with srun --mpi=pmix",
             launcher.ranks, launcher.variable, size);
     if (launcher.rank > 0 && size == 1)
         return status_set(
             STATUS_UNAVAILABLE,
-            "started as rank %ld of several (%s), but MPI knows of no other; start it with this "
+            "started as rank %ld of several (%s), but MPI knows of no other; start the program with this "
             "MPI's own mpirun, or with srun --mpi=pmix",
             launcher.rank, launcher.variable);
     status_joined(rank, size);

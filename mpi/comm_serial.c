@@ -7,8 +7,8 @@
 
 enum status comm_open(void)
 {
-    static const char remedy[] =
-        "but this build has no MPI: install Open MPI and build again, or start it without a launcher";
+    static const char remedy[] = "but this build has no MPI: install Open MPI and build again, or start the "
+                                 "program without a launcher";
     struct launcher launcher;
     if (!launcher_find(&launcher) || launcher.ranks == 1)
         return STATUS_OK;

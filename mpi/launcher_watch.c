@@ -51,7 +51,7 @@ static long parent_of(const char *pid)
     return parent;
 }
 
-/* Marks the ranks that the launcher (the parent process) runs on this machine. Returns false unless all ranks
+/* Marks the ranks that the launcher (the parent process) runs on this machine. Returns true only if all ranks
  * run on this machine and the launcher is Open MPI's. */
 static bool find_running(long ranks, bool *running)
 {

@@ -341,7 +341,8 @@ Test(cli, refuses_impossible_outputs)
         {"--npy a.npy --samples-out a.labels.npy", "--npy and --samples-out would both write a.labels.npy"},
         {"--npy a.npy --write-classes ./a.labels.npy", "--npy and --write-classes would both write"},
 #ifdef HAVE_PNG
-        {"--dtype f16 --png folder", "--png writes u8 images of one channel only; use --npy FILE for others"},
+        {"--dtype f16 --png folder",
+         "--png writes u8 images of one channel only; use --npy FILE for other images"},
         {"--channels 3 --sheet a.png", "--sheet writes u8 images of one channel only"},
 #endif
     };

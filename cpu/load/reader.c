@@ -406,8 +406,8 @@ enum status worker_lose(struct worker *worker, uint32_t sample, enum status stat
 
 /* ---- Copy bandwidth ---- */
 
-/* Bytes of a file in the working set: the size of a file, a shard's size in whole pages, or 0 for a shard
- * without samples. */
+/* Bytes of a file in the working set: the size of a single file, a shard's size in whole pages, or 0 for a
+ * shard without samples. */
 static size_t set_bytes_of(const struct dataset *dataset, uint32_t file)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = dataset->files[file].bytes;

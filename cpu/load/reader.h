@@ -42,7 +42,7 @@ struct worker {
     char failure[1024]; /* error message, if the run failed */
 };
 
-/* Reads and delivers the samples of worker->order. Each variant passes one to reader_open(). */
+/* Reads and delivers the samples of worker->order. Each variant passes such a function to reader_open(). */
 typedef enum status reader_epoch(struct worker *worker);
 
 struct reader {

@@ -118,7 +118,7 @@ static size_t canvas_pixels(const struct omp *omp)
     return (size_t)(omp->synth->res + 2 * OMP_GUARD) * omp->pitch + 2 * OMP_GUARD;
 }
 
-/* Returns the bytes of all canvases, including the merged images of split ones. */
+/* Returns the bytes of all canvases and, if images are split and converted, of the merged images. */
 static size_t omp_canvas_bytes(const void *state)
 {
     const struct omp *omp = state;
@@ -418,7 +418,7 @@ static void merge_rows(const struct omp *omp, const uint8_t *grays, uint64_t j, 
 
 /* ---- Batches ---- */
 
-/* Orders the images of the latest run by decreasing work, so that threads draw the cheapest images last.
+/* Orders the images of the current run by decreasing work, so that threads draw the cheapest images last.
  * Image j has class (first + j) mod class_count, where `first` is the number of the run's first image. */
 static void order_images(struct omp *omp)
 {

@@ -1,9 +1,9 @@
 /* Internals of the variant `omp`. Its kernels are CPU code for one instruction set each.
  *
  * An image is drawn orbit by orbit. A kernel moves the vertices by two orbits at a time, because one Philox
- * block contains the random words of two orbits. It then converts the lines of each orbit to a list of
- * pixels. All pixels of an orbit have the same gray, so their order is irrelevant and vector lanes can walk
- * different lines. */
+ * block contains the random words of two orbits. The kernel then converts the lines of each orbit to a list
+ * of pixels. All pixels of an orbit have the same gray, so their order is irrelevant and vector lanes can
+ * walk different lines. */
 #ifndef FDSL_CPU_SYNTH_OMP_KERNEL_H
 #define FDSL_CPU_SYNTH_OMP_KERNEL_H
 

@@ -2,7 +2,7 @@
  * operations v_...(), and includes this file. Loads and stores may be unaligned.
  *
  * The code repeats the arithmetic of noise.h and atom.h operation by operation, so results are bit-identical.
- * Only factors that are powers of two are applied at other places; multiplying by them is exact. */
+ * Only multiplications by powers of two are done at different points, because they are exact. */
 #include <string.h>
 
 #include "synth/line.h"
@@ -199,7 +199,8 @@ struct lines {
     float slope[BLOCK], bias[BLOCK]; /* for longer lines */
 
     /* Lists of lines. Lines that need no bounds tests are in four lists by length: up to 8, 16 or OMP_SHORT
-     * pixels, and longer. `crossing` has the lines that need bounds tests. */
+     * pixels, and longer. `crossing` has the lines that need bounds tests, and the lines that are too long
+     * for vectors. */
     uint8_t up_to_8[BLOCK + LANES], up_to_16[BLOCK + LANES], up_to_32[BLOCK + LANES], longer[BLOCK + LANES],
         crossing[BLOCK + LANES];
     uint32_t up_to_8_count, up_to_16_count, up_to_32_count, longer_count, crossing_count;
@@ -304,7 +305,7 @@ static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const in
 }
 
 /* Walks lines of at most `most` pixels (8, 16 or OMP_SHORT) with the table of patterns. Writes `most` pixels
- * per line; the next line overwrites the pixels beyond the end of the line. */
+ * per line; the pixels beyond the end of a line are overwritten by the next line. */
 static inline void walk_short(const struct omp_tables *tables, const struct lines *lines,
                               const uint8_t *numbers, uint32_t count, uint32_t most, struct pixels *pixels,
                               const struct omp_pen *pen)

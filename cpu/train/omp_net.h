@@ -17,7 +17,7 @@
 #include "train/published.h"
 
 #define NET_BLOCKS_MAX (MODEL_LAYERS_MAX + 2)
-#define NET_CHUNK      4 /* minimum number of samples per chunk except the last; one thread sums its gradients */
+#define NET_CHUNK      4 /* minimum samples per chunk, except the last; one thread sums a chunk's gradients */
 /* Maximum number of chunks. Each chunk has its own sum. The sums are added in order, so the result does not
  * depend on the number of threads. */
 #define NET_CHUNKS_MAX 64
@@ -163,8 +163,8 @@ void net_gather_sums(struct net *net, uint32_t chunks);
 
 /* ---- omp_sample.c ---- */
 
-/* Apply the in-place ReLU and dropout layers of a block, forward and backward. `values` is the block's
- * output for one sample. */
+/* Apply the in-place ReLU and dropout layers of a block, forward and backward. net_after_backward() also
+ * applies the ReLU that is fused into the block. `values` is the block's output for one sample. */
 void net_after(const struct net *net, const struct block *block, const struct passing *passing,
                float *values);
 void net_after_backward(const struct net *net, const struct block *block, const struct passing *passing,

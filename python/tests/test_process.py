@@ -64,7 +64,7 @@ def test_a_forked_child_needs_its_own() -> None:
                 use()
                 wrong |= 1
             except fdsl.Error as error:
-                wrong |= 0 if "before fork(); open one in this process" in str(error) else 2
+                wrong |= 0 if "before fork(); open another one in this process" in str(error) else 2
         g.close()
         try:
             with small(out_res=40) as own:

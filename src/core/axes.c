@@ -9,7 +9,7 @@
 #include "core/words.h"
 
 /* Tolerance for rounding errors: a computed value may exceed the end of its range by this fraction of the
- * step. In a range that multiplies, it is a fraction of the end. */
+ * step. In a range that multiplies, the tolerance is this fraction of the end. */
 #define ROUNDING 1e-9
 
 bool axes_accept(const struct option_spec *spec, const char *text)

@@ -22,7 +22,7 @@ struct compute {
     char name[32];    /* "train:cnn" */
 };
 
-/* The entry for a workload's option table; `at` is the offset of struct compute in its parameters. */
+/* The entry for a workload's option table; `at`: offset of struct compute in the workload's parameters. */
 #define COMPUTE_OPTION(at)                                                                                   \
     {                                                                                                        \
         "compute", "MS|train[:MODEL]", OPTION_TEXT, (at) + offsetof(struct compute, text), NULL, 0, 0, NULL, \

@@ -13,11 +13,11 @@ struct config {
     char **command; /* what follows "--" on the command line, NULL-terminated; NULL without "--"; not owned */
 };
 
-/* Fills `config` with the command line up to "--". If it contains --config, the options of that file come
- * first. A line "name = value" means --name=value; options_parse() then accepts a value for a flag. Section
- * headings are ignored. The caller calls config_free(), also after a failure. STATUS_USAGE if the file cannot
- * be read (the message names it) or a line is invalid (the message names file and line).
- * STATUS_UNAVAILABLE in a build without inih. */
+/* Fills `config` with the command line up to "--". If the command line contains --config, the options of that
+ * file come first. A line "name = value" means --name=value, also for a flag. Section headings are ignored.
+ * The caller calls config_free(), also after a failure. STATUS_USAGE if the file cannot be read (the message
+ * names it) or a line is invalid (the message names file and line). STATUS_UNAVAILABLE in a build without
+ * inih. */
 enum status config_read(int argc, char *argv[], struct config *config);
 void config_free(struct config *config);
 

@@ -27,8 +27,8 @@ struct consumer_facts {
     double bus_share, bus_slowdown;
 };
 
-/* What was measured from consumer_begin() to consumer_finish(). Without any step all values are 0 and `loss`
- * is NaN. Only steps on whole batches are comparable to alone_s. With a task, a whole batch has task.share
+/* What was measured from consumer_begin() to consumer_finish(). If no step ran, all values except `loss` are
+ * 0. Only steps on whole batches are comparable to alone_s. With a task, a whole batch has task.share
  * samples; without a task every batch is whole. */
 struct consumer_times {
     uint64_t steps, whole_steps; /* all steps, and steps on whole batches */

@@ -37,7 +37,7 @@ enum status file_check_new(const char *path)
         return status_set(STATUS_USAGE, "'%s' names no file; add a name such as results.csv", path);
     /* If the path exists and is not a link, another process has just created the file. This is no error. */
     if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode))
-        return status_set(STATUS_USAGE, "%s is a link to a file that does not exist; delete it", path);
+        return status_set(STATUS_USAGE, "%s is a link to a file that does not exist; delete the link", path);
 
     char buffer[PATH_MAX];
     const char *folder = file_folder(path, buffer);

@@ -43,8 +43,8 @@ static const struct option_spec *spec_at(const struct options *options, size_t i
     return NULL;
 }
 
-/* Former names of options. A former name is accepted if no option in the tables has this name, and an option
- * has the name that replaces it. */
+/* Former names of options. A former name is accepted if no option in the tables has this name now, and an
+ * option in the tables has the new name. */
 static const struct former {
     const char *was, *now;
     const char *number; /* advice if the value is a number, because the user then means a count; or NULL */
@@ -71,8 +71,8 @@ static bool works(const struct options *options, const struct former *name, size
     return !has_name(options, name->was, index) && has_name(options, name->now, index);
 }
 
-/* Returns whether the arguments contain the former name in full. Only then is it given to getopt_long():
- * otherwise it could make a prefix of a current name ambiguous. */
+/* Returns whether the arguments contain the former name in full. Only then is the name passed to
+ * getopt_long(): an unused former name could make a prefix of a current name ambiguous. */
 static bool is_used(const struct former *name, int argc, char *const argv[])
 {
     size_t length = strlen(name->was);
@@ -225,7 +225,8 @@ static void resolve_by_value(const struct options *options, struct found *found,
     }
 }
 
-/* Refuses a former name whose value does not suit the option that it means, and says what to use instead. */
+/* Refuses a former name if the value does not suit the option that now has the new name. The message says
+ * what to use instead. */
 static enum status check_former(const struct options *options, const struct found *found, const char *value)
 {
     const struct former *former = found->former;

@@ -58,7 +58,8 @@ struct options {
     size_t operands_max;         /* maximum number of arguments that are not options, such as file names */
     const char **operands; /* array of operands_max pointers into argv; may be NULL if operands_max is 0 */
     size_t operand_count;
-    unsigned char *given; /* owned; per spec, over all tables: 0 if not given, else where and by which name */
+    unsigned char *given; /* owned; one value per option of all tables: 0 if the option was not given, else
+                             where and under which name */
     struct axes *axes;    /* receives lists and ranges; the tables' structs get the first value of each. NULL:
                            * lists are refused. The caller frees it with axes_free() */
     /* Called for a name that no table has: returns STATUS_USAGE with a message that says where the option
@@ -72,9 +73,9 @@ struct options {
  * `--name value`, `--name=value`, unambiguous prefixes of a name, former names in full (with one warning
  * each), and -h and -v for flags named "help" and "verbose". In a file of --config, a flag has a value: true,
  * yes, on, false, no or off. Allocates options->given; call options_free(), also after a failure.
- * STATUS_USAGE for an unknown option (suggests the nearest one), an ambiguous one, one with a value given
- * twice, a missing or unexpected argument, or a value that is not a number or is out of range; if the option
- * is in a file, the message names the file and the line. */
+ * STATUS_USAGE for an unknown option (suggests the nearest one), an ambiguous one, one that takes a value and
+ * is given twice, a missing or unexpected argument, or a value that is not a number or is out of range; if
+ * the option is in a file, the message names the file and the line. */
 enum status options_parse(struct options *options, int argc, char *const argv[]);
 void options_free(struct options *options);
 
@@ -82,9 +83,9 @@ void options_free(struct options *options);
  * points to `text`. STATUS_USAGE as from options_parse(); STATUS_FAILED if no table has the option. */
 enum status options_set(struct options *options, const char *name, const char *text);
 
-/* Returns the value of an option before options_parse(), or NULL if it is not given. Used for options that
- * decide which tables are parsed. Accepts `--name value`, `--name=value` and prefixes that are unique in
- * `specs`. The text belongs to `argv`. */
+/* Finds the value of an option in `argv` without options_parse(). Returns NULL if the option is not given.
+ * Used for options that decide which tables options_parse() gets. Accepts `--name value`, `--name=value` and
+ * prefixes that are unique in `specs`. The text belongs to `argv`. */
 const char *options_peek(const struct option_spec *specs, size_t count, int argc, char *const argv[],
                          const char *name);
 

@@ -96,7 +96,7 @@ static double inflation(const double *values, size_t count)
 
 #define BLOCKS_MAX 2048 /* limits the time for a long, slowly changing series to milliseconds */
 
-/* Returns the effective sample size. Uses the ranks of the samples, so that it is robust against outliers.
+/* Returns the effective sample size. Uses the ranks of the samples, so outliers have little influence.
  * Divides a long series into blocks, and multiplies the inflation() of the block means by the inflation
  * within blocks. */
 static double effective_count(const double *samples, const double *sorted, size_t count, double *blocks)

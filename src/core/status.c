@@ -13,7 +13,7 @@
 
 static _Thread_local char message[MESSAGE_BYTES];
 
-/* The launch of this process. Written only while no other thread reads it. */
+/* Set by status_launched() and status_joined(), only while no other thread reads these variables. */
 static bool launched, joined;
 static int own_rank, rank_count = 1;
 

@@ -53,8 +53,8 @@ void status_joined(int rank, int ranks);
 bool status_shows_progress(void);
 
 /* Sets a prefix for all later messages on stderr ("" for none): options with values, such as "--res 16
- * --batch 4". A message that itself begins with one of these options does not repeat it. The text is copied.
- * Call while no other thread prints. */
+ * --batch 4". If a message itself begins with one of these options and its value, they are printed once. The
+ * text is copied. Call while no other thread prints. */
 void status_set_context(const char *text);
 
 /* Prints "fdsl-bench: warning: ..." to stderr, on rank 0 only. */

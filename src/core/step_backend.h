@@ -45,8 +45,8 @@ enum status step_backend_step(struct step_backend *backend, const struct batch *
 void *step_backend_stream(const struct step_backend *backend);
 
 /* Waits for all steps and computes the mean loss per sample over the last STEP_BACKEND_RECENT steps. The loss
- * of a step is computed before its update. `*loss` is NaN before the first step. STATUS_FAILED if a loss was
- * not finite. */
+ * of a step is computed before the step updates the parameters. `*loss` is NaN before the first step.
+ * STATUS_FAILED if a loss was not finite. */
 #define STEP_BACKEND_RECENT 64
 enum status step_backend_loss(struct step_backend *backend, double *loss);
 

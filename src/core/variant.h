@@ -34,7 +34,8 @@ struct variant {
     bool wants_own_architecture;
 
     /* Returns the vector instructions that the variant uses on this machine: "scalar" (plain loops), "avx2"
-     * or "avx512". NULL for variants without arithmetic on the CPU, such as GPU variants and loaders. */
+     * or "avx512". This function is NULL for variants without arithmetic on the CPU, such as GPU variants and
+     * loaders. */
     const char *(*instruction_set)(void);
 
     /* Properties of this variant that the workload needs to verify it; the workload defines the type. May be

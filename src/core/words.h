@@ -6,8 +6,8 @@
 
 #define WORD_MAX 63 /* letters; longer words get no suggestion */
 
-/* Returns the candidate with the smallest edit distance to `word`, or NULL if none is close enough to
- * suggest. */
+/* Returns the candidate that is most similar to `word`, or NULL if none is similar enough to suggest. Words
+ * are similar if their edit distance is small or one is a prefix of the other. */
 const char *nearest_word(const char *word, const char *const *candidates, size_t count);
 
 /* Writes "a", "a and b" or "a, b and c" into a buffer of `size` bytes, truncated if it does not fit. */

@@ -53,8 +53,9 @@ struct workload {
                         void **input);
     void (*close)(void *input);
 
-    /* Changes the input to the share of another rank or number of ranks, and sets in `parameters` the values
-     * that the rows show. Called only while no variant is set up. STATUS_USAGE if a rank has no share. */
+    /* Changes the input to this rank's share of another `partition`. Sets the values in `parameters` that
+     * depend on the share, because the rows show them. Called only while no variant is set up. STATUS_USAGE
+     * if a rank has no share. */
     enum status (*repartition)(void *input, void *parameters, const struct partition *partition);
 
     /* Whether an option has an effect on the variant (NULL: on any variant) with these parameters. If not,
@@ -103,8 +104,8 @@ struct workload {
          * these checks are not timed. May be NULL. */
         enum status (*closely)(void *input, bool closely);
 
-        /* Describes what verify() found wrong, for example "9 of 10 losses". May be NULL: the number of wrong
-         * items is shown. */
+        /* Describes what verify() found wrong, for example "9 of 10 losses". If this function is NULL, the
+         * number of wrong items is shown. */
         void (*verdict)(const void *input, void *state, char *text, size_t size);
     } checks;
 
@@ -139,20 +140,21 @@ struct workload {
     } batches;
 
     /* For workloads whose runs are epochs: each run gives one row, and there are no warm-up or other extra
-     * runs. verify() is called with number 0 before the first run. All NULL for other workloads. */
+     * runs. verify() is called with number 0 before the first run. In other workloads, all these functions
+     * are NULL. */
     struct {
         /* Whether another epoch follows. */
         bool (*more)(const void *input, void *state);
 
         /* Saves `state` and the row of its last epoch as CSV (header and line). Called before the row is
-         * written, so that a kill at any moment loses neither. */
+         * appended to the CSV file, so a kill at any moment loses neither the state nor the row. */
         enum status (*keep)(const void *input, void *state, const char *row);
 
         /* Returns the folder in which keep() saves states for --resume, or NULL if the user named none. */
         const char *(*folder)(const void *input);
 
-        /* Returns the row saved with the checkpoint that `state` continues from; "" if none. The row may not
-         * have been written to the CSV file yet. Owned by `state`. */
+        /* Returns the row saved with the checkpoint that `state` continues from; "" if none. The CSV file may
+         * lack this row. Owned by `state`. */
         const char *(*kept)(const void *state);
 
         /* Writes the final results that the user requested. Called after the last epoch and its row; `runs`

@@ -25,7 +25,7 @@ static struct philox_block draw_clip(uint64_t seed, uint64_t number, uint32_t bl
     return philox(philox_key(seed), (uint32_t)number, (uint32_t)(number >> 32), block, DRAW_CLIP);
 }
 
-/* The blob's position in the middle of the clip, and its movement per frame. */
+/* The blob's position halfway through the clip, and its movement per frame. */
 struct way {
     float x, y, right, down;
 };

@@ -1,8 +1,8 @@
 /* A directory as a list of samples. A sample consists of members, such as an image and its label; the list
  * has the position of every member. The list is built before any timing. It comes from our index (the index
- * of --prepare) if there is one, otherwise from shard headers or file names. If there is a wids index, only
- * the shards that it names are read. The plain reader (data/plain.h) then reads every sample once. Its
- * checksums are the reference for the output of the variants. */
+ * of --prepare) if there is one, otherwise from shard headers or file names. Without our index, but with a
+ * wids index, only the shards that the wids index names are read. After the list is built, the plain reader
+ * (data/plain.h) reads every sample once. Its checksums are the reference for the output of the variants. */
 #ifndef FDSL_DATA_DATASET_H
 #define FDSL_DATA_DATASET_H
 
@@ -44,7 +44,7 @@ struct dataset_sample {
 struct dataset {
     char *path;
     int directory; /* open file descriptor */
-    bool shards;   /* samples are stored in tar shards, otherwise in single files */
+    bool shards;   /* true: samples are stored in tar shards; false: in single files */
     bool indexed;  /* the list comes from our index */
     bool hashed;   /* `whole` is set for all samples */
     bool skip;     /* skip unreadable samples with a warning */

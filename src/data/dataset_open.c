@@ -314,7 +314,7 @@ static enum status check_md5(const struct dataset *dataset, uint32_t file, uint8
     int fd = dataset_file_open(dataset, file, 0);
     if (fd < 0)
         return dataset->skip ? STATUS_OK
-                             : STATUS_FAILED; /* read_all_samples() skips and counts its samples */
+                             : STATUS_FAILED; /* read_all_samples() skips and counts the shard's samples */
     enum status status = md5_of(fd, buffer, hex);
     close(fd);
     if (status == STATUS_OK && *hex && strcasecmp(hex, shard->md5) != 0)

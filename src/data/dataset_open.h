@@ -1,5 +1,6 @@
-/* Finds the samples under a directory: in our index (the index of --prepare), by scanning shards (with a
- * wids index, those that it names), or as single files. */
+/* Finds the samples under a directory: in our index (the index of --prepare), by scanning shards, or as
+ * single files. If our index is missing and there is a wids index, scans only the shards that the wids index
+ * names. */
 #ifndef FDSL_DATA_DATASET_OPEN_H
 #define FDSL_DATA_DATASET_OPEN_H
 
@@ -22,9 +23,11 @@ FDSL_C_BEGIN
  * failure. */
 enum status dataset_open(const char *path, bool skip, struct dataset *dataset);
 
-/* Reads every byte with the plain reader and fills `whole` of all samples and members. STATUS_FAILED, with
- * shard and offset, if a hash differs from the index, or a shard header names another member than the index.
- * In builds with libcrypto, also compares each shard's md5 with the wids index. */
+/* Reads every byte with the plain reader and fills `whole` of all samples and members. Does nothing if
+ * dataset->hashed is set. A sample is broken if a hash differs from our index, or if a shard header names
+ * another member than our index: without dataset->skip, returns STATUS_FAILED with shard and offset; with it,
+ * skips the sample. In builds with libcrypto, also compares each shard's md5 with the wids index; returns
+ * STATUS_FAILED if they differ, also with dataset->skip. */
 enum status dataset_hash(struct dataset *dataset);
 
 FDSL_C_END

@@ -19,8 +19,8 @@
 /* Sets a message about the list of samples and returns STATUS_FAILED. */
 enum status dataset_out_of_memory(void);
 
-/* Grows an array of `size`-byte elements so that it can hold more than `count`. `array` points to the
- * pointer. */
+/* Grows an array of `size`-byte elements so that it can hold more than `count`. `array` is the address of
+ * the pointer to the first element. */
 enum status dataset_grow(void *array, uint32_t count, uint32_t *capacity, size_t size);
 
 /* Copies a name. The copy lives as long as the dataset. */

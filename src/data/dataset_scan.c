@@ -20,8 +20,8 @@ struct scan {
     struct tar_parser parser;
 };
 
-/* Adds the member `found` to the current sample. If its key is not that of the sample, begins a new sample.
- * Ignores members without a key. */
+/* Adds the member `found` to the current sample. If the member's key differs from the sample's key, begins a
+ * new sample. Ignores members without a key. */
 static enum status scan_member(struct scan *scan, const struct tar_member *found)
 {
     struct dataset *dataset = scan->dataset;

@@ -1,6 +1,6 @@
-/* The source `digits`: an unlimited number of 28 x 28 byte images in ten classes. Each image shows a digit
- * drawn as a stroke, with affine jitter and noise. Sample n shows digit n mod 10 and is a pure function of
- * (seed, n). The code uses no libm function except the square root, so images are bit-identical on every
+/* The source `digits`: an unlimited number of images of 28 x 28 bytes in ten classes. Each image shows a
+ * digit drawn as a stroke, with affine jitter and noise. Sample n shows digit n mod 10 and is a pure function
+ * of (seed, n). The code uses no libm function except the square root, so images are bit-identical on every
  * machine. */
 #include <inttypes.h>
 #include <math.h>

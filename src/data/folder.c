@@ -25,7 +25,8 @@ void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH
         snprintf(name, PATH_MAX, "%s-%06" PRIu64 ".tar", folder->name, unit);
 }
 
-/* Formats the folder's path followed by the text. STATUS_USAGE if the path is too long. */
+/* Writes the folder's path, followed by the formatted text, to `path`. STATUS_USAGE if the result is too
+ * long. */
 __attribute__((format(printf, 3, 4))) static enum status inside(const struct folder *folder,
                                                                 char path[PATH_MAX], const char *format, ...)
 {
@@ -155,8 +156,8 @@ bool folder_finished(const struct folder *folder, uint64_t unit)
 
 /* ---- Claiming ---- */
 
-/* Refuses to continue a dataset that has other options. Both option lines are words separated by blanks. The
- * message shows the first word that differs. */
+/* Refuses to continue a dataset that was begun with other options. Both option lines are words separated by
+ * blanks. The message shows the first word that differs. */
 static enum status refuse_options(const struct folder *folder, const char *theirs)
 {
     const char *ours = folder->provenance;

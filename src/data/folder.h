@@ -1,9 +1,10 @@
 /* The folder of a dataset that is being prepared. These functions lock it, find the finished units and
  * complete the dataset. A unit is a shard, or a folder of files.
  *
- * During --prepare, FOLDER/.prepare/ holds `spec`, the options of the dataset, and one part of the index per
- * finished unit. When all units are finished, the parts are merged into NAME.index and .prepare/ is removed.
- * So NAME.index exists only if the dataset is complete, and a part exists only if its unit is complete. */
+ * During --prepare, FOLDER/.prepare/ holds the file `spec` with the options of the dataset. It also holds one
+ * part of the index per finished unit. When all units are finished, the parts are merged into NAME.index and
+ * .prepare/ is removed. So NAME.index exists only if the dataset is complete, and a part exists only if its
+ * unit is complete. */
 #ifndef FDSL_DATA_FOLDER_H
 #define FDSL_DATA_FOLDER_H
 
@@ -21,7 +22,7 @@ struct folder {
     enum index_layout layout;
     uint64_t unit_count;
     int lock;            /* rank 0: descriptor that holds the lock on the folder; other ranks: -1 */
-    uint64_t part_count; /* rank 0: number of units that were finished when it claimed the folder */
+    uint64_t part_count; /* rank 0: number of parts in .prepare/ after folder_claim() */
 };
 
 /* Formats the name of a unit: "NAME-000003.tar" for a shard, "003" for a folder of files. */

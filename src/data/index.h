@@ -52,8 +52,8 @@ struct index {
 
 FDSL_C_BEGIN
 
-/* Reads an index file. The caller frees the index, also after a failure. STATUS_FAILED with file, line and
- * reason; STATUS_UNAVAILABLE in builds without xxHash. */
+/* Reads an index file. The caller frees the index, also after a failure. STATUS_FAILED with the file, the
+ * reason and, for a fault in one line, its number; STATUS_UNAVAILABLE in builds without xxHash. */
 enum status index_read(const char *path, struct index *index);
 
 /* Parses an index in memory, with the same errors as index_read(). Takes ownership of `text` (from malloc),

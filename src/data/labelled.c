@@ -21,7 +21,7 @@ struct parameters {
     int encoding;
 };
 
-/* All images and labels in memory. at() returns one of them. */
+/* All images and labels in memory. at() returns one image with its label. */
 struct labelled {
     enum source_encoding encoding;
     struct png_shape shape;
@@ -93,7 +93,7 @@ static enum status make_one(const void *state, uint64_t number, struct source_sa
 
 /* ---- Opening ---- */
 
-/* Hashes a file. `before` is the hash of the preceding files and seeds this hash. */
+/* Hashes the content of a file. `before` is the hash of the preceding files and seeds this hash. */
 static uint64_t identify(uint64_t before, const void *bytes, size_t size)
 {
 #ifdef HAVE_XXHASH

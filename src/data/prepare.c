@@ -380,8 +380,8 @@ static void show(struct job *job, uint64_t unit)
                   progress_duration((double)(job->samples_total - done) / rate, left, sizeof left));
 }
 
-/* Sets the message that a signal prints. With several ranks it has no numbers, because a rank knows only its
- * own units. */
+/* Sets the message that is printed if a signal ends the program. With several ranks the message has no
+ * numbers, because a rank knows only its own units. */
 static void say_what_is_kept(const struct job *job)
 {
     if (comm_rank() != 0)

@@ -77,7 +77,7 @@ struct source {
     enum status (*make)(void *state, uint64_t first, uint64_t count, struct source_sample *samples);
     source_make_one *make_one;
 
-    /* Creates a generator of samples whose values are those of the "npy" member, without header or label.
+    /* Creates a generator. It generates the values of the samples' "npy" members, without headers and labels.
      * The caller closes the generator before the state. NULL if the source has no generator. */
     enum status (*generate)(void *state, const struct generator_request *request,
                             struct generator **generator);

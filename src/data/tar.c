@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Offsets of header fields, and lengths of fields if the name ends in _BYTES. */
+/* Offsets of header fields. Constants whose names end in _BYTES are lengths of fields. */
 enum {
     NAME = 0,
     NAME_BYTES = 100,

@@ -104,7 +104,7 @@ static enum status check_scale(const char *field, const double *values, uint32_t
     return STATUS_OK;
 }
 
-/* mean and std are for floats. */
+/* Refuses a `mean` or `std` other than the defaults: they apply only to floating-point types. */
 static enum status check_no_scale(const struct fdsl_config *config)
 {
     for (uint32_t c = 0; c < config->channels; c++)

@@ -6,8 +6,9 @@
 #include "lib/fdsl.h"
 #include "synth/input.h"
 
-/* Checks all fields of `config` and builds the input; the caller frees it with synth_free(), also after an
- * error. `synth` must be zeroed. STATUS_USAGE if a field is not valid; the message begins with its name. */
+/* Checks the fields of `config` that describe images, and builds the input. The caller frees the input with
+ * synth_free(), also after an error. `synth` must be zeroed. STATUS_USAGE if a field is not valid; the
+ * message begins with the name of the field. */
 enum status config_input(const struct fdsl_config *config, struct synth *synth);
 
 /* Finds the variant that config->generator names for config->device. STATUS_USAGE if the name is unknown or

@@ -162,7 +162,7 @@ static enum status check_device(int device)
                       device, FDSL_CPU);
 }
 
-/* Checks a device and the argument `name`, a stream of it. */
+/* Checks a device number, and the argument `name`, a stream of this device. */
 static enum status check_stream(int device, const char *name, const void *stream)
 {
     TRY(check_device(device));

@@ -25,7 +25,7 @@
  *
  * Threads: several generators can be used at the same time, on one device or many. Calls on one generator
  * must not overlap. A generator belongs to the process that opened it: after fork(), the child must open its
- * own, and the child can use CUDA only if the parent had not used it. */
+ * own, and the child can use CUDA only if the parent did not use CUDA before. */
 #ifndef FDSL_H
 #define FDSL_H
 
@@ -76,7 +76,7 @@ struct fdsl_config {
     const char *formula;     /* "uji" (default): the paper's code; "visualatom": the VisualAtom data set */
     uint64_t seed;           /* seed of all images; default 0 */
     uint32_t res;            /* side of the canvas in pixels, 1 to 16384; default 512 */
-    uint32_t classes;        /* number of classes from the preset (of a list, the first ones); default 1000 */
+    uint32_t classes;        /* number of classes from the preset (a list: its first ones); default 1000 */
     const char *preset;      /* "uji", "visualatom", "lowercompute", or the lists "paper-1000" and
                                 "lowercompute-1000"; NULL (default): the preset with the name of the formula */
     const char *preset_file; /* INI file with other presets; NULL (default): the built-in ones */
@@ -90,8 +90,8 @@ struct fdsl_config {
     uint32_t channels;  /* 1 (default), or 3 with the same gray in each */
     const char *layout; /* "nchw" (default) or "nhwc" */
     const char *dtype;  /* "u8" (default), "f16", "bf16" or "f32"; a float is (gray / 255 - mean) / std */
-    double mean[FDSL_CHANNELS_MAX]; /* per channel; default 0, as u8 needs */
-    double std[FDSL_CHANNELS_MAX];  /* per channel; default 1, as u8 needs */
+    double mean[FDSL_CHANNELS_MAX]; /* per channel; default 0, the only value for u8 */
+    double std[FDSL_CHANNELS_MAX];  /* per channel; default 1, the only value for u8 */
 
     /* How the images are generated. */
     const char *generator; /* on the CPU: "omp", "naive"; on a CUDA device: "fused", "bat", "gbase"; "auto"
@@ -169,10 +169,10 @@ FDSL_API enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64
 FDSL_API enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint64_t *numbers,
                                              uint32_t count, void *images, int64_t *labels, void *stream);
 
-/* Generates images *next .. *next + count - 1, then adds `step` to *next. On a CUDA device, both
- * are enqueued on `stream`, and `next` is device memory, so each replay of a captured call generates the
- * following images. To share a sequence, rank r starts at r * count and uses step = count * ranks.
- * FDSL_UNAVAILABLE for "gbase" and "bat". Otherwise like fdsl_generate(). */
+/* Generates images *next .. *next + count - 1, then adds `step` to *next. On a CUDA device, `next` is device
+ * memory, and the generation and the addition are enqueued on `stream`. Each replay of a captured call
+ * therefore generates the next images. To share a sequence among ranks, rank r starts at r * count and uses
+ * step = count * ranks. FDSL_UNAVAILABLE for "gbase" and "bat". Otherwise like fdsl_generate(). */
 FDSL_API enum fdsl_status fdsl_generate_next(struct fdsl_generator *generator, uint64_t *next, uint64_t step,
                                              uint32_t count, void *images, int64_t *labels, void *stream);
 

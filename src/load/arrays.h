@@ -27,7 +27,7 @@ struct array_sample {
 
 /* The range of bytes that holds a sample. */
 struct array_extent {
-    uint64_t begin; /* offset of the first byte in the shard; 0 if `packed` */
+    uint64_t begin; /* offset of the first byte in the shard; 0 after arrays_open() with `packed` */
     uint64_t bytes; /* from the first to the last byte, including tar headers between members */
 };
 

@@ -97,8 +97,8 @@ struct load_result {
     bool device_known;         /* Linux reports device_bytes */
     uint64_t device_bytes;     /* bytes that the process read from storage devices during the run */
     int threads;               /* threads that shared the run */
-    uint64_t moved_bytes; /* bytes that the run moved, for comparing its rate with copy(); 0 if these are the
-                             delivered bytes */
+    uint64_t moved_bytes; /* bytes that the run moved, for comparing its rate with copy(); 0 if the run moved
+                             only the delivered bytes */
     const char *gds;      /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
     double decode_s, augment_s;         /* decode and augmentation time within the run, mean over threads */
     struct latency latency[LOAD_CALLS]; /* only with control->timed_calls */
@@ -118,7 +118,7 @@ enum status load_expect(const struct load *load, const struct order_plan *plan, 
 enum status load_resident(const struct load *load, struct cache_pages *pages);
 
 /* Brings the page cache into the state load->cache and counts the resident pages. STATUS_FAILED if that state
- * cannot be reached, so that no run is recorded as warm or cold if it is not. */
+ * cannot be reached. So a run is recorded as warm or cold only if the page cache was in that state. */
 enum status load_settle_cache(const struct load *load, struct cache_pages *pages);
 
 FDSL_C_END

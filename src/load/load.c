@@ -1,4 +1,4 @@
-/* The workload `load`: options, input, services for variants, and verification. */
+/* The workload `load`: options, input, functions that variants call, and verification. */
 #include "data/dataset_open.h"
 #include "load/input.h"
 
@@ -80,7 +80,7 @@ struct load_job {
     struct checksum lost;
 };
 
-/* ---- Services for variants ---- */
+/* ---- Functions that variants call ---- */
 
 struct order_plan load_plan(const struct load *load, int threads)
 {
@@ -376,8 +376,8 @@ struct order_plan load_variant_plan(const struct load *load, const struct varian
     return plan;
 }
 
-/* Starts or ends the runs in which samples are verified one by one. Such a run is one epoch. The end restores
- * `epochs` and `lost`. */
+/* Starts or ends the runs in which samples are verified one by one. Such a run is one epoch. Ending them
+ * restores `epochs` and `lost`. */
 static enum status load_check_closely(void *input, bool closely)
 {
     struct load_job *job = input;
@@ -421,8 +421,8 @@ static enum status count_unseen(const struct load_job *job, const struct variant
 }
 
 /* Checks that the result belongs to run `number`. Then checks every sample if control->whole is set,
- * otherwise those that are still in the buffers; such a run has already compared its checksum with the
- * expected one. */
+ * otherwise the samples that are still in the buffers. A run without control->whole has already compared its
+ * checksum with the expected one. */
 static enum status load_verify(const void *input, const struct variant *variant, void *state, uint64_t number,
                                uint64_t *wrong)
 {

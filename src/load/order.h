@@ -29,9 +29,10 @@ struct order_plan {
     uint32_t samples;            /* in the whole data set */
     uint32_t shards;             /* 0 if the samples are single files */
     const uint32_t *shard_first; /* first sample of each shard, plus one end entry; owned by the caller */
-    uint32_t shuffle_buffer;     /* shards only: number of samples shuffled together; 0 or 1 disables it */
+    uint32_t shuffle_buffer;     /* shards only: number of samples shuffled together; 0 or 1: none */
     uint32_t workers;            /* number of workers of all ranks */
-    bool keyed; /* for readers with random access to all samples; ignores shards and shuffle_buffer */
+    bool keyed; /* a keyed order, for readers with random access to all samples; it does not depend on shards
+                   or shuffle_buffer */
 };
 
 /* Consecutive samples of one shard. */

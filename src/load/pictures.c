@@ -68,7 +68,7 @@ static enum status read_label(struct plain *plain, const struct dataset_sample *
     return STATUS_OK;
 }
 
-/* Sets the shape and type of the set from the first image. */
+/* Takes the shape and type of the training set from the first image. */
 static enum status read_picture(struct plain *plain, const struct dataset_member *member,
                                 struct pictures *pictures)
 {

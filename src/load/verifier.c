@@ -4,8 +4,8 @@
 #include <stdlib.h>
 
 /* Outcome of a sample in the runs so far. All runs of a row must lose the same samples; otherwise their times
- * measure different work. A comparison of counts is not enough, because every epoch assigns other samples to
- * a rank. */
+ * measure different work. A comparison of counts is not enough, because every epoch assigns different samples
+ * to a rank. */
 enum outcome { OUTCOME_UNKNOWN, OUTCOME_READ, OUTCOME_LOST };
 
 enum status verifier_open(struct verifier *verifier, const struct load *load, const struct order_plan *plan)

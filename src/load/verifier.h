@@ -25,7 +25,7 @@ struct verifier {
 /* Samples that a worker could not read in a run. Set to zero before each run. */
 struct losses {
     struct checksum checksum; /* sum of the expected checksums of these samples */
-    bool first;               /* at least one of these samples was not visited in an earlier run */
+    bool first;               /* at least one of these samples was not visited in any earlier run */
     bool changed;             /* a sample was read in an earlier run and is lost now, or the reverse */
     char why[1024];           /* error message of the first of these samples */
 };

@@ -1,5 +1,5 @@
-/* Divides the cores of a machine among its ranks, so that no two ranks share a core if there are enough
- * cores. */
+/* Divides the cores of a machine among its ranks, so that no two ranks share a hardware thread if there
+ * are enough cores. */
 #ifndef FDSL_MACHINE_CORES_H
 #define FDSL_MACHINE_CORES_H
 
@@ -17,9 +17,9 @@ struct cores_mask {
 
 /* What cores_take() found and did, in increasing order of importance for a warning. */
 enum cores_outcome {
-    CORES_KEPT,   /* the launcher gave each rank its own cores and left none unused; or there is one rank */
+    CORES_KEPT,   /* the launcher gave each rank its own hardware threads, and none is unused; or one rank */
     CORES_SPLIT,  /* ranks had cores in common; the cores were divided evenly */
-    CORES_IDLE,   /* the launcher gave each rank its own cores but left some unused */
+    CORES_IDLE,   /* the launcher gave each rank its own hardware threads, but some are unused */
     CORES_CROWDED /* there are more ranks than cores, so some ranks share a core */
 };
 

@@ -27,11 +27,12 @@ void device_restore(int device);
 int device_relax_capture(void);
 void device_restore_capture(int mode);
 
-/* Allocates device memory; the caller frees it with device_free(). Both relax the capture. */
+/* Allocates device memory; the caller frees it with device_free(). Both functions call device_relax_capture()
+ * and restore the mode. */
 enum status device_alloc(int device, size_t bytes, void **memory);
 void device_free(int device, void *memory);
 
-/* Copies after the work on `stream`, and waits for the copy. Each end may be host or device memory. */
+/* Enqueues a copy on `stream` and waits until the copy is complete. Each end may be host or device memory. */
 enum status device_copy(int device, void *to, const void *from, size_t bytes, void *stream);
 
 /* Waits for the work on `stream`. */

@@ -52,8 +52,8 @@ double nvml_gpu_energy_j(const char *pci_bus_id);
  * direction before it answers. */
 enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic);
 
-/* Returns the peak rate of the PCIe link in one direction, in bytes per second. It assumes the maximum link
- * width and the newest generation that the device supports. Returns 0 if NVML does not report them. */
+/* Returns the peak rate of the PCIe link in one direction, in bytes per second. Assumes the maximum link
+ * width and the newest PCIe generation that the device supports. Returns 0 if NVML does not report them. */
 double nvml_pcie_peak_bytes_per_s(const char *pci_bus_id);
 
 /* Writes the driver version ("580.159.04") to `text`, or "" without NVML. */

@@ -32,17 +32,19 @@ struct process_tree;
 enum status process_tree_open(struct process_tree **tree);
 void process_tree_free(struct process_tree *tree);
 
-/* Reads what the tree has used so far; counters never decrease. Returns false if processes ended faster than
- * they could be read; then all fields of `use` are negative. The first call reads all of /proc; later calls
- * read only new processes and the tree. Thread safe. */
+/* Reads what the tree has used so far; counters never decrease. Returns false if memory runs out, or if
+ * processes end faster than they can be read; then all fields of `use` are negative. The first call reads all
+ * of /proc; later calls read only new processes and the tree. Thread safe. */
 bool process_tree_use(struct process_tree *tree, struct process_use *use);
 
-/* Returns the number of processes that were running at the latest process_tree_use(). Thread safe. */
+/* Returns the number of processes that were running at the latest successful process_tree_use(). Thread safe.
+ */
 size_t process_tree_running(struct process_tree *tree);
 
 /* Collects all children of this process that have ended. If `child` is one of them, returns true and sets
- * `*wait_status` as waitpid() does. No other function may wait for children, and SIGCHLD must not be ignored:
- * if no children are left, the function warns, returns true, and sets the status of exit(1). Thread safe. */
+ * `*wait_status` as waitpid() does. No other function may wait for children, and SIGCHLD must not be ignored;
+ * otherwise the status of `child` may be lost. If no children are left and `child` was not found, the
+ * function warns, returns true, and sets the status of exit(1). Thread safe. */
 bool process_tree_collect(struct process_tree *tree, pid_t child, int *wait_status);
 
 #endif

@@ -19,7 +19,7 @@ struct bench_limits {
     double warmup_time_s;    /* minimum total time of the warm-up runs */
     uint64_t min_samples;    /* minimum number of samples */
     double min_time_s;       /* minimum total sampling time, unless max_time_s is shorter */
-    double max_time_s;       /* stop after this time and min_samples, however uncertain the median is */
+    double max_time_s;       /* maximum total sampling time, unless min_samples needs more */
     double max_median_error; /* stop when stats.median_error is below this */
 };
 

@@ -26,8 +26,9 @@ struct side {
 void side_add(struct side *side, double value, double error);
 
 /* Adds a run of `count` >= 2 epochs, given by their positive values in the order of measurement. The value of
- * the run is their median. Its error follows from their scatter; it is unknown if their effective sample size
- * is below STATS_INTERVAL_MIN. STATUS_FAILED if memory runs out. */
+ * the run is the median of the epochs. The error of this median follows from the scatter of the epochs. It is
+ * unknown if the effective sample size of the epochs is below STATS_INTERVAL_MIN. STATUS_FAILED if memory
+ * runs out. */
 enum status side_add_epochs(struct side *side, const double *values, size_t count);
 
 struct ratio {

@@ -44,10 +44,11 @@ static struct variance variance_between(const struct side *side)
     return (struct variance){side->squares / (count - 1) / count, count - 1};
 }
 
-/* Returns the variance of the side `alone`, whose single run shows no scatter between runs. Assumes that it
- * scatters like the runs of `repeated`. If its own error is larger than their mean error, adds the
- * difference. Returns NaN if its own error is unknown but the errors of the repeated runs are known, because
- * its own error may be far larger. */
+/* Returns the variance of the side `alone`. Its single run shows no scatter between runs, so the function
+ * assumes the scatter of the runs of `repeated`. If the error of the single run is larger than the mean error
+ * of the repeated runs, adds the difference. The result is at least the error of the single run. Returns NaN
+ * if only the errors of the repeated runs are known, because the error of the single run may be far larger.
+ */
 static double variance_alone(const struct side *alone, const struct side *repeated)
 {
     double count = (double)repeated->count;

@@ -95,8 +95,8 @@ enum status monitor_try_flush(struct monitor *monitor);
 /* Ends the current variant and writes the samples so far. STATUS_FAILED if the file cannot be written. */
 enum status monitor_end(struct monitor *monitor);
 
-/* Takes a last sample of a process tree, stops sampling and writes the remaining samples. Warns if the
- * monitor used more than 1 % of a core or missed more than 10 % of its samples. STATUS_FAILED if the file
+/* Stops sampling, after a last sample if a process tree is sampled. Writes the remaining samples. Warns if
+ * the monitor used more than 1 % of a core or missed more than 10 % of its samples. STATUS_FAILED if the file
  * cannot be written. */
 enum status monitor_stop(struct monitor *monitor);
 

@@ -210,8 +210,8 @@ static bool is_older(const char *theirs, const char *ours)
            atoi(theirs + name) < atoi(ours + name);
 }
 
-/* Sets the error message for a file whose first line is not our header. It names the first column that
- * differs, or says that the file has more or fewer columns. */
+/* Sets the error message for a file whose first line, `theirs`, is not the expected header, `ours`. The
+ * message names the first column that differs, or says that the file has more or fewer columns. */
 static enum status refuse_columns(const char *path, const char *theirs, size_t theirs_bytes, const char *ours,
                                   size_t ours_bytes)
 {
@@ -233,8 +233,8 @@ static enum status refuse_columns(const char *path, const char *theirs, size_t t
     }
 }
 
-/* Sets the error message for a file of `bytes` bytes whose first line, of `line_bytes` bytes, is not our
- * header. */
+/* Sets the error message for a file of `bytes` bytes whose first line, of `line_bytes` bytes, is not the
+ * expected header. */
 static enum status refuse_header(const char *path, const char *text, size_t bytes, size_t line_bytes,
                                  const struct row *row, const struct csv_lines *lines)
 {
@@ -254,9 +254,9 @@ struct csv_extent {
     size_t torn_line; /* number of the incomplete line after these rows; 0: none */
 };
 
-/* Decides whether the last record of a file, which has no line end, can be cut off. It can if it is certainly
- * incomplete: if it is a prefix of our header, or a single line with too few fields. Refuses any other
- * record. */
+/* Decides whether the last record of a file, which has no line end, can be cut off. Only a record that is
+ * certainly incomplete can: a prefix of the expected header, or a single line with too few fields. Refuses
+ * any other record. */
 static enum status judge_tail(const char *path, const struct csv_record *record, const char *at, size_t line,
                               const struct row *row, const struct csv_lines *lines, struct csv_extent *extent)
 {

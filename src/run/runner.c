@@ -338,8 +338,9 @@ static enum status refuse(const struct settings *settings, const struct variant_
                       other ? "; '" : "", other ? other : "", other ? "' can" : "");
 }
 
-/* With --variant all, removes the variants that cannot run and prints a note for each. Otherwise, fails at
- * the first variant that cannot run. */
+/* With --variant all, removes the variants that cannot run and prints a note for each. Notes about variants
+ * that this machine or build does not support are printed only for the first combination. Without --variant
+ * all, fails at the first variant that cannot run. */
 static enum status keep_runnable(struct runner *runner)
 {
     struct settings *settings = runner->settings;

@@ -42,7 +42,7 @@ struct runner {
     struct monitor *monitor;    /* NULL without --monitor */
     struct partition partition; /* of this rank */
     struct consumer *consumer;  /* NULL without --compute */
-    int sharers;                /* ranks on this rank's device, including itself; 0 without a device */
+    int sharers;                /* ranks on this rank's device, including this rank; 0 without a device */
 
     /* The current variant */
     const struct variant_entry *entry;

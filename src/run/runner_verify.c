@@ -60,8 +60,9 @@ static enum status judge(struct runner *runner, void *state, struct result *resu
 
 /* ---- Before the timing ---- */
 
-/* Performs run 0. With --verify, performs run 1 first, so that verification detects any result of run 1 that
- * run 0 did not overwrite. For workloads with epochs, performs no run, because each run is a row. */
+/* Performs run 0. With --verify, performs run 1 first and verifies run 0 afterwards. Verification then
+ * detects any result of run 1 that run 0 did not overwrite. For workloads with epochs, performs no run,
+ * because each run is a row. */
 static enum status make_first(struct runner *runner, void *state, struct result *result)
 {
     const struct settings *settings = runner->settings;
@@ -96,7 +97,8 @@ enum status runner_check(struct runner *runner, void *state, struct result *resu
 
 /* ---- After the timing ---- */
 
-/* Chooses a random timed run other than the last one, the same on all ranks. There must be at least two. */
+/* Chooses a random timed run other than the last one, the same on all ranks. There must be at least two timed
+ * runs. */
 static enum status draw_run(const struct bench *bench, uint64_t *number)
 {
     *number = bench->warmups + 1 + chance_below(bench->count - 1);

@@ -392,8 +392,8 @@ static enum status check_repeats(const struct settings *settings)
     return STATUS_OK;
 }
 
-/* With several variants, refuses options that work with one variant only, because all would write to the same
- * file. */
+/* With several variants, refuses options that work with one variant only, because all variants would write to
+ * the same file. */
 static enum status check_single(const struct settings *settings)
 {
     const char *const *single = settings->workload->single;

@@ -107,8 +107,8 @@ enum status deliver_check(const struct options *given, const struct deliver_file
     return files->write_classes ? class_check_csv(files->write_classes) : STATUS_OK;
 }
 
-/* Builds the path of one variant's output. If several variants write, `name` is the variant's name, and the
- * path becomes PATH/name for a folder or DIR/name/FILE for a file. Otherwise `name` is NULL. */
+/* Builds the path of one variant's output. If several variants write, `name` is the variant's name: a
+ * folder PATH becomes PATH/name, and a file DIR/FILE becomes DIR/name/FILE. Otherwise `name` is NULL. */
 static void picture_path(char *result, size_t size, const char *path, const char *name, bool folder)
 {
     char parent[PATH_MAX];

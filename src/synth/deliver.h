@@ -13,8 +13,8 @@ struct deliver_files {
 };
 
 /* Checks that each file can be written, and that no two options write the same index.tsv or labels file.
- * Otherwise STATUS_USAGE or STATUS_UNAVAILABLE gives the reason. `given` holds all options, including those
- * of other parts of the program that write files. */
+ * Otherwise STATUS_USAGE or STATUS_UNAVAILABLE gives the reason. `given` holds all options, including
+ * the output options of other parts of the program. */
 enum status deliver_check(const struct options *given, const struct deliver_files *files);
 
 /* Writes the pictures and arrays of run 0, which must be the latest run of `state`. If several variants write

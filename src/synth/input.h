@@ -146,8 +146,8 @@ struct synth_traits {
     const char *timed; /* what the time of a run includes, for the column `timed_stages` */
 
     /* Fetches the noise of image j of run number `run`, even if this run has not been executed. `noise`
-     * receives (x, y) for each vertex of orbit 0, then of orbit 1, and so on. The pointer is NULL unless the
-     * noise is SYNTH_NOISE_XORWOW. */
+     * receives (x, y) for each vertex of orbit 0, then of orbit 1, and so on. `fetch_noise` is NULL unless
+     * the noise is SYNTH_NOISE_XORWOW. */
     enum status (*fetch_noise)(void *state, uint64_t run, uint64_t j, float *noise);
 
     /* Returns the images of the latest run in the output format. They are in device memory if the variant's
@@ -157,8 +157,8 @@ struct synth_traits {
     /* Returns the bytes of the variant's canvases in host memory. NULL for variants on a device. */
     size_t (*canvas_bytes)(const void *state);
 
-    /* Creates a generator (core/generator.h) on a device, with batches of at most `batch` images. NULL if not
-     * supported. */
+    /* Creates a generator (core/generator.h) on a device, with batches of at most request->batch images.
+     * `generator_open` is NULL if the variant does not support this. */
     enum status (*generator_open)(const struct generator_request *request, const struct synth *synth,
                                   struct generator **generator);
 

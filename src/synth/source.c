@@ -184,7 +184,7 @@ static enum status check_encoding(const struct maker *maker)
     if (maker->encoding == SOURCE_NPY || (output->type == DTYPE_U8 && output->channels == 1))
         return STATUS_OK;
     return status_set(STATUS_USAGE, "--encode png holds u8 images of one channel (three channels would "
-                                    "repeat the same gray); use --encode npy for others");
+                                    "repeat the same gray); use --encode npy for other images");
 }
 
 static enum status synth_source_open(const struct source_request *request, struct source_facts *facts,

@@ -66,9 +66,9 @@ static const struct option_spec options[] = {
     {"radius", "PIXELS", OPTION_COUNT, AT(radius), "25", 0, 1e6, NULL, true,
      "start radius of the benchmark class"},
     {"oval-x", "X", OPTION_REAL, AT(oval_x), "1.2", 0, 1e6, NULL, true,
-     "factor that stretches the benchmark class's circle of --radius along x"},
+     "factor along x that stretches the circle of the benchmark class, whose radius is --radius"},
     {"oval-y", "Y", OPTION_REAL, AT(oval_y), "1.8", 0, 1e6, NULL, true,
-     "factor that stretches the benchmark class's circle of --radius along y"},
+     "factor along y that stretches the circle of the benchmark class, whose radius is --radius"},
     {"freq1", "N", OPTION_COUNT, AT(freq1), "5", 0, 1e6, NULL, true,
      "first frequency of the benchmark class, in periods per turn"},
     {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true,
@@ -168,7 +168,7 @@ static enum status check_output(const struct options *given, const struct parame
                           (unsigned long long)parameters->out_res, (unsigned long long)parameters->res);
     if (shows && (parameters->dtype != DTYPE_U8 || parameters->channels != 1))
         return status_set(STATUS_USAGE,
-                          "--%s writes u8 images of one channel only; use --npy FILE for others",
+                          "--%s writes u8 images of one channel only; use --npy FILE for other images",
                           parameters->files.png ? "png" : "sheet");
     return STATUS_OK;
 }
@@ -407,9 +407,9 @@ static enum status synth_accepts(const void *input, const struct variant *varian
     if (traits->outputs || output_is_canvas(&synth->output))
         return strcmp(variant->platform, "cpu") == 0 ? synth_check_memory(synth, 0) : STATUS_OK;
     list_supporting_variants(names, sizeof names);
-    return status_set(STATUS_USAGE,
-                      "supports only u8 images of one channel at the size of the canvas; use %s for others",
-                      names);
+    return status_set(
+        STATUS_USAGE,
+        "supports only u8 images of one channel at the size of the canvas; use %s for other images", names);
 }
 
 /* ---- Work, checks, measures ---- */
@@ -454,8 +454,8 @@ static enum status synth_hand_over(const void *input, const struct variant *vari
 
 #ifdef HAVE_XXHASH
 /* Computes the digest of run 0: the sum over all output images of their 64-bit XXH3 hashes. Each hash is
- * seeded with the image's index in the global batch. The digest of a global batch is the sum over its ranks.
- * Swapped images change the digest, because of the seed. */
+ * seeded with the image's index in the global batch. The digest of a global batch is the sum of the ranks'
+ * digests. Swapped images change the digest, because of the seed. */
 static enum status digest(const struct synth *synth, const struct variant *variant, void *state,
                           struct measures *measures)
 {
@@ -499,7 +499,7 @@ static enum status synth_measure(const void *input, const struct variant *varian
         measures_real(measures, "vertices_s", vertices_s, 9);
         measures_real(measures, "painting_s", painting_s, 9);
     }
-    if (traits->racy) /* a repeated run gives other images, so a digest is meaningless */
+    if (traits->racy) /* a repeated run gives different images, so a digest is meaningless */
         return STATUS_OK;
     struct run_time unused;
     TRY(variant->run(state, 0, &unused));

@@ -60,8 +60,8 @@ void checkpoint_unlock(int lock);
 /* Sets `*exists` to whether the folder holds any checkpoint. */
 enum status checkpoint_exists(const char *folder, bool *exists);
 
-/* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, then removes all but the latest `keep`
- * checkpoints, keep >= 1. If writing fails, the other checkpoints remain. */
+/* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, then removes older checkpoints until
+ * `keep` >= 1 remain, including this one. If writing fails, the older checkpoints remain. */
 enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint);
 
 /* Reads one checkpoint file. STATUS_FAILED with path and reason if the file is not a checkpoint, has another
@@ -70,15 +70,15 @@ enum status checkpoint_read(const char *path, struct checkpoint *checkpoint);
 
 /* Reads the latest checkpoint of a folder. If `pass_over` is true, skips files that are truncated or damaged
  * (for example by a power failure) and warns. Any other failure (another schema, permissions, memory, disk)
- * is an error, because a later epoch would overwrite the skipped file. `*found` is false if there is no
+ * is an error, because training would later overwrite the skipped file. `*found` is false if there is no
  * checkpoint; STATUS_FAILED if all are damaged. The caller frees the checkpoint, also after a failure. */
 enum status checkpoint_read_latest(const char *folder, bool pass_over, struct checkpoint *checkpoint,
                                    bool *found);
 void checkpoint_free(struct checkpoint *checkpoint);
 
-/* Reads the checkpoint that the user named with an option: a file, or the latest one of a folder. A damaged
- * file is never skipped. STATUS_USAGE if there is no checkpoint; the message begins with `option`. The caller
- * frees the checkpoint, also after a failure. */
+/* Reads the checkpoint that the user named with an option: a file, or the latest checkpoint of a folder. A
+ * damaged file is never skipped. STATUS_USAGE if there is no checkpoint; the message begins with `option`.
+ * The caller frees the checkpoint, also after a failure. */
 enum status checkpoint_find(const char *option, const char *path, struct checkpoint *checkpoint);
 
 /* Rebuilds the checkpoint's model. STATUS_FAILED if this program does not know the model, or if its arena

@@ -268,10 +268,10 @@ static enum status open_datasets(const struct data_request *request, struct data
     bool learn = file_there(request->name, "train", train), tests = file_there(request->name, "test", test);
     bool two = learn && tests;
     if (learn != tests)
-        return status_set(
-            STATUS_USAGE,
-            "--data %s: the folder contains a data set '%s' but no '%s'; create that with --prepare",
-            request->name, learn ? "train" : "test", learn ? "test" : "train");
+        return status_set(STATUS_USAGE,
+                          "--data %s: the folder contains a data set '%s' but no '%s'; create the missing "
+                          "one with --prepare",
+                          request->name, learn ? "train" : "test", learn ? "test" : "train");
     for (int part = 0; part < DATA_PARTS; part++) {
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
         const char *const words[] = {"source", path, NULL};
@@ -293,7 +293,7 @@ static enum status unknown(const char *name)
 }
 
 /* Checks --classes for the generated sets `digits` and `clips`, which have a fixed number of classes.
- * --classes may exceed this number, but not be less. */
+ * --classes may be larger than this number, but not smaller. */
 static enum status check_classes(const struct data *data, const char *name, uint32_t classes)
 {
     return data->classes >= classes ? STATUS_OK
@@ -349,8 +349,8 @@ static enum status check_sets(const struct data_request *request, struct data *d
     return STATUS_OK;
 }
 
-/* Sets the number of classes from the largest label if it is not known yet; otherwise checks that all labels
- * are below it. */
+/* If the number of classes is not known yet, sets it to the largest label plus one. Otherwise checks that all
+ * labels are below the number of classes. */
 static enum status count_classes(const struct data_request *request, struct data *data)
 {
     uint32_t largest = 0;

@@ -101,8 +101,8 @@ FDSL_HD float data_value(enum dtype type, const void *sample, size_t i)
 FDSL_C_BEGIN
 
 /* Where both sets come from. "digits", "clips" and "synth" are generated. Any other name is a folder: MNIST's
- * four IDX files, CIFAR-10's binary files, two data sets (train, test), or one data set. The test set of
- * one data set is the samples whose number has a hash divisible by 10, about one tenth. */
+ * four IDX files, CIFAR-10's binary files, two data sets (train, test), or one data set. One data set is
+ * divided: samples whose number has a hash divisible by 10 (about one tenth) become the test set. */
 struct data_request {
     const char *name;
     uint64_t train_size, test_size; /* how many samples to use, from the first on; 0: all, or for generated
@@ -119,9 +119,9 @@ struct data_request {
 #define DATA_TRAIN_SIZE 10000
 #define DATA_TEST_SIZE  2000
 
-/* Opens or generates both sets. The caller closes `data`, also after a failure. STATUS_USAGE if the folder's
- * format is unknown or the feed does not suit the data; STATUS_FAILED with file and reason if a file is
- * broken. */
+/* Opens or generates both sets. The caller closes `data`, also after a failure. STATUS_USAGE if the folder
+ * does not exist or holds no samples, or if the feed does not suit the data; STATUS_FAILED with file and
+ * reason if a file is broken. */
 enum status data_open(const struct data_request *request, struct data *data);
 void data_close(struct data *data);
 

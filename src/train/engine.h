@@ -26,7 +26,8 @@
 #include "train/model.h"
 #include "train/optimizer.h"
 
-/* Everything but the initial state that determines the results of training. It must outlive the engine. */
+/* Everything that determines the results of training, except the initial state. The struct must outlive the
+ * engine. */
 struct train {
     const struct model *model;
     const struct data *data;
@@ -71,7 +72,7 @@ static inline uint32_t train_batch(const struct train *train, const struct draw_
 struct train_state {
     float *parameters;
     float *m, *v;            /* moments for optimizer_step(); with SGD, `m` is the momentum and `v` is zero */
-    struct loss_scale scale; /* used by engines that scale the loss; others leave it unchanged */
+    struct loss_scale scale; /* used by engines that scale the loss; other engines leave it unchanged */
 };
 
 /* Allocates zeroed arenas. Returns false if memory runs out; the caller frees in both cases. */

@@ -13,8 +13,8 @@ struct feed {
     double generate_s; /* seconds spent in feed_step(); callers reset it to 0 */
 };
 
-/* Opens the feed of train->data, which must outlive it. A generator uses resources->threads threads. The
- * caller closes the feed, also after a failure. */
+/* Opens the feed of train->data, which must outlive the feed. A generator uses resources->threads threads.
+ * The caller closes the feed, also after a failure. */
 enum status feed_open(const struct train *train, const struct resources *resources, struct feed *feed);
 void feed_close(struct feed *feed);
 

@@ -61,9 +61,9 @@ static enum status take(const struct checkpoint *checkpoint, const struct model 
     for (uint32_t t = 0; t < *taken; t++)
         memcpy(parameters + model->tensors[t].first, checkpoint->state.parameters + theirs.tensors[t].first,
                model->tensors[t].values * sizeof *parameters);
-    /* The new layer starts with zeros, as in Dosovitskiy et al., "An image is worth 16x16 words", 2021. After
-     * long training, features are large. Random weights in the new layer would send large gradients back into
-     * the trained layers. */
+    /* A last layer that is not copied starts with zeros, as in Dosovitskiy et al., "An image is worth 16x16
+     * words", 2021. After long training, features are large. Random weights in the last layer would send
+     * large gradients back into the trained layers. */
     for (uint32_t t = *taken; t < model->tensor_count; t++)
         memset(parameters + model->tensors[t].first, 0, model->tensors[t].values * sizeof *parameters);
     return STATUS_OK;

@@ -8,7 +8,7 @@
 #include "core/status.h"
 #include "train/model.h"
 
-/* Copies the parameters of a checkpoint (a file, or the latest one of a folder) into `parameters`, an arena
+/* Copies the parameters of a checkpoint (a file, or the latest in a folder) into `parameters`, an arena
  * of the model. The image size may differ if no weight tensor depends on it. If the shapes of the last layer
  * differ (another number of classes), that layer is set to zeros. Prints one line that says what was copied.
  * Sets `*hash` to checkpoint_hash() of the checkpoint. STATUS_USAGE if the checkpoint is of another model, if

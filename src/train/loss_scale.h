@@ -14,7 +14,7 @@
 /* Powers of two, so that scaling causes no rounding. */
 #define LOSS_SCALE_BEGIN 65536.0f
 #define LOSS_SCALE_LEAST 1.0f
-/* The upper limit is needed because the scale would grow forever if all gradients were zero. */
+/* Without this limit, the scale would grow forever if all gradients were zero. */
 #define LOSS_SCALE_MOST   16777216.0f
 #define LOSS_SCALE_GROWTH 2000 /* steps without overflow before the scale doubles */
 

@@ -1,5 +1,5 @@
-/* Writes the safetensors format, which PyTorch, JAX and others read: a length (8 bytes, little-endian), a
- * JSON header with names, types, shapes and offsets, then the values. */
+/* Writes the safetensors format, which PyTorch, JAX and other programs read: a length (8 bytes,
+ * little-endian), a JSON header with names, types, shapes and offsets, then the values. */
 #ifndef FDSL_TRAIN_SAFETENSORS_H
 #define FDSL_TRAIN_SAFETENSORS_H
 

@@ -183,7 +183,7 @@ static bool train_applies(const void *parameters, const struct variant *variant,
     return !lacking(parameters, option);
 }
 
-/* Rejects a --shift that is not less than the width and the height of a sample, because it could leave only
+/* Rejects a --shift that reaches the width or the height of a sample, because such a shift could leave only
  * zeros. */
 static enum status check_shift(const struct parameters *parameters, const struct shape *shape)
 {

@@ -93,7 +93,7 @@ enum status trainer_verify(const void *input, const struct variant *variant, voi
 /* Formats what trainer_verify() found wrong, for example "9 of 10 losses and 10 of 10 tensors". */
 void trainer_verdict(const void *input, void *state, char *text, size_t size);
 
-/* Adds an epoch to the history: it took `epoch_s` seconds and ended with this test accuracy (0 to 1). */
+/* Adds to the history an epoch that took `epoch_s` seconds and ended with this test accuracy (0 to 1). */
 void train_note_epoch(struct train_history *history, double epoch_s, double accuracy);
 
 /* Computes mean cross-entropy (without smoothing) and accuracy (fraction of correct answers) of

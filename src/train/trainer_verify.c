@@ -130,9 +130,9 @@ struct replay {
     struct train_state *at;
 };
 
-/* Advances the repeated epoch to the state before `step`, or restarts it if it is past `step`. Passes at most
- * STRETCH steps to the engine per call. The timed epoch ran all steps in one call; the results must be the
- * same. */
+/* Advances the repeated epoch to the state before `step`. If the epoch is already past `step`, restarts it
+ * first. Passes at most STRETCH steps to the engine per call. The timed epoch ran all steps in one call; the
+ * results must be the same. */
 static enum status go_to(struct trainer *trainer, struct replay *replay, uint32_t step)
 {
     if (step < replay->step || replay->step == 0)
