@@ -10,7 +10,8 @@
 #include "machine/device.h"
 
 /* Maximum number of the trainer's steps in flight. A step launches dozens of kernels, and about a thousand
- * launches can be queued. When the queue is full, a launch blocks, and all other CUDA calls wait for it. */
+ * launches can be queued. When the queue is full, a launch blocks, and all other CUDA calls wait for that
+ * launch. */
 #define TRAINING_STEPS_AHEAD 8
 
 static struct cuda_consumer *self_of(struct consumer *consumer)

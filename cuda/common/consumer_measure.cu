@@ -172,8 +172,9 @@ static enum status copy_alone(struct cuda_consumer *self, struct bus *bus, doubl
     return STATUS_OK;
 }
 
-/* Measures steps alone, in the same groups that later run concurrently with copies. Both measurements then
- * include the overhead of a group and any drop in clocks since the calibration. */
+/* Measures steps alone, in the same groups that later run concurrently with copies. The times with and
+ * without copies therefore both include the overhead of a group and any drop in clocks since the
+ * calibration. */
 static enum status step_alone(struct cuda_consumer *self, const struct batch *batch, struct bus *bus)
 {
     for (int group = 0; group < bus->groups; group++)

@@ -6,8 +6,8 @@
 
 /* Multiplies float32 matrices A and B of SIDE x SIDE values. k is the index that the sums run over. A block
  * computes one tile of C from a part of the range of k, so C contains only partial sums, which are never
- * used. The parts are short, so that a block takes only some tens of microseconds. Between blocks, blocks of
- * other kernels can run, as they can between the kernels of a network. The duration of a step is set in
+ * used. The parts are short, so that a block takes only some tens of microseconds. When a block ends, blocks
+ * of other kernels can start, as they can between the kernels of a network. The duration of a step is set in
  * units. A wave is as many blocks as the device runs concurrently. In one unit, each block of a wave advances
  * by DEPTH along k. */
 #define SIDE       PRODUCT_SIDE

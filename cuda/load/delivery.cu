@@ -231,7 +231,7 @@ enum status queue_reserve(struct output_queue *queue, uint32_t slot)
     return STATUS_OK;
 }
 
-/* Waits for all steps at the end of a run. */
+/* Called at the end of a run: waits for the steps on all batches that were delivered. */
 static enum status await_steps(struct output_queue *queue)
 {
     for (uint32_t b = 0; b < queue->delivery->buffers; b++)

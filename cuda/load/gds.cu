@@ -1,7 +1,8 @@
 /* `gds`: cuFile reads chunks of shards into device buffers. If GPUDirect Storage's Linux driver (nvidia-fs)
  * is loaded and compatibility mode is disabled, data is transferred directly from the disk to the GPU. Files
  * are then opened with O_DIRECT and read in whole blocks, because other reads may go through host memory.
- * Otherwise cuFile may read through host memory, and the column `gds` is `compat`.
+ * Without the driver, or with compatibility mode enabled, cuFile may read through host memory. The column
+ * `gds` is then `compat`.
  *
  * If the library supports batches, each chunk is one cuFile batch, and a worker's reads into all its buffers
  * are in flight together. Otherwise, a worker reads one chunk at a time. */

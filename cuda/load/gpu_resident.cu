@@ -149,8 +149,8 @@ static enum status read_member(const struct dataset *dataset, const struct datas
     return STATUS_OK;
 }
 
-/* Computes the layout of the set: one sample after another, each packed as load/arrays.h describes. Offsets
- * then count from the first byte of the set, so that a kernel needs only the sample's number. Returns the
+/* Computes the layout of the set: one sample after another, each packed as load/arrays.h describes. Makes all
+ * offsets relative to the first byte of the set, so that a kernel needs only the sample's number. Returns the
  * size of the set in bytes. */
 static uint64_t lay_out(struct arrays *arrays, uint32_t count)
 {

@@ -43,7 +43,7 @@ static void read_ahead(const struct ring_worker *worker, struct ring_share *shar
     }
 }
 
-/* Drops one reference to an open shard, and closes the shard if it was the last one. */
+/* Drops one reference to an open shard. Closes the shard if that was the last reference. */
 static void release(struct ring_worker *worker, struct open_shard *opened)
 {
     if (!opened || __atomic_sub_fetch(&opened->users, 1, __ATOMIC_ACQ_REL) > 0)
@@ -216,9 +216,9 @@ static bool has_room(const struct ring *ring, const struct ring_share *share)
     return queue_make_room(share->queue, (share->arrival / ring->span + 1) * ring->span);
 }
 
-/* Waits until the slots of a next chunk may be written, and sets `*claimed` to the share of this chunk. Sets
- * NULL if no samples are left to read. If the worker still has chunks to complete, sets NULL instead of
- * waiting, because other workers may wait for these chunks. */
+/* Waits until the slots of some share's next chunk may be written. Claims this share and sets `*claimed` to
+ * it, or to NULL if no samples are left to read. If the worker still has chunks to complete, sets NULL
+ * instead of waiting, because other workers may wait for these chunks. */
 static enum status claim(struct ring_worker *worker, struct ring_share **claimed)
 {
     struct delivery *delivery = &worker->ring->delivery;
@@ -479,8 +479,8 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
 }
 
 /* Computes the sizes of buffers and tables. A buffer has room for load->chunk_bytes bytes of samples, or for
- * the largest sample if that is larger. The table follows. A table has room for the maximum number of samples
- * that fit in a buffer. */
+ * the largest sample if that is larger. The chunk's table follows the samples. A table has room for the
+ * maximum number of samples that fit in a buffer. */
 static void size_buffers(struct ring *ring, const struct load *load)
 {
     const struct arrays *arrays = &ring->delivery.arrays;

@@ -73,8 +73,8 @@ static void read_piece(uint8_t *to, struct piece *piece)
     }
 }
 
-/* Copies a piece from its mapping. If the file was truncated, some pages no longer exist. Then copies sample
- * by sample, so that the samples before the first missing page are not lost. */
+/* Copies a piece from its mapping. If the file was truncated, some pages no longer exist. In that case,
+ * copies sample by sample, so that the samples before the first missing page are not lost. */
 static void copy_piece(const struct ring_worker *worker, uint8_t *to, struct piece *piece)
 {
     RANGE(COPY);

@@ -9,7 +9,7 @@
 #include "load/checksum.cuh"
 
 #define BLOCK_THREADS    256
-#define BLOCKS_WANTED    4   /* per multiprocessor; at the resulting register limit, only hash code spills */
+#define BLOCKS_WANTED    4   /* per multiprocessor; at the resulting register limit, only hashing spills */
 #define GROUP_BYTES      16  /* tensor bytes per store of a thread; a warp then writes whole cache lines */
 #define GROUPS_MAX       8u  /* maximum groups per thread; all their loads are in flight together */
 #define FLIGHT_BYTES     128 /* maximum bytes of a thread's loads in flight, which are held in registers */

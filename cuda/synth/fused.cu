@@ -122,8 +122,8 @@ static uint32_t side_within(size_t bytes)
     return side;
 }
 
-/* Sets the maximum side of a canvas: for two blocks per multiprocessor, or for one if two would make tiles
- * too small. */
+/* Sets the maximum side of a canvas. Two painting blocks then fit on a multiprocessor, or only one if the
+ * tiles would otherwise be too small. */
 static enum status choose_side(struct fused_plan *plan)
 {
     int all, reserved, block;
@@ -136,8 +136,8 @@ static enum status choose_side(struct fused_plan *plan)
     return STATUS_OK;
 }
 
-/* Chooses tiles as large as possible, because a unit that touches two tiles is processed twice. Halves the
- * side while a slice has fewer tiles than 3/4 of the number of multiprocessors. */
+/* Chooses tiles as large as possible, because a unit that touches two tiles is processed twice. But halves
+ * the side while a slice has fewer tiles than 3/4 of the number of multiprocessors. */
 static void choose_tiling(const struct fused_plan *plan, const struct synth_output *output,
                           struct fused_tiling *tiling)
 {
@@ -348,8 +348,8 @@ void fused_close(struct fused_plan *plan)
 
 /* ---- A run ---- */
 
-/* Returns the job of the slice that begins at image `begin` of `count` images, in the memory of a lane.
- * `from` has the call. */
+/* Returns the job of one slice, which uses the memory of `lane`. The slice begins at image `begin` of a call
+ * for `count` images. The other fields are copied from `from`. */
 static struct fused_job slice_at(const struct fused_plan *plan, const struct fused_lane *lane,
                                  const struct fused_job *from, uint64_t begin, uint64_t count)
 {
@@ -423,7 +423,7 @@ static enum status join_lanes(const struct fused_plan *plan, cudaStream_t stream
     return STATUS_OK;
 }
 
-/* Enqueues `count` images, slice by slice. `from` has the call. */
+/* Enqueues `count` images of the call in `from`, slice by slice. */
 static enum status enqueue_all(const struct fused_plan *plan, const struct fused_job *from, uint64_t count,
                                cudaStream_t stream)
 {

@@ -34,7 +34,7 @@ enum status fused_open(int device, const struct synth *synth, bool background, s
 enum status fused_enqueue(const struct fused_plan *plan, const struct fused_call *call, uint64_t count,
                           cudaStream_t stream);
 
-/* Does the same, but the kernels read the call from device memory when they run. */
+/* Like fused_enqueue(), but the kernels read the call from device memory when they run. */
 enum status fused_enqueue_stored(const struct fused_plan *plan, const struct fused_call *stored,
                                  uint64_t count, cudaStream_t stream);
 
@@ -44,10 +44,11 @@ enum status fused_enqueue_stored(const struct fused_plan *plan, const struct fus
 enum status fused_time_stages(const struct fused_plan *plan, const struct fused_call *call,
                               const struct device_clock *clock, double *vertices_s, double *painting_s);
 
-/* Creates a CUDA graph of the kernels that generate `count` images. Launching it takes a tenth of the host's
- * time of fused_enqueue(), which launches each kernel. `stream` is used for the recording; in all launches,
- * the kernels have its priority and those of the plan's own streams. The plan's device must be current, and
- * the plan must outlive the graph. The caller closes it with fused_graph_close(). */
+/* Creates a CUDA graph of the kernels that generate `count` images. Launching the graph takes the host a
+ * tenth of the time of fused_enqueue(), which launches each kernel. The kernels are recorded on `stream` and
+ * on the plan's own streams. In all launches, each kernel has the priority of the stream on which it was
+ * recorded. The plan's device must be current, and the plan must outlive the graph. The caller closes the
+ * graph with fused_graph_close(). */
 enum status fused_graph_open(const struct fused_plan *plan, uint64_t count, cudaStream_t stream,
                              struct fused_graph **graph);
 

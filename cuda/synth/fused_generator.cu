@@ -18,8 +18,10 @@ struct fused_generator {
     int64_t *labels; /* destination of labels that the caller does not want */
 };
 
-/* Whether the graph can do the call on `stream`. Its kernels have their own priority. In a capture, the
- * caller's graph must contain the kernels themselves, because the next launch changes the generator's. */
+/* Sets `*fits` to whether the graph can generate `count` images on `stream`. The priority of `stream` must be
+ * that of the recording, because the graph's kernels keep that priority. A stream that is being captured does
+ * not fit: the caller's graph must contain the kernels themselves, because the generator's graph changes with
+ * each launch. */
 static enum status check_graph(const struct fused_generator *self, uint32_t count, cudaStream_t stream,
                                bool *fits)
 {

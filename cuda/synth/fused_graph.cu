@@ -1,4 +1,4 @@
-/* `fused` as a CUDA graph. Its first kernel copies the call from its own parameter to device memory, where
+/* `fused` as a CUDA graph. Its first kernel copies the call from a kernel parameter to device memory, where
  * the other kernels read it. Only this parameter changes between launches. */
 #include <stdlib.h>
 
@@ -41,7 +41,7 @@ static enum status capture(const struct fused_plan *plan, struct fused_graph *se
     CUDA_TRY(cudaGraphGetRootNodes(self->graph, &self->first, &roots));
     CUDA_TRY(cudaGraphInstantiate(&self->executable, self->graph, 0));
     CUDA_TRY(cudaGraphUpload(self->executable, stream));
-    CUDA_TRY(cudaStreamSynchronize(stream)); /* because launches may use other streams */
+    CUDA_TRY(cudaStreamSynchronize(stream)); /* the upload must end first: launches may use other streams */
     return STATUS_OK;
 }
 

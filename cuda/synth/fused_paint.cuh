@@ -423,7 +423,7 @@ template <bool Wide, formula Formula> struct painter {
 
     /* -- The end: the warps of a block share the entries that remain in their queues -- */
 
-    /* Stores the number of entries in this warp's queue for the other warps. */
+    /* Tells the other warps, through shared memory, how many entries this warp's queue has. */
     __device__ __forceinline__ void publish(enum queue_kind kind, uint32_t count)
     {
         if (lane == 0)

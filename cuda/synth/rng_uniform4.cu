@@ -1,5 +1,6 @@
 /* `rng-uniform4`, an alternative from the paper: `rng-reuse` with cuRAND's Philox state. curand_uniform4()
- * returns four floats: x and y of two vertices. The reference on the host replays these streams. */
+ * returns four floats: x and y of two vertices. The reference on the host generates the same random
+ * numbers. */
 #include <curand_kernel.h>
 
 #include "synth/ladder.cuh"

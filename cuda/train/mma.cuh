@@ -59,10 +59,11 @@ static __device__ __forceinline__ uint32_t mma_tf32(float value)
 
 /* ---- Fragments from shared memory ---- */
 
-/* Both functions load four 8 x 8 matrices of 16-bit values. Lanes 8i to 8i + 7 pass the row addresses of
- * matrix i (16 bytes per row, 16-byte aligned). With g = l / 4 and t = l % 4, mma_load4() puts row g, columns
- * 2t and 2t + 1 of matrix i into word[i] of lane l. mma_load4_transposed() puts column g, rows 2t and 2t + 1
- * into word[i]. `row` is a shared memory address or, in the overloads below, a pointer. */
+/* mma_load4() and mma_load4_transposed() load four 8 x 8 matrices of 16-bit values. Lanes 8i to 8i + 7 pass
+ * the row addresses of matrix i (16 bytes per row, 16-byte aligned). With g = l / 4 and t = l % 4,
+ * mma_load4() puts row g, columns 2t and 2t + 1 of matrix i into word[i] of lane l. mma_load4_transposed()
+ * puts column g, rows 2t and 2t + 1 into word[i]. `row` is a shared memory address or, in the overloads
+ * below, a pointer. */
 static __device__ __forceinline__ void mma_load4(uint32_t word[4], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

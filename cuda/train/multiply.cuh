@@ -169,7 +169,7 @@ static __device__ __forceinline__ void put_sums(const Into &into, const struct g
 }
 
 /* Number of blocks per multiprocessor that __launch_bounds__ requests. Blocks of one warp need more than 128
- * registers per thread, because the warp loads its tiles alone. Blocks of four warps need them, because their
+ * registers per thread, because the warp loads its tiles alone. Blocks of four warps also do, because their
  * tiles are large. For both, lower occupancy costs less time than spilling. */
 static constexpr int blocks_held(int warps)
 {

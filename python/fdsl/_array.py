@@ -102,7 +102,7 @@ _DELETER = ctypes.cast(ctypes.CDLL(None).time, c_void_p).value
 
 
 class _Export:
-    """Keeps memory alive that a capsule, or the tensor that was made from it, uses."""
+    """Keeps the memory alive that a capsule uses, or a tensor that was made from the capsule."""
 
     __slots__ = ("managed", "extents", "mark", "before", "capsule", "memory")
 
@@ -204,7 +204,7 @@ class Array:
         return f"fdsl.Array(shape={self.shape}, dtype={self.dtype!r}, device={self.device!r})"
 
     def _copy(self, device: int) -> Array:
-        """Returns a copy on `device` (the CPU, or the device of this array) after waiting for it."""
+        """Returns a copy on `device` (the CPU, or the device of this array). Waits until the copy is complete."""
         array = Array(self.shape, self.dtype, device)
         check(lib.fdsl_copy(max(device, self._device), array.ptr, self.ptr, self.nbytes, self._stream))
         return array
@@ -223,7 +223,7 @@ class Array:
         return numpy.asarray(self if self._device == CPU else self._copy(CPU))
 
     def tolist(self) -> list[Any]:
-        """Returns the elements as nested lists of Python numbers, after the work that fills them. Needs no NumPy.
+        """Waits for the work that fills the array. Returns the elements as nested lists of numbers. Needs no NumPy.
 
         For small arrays such as labels. Error if the copy from a CUDA device fails.
         """
@@ -266,7 +266,7 @@ class Array:
         stream: the consumer's CUDA stream, which then waits for the work that fills the array. None or 1: the legacy
         default stream; 2: the per-thread default stream; -1: no synchronisation. On the CPU, None or -1.
         max_version: the highest DLPack version of the consumer; (1, 0) or higher returns a "dltensor_versioned".
-        dl_device: the device of the result, this one or the CPU. copy: True always copies, False never does.
+        dl_device: the device of the result: that of the array, or the CPU. copy: True always copies, False never does.
 
         A capsule can be consumed once; each call returns a new one. BufferError if the request cannot be met;
         ValueError for a stream that DLPack does not allow; TypeError for an argument of the wrong type.

@@ -49,8 +49,8 @@ class Generator:
     "fused", its pixels depend only on the formula, the class, the seed, the instance, the side of the canvas and the
     output format: not on the device, the batch or the number of threads.
 
-    classes       number of classes from the preset (of a list, the first ones). None: 1000; with class_file or
-                  class_list, the number of classes there
+    classes       number of classes from the preset; if the preset is a list, its first classes. None: 1000, or all
+                  classes of class_file or class_list
     preset        "uji", "visualatom", "lowercompute", "paper-1000" or "lowercompute-1000"; None: the preset with
                   the name of the formula
     preset_file   path of an INI file with other presets
@@ -65,7 +65,7 @@ class Generator:
                   or NumPy
     channels      1, or 3 with the same gray
     layout        "nchw" or "nhwc"
-    mean, std     a number, or one per channel: floats are (gray / 255 - mean) / std
+    mean, std     one number, or one per channel: values of a float dtype are (gray / 255 - mean) / std
     generator     "auto"; CPU: "omp", "naive"; CUDA: "fused", "bat", "gbase"
     device        "cpu", "cuda:1", a CUDA device number or a torch.device; "cuda": PyTorch's current device if PyTorch
                   is imported, else device 0
@@ -259,11 +259,11 @@ class Generator:
         """Generates images first .. first + count - 1, or those with the given numbers, into new memory.
 
         count: 1 to batch; None: batch, or the length of numbers. numbers: see fill(). stream: the CUDA stream that
-        generates them; None: the default stream.
+        generates the images; None: the default stream.
 
         Returns (images, labels): Arrays of shape (count, *shape) and (count,), the labels in int64. They own their
-        memory. On CUDA, consumers that use DLPack or __cuda_array_interface__ wait for the stream; other users of
-        `ptr` must wait themselves.
+        memory. On CUDA, consumers that use DLPack or __cuda_array_interface__ wait for the stream; code that uses
+        `ptr` directly must wait itself.
         Errors and thread safety are those of fill().
         """
         self._check_open()
@@ -304,16 +304,17 @@ class Generator:
         int64 array are errors on the CPU. On CUDA they are not checked: -n is the image 2^64 - n. The same holds for
         next.
         next: int64 or uint64, one element on the generator's device. Generates images next[0], next[0] + 1, ..., then
-        adds `step` (None: count) to it, on the stream: each replay of a captured CUDA graph generates the following
-        images. "gbase" and "bat" support neither numbers nor next (Unavailable).
+        adds `step` (None: count) to next[0], on the stream. Each replay of a captured CUDA graph therefore generates
+        the following images. "gbase" and "bat" support neither numbers nor next (Unavailable).
         stream: a CUDA stream (address, torch.cuda.Stream or CuPy stream; 0: the default stream) that exists until
-        the generator's next call. None: the current stream of PyTorch for tensors, of CuPy for CuPy arrays, the
-        stream of an fdsl.Array or a __cuda_array_interface__, else the default stream. On the CPU, it must be None.
+        the generator's next call. None: for a PyTorch tensor or a CuPy array, that library's current stream; for
+        an fdsl.Array or a __cuda_array_interface__, its stream; else the default stream. On the CPU, it must be None.
 
-        On the CPU, the images are complete when it returns. On CUDA, it only enqueues work on the stream, and keeps
-        no reference to the memory. The stream first waits for the generator's previous call on another stream,
-        because calls share scratch memory; the caller orders replays of a CUDA graph. Keep the generator open as
-        long as a graph that captured its calls: a replay after close() or garbage collection uses freed memory.
+        On the CPU, the images are complete when fill() returns. On CUDA, fill() only enqueues work on the stream, and
+        keeps no reference to the memory. The stream first waits for the generator's previous call on another stream,
+        because calls share scratch memory. Replays of a CUDA graph are not ordered: the caller must order them. Keep
+        the generator open as long as a graph that captured its calls: a replay after close() or garbage collection
+        uses freed memory.
 
         ValueError or TypeError name the argument; Error if CUDA failed. Thread-safe; releases the GIL.
         """
@@ -396,7 +397,7 @@ class Generator:
         values = host_array("Q", [integer("numbers", number, 0, _U64) for number in numbers])
         if self._device == CPU:
             return values
-        if lib.fdsl_capturing(self._device, stream):  # each replay would read the copy, which is freed before
+        if lib.fdsl_capturing(self._device, stream):  # a replay would read the copy after it was freed
             raise ValueError("numbers: a list cannot be captured into a CUDA graph; give an array on the GPU")
         copy = Array((len(values),), "uint64", self._device)
         check(lib.fdsl_copy(self._device, copy.ptr, values.buffer_info()[0], copy.nbytes, None))

@@ -45,18 +45,18 @@ class Loader:
     Each item is a pair of new tensors that the caller owns: images of shape (count, *generator.shape), and int64
     labels of shape (count,). With E = batches_per_epoch * world_size * count, epoch e has the images numbered e * E to
     (e + 1) * E - 1. With shuffle, they come in the order of a permutation that depends only on (seed, epoch) and
-    PyTorch's randperm(). Each rank computes it on the host when the epoch starts, in 8 bytes of memory per image of the
-    epoch (of all ranks), and no batch is generated ahead across epochs. The s-th run of world_size * count numbers
-    is the global batch s, and rank r generates its r-th part. So all ranks together generate what one rank with
-    world_size times the count generates.
+    PyTorch's randperm(). Each rank computes this permutation on the host when the epoch starts. It takes 8 bytes of
+    memory per image of the epoch (of all ranks). No batch is generated ahead across epochs. The s-th run of world_size
+    * count numbers is the global batch s, and rank r generates its r-th part. So all ranks together generate what one
+    rank with world_size times the count generates.
 
     An iteration is one epoch; the next iteration is the next epoch, unless set_epoch() was called. An epoch that was
     left early starts again.
 
-    On CUDA, batches are generated on a stream of the lowest priority, which is also PyTorch's default. The stream that
-    is current at each step waits for its batch, and the host runs at most prefetch + 2 batches ahead of the GPU. On the
-    CPU, a thread generates the batches, unless prefetch is 0; it ends when the iteration ends, fails or is left, and at
-    exit.
+    On CUDA, batches are generated on a stream of the lowest priority, which is also the default priority of PyTorch's
+    streams. At each step, the current stream waits for the batch, and the host runs at most prefetch + 2 batches ahead
+    of the GPU. On the CPU, a thread generates the batches, unless prefetch is 0. The thread ends when the iteration
+    ends, fails or is left, and at exit.
 
     Not thread-safe. A Loader replaces torch.utils.data.DataLoader, and cannot be passed to it as a data set.
     RuntimeError in a forked process, such as a worker of a DataLoader. ValueError and TypeError name the argument.
@@ -142,7 +142,7 @@ class Loader:
             self._epoch, self._step, self._resumed = epoch, 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the batches that the caller has received, the same on all ranks."""
+        """Returns the position after the batches that the caller has received. It does not depend on the rank."""
         return {"epoch": self._epoch, "step": self._step, "images": self._images, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -268,7 +268,7 @@ def _maker(loader: Loader, epoch: int) -> Make:
 
 
 class _Background(Iterator[Batch]):
-    """Makes batches in a thread, up to `ahead` before they are taken. Ends the thread when it is collected."""
+    """Makes batches in a thread, at most `ahead` more than were taken. The thread ends when the object is freed."""
 
     def __init__(self, make: Make, steps: range, ahead: int) -> None:
         self._made: SimpleQueue[Union[Batch, BaseException]] = SimpleQueue()

@@ -7,7 +7,7 @@
 # Exports 10,000 images of 224 x 224 as PNG in 25 shards. Sends SIGKILL to all ranks at ten random times between the
 # first finished shard and the end, and restarts the same command each time. Prints a table. Exit status 1 if a
 # byte differs or a kill came too late, 4 without mpirun. Takes a few minutes. Environment: SAMPLES, SHARDS, RES,
-# KILLS (10), RANKS (4): other values; SEED: seed of the kill times (the output names it).
+# KILLS and RANKS replace these numbers. SEED is the seed of the kill times; the output names it.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."

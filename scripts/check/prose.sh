@@ -3,7 +3,7 @@
 #
 #   scripts/check/prose.sh [FILE...]     by default, the text files that git tracks, except data and results
 #
-# Prints FILE:LINE:PHRASE and a better way to say it. Exit status 1 if there is any.
+# Prints FILE:LINE:PHRASE and a better way to say it. Exit status 1 if it finds a phrase.
 set -uo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.." || exit

@@ -16,14 +16,14 @@ labels, such as those of --prepare --from counter. Loaders:
 Workers are processes (threads for DALI) that persist over all epochs; the column `threads` counts them. With --workers 0 the
 main process reads in one thread; these variants are named torch-files-inline and so on. Before the timing, the script sums the
 hashes of all samples of one epoch. The sum must equal the sum over the files, or over the tar members that Python's tarfile
-reads. Samples and bytes are counted in every epoch. Rows have the columns of fdsl-bench's workload `load`, so both fit into
-one table; columns that do not apply are empty.
+reads. Samples and bytes are counted in every epoch. Rows have the columns of fdsl-bench's workload `load`, so the rows of
+both programs fit into one table; columns that do not apply are empty.
 
 --bench PROGRAM also measures the fdsl-bench variants on the same data, with one thread per worker (one thread for
 --workers 0). The script then prints the time per sample of every loader and its ratio to the fastest. With --gpu these
 variants are files-gpu and shards-gpu, which deliver the same bytes on the GPU (--dtype raw).
 
-With --gpu, only torch-files-gpu and torch-shards-gpu are measured, which deliver batches on the GPU. They are set up as PyTorch
+With --gpu, the loaders are torch-files-gpu and torch-shards-gpu, which deliver batches on the GPU. They are set up as PyTorch
 recommends: workers (16 by default) stack batches in shared memory, a thread copies them to pinned memory (pin_memory), and
 non_blocking=True copies them to the GPU. An epoch ends after the last copy. These loaders do not process the bytes on the
 GPU; the GPU variants of fdsl-bench do.

@@ -92,11 +92,11 @@ def read_arguments(arguments):
     add("--classes", type=integer(2), default=1000, help="number of classes (default 1000)")
     add("--res", type=integer(1), default=512, help="side of the drawn image (default 512)")
     add("--out-res", type=integer(4), default=224, help="side of the image that the network sees (default 224)")
-    add("--channels", type=int, choices=(1, 3), default=3, help="default 3, with the same gray")
+    add("--channels", type=int, choices=(1, 3), default=3, help="1, or 3 with the same gray (default 3)")
     add("--images", type=integer(1), help="images per epoch of generated sources, or written by --make-data (default 1000000)")
     add("--order", choices=("source", "same"), default="source", help="same: generate the images of --data in the order in which "
                                                                 "--source folder reads them (default source)")
-    add("--data", help="folder of the sources folder and shards")
+    add("--data", help="folder of the data set, for --source folder and shards")
     add("--workers", type=integer(0), default=16, help="worker processes per rank of folder and shards (default 16)")
     add("--make-data", metavar="DIR", help="write --images images for --source folder or shards, and end")
     add("--bench", default=str(ROOT / "fdsl-bench"), help="path of fdsl-bench, for --make-data")

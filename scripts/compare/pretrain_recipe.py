@@ -29,11 +29,11 @@ def learning_rate(step, options, total):
     return options.lr * 0.5 * (1 + math.cos(math.pi * min(1, share)))
 
 
-# ---- RandAugment: functions of float images with values from 0 to 255 and of the numbers of each image's operation ----
+# ---- RandAugment: each function takes float images with values from 0 to 255, and a row of numbers per image ----
 
 
 def blend(other):
-    """Returns the function that moves images away from (factor > 1) or to (factor < 1) another version of them."""
+    """Returns the function that moves images away from (factor > 1) or towards (factor < 1) another version of them."""
     return lambda images, factors: torch.lerp(other(images), images, factors[:, :1, None, None]).clamp_(0, 255)
 
 

@@ -44,7 +44,7 @@ def batch_numbers(count, options, rank, ranks, fresh=False):
 
 
 def threads_of(options):
-    """Returns the number of CPU threads of this rank: its part of --threads, or of all. torchrun sets OMP_NUM_THREADS to 1."""
+    """Returns the number of CPU threads of this rank: its part of --threads, or of all. Ignores OMP_NUM_THREADS, which torchrun sets to 1."""
     return max(1, (options.threads or len(os.sched_getaffinity(0))) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 

@@ -9,7 +9,7 @@ import os
 import time
 
 import torch
-import torch.distributed.nn.functional  # before a process group exists, which its default arguments would hold until exit
+import torch.distributed.nn.functional  # now: default arguments in it would hold an existing process group
 from pretrain_recipe import MEAN, STD, Recipe, learning_rate
 from pretrain_rows import CURVE_COLUMNS, Refused, append, curve_row, identity, progress
 from pretrain_sources import HELD_OUT_INSTANCE, batches_of, held_out, threads_of
@@ -53,7 +53,7 @@ class Ranks:
         return tensor.tolist()
 
     def leave(self):
-        """Ends the threads of the process group: one that still releases a tensor while the interpreter exits aborts the process.
+        """Ends the threads of the process group. A thread that releases a tensor while the interpreter exits aborts the process.
         The destructor of the group ends them, so nothing may hold the group any longer."""
         if self.count > 1:
             gc.collect()  # DistributedDataParallel holds the group, and is part of reference cycles
@@ -198,7 +198,7 @@ class Training:
         options, number = self.options, 0
         batches = batches_of(options, self.device, self.ranks.rank, self.ranks.count)
         self.test = held_out(options, self.device, self.ranks.rank, self.ranks.count) if options.evaluate else None
-        torch.manual_seed(options.seed * 4096 + self.ranks.rank + 1)  # for drop path; here, because opening a source draws, too
+        torch.manual_seed(options.seed * 4096 + self.ranks.rank + 1)  # for drop path; set here, because opening a source draws, too
         self.net.train()
         self.synchronise()
         self.began = begin = time.perf_counter()
@@ -231,8 +231,8 @@ class Training:
             raise Refused("training would reach the numbers of the held-out images", 1)
 
     def is_over(self, begin, number):
-        """Collective: returns on all ranks whether --seconds or --time-limit has passed on the first rank. Only --time-limit counts
-        evaluations."""
+        """Collective: returns on all ranks whether --seconds or --time-limit has passed on the first rank. Only --time-limit
+        includes the time of evaluations."""
         now = time.perf_counter()
         seconds = now - begin - self.evaluated_s
         timed = number > self.options.warmup_steps and self.options.seconds and seconds >= self.options.seconds

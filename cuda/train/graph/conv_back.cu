@@ -1,6 +1,6 @@
 /* train-graph, backward through the convolutions. Block b computes samples b, b + parts, ... of the batch. It
  * recomputes conv1's output from the sample's bytes, and scatters the gradients of the pooled values to their
- * argmax pixels. Its GEMMs read both from shared memory.
+ * argmax pixels. Its GEMMs read this output and these gradients from shared memory.
  *
  * Half of the warps compute the gradient of conv2's weights, and keep the sums in registers over all samples.
  * The other half compute the gradient of conv2's input, and from it the gradient of conv1's weights. At the

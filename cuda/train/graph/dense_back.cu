@@ -1,6 +1,7 @@
 /* train-graph, backward through fc1. A block takes one slice of fc1's inputs for the whole batch, so its sums
  * are complete. Half of the warps compute the gradient of these inputs, the other half the gradient of their
- * weights. The block then applies the optimizer to its weights. fc1's weights are 98 % of all parameters. */
+ * weights. The block then applies the optimizer to these weights. fc1's weights are 98 % of all
+ * parameters. */
 #include "common/check.cuh"
 #include "common/shared.cuh"
 #include "train/graph/kernels.cuh"
@@ -123,7 +124,7 @@ static __device__ __forceinline__ void back_weights(uint32_t shared, uint32_t st
     }
 }
 
-/* Writes a warp's weight gradients to shared memory for all threads. */
+/* Writes a warp's weight gradients to shared memory, where all threads can read them. */
 template <class NET>
 static __device__ __forceinline__ void leave_gradients(const float c[][4], uint8_t *shared)
 {

@@ -149,7 +149,7 @@ enum status graph_update(const struct graph_plan *plan, bool colour, cudaStream_
 int graph_shared_bytes(bool colour);
 
 /* These functions enqueue work between steps. graph_order() writes the order of an epoch. graph_go_to() sets
- * the position. graph_refresh() updates the bf16 copies of the parameters after these were set. */
+ * the position. graph_refresh() updates the bf16 copies of the parameters after the parameters were set. */
 enum status graph_order(const struct graph_plan *plan, uint32_t epoch, cudaStream_t stream);
 enum status graph_go_to(const struct graph_plan *plan, const struct graph_position *position,
                         cudaStream_t stream);
