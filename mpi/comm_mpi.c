@@ -2,20 +2,26 @@
 #include "machine/comm.h"
 
 #include <limits.h>
+#include <math.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "core/partition.h"
 #include "core/timer.h"
 #include "launcher.h"
 
 #define NAP_US_MAX 1000 /* the longest sleep of a waiting rank between two polls */
-#define NOTE_S     1    /* after this time a waiting rank sends rank 0 a note that it is waiting */
-#define WARN_S     30   /* after this time rank 0 names the missing ranks; the interval doubles each time */
-#define GRACE_S    5    /* other ranks wait this much longer than rank 0, whose report has more detail */
-#define NOTE_TAG   1
+/* In an exchange of data, a rank polls for this time before it sleeps, because the data usually arrive
+ * sooner. It sleeps only briefly, because MPI may transfer data only while a rank polls. */
+#define POLL_S       1e-3
+#define BRIEF_NAP_US 50
+#define NOTE_S       1  /* after this time a waiting rank sends rank 0 a note that it is waiting */
+#define WARN_S       30 /* after this time rank 0 names the missing ranks; the interval doubles each time */
+#define GRACE_S      5  /* other ranks wait this much longer than rank 0, whose report has more detail */
+#define NOTE_TAG     1
 
 static double timeout_s; /* 0: none */
 static int rank, size = 1, local_rank, local_size = 1;
@@ -117,9 +123,9 @@ static enum status look_around(struct wait *wait)
         names, waited_s);
 }
 
-/* Waits for a collective call to complete. With `asleep` it sleeps between polls, which leaves the core free
- * for ranks that time their runs. */
-static enum status wait_for(MPI_Request *request, bool asleep)
+/* Waits for a collective call to complete: polls for `poll_s` seconds, then sleeps between polls, at most
+ * `nap_us_max` microseconds at a time. */
+static enum status wait_while(MPI_Request *request, double poll_s, useconds_t nap_us_max)
 {
     struct wait wait = {.begin_s = timer_now_s(), .warn_s = WARN_S};
     useconds_t nap_us = 1;
@@ -130,11 +136,24 @@ static enum status wait_for(MPI_Request *request, bool asleep)
         if (done)
             return STATUS_OK;
         TRY(look_around(&wait));
-        if (asleep) {
+        if (timer_now_s() - wait.begin_s >= poll_s) {
             usleep(nap_us);
-            nap_us = 2 * nap_us < NAP_US_MAX ? 2 * nap_us : NAP_US_MAX;
+            nap_us = 2 * nap_us < nap_us_max ? 2 * nap_us : nap_us_max;
         }
     }
+}
+
+/* With `asleep` it sleeps from the beginning, which leaves the core free for ranks that time their runs.
+ * Otherwise it never sleeps. */
+static enum status wait_for(MPI_Request *request, bool asleep)
+{
+    return wait_while(request, asleep ? 0 : HUGE_VAL, NAP_US_MAX);
+}
+
+/* For exchanges of data in timed runs. */
+static enum status wait_briefly(MPI_Request *request)
+{
+    return wait_while(request, POLL_S, BRIEF_NAP_US);
 }
 
 /* ---- Joining ---- */
@@ -342,4 +361,90 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all)
     TRY(check_message(bytes));
     MPI_TRY(MPI_Iallgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, machine, &request));
     return wait_for(&request, true); /* even with one rank per machine: all ranks must count the same calls */
+}
+
+/* ---- Sums of arrays ---- */
+
+struct comm_reducer {
+    int *counts, *offsets; /* of each rank's part of the array */
+    int *mine, *mine_at;   /* this rank's part, received once from each rank */
+    float *received;       /* this rank's part of each rank's array, in rank order */
+};
+
+/* Divides the array among the ranks. Returns false if memory runs out. */
+static bool divide(struct comm_reducer *reducer, size_t count)
+{
+    size_t ranks = (size_t)size;
+    int *lists = malloc(4 * ranks * sizeof *lists);
+    if (!lists)
+        return false;
+    reducer->counts = lists;
+    reducer->offsets = lists + ranks;
+    reducer->mine = lists + 2 * ranks;
+    reducer->mine_at = lists + 3 * ranks;
+    for (int i = 0; i < size; i++) {
+        const struct partition of_all = {(uint64_t)i, ranks, .strong = true};
+        const struct share share = partition_share(&of_all, count);
+        reducer->counts[i] = (int)share.count;
+        reducer->offsets[i] = (int)share.first;
+    }
+    for (int i = 0; i < size; i++) {
+        reducer->mine[i] = reducer->counts[rank];
+        reducer->mine_at[i] = i * reducer->counts[rank];
+    }
+    reducer->received = malloc((ranks * (size_t)reducer->counts[rank] + 1) * sizeof *reducer->received);
+    return reducer->received;
+}
+
+enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
+{
+    *reducer = NULL;
+    TRY(comm_check_same(count, "numbers of gradients",
+                        "the engine pads them for the CPU's instruction set, so use machines of one type"));
+    /* A rank receives up to ranks - 1 values more than `count`, because the parts can differ by one. */
+    TRY(comm_agree(check_message(count + (size_t)size)));
+    *reducer = calloc(1, sizeof **reducer);
+    return comm_agree(*reducer && divide(*reducer, count)
+                          ? STATUS_OK
+                          : status_set(STATUS_FAILED, "out of memory for the sums of %zu gradients", count));
+}
+
+void comm_reducer_close(struct comm_reducer *reducer)
+{
+    if (!reducer)
+        return;
+    free(reducer->counts);
+    free(reducer->received);
+    free(reducer);
+}
+
+/* Adds up the received parts in rank order. */
+static void add_up(const struct comm_reducer *reducer, float *restrict sums)
+{
+    size_t count = (size_t)reducer->counts[rank];
+    memcpy(sums, reducer->received, count * sizeof *sums);
+    for (int i = 1; i < size; i++) {
+        const float *restrict more = reducer->received + (size_t)i * count;
+        for (size_t j = 0; j < count; j++)
+            sums[j] += more[j];
+    }
+}
+
+enum status comm_reduce(struct comm_reducer *reducer, enum status status, float *values)
+{
+    if (size == 1 || broken)
+        return broken ? STATUS_FAILED : status;
+    MPI_Request statuses, request;
+    int failed = status != STATUS_OK;
+    MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &statuses));
+    MPI_TRY(MPI_Ialltoallv(values, reducer->counts, reducer->offsets, MPI_FLOAT, reducer->received,
+                           reducer->mine, reducer->mine_at, MPI_FLOAT, MPI_COMM_WORLD, &request));
+    TRY(wait_briefly(&statuses));
+    TRY(wait_briefly(&request));
+    if (failed)
+        return comm_agree(status);
+    add_up(reducer, values + reducer->offsets[rank]);
+    MPI_TRY(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, values, reducer->counts, reducer->offsets, MPI_FLOAT,
+                            MPI_COMM_WORLD, &request));
+    return wait_briefly(&request);
 }

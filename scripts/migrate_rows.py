@@ -52,7 +52,7 @@ PARAMETERS = {
     "load": """data batch shuffle seed epochs iodepth block prefetch on_error decode augment shift mean std dtype ring chunk
         compute""",
     "train": """data train_size test_size classes res model batch epochs optimizer lr momentum beta1 beta2 epsilon weight_decay
-        lr_schedule lr_warmup lr_step lr_gamma label_smoothing feed fresh shift flip raw seed""",
+        lr_schedule lr_warmup lr_step lr_gamma label_smoothing feed fresh shift flip raw seed sync lr_scale""",
     "infer": "checkpoint data train_size test_size classes res batch",
 }
 MEASURES = {
@@ -61,7 +61,8 @@ MEASURES = {
         storage_read_bytes copy_bytes_per_s copy_share gds open_p50_s open_p99_s open_p999_s read_p50_s read_p99_s read_p999_s
         close_p50_s close_p99_s close_p999_s decode_s augment_s checksum {COMPUTE}""",
     "train": """epoch steps parameters train_samples test_samples train_loss train_acc test_loss test_acc last_lr trained_s
-        to_98_s to_99_s data_share memory_bytes generate_share generated_per_s opening_s init skipped_steps loss_scale""",
+        to_98_s to_99_s data_share memory_bytes generate_share generated_per_s opening_s init skipped_steps loss_scale
+        exchange exchange_share""",
     "infer": "model epoch parameters test_samples test_loss test_acc memory_bytes",
 }
 MONITOR = """schema time_utc host job_id revision rank gpu device variant phase time_s gpu_utilisation_percent gpu_memory_bytes
@@ -69,7 +70,7 @@ MONITOR = """schema time_utc host job_id revision rank gpu device variant phase 
     read_bytes_per_s write_bytes_per_s"""
 COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}".split() for name in PARAMETERS}
 COLUMNS["monitor"] = MONITOR.split()
-CURRENT = {"synth": 7, "load": 7, "train": 4, "infer": 3, "monitor": 2}
+CURRENT = {"synth": 7, "load": 7, "train": 5, "infer": 3, "monitor": 2}
 
 # Former names of columns.
 RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
@@ -92,7 +93,8 @@ ADDED_AFTER = {
     "synth": {1: "dtype channels layout out_res fit mean std", 2: "scaling ranks_per_device imbalance efficiency", 3: STEPS,
               4: "compute bus_share bus_slowdown loss", 5: ROOFLINE},
     "load": {3: STEPS, 4: "dtype ring chunk gds compute bus_share bus_slowdown loss", 5: ROOFLINE},
-    "train": {2: f"feed fresh generate_share generated_per_s opening_s init skipped_steps loss_scale {ROOFLINE}"},
+    "train": {2: f"feed fresh generate_share generated_per_s opening_s init skipped_steps loss_scale {ROOFLINE}",
+              4: "sync lr_scale exchange exchange_share"},
     "infer": {1: ROOFLINE},
     "monitor": {1: "gpu read_bytes_per_s write_bytes_per_s"},
 }

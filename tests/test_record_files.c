@@ -324,7 +324,7 @@ Test(record, a_row_of_another_process_is_added_once)
     bool added;
     char *text;
     struct row row = sample_row("a", "two\nlines", "0"), like = sample_row("", "", "");
-    cr_assert_eq(csv_text(&row, &text), STATUS_OK);
+    cr_assert_eq(csv_text(&row, 1, &text), STATUS_OK);
     cr_assert_eq(append_sample("xa", "two\nlines", "0"), STATUS_OK); /* ends like the row in `text` */
     cr_expect_eq(csv_complete(path, &like, text, &added), STATUS_OK, "%s", status_text());
     cr_expect(added);

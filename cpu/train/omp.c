@@ -208,7 +208,7 @@ static void take_loss(struct net *net, uint32_t j)
     const struct block *last = &net->blocks[net->block_count - 1];
     const float *logits = last->rows + j * last->out_pitch;
     uint32_t label = train->data->sets[DATA_TRAIN].labels[net->numbers[j]];
-    net->losses[j] = loss_of(train, logits, label, net->count, last->deltas + j * last->out_pitch);
+    net->losses[j] = loss_of(train, logits, label, net->total, last->deltas + j * last->out_pitch);
     net->correct[j] = guess(logits, train->model->classes) == label;
 }
 
@@ -279,6 +279,16 @@ static void backward(struct net *net, uint32_t epoch)
     samples_backward(net, epoch);
 }
 
+/* Adds up the gradients of all ranks. Only the master thread may call the exchange. */
+static void exchange(struct net *net)
+{
+    if (!net->train->exchange)
+        return;
+#pragma omp master
+    net->exchanged = exchange_sum(net->train->exchange, STATUS_OK, net->gradients, net->arena_values);
+    barrier_wait(&net->barrier);
+}
+
 static void update_parameters(struct net *net, uint64_t number)
 {
     enum { PART = 16384 };
@@ -293,12 +303,15 @@ static void update_parameters(struct net *net, uint64_t number)
     net_prepare_weights(net);
 }
 
-static void make_step(struct net *net, const struct draw_order *order, uint32_t epoch, uint32_t step)
+static void choose_samples(struct net *net, const struct draw_order *order, uint32_t step)
 {
-    uint64_t number = (uint64_t)epoch * train_steps(net->train) + step;
-#pragma omp master
     net->count = train_batch(net->train, order, step, net->numbers);
-    barrier_wait(&net->barrier);
+    net->total = (uint32_t)train_share(net->train, step).total;
+}
+
+/* Computes the loss and the gradients of the samples of this rank. */
+static void compute_gradients(struct net *net, uint32_t epoch, uint64_t number)
+{
     forward(net, epoch, DATA_TRAIN, true);
 #pragma omp for nowait
     for (uint32_t j = 0; j < net->count; j++)
@@ -307,7 +320,23 @@ static void make_step(struct net *net, const struct draw_order *order, uint32_t 
 #pragma omp master
     add_totals(net, number);
     backward(net, epoch);
-    update_parameters(net, number);
+}
+
+static void make_step(struct net *net, const struct draw_order *order, uint32_t epoch, uint32_t step)
+{
+    uint64_t number = (uint64_t)epoch * train_steps(net->train) + step;
+#pragma omp master
+    {
+        choose_samples(net, order, step);
+        if (net->count == 0) /* in a short last step, this rank only takes part in the exchange */
+            memset(net->gradients, 0, net->arena_values * sizeof *net->gradients);
+    }
+    barrier_wait(&net->barrier);
+    if (net->count > 0)
+        compute_gradients(net, epoch, number);
+    exchange(net);
+    if (net->exchanged == STATUS_OK)
+        update_parameters(net, number);
 }
 
 /* ---- The engine ---- */
@@ -332,10 +361,10 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     net->gemm = gemm;
     /* One thread computes a small batch faster than several threads can synchronise, especially if a thread
      * must be woken. */
-    bool little = train->batch * train->model->multiplications < LITTLE_WORK;
+    net->batch = train_share_max(train);
+    bool little = net->batch * train->model->multiplications < LITTLE_WORK;
     net->threads = little ? 1 : resources->threads;
-    net->batch = train->batch;
-    net->chunks = (train->batch + NET_CHUNK - 1) / NET_CHUNK;
+    net->chunks = (net->batch + NET_CHUNK - 1) / NET_CHUNK;
     net->chunks = net->chunks < NET_CHUNKS_MAX ? net->chunks : NET_CHUNKS_MAX;
     net->totals.bad_step = TRAIN_FINE;
     barrier_init(&net->barrier);
@@ -378,11 +407,14 @@ static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32
     /* Live samples are generated between two steps, by the same threads. */
     uint32_t at_once = feed_is_live(&net->feed) ? 1 : count;
     for (uint32_t done = 0; done < count; done += at_once) {
-        net->count = train_batch(net->train, &order, first + done, net->numbers);
-        TRY(feed_step(&net->feed, epoch, net->numbers, net->count));
+        choose_samples(net, &order, first + done);
+        enum status status = feed_step(&net->feed, epoch, net->numbers, net->count);
+        if (status != STATUS_OK)
+            return exchange_sum(net->train->exchange, status, net->gradients, net->arena_values);
 #pragma omp parallel num_threads(net->threads)
-        for (uint32_t i = done; i < done + at_once; i++)
+        for (uint32_t i = done; i < done + at_once && net->exchanged == STATUS_OK; i++)
             make_step(net, &order, epoch, first + i);
+        TRY(net->exchanged);
     }
     return STATUS_OK;
 }
@@ -453,12 +485,12 @@ static uint64_t omp_memory_bytes(const void *state)
     return net->bytes + feed_memory_bytes(&net->feed);
 }
 
-#define ENGINE(name_, open_)                                                                                \
-    {                                                                                                       \
-        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .savings = {.pooled_gradients = true}, \
-        .open = open_, .close = omp_close, .set = omp_set, .get = omp_get, .steps = omp_steps,              \
-        .totals = omp_totals, .progress = omp_progress, .gradients = omp_gradients,                         \
-        .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes                                          \
+#define ENGINE(name_, open_)                                                                      \
+    {                                                                                             \
+        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .exchanges = true,           \
+        .savings = {.pooled_gradients = true}, .open = open_, .close = omp_close, .set = omp_set, \
+        .get = omp_get, .steps = omp_steps, .totals = omp_totals, .progress = omp_progress,       \
+        .gradients = omp_gradients, .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes    \
     }
 
 const struct engine engine_omp = ENGINE("omp", omp_open);

@@ -94,7 +94,7 @@ struct net {
     const struct net_kernel *kernel;
     struct gemm_kernels gemm;
     int threads;
-    uint32_t batch; /* capacity in samples */
+    uint32_t batch; /* capacity in samples: the most that this rank has in a step */
     struct block blocks[NET_BLOCKS_MAX];
     uint32_t block_count, flat; /* `flat`: index of block FLAT */
     uint32_t *numbers;          /* sample numbers of the batch */
@@ -120,9 +120,11 @@ struct net {
     struct feed feed;
     struct worker *workers;
     struct barrier barrier;
-    uint32_t count;   /* samples in the current batch */
-    double *losses;   /* loss of each sample of the batch */
-    uint8_t *correct; /* whether each sample was classified correctly */
+    uint32_t count;        /* samples of this rank in the current batch */
+    uint32_t total;        /* samples of all ranks in the current batch */
+    enum status exchanged; /* status of the latest exchange of gradients */
+    double *losses;        /* loss of each sample of the batch */
+    uint8_t *correct;      /* whether each sample was classified correctly */
     struct train_totals totals;
     struct published published; /* copy of `totals` after the latest step, for progress() */
 

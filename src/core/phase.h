@@ -51,6 +51,7 @@ FDSL_C_END
 #define RANGE_BACKWARD "backward"
 #define RANGE_UPDATE   "update"
 #define RANGE_GENERATE "generate"
+#define RANGE_EXCHANGE "exchange"
 /* Launches of a CUDA graph */
 #define RANGE_GRAPH "graph"
 

@@ -63,7 +63,8 @@ struct workload {
     bool (*applies)(const void *parameters, const struct variant *variant, const char *option);
 
     /* Returns STATUS_OK if the variant supports `input`, else STATUS_USAGE with the reason, which calls the
-     * variant "it". If this function is NULL, every variant supports every input. */
+     * variant "it"; STATUS_UNAVAILABLE if this build or machine is the reason. If this function is NULL,
+     * every variant supports every input. */
     enum status (*accepts)(const void *input, const struct variant *variant);
 
     /* Returns the state of the page cache at the start of a run, for the column `cache`. If this function is
@@ -146,15 +147,15 @@ struct workload {
         /* Whether another epoch follows. */
         bool (*more)(const void *input, void *state);
 
-        /* Saves `state` and the row of its last epoch as CSV (header and line). Called before the row is
-         * appended to the CSV file, so a kill at any moment loses neither the state nor the row. */
-        enum status (*keep)(const void *input, void *state, const char *row);
+        /* Saves `state` and the rows of its last epoch as CSV (header and lines). Called on rank 0 before the
+         * rows are appended to the CSV file, so a kill at any moment loses neither the state nor the rows. */
+        enum status (*keep)(const void *input, void *state, const char *rows);
 
         /* Returns the folder in which keep() saves states for --resume, or NULL if the user named none. */
         const char *(*folder)(const void *input);
 
-        /* Returns the row saved with the checkpoint that `state` continues from; "" if none. The CSV file may
-         * lack this row. Owned by `state`. */
+        /* Returns the rows saved with the checkpoint that `state` continues from; "" if none. The CSV file
+         * may lack these rows. Owned by `state`. */
         const char *(*kept)(const void *state);
 
         /* Writes the final results that the user requested. Called after the last epoch and its row; `runs`

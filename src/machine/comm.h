@@ -63,6 +63,20 @@ enum status comm_gather(const void *mine, size_t bytes, void *all);
  * of this machine. `all` has room for comm_local_size() * bytes bytes. */
 enum status comm_gather_local(const void *mine, size_t bytes, void *all);
 
+/* Adds up arrays of `count` floats over all ranks, many times. Each rank adds up one contiguous part of the
+ * array in rank order and sends the sums to all ranks, so all ranks get the same bits, and repeated sums get
+ * the same bits. Each rank sends 2 (N - 1) / N times the array's bytes, for N ranks. */
+struct comm_reducer;
+
+/* Collective: allocates memory for comm_reduce(). STATUS_USAGE if the ranks give different counts. The caller
+ * closes the reducer, also after a failure; comm_reducer_close() ignores NULL. */
+enum status comm_reducer_open(size_t count, struct comm_reducer **reducer);
+void comm_reducer_close(struct comm_reducer *reducer);
+
+/* Collective: agrees on a status like comm_agree(). If no rank failed, replaces the values by their sums over
+ * all ranks. */
+enum status comm_reduce(struct comm_reducer *reducer, enum status status, float *values);
+
 /* Collective: checks that a hash is the same on all ranks. If not, STATUS_USAGE with "its `what` differ from
  * those of rank 0; `remedy`". */
 enum status comm_check_same(uint64_t mine, const char *what, const char *remedy);

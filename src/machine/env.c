@@ -219,6 +219,11 @@ void env_time(char text[ENV_TIME_MAX])
         strftime(text, ENV_TIME_MAX, "%Y-%m-%dT%H:%M:%SZ", &utc);
 }
 
+const char *env_revision(void)
+{
+    return FDSL_REVISION;
+}
+
 void env_capture(struct env *env)
 {
     memset(env, 0, sizeof *env);
@@ -229,7 +234,7 @@ void env_capture(struct env *env)
         snprintf(env->host, sizeof env->host, "%s", system.nodename);
         snprintf(env->kernel, sizeof env->kernel, "%.60s %.60s", system.sysname, system.release);
     }
-    snprintf(env->revision, sizeof env->revision, "%s", FDSL_REVISION);
+    snprintf(env->revision, sizeof env->revision, "%s", env_revision());
     snprintf(env->compiler, sizeof env->compiler, "%s", COMPILER);
     capture_job(env->job_id, sizeof env->job_id);
 

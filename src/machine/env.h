@@ -39,6 +39,9 @@ void env_time(char text[ENV_TIME_MAX]);
  * with sysconf, the affinity mask and /sys. */
 void env_capture(struct env *env);
 
+/* Returns the member `revision`, which env_capture() copies. */
+const char *env_revision(void);
+
 /* Returns the number of CPU threads that OMP_NUM_THREADS requests, the default of --threads. Returns 0 if the
  * variable is unset, empty or invalid; warns if it is invalid. */
 uint64_t env_openmp_threads(void);

@@ -496,10 +496,10 @@ enum status csv_append(const char *path, const struct row *rows, size_t count)
 
 /* ---- Completing a file ---- */
 
-enum status csv_text(const struct row *row, char **text)
+enum status csv_text(const struct row *rows, size_t count, char **text)
 {
     struct csv_lines lines;
-    TRY(csv_format(row, 1, &lines));
+    TRY(csv_format(rows, count, &lines));
     *text = lines.text;
     return STATUS_OK;
 }

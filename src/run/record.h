@@ -69,12 +69,12 @@ enum status csv_check(const char *path, const struct row *row);
  * rows are appended with a warning and nothing is ever cut off. */
 enum status csv_append(const char *path, const struct row *rows, size_t count);
 
-/* Formats a row as two CSV lines, the header and the row. The caller frees `*text`. */
-enum status csv_text(const struct row *row, char **text);
+/* Formats `count` >= 1 rows with the same columns as CSV lines, after a header. The caller frees `*text`. */
+enum status csv_text(const struct row *rows, size_t count, char **text);
 
-/* Appends a row formatted by csv_text(), perhaps in an earlier process, unless the file already contains this
- * line. `like` is any row with the same columns. `*added` becomes true if the row was appended. STATUS_USAGE
- * if the columns differ. */
+/* Appends rows formatted by csv_text(), perhaps in an earlier process, unless the file already contains these
+ * lines. `like` is any row with the same columns. `*added` becomes true if the rows were appended.
+ * STATUS_USAGE if the columns differ. */
 enum status csv_complete(const char *path, const struct row *like, const char *text, bool *added);
 
 #endif

@@ -41,26 +41,8 @@ static enum status measure(const struct runner *runner, void *state, struct meas
                              : STATUS_OK;
 }
 
-/* Lets the workload save its state together with the row, before the row is written. If the program is killed
- * in between, --resume restores both. */
-static enum status keep(struct runner *runner, void *state, const struct row *row)
-{
-    char *text;
-    if (!runner->settings->workload->epochs.keep)
-        return STATUS_OK;
-    TRY(csv_text(row, &text));
-    enum status status =
-        runner->settings->workload->epochs.keep(runner->input, runner_own_state(runner, state), text);
-    free(text);
-    if (status == STATUS_OK && runner_leads(runner)) {
-        runner->checkpointed = true;
-        runner_say_what_is_kept(runner);
-    }
-    return status;
-}
-
-/* After --resume: appends to --out the row that was saved with the checkpoint, unless the file already has
- * it. */
+/* After --resume: appends to --out the rows that were saved with the checkpoint, unless the file already has
+ * them. */
 static enum status complete_rows(struct runner *runner, void *state)
 {
     const struct settings *settings = runner->settings;
@@ -69,7 +51,7 @@ static enum status complete_rows(struct runner *runner, void *state)
                            ? settings->workload->epochs.kept(runner_own_state(runner, state))
                            : "";
     bool added = false;
-    if (!*kept || !settings->out)
+    if (!*kept || !settings->out || !runner_leads(runner))
         return STATUS_OK;
     struct row like = {0};
     enum status status = runner_row(runner, &none, NULL, &like);
@@ -118,17 +100,15 @@ static enum status record(struct runner *runner, void *state, const struct bench
         status = runner_compare(runner, false, result);
     if (status == STATUS_OK)
         status = runner_row(runner, result, &measures, &row);
-    if (status == STATUS_OK)
-        status = keep(runner, state, &row);
     status = comm_agree(status);
     if (status == STATUS_OK && runner->partition.ranks > 1)
-        status = runner_publish_ranks(runner, &row, result, all);
+        status = runner_publish_ranks(runner, state, &row, result, all);
     else if (status == STATUS_OK) {
         struct result single = *result;
         const struct rank_facts facts = runner_facts(runner, result);
         single.rows = &row;
         single.row_count = 1;
-        status = runner_publish(runner, &single, single.bench.samples, &facts);
+        status = runner_publish(runner, state, &single, single.bench.samples, &facts);
     }
     row_free(&row);
     if (status == STATUS_OK)
@@ -171,12 +151,13 @@ static enum status time_variant(struct runner *runner, void *state, struct resul
     const struct workload *workload = runner->settings->workload;
     if (!workload->epochs.more)
         return time_row(runner, state, &runner->settings->limits, result);
-    TRY(complete_rows(runner, state));
+    TRY(comm_agree(complete_rows(runner, state)));
     uint64_t runs = 0;
     for (; workload->epochs.more(runner->input, state); runs++) {
         if (runs > 0)
             env_time(runner->time_utc);
-        TRY(time_row(runner, state, &one_run, result));
+        TRY(comm_spread(runner->time_utc, sizeof runner->time_utc));
+        TRY(comm_agree(time_row(runner, state, &one_run, result))); /* only rank 0 publishes rows */
     }
     return workload->epochs.end ? workload->epochs.end(runner->input, state, runs) : STATUS_OK;
 }
@@ -291,8 +272,10 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
                             .cache = workload->cache ? workload->cache(runner->input) : NULL,
                             .stall_share = -1,
                             .work = workload->work(runner->input, entry->variant)};
-    enum status status = runner->partition.ranks > 1 ? run_ranks(runner, &result)
-                                                     : with_state(runner, check_and_time, &result);
+    /* Epochs are not repeated, so rank 0 is not timed alone. */
+    bool times_alone = runner->partition.ranks > 1 && !workload->epochs.more;
+    enum status status =
+        times_alone ? run_ranks(runner, &result) : with_state(runner, check_and_time, &result);
     bench_free(&result.bench);
     return status;
 }

@@ -166,26 +166,26 @@ void runner_warn_of_few_looks(const struct runner *runner, double wall_s);
 /* Returns the roofline of the current variant on its device or on the cores that it uses. */
 struct roofline runner_roofline(const struct runner *runner, const struct work *work);
 
-/* Appends the rows of `result` to --out and the samples to --samples-out, adds the result to the report and
- * prints warnings. If the rows cannot be appended, prints them to stderr and omits the samples, but still
- * adds the result to the report. */
-enum status runner_publish(struct runner *runner, const struct result *result, const struct sample *samples,
-                           const struct rank_facts *facts);
+/* Lets the workload save `state` with the rows of `result`, appends the rows to --out and the samples to
+ * --samples-out, adds the result to the report and prints warnings. If the rows cannot be appended, prints
+ * them to stderr and omits the samples, but still adds the result to the report. */
+enum status runner_publish(struct runner *runner, void *state, const struct result *result,
+                           const struct sample *samples, const struct rank_facts *facts);
 
 /* Returns the facts of this rank for ranks_gather(). */
 struct rank_facts runner_facts(const struct runner *runner, const struct result *result);
 
 /* Gathers the rows of all ranks on rank 0, which publishes them. `all` has the timing of all ranks
  * combined. */
-enum status runner_publish_ranks(struct runner *runner, const struct row *row, const struct result *result,
-                                 const struct bench *all);
+enum status runner_publish_ranks(struct runner *runner, void *state, const struct row *row,
+                                 const struct result *result, const struct bench *all);
 
 /* ---- runner_ranks.c ---- */
 
 /* Whether the run needs a GPU, for a chosen variant or for --compute. */
 bool runner_any_on_gpu(const struct settings *settings);
 
-/* STATUS_USAGE if ranks have different options. Agrees. */
+/* STATUS_USAGE if ranks have different options, or run different builds. Agrees. */
 enum status runner_check_alike(const struct settings *settings);
 
 /* STATUS_USAGE if the input files of a rank differ from those of rank 0. Agrees. */

@@ -29,11 +29,30 @@ static void show_unwritten(const char *path, const struct result *result)
         csv_write_row(stderr, &result->rows[i]);
 }
 
-enum status runner_publish(struct runner *runner, const struct result *result, const struct sample *samples,
-                           const struct rank_facts *facts)
+/* Lets the workload save its state together with the rows, before the rows are written. If the program is
+ * killed in between, --resume restores both. */
+static enum status keep(struct runner *runner, void *state, const struct result *result)
+{
+    char *text;
+    if (!runner->settings->workload->epochs.keep)
+        return STATUS_OK;
+    TRY(csv_text(result->rows, result->row_count, &text));
+    enum status status =
+        runner->settings->workload->epochs.keep(runner->input, runner_own_state(runner, state), text);
+    free(text);
+    if (status == STATUS_OK) {
+        runner->checkpointed = true;
+        runner_say_what_is_kept(runner);
+    }
+    return status;
+}
+
+enum status runner_publish(struct runner *runner, void *state, const struct result *result,
+                           const struct sample *samples, const struct rank_facts *facts)
 {
     const struct settings *settings = runner->settings;
     runner_show_phase(runner, NULL);
+    TRY(keep(runner, state, result));
     enum status recorded = STATUS_OK;
     file_hold_signals(); /* until the rows are written to the file or printed */
     if (settings->out)
@@ -101,7 +120,7 @@ static enum status check_total(const struct runner *runner, const struct row *al
 }
 
 /* On rank 0: adds the combined row (rank=all) to the rows of the ranks and publishes them. */
-static enum status publish_together(struct runner *runner, const struct row *rows,
+static enum status publish_together(struct runner *runner, void *state, const struct row *rows,
                                     const struct rank_facts *facts, const struct sample *samples,
                                     struct result *total)
 {
@@ -124,15 +143,15 @@ static enum status publish_together(struct runner *runner, const struct row *row
         every[ranks] = all;
         total->rows = every;
         total->row_count = ranks + 1;
-        status = runner_publish(runner, total, samples, facts);
+        status = runner_publish(runner, state, total, samples, facts);
     }
     free(every);
     row_free(&all);
     return status;
 }
 
-enum status runner_publish_ranks(struct runner *runner, const struct row *row, const struct result *result,
-                                 const struct bench *all)
+enum status runner_publish_ranks(struct runner *runner, void *state, const struct row *row,
+                                 const struct result *result, const struct bench *all)
 {
     const struct rank_facts mine = runner_facts(runner, result);
     struct result total = *result;
@@ -144,7 +163,7 @@ enum status runner_publish_ranks(struct runner *runner, const struct row *row, c
     if (status == STATUS_OK && runner->settings->samples)
         status = ranks_gather_samples(&result->bench, &samples);
     if (status == STATUS_OK && runner_leads(runner))
-        status = publish_together(runner, rows, facts, samples, &total);
+        status = publish_together(runner, state, rows, facts, samples, &total);
     ranks_free_rows(rows);
     free(facts);
     free(samples);

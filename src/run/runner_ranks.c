@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/fnv.h"
 #include "machine/comm.h"
 #include "machine/cores.h"
 #include "run/ranks.h"
@@ -42,6 +43,10 @@ enum status runner_join(const struct settings *settings, enum status read)
 /* Ranks with different options would deadlock, or produce results that cannot be combined. */
 enum status runner_check_alike(const struct settings *settings)
 {
+    static const char version[] = FDSL_VERSION;
+    uint64_t build = fnv_add(FNV_BEGIN, version, sizeof version);
+    TRY(comm_check_same(fnv_add(build, env_revision(), strlen(env_revision())), "version and revision",
+                        "start the same program on all ranks"));
     return comm_check_same(options_hash(&settings->options), "options",
                            "give all ranks the same options; only the names of output files may differ");
 }

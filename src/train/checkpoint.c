@@ -20,9 +20,9 @@
 
 #define MAGIC    "FDSLCKPT"
 #define SCHEMA   3
-#define ARENAS   3 /* parameters, m, v */
-#define TEXT_MAX 65536
-#define TEXTS    3 /* identity, data, row */
+#define ARENAS   3         /* parameters, m, v */
+#define TEXT_MAX (1 << 24) /* a row has about 1 KB, and there can be one per rank */
+#define TEXTS    3         /* identity, data, row */
 
 /* The header of a checkpoint file, little-endian. The texts follow it, and then the arenas. */
 struct header {
@@ -219,8 +219,6 @@ enum status checkpoint_check_folder(const char *folder)
 static void fill_header(const struct checkpoint *checkpoint, const char *const texts[TEXTS],
                         struct header *header)
 {
-    struct env env;
-    env_capture(&env);
     memset(header, 0, sizeof *header); /* also the padding, which is hashed */
     memcpy(header->magic, MAGIC, sizeof header->magic);
     header->schema = SCHEMA;
@@ -239,7 +237,7 @@ static void fill_header(const struct checkpoint *checkpoint, const char *const t
     header->loss_scale = checkpoint->state.scale;
     for (size_t i = 0; i < TEXTS; i++)
         header->text_bytes[i] = strlen(texts[i]);
-    snprintf(header->revision, sizeof header->revision, "%s", env.revision);
+    snprintf(header->revision, sizeof header->revision, "%s", env_revision());
 }
 
 /* A part of a file. */

@@ -38,7 +38,7 @@ struct checkpoint {
     struct train_history history;
     struct train_samples samples;
     char *data;               /* owned: value of --data */
-    char *row;                /* owned: the CSV row of the epoch (header and line); "" if there is none */
+    char *row;                /* owned: the CSV rows of the epoch (header and lines); "" if there are none */
     char *identity;           /* owned: the options that affect the parameters, "name=value name=value ..." */
     struct train_state state; /* owned: arenas of `arena_values` values each */
     uint64_t arena_values;

@@ -7,7 +7,11 @@
  * passed forward with dropout (draw_dropout). The loss is softmax cross-entropy with label smoothing s. For
  * probabilities p over K classes and label l, it is -(1 - s) log p[l] - s / K * sum log p. Gradients are
  * those of the mean loss of the batch. optimizer_step() updates every parameter with step number
- * e * steps + i. */
+ * e * steps + i.
+ *
+ * Several ranks divide the batch of each step (train_share()). Each rank computes the gradients of its own
+ * samples, and an exchange adds up the gradients of all ranks before the update. Each rank divides by the
+ * number of samples of the whole step, so the sums are the gradients of the mean loss of the whole step. */
 #ifndef FDSL_TRAIN_ENGINE_H
 #define FDSL_TRAIN_ENGINE_H
 
@@ -16,12 +20,14 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "core/partition.h"
 #include "core/portable.h"
 #include "core/roofline.h"
 #include "core/status.h"
 #include "core/variant.h"
 #include "data/draws.h"
 #include "train/data.h"
+#include "train/exchange.h"
 #include "train/loss_scale.h"
 #include "train/model.h"
 #include "train/optimizer.h"
@@ -32,7 +38,9 @@ struct train {
     const struct model *model;
     const struct data *data;
     uint64_t seed;
-    uint32_t batch; /* samples per step; at most the size of the training set */
+    uint32_t batch;            /* samples per step of all ranks; at most the size of the training set */
+    uint32_t rank, ranks;      /* this rank and the number of ranks; 0 ranks mean 1 */
+    struct exchange *exchange; /* adds up the gradients of all ranks; NULL: one rank */
     struct augment augment;
     struct optimizer optimizer;
     struct schedule schedule;
@@ -47,6 +55,30 @@ static inline uint32_t train_steps(const struct train *train)
     return count / train->batch + (count % train->batch != 0);
 }
 
+/* Returns the part of a step's batch that belongs to this rank: samples first to first + count - 1 of the
+ * `total` samples of the step. The parts of the ranks are consecutive and differ by at most one sample. In a
+ * short last step, a rank may have no samples. */
+static inline struct share train_share(const struct train *train, uint32_t step)
+{
+    const struct partition partition = {train->rank, train->ranks ? train->ranks : 1, .strong = true};
+    uint32_t left = train->data->sets[DATA_TRAIN].count - step * train->batch;
+    return partition_share(&partition, left < train->batch ? left : train->batch);
+}
+
+/* Returns the most samples that a rank has in a step. */
+static inline uint32_t train_share_max(const struct train *train)
+{
+    uint32_t ranks = train->ranks ? train->ranks : 1;
+    return train->batch / ranks + (train->batch % ranks != 0);
+}
+
+/* Returns the number of samples that this rank trains on in an epoch. */
+static inline uint64_t train_share_of_epoch(const struct train *train)
+{
+    uint32_t steps = train_steps(train);
+    return (steps - 1) * train_share(train, 0).count + train_share(train, steps - 1).count;
+}
+
 /* Returns the number of the sample at index `j` of the batch that begins at index `first` of an epoch's
  * order. DATA_CONSTANT ignores the order. */
 FDSL_HD uint32_t train_sample_at(enum data_feed feed, const struct draw_order *order, uint32_t first,
@@ -55,16 +87,16 @@ FDSL_HD uint32_t train_sample_at(enum data_feed feed, const struct draw_order *o
     return feed == DATA_CONSTANT ? j : draw_order_at(order, first + j);
 }
 
-/* Writes the sample numbers of a step of an epoch to `numbers`, which has room for a batch. Returns their
- * count. */
+/* Writes the numbers of this rank's samples in a step of an epoch to `numbers`, which has room for
+ * train_share_max(). Returns their count. */
 static inline uint32_t train_batch(const struct train *train, const struct draw_order *order, uint32_t step,
                                    uint32_t *numbers)
 {
-    uint32_t first = step * train->batch, left = order->count - first;
-    uint32_t count = left < train->batch ? left : train->batch;
-    for (uint32_t i = 0; i < count; i++)
-        numbers[i] = train_sample_at(train->data->feed, order, first, i);
-    return count;
+    const struct share share = train_share(train, step);
+    for (uint32_t i = 0; i < share.count; i++)
+        numbers[i] =
+            train_sample_at(train->data->feed, order, step * train->batch, (uint32_t)share.first + i);
+    return (uint32_t)share.count;
 }
 
 /* The training state of a network in host memory. Each array is an arena (model.h) of model->arena_values
@@ -95,7 +127,7 @@ static inline void train_state_free(struct train_state *state)
 
 #define TRAIN_FINE UINT64_MAX /* no step had a non-finite loss */
 
-/* Sums over the steps since the last call of totals(). */
+/* Sums over this rank's samples of the steps since the last call of totals(). */
 struct train_totals {
     double loss;      /* sum of the losses of the samples, before the update of their step */
     uint64_t correct; /* samples classified correctly, with dropout, before the update of their step */
@@ -139,6 +171,7 @@ struct engine {
     bool scales_loss; /* whether the engine uses loss_scale.h; set() replaces a scale of 0 by the initial one
                        */
     bool feeds;       /* supports every enum data_feed; otherwise only DATA_STORED */
+    bool exchanges; /* steps() calls train->exchange with gradients in host memory; otherwise one rank only */
 
     /* For the roofline: the fastest unit that the engine uses for matrix products, and the multiplications
      * that it may omit. */
@@ -160,7 +193,8 @@ struct engine {
     enum status (*get)(void *state, struct train_state *into);
 
     /* Runs `count` >= 1 steps of an epoch, starting at step `first`; all steps are within that epoch. May
-     * return before the steps are done; totals(), get() and evaluate() wait for them. */
+     * return before the steps are done; totals(), get() and evaluate() wait for them. With several ranks, all
+     * ranks must call it with the same steps. If a step fails on one rank, it fails on all. */
     enum status (*steps)(void *state, uint32_t epoch, uint32_t first, uint32_t count);
     enum status (*totals)(void *state, struct train_totals *totals);
 

@@ -10,12 +10,12 @@ enum status feed_open(const struct train *train, const struct resources *resourc
     *feed = (struct feed){.train = train};
     if (train->data->feed != DATA_LIVE || train->forward_only)
         return STATUS_OK;
-    const struct generator_request request = {.resources = *resources, .batch = train->batch};
-    feed->numbers = malloc(train->batch * sizeof *feed->numbers);
-    feed->samples = malloc(train->batch * train->data->sample_bytes);
+    const struct generator_request request = {.resources = *resources, .batch = train_share_max(train)};
+    feed->numbers = malloc(request.batch * sizeof *feed->numbers);
+    feed->samples = malloc(request.batch * train->data->sample_bytes);
     if (!feed->numbers || !feed->samples)
         return status_set(STATUS_FAILED, "out of memory for a batch of %u samples; lower --batch",
-                          train->batch);
+                          train_share_max(train));
     return data_generator(train->data, &request, &feed->generator);
 }
 
@@ -29,7 +29,7 @@ void feed_close(struct feed *feed)
 
 enum status feed_step(struct feed *feed, uint32_t epoch, const uint32_t *numbers, uint32_t count)
 {
-    if (!feed_is_live(feed))
+    if (!feed_is_live(feed) || count == 0)
         return STATUS_OK;
     RANGE(GENERATE);
     double begin_s = timer_now_s();
@@ -44,7 +44,8 @@ enum status feed_step(struct feed *feed, uint32_t epoch, const uint32_t *numbers
 uint64_t feed_memory_bytes(const struct feed *feed)
 {
     const struct train *train = feed->train;
-    return !feed_is_live(feed) ? 0
-                               : train->batch * (train->data->sample_bytes + sizeof *feed->numbers) +
-                                     generator_memory_bytes(feed->generator);
+    return !feed_is_live(feed)
+               ? 0
+               : train_share_max(train) * (train->data->sample_bytes + sizeof *feed->numbers) +
+                     generator_memory_bytes(feed->generator);
 }

@@ -118,11 +118,13 @@ static enum status infer_open(const struct options *given, void *parameters_,
     if (!parameters->checkpoint)
         return status_set(STATUS_USAGE, "name the trained network with --checkpoint FILE; training with "
                                         "--checkpoint DIR writes such files");
+    if (partition->ranks > 1)
+        return status_set(STATUS_USAGE, "inference runs on one rank; start without mpirun");
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     take_samples(given, &opened->checkpoint, &parameters->job);
     parameters->job.feed = -1; /* the default feed, which stores only a few of synth's training samples; they
                                   are not used here */
-    TRY(job_open_data(&parameters->job, partition, &opened->data));
+    TRY(job_open_data(&parameters->job, &opened->data));
     if (!options_given(given, "batch") && parameters->job.batch > opened->data.sets[DATA_TEST].count)
         parameters->job.batch = opened->data.sets[DATA_TEST].count;
     TRY(job_check_batch(&parameters->job, DATA_TEST, &opened->data));

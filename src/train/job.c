@@ -5,8 +5,7 @@
 #include <omp.h>
 #endif
 
-enum status job_open_data(const struct job_parameters *parameters, const struct partition *partition,
-                          struct data *data)
+enum status job_open_data(const struct job_parameters *parameters, struct data *data)
 {
     struct data_request request = {.name = parameters->data,
                                    .train_size = parameters->train_size,
@@ -21,8 +20,6 @@ enum status job_open_data(const struct job_parameters *parameters, const struct 
     request.resources.threads = omp_get_max_threads();
 #endif
     *data = (struct data){0};
-    if (partition->ranks > 1)
-        return status_set(STATUS_USAGE, "training and inference run on one rank; start without mpirun");
     return data_open(&request, data);
 }
 

@@ -36,16 +36,15 @@ struct job_parameters {
      "width and height of synth images" res_words}
 /* clang-format on */
 
-/* Opens the data that these parameters choose. STATUS_USAGE if there are several ranks. The caller closes the
- * data, also after a failure. */
-enum status job_open_data(const struct job_parameters *parameters, const struct partition *partition,
-                          struct data *data);
+/* Opens the data that these parameters choose. The caller closes the data, also after a failure. */
+enum status job_open_data(const struct job_parameters *parameters, struct data *data);
 
 /* Returns STATUS_USAGE if the batch is larger than the set `part`. */
 enum status job_check_batch(const struct job_parameters *parameters, enum data_part part,
                             const struct data *data);
 
-/* Implements repartition() of both workloads: does nothing, because they run on one rank. */
+/* Implements repartition() of both workloads: does nothing, because `infer` runs on one rank, and rank 0 is
+ * never timed alone with `train`. */
 enum status job_stay(void *input, void *parameters, const struct partition *partition);
 
 #endif

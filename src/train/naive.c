@@ -27,7 +27,7 @@ typedef train_real real;
 
 struct naive {
     const struct train *train;
-    uint32_t batch; /* capacity in samples */
+    uint32_t batch; /* capacity in samples: the most that this rank has in a step */
     real *parameters, *gradients, *m, *v;
     real *inputs;  /* batch x input_values */
     real *outputs; /* outputs of all layers: batch x out_values each, at the offsets layer->output * batch */
@@ -198,7 +198,7 @@ static enum status naive_open(const struct train *train, const struct resources 
     if (!naive)
         return status_set(STATUS_FAILED, "naive: out of memory");
     naive->train = train;
-    naive->batch = train->batch;
+    naive->batch = train_share_max(train);
     naive->totals.bad_step = TRAIN_FINE;
     /* calloc() may succeed even if memory is short (overcommit), so compare the total with the available
      * memory. */
@@ -243,8 +243,9 @@ static enum status naive_get(void *state, struct train_state *into)
     return STATUS_OK;
 }
 
-/* Runs forward pass, loss and backward pass on the gathered batch. Returns the sum of the losses. */
-static double learn(struct naive *naive, uint32_t epoch, uint32_t count)
+/* Runs forward pass, loss and backward pass on the `count` gathered samples of a step that has `total`
+ * samples on all ranks. Returns the sum of the losses. */
+static double learn(struct naive *naive, uint32_t epoch, uint32_t count, uint32_t total)
 {
     const struct train *train = naive->train;
     uint32_t last = train->model->layer_count - 1;
@@ -255,11 +256,22 @@ static double learn(struct naive *naive, uint32_t epoch, uint32_t count)
             .seed = train->seed, .epoch = epoch, .sample = naive->numbers[j], .training = true};
         forward(naive, &passing, j);
         const real *logits = output_of(naive, naive->outputs, last, j);
-        loss += loss_of(train, logits, naive->labels[j], count, output_of(naive, naive->deltas, last, j));
+        loss += loss_of(train, logits, naive->labels[j], total, output_of(naive, naive->deltas, last, j));
         naive->totals.correct += guess(logits, train->model->classes) == naive->labels[j];
         backward(naive, &passing, j);
     }
     return loss;
+}
+
+/* Adds up the gradients of all ranks. `status` is that of this rank's step so far. */
+static enum status add_up(struct naive *naive, enum status status)
+{
+#ifdef FDSL_DOUBLE /* exchanges add up floats, and the oracle computes the steps of all ranks itself */
+    (void)naive;
+    return status;
+#else
+    return exchange_sum(naive->train->exchange, status, naive->gradients, naive->train->model->arena_values);
+#endif
 }
 
 static void update_parameters(struct naive *naive, uint64_t step)
@@ -284,15 +296,18 @@ static enum status make_step(struct naive *naive, const struct draw_order *order
     const struct train *train = naive->train;
     double begin_s = timer_now_s();
     uint32_t count = train_batch(train, order, step, naive->numbers);
-    TRY(feed_step(&naive->feed, epoch, naive->numbers, count));
+    enum status status = feed_step(&naive->feed, epoch, naive->numbers, count);
+    if (status != STATUS_OK)
+        return add_up(naive, status);
     take_batch(naive, epoch, count);
     naive->totals.data_s += timer_now_s() - begin_s;
     uint64_t number = (uint64_t)epoch * train_steps(train) + step;
-    double loss = learn(naive, epoch, count);
+    double loss = learn(naive, epoch, count, (uint32_t)train_share(train, step).total);
     naive->totals.loss += loss;
     naive->totals.samples += count;
     if (!isfinite(loss) && naive->totals.bad_step == TRAIN_FINE)
         naive->totals.bad_step = number;
+    TRY(add_up(naive, STATUS_OK));
     update_parameters(naive, number);
     published_store(&naive->published, &naive->totals);
     return STATUS_OK;
@@ -366,6 +381,7 @@ const struct engine
 #else
         .name = "naive",
         .bounds = ENGINE_BOUNDS_FLOAT,
+        .exchanges = true,
 #endif
         .feeds = true,
         .open = naive_open,

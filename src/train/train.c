@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/fnv.h"
 #include "core/workload.h"
 #include "train/export.h"
 #include "train/init.h"
@@ -15,7 +16,8 @@
 
 struct parameters {
     struct job_parameters job; /* must be the first member */
-    int model, optimizer, schedule;
+    int model, optimizer, schedule, sync, lr_scale;
+    bool several_ranks;
     uint64_t epochs, seed, lr_step, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, label_smoothing;
     const char *init, *checkpoint, *export_path, *step_path, *data_path;
@@ -27,13 +29,16 @@ static const char *const optimizers[] = {"sgd", "adam", "adamw",
 static const char *const feeds[] = {"stored", "live", "constant", NULL}; /* in the order of enum data_feed */
 static const char *const schedules[] = {"constant", "step", "cosine",
                                         NULL}; /* in the order of enum schedule_kind */
+enum lr_scale { LR_SCALE_NONE, LR_SCALE_LINEAR, LR_SCALE_SQRT };
+static const char *const lr_scales[] = {"none", "linear", "sqrt", NULL}; /* in the order of enum lr_scale */
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     JOB_OPTIONS(struct parameters, "digits", "data to train on", "all; 10000 of generated data",
                 "all; 2000 of generated data", "10; 8 for clips; for data sets the number found", "64", ""),
     {"model", "NAME", OPTION_CHOICE, AT(model), "cnn", 0, 0, model_names, true, "the network"},
-    {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true, "samples per step"},
+    {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true,
+     "samples per step; with several ranks, per rank, or with --scaling strong, of all ranks together"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "5", 1, 1 << 20, NULL, true, "epochs; one row per epoch"},
     {"optimizer", "NAME", OPTION_CHOICE, AT(optimizer), "adam", 0, 0, optimizers, true, "the update rule"},
     {"lr", "RATE", OPTION_REAL, AT(lr), "0.001", 0, 1e38, NULL, true, "learning rate after the warm-up"},
@@ -73,6 +78,13 @@ static const struct option_spec options[] = {
      "do not normalise samples with the training set's mean and standard deviation"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of the initial parameters, order, dropout, shifts and flips"},
+    {"sync", "METHOD", OPTION_CHOICE, AT(sync), "auto", 0, 0, exchange_names, true,
+     "how ranks add up their gradients. auto takes the first method that works with the variant; mpi adds up "
+     "in host memory. METHOD is one of"},
+    {"lr-scale", "RULE", OPTION_CHOICE, AT(lr_scale), "none", 0, 0, lr_scales, true,
+     "multiply --lr by a function of the factor by which several ranks enlarge the batch: by the factor "
+     "(linear), by its square root (sqrt), or not at all. With --scaling strong the factor is 1. RULE is one "
+     "of"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
      "start with the parameters of this checkpoint, or of the latest checkpoint in this folder. The model "
      "must be the same. If the number of classes differs, the last layer starts with zeros"},
@@ -99,28 +111,14 @@ static const struct option_spec options[] = {
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
 
 static const struct measure columns[] = {
-    {"timed_stages", COMBINE_FIRST},
-    {"epoch", COMBINE_SAME},
-    {"steps", COMBINE_SAME},
-    {"parameters", COMBINE_SAME},
-    {"train_samples", COMBINE_SAME},
-    {"test_samples", COMBINE_SAME},
-    {"train_loss", COMBINE_SAME},
-    {"train_acc", COMBINE_SAME},
-    {"test_loss", COMBINE_SAME},
-    {"test_acc", COMBINE_SAME},
-    {"last_lr", COMBINE_SAME},
-    {"trained_s", COMBINE_SAME},
-    {"to_98_s", COMBINE_SAME},
-    {"to_99_s", COMBINE_SAME},
-    {"data_share", COMBINE_SAME},
-    {"memory_bytes", COMBINE_SAME},
-    {"generate_share", COMBINE_SAME},
-    {"generated_per_s", COMBINE_SAME},
-    {"opening_s", COMBINE_SAME},
-    {"init", COMBINE_FIRST},
-    {"skipped_steps", COMBINE_SAME},
-    {"loss_scale", COMBINE_SAME},
+    {"timed_stages", COMBINE_FIRST}, {"epoch", COMBINE_SAME},         {"steps", COMBINE_SAME},
+    {"parameters", COMBINE_SAME},    {"train_samples", COMBINE_SAME}, {"test_samples", COMBINE_SAME},
+    {"train_loss", COMBINE_SAME},    {"train_acc", COMBINE_SAME},     {"test_loss", COMBINE_SAME},
+    {"test_acc", COMBINE_SAME},      {"last_lr", COMBINE_SAME},       {"trained_s", COMBINE_SAME},
+    {"to_98_s", COMBINE_SAME},       {"to_99_s", COMBINE_SAME},       {"data_share", COMBINE_MAX},
+    {"memory_bytes", COMBINE_SUM},   {"generate_share", COMBINE_MAX}, {"generated_per_s", COMBINE_SUM},
+    {"opening_s", COMBINE_MAX},      {"init", COMBINE_FIRST},         {"skipped_steps", COMBINE_SAME},
+    {"loss_scale", COMBINE_SAME},    {"exchange", COMBINE_FIRST},     {"exchange_share", COMBINE_MAX},
     {NULL, COMBINE_FIRST},
 };
 static const char *const shown[] = {"epoch", "train_loss", "train_acc", "test_acc", NULL};
@@ -177,10 +175,14 @@ static const char *lacking(const struct parameters *parameters, const char *opti
     return NULL;
 }
 
+/* --sync and --lr-scale have no effect with one rank. They are not refused there, so that the same options
+ * can be measured on any number of ranks. */
 static bool train_applies(const void *parameters, const struct variant *variant, const char *option)
 {
+    static const char *const of_ranks[] = {"sync", "lr-scale", NULL};
     (void)variant;
-    return !lacking(parameters, option);
+    return !lacking(parameters, option) &&
+           (((const struct parameters *)parameters)->several_ranks || !is_one_of(option, of_ranks));
 }
 
 /* Rejects a --shift that reaches the width or the height of a sample, because such a shift could leave only
@@ -195,7 +197,20 @@ static enum status check_shift(const struct parameters *parameters, const struct
                             parameters->shift, shape->height, shape->width);
 }
 
-/* Rejects options that do not apply, and output files that cannot be written. */
+/* Rejects output files that cannot be written. Only rank 0 writes files. */
+static enum status check_outputs(const struct parameters *parameters, const struct partition *partition)
+{
+    const char *const paths[] = {parameters->export_path, parameters->step_path, parameters->data_path};
+    if (parameters->step_path && partition->ranks > 1)
+        return status_set(STATUS_USAGE, "--export-step writes the samples of one rank; start without mpirun");
+    for (size_t i = 0; partition->rank == 0 && i < COUNT_OF(paths); i++)
+        if (paths[i])
+            TRY(safetensors_check(paths[i]));
+    return parameters->checkpoint && partition->rank == 0 ? checkpoint_check_folder(parameters->checkpoint)
+                                                          : STATUS_OK;
+}
+
+/* Rejects options that do not apply. */
 static enum status check(const struct options *given, const struct parameters *parameters)
 {
     for (size_t i = 0; i < COUNT_OF(options); i++) {
@@ -206,11 +221,7 @@ static enum status check(const struct options *given, const struct parameters *p
     }
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))
         return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
-    const char *const paths[] = {parameters->export_path, parameters->step_path, parameters->data_path};
-    for (size_t i = 0; i < COUNT_OF(paths); i++)
-        if (paths[i])
-            TRY(safetensors_check(paths[i]));
-    return parameters->checkpoint ? checkpoint_check_folder(parameters->checkpoint) : STATUS_OK;
+    return STATUS_OK;
 }
 
 /* Returns true if the option cannot change the network's parameters at the end of an epoch. Returns true also
@@ -221,14 +232,15 @@ static bool decides_nothing(const struct parameters *parameters, const char *opt
         return parameters->job.feed != DATA_CONSTANT;
     if (strcmp(option, "fresh") == 0)
         return !parameters->job.fresh;
-    static const char *const of_data[] = {"data", "train-size", "test-size", "res", NULL};
-    if (is_one_of(option, of_data))
+    /* Other ranks and exchanges change only the order of sums. --lr-scale changes only --lr. */
+    static const char *const others[] = {"data", "train-size", "test-size", "res", "sync", "lr-scale", NULL};
+    if (is_one_of(option, others))
         return true;
     return strcmp(option, "epochs") == 0 && parameters->schedule != SCHEDULE_COSINE;
 }
 
 /* Sets opened->identity to "model=cnn batch=64 ...". Training can resume only from a checkpoint with the same
- * identity. */
+ * identity. The batch is that of all ranks, so training can resume on another number of ranks. */
 static enum status identify(const struct parameters *parameters, struct opened *opened)
 {
     size_t size;
@@ -251,13 +263,17 @@ static enum status identify(const struct parameters *parameters, struct opened *
     return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
 }
 
-static void fill_job(const struct parameters *parameters, struct opened *opened)
+/* `parameters` has the batch of all ranks. */
+static void fill_job(const struct parameters *parameters, const struct partition *partition,
+                     struct opened *opened)
 {
     struct train *train = &opened->job.train;
     *train = (struct train){.model = &opened->model,
                             .data = &opened->data,
                             .seed = parameters->seed,
                             .batch = (uint32_t)parameters->job.batch,
+                            .rank = (uint32_t)partition->rank,
+                            .ranks = (uint32_t)partition->ranks,
                             .augment = {(uint32_t)parameters->shift, parameters->flip},
                             .optimizer = {.kind = (enum optimizer_kind)parameters->optimizer,
                                           .momentum = parameters->momentum,
@@ -281,6 +297,7 @@ static void fill_job(const struct parameters *parameters, struct opened *opened)
     opened->job.keep = (uint32_t)parameters->keep;
     opened->job.resume = parameters->resume;
     opened->job.allow_nan = parameters->allow_nan;
+    opened->job.sync = parameters->sync;
     opened->job.identity = opened->identity;
     opened->job.data = parameters->job.data;
     opened->job.samples = (struct train_samples){
@@ -309,6 +326,62 @@ static enum status begin(const struct parameters *parameters, struct opened *ope
     return STATUS_OK;
 }
 
+/* Returns the parameters of the whole training run: its batch is that of all ranks, and its learning rate
+ * is scaled. */
+static struct parameters of_all_ranks(const struct parameters *parameters, const struct partition *partition)
+{
+    struct parameters all = *parameters;
+    all.job.batch = partition_share(partition, parameters->job.batch).total;
+    double factor = (double)all.job.batch / (double)parameters->job.batch;
+    if (parameters->lr_scale == LR_SCALE_LINEAR)
+        all.lr *= factor;
+    if (parameters->lr_scale == LR_SCALE_SQRT)
+        all.lr *= sqrt(factor);
+    return all;
+}
+
+/* Rejects a batch that leaves a rank without samples, or that is larger than the training set. */
+static enum status check_batch(const struct parameters *all, const struct partition *partition,
+                               const struct data *data)
+{
+    uint32_t count = data->sets[DATA_TRAIN].count;
+    if (all->job.batch < partition->ranks)
+        return status_set(STATUS_USAGE,
+                          "--batch %" PRIu64 " has too few samples for %" PRIu64
+                          " ranks; raise --batch, or start fewer ranks",
+                          all->job.batch, partition->ranks);
+    if (partition->ranks > 1 && all->job.batch > count)
+        return status_set(STATUS_USAGE,
+                          "the batches of %" PRIu64 " ranks have %" PRIu64 " samples, more than the %" PRIu32
+                          " samples to train on; lower --batch, or start fewer ranks",
+                          partition->ranks, all->job.batch, count);
+    return job_check_batch(&all->job, DATA_TRAIN, data);
+}
+
+/* Opens the data, the model and the initial parameters of the whole training run. */
+static enum status open_all(const struct parameters *all, const struct partition *partition,
+                            struct opened *opened)
+{
+    TRY(job_open_data(&all->job, &opened->data));
+    TRY(check_batch(all, partition, &opened->data));
+    TRY(check_shift(all, &opened->data.shape));
+    data_normalise(&opened->data, !all->raw);
+    TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
+    TRY(begin(all, opened));
+    TRY(identify(all, opened));
+    fill_job(all, partition, opened);
+    if (all->schedule == SCHEDULE_COSINE &&
+        opened->job.train.schedule.warmup_steps >= opened->job.train.schedule.total_steps)
+        return status_set(STATUS_USAGE,
+                          "--lr-warmup %g leaves none of the %" PRIu64
+                          " epochs for the decay; lower --lr-warmup",
+                          all->lr_warmup, all->epochs);
+    return all->data_path && partition->rank == 0
+               ? export_data(&opened->job.train, opened->initial, opened->identity, all->data_path)
+               : STATUS_OK;
+}
+
+/* Leaves in `parameters` what the rows show: the batch of this rank. */
 static enum status train_open(const struct options *given, void *parameters_,
                               const struct partition *partition, void **input)
 {
@@ -318,25 +391,20 @@ static enum status train_open(const struct options *given, void *parameters_,
         return status_set(STATUS_FAILED, "out of memory");
     if (parameters->job.feed < 0)
         parameters->job.feed = strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
+    parameters->several_ranks = partition->ranks > 1;
     TRY(check(given, parameters));
-    TRY(job_open_data(&parameters->job, partition, &opened->data));
-    TRY(job_check_batch(&parameters->job, DATA_TRAIN, &opened->data));
-    TRY(check_shift(parameters, &opened->data.shape));
-    data_normalise(&opened->data, !parameters->raw);
-    TRY(model_build(&model_tables[parameters->model], opened->data.shape, opened->data.classes,
-                    &opened->model));
-    TRY(begin(parameters, opened));
-    TRY(identify(parameters, opened));
-    fill_job(parameters, opened);
-    if (parameters->schedule == SCHEDULE_COSINE &&
-        opened->job.train.schedule.warmup_steps >= opened->job.train.schedule.total_steps)
-        return status_set(STATUS_USAGE,
-                          "--lr-warmup %g leaves none of the %" PRIu64
-                          " epochs for the decay; lower --lr-warmup",
-                          parameters->lr_warmup, parameters->epochs);
-    return parameters->data_path
-               ? export_data(&opened->job.train, opened->initial, opened->identity, parameters->data_path)
-               : STATUS_OK;
+    TRY(check_outputs(parameters, partition));
+    const struct parameters all = of_all_ranks(parameters, partition);
+    TRY(open_all(&all, partition, opened));
+    parameters->job.batch = partition_share(partition, parameters->job.batch).count;
+    return STATUS_OK;
+}
+
+/* Returns a hash of the samples, for the comparison of the ranks. */
+static uint64_t train_identity(const void *input)
+{
+    const struct opened *opened = input;
+    return fnv_add(FNV_BEGIN, opened->data.hashes, sizeof opened->data.hashes);
 }
 
 /* ---- Runs and rows ---- */
@@ -354,7 +422,7 @@ static struct work train_work(const void *input, const struct variant *variant)
     const struct opened *opened = input;
     const struct train *train = &opened->job.train;
     const struct engine *engine = variant->traits;
-    double samples = opened->data.sets[DATA_TRAIN].count;
+    double samples = (double)train_share_of_epoch(train);
     double bytes = samples * (double)opened->data.sample_bytes;
     return (struct work){.items = samples,
                          .bytes = bytes,
@@ -376,6 +444,9 @@ static enum status train_accepts(const void *input, const struct variant *varian
     const struct engine *engine = variant->traits;
     if (engine->accepts) /* first, because another --feed would not help if this fails */
         TRY(engine->accepts(&opened->job.train));
+    const struct exchange_method *unused;
+    if (opened->job.train.ranks > 1)
+        TRY(exchange_find(opened->job.sync, engine, &unused));
     return engine->feeds || opened->data.feed == DATA_STORED
                ? STATUS_OK
                : status_set(STATUS_USAGE, "it needs all training samples in memory; use --feed stored");
@@ -389,8 +460,8 @@ static enum status train_measure(const void *input, const struct variant *varian
     struct train_epoch epoch;
     (void)variant;
     TRY(trainer_finish(state, &epoch));
-    measures_put(measures, "timed_stages", "%sgather+forward+backward+update",
-                 opened->data.feed == DATA_LIVE ? "generate+" : "");
+    measures_put(measures, "timed_stages", "%sgather+forward+backward+%supdate",
+                 opened->data.feed == DATA_LIVE ? "generate+" : "", *epoch.exchange ? "exchange+" : "");
     measures_put(measures, "epoch", "%" PRIu32, epoch.history.epochs);
     measures_put(measures, "steps", "%" PRIu32, epoch.steps);
     measures_put(measures, "parameters", "%zu", opened->model.parameters);
@@ -408,7 +479,8 @@ static enum status train_measure(const void *input, const struct variant *varian
     measures_put(measures, "memory_bytes", "%" PRIu64, epoch.memory_bytes);
     if (opened->data.feed == DATA_LIVE) {
         measures_real(measures, "generate_share", epoch.generate_s / epoch.epoch_s, 4);
-        measures_real(measures, "generated_per_s", opened->data.sets[DATA_TRAIN].count / epoch.generate_s, 6);
+        measures_real(measures, "generated_per_s",
+                      (double)train_share_of_epoch(&opened->job.train) / epoch.generate_s, 6);
     }
     measures_real(measures, "opening_s", opened->data.opening_s, 6);
     measures_put(measures, "init", "%s", opened->init);
@@ -416,12 +488,15 @@ static enum status train_measure(const void *input, const struct variant *varian
         measures_put(measures, "skipped_steps", "%" PRIu64, epoch.skipped);
         measures_real(measures, "loss_scale", epoch.loss_scale, 9);
     }
+    measures_put(measures, "exchange", "%s", epoch.exchange);
+    if (*epoch.exchange)
+        measures_real(measures, "exchange_share", epoch.exchange_s / epoch.epoch_s, 4);
     return STATUS_OK;
 }
 
 const struct workload workload_train = {
     .name = "train",
-    .schema = "train/4",
+    .schema = "train/5",
     .summary = "trains a network to classify, epoch by epoch",
     .item = "samples",
     .options = options,
@@ -440,6 +515,7 @@ const struct workload workload_train = {
     .work = train_work,
     .verify = trainer_verify,
     .measure = train_measure,
+    .ranks.identity = train_identity,
     .checks.verdict = trainer_verdict,
     .epochs.keep = trainer_keep,
     .epochs.folder = train_folder,

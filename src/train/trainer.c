@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/timer.h"
+#include "machine/comm.h"
 #include "train/display.h"
 #include "train/export.h"
 
@@ -19,6 +20,7 @@ void trainer_close(void *state)
     checkpoint_free(&trainer->now);
     free(trainer->logits);
     checkpoint_unlock(trainer->lock);
+    trainer_leave(trainer);
     free(trainer);
 }
 
@@ -129,12 +131,12 @@ static enum status resume(struct trainer *trainer, bool *found)
     return STATUS_OK;
 }
 
-/* Resumes from the checkpoint folder, or checks that it holds no checkpoints. */
+/* On rank 0: resumes from the checkpoint folder, or checks that it holds no checkpoints. */
 static enum status take_folder(struct trainer *trainer)
 {
     const struct train_job *job = trainer->job;
     bool found = false;
-    if (!job->checkpoints)
+    if (!job->checkpoints || comm_rank() > 0)
         return STATUS_OK;
     TRY(checkpoint_lock(job->checkpoints, &trainer->lock));
     if (job->resume)
@@ -147,8 +149,8 @@ static enum status take_folder(struct trainer *trainer)
                                job->checkpoints);
 }
 
-/* Sets the engine to the initial parameters, or to those of the checkpoint to resume. */
-static enum status begin(struct trainer *trainer)
+/* Sets trainer->now to the initial parameters, or to the checkpoint to resume. */
+static enum status take_beginning(struct trainer *trainer)
 {
     const struct train_job *job = trainer->job;
     const struct model *model = job->train.model;
@@ -169,29 +171,39 @@ static enum status begin(struct trainer *trainer)
         !trainer->logits)
         return status_set(STATUS_FAILED, "out of memory for the parameters");
     memcpy(now->state.parameters, job->initial, model->arena_values * sizeof *job->initial);
-    TRY(take_folder(trainer));
-    return trainer->engine->set(trainer->state, &now->state);
+    return take_folder(trainer);
+}
+
+/* Opens the engine, and gives it the state of rank 0 from which training begins. */
+static enum status begin(struct trainer *trainer, const struct resources *resources)
+{
+    enum status status = trainer_join(trainer);
+    if (status == STATUS_OK)
+        status = trainer->engine->open(&trainer->train, resources, &trainer->state);
+    if (status == STATUS_OK)
+        status = take_beginning(trainer);
+    TRY(comm_agree(status));
+    TRY(trainer_share_state(trainer));
+    return comm_agree(trainer->engine->set(trainer->state, &trainer->now.state));
 }
 
 enum status trainer_open(const struct engine *engine, const struct resources *resources, const void *job,
                          void **state)
 {
     struct trainer *trainer = *state = calloc(1, sizeof *trainer);
-    if (!trainer)
-        return status_set(STATUS_FAILED, "out of memory");
+    TRY(comm_agree(trainer ? STATUS_OK : status_set(STATUS_FAILED, "out of memory")));
     trainer->job = job;
     trainer->engine = engine;
     trainer->lock = -1;
-    TRY(engine->open(&trainer->job->train, resources, &trainer->state));
-    TRY(begin(trainer));
+    TRY(begin(trainer, resources));
     if (trainer->job->step_path && trainer->now.history.epochs > 0)
         return status_set(
             STATUS_USAGE,
             "--export-step writes the first step, but --resume continues after it; drop one of the two");
     if (trainer->job->step_path)
-        TRY(export_step(&trainer->job->train, engine, trainer->state, &trainer->now.state,
-                        trainer->job->identity, trainer->job->step_path));
-    trainer->display = display_open(engine, trainer->state, &trainer->job->train, trainer->job->epochs);
+        TRY(export_step(&trainer->train, engine, trainer->state, &trainer->now.state, trainer->job->identity,
+                        trainer->job->step_path));
+    trainer->display = display_open(engine, trainer->state, &trainer->train, trainer->job->epochs);
     return STATUS_OK;
 }
 
@@ -204,31 +216,38 @@ bool trainer_more(const void *input, void *state)
     return trainer->now.history.epochs < trainer->job->epochs;
 }
 
-/* Finds the layer that made the loss non-finite. Repeats the steps of the epoch that precede the step with
- * this loss. Engines are deterministic, so the state before that step is the same as in the first run. From
- * this state, the reference finds the first layer with a non-finite output. */
+/* Repeats the steps of the epoch that precede `step`. Engines are deterministic, so the state before `step`
+ * is the same as in the first run. Collective. */
+static enum status go_before(struct trainer *trainer, uint32_t epoch, uint32_t step,
+                             struct train_state *before)
+{
+    struct train_totals unused;
+    enum status status = train_state_new(trainer->train.model->arena_values, before)
+                             ? trainer->engine->set(trainer->state, &trainer->now.state)
+                             : status_set(STATUS_FAILED, "out of memory to find the non-finite values");
+    TRY(comm_agree(status));
+    if (step > 0)
+        TRY(trainer->engine->steps(trainer->state, epoch, 0, step));
+    TRY(trainer->engine->totals(trainer->state, &unused));
+    return trainer->engine->get(trainer->state, before);
+}
+
+/* Finds the layer that made the loss non-finite. From the state before the step with this loss, the reference
+ * finds the first layer with a non-finite output. Fails on the ranks whose own samples had this loss. */
 static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
 {
-    const struct train *train = &trainer->job->train;
+    const struct train *train = &trainer->train;
     uint32_t steps = train_steps(train), epoch = (uint32_t)(bad_step / steps),
              step = (uint32_t)(bad_step % steps);
     const char *layer = "the loss";
     struct train_state before = {0};
-    struct train_totals unused;
-    if (!train_state_new(train->model->arena_values, &before)) {
-        train_state_free(&before);
-        return status_set(STATUS_FAILED, "out of memory to find the non-finite values");
-    }
-    enum status status = trainer->engine->set(trainer->state, &trainer->now.state);
-    if (status == STATUS_OK && step > 0)
-        status = trainer->engine->steps(trainer->state, epoch, 0, step);
-    if (status == STATUS_OK)
-        status = trainer->engine->totals(trainer->state, &unused);
-    if (status == STATUS_OK)
-        status = trainer->engine->get(trainer->state, &before);
-    if (status == STATUS_OK)
+    bool own = trainer->own_bad_step == bad_step;
+    enum status status = go_before(trainer, epoch, step, &before);
+    if (status == STATUS_OK && own)
         status = naive_find_bad_layer(train, &before, epoch, step, &layer);
     train_state_free(&before);
+    if (status == STATUS_OK && !own)
+        return STATUS_OK;
     char found[512];
     if (status == STATUS_OK)
         snprintf(found, sizeof found, "first non-finite result: %s", layer);
@@ -245,9 +264,9 @@ static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
 static enum status make_steps(struct trainer *trainer, uint32_t steps)
 {
     TRY(trainer->engine->steps(trainer->state, trainer->now.history.epochs, 0, steps));
-    TRY(trainer->engine->totals(trainer->state, &trainer->totals));
+    TRY(trainer_totals(trainer, &trainer->totals));
     if (trainer->totals.bad_step != TRAIN_FINE && !trainer->job->allow_nan)
-        return explain_bad_loss(trainer, trainer->totals.bad_step);
+        return comm_agree(explain_bad_loss(trainer, trainer->totals.bad_step));
     return STATUS_OK;
 }
 
@@ -256,10 +275,12 @@ enum status trainer_run(void *state, uint64_t number, struct run_time *time)
     struct trainer *trainer = state;
     (void)number, (void)time;
     double begin_s = timer_now_s();
+    trainer->exchange.spent_s = 0;
     display_begin(trainer->display, trainer->now.history.epochs);
-    enum status status = make_steps(trainer, train_steps(&trainer->job->train));
+    enum status status = make_steps(trainer, train_steps(&trainer->train));
     display_end(trainer->display);
     trainer->epoch_s = timer_now_s() - begin_s;
+    trainer->exchange_s = trainer->exchange.spent_s;
     return status;
 }
 
@@ -294,7 +315,7 @@ void logits_judge(const float *logits, const uint32_t *labels, uint32_t count, u
 
 static enum status test(struct trainer *trainer, struct train_epoch *epoch)
 {
-    const struct train *train = &trainer->job->train;
+    const struct train *train = &trainer->train;
     const struct data_set *set = &train->data->sets[DATA_TEST];
     TRY(trainer->engine->evaluate(trainer->state, DATA_TEST, 0, set->count, trainer->logits));
     logits_judge(trainer->logits, set->labels, set->count, train->model->classes, &epoch->test_loss,
@@ -330,25 +351,32 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .data_s = totals->data_s,
                                   .generate_s = totals->generate_s,
                                   .epoch_s = trainer->epoch_s,
+                                  .exchange = trainer->train.exchange ? trainer->exchange.method->name : "",
+                                  .exchange_s = trainer->exchange_s,
                                   .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
-    TRY(test(trainer, epoch));
-    TRY(trainer->engine->get(trainer->state, &trainer->now.state));
+    double slowest_s = trainer->epoch_s;
+    enum status status = test(trainer, epoch);
+    if (status == STATUS_OK)
+        status = trainer->engine->get(trainer->state, &trainer->now.state);
+    TRY(comm_agree(status));
+    TRY(trainer_check_parameters(trainer));
+    TRY(comm_max(&slowest_s, 1));
     epoch->loss_scale = trainer->now.state.scale.scale;
-    train_note_epoch(history, trainer->epoch_s, epoch->test_accuracy);
+    train_note_epoch(history, slowest_s, epoch->test_accuracy);
     epoch->history = *history;
     return STATUS_OK;
 }
 
-enum status trainer_keep(const void *input, void *state, const char *row)
+enum status trainer_keep(const void *input, void *state, const char *rows)
 {
     (void)input;
     struct trainer *trainer = state;
     const struct train_job *job = trainer->job;
     if (!job->checkpoints)
         return STATUS_OK;
-    char *copy = strdup(row);
+    char *copy = strdup(rows);
     if (!copy)
-        return status_set(STATUS_FAILED, "out of memory for a row");
+        return status_set(STATUS_FAILED, "out of memory for the rows");
     free(trainer->now.row);
     trainer->now.row = copy;
     return checkpoint_write(job->checkpoints, job->keep, &trainer->now);
@@ -364,7 +392,7 @@ enum status trainer_end(const void *input, void *state, uint64_t runs)
     (void)input;
     const struct trainer *trainer = state;
     const struct train_job *job = trainer->job;
-    if (job->export_path)
+    if (job->export_path && comm_rank() == 0)
         TRY(export_parameters(&job->train, trainer->now.state.parameters, job->identity, job->export_path));
     if (runs == 0 && trainer->now.history.epochs > job->epochs)
         status_say("the checkpoint already has %u epochs, --epochs is %u%s%s", trainer->now.history.epochs,

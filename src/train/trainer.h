@@ -1,6 +1,7 @@
 /* Drives an engine through training; shared by all variants of `train`. A variant consists of an engine and
  * the functions of this header; cpu/train/variants.h and cuda/train/variants.cuh define variants in this
- * way. */
+ * way. With several ranks, every function except trainer_close() and trainer_keep() is collective. Rank 0
+ * reads and writes the files. */
 #ifndef FDSL_TRAIN_TRAINER_H
 #define FDSL_TRAIN_TRAINER_H
 
@@ -22,6 +23,7 @@ struct train_job {
     const char *checkpoints; /* a folder; NULL: none */
     uint32_t keep;           /* how many checkpoints the folder keeps */
     bool resume, allow_nan;
+    int sync;             /* value of --sync, for exchange_find() */
     const char *identity; /* the options that affect the parameters, as text */
     const char *data;     /* value of --data; `samples` has the other options that choose samples */
     struct train_samples samples;
@@ -41,6 +43,8 @@ struct train_epoch {
     double loss_scale;      /* loss scale after the epoch's last step */
     double data_s, epoch_s; /* seconds of waiting for samples (negative: not known); seconds of the epoch */
     double generate_s;      /* seconds spent generating samples (DATA_LIVE) */
+    const char *exchange;   /* the method that adds up the gradients of the ranks; "" with one rank */
+    double exchange_s;      /* seconds in which this rank exchanged gradients, including waiting */
     uint64_t memory_bytes;
 };
 
@@ -65,10 +69,10 @@ bool trainer_more(const void *input, void *state);
 /* Call after an epoch, untimed: tests the network, copies the parameters to the host, and fills `*epoch`. */
 enum status trainer_finish(void *state, struct train_epoch *epoch);
 
-/* Call after trainer_finish(): writes the checkpoint with the epoch's row. */
-enum status trainer_keep(const void *input, void *state, const char *row);
+/* Call on rank 0 after trainer_finish(): writes the checkpoint with the epoch's rows. */
+enum status trainer_keep(const void *input, void *state, const char *rows);
 
-/* Returns the CSV row in the latest checkpoint that this run read or wrote; "" if there is none. */
+/* Returns the CSV rows in the latest checkpoint that this run read or wrote; "" if there are none. */
 const char *trainer_kept(const void *state);
 
 /* Call after the last epoch: writes the file of --export. `runs` is the number of epochs that this process

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/chance.h"
+#include "machine/comm.h"
 #include "train/trainer_parts.h"
 
 /* Number of steps compared before the oracle's state is copied to the engine; docs/train.md explains why. */
@@ -68,10 +69,25 @@ static enum status take_step(struct trainer *trainer, uint32_t epoch, uint32_t s
 {
     for (int tries = 0; tries < VERIFY_TRIES; tries++) {
         TRY(trainer->engine->steps(trainer->state, epoch, step, 1));
-        TRY(trainer->engine->totals(trainer->state, totals));
+        TRY(trainer_totals(trainer, totals));
         if (totals->skipped == 0)
             break;
     }
+    return STATUS_OK;
+}
+
+/* Runs one step of the oracle, which trains on the samples of all ranks. Its loss must be finite. */
+static enum status take_exact_step(void *oracle, uint32_t epoch, uint32_t step, uint32_t number,
+                                   struct train_totals *totals)
+{
+    TRY(engine_oracle.steps(oracle, epoch, step, 1));
+    TRY(engine_oracle.totals(oracle, totals));
+    if (!isfinite(totals->loss))
+        return status_set(STATUS_FAILED,
+                          "--verify: the reference's own loss at step %" PRIu32
+                          " is not finite, so nothing can be compared; lower --lr, or use fewer "
+                          "--verify-steps",
+                          number);
     return STATUS_OK;
 }
 
@@ -81,27 +97,19 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
                                    const struct train_state *begin, struct train_state *mine,
                                    struct train_state *theirs)
 {
-    const struct train *train = &trainer->job->train;
-    uint32_t steps = train_steps(train), epoch = trainer->now.history.epochs;
+    uint32_t steps = train_steps(&trainer->train), epoch = trainer->now.history.epochs;
     TRY(engine_oracle.set(oracle, begin));
     TRY(trainer->engine->set(trainer->state, begin));
     for (uint32_t i = first; i < first + count; i++) {
         struct train_totals own, exact;
         TRY(take_step(trainer, epoch + i / steps, i % steps, &own));
-        TRY(engine_oracle.steps(oracle, epoch + i / steps, i % steps, 1));
-        TRY(engine_oracle.totals(oracle, &exact));
-        if (!isfinite(exact.loss))
-            return status_set(STATUS_FAILED,
-                              "--verify: the reference's own loss at step %" PRIu32
-                              " is not finite, so nothing can be compared; lower --lr, or use fewer "
-                              "--verify-steps",
-                              i + 1);
+        TRY(comm_agree(take_exact_step(oracle, epoch + i / steps, i % steps, i + 1, &exact)));
         compare_losses(trainer, &own, &exact);
     }
     TRY(trainer->engine->get(trainer->state, mine));
     TRY(engine_oracle.get(oracle, theirs));
     note_astray(trainer, begin, mine, theirs);
-    return STATUS_OK;
+    return trainer_combine_found(&trainer->found);
 }
 
 /* Before the first epoch: compares both engines step by step, in stretches. Each stretch starts with the
@@ -142,7 +150,7 @@ static enum status go_to(struct trainer *trainer, struct replay *replay, uint32_
         struct train_totals more;
         uint32_t left = step - replay->step, count = left < STRETCH ? left : STRETCH;
         TRY(trainer->engine->steps(trainer->state, trainer->now.history.epochs, replay->step, count));
-        TRY(trainer->engine->totals(trainer->state, &more));
+        TRY(trainer_totals(trainer, &more));
         replay->step += count;
         replay->totals.loss += more.loss;
         replay->totals.samples += more.samples;
@@ -156,7 +164,7 @@ static enum status go_to(struct trainer *trainer, struct replay *replay, uint32_
 static enum status compare_step(struct trainer *trainer, void *oracle, struct replay *replay, uint32_t step,
                                 struct train_state *scratch)
 {
-    uint32_t steps = train_steps(&trainer->job->train);
+    uint32_t steps = train_steps(&trainer->train);
     uint32_t neighbour = step > 0 ? step - 1 : steps > 1 ? 1 : 0;
     struct found before = trainer->found;
     TRY(go_to(trainer, replay, step));
@@ -185,9 +193,10 @@ static void note_different(struct trainer *trainer, const struct train_state *on
  * steps with the oracle: one drawn at random, and the last one, whose batch may be short. */
 static enum status compare_epoch(struct trainer *trainer, void *oracle, struct train_state *states)
 {
-    const uint32_t steps = train_steps(&trainer->job->train);
+    const uint32_t steps = train_steps(&trainer->train);
     struct replay replay = {.at = &states[1]};
     trainer->drawn = (uint32_t)chance_below(steps);
+    TRY(comm_spread(&trainer->drawn, sizeof trainer->drawn));
     display_wait(trainer->display);
     TRY(trainer->engine->get(trainer->state, &states[0]));
     TRY(compare_step(trainer, oracle, &replay, trainer->drawn, &states[2]));
@@ -195,6 +204,7 @@ static enum status compare_epoch(struct trainer *trainer, void *oracle, struct t
     TRY(go_to(trainer, &replay, steps));
     note_different(trainer, &states[0], replay.at);
     compare_losses(trainer, &trainer->totals, &replay.totals);
+    TRY(trainer_combine_found(&trainer->found));
     return trainer->engine->set(trainer->state, &states[0]);
 }
 
@@ -203,18 +213,22 @@ enum status trainer_verify(const void *input, const struct variant *variant, voi
 {
     (void)input, (void)variant;
     struct trainer *trainer = state;
-    const struct train *train = &trainer->job->train;
+    const struct train *train = &trainer->train;
+    struct train alone = *train; /* the oracle trains on the samples of all ranks */
     const struct resources one = {.threads = 1};
     struct train_state states[4] = {{0}};
     bool room = true;
     void *oracle = NULL;
     trainer->found = (struct found){0};
     trainer->drawn = UINT32_MAX;
-    enum status status = engine_oracle.open(train, &one, &oracle);
+    alone.rank = alone.ranks = 0;
+    alone.exchange = NULL;
+    enum status status = engine_oracle.open(&alone, &one, &oracle);
     for (size_t i = 0; i < COUNT_OF(states); i++)
         room &= train_state_new(train->model->arena_values, &states[i]);
     if (status == STATUS_OK && !room)
         status = status_set(STATUS_FAILED, "out of memory to verify");
+    status = comm_agree(status);
     if (status == STATUS_OK)
         status = (number > 0 ? compare_epoch : compare_steps)(trainer, oracle, states);
     *wrong = found_wrong(&trainer->found);

@@ -1,0 +1,103 @@
+/* The parts of the trainer in which ranks communicate. All functions are collective; with one rank, none of
+ * them communicates. */
+#include "train/trainer_parts.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "core/fnv.h"
+#include "machine/comm.h"
+
+#define SPREAD_BYTES ((size_t)1 << 30) /* the most bytes per broadcast; MPI counts in int */
+
+enum status trainer_join(struct trainer *trainer)
+{
+    struct exchange *exchange = &trainer->exchange;
+    trainer->train = trainer->job->train;
+    trainer->shares = calloc((size_t)comm_size(), sizeof *trainer->shares);
+    if (!trainer->shares)
+        return status_set(STATUS_FAILED, "out of memory");
+    if (trainer->train.ranks <= 1)
+        return STATUS_OK;
+    TRY(exchange_find(trainer->job->sync, trainer->engine, &exchange->method));
+    trainer->train.exchange = exchange;
+    return exchange->method->open(exchange);
+}
+
+void trainer_leave(struct trainer *trainer)
+{
+    if (trainer->exchange.method)
+        trainer->exchange.method->close(&trainer->exchange);
+    free(trainer->shares);
+}
+
+static enum status spread(void *data, size_t bytes)
+{
+    for (size_t done = 0; done < bytes; done += SPREAD_BYTES)
+        TRY(comm_spread((char *)data + done, bytes - done < SPREAD_BYTES ? bytes - done : SPREAD_BYTES));
+    return STATUS_OK;
+}
+
+enum status trainer_share_state(struct trainer *trainer)
+{
+    struct checkpoint *now = &trainer->now;
+    const size_t bytes = now->arena_values * sizeof(float);
+    TRY(comm_check_same(fnv_add(FNV_BEGIN, trainer->job->initial, bytes), "initial parameters",
+                        "give all ranks the same --init file and the same build"));
+    TRY(spread(&now->history, sizeof now->history));
+    TRY(spread(&now->state.scale, sizeof now->state.scale));
+    TRY(spread(now->state.parameters, bytes));
+    TRY(spread(now->state.m, bytes));
+    return spread(now->state.v, bytes);
+}
+
+/* Adds up what the ranks trained. The order of the sums is fixed, so that repeated runs give the same bits.
+ */
+static void combine(const struct train_totals *shares, int ranks, struct train_totals *totals)
+{
+    *totals = shares[0];
+    for (int i = 1; i < ranks; i++) {
+        totals->loss += shares[i].loss;
+        totals->correct += shares[i].correct;
+        totals->samples += shares[i].samples;
+        totals->skipped = shares[i].skipped > totals->skipped ? shares[i].skipped : totals->skipped;
+        totals->bad_step = shares[i].bad_step < totals->bad_step ? shares[i].bad_step : totals->bad_step;
+    }
+}
+
+enum status trainer_totals(struct trainer *trainer, struct train_totals *totals)
+{
+    struct train_totals own;
+    TRY(comm_agree(trainer->engine->totals(trainer->state, &own)));
+    TRY(comm_gather(&own, sizeof own, trainer->shares));
+    combine(trainer->shares, comm_rank() == 0 ? comm_size() : 1, totals);
+    TRY(comm_spread(totals, sizeof *totals));
+    trainer->own_bad_step = own.bad_step;
+    totals->data_s = own.data_s;
+    totals->generate_s = own.generate_s;
+    return STATUS_OK;
+}
+
+enum status trainer_check_parameters(const struct trainer *trainer)
+{
+    const struct checkpoint *now = &trainer->now;
+    if (comm_size() == 1)
+        return STATUS_OK;
+    return comm_check_same(
+        fnv_add(FNV_BEGIN, now->state.parameters, now->arena_values * sizeof(float)),
+        "parameters after the epoch",
+        "its machine or network computes or transfers wrong values, or its CPU rounds differently; "
+        "run on machines of one type, and leave out this machine if the error repeats");
+}
+
+enum status trainer_combine_found(struct found *found)
+{
+    double flags[MODEL_TENSORS_MAX + 1] = {found->wrong_losses};
+    for (size_t t = 0; t < MODEL_TENSORS_MAX; t++)
+        flags[t + 1] = found->astray[t];
+    TRY(comm_max(flags, COUNT_OF(flags)));
+    found->wrong_losses = (uint32_t)flags[0];
+    for (size_t t = 0; t < MODEL_TENSORS_MAX; t++)
+        found->astray[t] = flags[t + 1] > 0;
+    return STATUS_OK;
+}
