@@ -60,7 +60,8 @@ static inline uint32_t train_steps(const struct train *train)
  * short last step, a rank may have no samples. */
 static inline struct share train_share(const struct train *train, uint32_t step)
 {
-    const struct partition partition = {train->rank, train->ranks ? train->ranks : 1, .strong = true};
+    const struct partition partition = {
+        .rank = train->rank, .ranks = train->ranks ? train->ranks : 1, .strong = true};
     uint32_t left = train->data->sets[DATA_TRAIN].count - step * train->batch;
     return partition_share(&partition, left < train->batch ? left : train->batch);
 }

@@ -3,10 +3,13 @@
 #include <stdio.h>
 #include <string.h>
 
-/* In the order of preference of --sync auto. */
-static const struct exchange_method *const methods[] = {&exchange_mpi};
+/* All methods, in the order of preference of --sync auto. */
+#define METHODS(METHOD) METHOD(mpi)
 
-const char *const exchange_names[] = {"auto", "mpi", NULL}; /* "auto", then the names of `methods` */
+#define ADDRESS(name)   &exchange_##name,
+#define NAME(name)      #name,
+static const struct exchange_method *const methods[] = {METHODS(ADDRESS)};
+const char *const exchange_names[] = {"auto", METHODS(NAME) NULL};
 
 enum status exchange_find(int sync, const struct engine *engine, const struct exchange_method **method)
 {

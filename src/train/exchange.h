@@ -1,7 +1,7 @@
 /* An exchange adds up the gradients of all ranks of a training run. Engines call it between the backward pass
  * and the update; they know nothing else of ranks. docs/distributed.md describes the methods.
  *
- * A new method is one file and one line of exchange_methods[] (exchange.c). */
+ * A new method is one file and one word of METHODS (exchange.c). */
 #ifndef FDSL_TRAIN_EXCHANGE_H
 #define FDSL_TRAIN_EXCHANGE_H
 

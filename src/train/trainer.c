@@ -275,12 +275,14 @@ enum status trainer_run(void *state, uint64_t number, struct run_time *time)
     struct trainer *trainer = state;
     (void)number, (void)time;
     double begin_s = timer_now_s();
-    trainer->exchange.spent_s = 0;
+    struct exchange *exchange = trainer->train.exchange;
+    if (exchange)
+        exchange->spent_s = 0;
     display_begin(trainer->display, trainer->now.history.epochs);
     enum status status = make_steps(trainer, train_steps(&trainer->train));
     display_end(trainer->display);
     trainer->epoch_s = timer_now_s() - begin_s;
-    trainer->exchange_s = trainer->exchange.spent_s;
+    trainer->exchange_s = exchange ? exchange->spent_s : 0;
     return status;
 }
 
@@ -338,6 +340,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
     struct trainer *trainer = state;
     const struct train_job *job = trainer->job;
     const struct train_totals *totals = &trainer->totals;
+    const struct exchange *exchange = trainer->train.exchange;
     struct train_history *history = &trainer->now.history;
     uint32_t steps = train_steps(&job->train);
     uint64_t last = ((uint64_t)history->epochs + 1) * steps - 1;
@@ -351,7 +354,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .data_s = totals->data_s,
                                   .generate_s = totals->generate_s,
                                   .epoch_s = trainer->epoch_s,
-                                  .exchange = trainer->train.exchange ? trainer->exchange.method->name : "",
+                                  .exchange = exchange ? exchange->method->name : "",
                                   .exchange_s = trainer->exchange_s,
                                   .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
     double slowest_s = trainer->epoch_s;

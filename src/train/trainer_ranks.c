@@ -2,7 +2,7 @@
  * them communicates. */
 #include "train/trainer_parts.h"
 
-#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "core/fnv.h"
@@ -81,13 +81,18 @@ enum status trainer_totals(struct trainer *trainer, struct train_totals *totals)
 enum status trainer_check_parameters(const struct trainer *trainer)
 {
     const struct checkpoint *now = &trainer->now;
+    char reason[1024];
     if (comm_size() == 1)
         return STATUS_OK;
-    return comm_check_same(
+    enum status status = comm_check_same(
         fnv_add(FNV_BEGIN, now->state.parameters, now->arena_values * sizeof(float)),
         "parameters after the epoch",
         "its machine or network computes or transfers wrong values, or its CPU rounds differently; "
         "run on machines of one type, and leave out this machine if the error repeats");
+    if (status != STATUS_USAGE)
+        return status;
+    snprintf(reason, sizeof reason, "%s", status_text());
+    return status_set(STATUS_FAILED, "%s", reason); /* the options are not the cause */
 }
 
 enum status trainer_combine_found(struct found *found)

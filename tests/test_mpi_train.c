@@ -1,0 +1,368 @@
+/* Tests training under mpirun: the same results on any number of ranks, rows, checkpoints, and failures of
+ * one rank. Skipped if the build has no MPI or mpirun is missing. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "machine/comm.h"
+#include "mpirun.h"
+
+TestSuite(mpi_train, .init = start, .fini = stop, .timeout = 120);
+
+#ifdef _OPENMP
+#define TRAINED "train-omp"
+#else
+#define TRAINED "train-naive"
+#endif
+#define LEARN                                                                                               \
+    "--variant " TRAINED " --model lenet --train-size 62 --test-size 20 --batch 12 --epochs 2 --threads 1 " \
+    "--format csv "
+#define DIVIDE LEARN "--scaling strong --batch 24 "
+
+/* ---- The sum of arrays ---- */
+
+#define COUNTED "FDSL_TEST_SUM" /* set in a process that is a rank of comm_reduce()'s test */
+
+static float part(int rank, size_t i)
+{
+    return (float)(1 + rank) / (float)(3 + i % 7);
+}
+
+/* Adds up arrays of `count` values twice. Returns an exit status. */
+static int add_up(size_t count)
+{
+    struct comm_reducer *reducer = NULL;
+    float *values = malloc((count + 1) * sizeof *values);
+    int wrong = !values || comm_reducer_open(count, &reducer) != STATUS_OK;
+    for (int round = 0; !wrong && round < 2; round++) {
+        for (size_t i = 0; i < count; i++)
+            values[i] = part(comm_rank(), i);
+        wrong = comm_reduce(reducer, STATUS_OK, values) != STATUS_OK;
+        for (size_t i = 0; !wrong && i < count; i++) {
+            float sum = part(0, i);
+            for (int rank = 1; rank < comm_size(); rank++)
+                sum += part(rank, i);
+            wrong = values[i] != sum;
+        }
+    }
+    comm_reducer_close(reducer);
+    free(values);
+    return wrong;
+}
+
+/* A failure on rank 1 must become the failure of all ranks, and the next sum must work. */
+static int fail_on_one_rank(void)
+{
+    struct comm_reducer *reducer = NULL;
+    float values[8] = {0};
+    int wrong = comm_reducer_open(8, &reducer) != STATUS_OK;
+    enum status mine = comm_rank() == 1 ? status_set(STATUS_WRONG, "planted") : STATUS_OK;
+    wrong |=
+        comm_reduce(reducer, mine, values) != STATUS_WRONG || strcmp(status_text(), "rank 1: planted") != 0;
+    wrong |= comm_reduce(reducer, STATUS_OK, values) != STATUS_OK;
+    comm_reducer_close(reducer);
+    wrong |= comm_reducer_open(comm_rank() == 1 ? 9 : 8, &reducer) != STATUS_USAGE ||
+             !strstr(status_text(), "rank 1: its numbers of gradients differ from those of rank 0");
+    comm_reducer_close(reducer);
+    return wrong;
+}
+
+/* Runs before main() in all processes, and ends those that are ranks. */
+__attribute__((constructor)) static void be_rank(void)
+{
+    static const size_t counts[] = {0, 1, 3, 4, 1000, 300007};
+    if (!getenv(COUNTED))
+        return;
+    int wrong = comm_open() != STATUS_OK || comm_size() != atoi(getenv(COUNTED));
+    for (size_t i = 0; !wrong && i < COUNT_OF(counts); i++)
+        wrong = add_up(counts[i]);
+    if (!wrong && comm_size() > 1)
+        wrong = fail_on_one_rank();
+    comm_close();
+    _exit(wrong);
+}
+
+/* All ranks must get the sums in rank order, bit for bit, also if the array has fewer values than there are
+ * ranks. */
+Test(mpi_train, arrays_are_added_up_in_rank_order)
+{
+    char self[PATH_MAX] = "";
+    cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        shell("timeout 50 mpirun --bind-to none -x " COUNTED "=%d -n %d %s", ranks, ranks, self);
+        cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
+    }
+}
+
+/* ---- Results ---- */
+
+static bool same_files(const char *one, const char *other)
+{
+    shell("cmp %s %s", one, other);
+    return status == 0;
+}
+
+Test(mpi_train, any_number_of_ranks_trains_what_one_rank_trains)
+{
+    double loss[5];
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        char line[512];
+        snprintf(line, sizeof line, DIVIDE "--verify --export %d.safetensors", ranks);
+        run_well(ranks, line);
+        size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
+        loss[ranks] = number(out, last, "test_loss");
+        cr_expect(fabs(loss[ranks] - loss[1]) < 1e-5 * loss[1], "%d ranks: %.9g instead of %.9g", ranks,
+                  loss[ranks], loss[1]);
+        cr_expect_str_eq(value(out, last, "items"), "62");
+        cr_expect_str_eq(value(out, last, "wrong"), "0");
+    }
+    run_well(3, DIVIDE "--export again.safetensors");
+    cr_expect(same_files("3.safetensors", "again.safetensors"), "repeated runs differ");
+    run_well(2, LEARN "--export weak.safetensors");
+    cr_expect(same_files("2.safetensors", "weak.safetensors"), "weak and strong scaling differ: %s", err);
+}
+
+/* 62 samples on 3 ranks in steps of 24, 24 and 14. */
+Test(mpi_train, one_row_per_rank_and_one_of_all_ranks)
+{
+    static const char *const items[] = {"21", "21", "20", "62"}, *const names[] = {"0", "1", "2", "all"};
+    run_well(3, DIVIDE "--lr-scale linear");
+    cr_expect_eq(count_of(out, "\n"), 1 + 2 * 4, "%s", out);
+    for (size_t row = 1; row <= 8; row++) {
+        size_t i = (row - 1) % 4;
+        cr_expect_str_eq(value(out, row, "rank"), names[i]);
+        cr_expect_str_eq(value(out, row, "items"), items[i]);
+        cr_expect_str_eq(value(out, row, "batch"), i < 3 ? "8" : "24");
+        cr_expect_str_eq(value(out, row, "epoch"), row <= 4 ? "1" : "2");
+        cr_expect_str_eq(value(out, row, "steps"), "3");
+        cr_expect_str_eq(value(out, row, "sync"), "auto");
+        cr_expect_str_eq(value(out, row, "lr_scale"), "linear");
+        cr_expect_str_eq(value(out, row, "exchange"), "mpi");
+        cr_expect_str_eq(value(out, row, "last_lr"), "0.001");
+        cr_expect_str_empty(value(out, row, "efficiency"));
+        double share = number(out, row, "exchange_share");
+        cr_expect(share > 0 && share < 1, "%g", share);
+    }
+}
+
+Test(mpi_train, the_learning_rate_follows_the_batch)
+{
+    static const struct {
+        const char *options, *rate;
+    } cases[] = {{"--lr-scale none", "0.001"},
+                 {"--lr-scale linear", "0.002"},
+                 {"--lr-scale sqrt --lr 0.5", "0.707106781"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char line[512];
+        snprintf(line, sizeof line, LEARN "--model logreg --epochs 1 --sync mpi %s", cases[i].options);
+        run_well(2, line);
+        cr_expect_str_eq(value(out, 3, "last_lr"), cases[i].rate, "%s", cases[i].options);
+        cr_expect_str_eq(value(out, 3, "sync"), "mpi");
+    }
+    run_well(1, LEARN "--model logreg --epochs 1 --sync mpi --lr-scale linear");
+    cr_expect_str_empty(value(out, 1, "sync"));
+    cr_expect_str_empty(value(out, 1, "lr_scale"));
+    cr_expect_str_eq(value(out, 1, "last_lr"), "0.001");
+}
+
+/* ---- Checkpoints ---- */
+
+#ifdef HAVE_XXHASH
+Test(mpi_train, training_resumes_on_any_number_of_ranks)
+{
+    run_well(2, LEARN "--epochs 3 --export whole.safetensors");
+    run_well(2, LEARN "--checkpoint k --out rows.csv");
+    shell("cp -r k two");
+    run_well(2, LEARN "--checkpoint k --resume --epochs 3 --out rows.csv --export resumed.safetensors");
+    cr_expect_not_null(strstr(err, "2 of 3 epochs are done: continuing"), "%s", err);
+    cr_expect(same_files("whole.safetensors", "resumed.safetensors"), "a resumed run differs");
+    run_well(3, LEARN "--checkpoint two --resume --epochs 3 --batch 8 --out rows.csv");
+    double three = number(out, 4, "test_loss"), two;
+    cr_expect_str_eq(value(out, 4, "epoch"), "3");
+    read_text("rows.csv", out);
+    cr_expect_eq(count_of(out, "\n"), 1 + 3 * 3 + 4, "%s", out);
+    two = number(out, 9, "test_loss");
+    cr_expect(fabs(three - two) < 1e-5 * two, "%.9g on three ranks, %.9g on two", three, two);
+    run(3, LEARN "--checkpoint two --resume --epochs 4");
+    cr_expect(status == 2 && strstr(err, "batch=24 in the checkpoint, 36 now"), "%d: %s", status, err);
+}
+
+/* A run that is killed after a checkpoint and before its rows are written loses no row. */
+Test(mpi_train, rows_that_were_not_written_are_added_on_resumption)
+{
+    static char before[TEXT_MAX];
+    run_well(2, LEARN "--checkpoint k --out rows.csv");
+    read_text("rows.csv", before);
+    shell("head -n -3 rows.csv | tee cut.csv");
+    run_well(2, LEARN "--checkpoint k --resume --out cut.csv");
+    cr_expect_not_null(strstr(err, "cut.csv: added the missing last row"), "%s", err);
+    read_text("cut.csv", out);
+    cr_expect_str_eq(out, before);
+}
+
+/* The killed rank is named, the other ranks end, and the latest checkpoint is whole. */
+Test(mpi_train, a_killed_rank_ends_all_ranks)
+{
+    int ended;
+    char line[512] = LEARN "--epochs 1000000 --checkpoint k";
+    pid_t ranks[8];
+    drop_repeated_in(line);
+    pid_t mpirun = start_ranks(9, "-n 3 $PROGRAM %s", line); /* no rank has number 9, so none is held */
+    double begin_s = timer_now_s();
+    while (timer_now_s() - begin_s < 60 && access("k/epoch-000003.ckpt", F_OK) != 0)
+        nap();
+    cr_assert_eq(children_of(mpirun, ranks), 3);
+    kill(ranks[1], SIGKILL);
+    cr_assert(ends_within(mpirun, 15, &ended), "the ranks did not end");
+    read_text("stderr.txt", err);
+    cr_expect(strstr(err, "rank 1 ") || strstr(err, "rank 0 ") || strstr(err, "rank 2 "), "%s", err);
+    cr_expect_not_null(strstr(err, "Killed"), "%s", err);
+    unsetenv("LD_PRELOAD");
+    shell("ls k/*.tmp");
+    cr_expect_neq(status, 0, "a temporary file is left: %s", out);
+    run_well(0, LEARN "--batch 36 --checkpoint k --resume --epochs 1");
+    cr_expect_null(strstr(err, "damaged"), "%s", err);
+}
+#endif
+
+/* ---- Differences between ranks ---- */
+
+/* Runs two ranks with different commands. $PROGRAM is the program. */
+static void run_two(const char *one, const char *other)
+{
+    shell("timeout 50 mpirun --bind-to none -n 1 %s : -n 1 %s", one, other);
+}
+
+Test(mpi_train, ranks_that_differ_are_refused)
+{
+    run_two("$PROGRAM " LEARN "--seed 1", "$PROGRAM " LEARN "--seed 2");
+    cr_expect(status == 2 && strstr(err, "rank 1: its options differ from those of rank 0"), "%d: %s", status,
+              err);
+    shell("$PROGRAM --env");
+    char revision[64] = "";
+    const char *at = strstr(out, "\nrevision ");
+    cr_assert(at && sscanf(at, " revision %63s", revision) == 1, "%s", out);
+    shell("LC_ALL=C sed 's/%s/%.*s/g' $PROGRAM >other && chmod +x other", revision, (int)strlen(revision),
+          "0000000000000000000000000000000000000000000000000000000000000000");
+    run_two("$PROGRAM " LEARN, "./other " LEARN);
+    cr_expect(status == 2 && strstr(err, "rank 1: its version and revision differ from those of rank 0"),
+              "%d: %s", status, err);
+}
+
+/* Checks that rank 1 is refused when the ranks have different files of the same name in their folders. */
+static void expect_other_files(const char *options, const char *what)
+{
+    char one[1024], other[1024], message[128];
+    snprintf(one, sizeof one, "sh -c 'cd one && exec $PROGRAM %s'", options);
+    snprintf(other, sizeof other, "sh -c 'cd two && exec $PROGRAM %s'", options);
+    snprintf(message, sizeof message, "rank 1: its %s differ from those of rank 0", what);
+    run_two(one, other);
+    cr_expect(status == 2 && strstr(err, message), "%d: %s", status, err);
+    run_two(one, one);
+    cr_expect_eq(status, 0, "the same files are refused: %s", err);
+}
+
+#ifdef HAVE_XXHASH
+Test(mpi_train, ranks_with_other_samples_are_refused)
+{
+    for (int i = 0; i < 2; i++) {
+        shell("mkdir %s && $PROGRAM --prepare %s/set --from digits --samples 60 --seed %d", i ? "two" : "one",
+              i ? "two" : "one", i);
+        if (strstr(err, "not built"))
+            cr_skip_test("this build cannot prepare data sets");
+        cr_assert_eq(status, 0, "%s", err);
+    }
+    expect_other_files("--variant train-naive --model logreg --batch 4 --epochs 1 --data set", "data");
+}
+
+Test(mpi_train, ranks_with_other_initial_parameters_are_refused)
+{
+    for (int i = 0; i < 2; i++) {
+        shell("mkdir %s && $PROGRAM --variant train-naive --model logreg --epochs 1 --train-size 64 "
+              "--test-size 5 --seed %d --checkpoint %s/k",
+              i ? "two" : "one", i, i ? "two" : "one");
+        cr_assert_eq(status, 0, "%s", err);
+    }
+    expect_other_files("--variant train-naive --model logreg --batch 4 --epochs 1 --train-size 20 "
+                       "--test-size 5 --init k",
+                       "initial parameters");
+}
+#endif
+
+Test(mpi_train, what_ranks_cannot_do_is_refused)
+{
+    static const struct {
+        const char *options, *message;
+    } cases[] = {
+        {"--batch 2 --scaling strong", "--batch 2 has too few samples for 3 ranks"},
+        {"--batch 30", "the batches of 3 ranks have 90 samples, more than the 62 samples to train on"},
+        {"--export-step step", "--export-step writes the samples of one rank"},
+        {"--sync smoke", "--sync: 'smoke' is not one of auto, mpi"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char line[512];
+        snprintf(line, sizeof line, LEARN "%s", cases[i].options);
+        run(3, line);
+        cr_expect(status == 2 && strstr(err, cases[i].message), "%s: %d: %s", cases[i].options, status, err);
+    }
+    run(2, "--workload infer --variant infer-naive --checkpoint k");
+    cr_expect(status == 2 && strstr(err, "inference runs on one rank"), "%d: %s", status, err);
+    run(2, LEARN "--variant train-cuda");
+    cr_expect(status == 4 && strstr(err, "variant 'train-cuda' cannot"), "%d: %s", status, err);
+}
+
+/* ---- Faults ---- */
+
+/* In the second step, only rank 0 has a sample, and its loss is infinite. */
+Test(mpi_train, a_loss_that_is_not_finite_names_the_rank_and_the_layer)
+{
+    run(2, DIVIDE "--train-size 5 --batch 4 --optimizer sgd --lr 1e38");
+    cr_expect(status == 1 && strstr(err, "fdsl-bench: rank 0: epoch 1, step 2 of 2: the loss is not finite; "
+                                         "first non-finite result: conv2"),
+              "%d: %s", status, err);
+    run(2, DIVIDE "--train-size 5 --batch 4 --optimizer sgd --lr 1e38 --epochs 1 --allow-nan");
+    cr_expect_eq(status, 0, "%s", err);
+}
+
+/* A library that is preloaded before MPI. It negates the first sum of gradients on rank FAULTY_RANK, or on
+ * all ranks if that is -1. */
+static const char faulty[] =
+    "#include <mpi.h>\n"
+    "#include <stdlib.h>\n"
+    "int MPI_Iallgatherv(const void *from, int count, MPI_Datatype type, void *to, const int *counts,\n"
+    "                    const int *offsets, MPI_Datatype into, MPI_Comm ranks, MPI_Request *request)\n"
+    "{\n"
+    "    int rank, fault = atoi(getenv(\"FAULTY_RANK\"));\n"
+    "    MPI_Comm_rank(ranks, &rank);\n"
+    "    PMPI_Allgatherv(from, count, type, to, counts, offsets, into, ranks);\n"
+    "    if (fault < 0 || fault == rank)\n"
+    "        *(float *)to = -*(float *)to;\n"
+    "    return PMPI_Ibarrier(MPI_COMM_SELF, request);\n"
+    "}\n";
+
+static void run_with_fault(int rank, const char *options)
+{
+    FILE *file = fopen("faulty.c", "w");
+    cr_assert(file && fputs(faulty, file) >= 0 && fclose(file) == 0);
+    cr_assert(system("mpicc -shared -fPIC -o faulty.so faulty.c") == 0);
+    shell("timeout 50 mpirun --bind-to none -x FAULTY_RANK=%d -x LD_PRELOAD=$PWD/faulty.so -x "
+          "ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 -n 2 $PROGRAM %s",
+          rank, options);
+}
+
+Test(mpi_train, wrong_sums_are_detected)
+{
+    run_with_fault(-1, LEARN "--verify");
+    cr_expect(status == 3 && strstr(err, "of 10 tensors are wrong"), "%d: %s", status, err);
+    run_with_fault(-1, LEARN);
+    cr_expect_eq(status, 0, "%s", err);
+}
+
+Test(mpi_train, ranks_whose_parameters_differ_stop)
+{
+    run_with_fault(1, LEARN);
+    cr_expect(status == 1 &&
+                  strstr(err, "rank 1: its parameters after the epoch differ from those of rank 0"),
+              "%d: %s", status, err);
+    cr_expect_eq(count_of(out, "\n"), 0, "%s", out);
+}

@@ -1,0 +1,444 @@
+/* Tests training on several ranks without MPI. The ranks are threads of this process, each with its own
+ * engine, and an exchange of this file adds up their gradients. */
+#include <criterion/criterion.h>
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef _OPENMP
+#include "../cpu/train/omp_engine.h"
+#endif
+#include "core/portable.h"
+#include "train/trainer.h"
+#include "train_support.h"
+
+TestSuite(train_ranks, .timeout = 120);
+
+static const struct engine *const engines[] = {
+    &engine_naive,
+#ifdef _OPENMP
+    &engine_omp,
+#endif
+};
+
+/* ---- Ranks as threads ---- */
+
+#define RANKS_MAX 13
+
+/* What the ranks share: the latest gradients and status of each rank. */
+struct meeting {
+    pthread_barrier_t barrier;
+    uint32_t ranks;
+    const float *parts[RANKS_MAX];
+    enum status statuses[RANKS_MAX];
+};
+
+/* One rank and its results. `own` and `sums` are its gradients before and after the latest exchange. */
+struct member {
+    struct exchange exchange;
+    struct meeting *meeting;
+    const struct engine *engine;
+    struct train train;
+    const struct train_state *begin;
+    uint32_t epochs;
+    float *own, *sums;
+    size_t own_count;
+    struct train_state end;
+    float *gradients;
+    struct train_totals totals;
+    enum status status;
+};
+
+static enum status add_up(struct exchange *exchange, enum status status, float *gradients, size_t count)
+{
+    struct member *member = exchange->state;
+    struct meeting *meeting = member->meeting;
+    uint32_t rank = member->train.rank;
+    member->own = realloc(member->own, count * sizeof(float));
+    member->sums = realloc(member->sums, count * sizeof(float));
+    memcpy(member->own, gradients, count * sizeof(float));
+    member->own_count = count;
+    meeting->parts[rank] = member->own;
+    meeting->statuses[rank] = status;
+    pthread_barrier_wait(&meeting->barrier);
+    for (uint32_t i = 0; i < meeting->ranks; i++)
+        if (meeting->statuses[i] != STATUS_OK)
+            status = status_set(meeting->statuses[i], "rank %u failed", i);
+    memcpy(member->sums, meeting->parts[0], count * sizeof(float));
+    for (uint32_t i = 1; i < meeting->ranks; i++)
+        for (size_t j = 0; j < count; j++)
+            member->sums[j] += meeting->parts[i][j];
+    pthread_barrier_wait(&meeting->barrier);
+    memcpy(gradients, member->sums, count * sizeof(float));
+    return status;
+}
+
+static const struct exchange_method by_threads = {.name = "threads", .sum = add_up};
+
+static enum status train_all(struct member *member, void *state)
+{
+    const struct engine *engine = member->engine;
+    TRY(engine->set(state, member->begin));
+    for (uint32_t epoch = 0; epoch < member->epochs; epoch++)
+        TRY(engine->steps(state, epoch, 0, train_steps(&member->train)));
+    TRY(engine->totals(state, &member->totals));
+    TRY(engine->gradients(state, member->gradients));
+    return engine->get(state, &member->end);
+}
+
+static void *be_rank(void *context)
+{
+    struct member *member = context;
+    const struct resources resources = {.threads = 2};
+    size_t values = member->train.model->arena_values;
+    void *state = NULL;
+    member->gradients = calloc(values, sizeof(float));
+    member->status = member->gradients && train_state_new(values, &member->end) ? STATUS_OK : STATUS_FAILED;
+    if (member->status == STATUS_OK)
+        member->status = member->engine->open(&member->train, &resources, &state);
+    if (member->status == STATUS_OK)
+        member->status = train_all(member, state);
+    if (state)
+        member->engine->close(state);
+    return NULL;
+}
+
+static void member_free(struct member *member)
+{
+    train_state_free(&member->end);
+    free(member->gradients);
+    free(member->own);
+    free(member->sums);
+}
+
+/* Trains `epochs` epochs on `ranks` ranks, which end up in `members`. The caller frees the members. */
+static void train_on(const struct engine *engine, const struct net *net, uint32_t ranks, uint32_t epochs,
+                     struct member *members)
+{
+    struct meeting meeting = {.ranks = ranks};
+    pthread_t threads[RANKS_MAX];
+    const struct train_state begin = {.parameters = net->initial, .m = net->zeros, .v = net->zeros};
+    cr_assert(ranks <= RANKS_MAX && pthread_barrier_init(&meeting.barrier, NULL, ranks) == 0);
+    for (uint32_t i = 0; i < ranks; i++) {
+        struct member *member = &members[i];
+        *member = (struct member){.exchange = {.method = &by_threads, .state = member},
+                                  .meeting = &meeting,
+                                  .engine = engine,
+                                  .train = net->train,
+                                  .begin = &begin,
+                                  .epochs = epochs};
+        member->train.rank = i;
+        member->train.ranks = ranks;
+        member->train.exchange = &member->exchange;
+    }
+    for (uint32_t i = 0; i < ranks; i++)
+        cr_assert(pthread_create(&threads[i], NULL, be_rank, &members[i]) == 0);
+    for (uint32_t i = 0; i < ranks; i++)
+        pthread_join(threads[i], NULL);
+    pthread_barrier_destroy(&meeting.barrier);
+}
+
+static void free_all(struct member *members, uint32_t ranks)
+{
+    for (uint32_t i = 0; i < ranks; i++)
+        member_free(&members[i]);
+}
+
+static bool same_bits(const float *one, const float *other, size_t count)
+{
+    return memcmp(one, other, count * sizeof(float)) == 0;
+}
+
+/* The norm of the difference of two arrays, divided by the norm of `wanted`. */
+static double distance(const float *mine, const float *wanted, size_t count)
+{
+    double off = 0, norm = 0;
+    for (size_t i = 0; i < count; i++) {
+        off += ((double)mine[i] - wanted[i]) * ((double)mine[i] - wanted[i]);
+        norm += (double)wanted[i] * wanted[i];
+    }
+    return sqrt(off / norm);
+}
+
+/* ---- Shares ---- */
+
+/* Checks that the ranks' samples of each step, one rank after the other, are the samples of one rank. */
+static void expect_division(const struct train *alone, uint32_t ranks)
+{
+    uint32_t all[64], mine[64];
+    const struct draw_order order = draw_order(1, 2, alone->data->sets[DATA_TRAIN].count);
+    uint64_t of_epoch = 0;
+    for (uint32_t step = 0; step < train_steps(alone); step++) {
+        uint32_t count = train_batch(alone, &order, step, all), done = 0;
+        for (uint32_t rank = 0; rank < ranks; rank++) {
+            struct train train = *alone;
+            train.rank = rank;
+            train.ranks = ranks;
+            const struct share share = train_share(&train, step);
+            cr_expect(share.first == done && share.total == count && share.count <= train_share_max(&train));
+            cr_expect_eq(train_batch(&train, &order, step, mine), share.count);
+            cr_expect(memcmp(mine, all + done, share.count * sizeof *mine) == 0);
+            done += (uint32_t)share.count;
+            of_epoch += step == 0 ? train_share_of_epoch(&train) : 0;
+        }
+        cr_expect_eq(done, count, "%u ranks, batch %u, step %u", ranks, alone->batch, step);
+    }
+    cr_expect_eq(of_epoch, order.count);
+}
+
+Test(train_ranks, ranks_divide_the_samples_of_each_step)
+{
+    struct data data = {.feed = DATA_STORED};
+    for (uint32_t count = 1; count < 40; count += 6)
+        for (uint32_t batch = 1; batch <= count; batch++)
+            for (uint32_t ranks = 1; ranks < 8; ranks++) {
+                data.sets[DATA_TRAIN].count = count;
+                expect_division(&(struct train){.data = &data, .batch = batch}, ranks);
+            }
+}
+
+/* ---- Gradients ---- */
+
+#define BATCH 13
+
+/* Sets `bounds` to the largest difference that the order of a sum allows, for each gradient of the one step
+ * of `net`. In a network of one linear layer, a gradient is a sum of one term per sample. On as many ranks as
+ * samples, the gradients of a rank before the exchange are the terms of its sample. A sum of n terms, each
+ * rounded once, is within n u sum |term| of the exact sum, in any order; u = 2^-24, to first order. Two sums
+ * differ by at most twice as much. */
+static void find_bounds(const struct engine *engine, const struct net *net, size_t *count, double **bounds)
+{
+    struct member members[BATCH];
+    train_on(engine, net, BATCH, 1, members);
+    *count = members[0].own_count;
+    *bounds = calloc(*count, sizeof **bounds);
+    for (uint32_t rank = 0; rank < BATCH; rank++)
+        for (size_t i = 0; i < *count; i++)
+            (*bounds)[i] += fabs((double)members[rank].own[i]) * 2 * BATCH * 0x1p-24 * 1.001;
+    free_all(members, BATCH);
+}
+
+/* The batch is prime, so all parts but those of one rank are uneven. */
+Test(train_ranks, gradients_differ_only_by_the_order_of_their_sums)
+{
+    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+        struct net net;
+        struct member one, members[7];
+        double *bounds;
+        size_t count, different = 0;
+        net_open(&net, engines[e], &model_tables[0], (struct shape){1, 1, 9, 7}, 5, BATCH, BATCH, 0.1f);
+        find_bounds(engines[e], &net, &count, &bounds);
+        train_on(engines[e], &net, 1, 1, &one);
+        for (uint32_t ranks = 2; ranks <= 7; ranks++) {
+            train_on(engines[e], &net, ranks, 1, members);
+            for (size_t i = 0; i < count; i++) {
+                double off = fabs((double)members[0].sums[i] - one.sums[i]);
+                cr_assert(off <= bounds[i], "%s, %u ranks: gradient %zu: %g > %g", engines[e]->name, ranks, i,
+                          off, bounds[i]);
+                different += off > 0;
+            }
+            free_all(members, ranks);
+        }
+        cr_expect(different > 0, "the order of the sums never differs, so the bound is not tested");
+        free(bounds);
+        member_free(&one);
+        net_close(&net);
+    }
+}
+
+/* Trains on several ranks, and compares with one rank. Rounding changes the gradients of a convolution by
+ * about 1e-7 of their norm per step; a sample that is left out, repeated or weighted wrongly changes them by
+ * more than 1e-2. */
+static void expect_equal_training(const struct engine *engine, const struct net *net, uint32_t ranks,
+                                  uint32_t epochs)
+{
+    struct member one, members[RANKS_MAX], again[RANKS_MAX];
+    size_t values = net->model.arena_values;
+    uint64_t samples = 0;
+    train_on(engine, net, 1, epochs, &one);
+    train_on(engine, net, ranks, epochs, members);
+    train_on(engine, net, ranks, epochs, again);
+    for (uint32_t i = 0; i < ranks; i++) {
+        cr_assert_eq(members[i].status, STATUS_OK);
+        cr_expect(same_bits(members[i].end.parameters, members[0].end.parameters, values), "rank %u", i);
+        cr_expect(same_bits(members[i].end.m, members[0].end.m, values), "rank %u", i);
+        cr_expect(same_bits(again[i].end.parameters, members[i].end.parameters, values), "repeated");
+        samples += members[i].totals.samples;
+    }
+    cr_expect_eq(samples, one.totals.samples);
+    double gradients = distance(members[0].gradients, one.gradients, values),
+           parameters = distance(members[0].end.parameters, one.end.parameters, values);
+    cr_expect(gradients < 1e-4 && parameters < 1e-5, "%s, %u ranks: gradients %g, parameters %g",
+              engine->name, ranks, gradients, parameters);
+    member_free(&one);
+    free_all(members, ranks);
+    free_all(again, ranks);
+}
+
+/* 23 samples in batches of 7: the last step has 2 samples, so some ranks have none. */
+Test(train_ranks, ranks_without_samples_take_part_in_short_steps)
+{
+    for (size_t e = 0; e < COUNT_OF(engines); e++)
+        for (uint32_t ranks = 2; ranks <= 5; ranks++) {
+            struct net net;
+            net_open(&net, engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 23, 7, 0.1f);
+            expect_equal_training(engines[e], &net, ranks, 2);
+            net_close(&net);
+        }
+}
+
+Test(train_ranks, a_batch_may_be_smaller_than_the_number_of_ranks)
+{
+    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+        struct net net;
+        net_open(&net, engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 6, 3, 0.1f);
+        expect_equal_training(engines[e], &net, 5, 2);
+        net_close(&net);
+    }
+}
+
+/* A dropout mask, a shift or a flip that depended on the rank would change the gradients. */
+Test(train_ranks, dropout_and_augmentation_do_not_depend_on_the_rank)
+{
+    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+        struct net net;
+        net_open(&net, engines[e], &model_tables[2], (struct shape){1, 1, 10, 10}, 4, 11, 5, 0);
+        net.train.augment = (struct augment){2, true};
+        expect_equal_training(engines[e], &net, 3, 2);
+        net_close(&net);
+    }
+}
+
+/* Opens a net whose training samples are generated by the feed. */
+static void open_synth(struct net *net, const struct engine *engine, int feed)
+{
+    const struct data_request request = {.name = "synth",
+                                         .train_size = 13,
+                                         .test_size = 5,
+                                         .classes = 4,
+                                         .res = 24,
+                                         .batch = 5,
+                                         .feed = feed,
+                                         .resources = {.threads = 1}};
+    net_open(net, engine, &model_tables[1], (struct shape){1, 1, 24, 24}, 4, 13, 5, 0);
+    data_close(&net->data);
+    must(data_open(&request, &net->data));
+    data_normalise(&net->data, true);
+    must(model_build(&model_tables[1], net->data.shape, 4, &net->model));
+    free(net->initial);
+    free(net->zeros);
+    net->initial = calloc(net->model.arena_values, sizeof(float));
+    net->zeros = calloc(net->model.arena_values, sizeof(float));
+    model_initialise(&net->model, 3, net->initial);
+}
+
+/* Each rank generates its own samples. They must be those of a stored set. */
+Test(train_ranks, live_samples_are_those_of_one_rank)
+{
+    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+        struct net stored, live;
+        struct member of_stored[3], of_live[3];
+        open_synth(&stored, engines[e], DATA_STORED);
+        open_synth(&live, engines[e], DATA_LIVE);
+        expect_equal_training(engines[e], &live, 3, 2);
+        train_on(engines[e], &stored, 3, 2, of_stored);
+        train_on(engines[e], &live, 3, 2, of_live);
+        cr_expect(same_bits(of_live[0].end.parameters, of_stored[0].end.parameters, live.model.arena_values));
+        free_all(of_stored, 3);
+        free_all(of_live, 3);
+        net_close(&stored);
+        net_close(&live);
+    }
+}
+
+/* ---- Failures ---- */
+
+static enum status failing_sum(struct exchange *exchange, enum status status, float *gradients, size_t count)
+{
+    uint32_t *left = exchange->state;
+    (void)gradients, (void)count;
+    return (*left)-- > 0 ? status : status_set(STATUS_FAILED, "planted");
+}
+
+/* After a failed exchange, the gradients are undefined and must not change the parameters. */
+Test(train_ranks, a_failed_exchange_ends_the_steps_before_the_update)
+{
+    static const struct exchange_method method = {.name = "failing", .sum = failing_sum};
+    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+        struct net net;
+        struct train_state before, after;
+        uint32_t left = 2;
+        struct exchange exchange = {.method = &method, .state = &left};
+        net_open(&net, engines[e], &model_tables[0], (struct shape){1, 1, 16, 16}, 4, 20, 5, 0);
+        cr_assert(train_state_new(net.model.arena_values, &before) &&
+                  train_state_new(net.model.arena_values, &after));
+        must(engines[e]->steps(net.state, 0, 0, 2));
+        must(engines[e]->get(net.state, &before));
+        net.train.exchange = &exchange;
+        net_reopen(&net, engines[e]);
+        cr_expect_eq(engines[e]->steps(net.state, 0, 0, 4), STATUS_FAILED);
+        cr_expect_str_eq(status_text(), "planted");
+        must(engines[e]->get(net.state, &after));
+        cr_expect(same_bits(after.parameters, before.parameters, net.model.arena_values), "%s",
+                  engines[e]->name);
+        train_state_free(&before);
+        train_state_free(&after);
+        net_close(&net);
+    }
+}
+
+/* ---- Verification ---- */
+
+static enum status scaled_sum(struct exchange *exchange, enum status status, float *gradients, size_t count)
+{
+    const float *factor = exchange->state;
+    for (size_t i = 0; i < count; i++)
+        gradients[i] *= *factor;
+    return status;
+}
+
+/* The reference computes the steps without an exchange, so --verify must detect sums that are wrong. */
+Test(train_ranks, verification_detects_a_wrong_sum)
+{
+    static const struct exchange_method method = {.name = "scaled", .sum = scaled_sum};
+    static const float factors[] = {1, 1.02f};
+    for (size_t i = 0; i < COUNT_OF(factors); i++) {
+        struct net net;
+        const struct resources resources = {.threads = 1};
+        struct exchange exchange = {.method = &method, .state = (void *)(uintptr_t)&factors[i]};
+        uint64_t wrong;
+        void *trainer;
+        net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 40, 9, 0.1f);
+        struct train_job job = {.train = net.train,
+                                .initial = net.initial,
+                                .epochs = 1,
+                                .verify_steps = 5,
+                                .identity = "test",
+                                .keep = 1};
+        job.train.exchange = &exchange;
+        must(trainer_open(&engine_naive, &resources, &job, &trainer));
+        must(trainer_verify(NULL, NULL, trainer, 0, &wrong));
+        cr_expect_eq(wrong > 0, i == 1, "factor %g: %llu wrong", (double)factors[i],
+                     (unsigned long long)wrong);
+        trainer_close(trainer);
+        net_close(&net);
+    }
+}
+
+/* ---- Methods ---- */
+
+Test(train_ranks, engines_without_an_exchange_are_refused_with_the_reason)
+{
+    const struct exchange_method *method;
+    struct engine alone = engine_naive;
+    alone.exchanges = false;
+    for (int sync = 0; sync < 2; sync++) {
+        must(exchange_find(sync, &engine_naive, &method));
+        cr_expect_str_eq(method->name, "mpi");
+        cr_expect_eq(exchange_find(sync, &alone, &method), STATUS_UNAVAILABLE);
+        cr_expect_not_null(
+            strstr(status_text(), "mpi: the gradients of this variant are not in host memory"));
+    }
+}
