@@ -33,6 +33,23 @@ Test(figures_train, figures_of_learning_draw_one_job)
     cr_expect(says("other.csv, line 2: unknown schema 'train/9'"), "%s", out);
 }
 
+/* A run on two ranks has the same job as a run on one rank with the whole batch, and a line of its own. Its
+ * command has the batch and the threads of one rank. */
+Test(figures_train, training_on_several_ranks_has_its_own_line_and_command)
+{
+    shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && "
+          "awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; print; next } "
+          "$at[\"variant\"] == \"train-naive\" { $at[\"variant\"] = \"train-omp\"; $at[\"ranks\"] = 2; "
+          "$at[\"rank\"] = \"all\"; $at[\"scaling\"] = \"weak\"; $at[\"threads\"] = 6; $at[\"sync\"] = "
+          "\"auto\"; $at[\"lr_scale\"] = \"linear\"; print }' train.csv > ranks.csv");
+    shell(SELECT "learning_loss >/dev/null && cat $D/work/learning_loss.vars");
+    cr_expect(says("series = 3") && says("'train-omp, 2 ranks'") && says("'train-naive'"), "%s", out);
+    shell(REPORT "--reference $D/reference && grep -o '<pre>mpirun[^<]*' $D/report.html");
+    cr_expect(says("mpirun --bind-to none -n 2 ./fdsl-bench --variant train-omp") && says("--batch 32 ") &&
+                  says("--lr-scale linear --scaling weak --threads 3\n"),
+              "%s", out);
+}
+
 /* Every variant of training has a line, and so has an unknown variant. */
 Test(figures_train, every_variant_has_a_line)
 {

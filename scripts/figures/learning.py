@@ -7,7 +7,8 @@ from plot import Plot, linear_ticks, log_range, log_ticks, number_words, ticks_1
 from rows import TRAIN_PARAMETERS
 
 COMMAND = "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv"
-JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "data"))  # the path of the data may differ
+# The path of the data may differ. The last two columns are empty with one rank.
+JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "data", "sync", "lr_scale"))
 
 
 def job_of(row):
@@ -15,11 +16,11 @@ def job_of(row):
 
 
 def line_of(row):
-    return device_of(row), row["variant"], row["threads"]
+    return device_of(row), row["variant"], row["threads"], row["ranks"], row["sync"], row["lr_scale"]
 
 
 def curves(rows):
-    """Returns lists of rows in order of epochs, one list per device, variant and number of threads, for the best job. Prefers
+    """Returns lists of rows in order of epochs, one list per value of line_of(), for the best job. Prefers
     the user's jobs, then most lines, then most rows, then the newest. Skips jobs that also have runs from pre-trained parameters
     (--init), which the figure fine_tuning shows. Also skips runs on one constant batch, whose loss is meaningless."""
     fine_tuned = {job_of(row) for row in rows if row["init"]}
@@ -43,7 +44,7 @@ def about_job(row):
 
 
 def curves_plot(measured, title, y_name, value, x, about):
-    """Plots value(row) vs. x(row), one line per device, variant and number of threads."""
+    """Plots value(row) vs. x(row), one line per device, variant, number of threads and number of ranks."""
     plot = Plot(title)
     lines = [line for line in curves(measured.trains) if any(value(row) is not None for row in line)]
     devices = Devices([row for line in lines for row in line], item="first steps")
@@ -53,7 +54,8 @@ def curves_plot(measured, title, y_name, value, x, about):
     for device, name, whose in devices.names():
         plot.legend += [(0, text) for text in name] + [(0.5, whose)]
         for line in sorted((line for line in lines if device_of(line[0]) == device), key=lambda line: devices.order(line[0])):
-            plot.add_series(devices.style(line[0]), line[0]["variant"],
+            ranks = f", {line[0]['ranks']:.0f} ranks" if line[0]["ranks"] > 1 else ""
+            plot.add_series(devices.style(line[0]), line[0]["variant"] + ranks,
                             [(x(row), *[value(row)] * 3) for row in line if value(row) is not None])
     low, high = log_range([point[1] for points in plot.blocks for point in points])
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_name": y_name,

@@ -4,6 +4,7 @@ import collections
 import shlex
 import statistics
 
+from devices import threads_per_rank
 from plot import micros_words, number_words
 from rows import TRAIN_PARAMETERS
 
@@ -11,7 +12,7 @@ from rows import TRAIN_PARAMETERS
 DEFAULTS = {"data": "digits", "model": "cnn", "batch": "64", "epochs": "5", "optimizer": "adam", "lr": "0.001",
             "momentum": "0.9", "beta1": "0.9", "beta2": "0.999", "epsilon": "1e-08", "weight_decay": "0",
             "lr_schedule": "constant", "lr_warmup": "0", "lr_step": "10", "lr_gamma": "0.1", "label_smoothing": "0",
-            "fresh": "0", "shift": "0", "flip": "0", "raw": "0", "seed": "0"}
+            "fresh": "0", "shift": "0", "flip": "0", "raw": "0", "seed": "0", "sync": "auto", "lr_scale": "none"}
 FLAGS = ("fresh", "flip", "raw")
 
 
@@ -42,9 +43,13 @@ def parameters(row):
         options = {"checkpoint": row.texts["checkpoint"], "data": row.texts["data"], "batch": f"{row['batch']:.0f}"}
         return [("--" + name, value) for name, value in options.items() if value]
     feed = "live" if row["data"] == "synth" else "stored"
-    found = [(column, row.texts.get(column, "")) for column in TRAIN_PARAMETERS]
+    texts = dict(row.texts)
+    if row["scaling"] == "weak":  # the column `batch` is the sum over ranks, but --batch is per rank
+        texts["batch"] = f"{row['batch'] / row['ranks']:.0f}"
+    found = [(column, texts.get(column, "")) for column in TRAIN_PARAMETERS]
     options = [("--" + column.replace("_", "-"), value) for column, value in found
                if value not in ("", feed if column == "feed" else DEFAULTS.get(column, ""))]
+    options += [("--scaling", row["scaling"])] * bool(row["scaling"])
     return options + [("--init", "CHECKPOINT")] * bool(row.texts.get("init"))
 
 
@@ -60,7 +65,7 @@ def command(rows):
         words += ["./fdsl-bench", "--variant", variants]
     for name, value in parameters(first):
         words += [name] if name[2:] in FLAGS else [name, value]
-    threads = {row["threads"] for row in rows if not row.on_gpu and not row["variant"].endswith("-naive")}
+    threads = {threads_per_rank(row) for row in rows if not row.on_gpu and not row["variant"].endswith("-naive")}
     words += ["--threads", f"{max(threads):.0f}"] if len(threads) == 1 else []
     return shlex.join(words + ["--verify"] * (first["verified"] == "yes"))
 

@@ -37,7 +37,7 @@ LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") f
 # report use rows of infer.
 TRAIN_PARAMETERS = ("data", "train_size", "test_size", "classes", "res", "model", "batch", "epochs", "optimizer", "lr",
                     "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
-                    "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed")
+                    "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed", "sync", "lr_scale")
 TRAIN_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "steps", "parameters",
                  "train_samples", "test_samples", "train_loss", "train_acc", "test_loss", "test_acc", "trained_s", "to_98_s",
                  "to_99_s", "data_share", "memory_bytes", "generate_share", "generated_per_s", "opening_s", "wrong")
@@ -209,7 +209,7 @@ def columns_of(schema):
     numbers, needed, others = {
         "synth": (NUMBERS + STEPS, NEEDED, tuple(DEFAULTS)),
         "load": (LOAD_NUMBERS + STEPS, LOAD_NEEDED, ("store",) + tuple(LOAD_DEFAULTS)),
-        "train": (TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS + ("init",)),
+        "train": (TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS + ("init", "scaling")),
         "infer": (INFER_NUMBERS, INFER_NEEDED, INFER_PARAMETERS)}[workload]
     return numbers, needed, IDENTITY + ("rank", "verified") + NEEDED_TEXTS + others
 
