@@ -200,28 +200,47 @@ Test(mpi_train, rows_that_were_not_written_are_added_on_resumption)
     cr_expect_str_eq(out, before);
 }
 
-/* The killed rank is named, the other ranks end, and the latest checkpoint is whole. */
-Test(mpi_train, a_killed_rank_ends_all_ranks)
+/* Starts three ranks that train for a long time, and waits for their third checkpoint. Returns mpirun's
+ * process id. */
+static pid_t start_training(pid_t ranks[8])
 {
-    int ended;
-    char line[512] = LEARN "--epochs 1000000 --checkpoint k";
-    pid_t ranks[8];
+    char line[512] = LEARN "--epochs 1000000 --checkpoint k --rank-timeout 2";
     drop_repeated_in(line);
     pid_t mpirun = start_ranks(9, "-n 3 $PROGRAM %s", line); /* no rank has number 9, so none is held */
     double begin_s = timer_now_s();
     while (timer_now_s() - begin_s < 60 && access("k/epoch-000003.ckpt", F_OK) != 0)
         nap();
     cr_assert_eq(children_of(mpirun, ranks), 3);
-    kill(ranks[1], SIGKILL);
+    return mpirun;
+}
+
+/* The message names the rank, the other ranks end, and the latest checkpoint is whole. */
+static void expect_orderly_end(pid_t mpirun, const char *reason)
+{
+    int ended;
     cr_assert(ends_within(mpirun, 15, &ended), "the ranks did not end");
     read_text("stderr.txt", err);
-    cr_expect(strstr(err, "rank 1 ") || strstr(err, "rank 0 ") || strstr(err, "rank 2 "), "%s", err);
-    cr_expect_not_null(strstr(err, "Killed"), "%s", err);
+    cr_expect(strstr(err, "rank 0 ") || strstr(err, "rank 1 ") || strstr(err, "rank 2 "), "%s", err);
+    cr_expect_not_null(strstr(err, reason), "%s", err);
     unsetenv("LD_PRELOAD");
     shell("ls k/*.tmp");
     cr_expect_neq(status, 0, "a temporary file is left: %s", out);
     run_well(0, LEARN "--batch 36 --checkpoint k --resume --epochs 1");
     cr_expect_null(strstr(err, "damaged"), "%s", err);
+}
+
+Test(mpi_train, a_killed_rank_ends_all_ranks)
+{
+    pid_t ranks[8], mpirun = start_training(ranks);
+    kill(ranks[1], SIGKILL);
+    expect_orderly_end(mpirun, "Killed");
+}
+
+Test(mpi_train, a_rank_that_does_not_answer_ends_all_ranks)
+{
+    pid_t ranks[8], mpirun = start_training(ranks);
+    kill(ranks[1], SIGSTOP);
+    expect_orderly_end(mpirun, "gave up waiting for rank");
 }
 #endif
 
