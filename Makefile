@@ -180,7 +180,7 @@ report-parts:
 	@printf '%s\n' \
 	  '$(call mark,CUDA) CUDA      $(if $(call on,CUDA),$(NVCC) for $(codes),GPU variants are left out: no nvcc, or CUDA=0)' \
 	  '$(call mark,OMP) OpenMP    $(if $(call on,OMP),,variants named *omp* are left out)' \
-	  '$(call mark,MPI) MPI       $(if $(call on,MPI),,one rank only: not under mpirun)' \
+	  '$(call mark,MPI) MPI       $(if $(call on,MPI),,one rank only; mpirun with more ranks is refused)' \
 	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no PNG files)' \
 	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json, no wids index)' \
 	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no --config, no presets except paper-1000 and lowercompute-1000)' \

@@ -11,7 +11,7 @@
 #                             rows right of the plot, with y in px from the top. Styles: n > 0 is line style n with its point,
 #                             n + 0.1 only the point, n < 0 a box in colour[-n], 0 a heading, 0.5 a note below a heading,
 #                             0.75 a note below a series
-#   ring_block                the block of data with the unsettled points (x, y); 0 if there are none
+#   ring_block                the block of data with the unsettled points (x, y), whose median is not precise enough; 0: none
 #
 # and the variables that the figure's script lists. To draw a figure manually: scripts/figures/draw.py --commands NAME.
 
@@ -34,10 +34,10 @@ y_at(px) = 1 - px / (1.0 * height)
 
 # --- Line styles: 10 * group + slot --------------------------------------------------------------------------------
 # The slot stands for the variant; it selects colour and point shape. The group usually stands for the device; it
-# selects dashes. Groups 1 to 4 are for devices with rows, and have filled points. The other groups have open points: 5
-# is for published points, 6 for the published code on an H200, and 8 for the published code on a device with rows. In
-# figures of loading, 5 and 6 are for shuffled samples or a cold page cache. Slots 1 to 7 have colours of Okabe and Ito;
-# 8 and 9 are gray. No two slots have both the same gray level and the same point shape.
+# selects dashes. Groups 1 to 4 are for devices with rows of fdsl-bench, and have filled points. The other groups have
+# open points: 5 is for published points, 6 for the published code on an H200, and 8 for the published code on a device
+# with rows. In figures of loading, 5 and 6 are for shuffled samples or a cold page cache. Slots 1 to 7 have colours of
+# Okabe and Ito; 8 and 9 are gray. No two slots have both the same gray level and the same point shape.
 # Styles 71 to 74 are for published training, with one point shape per model: gray if images are read, blue if they
 # are generated.
 array colour[9] = ['#000000', '#E69F00', '#D55E00', '#CC79A7', '#009E73', '#0072B2', '#56B4E9', '#7F7F7F', '#D4D4D4']

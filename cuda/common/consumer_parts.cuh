@@ -1,5 +1,5 @@
 /* Declarations shared by consumer.cu (passes batches to steps) and consumer_measure.cu (measures steps alone
- * and concurrently with copies). No other file includes this one. */
+ * and concurrently with copies). No other file includes this header. */
 #ifndef FDSL_CUDA_COMMON_CONSUMER_PARTS_CUH
 #define FDSL_CUDA_COMMON_CONSUMER_PARTS_CUH
 

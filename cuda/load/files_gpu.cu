@@ -24,7 +24,7 @@ static enum status read_member(const struct dataset *dataset, const struct datas
                                uint8_t *bytes)
 {
     const char *name = dataset->files[member->file].name;
-    /* O_NONBLOCK: if a pipe has replaced the file, open() would block without it. */
+    /* Without O_NONBLOCK, open() would block if a pipe has replaced the file. */
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));

@@ -298,8 +298,8 @@ static enum status tabulate(struct output_queue *queue, const struct piece *piec
     return STATUS_OK;
 }
 
-/* Copies the chunk to the device, or only its table if it was read into a device buffer. Launches the kernel
- * that unpacks it. */
+/* Copies the chunk to the device. If the chunk was read into a device buffer, copies only its table. Launches
+ * the kernel that unpacks the chunk. */
 static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t count)
 {
     const struct ring *ring = worker->ring;

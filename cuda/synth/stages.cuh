@@ -241,7 +241,7 @@ template <class Noise> __device__ __forceinline__ void noise_by_orbit(const imag
 
 /* ---- Variants ---- */
 
-/* Base class of the state of a variant. `self` is the derived class. setup() zeroes its memory. The derived
+/* Base class of the state of a variant. `self` is the derived class. setup() zeroes the state. The derived
  * class defines
  *
  *     enum status make(const struct resources *resources, const struct synth *synth);
@@ -320,7 +320,7 @@ template <class self> struct staged_generator {
                                batch->clock.stream);
     }
 
-    /* If a launch on the device fails, the next call reports it. */
+    /* If a launch on the device fails, the next call reports this failure. */
     static enum status make(struct generator *generator, const struct generator_numbers *numbers,
                             uint32_t count, void *samples, int64_t *labels, void *stream)
     {

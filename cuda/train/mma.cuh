@@ -1,6 +1,6 @@
 /* Thin wrappers around PTX instructions for tensor cores (sm_80 and later). mma.m16n8k16 multiplies fp16 and
  * bf16; mma.m16n8k8 multiplies TF32. ldmatrix loads fragments from shared memory. cp.async copies from global
- * to shared memory without registers.
+ * to shared memory, bypassing registers.
  *
  * D = A B + C, where A (16, k) is row-major, B (k, 8) is column-major, and C and D (16, 8) are fp32. With g =
  * l / 4 and t = l % 4, lane l of a warp holds (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "...

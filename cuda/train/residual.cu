@@ -6,7 +6,7 @@
 
 /* ---- Addition ---- */
 
-/* Adds two tensors. The ReLU is optional; it passes NaN through. */
+/* Adds two tensors, and applies a ReLU if `relu` is true. The ReLU passes NaN through. */
 static __global__ void add_kernel(const float *in, const float *added, uint32_t count, bool relu, float *out)
 {
     uint32_t i = own_element();

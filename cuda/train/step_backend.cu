@@ -138,8 +138,8 @@ static enum status find_normals(struct step_backend *self, const struct intake &
 }
 
 /* Writes the batch in the engine's format: normalised fp16 values, and labels. A label out of range means
- * that the file has changed, which its checksum will report later. Here such a label becomes 0, because it
- * would be an invalid index. */
+ * that the file has changed; the file's checksum will reveal this later. Here such a label becomes 0, because
+ * it would be an invalid index. */
 static __global__ void intake_kernel(const struct intake intake, const struct normal *normals,
                                      uint16_t *values, uint32_t *labels)
 {
@@ -245,7 +245,7 @@ extern "C" void step_backend_close(struct step_backend *self)
     free(self);
 }
 
-/* The engine copies both sets when it opens, before the first batch arrives. They are filled with zeros. */
+/* The engine copies both sets when it opens, before the first batch arrives. The sets contain zeros. */
 static enum status make_sets(struct step_backend *self, uint32_t batch)
 {
     struct data *data = &self->data;

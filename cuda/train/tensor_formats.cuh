@@ -1,5 +1,5 @@
-/* The number formats of tensor core operands. Tiles store them in units of 16 bytes. Sums are fp32 for all
- * formats. */
+/* The number formats of tensor core operands. Tiles store operands in units of 16 bytes. Sums are fp32 for
+ * all formats. */
 #ifndef FDSL_CUDA_TRAIN_TENSOR_FORMATS_CUH
 #define FDSL_CUDA_TRAIN_TENSOR_FORMATS_CUH
 

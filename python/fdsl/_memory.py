@@ -74,7 +74,7 @@ def _describe_own(name: str, array: Array, write: bool) -> Description:
 
 def _torch_describer() -> Callable[[str, Any, bool], Description]:
     torch = sys.modules["torch"]
-    # Autograd uses the versions to detect that a tensor which it saved for the backward pass was overwritten.
+    # Autograd compares version numbers to detect that a tensor saved for the backward pass was overwritten.
     increment_version = getattr(torch.autograd.graph, "increment_version", lambda tensor: None)
     dtypes: dict[Any, str] = {}
 

@@ -44,7 +44,8 @@ def batch_numbers(count, options, rank, ranks, fresh=False):
 
 
 def threads_of(options):
-    """Returns the number of CPU threads of this rank: its part of --threads, or of all. Ignores OMP_NUM_THREADS, which torchrun sets to 1."""
+    """Returns the number of CPU threads of this rank: its part of --threads, or of all. Ignores OMP_NUM_THREADS, which
+    torchrun sets to 1."""
     return max(1, (options.threads or len(os.sched_getaffinity(0))) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
@@ -206,7 +207,7 @@ def from_folder(options, device, rank, ranks):
 
 
 def readable(samples):
-    """Yields samples of webdataset. Names the shard in errors: webdataset appends its path to their arguments."""
+    """Yields samples of webdataset. Errors name the shard, whose path webdataset appends to the exception's arguments."""
     try:
         yield from samples
     except Exception as error:

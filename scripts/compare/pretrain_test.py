@@ -74,7 +74,7 @@ def test_every_source_trains(source, ranks, data, tmp_path):
 @pytest.mark.parametrize("ranks", (1, 2))
 @pytest.mark.parametrize("size,bound", ((32, 0), (73, 4e-3)))
 def test_generated_and_loaded_images_give_the_same_losses(ranks, size, bound, data, tmp_path):
-    """Images that are stored at the final size are equal. Resized ones may differ by one gray level from fdsl's."""
+    """Stored images of the final size equal the generated ones. Resized images may differ from those by one gray level."""
     folder = data / "folder" if size == 32 else tmp_path / "large"
     if size != 32:
         run("--source", "folder", "--make-data", folder, "--bench", BENCH, "--res", size)
@@ -134,7 +134,7 @@ def test_a_truncated_shard_is_one_line(data, tmp_path):
 
 
 def test_no_thread_of_the_process_group_runs_at_exit(tmp_path):
-    """Such a thread aborts the process if it releases a tensor while the interpreter exits."""
+    """A thread of the process group aborts the process if it releases a tensor while the interpreter exits."""
     (tmp_path / "program.py").write_text(f"""
 import pathlib, sys
 sys.path.insert(0, {str(HERE)!r})

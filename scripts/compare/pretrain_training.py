@@ -9,7 +9,7 @@ import os
 import time
 
 import torch
-import torch.distributed.nn.functional  # now: default arguments in it would hold an existing process group
+import torch.distributed.nn.functional  # before a process group exists: its default arguments would keep one alive
 from pretrain_recipe import MEAN, STD, Recipe, learning_rate
 from pretrain_rows import CURVE_COLUMNS, Refused, append, curve_row, identity, progress
 from pretrain_sources import HELD_OUT_INSTANCE, batches_of, held_out, threads_of
@@ -198,7 +198,7 @@ class Training:
         options, number = self.options, 0
         batches = batches_of(options, self.device, self.ranks.rank, self.ranks.count)
         self.test = held_out(options, self.device, self.ranks.rank, self.ranks.count) if options.evaluate else None
-        torch.manual_seed(options.seed * 4096 + self.ranks.rank + 1)  # for drop path; set here, because opening a source draws, too
+        torch.manual_seed(options.seed * 4096 + self.ranks.rank + 1)  # for drop path; after opening the source, which draws, too
         self.net.train()
         self.synchronise()
         self.began = begin = time.perf_counter()

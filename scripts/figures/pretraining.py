@@ -61,8 +61,8 @@ def rows_of(measured, schema):
 
 
 def best_group(rows, columns, worth):
-    """Groups the rows that are equal in these columns. Returns your group, else the reference's, with the most `worth`: a
-    function of the group."""
+    """Groups the rows that are equal in these columns. Returns the group with the highest worth(group), from your rows if
+    there are any, otherwise from the reference."""
     groups = collections.defaultdict(list)
     for row in rows:
         groups[(row.source, *(row[column] for column in columns))].append(row)
@@ -70,13 +70,13 @@ def best_group(rows, columns, worth):
 
 
 def breadth(group):
-    """Most sources of images, then most points, then the newest rows."""
+    """Worth of a group: most sources of images, then most points, then the newest rows."""
     points = {(row["source"], row["ranks"]) for row in group}
     return len({source for source, _ in points}), len(points), max(row["time_utc"] for row in group)
 
 
 def length(group):
-    """Most images seen, then the newest rows."""
+    """Worth of a group: most images seen, then the newest rows."""
     return max(row["images"] for row in group), max(row["time_utc"] for row in group)
 
 

@@ -5,9 +5,9 @@
 #
 #   scripts/sweep/reference_load.sh DIR FILE.csv      DIR: folder for samples, on the disk to measure
 #
-# TIME (2): minimum seconds per row. SIZES ("2048 16384 65536"): bytes of one sample's file or tar member, including the
-# .npy header. Rows with a cold page cache are measured only as root, because only root can
-# empty the cache of directory entries.
+# Environment (defaults in parentheses): TIME (2): minimum seconds per row. SIZES ("2048 16384 65536"): bytes of one
+# sample's file or tar member, including the .npy header. Rows with a cold page cache are measured only as root, because
+# only root can empty the cache of directory entries.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."

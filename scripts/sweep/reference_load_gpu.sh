@@ -5,12 +5,13 @@
 #
 # DIR: folder for samples, on a disk or in an in-memory file system. Each section removes its samples at the end.
 #
-# section  rows  time on one H200, 16 cores
-# sizes    load  10 min: the default; sample sizes for every GPU loader, numbers of threads for shards-gpu; 5 GB in DIR
+# section  rows  time on one H200, 16 cores; what is measured; space in DIR
+# sizes    load  10 min: the default section; sample sizes for every GPU loader, thread counts for shards-gpu; 5 GB
 # stress   load  50 s: 500 epochs over 1000 video samples, float16 (3, 8, 64, 64), for every GPU loader; 0.5 GB
 # clips    train 40 s: cnn3d on float16 clips (1, 8, 16, 16) from shards, for train-cuda, -tf32, -bf16 and -amp; 0.2 GB
 # ranks    load  3 min: one set shared by 1, 2 and 4 ranks with one GPU each, if there are that many GPUs; 2 GB
 #
+# Environment (defaults in parentheses):
 # TIME (2): minimum seconds per row. SIZES (sizes: six from 2048 to 1048576, ranks: 2048 and 65536): bytes of one
 # sample's file or tar member, including the .npy header. BYTES (2000000000): size of a set of shards; sets of files
 # have a fifth of it, because files are read one by one. LOOPS (500): epochs of stress. RANKS ("1 2 4"): numbers of ranks.

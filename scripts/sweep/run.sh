@@ -30,8 +30,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd) || exit
 read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
 lock_wait_s=5
 
-# A table may have none of these options, which run nothing, and of the options that take a file or a folder only the
-# ones for inputs. The others would share a file among all tasks, or (config) contain any option.
+# A table may not have the options in `refused`, which run nothing. check_columns() adds the options that take a file or
+# a folder, except those in `inputs`: all tasks would write to that file, or (config) the file could contain any option.
 refused='dry-run list env verbose version help'
 inputs='checkpoint class data init preset-file'
 byte_order_mark=$'\xef\xbb\xbf'
@@ -401,7 +401,7 @@ run_tasks() {
     local n status ran=0 finished_count=0 before=0 skipped=() failed=()
     prepare_folder
     try_launcher
-    # Deletes all rows that will be repeated, so that an interrupted sweep can be continued without --redo.
+    # With --redo, deletes all rows that will be repeated. After an interruption, the same command without --redo continues.
     for n in ${redo:+"${tasks[@]}"}; do [[ ${lacks[n]} ]] || rm -f "$folder/task_$n.csv"; done
     for n in "${tasks[@]}"; do
         show_progress "$n" "$ran" $((${#tasks[@]} - finished_count - before - ${#skipped[@]} - ${#failed[@]}))

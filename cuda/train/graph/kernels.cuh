@@ -118,7 +118,7 @@ struct graph_plan {
     float *gradients; /* an arena */
     uint32_t tensors[GRAPH_TENSORS];
     bool keep_gradients; /* whether to store the gradient of fc1's weights; all others are always stored */
-    bool overlap;        /* a kernel may start before the previous one has finished: launch_overlapped() */
+    bool overlap;        /* a kernel may start before the previous one ends: see launch_overlapped() */
     /* Parameters as GEMM operands. */
     __nv_bfloat16 *conv2_weight; /* CONV2_BYTES; rows of CONV2_PITCH bytes */
     __nv_bfloat16 *fc1_weight;   /* (128, features) */
