@@ -81,9 +81,9 @@ static enum status calibrate(struct cuda_consumer *self, double wanted_s)
     if (error < ERROR_ALLOWED)
         return STATUS_OK;
     return status_set(STATUS_FAILED,
-                      "the requested step of %g ms takes %.4g ms after %d rounds of calibration: GPU clocks "
-                      "vary, or another process is using the GPU; stop other processes, or use a longer step",
-                      1e3 * wanted_s, 1e3 * *alone_s, ROUNDS_MAX);
+                      "the requested step of %g ms takes %.4g ms even after calibration: GPU clocks vary, or "
+                      "another process is using the GPU; stop other processes, or use a longer step",
+                      1e3 * wanted_s, 1e3 * *alone_s);
 }
 
 /* Measures the duration of the trainer's own step, which cannot be adjusted. */
