@@ -1,5 +1,5 @@
-/* Tests libfdsl.so. It generates the same images as the program, for every output format and for calls of
- * several sizes. For each wrong argument, it returns an error that names the argument. */
+/* Tests that libfdsl.so generates the same images as the program, for every output format and for calls of
+ * several sizes, and that its error for a wrong argument names the argument. */
 #include <math.h>
 #include <pthread.h>
 

@@ -11,14 +11,14 @@
 #include "train/model.h"
 #include "train/optimizer.h"
 
-/* C = A B, a GEMM with gathered A. Rows of B and C consist of whole vectors:
+/* C = A B, a GEMM with gathered A:
  *
  *     c[i][n] = (bias[n] or c[i][n] or 0) + sum over s of a[rows[i] + steps[s]] * b[s][n]
  *
  * With rows[i] = i * pitch and steps[s] = s, this is a matrix product. If `rows` has image positions and
  * `steps` has offsets of the convolution kernel, this is a convolution without an im2col copy. If these two
  * are exchanged, this is the gradient of the convolution's weights. Each element of c is summed in the order
- * of s, on any thread. */
+ * of s, on any thread. Rows of B and C consist of whole vectors. */
 struct gemm {
     const float *a;
     const uint32_t *rows, *steps;
@@ -33,7 +33,8 @@ struct gemm {
     bool relu;         /* apply ReLU to the sum */
 };
 
-/* Max-pooling over positions of `pitch` floats: finds the maximum of each window and its position. */
+/* Max-pooling. Each position has `pitch` floats, one per channel and some for padding. For each window and
+ * channel, finds the maximum and its position. */
 struct pool {
     struct shape in, out; /* their channel counts are not used */
     const uint32_t *kernel;

@@ -5,17 +5,17 @@
 #
 # DIR: folder for samples, on a disk or in an in-memory file system. Each section removes its samples at the end.
 #
-# section  rows  time on one H200, 16 cores; what is measured; space in DIR
-# sizes    load  10 min: the default section; sample sizes for every GPU loader, thread counts for shards-gpu; 5 GB
-# stress   load  50 s: 500 epochs over 1000 video samples, float16 (3, 8, 64, 64), for every GPU loader; 0.5 GB
-# clips    train 40 s: cnn3d on float16 clips (1, 8, 16, 16) from shards, for train-cuda, -tf32, -bf16 and -amp; 0.2 GB
-# ranks    load  3 min: one set shared by 1, 2 and 4 ranks with one GPU each, if there are that many GPUs; 2 GB
+# section  workload  time on one H200 with 16 cores: what is measured; space in DIR
+# sizes    load      10 min: the default section; sample sizes for every GPU loader, thread counts for shards-gpu; 5 GB
+# stress   load      50 s: 500 epochs over 1000 video samples, float16 (3, 8, 64, 64), for every GPU loader; 0.5 GB
+# clips    train     40 s: cnn3d on float16 clips (1, 8, 16, 16) from shards, for four CUDA trainers; 0.2 GB
+# ranks    load      3 min: one set shared by 1, 2 and 4 ranks with one GPU each, if there are so many GPUs; 2 GB
 #
 # Environment (defaults in parentheses):
-# TIME (2): minimum seconds per row. SIZES (sizes: six from 2048 to 1048576, ranks: 2048 and 65536): bytes of one
-# sample's file or tar member, including the .npy header. BYTES (2000000000): size of a set of shards; sets of files
-# have a fifth of it, because files are read one by one. LOOPS (500): epochs of stress. RANKS ("1 2 4"): numbers of ranks.
-# MPIRUN (mpirun --bind-to none -n): launcher of the ranks.
+# TIME (2): minimum seconds per row of sizes and ranks. SIZES (sizes: six from 2048 to 1048576, ranks: 2048 and 65536):
+# bytes of one sample's file or tar member, including the .npy header. BYTES (2000000000): size of a set of shards; sets
+# of files have a fifth of it, because files are read one by one. LOOPS (500): epochs of stress. RANKS ("1 2 4"): numbers
+# of ranks. MPIRUN (mpirun --bind-to none -n): launcher of the ranks.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."
@@ -73,7 +73,7 @@ clips() {
     rm -rf "$dir/clips"
 }
 
-# Measures one set of shards per sample size. The ranks of this host divide its samples.
+# Measures one set of shards per sample size. The ranks of this host divide the samples of the set among themselves.
 ranks() {
     local bytes count gpus variant
     gpus=${GPUS:-$(nvidia-smi -L | grep -c '^GPU')}

@@ -19,8 +19,9 @@ struct job_parameters {
 };
 
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
- * member is `job`. `use` says what --data is for. The other arguments are defaults: a value, or NULL and a
- * text if the default depends on something. */
+ * member is `job`. `use` says what --data is for. `data_` and `res_` are the defaults of
+ * --data and --res, or NULL. `train_sizes`, `test_sizes` and `class_counts` are texts that say the defaults;
+ * `res_words` is added to the help of --res. */
 /* clang-format off */
 #define JOB_OPTIONS(parameters, data_, use, train_sizes, test_sizes, class_counts, res_, res_words)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \

@@ -31,8 +31,8 @@ enum status safetensors_write(const char *path, const char *const about[], const
  * empty or written by safetensors_write(). STATUS_USAGE with the reason and a remedy. */
 enum status safetensors_check(const char *path);
 
-/* Describes every tensor of a model in an arena. Fills model->tensor_count entries of `tensors`; each name
- * begins with `prefix`. The entries point into `arena`. */
+/* Fills model->tensor_count entries of `tensors`, one for each tensor of a model whose values are in `arena`.
+ * Each name begins with `prefix`. The entries point into `arena`. */
 void safetensors_of_arena(const struct model *model, const char *prefix, const float *arena,
                           struct safetensor *tensors);
 
