@@ -10,7 +10,7 @@
 # submits nothing; works without Slurm.
 #
 # Options for both jobs come from the environment: SBATCH_ACCOUNT, SBATCH_PARTITION, SBATCH_QOS, SBATCH_TIMELIMIT.
-# Without --redo, a table that is submitted again skips finished tasks. Logs are in results/sweep/NAME/log/.
+# If a table is submitted again without --redo, its finished tasks are skipped. Logs are in results/sweep/NAME/log/.
 #
 # Exit status: 0 submitted or printed, 2 usage or an error in the table, 4 no sbatch, else the exit status of sbatch.
 set -euo pipefail

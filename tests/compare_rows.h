@@ -4,8 +4,8 @@
 
 #include "program.h"
 
-/* Default values of columns, for rows that do not set them. `schema` defaults to the schema of synth. Any
- * other column with neither a value nor a default is empty. */
+/* Default values of columns, for rows that do not set them. `schema`, which is not listed, defaults to the
+ * schema of synth. A column with neither a value nor a default is empty. */
 #define DEFAULTS                                                                                          \
     "time_utc=2026-01-01T00:00:00Z;host=vm;revision=aaa;workload=synth;variant=naive;device=CPU;ranks=1;" \
     "rank=0;threads=1;batch=32;res=512;samples=100;settled=yes;median_error=0.01;time_median_s=0.032;"    \

@@ -20,8 +20,8 @@
 #define SELECT FIGURES "--commands "
 #define REPORT "scripts/figures/report.py --work $D/work --out $D/report.html --results $D/results "
 
-/* Shell command that prints a row of the variant omp, derived from a row of the fixture. The parameters are
- * the numbers of ranks and of threads per rank, the batch and the scaling. The rate is always 1000 images per
+/* Shell command that prints the row of all ranks of a run of omp, derived from a row of the fixture. `ranks`
+ * is the number of ranks; `threads` and `batch` are sums over all ranks. The rate is always 1000 images per
  * second. */
 #define ON_CPU(ranks, threads, batch, scaling)                                               \
     "grep ',weak,.*,0.991,' " FIXTURES                                                       \

@@ -27,7 +27,7 @@ static enum status first_two(void *state, uint64_t number, struct run_time *time
     return number >= 2 ? STATUS_OK : real->run(state, number, time);
 }
 
-/* Performs only runs that are not timed. Training needs this condition, because all its epochs have the same
+/* Performs only runs that are not timed. Training cannot use first_two(), because all epochs have the same
  * run number. */
 static enum status unless_timed(void *state, uint64_t number, struct run_time *time)
 {

@@ -80,8 +80,8 @@ LAYERS(mean, CONV(37, 1, 3, 3, 0, 1, 1), MEAN, RELU, LINEAR(0));
 LAYERS(add, CONV(5, 1, 3, 3, 0, 1, 1), RELU, CONV(5, 1, 3, 3, 0, 1, 1), DROPOUT(0.25f), ADD(3),
        CONV(5, 1, 3, 3, 0, 1, 1), ADD(2), ADD(3), ADD(3), RELU, POOL(1, 2, 1), CONV(5, 1, 3, 3, 0, 1, 1),
        ADD(2), LINEAR(0));
-/* For inputs with a height of 7. The pooling drops the last row of its input. This input is also added to the
- * output of the convolution after the pooling, whose padding restores the height. */
+/* For inputs with a height of 7. The pooling drops the last row of its input. The next convolution restores
+ * the height by padding, and the pooling's input is added to the output of this convolution. */
 LAYERS(add_pool, CONV(3, 1, 3, 3, 0, 1, 1), RELU, POOL(1, 2, 1), CONV(3, 1, 1, 1, 0, 2, 0), ADD(3),
        LINEAR(0));
 LAYERS(add_rows, LINEAR(67), LINEAR(67), RELU, ADD(3), LINEAR(0));
@@ -236,7 +236,7 @@ static double compare_logits(const struct learner *mine, const struct learner *o
     return off;
 }
 
-/* Whether two engines that each run half of the steps give the same bits as one that runs all. */
+/* Whether two engines that each run half of the steps give the same bits as one engine that runs them all. */
 static bool goes_on(const struct train *train, const struct train_state *begin, uint32_t steps)
 {
     size_t values = train->model->arena_values;

@@ -231,8 +231,8 @@ static inline void expect_refused(const char *words)
     close_job(&job);
 }
 
-/* Number of complete samples in a shard that begins with `sample` and is truncated to `bytes` bytes. The last
- * sample of which a member remains is not counted: its other member may be missing. */
+/* Number of samples that a reader can rely on in a shard that begins with sample `sample` and is truncated to
+ * `bytes` bytes. The last sample with an intact member is not counted: its other member may be missing. */
 static inline uint32_t whole_before(uint32_t sample, uint64_t bytes)
 {
     uint32_t whole = 0;

@@ -7,10 +7,10 @@
 
 A seed determines the faults. They are distributed evenly over the folders with sources. Operators create the faults, for
 example by changing a relation or dropping a statement. Without --gpu, the Criterion suites run for faults outside cuda/:
-first the suites that call functions of the changed file, then those of its folder. With --gpu, the checks below run for
-faults in cuda/. A fault is caught by the first suite that fails twice, or that exceeds its time limit. A fault is replaced
-by the next spare of its folder if the build does not contain its file, if it does not compile, or (without --gpu) if its
-object code equals that of the original. The sources in the working tree are never changed.
+first the suites that call functions of the changed file, then those of its folder. With --gpu, the checks of gpu_checks()
+run for faults in cuda/. A fault is caught by the first suite that fails twice, or that exceeds its time limit. A fault is
+replaced by the next spare of its folder if the build does not contain its file, if the fault does not compile, or (without
+--gpu) if its object code equals that of the original. The sources in the working tree are never changed.
 
 Calls that release memory or a handle (free, fclose, munmap, cudaFree, ...) are not dropped: no result depends on them, and
 make check SAN=1 detects leaks on the host.
@@ -56,8 +56,8 @@ GPU_SETS = {'odd-shards': '--shards 5 --samples 257 --sample-shape 3,31,33 --dty
 # ---- Suites and checks ----
 
 def gpu_checks():
-    """Returns {prefix of paths in cuda/: commands}. Commands that are likely to catch a fault come first. $bench, $tests, $data
-    and $own are replaced."""
+    """Returns {prefix of paths in cuda/: commands}. Commands that are likely to catch a fault come first. command()
+    replaces $bench, $tests, $data and $own by paths."""
     ladder = '$bench --variant gbase,mem-float2,mem,rng,rng-reuse,rng-uniform4,rng-xorwow-reuse,bat,bat-reuse --verify ' + QUICK
     fused = '$bench --variant fused,fused-graph --verify ' + QUICK
     synth = [f'{fused} --vertices 257 --orbits 33 --res 225 --batch 33', f'{ladder} --vertices 257 --orbits 33 --res 225 --batch 9',
@@ -113,8 +113,8 @@ def defined_in(path):
 
 
 def suites_for(path, suites, times, every):
-    """Returns the suites to run for a file, in groups: suites that call its functions or have its name, then those of its folder
-    (ROOM_SUITES), and with `every` all others. In each group, the fastest suite comes first."""
+    """Returns the suites to run for a file, in groups: suites that call its functions or have its name, then suites of its
+    folder (ROOM_SUITES), and with `every` all other suites. In each group, the fastest suite comes first."""
     names, stem = defined_in(path), os.path.splitext(os.path.basename(path))[0]
     pattern = next(suites for room, suites in ROOM_SUITES if re.search(room, os.path.dirname(path)))
 
@@ -291,7 +291,7 @@ class Bench:
             self.trees.put(tree)
 
     def test(self, fault):
-        """Runs suites or checks with the fault. Returns the one that caught it, or ''."""
+        """Runs suites or checks until one catches the fault. Returns its name, how it failed and after how long, or ''."""
         tree = self.trees.get()
         try:
             self.renew(tree)
@@ -341,8 +341,8 @@ def equal(one, other):
 
 
 def compiled(bench, faults, spares):
-    """Compiles the faults. Returns {fault: ''} for faults that can be tested, and {fault: reason and replacement} for others. The
-    spares of a folder replace these faults in order, so the result does not depend on the number of jobs."""
+    """Compiles the faults. Returns {fault: ''} for faults that can be tested, and {fault: reason and replacement} for the
+    other faults. The spares of a folder replace the other faults in order, so the number of jobs does not change the result."""
     verdicts = {}
     wanted = list(faults)
     while wanted:
@@ -371,8 +371,8 @@ def cell(text):
 
 
 def read_page(path):
-    """Returns {fault: row} of the table in an existing page, so that one table can collect CPU runs, GPU runs and single faults,
-    and the texts before and after the table."""
+    """Returns {fault: row} of the table in an existing page, and the texts before and after the table. With these rows, one table
+    can collect CPU runs, GPU runs and single faults."""
     try:
         with open(path, encoding='utf-8') as file:
             before, header, rest = file.read().partition(HEADER)

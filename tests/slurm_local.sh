@@ -5,8 +5,8 @@
 #
 #   tests/slurm_local.sh [--keep]     --keep keeps the folder, which has all logs
 #
-# Prints one line per check and ends with "N passed, N failed". Exit status 1 if a check failed, 4 if Slurm, root or the
-# program is missing.
+# Prints one line per check and ends with "N passed, N failed". Exit status 1 if a check failed or the cluster did not
+# start, 4 if Slurm or the program is missing or the user is not root.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 export PATH=$PATH:/usr/sbin:/sbin
@@ -122,7 +122,7 @@ start_cluster() {
     local i
     for i in 0 1 2; do
         ! (exec 3<>"/dev/tcp/127.0.0.1/$((port + i))") 2>/dev/null ||
-            die 1 "port $((port + i)) is taken; name three free ones with SLURM_TEST_PORT"
+            die 1 "port $((port + i)) is taken; set SLURM_TEST_PORT to the first of three free ports"
     done
     chmod 755 "$home" && mkdir -p "$home"/{state,n1,n2}
     (umask 077 && head -c 1024 /dev/urandom >"$home/munge.key")
@@ -132,7 +132,7 @@ start_cluster() {
         --log-file="$home/munged.log" --seed-file="$home/munged.seed" 2>"$home/munged.err" &&
         slurmctld -c && slurmd -N n1 && slurmd -N n2 && wait_until 30 both_idle && return
     tail -n 5 "$home"/*.log "$home/munged.err" >&2
-    die 1 'Slurm does not start; its logs are above'
+    die 1 'Slurm does not start; the last lines of its logs are above'
 }
 
 # Copies the tree, so that the user's results and figures do not change.
@@ -299,11 +299,11 @@ check_training() {
     before=$(cat runs/net/{train.csv,model.safetensors} | sha256sum)
     check 'a finished training is submitted again' submit_training "${options[@]}"
     check 'the job of the finished training completes' ends "$job" COMPLETED
-    check 'its log says that all epochs are done' grep -q '10 of 10 epochs are done' train.log
+    check 'the log of the finished training says that all epochs are done' grep -q '10 of 10 epochs are done' train.log
     check 'the finished training does not change' test "$(cat runs/net/{train.csv,model.safetensors} | sha256sum)" = "$before"
 }
 
-# Starts one rank, then one rank on each node. Called only if the build has MPI.
+# Runs a sweep on one rank, and then on two ranks, one per node. Called only if the build has MPI.
 check_ranks() {
     local table=$home/tree/sweep_ranks.tsv job rows=results/sweep_ranks_2.csv
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl=self,vader,tcp

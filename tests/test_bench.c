@@ -357,8 +357,9 @@ Test(bench, warms_up_until_every_rank_is_warm)
     free_both();
 }
 
-/* Times of the second rank. The first ones alternate. So the median of the slowest rank's times settles later
- * than the median of the tested rank's constant times. */
+/* Times of the second rank. The first nine alternate, and the tested rank's times are constant. A sample
+ * of all ranks has the time of the slower rank. So the median of all ranks settles later than the median of
+ * the tested rank. */
 static double odd_ones(uint64_t sample)
 {
     return sample < 9 && sample % 2 ? 3e-3 : 1e-3;
@@ -405,7 +406,7 @@ Test(bench, max_time_on_any_rank_ends_sampling)
     free_both();
 }
 
-/* The warm-up of 3 runs has 4 votes: one before each run, and one that ends it. Each sample has one vote. The
+/* The warm-up of 3 runs has 4 votes: one before each run, and a last one. Each sample has one vote. The
  * 10th sample has a second vote, for the statistics. */
 Test(bench, a_failure_on_another_rank_ends_the_measurement_before_the_next_run)
 {

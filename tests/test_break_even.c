@@ -82,8 +82,9 @@ Test(break_even, without_a_gpu_rates_without_a_step_are_compared)
     expect(0, "generating: 0 finished, 1 finished before");
     cr_expect(strstr(out, "reading: 0 finished, "), "%s", out);
 
-    /* The data set that was measured is replaced by a different one. So its size on disk is unknown, and the
-     * size of its samples is used: 24 x 24 pixels, the .npy header (128 bytes) and the label. */
+    /* The data set that was measured is replaced by a different one. So the size of the measured set on disk
+     * is unknown, and the size of its samples is used: 24 x 24 pixels, the .npy header (128 bytes) and the
+     * label. */
     shell("scripts/figures/break_even.py $D/rows_synth.csv $D/rows_load.csv; rm -r $D/data/files; "
           "${FDSL_BENCH:-./fdsl-bench} "
           "--prepare $D/data/files --store files --from synth --samples 7 --res 64 >&2; "

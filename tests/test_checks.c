@@ -112,8 +112,8 @@ Test(checks, refuses_names_that_match_no_check)
     expect(2, "two.sh: ONLY=( is not a regular expression\n");
 }
 
-/* A script's help is the comment at its top. The help must have the script's current path, and needs no
- * Python package. */
+/* A script's help is the comment at its top. The help must name the script's current path, and printing it
+ * must need no Python package. */
 Test(checks, help_names_the_script_by_its_path)
 {
     glob_t scripts;

@@ -512,7 +512,7 @@ Test(cli, other_files_are_not_overwritten)
     }
     cr_expect(count_files() == files);
 
-    /* If there are several variants, each one writes its own file. This file must be checked too. */
+    /* If there are several variants, each one writes its own file. These files must be checked too. */
     cr_assert(mkdir("naive", 0777) == 0);
     put("naive/a.npy", "mine");
     cr_assert(remove("a.npy") == 0);

@@ -292,8 +292,8 @@ Test(cli, too_few_monitor_samples_give_a_warning)
                           "--min-time 10.5, or "
                           "use a shorter period\n"),
               "%s", err);
-    /* Adds runs until the timed phase has a monitor sample. It then has one sample in most cases, because a
-     * run takes less than the period of 10 ms. */
+    /* Adds runs until the timed phase has a monitor sample. The phase then has one sample in most cases,
+     * because a run takes less than the period of 10 ms. */
     int looks = 0;
     for (int loops = 1; looks == 0 && loops < 100; loops++) {
         run("--variant naive --res 512 --batch 1 --warmups 0 --warmup-time 0 --loops %d --monitor few.csv:10",

@@ -267,8 +267,8 @@ Test(command, a_command_killed_by_a_signal_has_all_its_samples)
     cr_expect_geq(sum.rows, 3);
 }
 
-/* Waits until the file `ready` exists. Then sends the signal to the monitor and waits until the monitor has
- * ended. */
+/* Starts the monitor with trap.sh as its command, and waits until trap.sh has created the file `ready`. Then
+ * sends the signal to the monitor, and waits until the monitor has ended. */
 #define SEND(name)                                                                                         \
     "rm -f ready; $P --monitor m.csv:20 -- sh trap.sh >said 2>/dev/null & p=$!; while ! [ -e ready ]; do " \
     "sleep 0.01; done; "                                                                                   \

@@ -285,8 +285,8 @@ Test(compare, values_in_quotes)
     compare(0, "--ignore preset-file");
 }
 
-/* compare_directions says of columns whether higher values are better. Each must be a column of a workload.
- */
+/* The table compare_directions says for each measure whether higher values are better. Each measure must be a
+ * column of a workload. */
 Test(compare, known_measures_are_columns)
 {
     size_t count = 0;

@@ -90,9 +90,10 @@ static void put_epochs(const char *path, const int (*epochs)[3], size_t count)
     put(path, text);
 }
 
-/* Each case is one file: one training; two consecutive trainings; a training that was interrupted and
- * restarted; two trainings with alternating rows; the same with different jobs; a training that another job
- * resumed; the rest of a resumed training; rows in descending order of epochs. */
+/* Each case is one file. The files have: one training; two consecutive trainings; a training that was
+ * interrupted and restarted; two trainings of one job with alternating rows; two trainings of different jobs
+ * with alternating rows; a training that another job resumed; the rest of a resumed training; and rows in
+ * descending order of epochs. */
 Test(runs, epochs_belong_to_runs)
 {
     static const struct {

@@ -129,7 +129,8 @@ Test(figures, newest_row_wins)
     cr_assert_str_eq(out, "16 3.5 64 1.1875  ", "not the newer row, which is the first: %s", out);
 }
 
-/* A line has no point of a row of another file or revision, even if that row is newer. */
+/* A line uses the rows of one file and one revision. A row of another file or revision is left out, even if
+ * it is newer. */
 Test(figures, a_line_has_rows_of_one_file_and_revision)
 {
     static const char *const elsewhere[] = {"b.csv", "a.csv"};
@@ -199,7 +200,7 @@ Test(figures, rows_of_single_ranks_are_ignored)
     cr_assert(says("'99.1 %', '97.2 %', '99.1 %', '92.2 %'"), "%s", out);
 }
 
-Test(figures, scaling_beside_a_training_step_is_ignored)
+Test(figures, scaling_with_a_training_step_is_ignored)
 {
     shell("awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } { print } NR > 1 { "
           "$at[\"compute\"] = 5; $at[\"efficiency\"] = 0.5; sub(/^20../, \"2099\", $at[\"time_utc\"]); print "

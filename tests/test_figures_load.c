@@ -176,9 +176,9 @@ Test(figures_load, break_even_reports_which_source_wins)
 }
 
 /* A step of a given duration takes as long on a partial batch as on a full one. So the rates of a reader
- * whose steps had 156 images, not 256, cannot be compared and are skipped. The second change makes
- * items_per_s of a row exceed the limit of the step. The table must show the mean rate, which follows from
- * busy_share. */
+ * whose steps had 156 images, not 256, cannot be compared and are skipped. In a row of gpu-resident,
+ * items_per_s exceeds the rate at which the step consumes images. For this row, the table must show the mean
+ * rate, which follows from busy_share. */
 Test(figures_load, break_even_skips_partial_batches_and_reports_stalls)
 {
     shell("awk -F , -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } $at[\"compute_ms\"] == 0.5 && "

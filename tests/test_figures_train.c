@@ -33,8 +33,8 @@ Test(figures_train, figures_of_learning_draw_one_job)
     cr_expect(says("other.csv, line 2: unknown schema 'train/9'"), "%s", out);
 }
 
-/* A run on two ranks has the same job as a run on one rank with the whole batch, and a line of its own. Its
- * command has the batch and the threads of one rank. */
+/* A run on two ranks has the same job as a run on one rank with the whole batch, and a line of its own. The
+ * command of the run on two ranks has the batch and the threads of one rank. */
 Test(figures_train, training_on_several_ranks_has_its_own_line_and_command)
 {
     shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && "

@@ -109,8 +109,8 @@ Test(live, missing_device_is_reported)
 
 /* ---- Sets ---- */
 
-/* Compares the counts, labels, hashes and normalisation of two data sets, and the samples that are in memory
- * in `data`. */
+/* Compares the counts, labels, hashes and normalisation of two data sets, and the samples that `data` keeps
+ * in memory. */
 static void expect_equal(const struct data *stored, const struct data *data)
 {
     cr_expect_eq(memcmp(stored->hashes, data->hashes, sizeof data->hashes), 0);
@@ -123,7 +123,7 @@ static void expect_equal(const struct data *stored, const struct data *data)
     }
 }
 
-/* A data set must be the same with --feed stored, live and constant. The default, -1, is live for synth. */
+/* A data set must be the same with --feed stored, live and constant. For synth, the default (-1) is live. */
 Test(live, sets_of_all_feeds_are_equal)
 {
     struct data stored, live, constant;

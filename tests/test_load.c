@@ -453,7 +453,8 @@ Test(load, measures_are_plausible, .init = make_folder, .fini = remove_folder)
         }
 }
 
-/* Replaces the test's folder by a new one in `where`. /tmp may or may not be a file system in memory. */
+/* Replaces the test's folder by a new one in `where`, because some tests need a disk and some a file system
+ * in memory, and /tmp may be either. */
 static void make_folder_beside(const char *where)
 {
     remove_folder();

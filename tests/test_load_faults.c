@@ -46,8 +46,9 @@ Test(load_faults, invalid_or_empty_folder_is_refused, .init = make_folder, .fini
 }
 
 /* Truncates the shard `broken` after the data set was opened. Without --on-error skip, the variant must fail
- * and name the shard. With it, the variant must continue, count the lost samples, and exclude them from the
- * work. If earlier runs read all samples, the run must fail, because the data set changes. */
+ * and name the shard. With --on-error skip, the variant must continue, count the lost samples, and exclude
+ * them from the work. But if an earlier run has read these samples, the variant must fail even with
+ * --on-error skip, because the data set has changed between the runs. */
 static void expect_run_fault(const char *name, const char *broken, const char *words)
 {
     for (int skip = 0; skip <= 2; skip++) { /* 2: with skip, and the shard is truncated between two runs */
@@ -93,7 +94,7 @@ static void expect_run_fault(const char *name, const char *broken, const char *w
 Test(load_faults, shard_truncated_during_run_is_an_error, .init = make_folder, .fini = remove_folder)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants);
-         v++) { /* variants that map files report the offset of the sample, others that of the read */
+         v++) { /* variants that map files report the offset of the sample, others the offset of the read */
         bool maps =
             strcmp(shard_variants[v], "shards-mmap") == 0 || strcmp(shard_variants[v], "shards-omp") == 0;
         expect_run_fault(shard_variants[v], "x-000001.tar", maps ? "offset " : "offset 8192: ");
@@ -202,8 +203,9 @@ static void bring_back(const char *name)
     cr_assert_eq(rename(moved, in_folder(name)), 0); /* replaces a pipe too */
 }
 
-/* A shard disappears before a run. Without --on-error skip, this must be an error. With it, every run must
- * count the shard's samples as skipped, and the columns must still be filled. */
+/* A shard disappears before a run. Without --on-error skip, this must be an error. With --on-error skip,
+ * every run without the shard must count its samples as skipped, and the columns must still be filled. When
+ * the shard is back, the next run must fail, because the data set has changed between the runs. */
 static void expect_loss_of_a_shard(const char *name, const char *cache, bool pipe_instead)
 {
     for (int skip = 0; skip <= 1; skip++) {

@@ -155,8 +155,8 @@ Test(load_others, the_comparison_has_the_columns_of_our_rows, .init = make_folde
     cr_assert_eq(system(command), 0);
 }
 
-/* The column `threads` is 1 both without workers and with one worker, so the two cases need different
- * names. */
+/* For torch-files, the column `threads` is 1 both without workers and with one worker. So the name of the
+ * loader must distinguish the two cases. */
 Test(load_others, comparison_distinguishes_worker_counts)
 {
     if (system("python3 -c pass 2>/dev/null") != 0)

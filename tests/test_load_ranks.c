@@ -1,5 +1,5 @@
-/* Tests several ranks that read one data set: whether they detect different data sets, and whether they read
- * all samples together. */
+/* Tests several ranks that read one data set. The ranks must notice if their data sets differ, and together
+ * they must read all samples. */
 #include "load_support.h"
 
 #include <inttypes.h>

@@ -60,7 +60,7 @@ Test(make, probes_again_if_a_package_or_a_flag_changes)
     cr_expect(calls() > 0);
     EXPECT(0, MAKE "report-parts CFLAGS=-O1");
     cr_expect_eq(calls(), 0);
-    /* Files with timestamps in the future must not make it probe endlessly. */
+    /* make must not probe endlessly if a file has a timestamp in the future. */
     EXPECT(0, "touch -d tomorrow include");
     EXPECT(0, MAKE "report-parts CFLAGS=-O1");
     cr_expect(strstr(out, "✓ jansson"), "%s", out);

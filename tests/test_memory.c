@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-/* A library that makes allocation number FAIL_AT (malloc(), calloc(), ...) fail and then creates the file
- * FAILED. It counts only calls by the program itself, not by libraries. */
+/* A library that makes allocation number FAIL_AT (malloc(), calloc(), ...) fail, and creates the file that
+ * the variable FAILED names. It counts only calls by the program itself, not by libraries. */
 static const char allocator[] =
     "#define _GNU_SOURCE\n"
     "#include <errno.h>\n"

@@ -67,7 +67,7 @@ static int fail_on_one_rank(void)
     return wrong;
 }
 
-/* Runs before main() in all processes, and ends those that are ranks. */
+/* Runs before main() in all processes. A process that is a rank does its work here and exits. */
 __attribute__((constructor)) static void be_rank(void)
 {
     static const size_t counts[] = {0, 1, 3, 4, 1000, 300007};
@@ -343,8 +343,8 @@ Test(mpi_train, a_loss_that_is_not_finite_names_the_rank_and_the_layer)
     cr_expect_eq(status, 0, "%s", err);
 }
 
-/* A library that is preloaded before MPI. It negates the first sum of gradients on rank FAULTY_RANK, or on
- * all ranks if that is -1. */
+/* A library that is preloaded before MPI. In every exchange, it negates the sum of the first gradient on rank
+ * FAULTY_RANK, or on all ranks if FAULTY_RANK is -1. */
 static const char faulty[] =
     "#include <mpi.h>\n"
     "#include <stdlib.h>\n"

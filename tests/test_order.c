@@ -82,7 +82,8 @@ Test(order, every_item_reaches_every_index)
         for (size_t j = 0; j < COUNT; j++)
             chi_square += ((double)counts[i][j] - TIMES) * ((double)counts[i][j] - TIMES) / TIMES;
     /* Chi-square has 49 * 49 = 2401 degrees of freedom and a standard deviation of 69. In each round, on
-     * average one item keeps its original index. The sum over all rounds has a standard deviation of 71. */
+     * average one item keeps its original index. The number of such items in all rounds has a standard
+     * deviation of 71. */
     cr_expect(chi_square > 2401 - 5 * 69 && chi_square < 2401 + 5 * 69, "%g", chi_square);
     cr_expect(own > ROUNDS - 5 * 71 && own < ROUNDS + 5 * 71, "%g", own);
     order_close(&order);

@@ -338,9 +338,10 @@ Test(prepare, cifar)
 
 /* ---- Resuming ---- */
 
-/* Starts --prepare `rounds` times, and kills all its ranks with SIGKILL. Before each kill, more
- * units (shards or folders of files) must be finished; before the last kill, about half of all units. Then
- * runs to completion. Finished units must be kept, and the result must equal that of an uninterrupted run. */
+/* Starts --prepare `rounds` times, and kills all its processes with SIGKILL. Each kill waits until more units
+ * (shards or folders of files) are finished than at the kill before; the last kill waits for about half of
+ * all units. Then --prepare runs to completion. Finished units must be kept, and the result must equal that
+ * of an uninterrupted run. */
 static void kill_and_resume(const char *launcher, const char *options, const char *first_place, int places,
                             int rounds)
 {

@@ -173,7 +173,9 @@ Test(pretrain, throughput_is_drawn_with_published_points)
     expect_line(2, "a.csv, line 2: unknown schema 'pretrain/9'");
 }
 
-/* A longer run of other classes has one source only, but the most images. */
+/* The figure has the settings of the run with the most images. In the second case, this run has other
+ * classes, so its line is alone. In the third case, the two runs have different options, so only one has a
+ * line. */
 Test(pretrain, the_longest_run_is_drawn_by_source)
 {
     shell("cp -r " ROWS " $D/results && " SELECT "pretraining_accuracy pretraining_loss >/dev/null && "
@@ -190,7 +192,7 @@ Test(pretrain, the_longest_run_is_drawn_by_source)
     cr_expect(status == 0 && says("series = 1"), "curves of other settings are drawn together: %s", out);
 }
 
-/* Rows of another model, and rows of a CPU. */
+/* The figure leaves out rows of another model and rows of a CPU. */
 Test(pretrain, rows_that_a_figure_leaves_out_are_reported)
 {
     shell("mkdir $D/results/pretrain && cd " ROWS

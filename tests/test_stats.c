@@ -214,7 +214,8 @@ static void fill_series(double *samples, size_t n, double memory, uint64_t *stat
 }
 
 /* Results of `SERIES` simulated series. `known` is the share of the series that have an interval. `covered`
- * is the share of these intervals that contain the true median. `width` is the mean relative error. */
+ * is the share of these intervals that contain the true median. `width` is the mean median_error of the
+ * series that have an interval. */
 enum { SERIES = 1000, LONGEST = 1000 };
 struct simulated {
     double known, covered, width;

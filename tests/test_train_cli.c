@@ -206,7 +206,7 @@ Test(train_cli, rejects_checkpoints_of_other_trainings)
 
 /* The learning rate is 0, so parameters keep their initial values. All tensors except those of the last layer
  * must come from the pre-training on synth, although it had another image size and number of classes. If the
- * number of classes is equal, the last layer must come from it too. */
+ * number of classes is equal, the last layer must come from the pre-training too. */
 #ifdef _OPENMP
 Test(train_cli, fine_tuning_starts_from_the_checkpoint)
 {
@@ -380,8 +380,8 @@ Test(train_cli, export_overwrites_only_exports)
     EXPECT(1, "cmp -s empty first");
 }
 
-/* Each epoch has its own start time. If the first three epochs took more than a second, the fourth has
- * another time. */
+/* Each epoch has its own start time, in whole seconds. If the first three epochs took more than a second, the
+ * fourth epoch must start at a later time than the first. */
 Test(train_cli, each_epoch_has_its_own_start_time)
 {
     EXPECT(0,

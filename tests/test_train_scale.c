@@ -176,7 +176,7 @@ Test(loss_scale, epoch_reports_skipped_steps)
 #ifdef HAVE_XXHASH
 
 /* The checkpoint stores the scale. An engine with loss scaling resumes with this scale, even if an engine
- * without it ran in between. */
+ * without loss scaling ran in between. */
 Test(loss_scale, is_saved_in_checkpoints)
 {
     char folder[] = "/tmp/fdsl-scale-XXXXXX", command[PATH_MAX];

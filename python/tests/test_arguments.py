@@ -1,4 +1,4 @@
-"""Every wrong argument raises one clear line that names it."""
+"""Every wrong argument raises an error with a message of one line, which names the argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays: DLPack, array interfaces, lifetimes, memory."""
+"""Arrays: DLPack, array interfaces, lifetimes and memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_bfloat16_is_uint16_bits_in_numpy() -> None:
     bits = images.numpy()
     assert images.dtype == "bfloat16" and bits.dtype == "uint16" and bits.ctypes.data == images.ptr
     assert numpy.abs((bits.astype("uint32") << 16).view("float32") - wide).max() < 1 / 256
-    with pytest.raises((RuntimeError, BufferError, TypeError)):  # NumPy has no bfloat16; its error stays its own
+    with pytest.raises((RuntimeError, BufferError, TypeError)):  # NumPy has no bfloat16; NumPy's own error is raised
         numpy.from_dlpack(images)
 
 
@@ -146,7 +146,7 @@ def test_tensors_keep_the_memory() -> None:
     views = [numpy.from_dlpack(images), images.numpy(), numpy.from_dlpack(images)]
     del images
     gc.collect()
-    images_of()  # would use the memory again if it were free
+    images_of()  # this call would use the memory again if it were free
     assert all(view.tobytes() == expected for view in views)
     before = outstanding()
     del views[2], views[0]
@@ -156,7 +156,7 @@ def test_tensors_keep_the_memory() -> None:
 
 
 def freed(monkeypatch: Any) -> list[int]:
-    """A list to which the address of each freed memory is appended."""
+    """Returns a list to which the address of each freed block of memory is appended."""
     addresses: list[int] = []
     original = _array._Memory.__del__
 
@@ -193,7 +193,7 @@ def test_unconsumed_capsules_free_their_memory(monkeypatch: Any) -> None:
         images.__dlpack__(max_version=version)
     capsule = images.__dlpack__(max_version=(1, 0))
     del images, capsule
-    labels.__dlpack__()  # any use of the package frees
+    labels.__dlpack__()  # any use of the package frees memory that has no user
     assert addresses == [pointer]
 
 

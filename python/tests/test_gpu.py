@@ -2,7 +2,7 @@
 
     make lib && python3 -m pytest -s python/tests/test_gpu.py
 
-Most tests need PyTorch; those of CuPy and JAX run where these are installed.
+Most tests need PyTorch. The tests of CuPy and JAX run if these packages are installed.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def test_fill_does_not_wait(count: int) -> None:
         indices = torch.zeros(count, dtype=torch.int64, device="cuda:0")
         selections: list[dict[str, Any]] = [{"first": 0}, {"numbers": numbers}, {"next": counter, "step": 0}]
         for words, stream in itertools.product(selections, (None, side, side.cuda_stream)):
-            g.fill(tensor, indices, **words, stream=stream)  # whatever CUDA does at a first call
+            g.fill(tensor, indices, **words, stream=stream)  # does the work that CUDA does only at a first call
             torch.cuda.synchronize()
             tensor.zero_()
             indices.zero_()
@@ -196,7 +196,7 @@ def test_fill_does_not_wait(count: int) -> None:
 
 
 def test_calls_on_several_streams_are_ordered() -> None:
-    """They share scratch memory: without fdsl_order() they would disturb each other."""
+    """The calls share scratch memory: without fdsl_order() they would disturb each other."""
     torch = with_torch()
     images, _ = expected(0, 60, out_res=64)
     with gpu(batch=20, out_res=64) as g:
@@ -248,8 +248,8 @@ def test_a_graph_generates_the_following_images() -> None:
 
 # ---- Full batches ----
 
-# The C generator launches a full batch on a stream of default priority as one CUDA graph. Other calls launch kernels:
-# smaller batches, other priorities and captures.
+# The C generator launches a full batch on a stream of default priority as one CUDA graph. For smaller batches, streams
+# of other priorities, and streams that are being captured, it launches single kernels.
 
 FULL_BATCHES = 5
 FORMATS: dict[str, dict[str, Any]] = {  # the cases of cuda/synth/fused.cu

@@ -1,4 +1,4 @@
-"""Images are those of the program fdsl-bench, for every format, split, destination and way to number them."""
+"""Images are those of the program fdsl-bench, for every format, batch size, destination and way to select images."""
 
 from __future__ import annotations
 

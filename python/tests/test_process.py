@@ -1,4 +1,4 @@
-"""Processes and threads: fork, spawn, pickling, parallel calls, import."""
+"""Processes and threads: fork, spawn, pickling, parallel calls and import."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_forked_child_needs_its_own() -> None:
 
 
 def test_a_child_of_a_busy_parent_does_not_hang() -> None:
-    """fork() while another thread is in a call."""
+    """The parent calls fork() while another thread is in a call."""
     code = """
 import os, threading, fdsl
 g = fdsl.Generator(5, res=256, batch=64, threads=1)
@@ -121,7 +121,7 @@ def test_threads_share_a_generator() -> None:
 
 
 def test_other_threads_run_during_a_call() -> None:
-    """The GIL is released."""
+    """A call releases the GIL."""
     with fdsl.Generator(5, res=512, batch=64, threads=1) as g:
         thread = threading.Thread(target=g.generate)
         thread.start()
@@ -214,7 +214,7 @@ for module in fdsl, fdsl._array, fdsl._generator, fdsl._memory:
 
 
 def test_readme_examples_that_need_no_gpu() -> None:
-    """The Python blocks of README.md and docs/python.md compile; those without CUDA and PyTorch run."""
+    """The Python blocks of python/README.md and docs/python.md compile. Those without PyTorch, CUDA, CuPy and JAX run."""
     pytest.importorskip("numpy")
     from conftest import ROOT
 

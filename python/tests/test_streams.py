@@ -1,5 +1,5 @@
-"""Which CUDA calls the package makes, tested without a GPU: a CPU generator poses as one of device 0, and the calls to
-the library are recorded."""
+"""Which CUDA calls the package makes, tested without a GPU: a generator on the CPU poses as a generator on device 0,
+and the calls to the library are recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STREAMS_LAST = {"fdsl_copy": 1, "fdsl_wait": 1, "fdsl_order": 2}  # function: nu
 
 
 class Recorder:
-    """Stands in for the library: records calls, and makes calls for device 0 or with a stream on the CPU."""
+    """Stands in for the library: records calls, and redirects calls for device 0 or with a stream to the CPU."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -163,7 +163,7 @@ def test_lists_are_copied_to_the_device(cuda: fdsl.Generator, recorder: Recorder
 
 
 def test_loader_on_cuda(monkeypatch: Any) -> None:
-    """Batches ahead, events and streams, with stand-ins for PyTorch's."""
+    """Tests batches ahead, events and streams, with stand-ins for those of PyTorch."""
     torch = pytest.importorskip("torch")
     import fdsl.torch as module
 

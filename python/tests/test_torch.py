@@ -1,4 +1,4 @@
-"""PyTorch: tensors as destinations, DLPack, the Loader on the CPU."""
+"""PyTorch: tensors as destinations, DLPack, and the Loader on the CPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_dlpack_shares_the_memory(name: str) -> None:
 
 
 def test_a_tensor_that_dies_in_a_failing_call_keeps_its_exception() -> None:
-    """A deleter in Python would turn it into a SystemError."""
+    """A deleter in Python would turn the exception into a SystemError."""
     with small(out_res=24) as g:
         images, _ = g.generate(0, 8)
     for _ in range(3):
@@ -137,7 +137,7 @@ def test_time_per_call() -> None:
 
 
 def numbered(**changes: Any) -> fdsl.Generator:
-    """Images whose labels are their numbers, up to 5000."""
+    """A generator of images whose labels equal their numbers, for numbers below 5000."""
     one = small().classes[0]._replace(vertices=1, orbits=1, radius=1)
     classes = [one._replace(id=number) for number in range(5000)]
     return fdsl.Generator(**{"class_list": classes, "res": 2, "batch": 6, "threads": 1, **changes})
@@ -439,7 +439,7 @@ def test_a_forked_worker_is_told_what_to_do() -> None:
     with pytest.raises(RuntimeError, match="(?s)before fork.*iterate over the Loader itself.*open the generator"):
         next(iter(workers))
     assert len(list(torch.utils.data.DataLoader(data, batch_size=None, num_workers=0))) == 5
-    for _ in range(40):  # the thread is anywhere when the process forks
+    for _ in range(40):  # the thread may be at any point when the process forks
         iterator = iter(Loader(numbered(), 5))
         next(iterator)
         child = os.fork()

@@ -1,4 +1,4 @@
-"""scripts/packaging/wheel.py: contents, checks, and an installation in a new environment."""
+"""scripts/packaging/wheel.py: contents of a wheel, refusals, and an installation in a new environment."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_contents(wheel: pathlib.Path) -> None:
     has_nvtx = b"NVTX_INJECTION64_PATH" in files["fdsl/libfdsl.so"]
     assert ("parts of NVTX" in notice) == (b"Apache-2.0 WITH LLVM-exception" in files[f"{info}/METADATA"]) == has_nvtx
     installed = subprocess.run([str(TOOL.with_name("notice.py")), LIBRARY], capture_output=True, text=True)
-    assert installed.stdout == notice, "make install writes the same notice"
+    assert installed.stdout == notice, "make install must write the same notice"
     assert (
         len(files["fdsl/libfdsl.so"]) < os.path.getsize(LIBRARY) or b".symtab" not in pathlib.Path(LIBRARY).read_bytes()
     )
