@@ -145,6 +145,16 @@ Test(mpi_train, one_row_per_rank_and_one_of_all_ranks)
     }
 }
 
+/* The row of all ranks has the sum of the rates, which are not integers. */
+Test(mpi_train, ranks_generate_their_own_samples)
+{
+    run_well(2, LEARN "--model logreg --data synth --feed live --res 48 --classes 5 --epochs 1");
+    double one = number(out, 1, "generated_per_s"), other = number(out, 2, "generated_per_s"),
+           all = number(out, 3, "generated_per_s");
+    cr_expect(one > 0 && other > 0 && fabs(all - (one + other)) < 1e-8 * all,
+              "%.9g and %.9g, but %.9g on all ranks", one, other, all);
+}
+
 Test(mpi_train, the_learning_rate_follows_the_batch)
 {
     static const struct {
