@@ -197,6 +197,22 @@ Test(mpi_train, training_resumes_on_any_number_of_ranks)
     cr_expect(status == 2 && strstr(err, "batch=24 in the checkpoint, 36 now"), "%d: %s", status, err);
 }
 
+/* --lr-scale would change the rate with the number of ranks. --lr can keep it. */
+Test(mpi_train, training_resumes_with_the_scaled_learning_rate)
+{
+    run_well(2, LEARN "--lr-scale linear --checkpoint k");
+    cr_expect_str_eq(value(out, 6, "last_lr"), "0.002");
+    shell("cp -r k two");
+    run(3, LEARN "--lr-scale linear --checkpoint two --resume --epochs 3 --batch 8");
+    cr_expect(status == 2 && strstr(err, "lr=0.002 in the checkpoint, 0.003 now"), "%d: %s", status, err);
+    run_well(3, LEARN "--lr 0.002 --checkpoint two --resume --epochs 3 --batch 8");
+    cr_expect_str_eq(value(out, 4, "last_lr"), "0.002");
+    double three = number(out, 4, "test_loss"), two;
+    run_well(2, LEARN "--lr-scale linear --checkpoint k --resume --epochs 3");
+    two = number(out, 3, "test_loss");
+    cr_expect(fabs(three - two) < 1e-5 * two, "%.9g on three ranks, %.9g on two", three, two);
+}
+
 /* A run that is killed after a checkpoint and before its rows are written loses no row. */
 Test(mpi_train, rows_that_were_not_written_are_added_on_resumption)
 {
