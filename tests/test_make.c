@@ -126,3 +126,15 @@ Test(make, help_names_the_goals)
         cr_expect(strstr(out, goals[i]), "%s", goals[i]);
     cr_expect_not(strstr(out, "VERSION  :="), "the help must end after the comment at the top");
 }
+
+/* The program opens cuFile by name at run time, so building an image without it succeeds. */
+Test(make, images_contain_cufile)
+{
+    static const char *const recipes[] = {"Dockerfile", "fdsl-bench.def"};
+    EXPECT(0, "grep -oE 'libcufile[.]so[.][0-9]+' cuda/load/cufile.cu | sort -u >name && [ -s name ]");
+    for (size_t i = 0; i < COUNT_OF(recipes); i++) {
+        EXPECT(0, "sed '/^FROM ubuntu/,$d; /^Stage: final/,$d' scripts/packaging/%s >stage", recipes[i]);
+        EXPECT(0, "grep \"cp .*/$(cat name) /opt/fdsl-bench/lib/\" stage");
+        EXPECT(0, "grep 'LD_LIBRARY_PATH=/opt/fdsl-bench/lib' scripts/packaging/%s", recipes[i]);
+    }
+}

@@ -145,6 +145,16 @@ Test(mpi_train, one_row_per_rank_and_one_of_all_ranks)
     }
 }
 
+/* The row of all ranks has the sum of the rates, which are not integers. */
+Test(mpi_train, ranks_generate_their_own_samples)
+{
+    run_well(2, LEARN "--model logreg --data synth --feed live --res 48 --classes 5 --epochs 1");
+    double one = number(out, 1, "generated_per_s"), other = number(out, 2, "generated_per_s"),
+           all = number(out, 3, "generated_per_s");
+    cr_expect(one > 0 && other > 0 && fabs(all - (one + other)) < 1e-8 * all,
+              "%.9g and %.9g, but %.9g on all ranks", one, other, all);
+}
+
 Test(mpi_train, the_learning_rate_follows_the_batch)
 {
     static const struct {
@@ -187,17 +197,38 @@ Test(mpi_train, training_resumes_on_any_number_of_ranks)
     cr_expect(status == 2 && strstr(err, "batch=24 in the checkpoint, 36 now"), "%d: %s", status, err);
 }
 
+/* --lr-scale would change the rate with the number of ranks. --lr can keep it. */
+Test(mpi_train, training_resumes_with_the_scaled_learning_rate)
+{
+    run_well(2, LEARN "--lr-scale linear --checkpoint k");
+    cr_expect_str_eq(value(out, 6, "last_lr"), "0.002");
+    shell("cp -r k two");
+    run(3, LEARN "--lr-scale linear --checkpoint two --resume --epochs 3 --batch 8");
+    cr_expect(status == 2 && strstr(err, "lr=0.002 in the checkpoint, 0.003 now"), "%d: %s", status, err);
+    run_well(3, LEARN "--lr 0.002 --checkpoint two --resume --epochs 3 --batch 8");
+    cr_expect_str_eq(value(out, 4, "last_lr"), "0.002");
+    double three = number(out, 4, "test_loss"), two;
+    run_well(2, LEARN "--lr-scale linear --checkpoint k --resume --epochs 3");
+    two = number(out, 3, "test_loss");
+    cr_expect(fabs(three - two) < 1e-5 * two, "%.9g on three ranks, %.9g on two", three, two);
+}
+
 /* A run that is killed after a checkpoint and before its rows are written loses no row. */
 Test(mpi_train, rows_that_were_not_written_are_added_on_resumption)
 {
     static char before[TEXT_MAX];
     run_well(2, LEARN "--checkpoint k --out rows.csv");
     read_text("rows.csv", before);
-    shell("head -n -3 rows.csv | tee cut.csv");
-    run_well(2, LEARN "--checkpoint k --resume --out cut.csv");
-    cr_expect_not_null(strstr(err, "cut.csv: added the missing last row"), "%s", err);
-    read_text("cut.csv", out);
-    cr_expect_str_eq(out, before);
+    for (int lost = 0; lost <= 3; lost++) {
+        char message[64];
+        shell("head -n -%d rows.csv | tee cut.csv", lost);
+        run_well(2, LEARN "--checkpoint k --resume --out cut.csv");
+        snprintf(message, sizeof message, "cut.csv: added %d missing row%s of the resumed run\n", lost,
+                 lost == 1 ? "" : "s");
+        cr_expect_eq(strstr(err, message) != NULL, lost > 0, "%d rows lost: %s", lost, err);
+        read_text("cut.csv", out);
+        cr_expect_str_eq(out, before, "%d rows lost", lost);
+    }
 }
 
 /* Starts three ranks that train for a long time, and waits for their third checkpoint. Returns mpirun's
@@ -214,14 +245,41 @@ static pid_t start_training(pid_t ranks[8])
     return mpirun;
 }
 
-/* The message names the rank, the other ranks end, and the latest checkpoint is whole. */
-static void expect_orderly_end(pid_t mpirun, const char *reason)
+/* Returns the rank of a process that Open MPI started. */
+static int rank_of(pid_t pid)
+{
+    static const char name[] = "OMPI_COMM_WORLD_RANK=";
+    static char variables[TEXT_MAX];
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/environ", (int)pid);
+    read_text(path, variables);
+    for (const char *at = variables; *at; at += strlen(at) + 1)
+        if (strncmp(at, name, sizeof name - 1) == 0)
+            return atoi(at + sizeof name - 1);
+    cr_assert_fail("process %d has no %s", (int)pid, name);
+    return -1;
+}
+
+/* Waits for the end of all ranks. Then stderr must name the rank after `words`: "WORDS 1" or "WORDSs 1, 2".
+ */
+static void expect_end(pid_t mpirun, const char *words, int rank)
 {
     int ended;
+    bool named = false;
     cr_assert(ends_within(mpirun, 15, &ended), "the ranks did not end");
     read_text("stderr.txt", err);
-    cr_expect(strstr(err, "rank 0 ") || strstr(err, "rank 1 ") || strstr(err, "rank 2 "), "%s", err);
-    cr_expect_not_null(strstr(err, reason), "%s", err);
+    const char *at = strstr(err, words);
+    cr_assert_not_null(at, "%s", err);
+    char *next = (char *)at + strlen(words) + (at[strlen(words)] == 's');
+    do
+        named |= strtol(next, &next, 10) == rank;
+    while (*next++ == ',');
+    cr_expect(named, "rank %d is not named: %s", rank, err);
+}
+
+/* The latest checkpoint must be whole, and no temporary file may be left. */
+static void expect_whole_checkpoint(void)
+{
     unsetenv("LD_PRELOAD");
     shell("ls k/*.tmp");
     cr_expect_neq(status, 0, "a temporary file is left: %s", out);
@@ -232,15 +290,21 @@ static void expect_orderly_end(pid_t mpirun, const char *reason)
 Test(mpi_train, a_killed_rank_ends_all_ranks)
 {
     pid_t ranks[8], mpirun = start_training(ranks);
+    int rank = rank_of(ranks[1]);
     kill(ranks[1], SIGKILL);
-    expect_orderly_end(mpirun, "Killed");
+    expect_end(mpirun, "noticed that process rank", rank);
+    cr_expect_not_null(strstr(err, "Killed"), "%s", err);
+    expect_whole_checkpoint();
 }
 
+/* Other ranks may be named, too: those that still wait in an earlier collective call than rank 0. */
 Test(mpi_train, a_rank_that_does_not_answer_ends_all_ranks)
 {
     pid_t ranks[8], mpirun = start_training(ranks);
+    int rank = rank_of(ranks[1]);
     kill(ranks[1], SIGSTOP);
-    expect_orderly_end(mpirun, "gave up waiting for rank");
+    expect_end(mpirun, "gave up waiting for rank", rank);
+    expect_whole_checkpoint();
 }
 #endif
 

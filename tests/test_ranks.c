@@ -125,10 +125,11 @@ Test(cores, a_single_rank_keeps_its_cores)
 
 Test(ranks, the_row_of_all_ranks_combines_each_column)
 {
-    static const struct measure measures[] = {
-        {"how", COMBINE_FIRST},   {"stage_s", COMBINE_MAX}, {"hash", COMBINE_HASHES},
-        {"none", COMBINE_HASHES}, {"share", COMBINE_MIN},   {"moved", COMBINE_MEAN},
-        {"alone", COMBINE_NONE},  {"half", COMBINE_MIN},    {NULL, COMBINE_FIRST}};
+    static const struct measure measures[] = {{"how", COMBINE_FIRST},     {"stage_s", COMBINE_MAX},
+                                              {"hash", COMBINE_HASHES},   {"none", COMBINE_HASHES},
+                                              {"share", COMBINE_MIN},     {"moved", COMBINE_MEAN},
+                                              {"alone", COMBINE_NONE},    {"half", COMBINE_MIN},
+                                              {"rate", COMBINE_SUM_REAL}, {NULL, COMBINE_FIRST}};
     struct row rows[2] = {{0}}, total = {0};
     for (int i = 0; i < 3; i++) {
         struct row *row = i < 2 ? &rows[i] : &total;
@@ -148,6 +149,7 @@ Test(ranks, the_row_of_all_ranks_combines_each_column)
         row_text(row, "moved", i < 2 ? (i ? "0.25" : "0.75") : "");
         row_text(row, "alone", i < 2 ? "7" : "");
         row_text(row, "half", i ? "" : "7");
+        row_text(row, "rate", i < 2 ? (i ? "2.5e+06" : "999.75") : "");
     }
     ranks_combine(rows, 2, measures, &total);
     cr_assert_eq(row_check(&total), STATUS_OK);
@@ -168,6 +170,7 @@ Test(ranks, the_row_of_all_ranks_combines_each_column)
     cr_expect_str_eq(row_get(&total, "moved"), "0.5");
     cr_expect_str_eq(row_get(&total, "alone"), "");
     cr_expect_str_eq(row_get(&total, "half"), "", "must be empty, because one rank does not know it");
+    cr_expect_str_eq(row_get(&total, "rate"), "2500999.75");
     row_free(&rows[0]);
     row_free(&rows[1]);
     row_free(&total);

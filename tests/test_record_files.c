@@ -321,16 +321,16 @@ Test(record, an_ignored_signal_stays_ignored)
  * columns. */
 Test(record, a_row_of_another_process_is_added_once)
 {
-    bool added;
+    size_t added;
     char *text;
     struct row row = sample_row("a", "two\nlines", "0"), like = sample_row("", "", "");
     cr_assert_eq(csv_text(&row, 1, &text), STATUS_OK);
     cr_assert_eq(append_sample("xa", "two\nlines", "0"), STATUS_OK); /* ends like the row in `text` */
     cr_expect_eq(csv_complete(path, &like, text, &added), STATUS_OK, "%s", status_text());
-    cr_expect(added);
+    cr_expect_eq(added, 1);
     expect_file("name,note,wrong\nxa,\"two\nlines\",0\na,\"two\nlines\",0\n");
     cr_expect_eq(csv_complete(path, &like, text, &added), STATUS_OK, "%s", status_text());
-    cr_expect(!added);
+    cr_expect_eq(added, 0);
     cr_expect_eq(unlink(path), 0);
     cr_expect_eq(csv_complete(path, &like, text, &added), STATUS_OK, "%s", status_text());
     expect_file("name,note,wrong\na,\"two\nlines\",0\n");
@@ -340,4 +340,37 @@ Test(record, a_row_of_another_process_is_added_once)
     free(text);
     row_free(&row);
     row_free(&like);
+}
+
+/* If the file has some of the rows, csv_complete() adds only the others. A killed process may also have left
+ * an incomplete line. */
+Test(record, only_missing_rows_of_another_process_are_added)
+{
+    static const struct {
+        const char *before;
+        size_t added;
+    } cases[] = {{"name,note,wrong\na,1,0\nb,\"two\nlines\",0\nc,3,0\n", 0},
+                 {"name,note,wrong\na,1,0\nb,\"two\nlines\",0\n", 1},
+                 {"name,note,wrong\na,1,0\nb,\"two\nlines\",0\nc,", 1},
+                 {"name,note,wrong\na,1,0\n", 2},
+                 {"name,note,wrong\n", 3},
+                 {"", 3}};
+    char *text;
+    struct row rows[] = {sample_row("a", "1", "0"), sample_row("b", "two\nlines", "0"),
+                         sample_row("c", "3", "0")};
+    cr_assert_eq(csv_text(rows, COUNT_OF(rows), &text), STATUS_OK);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        size_t added;
+        put(cases[i].before);
+        cr_expect_eq(csv_complete(path, &rows[0], text, &added), STATUS_OK, "%s", status_text());
+        cr_expect_eq(added, cases[i].added, "case %zu: %zu rows", i, added);
+        expect_file(text);
+    }
+    put("name,note,wrong\na,1,0\nc,3,0\n");
+    size_t added;
+    cr_expect_eq(csv_complete(path, &rows[0], text, &added), STATUS_OK, "%s", status_text());
+    expect_file("name,note,wrong\na,1,0\nc,3,0\nb,\"two\nlines\",0\n");
+    free(text);
+    for (size_t i = 0; i < COUNT_OF(rows); i++)
+        row_free(&rows[i]);
 }

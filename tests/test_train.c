@@ -284,7 +284,7 @@ TestSuite(checkpoint, .init = make_folder, .fini = remove_folder, .timeout = 60)
 
 #define VALUES 96
 
-static void write_one(uint32_t epochs, uint32_t keep)
+static enum status write_rows(uint32_t epochs, uint32_t keep, const char *rows)
 {
     float arenas[3][VALUES];
     for (int i = 0; i < 3 * VALUES; i++)
@@ -297,11 +297,16 @@ static void write_one(uint32_t epochs, uint32_t keep)
                                     .history = {epochs, 1.5, -1, 0.25},
                                     .samples = {200, 50, 0, 64, {11, 12}},
                                     .data = (char *)"digits",
-                                    .row = (char *)"a,b\n1,2\n",
+                                    .row = (char *)rows,
                                     .identity = (char *)"model=lenet batch=3",
                                     .state = {arenas[0], arenas[1], arenas[2], {0, 0}},
                                     .arena_values = VALUES};
-    must(checkpoint_write(folder, keep, &checkpoint));
+    return checkpoint_write(folder, keep, &checkpoint);
+}
+
+static void write_one(uint32_t epochs, uint32_t keep)
+{
+    must(write_rows(epochs, keep, "a,b\n1,2\n"));
 }
 
 static void path_of(uint32_t epochs, char path[PATH_MAX])
@@ -345,6 +350,34 @@ Test(checkpoint, keeps_the_latest)
         path_of(epochs, path);
         cr_expect_eq(access(path, F_OK) == 0, epochs > 9, "%u", epochs);
     }
+}
+
+/* Rows that are too long must be refused before anything is written. The longest that are written can be
+ * read. */
+Test(checkpoint, the_length_of_rows_is_limited)
+{
+    enum { LONGEST = 1 << 24 };
+    struct checkpoint back;
+    bool found;
+    char *rows = malloc(LONGEST + 2);
+    cr_assert_not_null(rows);
+    memset(rows, 'r', LONGEST + 1);
+    rows[LONGEST + 1] = '\0';
+    write_one(1, 1);
+    cr_expect_eq(write_rows(2, 1, rows), STATUS_FAILED);
+    cr_expect(strstr(status_text(), folder) &&
+                  strstr(status_text(), "the rows of all ranks: 16777217 bytes, but a checkpoint can hold "
+                                        "only 16777216; start fewer ranks, or drop --checkpoint"),
+              "%s", status_text());
+    must(checkpoint_read_latest(folder, false, &back, &found));
+    cr_expect(found && back.history.epochs == 1);
+    checkpoint_free(&back);
+    rows[LONGEST] = '\0';
+    must(write_rows(2, 1, rows));
+    must(checkpoint_read_latest(folder, false, &back, &found));
+    cr_expect(found && back.history.epochs == 2 && strcmp(back.row, rows) == 0);
+    checkpoint_free(&back);
+    free(rows);
 }
 
 static void expect_fault(const char *path, const char *words)

@@ -127,7 +127,7 @@ Test(train_cli, resume_restores_a_missing_export_or_row)
 #define ON_AND_ON "$P " SMALL "--epochs 3 --checkpoint k --out r.csv --resume "
     EXPECT(0, ON_AND_ON "--export whole && cp r.csv rows");
     EXPECT(0, "sed -i '$d' r.csv && " ON_AND_ON "--export again --format csv");
-    cr_expect_not_null(strstr(out, "r.csv: added the missing last row of the resumed run"));
+    cr_expect_not_null(strstr(out, "r.csv: added 1 missing row of the resumed run"));
     cr_expect_not_null(strstr(out, "3 of 3 epochs are done: exported to again"), "%s", out);
     EXPECT(0, "cmp whole again && cmp rows r.csv");
     EXPECT(0, ON_AND_ON);

@@ -10,15 +10,16 @@
 /* How the row of all ranks together (rank=all) combines the values of the ranks. The choice also tells
  * whether the column holds text, numbers or hashes. */
 enum combine {
-    COMBINE_FIRST,  /* text that is the same on all ranks */
-    COMBINE_SAME,   /* a number that is the same on all ranks */
-    COMBINE_COMMON, /* text: kept if it is the same on all ranks, else empty */
-    COMBINE_NONE,   /* empty: ranks measure it at different times, so their values cannot be combined */
-    COMBINE_MIN,    /* the minimum */
-    COMBINE_MEAN,
-    COMBINE_MAX,    /* the maximum */
-    COMBINE_SUM,    /* the sum of integers */
-    COMBINE_HASHES, /* the sum of 16-digit hexadecimal hashes modulo 2^64 */
+    COMBINE_FIRST,    /* text that is the same on all ranks */
+    COMBINE_SAME,     /* a number that is the same on all ranks */
+    COMBINE_COMMON,   /* text: kept if it is the same on all ranks, else empty */
+    COMBINE_NONE,     /* empty: ranks measure it at different times, so their values cannot be combined */
+    COMBINE_MIN,      /* the minimum */
+    COMBINE_MEAN,     /* the mean */
+    COMBINE_MAX,      /* the maximum */
+    COMBINE_SUM,      /* the sum of integers */
+    COMBINE_SUM_REAL, /* the sum of real numbers */
+    COMBINE_HASHES,   /* the sum of 16-digit hexadecimal hashes modulo 2^64 */
 };
 
 struct measure {

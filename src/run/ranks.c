@@ -142,7 +142,7 @@ static void combine(const struct row *rows, int count, const char *column, enum 
         return;
     }
     unsigned long long sum = 0;
-    double smallest = INFINITY, largest = -INFINITY, mean = 0;
+    double smallest = INFINITY, largest = -INFINITY, mean = 0, sum_real = 0;
     for (int i = 0; i < count; i++) {
         const char *cell = row_get(&rows[i], column);
         if (!*cell) /* unknown on some rank */
@@ -152,12 +152,14 @@ static void combine(const struct row *rows, int count, const char *column, enum 
         smallest = fmin(smallest, value);
         largest = fmax(largest, value);
         mean += value / count;
+        sum_real += value;
     }
-    if (how == COMBINE_MIN || how == COMBINE_MAX || how == COMBINE_MEAN)
+    if (how == COMBINE_MIN || how == COMBINE_MAX || how == COMBINE_MEAN || how == COMBINE_SUM_REAL)
         snprintf(text, sizeof text, "%.9g",
-                 how == COMBINE_MIN   ? smallest
-                 : how == COMBINE_MAX ? largest
-                                      : mean);
+                 how == COMBINE_MIN    ? smallest
+                 : how == COMBINE_MAX  ? largest
+                 : how == COMBINE_MEAN ? mean
+                                       : sum_real);
     else
         snprintf(text, sizeof text, how == COMBINE_HASHES ? "%016llx" : "%llu", sum);
     row_set(total, column, text);

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -504,36 +503,55 @@ enum status csv_text(const struct row *rows, size_t count, char **text)
     return STATUS_OK;
 }
 
-/* Sets `*found` if the file contains `text`, which consists of whole lines. */
-static enum status holds(const char *path, const char *text, bool *found)
+/* Whether `bytes` contains `record`, which ends with a line end, from the beginning of a line. */
+static bool holds(const char *bytes, size_t size, const char *record, size_t length)
 {
-    char *bytes;
-    size_t size;
-    *found = false;
-    if (access(path, F_OK) != 0)
-        return STATUS_OK;
-    TRY(file_read(path, &bytes, &size));
-    for (const char *at = bytes; !*found && (at = strstr(at, text)); at++)
-        *found = at == bytes || at[-1] == '\n';
+    const char *at = bytes, *end = bytes + size;
+    while ((at = memmem(at, (size_t)(end - at), record, length)) && at > bytes && at[-1] != '\n')
+        at++;
+    return at != NULL;
+}
+
+/* Copies those records of `text` that the file does not contain to `missing`, and counts them. */
+static enum status find_missing(const char *path, const char *text, char *missing, size_t *count)
+{
+    char *bytes = NULL;
+    size_t size = 0;
+    if (access(path, F_OK) == 0)
+        TRY(file_read(path, &bytes, &size));
+    for (const char *end = text + strlen(text); text < end;) {
+        struct csv_record record = record_at(text, end);
+        if (!bytes || !holds(bytes, size, text, record.bytes)) {
+            missing = mempcpy(missing, text, record.bytes);
+            ++*count;
+        }
+        text += record.bytes;
+    }
+    *missing = '\0';
     free(bytes);
     return STATUS_OK;
 }
 
-enum status csv_complete(const char *path, const struct row *like, const char *text, bool *added)
+enum status csv_complete(const char *path, const struct row *like, const char *text, size_t *added)
 {
-    bool found;
     struct csv_lines lines;
-    *added = false;
+    *added = 0;
     TRY(csv_format(like, 1, &lines));
     size_t header_bytes = lines.header_bytes;
     bool same = strncmp(lines.text, text, header_bytes) == 0;
     free(lines.text);
     if (!same)
         return status_set(STATUS_USAGE, "its columns differ from the columns of this program");
-    TRY(holds(path, text + header_bytes, &found));
-    *added = !found;
-    if (found)
-        return STATUS_OK;
-    lines = (struct csv_lines){(char *)(uintptr_t)text, header_bytes, strlen(text)}; /* not modified */
-    return append_at_last(path, like, &lines);
+    lines.text = strdup(text);
+    if (!lines.text)
+        return status_set(STATUS_FAILED, "out of memory for the rows");
+    size_t missing = 0;
+    enum status status = find_missing(path, text + header_bytes, lines.text + header_bytes, &missing);
+    lines.bytes = strlen(lines.text);
+    if (status == STATUS_OK && missing > 0)
+        status = append_at_last(path, like, &lines);
+    if (status == STATUS_OK)
+        *added = missing;
+    free(lines.text);
+    return status;
 }

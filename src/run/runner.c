@@ -41,8 +41,7 @@ static enum status measure(const struct runner *runner, void *state, struct meas
                              : STATUS_OK;
 }
 
-/* After --resume: appends to --out the rows that were saved with the checkpoint, unless the file already has
- * them. */
+/* After --resume: appends to --out those rows of the checkpoint that the file does not have. */
 static enum status complete_rows(struct runner *runner, void *state)
 {
     const struct settings *settings = runner->settings;
@@ -50,7 +49,7 @@ static enum status complete_rows(struct runner *runner, void *state)
     const char *kept = settings->workload->epochs.kept
                            ? settings->workload->epochs.kept(runner_own_state(runner, state))
                            : "";
-    bool added = false;
+    size_t added = 0;
     if (!*kept || !settings->out || !runner_leads(runner))
         return STATUS_OK;
     struct row like = {0};
@@ -59,12 +58,13 @@ static enum status complete_rows(struct runner *runner, void *state)
         status = csv_complete(settings->out, &like, kept, &added);
     row_free(&like);
     if (status == STATUS_USAGE) {
-        status_warn("%s: cannot check whether it has the last row of the resumed run: %s", settings->out,
+        status_warn("%s: cannot check whether it has the last rows of the resumed run: %s", settings->out,
                     status_text());
         return STATUS_OK;
     }
     if (added)
-        status_say("%s: added the missing last row of the resumed run", settings->out);
+        status_say("%s: added %zu missing row%s of the resumed run", settings->out, added,
+                   added == 1 ? "" : "s");
     return status;
 }
 

@@ -268,12 +268,26 @@ static enum status write_parts(const char *path, const struct part *parts, size_
     return file_end(&writer);
 }
 
+/* Rejects texts that are too long to be read again. */
+static enum status check_texts(const char *folder, const char *const texts[TEXTS])
+{
+    static const char *const names[TEXTS] = {"options", "value of --data", "rows of all ranks"};
+    for (size_t i = 0; i < TEXTS; i++)
+        if (strlen(texts[i]) > TEXT_MAX)
+            return status_set(STATUS_FAILED,
+                              "--checkpoint %s: the %s: %zu bytes, but a checkpoint can hold only %d%s",
+                              folder, names[i], strlen(texts[i]), TEXT_MAX,
+                              i == 2 ? "; start fewer ranks, or drop --checkpoint" : "");
+    return STATUS_OK;
+}
+
 enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint)
 {
     struct header header;
     char path[PATH_MAX];
     size_t bytes = checkpoint->arena_values * sizeof(float);
     const char *const texts[TEXTS] = {checkpoint->identity, checkpoint->data, checkpoint->row};
+    TRY(check_texts(folder, texts));
     fill_header(checkpoint, texts, &header);
     const struct part parts[] = {{&header, sizeof header},
                                  {texts[0], header.text_bytes[0]},

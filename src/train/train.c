@@ -116,7 +116,7 @@ static const struct measure columns[] = {
     {"train_loss", COMBINE_SAME},    {"train_acc", COMBINE_SAME},     {"test_loss", COMBINE_SAME},
     {"test_acc", COMBINE_SAME},      {"last_lr", COMBINE_SAME},       {"trained_s", COMBINE_SAME},
     {"to_98_s", COMBINE_SAME},       {"to_99_s", COMBINE_SAME},       {"data_share", COMBINE_MAX},
-    {"memory_bytes", COMBINE_SUM},   {"generate_share", COMBINE_MAX}, {"generated_per_s", COMBINE_SUM},
+    {"memory_bytes", COMBINE_SUM},   {"generate_share", COMBINE_MAX}, {"generated_per_s", COMBINE_SUM_REAL},
     {"opening_s", COMBINE_MAX},      {"init", COMBINE_FIRST},         {"skipped_steps", COMBINE_SAME},
     {"loss_scale", COMBINE_SAME},    {"exchange", COMBINE_FIRST},     {"exchange_share", COMBINE_MAX},
     {NULL, COMBINE_FIRST},
