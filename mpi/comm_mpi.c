@@ -281,6 +281,15 @@ enum status comm_agree(enum status status)
     return worst.severity == 0 ? STATUS_OK : share_failure(status, &worst);
 }
 
+enum status comm_give_up(enum status status)
+{
+    if (size == 1 || broken)
+        return status;
+    broken = true;
+    status_warn_own("%s", status_text());
+    return status;
+}
+
 enum status comm_vote(enum status status, double *values, size_t count)
 {
     if (size == 1 || broken)
@@ -369,6 +378,7 @@ struct comm_reducer {
     int *counts, *offsets; /* of each rank's part of the array */
     int *mine, *mine_at;   /* this rank's part, received once from each rank */
     float *received;       /* this rank's part of each rank's array, in rank order */
+    int failed;            /* whether a rank's step failed */
 };
 
 /* Divides the array among the ranks. Returns false if memory runs out. */
@@ -411,7 +421,7 @@ enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
 
 void comm_reducer_close(struct comm_reducer *reducer)
 {
-    if (!reducer)
+    if (!reducer || broken) /* broken: MPI may still write to the memory; comm_close() ends the process */
         return;
     free(reducer->counts);
     free(reducer->received);
@@ -435,13 +445,13 @@ enum status comm_reduce(struct comm_reducer *reducer, enum status status, float 
     if (size == 1 || broken)
         return broken ? STATUS_FAILED : status;
     MPI_Request statuses, request;
-    int failed = status != STATUS_OK;
-    MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &statuses));
+    reducer->failed = status != STATUS_OK;
+    MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, &reducer->failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &statuses));
     MPI_TRY(MPI_Ialltoallv(values, reducer->counts, reducer->offsets, MPI_FLOAT, reducer->received,
                            reducer->mine, reducer->mine_at, MPI_FLOAT, MPI_COMM_WORLD, &request));
     TRY(wait_briefly(&statuses));
     TRY(wait_briefly(&request));
-    if (failed)
+    if (reducer->failed)
         return comm_agree(status);
     add_up(reducer, values + reducer->offsets[rank]);
     MPI_TRY(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, values, reducer->counts, reducer->offsets, MPI_FLOAT,

@@ -16,6 +16,9 @@
 #include "train/network.cuh"
 #include "train/progress.cuh"
 
+/* Smallest part of the gradients that is worth an exchange of its own: 1 MiB. */
+#define PART_VALUES ((size_t)1 << 18)
+
 struct network {
     const struct train *train;
     enum precision precision;
@@ -112,7 +115,7 @@ static enum status check_size(const struct train *train)
     for (uint32_t i = 0; i < model->layer_count; i++)
         if (model->layers[i].out_values > most)
             most = model->layers[i].out_values;
-    if (most * train->batch < UINT64_C(1) << 31)
+    if (most * train_share_max(train) < UINT64_C(1) << 31)
         return STATUS_OK;
     return status_set(STATUS_USAGE,
                       "a layer of %s would hold 2^31 values or more for a batch of %u; lower --batch to %llu",
@@ -147,7 +150,8 @@ static enum status open_layer(struct network *network, uint32_t i)
     const struct model *model = network->train->model;
     const struct layer *layer = &model->layers[i];
     struct device_layer *self = &network->layers[i], *before = i ? self - 1 : NULL;
-    size_t outputs = layer->out_values * network->train->batch;
+    uint32_t batch = train_share_max(network->train);
+    size_t outputs = layer->out_values * batch;
     self->layer = layer;
     self->in = before ? before->out : network->inputs;
     self->in_delta = before ? before->out_delta : NULL;
@@ -164,14 +168,13 @@ static enum status open_layer(struct network *network, uint32_t i)
     if (layer->spec.kind == LAYER_ADD)
         self->added = self - layer->spec.back;
     const struct layer_passes *by = &network->passes[layer->spec.kind];
-    return by->prepare ? by->prepare(self, network->train->batch, &network->allocations, network->stream)
-                       : STATUS_OK;
+    return by->prepare ? by->prepare(self, batch, &network->allocations, network->stream) : STATUS_OK;
 }
 
 static enum status open_data(struct network *network)
 {
     const struct data *data = network->train->data;
-    size_t batch = network->train->batch;
+    size_t batch = train_share_max(network->train);
     for (int part = network->train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
         if (part == DATA_TEST || data->feed != DATA_LIVE)
@@ -189,7 +192,7 @@ static enum status open_data(struct network *network)
 
 static enum status open_learning(struct network *network)
 {
-    size_t values = network->train->model->arena_values, batch = network->train->batch;
+    size_t values = network->train->model->arena_values, batch = train_share_max(network->train);
     TRY(allocate_zeros(&network->allocations, &network->state.m, values, network->stream));
     TRY(allocate_zeros(&network->allocations, &network->state.v, values, network->stream));
     TRY(allocate_zeros(&network->allocations, &network->gradients, values, network->stream));
@@ -230,8 +233,8 @@ static enum status open_all(struct network *network)
     for (uint32_t i = 0; i < train->model->layer_count; i++)
         TRY(open_layer(network, i));
     for (uint32_t i = 0; i < train->model->layer_count; i++)
-        TRY(packed_prepare(&network->layers[i], network->precision, train->batch, !train->forward_only,
-                           &network->allocations));
+        TRY(packed_prepare(&network->layers[i], network->precision, train_share_max(train),
+                           !train->forward_only, &network->allocations));
     for (uint32_t i = 1; i < train->model->layer_count; i++)
         share_relu(&network->layers[i - 1], &network->layers[i],
                    i + 1 < train->model->layer_count ? &network->layers[i + 1] : nullptr);
@@ -323,10 +326,12 @@ static enum status cuda_gradients(void *state, float *gradients)
 
 /* ---- Steps ---- */
 
-static struct pass pass_of(const struct network *network, uint32_t count, bool training, uint32_t epoch)
+static struct pass pass_of(const struct network *network, const struct share *share, bool training,
+                           uint32_t epoch)
 {
     return {.stream = network->stream,
-            .count = count,
+            .count = (uint32_t)share->count,
+            .total = (uint32_t)share->total,
             .training = training,
             .precision = network->precision,
             .seed = network->train->seed,
@@ -351,22 +356,47 @@ static enum status forward(struct network *network, const struct pass *pass)
 
 /* Each layer overwrites the gradient of its input. If later LAYER_ADD layers also use that input, their
  * backward passes have already run. Their contributions to the gradient are added after the overwrite. */
+static enum status backward_layer(struct network *network, const struct device_layer *self,
+                                  const struct pass *pass)
+{
+    bool shared = self > network->layers && self[-1].layer->is_added;
+    if (shared && self->layer->spec.kind == LAYER_POOL) /* pooling writes nothing outside its windows */
+        CUDA_TRY(cudaMemsetAsync(self->in_delta, 0,
+                                 pass->count * self->layer->in_values * sizeof *self->in_delta,
+                                 pass->stream));
+    TRY(network->passes[self->layer->spec.kind].backward(self, pass));
+    return shared ? added_backward(self - 1, last_layer(network) + 1, pass) : STATUS_OK;
+}
+
+/* The gradients of a layer precede those of later layers in the arena, and the backward pass begins with the
+ * last layer. So all gradients from this layer's on are final. Passes those below `*end` to the exchange if
+ * they are a large enough part, or if no layer is left, and sets `*end` to the first of them. */
+static enum status exchange_layer(struct network *network, const struct layer *layer, size_t *end)
+{
+    struct exchange *exchange = network->train->exchange;
+    size_t first = layer == network->train->model->layers ? 0 : layer->weight;
+    if (!exchange || (first > 0 && (!layer->weight_values || *end - first < PART_VALUES)))
+        return STATUS_OK;
+    TRY(exchange->method->begin(exchange, network->gradients + first, *end - first, network->stream));
+    *end = first;
+    return STATUS_OK;
+}
+
+/* A rank without samples in this step has gradients of zero. */
 static enum status backward(struct network *network, const struct pass *pass)
 {
-    const struct device_layer *end = last_layer(network) + 1;
+    const struct model *model = network->train->model;
+    struct exchange *exchange = network->train->exchange;
+    size_t end = model->arena_values;
     RANGE(BACKWARD);
-    for (uint32_t i = network->train->model->layer_count; i-- > 0;) {
-        const struct device_layer *self = &network->layers[i];
-        bool shared = i > 0 && self[-1].layer->is_added;
-        if (shared && self->layer->spec.kind == LAYER_POOL) /* pooling writes nothing outside its windows */
-            CUDA_TRY(cudaMemsetAsync(self->in_delta, 0,
-                                     pass->count * self->layer->in_values * sizeof *self->in_delta,
-                                     pass->stream));
-        TRY(network->passes[self->layer->spec.kind].backward(self, pass));
-        if (shared)
-            TRY(added_backward(self - 1, end, pass));
+    if (pass->count == 0)
+        CUDA_TRY(cudaMemsetAsync(network->gradients, 0, end * sizeof *network->gradients, network->stream));
+    for (uint32_t i = model->layer_count; i-- > 0;) {
+        if (pass->count > 0)
+            TRY(backward_layer(network, &network->layers[i], pass));
+        TRY(exchange_layer(network, &model->layers[i], &end));
     }
-    return STATUS_OK;
+    return exchange ? exchange->method->end(exchange, network->stream) : STATUS_OK;
 }
 
 static enum status gather_step(struct network *network, uint32_t epoch, uint32_t step, uint32_t count)
@@ -381,13 +411,6 @@ static enum status gather_step(struct network *network, uint32_t epoch, uint32_t
     return live ? device_feed_release(&network->feed, network->stream) : STATUS_OK;
 }
 
-/* Returns the number of samples in a step. Only the last step of an epoch can have a short batch. */
-static uint32_t step_count(const struct train *train, uint32_t step)
-{
-    uint32_t left = train->data->sets[DATA_TRAIN].count - step * train->batch;
-    return left < train->batch ? left : train->batch;
-}
-
 /* With loss scaling, the device decides whether to apply the update. */
 static enum status update_parameters(struct network *network, const struct update *update)
 {
@@ -400,20 +423,26 @@ static enum status update_parameters(struct network *network, const struct updat
     return scale ? scaling_step(scale, network->stream) : STATUS_OK;
 }
 
-static enum status learn(struct network *network, uint32_t epoch, uint32_t step)
+/* Computes the gradients of the samples of this rank, and adds up those of all ranks. */
+static enum status compute_gradients(struct network *network, const struct pass *pass, uint64_t number)
+{
+    const struct device_layer *last = last_layer(network);
+    if (pass->count > 0) {
+        RANGE(FORWARD);
+        TRY(forward(network, pass));
+        TRY(loss_take(network->train, last->out, network->batch.labels, pass, number, last->out_delta,
+                      &network->losses));
+    }
+    return backward(network, pass);
+}
+
+static enum status learn(struct network *network, uint32_t epoch, uint32_t step, const struct share *share)
 {
     const struct train *train = network->train;
-    const struct device_layer *last = last_layer(network);
     uint64_t number = (uint64_t)epoch * train_steps(train) + step;
-    const struct pass pass = pass_of(network, step_count(train, step), true, epoch);
+    const struct pass pass = pass_of(network, share, true, epoch);
     const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
-    {
-        RANGE(FORWARD);
-        TRY(forward(network, &pass));
-        TRY(loss_take(train, last->out, network->batch.labels, pass.count, number, last->out_delta,
-                      &network->losses, network->stream));
-    }
-    TRY(backward(network, &pass));
+    TRY(compute_gradients(network, &pass, number));
     return update_parameters(network, &update);
 }
 
@@ -424,12 +453,14 @@ static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint3
     uint32_t timed = first + count / 2;
     device_feed_plan_timings(&network->feed, count);
     for (uint32_t step = first; step < first + count; step++) {
+        const struct share share = train_share(network->train, step);
         if (step == timed)
             CUDA_TRY(cudaEventRecord(network->gather_begin, network->stream));
-        TRY(gather_step(network, epoch, step, step_count(network->train, step)));
+        if (share.count > 0)
+            TRY(gather_step(network, epoch, step, (uint32_t)share.count));
         if (step == timed)
             CUDA_TRY(cudaEventRecord(network->gather_end, network->stream));
-        TRY(learn(network, epoch, step));
+        TRY(learn(network, epoch, step, &share));
         TRY(device_progress_step(&network->progress, network->losses.totals, 1, network->stream));
     }
     network->steps += count;
@@ -450,6 +481,7 @@ static enum status cuda_totals(void *state, struct train_totals *totals)
         CUDA_TRY(cudaMemcpyAsync(&skipped, &network->losses.scale->skipped, sizeof skipped,
                                  cudaMemcpyDeviceToHost, network->stream));
     CUDA_TRY(cudaStreamSynchronize(network->stream));
+    TRY(exchange_settle(network->train->exchange));
     totals->skipped = skipped;
     if (network->steps > 0)
         CUDA_TRY(cudaEventElapsedTime(&gather_ms, network->gather_begin, network->gather_end));
@@ -470,7 +502,8 @@ static void cuda_progress(const void *state, struct train_progress *progress)
 static enum status evaluate_batch(struct network *network, enum data_part part, uint32_t first,
                                   uint32_t count, float *logits)
 {
-    const struct pass pass = pass_of(network, count, false, 0);
+    const struct share share = {.first = 0, .count = count, .total = count};
+    const struct pass pass = pass_of(network, &share, false, 0);
     TRY(batch_list(&network->sets[part], &network->batch, first, count, network->stream));
     TRY(batch_gather(network->train->data, &network->sets[part], &network->batch, count, network->inputs,
                      network->stream));
@@ -485,7 +518,7 @@ static enum status cuda_evaluate(void *state, enum data_part part, uint32_t firs
                                  float *logits)
 {
     struct network *network = static_cast<struct network *>(state);
-    uint32_t batch = network->train->batch;
+    uint32_t batch = train_share_max(network->train);
     CUDA_TRY(cudaSetDevice(network->device));
     for (uint32_t done = 0; done < count; done += batch) {
         uint32_t left = count - done;
@@ -525,6 +558,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .bounds = bounds,
             .scales_loss = PRECISION == PRECISION_FP16,
             .feeds = true,
+            .gradients_in = GRADIENTS_IN_DEVICE,
             .unit = UNIT,
             .savings = {.backward = false, .pooled_gradients = false, .convolutions = CONV != OWN_CONV},
             .open = cuda_open<CONV, PRECISION>,

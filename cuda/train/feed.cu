@@ -10,8 +10,8 @@ static enum status open_buffer(struct feed_buffer *buffer, const struct train *t
                                struct allocations *allocations)
 {
     buffer->step = FEED_EMPTY;
-    TRY(allocate(allocations, &buffer->samples, train->batch * train->data->sample_bytes));
-    TRY(allocate(allocations, &buffer->numbers, train->batch));
+    TRY(allocate(allocations, &buffer->samples, train_share_max(train) * train->data->sample_bytes));
+    TRY(allocate(allocations, &buffer->numbers, train_share_max(train)));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->taken, cudaEventDisableTiming));
     return STATUS_OK;
@@ -42,7 +42,7 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
      * a batch stretches over most of a step. generate_s would then measure that span instead of the work. */
     TRY(stream_open(&feed->stream));
     const struct generator_request request = {
-        .on_device = true, .resources = {.threads = 1, .device = device}, .batch = train->batch};
+        .on_device = true, .resources = {.threads = 1, .device = device}, .batch = train_share_max(train)};
     return data_generator(train->data, &request, &feed->generator);
 }
 
@@ -96,18 +96,21 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
     const struct train *train = feed->train;
     RANGE(GENERATE);
     uint32_t steps = train_steps(train), epoch = (uint32_t)(number / steps);
-    uint32_t first = (uint32_t)(number % steps) * train->batch, all = train->data->sets[DATA_TRAIN].count;
-    uint32_t count = all - first < train->batch ? all - first : train->batch;
-    struct draw_order order = draw_order(train->seed, epoch, all);
+    uint32_t step = (uint32_t)(number % steps);
+    const struct share share = train_share(train, step);
+    uint32_t first = step * train->batch + (uint32_t)share.first, count = (uint32_t)share.count;
+    struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
     buffer->step = FEED_EMPTY; /* stays so if an error prevents the batch from being enqueued */
     CUDA_TRY(cudaStreamWaitEvent(feed->stream, buffer->taken, 0));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_begin, feed->stream));
-    number_kernel<<<blocks_for(count), BLOCK, 0, feed->stream>>>(order, first, count, train->data->fresh,
-                                                                 epoch, buffer->numbers);
-    CUDA_TRY_LAUNCH("number_kernel");
-    const struct generator_numbers listed = {buffer->numbers, 0, nullptr};
-    TRY(generator_make(feed->generator, &listed, count, buffer->samples, nullptr, feed->stream));
+    if (count > 0) { /* in a short last step, a rank may have no samples */
+        number_kernel<<<blocks_for(count), BLOCK, 0, feed->stream>>>(order, first, count, train->data->fresh,
+                                                                     epoch, buffer->numbers);
+        CUDA_TRY_LAUNCH("number_kernel");
+        const struct generator_numbers listed = {buffer->numbers, 0, nullptr};
+        TRY(generator_make(feed->generator, &listed, count, buffer->samples, nullptr, feed->stream));
+    }
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_end, feed->stream));
     CUDA_TRY(cudaEventRecord(buffer->made, feed->stream));

@@ -36,7 +36,7 @@ static __device__ __forceinline__ struct candidate warp_best(struct candidate mi
 /* ---- The loss ---- */
 
 struct loss_plan {
-    uint32_t classes, count;
+    uint32_t classes, count, total; /* count and total: as in struct pass */
     float smoothing;
 };
 
@@ -63,7 +63,7 @@ static __global__ void loss_kernel(const struct loss_plan plan, const float *log
         float log_p = own[k] - best.logit - log_sum;
         float wanted = plan.smoothing / (float)plan.classes + (k == labels[j] ? 1 - plan.smoothing : 0);
         loss -= wanted * log_p;
-        deltas[(size_t)j * plan.classes + k] = (expf(log_p) - wanted) / (float)plan.count * factor;
+        deltas[(size_t)j * plan.classes + k] = (expf(log_p) - wanted) / (float)plan.total * factor;
     }
     loss = warp_sum(loss);
     if (lane == 0) {
@@ -102,16 +102,19 @@ static __global__ void totals_kernel(const float *losses, const uint32_t *right,
         totals->bad_step = step;
 }
 
-enum status loss_take(const struct train *train, const float *logits, const uint32_t *labels, uint32_t count,
-                      uint64_t step, float *deltas, const struct device_losses *losses, cudaStream_t stream)
+enum status loss_take(const struct train *train, const float *logits, const uint32_t *labels,
+                      const struct pass *pass, uint64_t step, float *deltas,
+                      const struct device_losses *losses)
 {
-    const struct loss_plan plan = {
-        .classes = train->model->classes, .count = count, .smoothing = train->smoothing};
-    loss_kernel<<<blocks_for((size_t)count * 32), BLOCK, 0, stream>>>(plan, logits, labels, losses->scale,
-                                                                      deltas, losses->losses, losses->right);
+    const struct loss_plan plan = {.classes = train->model->classes,
+                                   .count = pass->count,
+                                   .total = pass->total,
+                                   .smoothing = train->smoothing};
+    loss_kernel<<<blocks_for((size_t)pass->count * 32), BLOCK, 0, pass->stream>>>(
+        plan, logits, labels, losses->scale, deltas, losses->losses, losses->right);
     CUDA_TRY_LAUNCH("loss_kernel");
-    totals_kernel<<<1, BLOCK, 0, stream>>>(losses->losses, losses->right, count, step, losses->scale != NULL,
-                                           losses->totals);
+    totals_kernel<<<1, BLOCK, 0, pass->stream>>>(losses->losses, losses->right, pass->count, step,
+                                                 losses->scale != NULL, losses->totals);
     CUDA_TRY_LAUNCH("totals_kernel");
     return STATUS_OK;
 }

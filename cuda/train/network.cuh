@@ -42,7 +42,8 @@ struct device_layer {
 /* Data about the current batch that all layers use. Pointers are to device memory. */
 struct pass {
     cudaStream_t stream;
-    uint32_t count; /* samples */
+    uint32_t count; /* samples of this rank */
+    uint32_t total; /* samples of all ranks: the gradients are those of the mean loss over these */
     bool training;
     enum precision precision;
     uint64_t seed;
@@ -167,8 +168,8 @@ struct device_batch {
     struct draw_move *moves;
 };
 
-/* Chooses the samples of a step of an epoch and their moves. The result is that of train_batch() and
- * draw_move() on the host. */
+/* Chooses the samples of this rank in a step of an epoch, and their moves. The result is that of
+ * train_batch() and draw_move() on the host. `count` is that of train_share(), and at least 1. */
 enum status batch_draw(const struct train *train, const struct device_set *set,
                        const struct device_batch *batch, uint32_t epoch, uint32_t step, uint32_t count,
                        cudaStream_t stream);
@@ -194,8 +195,9 @@ struct device_losses {
  * scale if there is one. Adds the batch to losses->totals. If the loss is not finite, records `step` in
  * bad_step, unless an earlier step is recorded there. With loss scaling, only NaN is bad, because loss
  * scaling handles overflows to Inf. */
-enum status loss_take(const struct train *train, const float *logits, const uint32_t *labels, uint32_t count,
-                      uint64_t step, float *deltas, const struct device_losses *losses, cudaStream_t stream);
+enum status loss_take(const struct train *train, const float *logits, const uint32_t *labels,
+                      const struct pass *pass, uint64_t step, float *deltas,
+                      const struct device_losses *losses);
 
 /* Runs optimizer_step() on all parameters; the arrays have `values` elements. Changes nothing if
  * scale->overflowed is set. `scale` may be NULL. */

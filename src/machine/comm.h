@@ -42,6 +42,11 @@ int comm_local_size(void);
  * ranks sleep, which leaves their cores free. */
 enum status comm_agree(enum status status);
 
+/* Not collective: for a rank that failed while the other ranks may be waiting for it outside of this
+ * interface, for example in GPU kernels. This rank prints status_text(), comm_close() aborts all ranks, and
+ * all later calls fail. Returns `status`. With one rank, only returns `status`. */
+enum status comm_give_up(enum status status);
+
 /* Collective: agrees on a status like comm_agree(), but polls without sleeping. Serves as the barrier between
  * two timed runs. If no rank failed, each of the `count` <= COMM_VOTE_MAX values becomes its maximum over all
  * ranks. */

@@ -166,13 +166,21 @@ struct engine_bounds {
         .loss = 1e-4, .floor = 1e-2, .drift = 1e-2, .logits = 1e-4 \
     }
 
+/* Where an engine has its gradients when it calls train->exchange. */
+enum gradients_in {
+    GRADIENTS_ALONE,     /* the engine does not call it, so it trains on one rank only */
+    GRADIENTS_IN_HOST,   /* in host memory */
+    GRADIENTS_IN_DEVICE, /* in device memory */
+    GRADIENTS_IN_GRAPH,  /* in device memory; the calls are captured in a CUDA graph */
+};
+
 struct engine {
     const char *name; /* for messages */
     struct engine_bounds bounds;
     bool scales_loss; /* whether the engine uses loss_scale.h; set() replaces a scale of 0 by the initial one
                        */
     bool feeds;       /* supports every enum data_feed; otherwise only DATA_STORED */
-    bool exchanges; /* steps() calls train->exchange with gradients in host memory; otherwise one rank only */
+    enum gradients_in gradients_in; /* where steps() passes the gradients to train->exchange */
 
     /* For the roofline: the fastest unit that the engine uses for matrix products, and the multiplications
      * that it may omit. */

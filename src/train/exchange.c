@@ -1,27 +1,79 @@
 #include "train/exchange.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "machine/comm.h"
+
 /* All methods, in the order of preference of --sync auto. */
+#ifdef HAVE_CUDA
+#define METHODS(METHOD) METHOD(peer) METHOD(nccl) METHOD(mpi) METHOD(staged)
+#else
 #define METHODS(METHOD) METHOD(mpi)
+#endif
 
-#define ADDRESS(name)   &exchange_##name,
-#define NAME(name)      #name,
+#define ADDRESS(name) &exchange_##name,
 static const struct exchange_method *const methods[] = {METHODS(ADDRESS)};
-const char *const exchange_names[] = {"auto", METHODS(NAME) NULL};
+const char *const exchange_names[] = {"auto", "mpi", "nccl", "peer", NULL};
 
-enum status exchange_find(int sync, const struct engine *engine, const struct exchange_method **method)
+static bool is_wanted(int sync, const struct exchange_method *method)
 {
-    char reasons[512] = "";
-    size_t first = sync > 0 ? (size_t)sync - 1 : 0, end = sync > 0 ? first + 1 : COUNT_OF(methods);
-    for (size_t i = first; i < end; i++) {
-        size_t used = strlen(reasons);
-        *method = methods[i];
+    return sync == 0 || strcmp(exchange_names[sync], method->name) == 0;
+}
+
+/* Appends the reason of status_text() to `reasons`. */
+static void add_reason(char *reasons, size_t bytes, const char *name)
+{
+    size_t used = strlen(reasons);
+    snprintf(reasons + used, bytes - used, "%s%s: %s", used ? "; " : "", name, status_text());
+}
+
+static enum status no_method(int sync, const char *reasons)
+{
+    return *reasons ? status_set(STATUS_UNAVAILABLE, "it cannot train on several ranks here (--sync %s)",
+                                 reasons)
+                    : status_set(STATUS_UNAVAILABLE,
+                                 "it cannot train on several ranks here (--sync %s needs a build with CUDA)",
+                                 exchange_names[sync]);
+}
+
+enum status exchange_probe(int sync, const struct engine *engine)
+{
+    char reasons[768] = "";
+    for (size_t i = 0; i < COUNT_OF(methods); i++) {
+        if (!is_wanted(sync, methods[i]))
+            continue;
         if (methods[i]->probe(engine) == STATUS_OK)
             return STATUS_OK;
-        snprintf(reasons + used, sizeof reasons - used, "%s%s: %s", used ? "; " : "", methods[i]->name,
-                 status_text());
+        add_reason(reasons, sizeof reasons, methods[i]->name);
     }
-    return status_set(STATUS_UNAVAILABLE, "it cannot train on several ranks here (--sync %s)", reasons);
+    return no_method(sync, reasons);
+}
+
+enum status exchange_open(int sync, const struct engine *engine, struct exchange *exchange)
+{
+    char reasons[768] = "";
+    for (size_t i = 0; i < COUNT_OF(methods); i++) {
+        if (!is_wanted(sync, methods[i]))
+            continue;
+        enum status status = comm_agree(methods[i]->probe(engine));
+        if (status == STATUS_OK) {
+            exchange->method = methods[i];
+            status = methods[i]->open(exchange);
+        }
+        if (status != STATUS_UNAVAILABLE)
+            return status;
+        add_reason(reasons, sizeof reasons, methods[i]->name);
+        exchange_close(exchange);
+    }
+    return no_method(sync, reasons);
+}
+
+void exchange_close(struct exchange *exchange)
+{
+    if (exchange->method)
+        exchange->method->close(exchange);
+    exchange->method = NULL;
+    exchange->state = NULL;
 }

@@ -15,14 +15,18 @@
 struct engine;
 struct exchange;
 
+/* A method implements either sum(), for gradients in host memory, or begin(), end() and settle(), for
+ * gradients in device memory. Of those two groups, the functions of the other group are NULL. */
 struct exchange_method {
     const char *name; /* as in --sync and in the column `exchange` */
 
-    /* Returns STATUS_OK if the method works here with this engine, else STATUS_UNAVAILABLE with the reason.
-     */
+    /* Returns STATUS_OK if the method can work with this engine in this build, else STATUS_UNAVAILABLE with
+     * the reason. Not collective. */
     enum status (*probe)(const struct engine *engine);
 
-    /* Prepares `exchange`, whose state is NULL. The caller closes it, also after a failure. */
+    /* Collective: prepares `exchange`, whose state is NULL. All ranks return the same status.
+     * STATUS_UNAVAILABLE with the reason if these ranks cannot use the method together. The caller closes the
+     * exchange, also after a failure. */
     enum status (*open)(struct exchange *exchange);
     void (*close)(struct exchange *exchange);
 
@@ -31,12 +35,28 @@ struct exchange_method {
      * of this rank's step so far: if the step failed on any rank, sum() returns the same failure on all
      * ranks, and the gradients are undefined. Only the thread that called the engine may call sum(). */
     enum status (*sum)(struct exchange *exchange, enum status status, float *gradients, size_t count);
+
+    /* The gradients of a step become final part by part, and each part is exchanged while the engine computes
+     * the others. begin() passes a part, which is final when the work that is enqueued on `stream` (a
+     * cudaStream_t) is done. end() makes `stream` wait for the sums of all parts. All ranks must pass the
+     * same parts in the same order. A multiple of 16 bytes is the address of each part. A method for
+     * GRADIENTS_IN_GRAPH may be called while `stream` is captured. */
+    enum status (*begin)(struct exchange *exchange, float *gradients, size_t count, void *stream);
+    enum status (*end)(struct exchange *exchange, void *stream);
+
+    /* Call when all enqueued work is done. Adds the waiting time of the steps since the last call to spent_s.
+     * STATUS_FAILED with the rank if a rank did not answer. */
+    enum status (*settle)(struct exchange *exchange);
 };
 
 struct exchange {
     const struct exchange_method *method;
-    void *state;    /* of the method */
-    double spent_s; /* seconds in sum(), including waiting for other ranks; callers reset it to 0 */
+    void *state; /* of the method */
+    int device;  /* CUDA device, for gradients in device memory */
+    size_t count; /* the most gradients of a step, or 0 if sum() tells */
+    /* Seconds in which the training waited for the exchange, including waiting for other ranks; NaN: not
+     * known. Callers reset it to 0. */
+    double spent_s;
 };
 
 /* Completes the gradients of a step. Without an exchange (one rank), returns `status`. */
@@ -53,17 +73,33 @@ static inline enum status exchange_sum(struct exchange *exchange, enum status st
     return status;
 }
 
+/* As method->settle(); does nothing without an exchange. */
+static inline enum status exchange_settle(struct exchange *exchange)
+{
+    return exchange ? exchange->method->settle(exchange) : STATUS_OK;
+}
+
 FDSL_C_BEGIN
 
 /* The names of --sync: "auto" and all methods, NULL-terminated. */
 extern const char *const exchange_names[];
 
-/* Finds the method number `sync` of exchange_names; number 0, "auto", means the first method that works here
- * with this engine. STATUS_UNAVAILABLE with the reason of each method if there is none. */
-enum status exchange_find(int sync, const struct engine *engine, const struct exchange_method **method);
+/* Returns STATUS_OK if method number `sync` of exchange_names can work with this engine; number 0, "auto",
+ * means any method. STATUS_UNAVAILABLE with the reason of each method if none can. Not collective. */
+enum status exchange_probe(int sync, const struct engine *engine);
+
+/* Collective: opens method number `sync`, or, with "auto", the first method that works with this engine on
+ * these ranks. `exchange` holds the device and the count. The caller closes it, also after a failure. */
+enum status exchange_open(int sync, const struct engine *engine, struct exchange *exchange);
+
+/* Ignores an exchange that was not opened. */
+void exchange_close(struct exchange *exchange);
 
 /* Adds up in host memory over MPI (exchange_mpi.c). */
 extern const struct exchange_method exchange_mpi;
+
+/* Add up in device memory (cuda/train/exchange.cu). exchange_staged is `mpi` through pinned host memory. */
+extern const struct exchange_method exchange_peer, exchange_nccl, exchange_staged;
 
 FDSL_C_END
 

@@ -4,9 +4,11 @@
 
 static enum status mpi_probe(const struct engine *engine)
 {
-    return engine->exchanges ? STATUS_OK
-                             : status_set(STATUS_UNAVAILABLE, "the gradients of this variant are not in host "
-                                                              "memory; use train-naive or train-omp");
+    return engine->gradients_in == GRADIENTS_IN_HOST
+               ? STATUS_OK
+               : status_set(STATUS_UNAVAILABLE,
+                            "the gradients of this variant are not in host memory; use train-naive or "
+                            "train-omp");
 }
 
 /* The reducer is opened by the first sum(), which knows the number of gradients. */

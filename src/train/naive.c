@@ -381,7 +381,7 @@ const struct engine
 #else
         .name = "naive",
         .bounds = ENGINE_BOUNDS_FLOAT,
-        .exchanges = true,
+        .gradients_in = GRADIENTS_IN_HOST,
 #endif
         .feeds = true,
         .open = naive_open,

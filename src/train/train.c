@@ -79,8 +79,9 @@ static const struct option_spec options[] = {
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of the initial parameters, order, dropout, shifts and flips"},
     {"sync", "METHOD", OPTION_CHOICE, AT(sync), "auto", 0, 0, exchange_names, true,
-     "how ranks add up their gradients. auto takes the first method that works with the variant; mpi adds up "
-     "in host memory. METHOD is one of"},
+     "how ranks add up their gradients: mpi in host memory; for GPU variants also nccl, by NVIDIA's library, and "
+     "peer, by GPUs of one machine that read each other's memory. auto takes the first of peer, nccl and mpi "
+     "that works. METHOD is one of"},
     {"lr-scale", "RULE", OPTION_CHOICE, AT(lr_scale), "none", 0, 0, lr_scales, true,
      "multiply --lr by a function of the factor by which several ranks enlarge the batch: by the factor "
      "(linear), by its square root (sqrt), or not at all. With --scaling strong the factor is 1. RULE is one "
@@ -444,9 +445,8 @@ static enum status train_accepts(const void *input, const struct variant *varian
     const struct engine *engine = variant->traits;
     if (engine->accepts) /* first, because another --feed would not help if this fails */
         TRY(engine->accepts(&opened->job.train));
-    const struct exchange_method *unused;
     if (opened->job.train.ranks > 1)
-        TRY(exchange_find(opened->job.sync, engine, &unused));
+        TRY(exchange_probe(opened->job.sync, engine));
     return engine->feeds || opened->data.feed == DATA_STORED
                ? STATUS_OK
                : status_set(STATUS_USAGE, "it needs all training samples in memory; use --feed stored");

@@ -177,14 +177,14 @@ static enum status take_beginning(struct trainer *trainer)
 /* Opens the engine, and gives it the state of rank 0 from which training begins. */
 static enum status begin(struct trainer *trainer, const struct resources *resources)
 {
-    enum status status = trainer_join(trainer);
+    enum status status = trainer_join(trainer, resources);
     if (status == STATUS_OK)
         status = trainer->engine->open(&trainer->train, resources, &trainer->state);
     if (status == STATUS_OK)
         status = take_beginning(trainer);
     TRY(comm_agree(status));
     TRY(trainer_share_state(trainer));
-    return comm_agree(trainer->engine->set(trainer->state, &trainer->now.state));
+    return trainer_set(trainer, &trainer->now.state);
 }
 
 enum status trainer_open(const struct engine *engine, const struct resources *resources, const void *job,
@@ -223,11 +223,12 @@ static enum status go_before(struct trainer *trainer, uint32_t epoch, uint32_t s
 {
     struct train_totals unused;
     enum status status = train_state_new(trainer->train.model->arena_values, before)
-                             ? trainer->engine->set(trainer->state, &trainer->now.state)
+                             ? STATUS_OK
                              : status_set(STATUS_FAILED, "out of memory to find the non-finite values");
     TRY(comm_agree(status));
+    TRY(trainer_set(trainer, &trainer->now.state));
     if (step > 0)
-        TRY(trainer->engine->steps(trainer->state, epoch, 0, step));
+        TRY(trainer_steps(trainer, epoch, 0, step));
     TRY(trainer->engine->totals(trainer->state, &unused));
     return trainer->engine->get(trainer->state, before);
 }
@@ -263,7 +264,7 @@ static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
 /* Runs all steps of an epoch in one call. */
 static enum status make_steps(struct trainer *trainer, uint32_t steps)
 {
-    TRY(trainer->engine->steps(trainer->state, trainer->now.history.epochs, 0, steps));
+    TRY(trainer_steps(trainer, trainer->now.history.epochs, 0, steps));
     TRY(trainer_totals(trainer, &trainer->totals));
     if (trainer->totals.bad_step != TRAIN_FINE && !trainer->job->allow_nan)
         return comm_agree(explain_bad_loss(trainer, trainer->totals.bad_step));

@@ -1,7 +1,7 @@
 /* Drives an engine through training; shared by all variants of `train`. A variant consists of an engine and
  * the functions of this header; cpu/train/variants.h and cuda/train/variants.cuh define variants in this
- * way. With several ranks, every function except trainer_close() and trainer_keep() is collective. Rank 0
- * reads and writes the files. */
+ * way. With several ranks, trainer_open(), trainer_run(), trainer_finish() and trainer_verify() are
+ * collective. Rank 0 reads and writes the files. */
 #ifndef FDSL_TRAIN_TRAINER_H
 #define FDSL_TRAIN_TRAINER_H
 
@@ -23,7 +23,7 @@ struct train_job {
     const char *checkpoints; /* a folder; NULL: none */
     uint32_t keep;           /* how many checkpoints the folder keeps */
     bool resume, allow_nan;
-    int sync;             /* value of --sync, for exchange_find() */
+    int sync;             /* value of --sync, for exchange_open() */
     const char *identity; /* the options that affect the parameters, as text */
     const char *data;     /* value of --data; `samples` has the other options that choose samples */
     struct train_samples samples;

@@ -35,12 +35,17 @@ struct trainer {
 /* ---- trainer_ranks.c: all but trainer_join() and trainer_leave() are collective ---- */
 
 /* Sets trainer->train, and opens the exchange if there are several ranks. */
-enum status trainer_join(struct trainer *trainer);
+enum status trainer_join(struct trainer *trainer, const struct resources *resources);
 void trainer_leave(struct trainer *trainer);
 
 /* Gives all ranks the state of rank 0, from which training begins. STATUS_USAGE if the initial parameters
  * that the ranks computed or read differ. */
 enum status trainer_share_state(struct trainer *trainer);
+
+/* As engine->steps(), set() and get(). If one of them fails on one rank, it fails on all. */
+enum status trainer_steps(struct trainer *trainer, uint32_t epoch, uint32_t first, uint32_t count);
+enum status trainer_set(struct trainer *trainer, const struct train_state *from);
+enum status trainer_get(struct trainer *trainer, struct train_state *into);
 
 /* Gets the engine's totals, added up over all ranks. The members data_s and generate_s are those of this
  * rank. */

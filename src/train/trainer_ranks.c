@@ -10,7 +10,7 @@
 
 #define SPREAD_BYTES ((size_t)1 << 30) /* the most bytes per broadcast; MPI counts in int */
 
-enum status trainer_join(struct trainer *trainer)
+enum status trainer_join(struct trainer *trainer, const struct resources *resources)
 {
     struct exchange *exchange = &trainer->exchange;
     trainer->train = trainer->job->train;
@@ -19,15 +19,15 @@ enum status trainer_join(struct trainer *trainer)
         return status_set(STATUS_FAILED, "out of memory");
     if (trainer->train.ranks <= 1)
         return STATUS_OK;
-    TRY(exchange_find(trainer->job->sync, trainer->engine, &exchange->method));
     trainer->train.exchange = exchange;
-    return exchange->method->open(exchange);
+    exchange->device = resources->device;
+    exchange->count = trainer->train.model->arena_values;
+    return exchange_open(trainer->job->sync, trainer->engine, exchange);
 }
 
 void trainer_leave(struct trainer *trainer)
 {
-    if (trainer->exchange.method)
-        trainer->exchange.method->close(&trainer->exchange);
+    exchange_close(&trainer->exchange);
     free(trainer->shares);
 }
 
@@ -42,6 +42,8 @@ enum status trainer_share_state(struct trainer *trainer)
 {
     struct checkpoint *now = &trainer->now;
     const size_t bytes = now->arena_values * sizeof(float);
+    if (comm_size() == 1)
+        return STATUS_OK;
     TRY(comm_check_same(fnv_add(FNV_BEGIN, trainer->job->initial, bytes), "initial parameters",
                         "give all ranks the same --init file and the same build"));
     TRY(spread(&now->history, sizeof now->history));
@@ -49,6 +51,25 @@ enum status trainer_share_state(struct trainer *trainer)
     TRY(spread(now->state.parameters, bytes));
     TRY(spread(now->state.m, bytes));
     return spread(now->state.v, bytes);
+}
+
+/* Exchanges in host memory agree on the status. Other ranks wait for an exchange in device memory inside
+ * their GPU, where no message reaches them. */
+enum status trainer_steps(struct trainer *trainer, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    const struct exchange_method *method = trainer->exchange.method;
+    enum status status = trainer->engine->steps(trainer->state, epoch, first, count);
+    return status == STATUS_OK || !method || method->sum ? status : comm_give_up(status);
+}
+
+enum status trainer_set(struct trainer *trainer, const struct train_state *from)
+{
+    return comm_agree(trainer->engine->set(trainer->state, from));
+}
+
+enum status trainer_get(struct trainer *trainer, struct train_state *into)
+{
+    return comm_agree(trainer->engine->get(trainer->state, into));
 }
 
 /* Adds up what the ranks trained. The order of the sums is fixed, so that repeated runs give the same bits.

@@ -68,7 +68,7 @@ static enum status take_step(struct trainer *trainer, uint32_t epoch, uint32_t s
                              struct train_totals *totals)
 {
     for (int tries = 0; tries < VERIFY_TRIES; tries++) {
-        TRY(trainer->engine->steps(trainer->state, epoch, step, 1));
+        TRY(trainer_steps(trainer, epoch, step, 1));
         TRY(trainer_totals(trainer, totals));
         if (totals->skipped == 0)
             break;
@@ -99,14 +99,14 @@ static enum status compare_stretch(struct trainer *trainer, void *oracle, uint32
 {
     uint32_t steps = train_steps(&trainer->train), epoch = trainer->now.history.epochs;
     TRY(engine_oracle.set(oracle, begin));
-    TRY(trainer->engine->set(trainer->state, begin));
+    TRY(trainer_set(trainer, begin));
     for (uint32_t i = first; i < first + count; i++) {
         struct train_totals own, exact;
         TRY(take_step(trainer, epoch + i / steps, i % steps, &own));
         TRY(comm_agree(take_exact_step(oracle, epoch + i / steps, i % steps, i + 1, &exact)));
         compare_losses(trainer, &own, &exact);
     }
-    TRY(trainer->engine->get(trainer->state, mine));
+    TRY(trainer_get(trainer, mine));
     TRY(engine_oracle.get(oracle, theirs));
     note_astray(trainer, begin, mine, theirs);
     return trainer_combine_found(&trainer->found);
@@ -126,7 +126,7 @@ static enum status compare_steps(struct trainer *trainer, void *oracle, struct t
                             theirs));
         begin = theirs;
     }
-    return trainer->engine->set(trainer->state, &trainer->now.state);
+    return trainer_set(trainer, &trainer->now.state);
 }
 
 /* ---- Verifying a timed epoch ---- */
@@ -145,17 +145,17 @@ static enum status go_to(struct trainer *trainer, struct replay *replay, uint32_
 {
     if (step < replay->step || replay->step == 0)
         *replay = (struct replay){.at = replay->at};
-    TRY(trainer->engine->set(trainer->state, replay->step ? replay->at : &trainer->now.state));
+    TRY(trainer_set(trainer, replay->step ? replay->at : &trainer->now.state));
     while (replay->step < step) {
         struct train_totals more;
         uint32_t left = step - replay->step, count = left < STRETCH ? left : STRETCH;
-        TRY(trainer->engine->steps(trainer->state, trainer->now.history.epochs, replay->step, count));
+        TRY(trainer_steps(trainer, trainer->now.history.epochs, replay->step, count));
         TRY(trainer_totals(trainer, &more));
         replay->step += count;
         replay->totals.loss += more.loss;
         replay->totals.samples += more.samples;
     }
-    return trainer->engine->get(trainer->state, replay->at);
+    return trainer_get(trainer, replay->at);
 }
 
 /* Compares one step with the oracle, starting from the state that the epoch had before this step. After many
@@ -198,14 +198,14 @@ static enum status compare_epoch(struct trainer *trainer, void *oracle, struct t
     trainer->drawn = (uint32_t)chance_below(steps);
     TRY(comm_spread(&trainer->drawn, sizeof trainer->drawn));
     display_wait(trainer->display);
-    TRY(trainer->engine->get(trainer->state, &states[0]));
+    TRY(trainer_get(trainer, &states[0]));
     TRY(compare_step(trainer, oracle, &replay, trainer->drawn, &states[2]));
     TRY(compare_step(trainer, oracle, &replay, steps - 1, &states[2]));
     TRY(go_to(trainer, &replay, steps));
     note_different(trainer, &states[0], replay.at);
     compare_losses(trainer, &trainer->totals, &replay.totals);
     TRY(trainer_combine_found(&trainer->found));
-    return trainer->engine->set(trainer->state, &states[0]);
+    return trainer_set(trainer, &states[0]);
 }
 
 enum status trainer_verify(const void *input, const struct variant *variant, void *state, uint64_t number,

@@ -136,7 +136,7 @@ static __device__ __forceinline__ void take_loss(const struct graph_plan &plan, 
     float wanted = plan.smoothing / (float)plan.classes + (lane == label ? 1 - plan.smoothing : 0);
     float loss = warp_sum(real ? -wanted * log_p : 0);
     if (real) {
-        float delta = (expf(log_p) - wanted) / (float)plan.step->count;
+        float delta = (expf(log_p) - wanted) / (float)plan.step->total;
         deltas[lane] = delta;
         plan.logit_delta[(size_t)row * plan.classes + lane] = delta;
     }

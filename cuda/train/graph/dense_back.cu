@@ -188,8 +188,22 @@ static __device__ __forceinline__ void step_weights(const struct graph_plan &pla
         *reinterpret_cast<uint2 *>(plan.fc1_weight + column + position[k]) =
             make_uint2(pack(parameter[k].x, parameter[k].y), pack(parameter[k].z, parameter[k].w));
         if (plan.keep_gradients)
-            *reinterpret_cast<float4 *>(plan.gradients + begin + position[k]) = gradient;
+            *reinterpret_cast<float4 *>(gradient_of(plan, begin + position[k])) = gradient;
     }
+}
+
+/* Stores the gradients of the weights of this slice, for the exchange. */
+template <class NET>
+static __device__ __forceinline__ void store_gradients(const struct graph_plan &plan, uint32_t column,
+                                                       const uint8_t *shared)
+{
+    typedef layout<NET> at;
+    constexpr int fours = at::columns / 4;
+    float *to = gradient_of(plan, plan.tensors[FC1_W] + column);
+    __syncthreads(); /* the gradients are in shared memory */
+    for (int i = threadIdx.x; i < HIDDEN * fours; i += THREADS)
+        *reinterpret_cast<float4 *>(to + (size_t)(i / fours) * NET::features + i % fours * 4) =
+            reinterpret_cast<const float4 *>(shared + at::gradient)[i];
 }
 
 /* Prefetches the slice's parameters and moments into the L2 cache while the GEMMs run. step_weights() loads
@@ -218,7 +232,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     take(plan.fc1_weight + column, NET::features * 2, HIDDEN, at::columns / 8, shared + at::weight,
          at::pitch);
     take_inputs<NET>(plan, 0, column, shared);
-    prefetch_weights<NET>(plan, column);
+    if (!plan.apart)
+        prefetch_weights<NET>(plan, column);
     wait_for_previous();
     allow_next();
     take_deltas<NET>(plan, 0, shared);
@@ -238,9 +253,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
             back_weights<NET>(base, stage, c);
         __syncthreads();
     }
+    if (count == 0) { /* a rank may have no samples in the last step; its copies must not overwrite the zeros */
+        copy_wait<0>();
+        __syncthreads();
+    }
     if (!for_inputs)
         leave_gradients<NET>(c, shared);
-    step_weights<NET>(plan, column, shared);
+    if (plan.apart)
+        store_gradients<NET>(plan, column, shared);
+    else
+        step_weights<NET>(plan, column, shared);
 }
 
 template <class NET> static enum status launch(const struct graph_plan *plan, cudaStream_t stream)

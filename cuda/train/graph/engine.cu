@@ -179,17 +179,29 @@ static enum status open_backward(struct graph_state *graph)
     return zeros(graph, &plan->totals, 1);
 }
 
+static struct graph_share share_of(const struct train *train, uint32_t step)
+{
+    const struct share share = train_share(train, step);
+    return {(uint32_t)share.first, (uint32_t)share.count, (uint32_t)share.total};
+}
+
 static void open_plan(struct graph_state *graph)
 {
     const struct train *train = graph->train;
     struct graph_plan *plan = &graph->plan;
     plan->seed = train->seed;
-    plan->batch = train->batch;
-    plan->rows = (train->batch + GRAPH_ROWS - 1) / GRAPH_ROWS * GRAPH_ROWS;
+    plan->batch = train_share_max(train);
+    plan->rows = (plan->batch + GRAPH_ROWS - 1) / GRAPH_ROWS * GRAPH_ROWS;
+    plan->steps = train_steps(train);
+    plan->stride = train->batch;
+    plan->share = share_of(train, 0);
+    plan->last = share_of(train, plan->steps - 1);
+    plan->arena_values = (uint32_t)train->model->arena_values;
+    plan->apart = train->exchange;
     plan->samples = train->data->sets[DATA_TRAIN].count;
     plan->classes = train->model->classes;
     /* The number of parts does not depend on the GPU, so all GPUs give bit-identical sums. */
-    plan->parts = train->batch < GRAPH_PARTS_MAX ? train->batch : GRAPH_PARTS_MAX;
+    plan->parts = plan->batch < GRAPH_PARTS_MAX ? plan->batch : GRAPH_PARTS_MAX;
     plan->augment = train->augment;
     plan->optimizer = train->optimizer;
     plan->schedule = train->schedule;
@@ -198,16 +210,39 @@ static void open_plan(struct graph_state *graph)
 
 /* ---- Graphs ---- */
 
-static enum status enqueue_steps(struct graph_state *graph, uint32_t steps)
+/* Passes the gradients from index `first` of gradient_place() to index `end` to the exchange. */
+static enum status exchange_part(struct graph_state *graph, uint32_t first, uint32_t end)
+{
+    struct exchange *exchange = graph->train->exchange;
+    return exchange ? exchange->method->begin(exchange, graph->plan.gradients + first, end - first,
+                                              graph->stream)
+                    : STATUS_OK;
+}
+
+/* Enqueues a step. With several ranks, the gradients of fc1's weights, 98 % of all, are exchanged while the
+ * backward pass through the convolutions runs. */
+static enum status enqueue_step(struct graph_state *graph)
 {
     const struct graph_plan *plan = &graph->plan;
-    for (uint32_t i = 0; i < steps; i++) {
-        TRY(graph_forward(plan, graph->colour, true, graph->stream));
-        TRY(graph_dense(plan, graph->colour, true, graph->stream));
-        TRY(graph_dense_back(plan, graph->colour, graph->stream));
-        TRY(graph_conv_back(plan, graph->colour, graph->stream));
-        TRY(graph_update(plan, graph->colour, graph->stream));
-    }
+    struct exchange *exchange = graph->train->exchange;
+    uint32_t fc1 = gradient_place(plan->arena_values, plan->tensors[FC1_B], plan->tensors[FC1_W]);
+    TRY(graph_forward(plan, graph->colour, true, graph->stream));
+    TRY(graph_dense(plan, graph->colour, true, graph->stream));
+    TRY(graph_dense_back(plan, graph->colour, graph->stream));
+    TRY(exchange_part(graph, fc1, plan->arena_values));
+    TRY(graph_conv_back(plan, graph->colour, graph->stream));
+    TRY(graph_update(plan, graph->colour, graph->stream));
+    if (!exchange)
+        return STATUS_OK;
+    TRY(exchange_part(graph, 0, fc1));
+    TRY(exchange->method->end(exchange, graph->stream));
+    return graph_apply(plan, graph->colour, graph->stream);
+}
+
+static enum status enqueue_steps(struct graph_state *graph, uint32_t steps)
+{
+    for (uint32_t i = 0; i < steps; i++)
+        TRY(enqueue_step(graph));
     return STATUS_OK;
 }
 
@@ -266,7 +301,8 @@ static enum status open_all(struct graph_state *graph)
     CUDA_TRY(cudaStreamCreateWithFlags(&graph->stream, cudaStreamNonBlocking));
     open_plan(graph);
     CUDA_TRY(cudaHostAlloc(&graph->page,
-                           sizeof *graph->page + (size_t)train->batch * train->model->classes * sizeof(float),
+                           sizeof *graph->page +
+                               (size_t)graph->plan.batch * train->model->classes * sizeof(float),
                            cudaHostAllocDefault));
     memset(&graph->page->step, 0, sizeof graph->page->step);
     TRY(open_data(graph));
@@ -336,7 +372,12 @@ static enum status graph_gradients(void *state, float *gradients)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
     CUDA_TRY(cudaSetDevice(graph->device));
-    TRY(arena_copy(graph->train, gradients, graph->plan.gradients, graph->stream));
+    const struct graph_plan *plan = &graph->plan;
+    uint32_t begin = plan->tensors[FC1_B], behind = plan->arena_values - begin; /* see gradient_place() */
+    CUDA_TRY(cudaMemcpyAsync(gradients + begin, plan->gradients, behind * sizeof *gradients,
+                             cudaMemcpyDeviceToHost, graph->stream));
+    CUDA_TRY(cudaMemcpyAsync(gradients, plan->gradients + behind, begin * sizeof *gradients,
+                             cudaMemcpyDeviceToHost, graph->stream));
     CUDA_TRY(cudaStreamSynchronize(graph->stream));
     return STATUS_OK;
 }
@@ -380,6 +421,7 @@ static enum status graph_totals(void *state, struct train_totals *totals)
     CUDA_TRY(
         cudaMemcpyAsync(totals, graph->plan.totals, sizeof *totals, cudaMemcpyDeviceToHost, graph->stream));
     CUDA_TRY(cudaStreamSynchronize(graph->stream));
+    TRY(exchange_settle(graph->train->exchange));
     totals->data_s = -1;
     device_progress_clear(&graph->progress);
     return totals_clear(graph->plan.totals, graph->stream);
@@ -396,7 +438,7 @@ static enum status graph_evaluate(void *state, enum data_part part, uint32_t fir
                                   float *logits)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);
-    uint32_t batch = graph->train->batch, classes = graph->train->model->classes;
+    uint32_t batch = graph->plan.batch, classes = graph->train->model->classes;
     CUDA_TRY(cudaSetDevice(graph->device));
     for (uint32_t done = 0; done < count; done += batch) {
         uint32_t now = count - done < batch ? count - done : batch;
@@ -424,6 +466,7 @@ const struct engine engine_graph = {
     .name = "graph",
     /* bf16 has 8 significant bits. docs/train_graph.md explains these bounds and which faults exceed them. */
     .bounds = {.loss = 1.5e-2, .floor = 1, .drift = 0.4, .logits = 2e-2},
+    .gradients_in = GRADIENTS_IN_GRAPH,
     .unit = UNIT_HALF,
     .accepts = graph_accepts,
     .open = graph_open,

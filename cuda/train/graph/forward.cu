@@ -157,12 +157,14 @@ template <class NET> static __device__ void clear_row(const struct graph_plan &p
 
 /* Writes plan.step for the other kernels of the step. One thread of an extra block runs this, in parallel
  * with the blocks that compute samples. */
-static __device__ void store_step(const struct graph_plan &plan, uint32_t first, uint32_t count)
+static __device__ void store_step(const struct graph_plan &plan, uint32_t first,
+                                  const struct graph_share &share)
 {
     struct graph_step *step = plan.step;
     step->epoch = plan.position->epoch;
     step->first = first;
-    step->count = count;
+    step->count = share.count;
+    step->total = share.total;
     step->number = plan.position->number;
     step->update = optimizer_at(&plan.optimizer, &plan.schedule, plan.position->number);
 }
@@ -173,20 +175,23 @@ static __global__ void __launch_bounds__(THREADS, layout<NET>::blocks)
 {
     typedef layout<NET> at;
     extern __shared__ __align__(1024) uint8_t shared[];
-    uint32_t epoch = 0, first, count, row = blockIdx.x, number;
+    uint32_t epoch = 0, first, row = blockIdx.x, number;
+    struct graph_share share = plan.share;
     if (TRAINING) {
+        uint32_t step = plan.position->step;
         epoch = plan.position->epoch;
-        first = plan.position->step * plan.batch;
-        count = min(plan.batch, plan.samples - first);
+        if (step + 1 == plan.steps)
+            share = plan.last;
+        first = step * plan.stride + share.first;
     } else {
         first = plan.step->first;
-        count = plan.step->count;
+        share.count = plan.step->count;
     }
-    if (row >= count) {
+    if (row >= share.count) {
         wait_for_previous();
         allow_next();
         if (TRAINING && row == plan.batch && threadIdx.x == 0)
-            store_step(plan, first, count);
+            store_step(plan, first, share);
         if (TRAINING && row < plan.batch)
             clear_row<NET>(plan, row);
         return;

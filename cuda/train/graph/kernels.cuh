@@ -93,17 +93,25 @@ struct graph_position {
  * inference, the host writes it. */
 struct graph_step {
     uint32_t epoch, first, count; /* `count` samples from index `first` of the epoch's order */
+    uint32_t total; /* training only: samples of all ranks; the gradients are those of their mean loss */
     uint32_t part;   /* inference only: number of the set; its samples are used in stored order */
     uint64_t number; /* step number, counted over all epochs */
     struct update update;
 };
 
-/* Kernel arguments of a step. They do not change from step to step. Pointers are to device memory. `rows` is
- * the batch size rounded up to a multiple of GRAPH_ROWS; rows past the batch are zero. `parts` is the number
- * of blocks that share the samples in graph_conv_back(). */
+/* The samples of a rank in a step: `count` of the step's `total` samples, from index `first` of the step. */
+struct graph_share {
+    uint32_t first, count, total;
+};
+
+/* Kernel arguments of a step. They do not change from step to step. Pointers are to device memory. `batch` is
+ * the most samples of this rank in a step. `rows` is `batch` rounded up to a multiple of GRAPH_ROWS; rows past
+ * the batch are zero. `parts` is the number of blocks that share the samples in graph_conv_back(). */
 struct graph_plan {
     uint64_t seed;
     uint32_t batch, rows, samples, classes, parts;
+    uint32_t steps, stride;         /* steps per epoch; samples of all ranks in a full step */
+    struct graph_share share, last; /* of a full step; of the last step of an epoch */
     struct augment augment;
     struct optimizer optimizer;
     struct schedule schedule;
@@ -115,9 +123,11 @@ struct graph_plan {
     struct graph_position *position;
     struct graph_step *step;
     struct train_state state;
-    float *gradients; /* an arena */
+    float *gradients;      /* `arena_values` values, in the order of gradient_place() */
+    uint32_t arena_values; /* size of an arena */
     uint32_t tensors[GRAPH_TENSORS];
     bool keep_gradients; /* whether to store the gradient of fc1's weights; all others are always stored */
+    bool apart; /* several ranks: the kernels only store gradients, and graph_apply() updates parameters */
     bool overlap;        /* a kernel may start before the previous one ends: see launch_overlapped() */
     /* Parameters as GEMM operands. */
     __nv_bfloat16 *conv2_weight; /* CONV2_BYTES; rows of CONV2_PITCH bytes */
@@ -144,6 +154,8 @@ enum status graph_dense(const struct graph_plan *plan, bool colour, bool trainin
 enum status graph_dense_back(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 enum status graph_conv_back(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 enum status graph_update(const struct graph_plan *plan, bool colour, cudaStream_t stream);
+/* With plan->apart: updates all parameters with the gradients that were exchanged. */
+enum status graph_apply(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 
 /* Returns the shared memory per block, in bytes, of the kernel that needs the most. */
 int graph_shared_bytes(bool colour);
@@ -245,14 +257,31 @@ static __device__ __forceinline__ float bf16_high(uint32_t word)
     return __uint_as_float(word & 0xffff0000u);
 }
 
-/* Updates parameter `at` of the arena and stores its gradient. Returns its new value. */
-static __device__ __forceinline__ float step_parameter(const struct graph_plan &plan,
-                                                       const struct update &update, size_t at, float gradient)
+/* Index of the gradient of parameter `at` of the arena. The tensors after fc1's weights come first, then
+ * those before them, then fc1's weights. So the gradients that are final last are contiguous, and one
+ * exchange adds them up. */
+FDSL_HD uint32_t gradient_place(uint32_t arena_values, uint32_t fc1_bias, uint32_t at)
 {
+    return at < fc1_bias ? at + (arena_values - fc1_bias) : at - fc1_bias;
+}
+
+static __device__ __forceinline__ float *gradient_of(const struct graph_plan &plan, uint32_t at)
+{
+    return plan.gradients + gradient_place(plan.arena_values, plan.tensors[FC1_B], at);
+}
+
+/* Stores the gradient of parameter `at` of the arena. Unless the ranks exchange gradients first, updates the
+ * parameter and returns its new value. */
+static __device__ __forceinline__ float step_parameter(const struct graph_plan &plan,
+                                                       const struct update &update, uint32_t at,
+                                                       float gradient)
+{
+    *gradient_of(plan, at) = gradient;
+    if (plan.apart)
+        return 0;
     float parameter = plan.state.parameters[at], m = plan.state.m[at], v = 0;
     if (update.kind != OPTIMIZER_SGD)
         v = plan.state.v[at];
-    plan.gradients[at] = gradient;
     optimizer_step(&update, gradient, &parameter, &m, &v);
     plan.state.parameters[at] = parameter;
     plan.state.m[at] = m;

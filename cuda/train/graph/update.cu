@@ -1,5 +1,6 @@
-/* train-graph, the last kernel of a step. It adds the partial gradients of the convolutions and updates their
- * parameters. The other kernels here run between steps. They write the order of an epoch, the position in the
+/* train-graph, the last kernels of a step. update_kernel adds the partial gradients of the convolutions and
+ * updates their parameters. With several ranks, it only stores the gradients, and apply_kernel updates all
+ * parameters after the exchange. The other kernels here run between steps. They write the order of an epoch, the position in the
  * training, and the bf16 copies of parameters after graph_set(). */
 #include "common/check.cuh"
 #include "train/graph/kernels.cuh"
@@ -44,7 +45,8 @@ static __global__ void __launch_bounds__(THREADS)
     /* conv2's sums are stored as (64, 9 taps, 32), the arena as (64, 32, 9 taps). */
     uint32_t o = own / CONV2_DEPTH, tap = own % CONV2_DEPTH / CONV1_CHANNELS, c = own % CONV1_CHANNELS;
     float weight = step_parameter(plan, update, begin + o * CONV2_DEPTH + c * CONV_TAPS + tap, gradient);
-    plan.conv2_weight[o * (CONV2_PITCH / 2) + own % CONV2_DEPTH] = __float2bfloat16(weight);
+    if (!plan.apart)
+        plan.conv2_weight[o * (CONV2_PITCH / 2) + own % CONV2_DEPTH] = __float2bfloat16(weight);
 }
 
 enum status graph_update(const struct graph_plan *plan, bool colour, cudaStream_t stream)
@@ -52,6 +54,54 @@ enum status graph_update(const struct graph_plan *plan, bool colour, cudaStream_
     uint32_t blocks = (colour ? graph_colour::conv_parameters : graph_gray::conv_parameters) / VALUES;
     return launch_overlapped(colour ? update_kernel<graph_colour> : update_kernel<graph_gray>,
                              "update_kernel", dim3(blocks), THREADS, 0, plan, stream);
+}
+
+/* ---- With several ranks ---- */
+
+/* Writes the bf16 copy of parameter `at`, if it has one. */
+static __device__ __forceinline__ void copy_parameter(const struct graph_plan &plan, uint32_t at, float value)
+{
+    uint32_t conv2 = at - plan.tensors[CONV2_W], fc1 = at - plan.tensors[FC1_W];
+    if (at >= plan.tensors[FC1_W] && at < plan.tensors[FC1_B])
+        plan.fc1_weight[fc1] = __float2bfloat16(value);
+    else if (at >= plan.tensors[CONV2_W] && conv2 < CONV2_CHANNELS * CONV2_DEPTH) {
+        uint32_t o = conv2 / CONV2_DEPTH, c = conv2 % CONV2_DEPTH / CONV_TAPS, tap = conv2 % CONV_TAPS;
+        plan.conv2_weight[o * (CONV2_PITCH / 2) + tap * CONV1_CHANNELS + c] = __float2bfloat16(value);
+    }
+}
+
+/* Each thread updates four adjacent parameters. Tensors begin at multiples of four. */
+static __global__ void __launch_bounds__(THREADS)
+    apply_kernel(const __grid_constant__ struct graph_plan plan)
+{
+    const struct update update = plan.step->update;
+    uint32_t at = 4 * (blockIdx.x * THREADS + threadIdx.x);
+    bool moments = update.kind != OPTIMIZER_SGD;
+    if (at >= plan.arena_values)
+        return;
+    float gradient[4], parameter[4], m[4], v[4] = {};
+    *reinterpret_cast<float4 *>(gradient) = *reinterpret_cast<const float4 *>(gradient_of(plan, at));
+    *reinterpret_cast<float4 *>(parameter) = *reinterpret_cast<const float4 *>(plan.state.parameters + at);
+    *reinterpret_cast<float4 *>(m) = *reinterpret_cast<const float4 *>(plan.state.m + at);
+    if (moments)
+        *reinterpret_cast<float4 *>(v) = *reinterpret_cast<const float4 *>(plan.state.v + at);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        optimizer_step(&update, gradient[i], &parameter[i], &m[i], &v[i]);
+        copy_parameter(plan, at + i, parameter[i]);
+    }
+    *reinterpret_cast<float4 *>(plan.state.parameters + at) = *reinterpret_cast<const float4 *>(parameter);
+    *reinterpret_cast<float4 *>(plan.state.m + at) = *reinterpret_cast<const float4 *>(m);
+    if (moments)
+        *reinterpret_cast<float4 *>(plan.state.v + at) = *reinterpret_cast<const float4 *>(v);
+}
+
+enum status graph_apply(const struct graph_plan *plan, bool colour, cudaStream_t stream)
+{
+    (void)colour;
+    apply_kernel<<<(plan->arena_values / 4 + THREADS - 1) / THREADS, THREADS, 0, stream>>>(*plan);
+    CUDA_TRY_LAUNCH("apply_kernel");
+    return STATUS_OK;
 }
 
 /* ---- Between steps ---- */

@@ -1,0 +1,334 @@
+/* Exchanges of gradients in device memory. `peer` and `nccl` add them up on the device (allreduce.cuh), on a
+ * stream of their own, while the engine computes the remaining gradients. `mpi` copies them to pinned host
+ * memory, adds them up over MPI, and copies the sums back: while the host adds up one piece, the device
+ * copies the next one and computes the remaining gradients. */
+#include "train/exchange.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "common/check.cuh"
+#include "common/stream.cuh"
+#include "machine/comm.h"
+#include "train/allreduce.cuh"
+#include "train/engine.h"
+
+/* ---- How long training waits ---- */
+
+#define WAITS 64 /* steps whose wait is timed: the latest ones before settle() */
+
+/* Events on the training stream around the wait of each step. */
+struct waits {
+    cudaEvent_t begin[WAITS], end[WAITS];
+    uint64_t steps; /* since the last settle() */
+    bool captured;  /* the steps are captured, so they cannot be timed */
+};
+
+static enum status waits_open(struct waits *waits)
+{
+    for (int i = 0; i < WAITS; i++) {
+        CUDA_TRY(cudaEventCreate(&waits->begin[i]));
+        CUDA_TRY(cudaEventCreate(&waits->end[i]));
+    }
+    return STATUS_OK;
+}
+
+static void waits_close(struct waits *waits)
+{
+    for (int i = 0; i < WAITS; i++)
+        for (cudaEvent_t event : {waits->begin[i], waits->end[i]})
+            if (event)
+                (void)cudaEventDestroy(event);
+}
+
+/* Call when the step has passed its last part, so that the time from here on is waiting. */
+static enum status waits_begin(struct waits *waits, cudaStream_t stream)
+{
+    cudaStreamCaptureStatus capture;
+    CUDA_TRY(cudaStreamIsCapturing(stream, &capture));
+    waits->captured = capture != cudaStreamCaptureStatusNone;
+    if (!waits->captured)
+        CUDA_TRY(cudaEventRecord(waits->begin[waits->steps % WAITS], stream));
+    return STATUS_OK;
+}
+
+/* Makes `stream` wait for `done`. */
+static enum status waits_end(struct waits *waits, cudaEvent_t done, cudaStream_t stream)
+{
+    CUDA_TRY(cudaStreamWaitEvent(stream, done, 0));
+    if (!waits->captured)
+        CUDA_TRY(cudaEventRecord(waits->end[waits->steps++ % WAITS], stream));
+    return STATUS_OK;
+}
+
+/* Adds the time of all steps, extrapolated from the timed ones, to `*spent_s`. */
+static enum status waits_settle(struct waits *waits, double *spent_s)
+{
+    uint64_t timed = waits->steps < WAITS ? waits->steps : WAITS;
+    double sum_ms = 0;
+    for (uint64_t i = 0; i < timed; i++) {
+        float one_ms;
+        CUDA_TRY(cudaEventElapsedTime(&one_ms, waits->begin[i], waits->end[i]));
+        sum_ms += one_ms;
+    }
+    *spent_s += waits->captured ? NAN : timed ? 1e-3 * sum_ms * (double)waits->steps / (double)timed : 0;
+    waits->steps = 0;
+    return STATUS_OK;
+}
+
+/* ---- peer and nccl ---- */
+
+struct on_device {
+    const struct allreduce_method *by;
+    void *state;
+    cudaStream_t stream;
+    cudaEvent_t ready, done;
+    struct waits waits;
+};
+
+static enum status on_device_probe(const struct engine *engine)
+{
+    return engine->gradients_in == GRADIENTS_IN_DEVICE || engine->gradients_in == GRADIENTS_IN_GRAPH
+               ? STATUS_OK
+               : status_set(STATUS_UNAVAILABLE, "the gradients of this variant are not in device memory");
+}
+
+static enum status open_own(struct on_device *self, int device)
+{
+    CUDA_TRY(cudaSetDevice(device));
+    TRY(stream_open(&self->stream)); /* of the highest priority, so that the exchange starts first */
+    CUDA_TRY(cudaEventCreateWithFlags(&self->ready, cudaEventDisableTiming));
+    CUDA_TRY(cudaEventCreateWithFlags(&self->done, cudaEventDisableTiming));
+    TRY(waits_open(&self->waits));
+    return self->by->probe(device);
+}
+
+static enum status on_device_open(struct exchange *exchange, const struct allreduce_method *by)
+{
+    struct on_device *self = static_cast<struct on_device *>(calloc(1, sizeof *self));
+    exchange->state = self;
+    TRY(comm_agree(self ? STATUS_OK : status_set(STATUS_FAILED, "out of memory")));
+    self->by = by;
+    TRY(comm_agree(open_own(self, exchange->device)));
+    const struct allreduce_request request = {
+        .device = exchange->device, .count_max = exchange->count, .type = ALLREDUCE_F32};
+    return by->open(&request, &self->state);
+}
+
+static void on_device_close(struct exchange *exchange)
+{
+    struct on_device *self = static_cast<struct on_device *>(exchange->state);
+    if (!self)
+        return;
+    /* Ignores errors: nothing can be done about them, and nothing depends on them. */
+    if (self->stream)
+        (void)cudaStreamSynchronize(self->stream);
+    if (self->state)
+        self->by->close(self->state);
+    waits_close(&self->waits);
+    for (cudaEvent_t event : {self->ready, self->done})
+        if (event)
+            (void)cudaEventDestroy(event);
+    if (self->stream)
+        (void)cudaStreamDestroy(self->stream);
+    free(self);
+}
+
+static enum status on_device_begin(struct exchange *exchange, float *gradients, size_t count, void *stream)
+{
+    struct on_device *self = static_cast<struct on_device *>(exchange->state);
+    CUDA_TRY(cudaEventRecord(self->ready, static_cast<cudaStream_t>(stream)));
+    CUDA_TRY(cudaStreamWaitEvent(self->stream, self->ready, 0));
+    return self->by->enqueue(self->state, gradients, count, self->stream);
+}
+
+static enum status on_device_end(struct exchange *exchange, void *stream)
+{
+    struct on_device *self = static_cast<struct on_device *>(exchange->state);
+    TRY(waits_begin(&self->waits, static_cast<cudaStream_t>(stream)));
+    CUDA_TRY(cudaEventRecord(self->done, self->stream));
+    return waits_end(&self->waits, self->done, static_cast<cudaStream_t>(stream));
+}
+
+static enum status on_device_settle(struct exchange *exchange)
+{
+    struct on_device *self = static_cast<struct on_device *>(exchange->state);
+    TRY(self->by->check(self->state));
+    return waits_settle(&self->waits, &exchange->spent_s);
+}
+
+static enum status peer_open(struct exchange *exchange)
+{
+    return on_device_open(exchange, &allreduce_peer);
+}
+
+static enum status nccl_open(struct exchange *exchange)
+{
+    return on_device_open(exchange, &allreduce_nccl);
+}
+
+extern "C" {
+const struct exchange_method exchange_peer = {.name = "peer",
+                                              .probe = on_device_probe,
+                                              .open = peer_open,
+                                              .close = on_device_close,
+                                              .sum = NULL,
+                                              .begin = on_device_begin,
+                                              .end = on_device_end,
+                                              .settle = on_device_settle};
+const struct exchange_method exchange_nccl = {.name = "nccl",
+                                              .probe = on_device_probe,
+                                              .open = nccl_open,
+                                              .close = on_device_close,
+                                              .sum = NULL,
+                                              .begin = on_device_begin,
+                                              .end = on_device_end,
+                                              .settle = on_device_settle};
+}
+
+/* ---- mpi ---- */
+
+#define PIECE_VALUES ((size_t)1 << 18) /* values that are copied and added up at a time: 1 MiB */
+
+struct piece {
+    float *gradients, *host; /* device memory; pinned host memory */
+    size_t count;
+    struct comm_reducer *reducer; /* opened in the first step, which has the same pieces as all others */
+    cudaEvent_t copied;           /* to the host */
+};
+
+struct staged {
+    float *host; /* room for all gradients */
+    struct piece *pieces;
+    size_t piece_max, piece_count; /* piece_count: pieces of the current step */
+    size_t used;                   /* values of these pieces */
+    cudaStream_t out, in;          /* copies to the host, and back */
+    cudaEvent_t ready, done;
+    struct waits waits;
+};
+
+static enum status staged_probe(const struct engine *engine)
+{
+    if (engine->gradients_in == GRADIENTS_IN_GRAPH)
+        return status_set(STATUS_UNAVAILABLE,
+                          "the host cannot add up between kernels of a CUDA graph; use train-bf16");
+    return on_device_probe(engine);
+}
+
+static enum status open_staged(struct staged *self, int device, size_t count)
+{
+    /* A part begins a new piece, so there may be one more piece per layer than the size requires. */
+    self->piece_max = count / PIECE_VALUES + 1 + MODEL_LAYERS_MAX;
+    self->pieces = static_cast<struct piece *>(calloc(self->piece_max, sizeof *self->pieces));
+    if (!self->pieces)
+        return status_set(STATUS_FAILED, "out of memory for the exchange");
+    CUDA_TRY(cudaSetDevice(device));
+    CUDA_TRY(cudaHostAlloc(&self->host, count * sizeof *self->host, cudaHostAllocDefault));
+    TRY(stream_open(&self->out));
+    TRY(stream_open(&self->in));
+    for (cudaEvent_t *event : {&self->ready, &self->done})
+        CUDA_TRY(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+    for (size_t i = 0; i < self->piece_max; i++)
+        CUDA_TRY(cudaEventCreateWithFlags(&self->pieces[i].copied, cudaEventDisableTiming));
+    return waits_open(&self->waits);
+}
+
+static enum status staged_open(struct exchange *exchange)
+{
+    struct staged *self = static_cast<struct staged *>(calloc(1, sizeof *self));
+    exchange->state = self;
+    return comm_agree(self ? open_staged(self, exchange->device, exchange->count)
+                           : status_set(STATUS_FAILED, "out of memory"));
+}
+
+static void staged_close(struct exchange *exchange)
+{
+    struct staged *self = static_cast<struct staged *>(exchange->state);
+    if (!self)
+        return;
+    /* Ignores errors: nothing can be done about them, and nothing depends on them. */
+    for (cudaStream_t stream : {self->out, self->in})
+        if (stream) {
+            (void)cudaStreamSynchronize(stream);
+            (void)cudaStreamDestroy(stream);
+        }
+    for (size_t i = 0; self->pieces && i < self->piece_max; i++) {
+        comm_reducer_close(self->pieces[i].reducer);
+        if (self->pieces[i].copied)
+            (void)cudaEventDestroy(self->pieces[i].copied);
+    }
+    for (cudaEvent_t event : {self->ready, self->done})
+        if (event)
+            (void)cudaEventDestroy(event);
+    waits_close(&self->waits);
+    if (self->host)
+        (void)cudaFreeHost(self->host);
+    free(self->pieces);
+    free(self);
+}
+
+/* Enqueues the copy of a piece to the host. */
+static enum status take_piece(struct staged *self, float *gradients, size_t count)
+{
+    struct piece *piece = &self->pieces[self->piece_count++];
+    piece->gradients = gradients;
+    piece->host = self->host + self->used;
+    piece->count = count;
+    self->used += count;
+    CUDA_TRY(cudaMemcpyAsync(piece->host, gradients, count * sizeof *gradients, cudaMemcpyDeviceToHost,
+                             self->out));
+    CUDA_TRY(cudaEventRecord(piece->copied, self->out));
+    return STATUS_OK;
+}
+
+static enum status staged_begin(struct exchange *exchange, float *gradients, size_t count, void *stream)
+{
+    struct staged *self = static_cast<struct staged *>(exchange->state);
+    CUDA_TRY(cudaEventRecord(self->ready, static_cast<cudaStream_t>(stream)));
+    CUDA_TRY(cudaStreamWaitEvent(self->out, self->ready, 0));
+    for (size_t done = 0; done < count; done += PIECE_VALUES)
+        TRY(take_piece(self, gradients + done, count - done < PIECE_VALUES ? count - done : PIECE_VALUES));
+    return STATUS_OK;
+}
+
+/* Waits for the copy of a piece, adds it up, and enqueues the copy of the sums. */
+static enum status add_up_piece(struct staged *self, struct piece *piece)
+{
+    enum status copied = cuda_status(cudaEventSynchronize(piece->copied), "copying gradients to the host",
+                                     __FILE__, __LINE__);
+    if (!piece->reducer) {
+        TRY(comm_agree(copied));
+        TRY(comm_reducer_open(piece->count, &piece->reducer));
+    }
+    TRY(comm_reduce(piece->reducer, copied, piece->host));
+    CUDA_TRY(cudaMemcpyAsync(piece->gradients, piece->host, piece->count * sizeof *piece->host,
+                             cudaMemcpyHostToDevice, self->in));
+    return STATUS_OK;
+}
+
+static enum status staged_end(struct exchange *exchange, void *stream)
+{
+    struct staged *self = static_cast<struct staged *>(exchange->state);
+    RANGE(EXCHANGE);
+    TRY(waits_begin(&self->waits, static_cast<cudaStream_t>(stream)));
+    for (size_t i = 0; i < self->piece_count; i++)
+        TRY(add_up_piece(self, &self->pieces[i]));
+    self->piece_count = self->used = 0;
+    CUDA_TRY(cudaEventRecord(self->done, self->in));
+    return waits_end(&self->waits, self->done, static_cast<cudaStream_t>(stream));
+}
+
+static enum status staged_settle(struct exchange *exchange)
+{
+    struct staged *self = static_cast<struct staged *>(exchange->state);
+    return waits_settle(&self->waits, &exchange->spent_s);
+}
+
+extern "C" const struct exchange_method exchange_staged = {.name = "mpi",
+                                                           .probe = staged_probe,
+                                                           .open = staged_open,
+                                                           .close = staged_close,
+                                                           .sum = NULL,
+                                                           .begin = staged_begin,
+                                                           .end = staged_end,
+                                                           .settle = staged_settle};

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Verifies training over several ranks on a machine with GPUs, for every method of --sync: steps against the reference,
+# odd batches, short last steps in which a rank has no samples, repeated runs, live samples, and a rank that is killed.
+# With fewer GPUs than ranks, ranks share GPUs and nccl is skipped.
+#
+#   scripts/check/distributed_gpu.sh [RANKS]     (default: 2)
+#
+# Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed, 4 if training does not run on
+# a GPU here. ONLY=REGEX: run only the checks whose names match. JOBS=N: parallel checks (default: half of the
+# processors, at most 8). LIMIT=N: time limit per check in seconds (default 600).
+set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
+cd "$(dirname "$0")/../.."
+
+bench=$(realpath "${FDSL_BENCH:-./fdsl-bench}")
+ranks=${1:-2}
+[[ $ranks =~ ^[1-9][0-9]?$ ]] || { echo "check/distributed_gpu.sh: '$ranks': give a number of ranks" >&2 && exit 2; }
+list=$("$bench" --list)
+if ! grep -q 'train-cuda  *available' <<<"$list"; then
+    echo "check/distributed_gpu.sh: train-cuda does not run here:$(grep ' train-cuda ' <<<"$list")" >&2
+    exit 4
+fi
+layers=$(awk '$1 ~ /^train-(cuda|tf32|bf16|amp|cudnn)$/ && $2 == "available" { print $1 }' <<<"$list" | paste -sd,)
+gpus=$(nvidia-smi -L | grep -c ^GPU)
+methods='mpi peer'
+((gpus < ranks)) || methods='mpi nccl peer'
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# shellcheck source=scripts/check/parallel.sh
+source scripts/check/parallel.sh
+share_processors
+
+on_ranks() { # number, options ...
+    local count=$1
+    shift
+    mpirun --bind-to none -n "$count" "$bench" --data digits --test-size 50 --epochs 1 "$@"
+}
+
+# Two runs with the same bits: `weak` has the batch per rank, `strong` of all ranks.
+same_bits() { # variant, method
+    local name=$work/$1-$2
+    on_ranks "$ranks" --variant "$1" --sync "$2" --train-size 500 --batch 16 --epochs 2 --shift 2 --export "$name-1"
+    on_ranks "$ranks" --variant "$1" --sync "$2" --train-size 500 --batch 16 --epochs 2 --shift 2 --export "$name-2"
+    on_ranks "$ranks" --variant "$1" --sync "$2" --train-size 500 --batch $((16 * ranks)) --scaling strong --epochs 2 --shift 2 \
+        --export "$name-3"
+    cmp "$name-1" "$name-2" && cmp "$name-1" "$name-3"
+}
+
+# The loss after three epochs is that of one rank, up to the rounding that training amplifies.
+same_loss() { # variant, method
+    local name=$work/loss-$1-$2
+    on_ranks 1 --variant "$1" --train-size 2000 --batch 48 --epochs 3 --out "$name-1.csv" >/dev/null
+    on_ranks "$ranks" --variant "$1" --sync "$2" --train-size 2000 --batch 48 --scaling strong --epochs 3 --out "$name-n.csv" >/dev/null
+    python3 - "$name-1.csv" "$name-n.csv" <<'END'
+import csv, sys
+one, many = ([row for row in csv.DictReader(open(path)) if row["rank"] in ("all", "0")] for path in sys.argv[1:])
+many = [row for row in many if row["rank"] == "all"]
+for a, b in zip(one, many):
+    loss = float(a["train_loss"]), float(b["train_loss"])
+    print("epoch", a["epoch"], "loss", *loss)
+    assert abs(loss[0] - loss[1]) < 0.05 * loss[0] + 0.01, loss
+assert len(many) == 3 and len(one) == 3, (len(one), len(many))
+END
+}
+
+# The job ends within 15 s, and the message names the rank.
+killed_rank() { # variant, method
+    local log=$work/killed-$1-$2 victim pid status=0 begin
+    on_ranks "$ranks" --variant "$1" --sync "$2" --train-size 10000 --batch 16 --epochs 1000 >"$log" 2>&1 &
+    pid=$!
+    for _ in $(seq 100); do
+        grep -q . "$log" && break
+        sleep 0.1
+    done
+    sleep 8
+    victim=$(pgrep -f "sync $2 --train-size 10000" | while read -r candidate; do
+        grep -qz "OMPI_COMM_WORLD_RANK=$((ranks - 1))$" "/proc/$candidate/environ" 2>/dev/null && echo "$candidate" && break
+    done)
+    [[ $victim ]] || { cat "$log" && kill "$pid" && return 1; }
+    begin=$SECONDS
+    kill -KILL "$victim"
+    wait "$pid" || status=$?
+    cat "$log"
+    ((status != 0 && SECONDS - begin <= 15)) && grep -qi "rank $((ranks - 1))" "$log"
+}
+
+for method in $methods; do
+    variants=$layers
+    [[ $method == mpi ]] || variants+=,train-graph
+    check "$method: compared with the reference" on_ranks "$ranks" --variant "$variants" --sync "$method" --verify --verify-steps 12 \
+        --train-size 203 --batch 11 --shift 2
+    check "$method: a last step with one sample" on_ranks "$ranks" --variant "$variants" --sync "$method" --verify --verify-steps 12 \
+        --train-size 190 --batch 21 --scaling strong
+    check "$method: one sample per rank" on_ranks "$ranks" --variant "${variants/,train-amp/}" --sync "$method" --verify --verify-steps 5 \
+        --train-size $((7 * ranks)) --batch 1 --optimizer sgd
+    check "$method: live samples" on_ranks "$ranks" --variant "$layers" --sync "$method" --verify --data synth --classes 5 \
+        --model cnn-fdsl --res 32 --train-size 90 --batch 8
+    for variant in ${variants//,/ }; do
+        check "$method: repeated runs of $variant" same_bits "$variant" "$method"
+    done
+    check "$method: the loss of one rank, train-cuda" same_loss train-cuda "$method"
+    [[ $method == mpi ]] || check "$method: the loss of one rank, train-graph" same_loss train-graph "$method"
+    check "$method: a killed rank" killed_rank train-cuda "$method"
+done
+check 'train-graph refuses mpi' fails_with 4 'cannot add up between kernels of a CUDA graph' \
+    mpirun --bind-to none -n 2 "$bench" --variant train-graph --sync mpi --data digits --train-size 100 --epochs 1
+((gpus >= ranks)) || check 'nccl refuses ranks that share a GPU' fails_with 4 'nccl' \
+    mpirun --bind-to none -n "$ranks" "$bench" --variant train-cuda --sync nccl --data digits --train-size 100 --epochs 1
+conclude
