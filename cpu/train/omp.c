@@ -485,12 +485,12 @@ static uint64_t omp_memory_bytes(const void *state)
     return net->bytes + feed_memory_bytes(&net->feed);
 }
 
-#define ENGINE(name_, open_)                                                                      \
-    {                                                                                             \
+#define ENGINE(name_, open_)                                                                            \
+    {                                                                                                   \
         .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .gradients_in = GRADIENTS_IN_HOST, \
-        .savings = {.pooled_gradients = true}, .open = open_, .close = omp_close, .set = omp_set, \
-        .get = omp_get, .steps = omp_steps, .totals = omp_totals, .progress = omp_progress,       \
-        .gradients = omp_gradients, .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes    \
+        .savings = {.pooled_gradients = true}, .open = open_, .close = omp_close, .set = omp_set,       \
+        .get = omp_get, .steps = omp_steps, .totals = omp_totals, .progress = omp_progress,             \
+        .gradients = omp_gradients, .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes          \
     }
 
 const struct engine engine_omp = ENGINE("omp", omp_open);

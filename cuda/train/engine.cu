@@ -361,9 +361,8 @@ static enum status backward_layer(struct network *network, const struct device_l
 {
     bool shared = self > network->layers && self[-1].layer->is_added;
     if (shared && self->layer->spec.kind == LAYER_POOL) /* pooling writes nothing outside its windows */
-        CUDA_TRY(cudaMemsetAsync(self->in_delta, 0,
-                                 pass->count * self->layer->in_values * sizeof *self->in_delta,
-                                 pass->stream));
+        CUDA_TRY(cudaMemsetAsync(
+            self->in_delta, 0, pass->count * self->layer->in_values * sizeof *self->in_delta, pass->stream));
     TRY(network->passes[self->layer->spec.kind].backward(self, pass));
     return shared ? added_backward(self - 1, last_layer(network) + 1, pass) : STATUS_OK;
 }

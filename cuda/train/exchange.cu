@@ -294,8 +294,8 @@ static enum status staged_begin(struct exchange *exchange, float *gradients, siz
 /* Waits for the copy of a piece, adds it up, and enqueues the copy of the sums. */
 static enum status add_up_piece(struct staged *self, struct piece *piece)
 {
-    enum status copied = cuda_status(cudaEventSynchronize(piece->copied), "copying gradients to the host",
-                                     __FILE__, __LINE__);
+    enum status copied =
+        cuda_status(cudaEventSynchronize(piece->copied), "copying gradients to the host", __FILE__, __LINE__);
     if (!piece->reducer) {
         TRY(comm_agree(copied));
         TRY(comm_reducer_open(piece->count, &piece->reducer));

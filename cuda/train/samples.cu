@@ -22,9 +22,8 @@ enum status batch_draw(const struct train *train, const struct device_set *set,
 {
     struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
     uint32_t first = step * train->batch + (uint32_t)train_share(train, step).first;
-    draw_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(train->data->feed, order, first, count,
-                                                         train->augment, train->seed, epoch, set->labels,
-                                                         *batch);
+    draw_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(
+        train->data->feed, order, first, count, train->augment, train->seed, epoch, set->labels, *batch);
     CUDA_TRY_LAUNCH("draw_kernel");
     return STATUS_OK;
 }

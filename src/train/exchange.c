@@ -31,11 +31,11 @@ static void add_reason(char *reasons, size_t bytes, const char *name)
 
 static enum status no_method(int sync, const char *reasons)
 {
-    return *reasons ? status_set(STATUS_UNAVAILABLE, "it cannot train on several ranks here (--sync %s)",
-                                 reasons)
-                    : status_set(STATUS_UNAVAILABLE,
-                                 "it cannot train on several ranks here (--sync %s needs a build with CUDA)",
-                                 exchange_names[sync]);
+    return *reasons
+               ? status_set(STATUS_UNAVAILABLE, "it cannot train on several ranks here (--sync %s)", reasons)
+               : status_set(STATUS_UNAVAILABLE,
+                            "it cannot train on several ranks here (--sync %s needs a build with CUDA)",
+                            exchange_names[sync]);
 }
 
 enum status exchange_probe(int sync, const struct engine *engine)

@@ -51,8 +51,8 @@ struct exchange_method {
 
 struct exchange {
     const struct exchange_method *method;
-    void *state; /* of the method */
-    int device;  /* CUDA device, for gradients in device memory */
+    void *state;  /* of the method */
+    int device;   /* CUDA device, for gradients in device memory */
     size_t count; /* the most gradients of a step, or 0 if sum() tells */
     /* Seconds in which the training waited for the exchange, including waiting for other ranks; NaN: not
      * known. Callers reset it to 0. */

@@ -79,7 +79,8 @@ static const struct option_spec options[] = {
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of the initial parameters, order, dropout, shifts and flips"},
     {"sync", "METHOD", OPTION_CHOICE, AT(sync), "auto", 0, 0, exchange_names, true,
-     "how ranks add up their gradients: mpi in host memory; for GPU variants also nccl, by NVIDIA's library, and "
+     "how ranks add up their gradients: mpi in host memory; for GPU variants also nccl, by NVIDIA's library, "
+     "and "
      "peer, by GPUs of one machine that read each other's memory. auto takes the first of peer, nccl and mpi "
      "that works. METHOD is one of"},
     {"lr-scale", "RULE", OPTION_CHOICE, AT(lr_scale), "none", 0, 0, lr_scales, true,

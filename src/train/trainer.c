@@ -105,8 +105,13 @@ static enum status check_same(const struct train_job *job, const struct checkpoi
         return STATUS_OK;
     if (strncmp(words, "train-samples=", 14) == 0 || strncmp(words, "test-samples=", 13) == 0)
         return refuse_samples(job, checkpoint);
-    return status_set(STATUS_USAGE, "--resume: the checkpoints in %s were written with other options: %s",
-                      job->checkpoints, words);
+    bool rate = strncmp(words, "lr=", 3) == 0, batch = strncmp(words, "batch=", 6) == 0;
+    return status_set(STATUS_USAGE, "--resume: the checkpoints in %s were written with other options: %s%s",
+                      job->checkpoints, words,
+                      rate ? "; give the rate of the checkpoint as --lr, without --lr-scale"
+                      : batch
+                          ? "; choose --batch so that a step of all ranks has the samples of the checkpoint"
+                          : "");
 }
 
 static enum status resume(struct trainer *trainer, bool *found)

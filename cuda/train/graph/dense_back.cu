@@ -253,7 +253,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
             back_weights<NET>(base, stage, c);
         __syncthreads();
     }
-    if (count == 0) { /* a rank may have no samples in the last step; its copies must not overwrite the zeros */
+    if (count ==
+        0) { /* a rank may have no samples in the last step; its copies must not overwrite the zeros */
         copy_wait<0>();
         __syncthreads();
     }

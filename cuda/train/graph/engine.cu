@@ -214,9 +214,9 @@ static void open_plan(struct graph_state *graph)
 static enum status exchange_part(struct graph_state *graph, uint32_t first, uint32_t end)
 {
     struct exchange *exchange = graph->train->exchange;
-    return exchange ? exchange->method->begin(exchange, graph->plan.gradients + first, end - first,
-                                              graph->stream)
-                    : STATUS_OK;
+    return exchange
+               ? exchange->method->begin(exchange, graph->plan.gradients + first, end - first, graph->stream)
+               : STATUS_OK;
 }
 
 /* Enqueues a step. With several ranks, the gradients of fc1's weights, 98 % of all, are exchanged while the
@@ -300,10 +300,9 @@ static enum status open_all(struct graph_state *graph)
     CUDA_TRY(cudaSetDevice(graph->device));
     CUDA_TRY(cudaStreamCreateWithFlags(&graph->stream, cudaStreamNonBlocking));
     open_plan(graph);
-    CUDA_TRY(cudaHostAlloc(&graph->page,
-                           sizeof *graph->page +
-                               (size_t)graph->plan.batch * train->model->classes * sizeof(float),
-                           cudaHostAllocDefault));
+    CUDA_TRY(cudaHostAlloc(
+        &graph->page, sizeof *graph->page + (size_t)graph->plan.batch * train->model->classes * sizeof(float),
+        cudaHostAllocDefault));
     memset(&graph->page->step, 0, sizeof graph->page->step);
     TRY(open_data(graph));
     TRY(open_forward(graph));

@@ -93,7 +93,7 @@ struct graph_position {
  * inference, the host writes it. */
 struct graph_step {
     uint32_t epoch, first, count; /* `count` samples from index `first` of the epoch's order */
-    uint32_t total; /* training only: samples of all ranks; the gradients are those of their mean loss */
+    uint32_t total;  /* training only: samples of all ranks; the gradients are those of their mean loss */
     uint32_t part;   /* inference only: number of the set; its samples are used in stored order */
     uint64_t number; /* step number, counted over all epochs */
     struct update update;
@@ -105,8 +105,8 @@ struct graph_share {
 };
 
 /* Kernel arguments of a step. They do not change from step to step. Pointers are to device memory. `batch` is
- * the most samples of this rank in a step. `rows` is `batch` rounded up to a multiple of GRAPH_ROWS; rows past
- * the batch are zero. `parts` is the number of blocks that share the samples in graph_conv_back(). */
+ * the most samples of this rank in a step. `rows` is `batch` rounded up to a multiple of GRAPH_ROWS; rows
+ * past the batch are zero. `parts` is the number of blocks that share the samples in graph_conv_back(). */
 struct graph_plan {
     uint64_t seed;
     uint32_t batch, rows, samples, classes, parts;
@@ -127,8 +127,8 @@ struct graph_plan {
     uint32_t arena_values; /* size of an arena */
     uint32_t tensors[GRAPH_TENSORS];
     bool keep_gradients; /* whether to store the gradient of fc1's weights; all others are always stored */
-    bool apart; /* several ranks: the kernels only store gradients, and graph_apply() updates parameters */
-    bool overlap;        /* a kernel may start before the previous one ends: see launch_overlapped() */
+    bool apart;   /* several ranks: the kernels only store gradients, and graph_apply() updates parameters */
+    bool overlap; /* a kernel may start before the previous one ends: see launch_overlapped() */
     /* Parameters as GEMM operands. */
     __nv_bfloat16 *conv2_weight; /* CONV2_BYTES; rows of CONV2_PITCH bytes */
     __nv_bfloat16 *fc1_weight;   /* (128, features) */
@@ -272,9 +272,8 @@ static __device__ __forceinline__ float *gradient_of(const struct graph_plan &pl
 
 /* Stores the gradient of parameter `at` of the arena. Unless the ranks exchange gradients first, updates the
  * parameter and returns its new value. */
-static __device__ __forceinline__ float step_parameter(const struct graph_plan &plan,
-                                                       const struct update &update, uint32_t at,
-                                                       float gradient)
+static __device__ __forceinline__ float
+step_parameter(const struct graph_plan &plan, const struct update &update, uint32_t at, float gradient)
 {
     *gradient_of(plan, at) = gradient;
     if (plan.apart)

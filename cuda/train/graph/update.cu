@@ -1,7 +1,7 @@
 /* train-graph, the last kernels of a step. update_kernel adds the partial gradients of the convolutions and
  * updates their parameters. With several ranks, it only stores the gradients, and apply_kernel updates all
- * parameters after the exchange. The other kernels here run between steps. They write the order of an epoch, the position in the
- * training, and the bf16 copies of parameters after graph_set(). */
+ * parameters after the exchange. The other kernels here run between steps. They write the order of an epoch,
+ * the position in the training, and the bf16 copies of parameters after graph_set(). */
 #include "common/check.cuh"
 #include "train/graph/kernels.cuh"
 
@@ -71,8 +71,7 @@ static __device__ __forceinline__ void copy_parameter(const struct graph_plan &p
 }
 
 /* Each thread updates four adjacent parameters. Tensors begin at multiples of four. */
-static __global__ void __launch_bounds__(THREADS)
-    apply_kernel(const __grid_constant__ struct graph_plan plan)
+static __global__ void __launch_bounds__(THREADS) apply_kernel(const __grid_constant__ struct graph_plan plan)
 {
     const struct update update = plan.step->update;
     uint32_t at = 4 * (blockIdx.x * THREADS + threadIdx.x);
