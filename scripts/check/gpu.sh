@@ -137,6 +137,11 @@ else
     by_three() { # names: prints them on lines of three. At large sizes, each variant takes the CPU a minute or two.
         tr , '\n' <<<"$1" | paste -sd ',,\n'
     }
+    # First, because they take longest.
+    for name in ${exact//,/ }; do
+        [[ $name == naive ]] || check "rounding errors that add up, $name" "$bench" --variant "$name" --verify "${quick[@]}" --vertices 16 \
+            --orbits 16165 --noise 0 --line-width 0.0053791 --radius 0 --freq1 1 --freq2 1 --res 128 --instance 5200 --batch 256
+    done
     while read -r q k res batch extra; do
         options=(--res "$res" --batch "$batch")
         parts=naive,$variants
@@ -175,10 +180,6 @@ END
             check "vertices that leave the image and come back, $res^2, $formula" "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" \
                 --class "$classes" --batch 45 --res $res --formula $formula
         done
-    done
-    for name in ${exact//,/ }; do
-        [[ $name == naive ]] || check "rounding errors that add up, $name" "$bench" --variant "$name" --verify "${quick[@]}" --vertices 16 \
-            --orbits 16165 --noise 0 --line-width 0.0053791 --radius 0 --freq1 1 --freq2 1 --res 128 --instance 5200 --batch 256
     done
     # The weights of an output pixel add up to res^2, so at this size the sums of bright pixels exceed 32 bits.
     check 'sums of bright pixels exceed 32 bits' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --batch 1 \

@@ -39,8 +39,8 @@ struct exchange_method {
     /* The gradients of a step become final part by part, and each part is exchanged while the engine computes
      * the others. begin() passes a part, which is final when the work that is enqueued on `stream` (a
      * cudaStream_t) is done. end() makes `stream` wait for the sums of all parts. All ranks must pass the
-     * same parts in the same order. A multiple of 16 bytes is the address of each part. A method for
-     * GRADIENTS_IN_GRAPH may be called while `stream` is captured. */
+     * same parts in the same order. The address of each part is a multiple of 16 bytes. For an engine with
+     * GRADIENTS_IN_GRAPH, `stream` may be in capture. */
     enum status (*begin)(struct exchange *exchange, float *gradients, size_t count, void *stream);
     enum status (*end)(struct exchange *exchange, void *stream);
 
