@@ -56,4 +56,7 @@ struct allreduce_method {
 extern "C" const struct allreduce_method allreduce_nccl, allreduce_peer, allreduce_peer_one_shot,
     allreduce_peer_two_shot;
 
+/* The version of the NCCL library, such as "2.28.3", after a successful probe; "" before. */
+const char *allreduce_nccl_version(void);
+
 #endif

@@ -1,0 +1,570 @@
+/* The all-reduces `peer-one-shot` and `peer-two-shot`: kernels that read and write the memory of the other
+ * GPUs of this machine, through CUDA IPC. `peer` takes the faster of the two for the size.
+ *
+ * The same block of all ranks works on the same slice of the array, piece by piece. It never waits for other
+ * blocks. For each piece, a block
+ *
+ *     copies its values to a slot of its own room in this rank's memory
+ *     raises its flag on all ranks, and waits for the flags of all ranks
+ *     one shot:  reads the slots of all ranks, adds them up in rank order, and writes the sums
+ *     two shots: does so for its part of the piece only, and writes the sums to the rooms of all ranks
+ *                raises its second flag, waits for the second flags, and copies the sums of the other parts
+ *
+ * A flag holds the number of the block's piece, counted over all calls. A room has two slots, for even and
+ * odd pieces. Two are enough: a block that has received the flags of piece i knows that the same block of all
+ * ranks has completed piece i - 1. It writes the slot of piece i + 1 after that, so no rank still reads piece
+ * i - 1 from this slot. A rank pushes sums of piece i only after it received the flag of piece i from the
+ * owner of the room, who has then read the sums of piece i - 2. */
+#include "train/allreduce.cuh"
+
+#include <cuda_bf16.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/check.cuh"
+#include "core/portable.h"
+#include "machine/comm.h"
+#include "train/allreduce_peer.cuh"
+
+#define THREADS   512
+#define UNROLL    4    /* vectors that a thread loads before it uses the first */
+#define ROOM      4096 /* vectors per slot: 64 KiB */
+#define SLOTS     2
+#define POLLS     1024 /* between two looks at the clock */
+#define TIMEOUT_S 20
+
+struct allreduce_peer_tuning allreduce_peer_tuning = {0, 0, TIMEOUT_S *UINT64_C(1000000000)};
+
+/* ---- The memory of a rank, which all ranks map ---- */
+
+enum shot { STAGED, SUMMED, SHOTS };
+
+/* What one block shares with the same block of other ranks. */
+struct room {
+    uint4 slots[SHOTS][SLOTS][ROOM];  /* STAGED: this rank's values; SUMMED: sums, written by their owners */
+    uint32_t flags[SHOTS][PEERS_MAX]; /* [shot][rank]: number of the latest piece of that rank */
+    uint32_t pieces;                  /* pieces so far; only this rank uses it */
+    uint32_t failed;                  /* a rank did not answer; only this rank uses it */
+    uint32_t unused[14];
+};
+
+struct peers {
+    struct room *rooms[PEERS_MAX]; /* by rank; rooms[i][b] belongs to block b */
+    int rank, ranks;
+    uint64_t timeout_ns;
+    int *missing; /* host memory: 1 + the rank that did not answer; 0: none */
+};
+
+/* ---- Formats: 16 bytes of wire data, called a vector, hold `width` values ---- */
+
+static __device__ __forceinline__ float low(uint32_t word)
+{
+    return __uint_as_float(word << 16);
+}
+
+static __device__ __forceinline__ float high(uint32_t word)
+{
+    return __uint_as_float(word & 0xffff0000u);
+}
+
+static __device__ __forceinline__ uint32_t pack(float first, float second)
+{
+    __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
+    return *reinterpret_cast<const uint32_t *>(&both);
+}
+
+struct wire_f32 {
+    static constexpr int width = 4;
+    static __device__ __forceinline__ void unpack(const uint4 &wire, float values[width])
+    {
+        values[0] = __uint_as_float(wire.x), values[1] = __uint_as_float(wire.y);
+        values[2] = __uint_as_float(wire.z), values[3] = __uint_as_float(wire.w);
+    }
+    static __device__ __forceinline__ uint4 packed(const float values[width])
+    {
+        return make_uint4(__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
+                          __float_as_uint(values[3]));
+    }
+};
+
+struct wire_bf16 {
+    static constexpr int width = 8;
+    static __device__ __forceinline__ void unpack(const uint4 &wire, float values[width])
+    {
+        values[0] = low(wire.x), values[1] = high(wire.x), values[2] = low(wire.y), values[3] = high(wire.y);
+        values[4] = low(wire.z), values[5] = high(wire.z), values[6] = low(wire.w), values[7] = high(wire.w);
+    }
+    static __device__ __forceinline__ uint4 packed(const float values[width])
+    {
+        return make_uint4(pack(values[0], values[1]), pack(values[2], values[3]), pack(values[4], values[5]),
+                          pack(values[6], values[7]));
+    }
+};
+
+/* The array of a call: its values in a format of their own, as vectors of wire data. */
+template <class WIRE, class VALUE> struct array {
+    VALUE *values;
+    size_t count;
+
+    static constexpr bool same = sizeof(VALUE) * WIRE::width == 16; /* vectors are the values' own bits */
+
+    __device__ __forceinline__ size_t vectors() const
+    {
+        return (count + WIRE::width - 1) / WIRE::width;
+    }
+    __device__ __forceinline__ bool whole(size_t i) const
+    {
+        return (i + 1) * WIRE::width <= count;
+    }
+    /* Values past the end are 0. */
+    __device__ __forceinline__ uint4 vector(size_t i) const
+    {
+        float own[WIRE::width];
+        const VALUE *from = values + i * WIRE::width;
+        if (same && whole(i))
+            return *reinterpret_cast<const uint4 *>(from);
+        if (!same && whole(i)) {
+            *reinterpret_cast<float4 *>(own) = reinterpret_cast<const float4 *>(from)[0];
+            *reinterpret_cast<float4 *>(own + 4) = reinterpret_cast<const float4 *>(from)[1];
+        } else
+#pragma unroll
+            for (int k = 0; k < WIRE::width; k++)
+                own[k] = i * WIRE::width + k < count ? static_cast<float>(from[k]) : 0;
+        return WIRE::packed(own);
+    }
+    __device__ __forceinline__ void set(size_t i, const uint4 &wire) const
+    {
+        float own[WIRE::width];
+        VALUE *to = values + i * WIRE::width;
+        if (same && whole(i)) {
+            *reinterpret_cast<uint4 *>(to) = wire;
+            return;
+        }
+        WIRE::unpack(wire, own);
+        if (!same && whole(i)) {
+            reinterpret_cast<float4 *>(to)[0] = *reinterpret_cast<const float4 *>(own);
+            reinterpret_cast<float4 *>(to)[1] = *reinterpret_cast<const float4 *>(own + 4);
+            return;
+        }
+#pragma unroll
+        for (int k = 0; k < WIRE::width; k++)
+            if (i * WIRE::width + k < count)
+                to[k] = static_cast<VALUE>(own[k]);
+    }
+};
+
+/* ---- Flags ---- */
+
+static __device__ __forceinline__ void raise(uint32_t *flag, uint32_t piece)
+{
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(piece) : "memory");
+}
+
+static __device__ __forceinline__ uint32_t look(const uint32_t *flag)
+{
+    uint32_t piece;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(piece) : "l"(flag) : "memory");
+    return piece;
+}
+
+/* Reads memory that other GPUs write, past the first-level cache. */
+static __device__ __forceinline__ uint4 load_shared(const uint4 *from)
+{
+    uint4 value;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(from));
+    return value;
+}
+
+static __device__ __forceinline__ uint64_t now_ns(void)
+{
+    uint64_t time;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+    return time;
+}
+
+/* Returns false after the timeout. A flag may already hold the number of the next piece. */
+static __device__ bool wait_for(const uint32_t *flag, uint32_t piece, uint64_t timeout_ns)
+{
+    uint64_t begin_ns = 0;
+    for (;;) {
+        for (int i = 0; i < POLLS; i++)
+            if ((int32_t)(look(flag) - piece) >= 0)
+                return true;
+        if (begin_ns == 0)
+            begin_ns = now_ns();
+        else if (now_ns() - begin_ns > timeout_ns)
+            return false;
+    }
+}
+
+/* Raises this block's flag on all ranks, after all threads' writes, and waits for the flags of all ranks. The
+ * barriers extend the order of the flags to all threads of the block. Returns false if a rank did not
+ * answer. */
+static __device__ __forceinline__ bool meet(const struct peers &peers, enum shot shot, uint32_t piece)
+{
+    int peer = threadIdx.x;
+    bool answered = true;
+    __syncthreads();
+    if (peer < peers.ranks && peer != peers.rank) {
+        raise(&peers.rooms[peer][blockIdx.x].flags[shot][peers.rank], piece);
+        answered = wait_for(&peers.rooms[peers.rank][blockIdx.x].flags[shot][peer], piece, peers.timeout_ns);
+        if (!answered)
+            *peers.missing = 1 + peer;
+    }
+    return __syncthreads_and(answered);
+}
+
+/* ---- A piece ---- */
+
+/* Calls body(i) for i = first + threadIdx.x, ... below `end`, UNROLL at a time: first load(i) for all of
+ * them, then use(i, loaded). */
+template <class LOAD, class USE>
+static __device__ __forceinline__ void each(uint32_t first, uint32_t end, LOAD load, USE use)
+{
+    uint32_t i = first + threadIdx.x;
+    for (; i + (UNROLL - 1) * THREADS < end; i += UNROLL * THREADS) {
+        decltype(load(i)) loaded[UNROLL];
+#pragma unroll
+        for (int k = 0; k < UNROLL; k++)
+            loaded[k] = load(i + k * THREADS);
+#pragma unroll
+        for (int k = 0; k < UNROLL; k++)
+            use(i + k * THREADS, loaded[k]);
+    }
+    for (; i < end; i += THREADS)
+        use(i, load(i));
+}
+
+template <int RANKS> struct of_ranks {
+    uint4 wire[RANKS];
+};
+
+/* Adds up one vector of all ranks in rank order. */
+template <class WIRE, int RANKS>
+static __device__ __forceinline__ uint4 sum_of(const struct of_ranks<RANKS> &all)
+{
+    float sum[WIRE::width], next[WIRE::width];
+    WIRE::unpack(all.wire[0], sum);
+#pragma unroll
+    for (int r = 1; r < RANKS; r++) {
+        WIRE::unpack(all.wire[r], next);
+#pragma unroll
+        for (int k = 0; k < WIRE::width; k++)
+            sum[k] += next[k];
+    }
+    return WIRE::packed(sum);
+}
+
+template <int RANKS>
+static __device__ __forceinline__ struct of_ranks<RANKS> load_all(const struct peers &peers, int slot,
+                                                                  uint32_t i) {
+    struct of_ranks<RANKS> all;
+#pragma unroll
+    for (int r = 0; r < RANKS; r++)
+        all.wire[r] = load_shared(&peers.rooms[r][blockIdx.x].slots[STAGED][slot][i]);
+    return all;
+}
+
+/* The part of a piece of `count` vectors that `rank` adds up begins here. */
+static __device__ __forceinline__ uint32_t
+part_begin(uint32_t count, int rank, int ranks)
+{
+    return count * (uint32_t)rank / (uint32_t)ranks;
+}
+
+/* Exchanges the vectors at + 0 to at + count - 1, count <= ROOM. Returns false if a rank did not answer. */
+template <class WIRE, class VALUE, int RANKS, bool TWO_SHOTS>
+static __device__ __forceinline__ bool exchange_piece(const struct peers &peers,
+                                                      const struct array<WIRE, VALUE> &array, size_t at,
+                                                      uint32_t count, uint32_t piece)
+{
+    int slot = piece % SLOTS;
+    struct room *room = &peers.rooms[peers.rank][blockIdx.x];
+    uint4 *staged = room->slots[STAGED][slot];
+    const uint4 *summed = room->slots[SUMMED][slot];
+    each(
+        0, count, [&](uint32_t i) { return array.vector(at + i); },
+        [&](uint32_t i, const uint4 &wire) { staged[i] = wire; });
+    if (!meet(peers, STAGED, piece))
+        return false;
+    uint32_t begin = TWO_SHOTS ? part_begin(count, peers.rank, RANKS) : 0;
+    uint32_t end = TWO_SHOTS ? part_begin(count, peers.rank + 1, RANKS) : count;
+    each(
+        begin, end, [&](uint32_t i) { return load_all<RANKS>(peers, slot, i); },
+        [&](uint32_t i, const struct of_ranks<RANKS> &all) {
+            uint4 sum = sum_of<WIRE, RANKS>(all);
+            if (TWO_SHOTS)
+#pragma unroll
+                for (int r = 0; r < RANKS; r++)
+                    if (r != peers.rank)
+                        peers.rooms[r][blockIdx.x].slots[SUMMED][slot][i] = sum;
+            array.set(at + i, sum);
+        });
+    if (!TWO_SHOTS)
+        return true;
+    if (!meet(peers, SUMMED, piece))
+        return false;
+    auto copy = [&](uint32_t first, uint32_t last) {
+        each(
+            first, last, [&](uint32_t i) { return load_shared(&summed[i]); },
+            [&](uint32_t i, const uint4 &sum) { array.set(at + i, sum); });
+    };
+    copy(0, begin);
+    copy(end, count);
+    return true;
+}
+
+template <class WIRE, class VALUE, int RANKS, bool TWO_SHOTS>
+static __global__ void __launch_bounds__(THREADS)
+    allreduce_kernel(const __grid_constant__ struct peers peers, const struct array<WIRE, VALUE> array)
+{
+    struct room *room = &peers.rooms[peers.rank][blockIdx.x];
+    size_t vectors = array.vectors();
+    size_t at = vectors * blockIdx.x / gridDim.x, end = vectors * (blockIdx.x + 1) / gridDim.x;
+    uint32_t piece = room->pieces;
+    bool answered = !room->failed;
+    for (; answered && at < end; at += ROOM) {
+        uint32_t count = end - at < ROOM ? (uint32_t)(end - at) : ROOM;
+        answered = exchange_piece<WIRE, VALUE, RANKS, TWO_SHOTS>(peers, array, at, count, ++piece);
+    }
+    __syncthreads(); /* all threads have read the room's numbers */
+    if (threadIdx.x == 0) {
+        room->pieces = piece;
+        room->failed = !answered;
+    }
+}
+
+/* ---- Calls ---- */
+
+/* Arrays up to this size, in bytes of wire data, take one shot: below it, the second meeting of two shots
+ * takes longer than reading the whole array of every rank. */
+static size_t one_shot_bytes(int ranks)
+{
+    return ranks <= 2 ? (size_t)512 << 10 : (size_t)256 << 10;
+}
+
+struct peer {
+    struct allreduce_request request;
+    struct peers peers;
+    int blocks_max, processors;
+    void *mapped[PEERS_MAX]; /* memory of other ranks */
+};
+
+/* Each thread has at least one vector. Large arrays take two blocks per multiprocessor: while one waits, the
+ * other transfers. */
+static int blocks_for_vectors(const struct peer *self, size_t vectors)
+{
+    int most = vectors > ((size_t)1 << 20) ? 2 * self->processors : self->processors;
+    if (allreduce_peer_tuning.blocks > 0)
+        most = allreduce_peer_tuning.blocks;
+    most = most < self->blocks_max ? most : self->blocks_max;
+    size_t wanted = (vectors + THREADS - 1) / THREADS;
+    return wanted < (size_t)most ? (int)wanted : most;
+}
+
+template <class WIRE, class VALUE, int RANKS>
+static enum status launch(struct peer *self, void *values, size_t count, bool two_shots, cudaStream_t stream)
+{
+    const struct array<WIRE, VALUE> array = {
+        static_cast<VALUE *>(values), count
+    };
+    int blocks = blocks_for_vectors(self, (count + WIRE::width - 1) / WIRE::width);
+    if (two_shots)
+        allreduce_kernel<WIRE, VALUE, RANKS, true><<<blocks, THREADS, 0, stream>>>(self->peers, array);
+    else
+        allreduce_kernel<WIRE, VALUE, RANKS, false><<<blocks, THREADS, 0, stream>>>(self->peers, array);
+    CUDA_TRY_LAUNCH("allreduce_kernel");
+    return STATUS_OK;
+}
+
+template <class WIRE, class VALUE>
+static enum status launch_for(struct peer *self, void *values, size_t count, bool two_shots,
+                              cudaStream_t stream)
+{
+    switch (self->peers.ranks) {
+    case 1:
+        return STATUS_OK;
+    case 2:
+        return launch<WIRE, VALUE, 2>(self, values, count, two_shots, stream);
+    case 3:
+        return launch<WIRE, VALUE, 3>(self, values, count, two_shots, stream);
+    case 4:
+        return launch<WIRE, VALUE, 4>(self, values, count, two_shots, stream);
+    case 5:
+        return launch<WIRE, VALUE, 5>(self, values, count, two_shots, stream);
+    case 6:
+        return launch<WIRE, VALUE, 6>(self, values, count, two_shots, stream);
+    case 7:
+        return launch<WIRE, VALUE, 7>(self, values, count, two_shots, stream);
+    default:
+        return launch<WIRE, VALUE, 8>(self, values, count, two_shots, stream);
+    }
+}
+
+static enum status enqueue(struct peer *self, void *values, size_t count, bool two_shots, cudaStream_t stream)
+{
+    if (count == 0)
+        return STATUS_OK;
+    switch (self->request.type) {
+    case ALLREDUCE_BF16:
+        return launch_for<struct wire_bf16, __nv_bfloat16>(self, values, count, two_shots, stream);
+    case ALLREDUCE_F32_AS_BF16:
+        return launch_for<struct wire_bf16, float>(self, values, count, two_shots, stream);
+    default:
+        return launch_for<struct wire_f32, float>(self, values, count, two_shots, stream);
+    }
+}
+
+static enum status enqueue_one_shot(void *state, void *values, size_t count, cudaStream_t stream)
+{
+    return enqueue(static_cast<struct peer *>(state), values, count, false, stream);
+}
+
+static enum status enqueue_two_shot(void *state, void *values, size_t count, cudaStream_t stream)
+{
+    return enqueue(static_cast<struct peer *>(state), values, count, true, stream);
+}
+
+static enum status enqueue_faster(void *state, void *values, size_t count, cudaStream_t stream)
+{
+    struct peer *self = static_cast<struct peer *>(state);
+    size_t bytes = count * (self->request.type == ALLREDUCE_F32 ? 4 : 2);
+    size_t limit = allreduce_peer_tuning.one_shot_bytes ? allreduce_peer_tuning.one_shot_bytes
+                                                        : one_shot_bytes(self->peers.ranks);
+    return enqueue(self, values, count, bytes > limit, stream);
+}
+
+static enum status peer_check(void *state)
+{
+    const struct peer *self = static_cast<const struct peer *>(state);
+    int missing = *static_cast<volatile int *>(self->peers.missing);
+    return missing == 0
+               ? STATUS_OK
+               : status_set(STATUS_FAILED,
+                            "rank %d did not answer within %.0f s in an exchange between GPUs; look for "
+                            "its message, or use --sync nccl if this repeats",
+                            missing - 1, 1e-9 * (double)self->peers.timeout_ns);
+}
+
+/* ---- Joining ---- */
+
+/* What a rank tells the others. */
+struct card {
+    cudaIpcMemHandle_t memory;
+    cudaUUID_t gpu;
+};
+
+static enum status peer_probe(int device)
+{
+    int supported;
+    CUDA_TRY(cudaDeviceGetAttribute(&supported, cudaDevAttrUnifiedAddressing, device));
+    return supported ? STATUS_OK
+                     : status_set(STATUS_UNAVAILABLE, "device %d cannot share its memory", device);
+}
+
+static enum status open_memory(struct peer *self, struct card *card)
+{
+    cudaDeviceProp properties;
+    CUDA_TRY(cudaSetDevice(self->request.device));
+    CUDA_TRY(cudaGetDeviceProperties(&properties, self->request.device));
+    self->processors = properties.multiProcessorCount;
+    self->blocks_max = 2 * self->processors;
+    card->gpu = properties.uuid;
+    void *memory;
+    CUDA_TRY(cudaMalloc(&memory, self->blocks_max * sizeof(struct room)));
+    self->peers.rooms[self->peers.rank] = static_cast<struct room *>(memory);
+    CUDA_TRY(cudaMemset(memory, 0, self->blocks_max * sizeof(struct room)));
+    CUDA_TRY(cudaDeviceSynchronize());
+    CUDA_TRY(cudaHostAlloc(&self->peers.missing, sizeof *self->peers.missing, cudaHostAllocMapped));
+    *self->peers.missing = 0;
+    CUDA_TRY(cudaIpcGetMemHandle(&card->memory, memory));
+    return STATUS_OK;
+}
+
+static enum status map_peer(struct peer *self, int rank, const struct card *card)
+{
+    cudaError_t error =
+        cudaIpcOpenMemHandle(&self->mapped[rank], card->memory, cudaIpcMemLazyEnablePeerAccess);
+    (void)cudaGetLastError(); /* so that the next check does not see it */
+    self->peers.rooms[rank] = static_cast<struct room *>(self->mapped[rank]);
+    return error == cudaSuccess
+               ? STATUS_OK
+               : status_set(
+                     STATUS_UNAVAILABLE,
+                     "it cannot map the memory of the GPU of rank %d (%s); all ranks must see all GPUs "
+                     "(CUDA_VISIBLE_DEVICES), which must be connected by NVLink or PCIe peer access",
+                     rank, cudaGetErrorString(error));
+}
+
+static enum status map_peers(struct peer *self, const struct card *cards)
+{
+    bool shared = false;
+    for (int i = 0; i < self->peers.ranks; i++) {
+        if (i == self->peers.rank)
+            continue;
+        TRY(map_peer(self, i, &cards[i]));
+        shared |= memcmp(&cards[i].gpu, &cards[self->peers.rank].gpu, sizeof cards[i].gpu) == 0;
+    }
+    if (shared)
+        status_warn(
+            "ranks share a GPU, so their kernels take turns, and every exchange waits for a turn of each "
+            "rank; start one rank per GPU");
+    return STATUS_OK;
+}
+
+static enum status join(struct peer *self)
+{
+    struct card own = {}, cards[PEERS_MAX] = {};
+    if (self->peers.ranks > PEERS_MAX)
+        return status_set(STATUS_UNAVAILABLE, "it supports at most %d ranks", PEERS_MAX);
+    TRY(comm_agree(comm_local_size() == comm_size()
+                       ? STATUS_OK
+                       : status_set(STATUS_UNAVAILABLE, "the ranks are on several machines")));
+    TRY(comm_agree(open_memory(self, &own)));
+    TRY(comm_gather(&own, sizeof own, cards));
+    TRY(comm_spread(cards, sizeof cards));
+    return comm_agree(map_peers(self, cards));
+}
+
+static enum status peer_open(const struct allreduce_request *request, void **state)
+{
+    struct peer *self = static_cast<struct peer *>(calloc(1, sizeof *self));
+    *state = self;
+    TRY(comm_agree(self ? STATUS_OK : status_set(STATUS_FAILED, "out of memory")));
+    self->request = *request;
+    self->peers.rank = comm_rank();
+    self->peers.ranks = comm_size();
+    self->peers.timeout_ns = allreduce_peer_tuning.timeout_ns;
+    return join(self);
+}
+
+static void peer_close(void *state)
+{
+    struct peer *self = static_cast<struct peer *>(state);
+    /* Ignores errors: nothing can be done about them, and nothing depends on them. */
+    for (void *memory : self->mapped)
+        if (memory)
+            (void)cudaIpcCloseMemHandle(memory);
+    if (self->peers.ranks <= PEERS_MAX)
+        (void)cudaFree(self->peers.rooms[self->peers.rank]);
+    if (self->peers.missing)
+        (void)cudaFreeHost(self->peers.missing);
+    free(self);
+}
+
+static uint64_t peer_memory_bytes(const void *state)
+{
+    const struct peer *self = static_cast<const struct peer *>(state);
+    return (uint64_t)self->blocks_max * sizeof(struct room);
+}
+
+extern "C" {
+const struct allreduce_method allreduce_peer = {"peer",     peer_probe, peer_open,        enqueue_faster,
+                                                peer_check, peer_close, peer_memory_bytes};
+const struct allreduce_method allreduce_peer_one_shot = {
+    "peer-one-shot", peer_probe, peer_open, enqueue_one_shot, peer_check, peer_close, peer_memory_bytes};
+const struct allreduce_method allreduce_peer_two_shot = {
+    "peer-two-shot", peer_probe, peer_open, enqueue_two_shot, peer_check, peer_close, peer_memory_bytes};
+}

@@ -1,0 +1,18 @@
+/* For tests and measurements of the all-reduces in allreduce_peer.cu. */
+#ifndef FDSL_CUDA_TRAIN_ALLREDUCE_PEER_CUH
+#define FDSL_CUDA_TRAIN_ALLREDUCE_PEER_CUH
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define PEERS_MAX 8 /* ranks */
+
+/* All ranks must set the same values, between calls. 0: the default. */
+struct allreduce_peer_tuning {
+    int blocks;            /* most blocks per call */
+    size_t one_shot_bytes; /* `peer` takes one shot for arrays of at most this size */
+    uint64_t timeout_ns;   /* of the states that are opened from now on; has no value for the default */
+};
+extern struct allreduce_peer_tuning allreduce_peer_tuning;
+
+#endif

@@ -1,0 +1,394 @@
+/* Checks the all-reduces in device memory. Run by a launcher, with one rank per GPU or several:
+ *
+ *     mpirun -n 2 gpu_allreduce            checks every method, type and size
+ *     mpirun -n 2 gpu_allreduce --time     prints microseconds per call
+ *     mpirun -n 2 gpu_allreduce --sweep    prints them for several numbers of blocks of `peer`
+ *
+ * Rank 0 prints one line per check. Exit status 1 if a check failed, 4 if no method works here. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
+
+#include <cuda_bf16.h>
+
+#include "common/check.cuh"
+#include "machine/comm.h"
+#include "train/allreduce.cuh"
+#include "train/allreduce_peer.cuh"
+
+#define DEPTH 20 /* dependent calls per timed graph */
+
+static const struct allreduce_method *const methods[] = {&allreduce_peer_one_shot, &allreduce_peer_two_shot,
+                                                         &allreduce_peer, &allreduce_nccl};
+static const struct {
+    const char *name;
+    enum allreduce_type type;
+    size_t bytes; /* per value */
+} types[] = {
+    {"f32", ALLREDUCE_F32, 4}, {"bf16", ALLREDUCE_BF16, 2}, {"f32 as bf16", ALLREDUCE_F32_AS_BF16, 4}};
+
+static uint64_t failures, passes;
+static int device;
+
+static void must(enum status status)
+{
+    if (status == STATUS_OK)
+        return;
+    fprintf(stderr, "gpu_allreduce: rank %d: %s\n", comm_rank(), status_text());
+    comm_close();
+    exit(1);
+}
+
+#define MUST(call) must(cuda_status((call), #call, __FILE__, __LINE__))
+
+static void report(bool ok, const char *text)
+{
+    bool all = comm_agree(ok ? STATUS_OK : status_set(STATUS_WRONG, "wrong")) == STATUS_OK;
+    (all ? passes : failures)++;
+    if (comm_rank() == 0 && !all)
+        printf("FAILED  %s\n", text);
+}
+
+/* ---- The reference ---- */
+
+static float rounded(float value)
+{
+    return __bfloat162float(__float2bfloat16_rn(value));
+}
+
+/* The value of a rank: large and small magnitudes and both signs, exact in bf16. */
+static float value_of(int rank, size_t i, uint32_t round)
+{
+    uint64_t hash =
+        (i * 131 + (uint64_t)rank * 7919 + round * UINT64_C(1000003)) * UINT64_C(0x9e3779b97f4a7c15);
+    hash ^= hash >> 29;
+    hash = (hash * UINT64_C(0xbf58476d1ce4e5b9)) >> 20;
+    return rounded(ldexpf((float)(int32_t)(hash & 0xff) - 127.5f, (int)(hash >> 8 & 7) - 4));
+}
+
+/* The sum in rank order, rounded as the type says; `*size` is the sum of the magnitudes. */
+static float sum_of(size_t i, uint32_t round, enum allreduce_type type, float *size)
+{
+    float sum = value_of(0, i, round);
+    *size = fabsf(sum);
+    for (int r = 1; r < comm_size(); r++) {
+        sum += value_of(r, i, round);
+        *size += fabsf(value_of(r, i, round));
+    }
+    return type == ALLREDUCE_F32 ? sum : rounded(sum);
+}
+
+/* ---- Arrays ---- */
+
+struct array {
+    enum allreduce_type type;
+    size_t count;
+    std::vector<float> floats;
+    std::vector<__nv_bfloat16> halves;
+    void *values; /* device memory with 16 more values, which no call may change */
+};
+
+#define GUARD 16
+
+static size_t bytes_of(const struct array *array)
+{
+    return (array->count + GUARD) * (array->type == ALLREDUCE_BF16 ? 2 : 4);
+}
+
+static void *host_of(struct array *array)
+{
+    return array->type == ALLREDUCE_BF16 ? static_cast<void *>(array->halves.data()) : array->floats.data();
+}
+
+static void fill(struct array *array, uint32_t round)
+{
+    for (size_t i = 0; i < array->count + GUARD; i++) {
+        float value = i < array->count ? value_of(comm_rank(), i, round) : 77;
+        if (array->type == ALLREDUCE_BF16)
+            array->halves[i] = __float2bfloat16_rn(value);
+        else
+            array->floats[i] = value;
+    }
+    MUST(cudaMemcpy(array->values, host_of(array), bytes_of(array), cudaMemcpyHostToDevice));
+}
+
+static struct array make(enum allreduce_type type, size_t count)
+{
+    struct array array = {type, count, {}, {}, NULL};
+    type == ALLREDUCE_BF16 ? array.halves.resize(count + GUARD) : array.floats.resize(count + GUARD);
+    MUST(cudaMalloc(&array.values, bytes_of(&array)));
+    return array;
+}
+
+static float at(struct array *array, size_t i)
+{
+    return array->type == ALLREDUCE_BF16 ? __bfloat162float(array->halves[i]) : array->floats[i];
+}
+
+/* Compares with the reference. `exact`: bit by bit; otherwise the order of the sums and intermediate rounding
+ * are free: N terms, each rounded to the type's precision u, differ by at most N u Σ|terms|. */
+static uint64_t count_wrong(struct array *array, uint32_t round, bool exact)
+{
+    uint64_t wrong = 0;
+    float u = array->type == ALLREDUCE_F32 ? 0x1p-24f : 0x1p-8f, size;
+    MUST(cudaMemcpy(host_of(array), array->values, bytes_of(array), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < array->count; i++) {
+        float sum = sum_of(i, round, array->type, &size);
+        wrong +=
+            exact ? at(array, i) != sum : !(fabsf(at(array, i) - sum) <= 2 * u * (float)comm_size() * size);
+    }
+    for (size_t i = array->count; i < array->count + GUARD; i++)
+        wrong += at(array, i) != 77;
+    return wrong;
+}
+
+static bool same_on_all_ranks(struct array *array)
+{
+    const uint8_t *bytes = static_cast<const uint8_t *>(host_of(array));
+    uint64_t hash = 0;
+    for (size_t i = 0; i < bytes_of(array); i++)
+        hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
+    uint64_t first = hash;
+    must(comm_spread(&first, sizeof first));
+    return first == hash;
+}
+
+/* ---- Checks ---- */
+
+static bool is_exact(const struct allreduce_method *method)
+{
+    return method != &allreduce_nccl;
+}
+
+static void check_counts(const struct allreduce_method *method, int t, void *state, cudaStream_t stream)
+{
+    static const size_t counts[] = {1,    3,     7,      8,      9,       127,     1000,    4099,
+                                    8191, 65537, 262143, 262145, 1 << 20, 1234577, 1179648, 12345677};
+    char text[160];
+    for (uint32_t round = 0; round < 2; round++)
+        for (size_t count : counts) {
+            struct array array = make(types[t].type, count);
+            fill(&array, round);
+            if (comm_rank() == comm_size() - 1 && count == 1000)
+                usleep(300000); /* a late rank */
+            must(method->enqueue(state, array.values, count, stream));
+            MUST(cudaStreamSynchronize(stream));
+            must(method->check(state));
+            uint64_t wrong = count_wrong(&array, round, is_exact(method));
+            snprintf(text, sizeof text, "%s, %s, %zu values: %llu wrong", method->name, types[t].name, count,
+                     (unsigned long long)wrong);
+            report(wrong == 0 && same_on_all_ranks(&array), text);
+            MUST(cudaFree(array.values));
+        }
+}
+
+/* A graph with calls of different sizes, replayed: the sums of one replay are the values of the next one, so
+ * every value is multiplied by the number of ranks. */
+static void check_graph(const struct allreduce_method *method, int t, void *state, cudaStream_t stream)
+{
+    static const size_t counts[] = {5, 300001, 70000};
+    const int replays = 8;
+    struct array arrays[3];
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    char text[160];
+    for (int i = 0; i < 3; i++) {
+        arrays[i] = make(types[t].type, counts[i]);
+        fill(&arrays[i], 9);
+    }
+    MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < 3; i++)
+        must(method->enqueue(state, arrays[i].values, counts[i], stream));
+    MUST(cudaStreamEndCapture(stream, &graph));
+    MUST(cudaGraphInstantiate(&exec, graph, 0));
+    for (int i = 0; i < replays; i++)
+        MUST(cudaGraphLaunch(exec, stream));
+    MUST(cudaStreamSynchronize(stream));
+    must(method->check(state));
+    for (int i = 0; i < 3; i++) {
+        uint64_t wrong = 0;
+        float scale = powf((float)comm_size(), (float)(replays - 1)), size;
+        float u = types[t].type == ALLREDUCE_F32 ? 0x1p-24f : 0x1p-8f;
+        MUST(cudaMemcpy(host_of(&arrays[i]), arrays[i].values, bytes_of(&arrays[i]), cudaMemcpyDeviceToHost));
+        for (size_t j = 0; j < counts[i]; j++) {
+            float sum = sum_of(j, 9, types[t].type, &size);
+            wrong += !(fabsf(at(&arrays[i], j) - scale * sum) <=
+                       2 * (float)(replays * comm_size()) * u * scale * size);
+        }
+        snprintf(text, sizeof text, "%s, %s, %zu values in a graph: %llu wrong", method->name, types[t].name,
+                 counts[i], (unsigned long long)wrong);
+        report(wrong == 0 && same_on_all_ranks(&arrays[i]), text);
+        MUST(cudaFree(arrays[i].values));
+    }
+    MUST(cudaGraphExecDestroy(exec));
+    MUST(cudaGraphDestroy(graph));
+}
+
+/* ---- Times ---- */
+
+static double time_us(const struct allreduce_method *method, void *state, void *values, size_t count,
+                      cudaStream_t stream)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaEvent_t begin, end;
+    std::vector<float> all;
+    MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < DEPTH; i++)
+        must(method->enqueue(state, values, count, stream));
+    MUST(cudaStreamEndCapture(stream, &graph));
+    MUST(cudaGraphInstantiate(&exec, graph, 0));
+    MUST(cudaEventCreate(&begin));
+    MUST(cudaEventCreate(&end));
+    for (int i = 0; i < 13; i++) {
+        float ms;
+        MUST(cudaMemsetAsync(values, 0, 16, stream));
+        MUST(cudaEventRecord(begin, stream));
+        MUST(cudaGraphLaunch(exec, stream));
+        MUST(cudaEventRecord(end, stream));
+        MUST(cudaStreamSynchronize(stream));
+        MUST(cudaEventElapsedTime(&ms, begin, end));
+        must(method->check(state));
+        if (i >= 2)
+            all.push_back(ms);
+    }
+    std::sort(all.begin(), all.end());
+    double us = 1e3 * all[all.size() / 2] / DEPTH;
+    must(comm_max(&us, 1));
+    MUST(cudaEventDestroy(begin));
+    MUST(cudaEventDestroy(end));
+    MUST(cudaGraphExecDestroy(exec));
+    MUST(cudaGraphDestroy(graph));
+    return us;
+}
+
+static const size_t sizes[] = {1000,    16000,   81000,   262144,   524288,    1200000,
+                               2400000, 4719000, 4900000, 24000000, 180000000, 256000000};
+
+static bool open_for(const struct allreduce_method *method, enum allreduce_type type, size_t count,
+                     void **state)
+{
+    const struct allreduce_request request = {device, count, type};
+    *state = NULL;
+    enum status status = comm_agree(method->probe(device));
+    if (status == STATUS_OK)
+        status = method->open(&request, state);
+    if (status == STATUS_OK)
+        return true;
+    if (comm_rank() == 0)
+        printf("skipped %s, type %d: %s\n", method->name, type, status_text());
+    if (*state)
+        method->close(*state);
+    return false;
+}
+
+static void print_times(const struct allreduce_method *method, int t, const char *label, cudaStream_t stream)
+{
+    void *state, *values;
+    if (!open_for(method, types[t].type, sizes[11] / 2, &state))
+        return;
+    MUST(cudaMalloc(&values, 2 * sizes[11] + 64));
+    MUST(cudaMemset(values, 0, 2 * sizes[11] + 64));
+    if (comm_rank() == 0)
+        printf("%-14s %-11s %-8s", method->name, types[t].name, label);
+    for (size_t bytes : sizes) { /* of wire data */
+        double us = time_us(method, state, values, bytes / (types[t].type == ALLREDUCE_F32 ? 4 : 2), stream);
+        if (comm_rank() == 0)
+            printf(" %8.1f", us);
+    }
+    if (comm_rank() == 0)
+        printf("\n");
+    fflush(stdout);
+    must(comm_agree(STATUS_OK));
+    method->close(state);
+    MUST(cudaFree(values));
+}
+
+static void print_header(void)
+{
+    if (comm_rank() != 0)
+        return;
+    printf("%-35s", "microseconds per call; kB:");
+    for (size_t bytes : sizes)
+        printf(" %8.0f", 1e-3 * (double)bytes);
+    printf("\n");
+}
+
+static void sweep(cudaStream_t stream)
+{
+    for (const struct allreduce_method *method : {&allreduce_peer_one_shot, &allreduce_peer_two_shot})
+        for (int blocks : {8, 16, 32, 64, 96, 132, 198, 264}) {
+            char label[16];
+            snprintf(label, sizeof label, "%d", blocks);
+            allreduce_peer_tuning.blocks = blocks;
+            for (int t : {0, 1})
+                print_times(method, t, label, stream);
+        }
+}
+
+/* ---- A rank that does not take part ---- */
+
+static void check_missing(const struct allreduce_method *method, cudaStream_t stream)
+{
+    void *state, *values;
+    const uint64_t before = allreduce_peer_tuning.timeout_ns;
+    allreduce_peer_tuning.timeout_ns = 1000000000;
+    if (comm_size() > 1 && open_for(method, ALLREDUCE_F32, 1000, &state)) {
+        char wanted[32], text[96];
+        int missing = comm_size() - 1;
+        MUST(cudaMalloc(&values, 4096));
+        snprintf(wanted, sizeof wanted, "rank %d did not answer", missing);
+        if (comm_rank() != missing)
+            must(method->enqueue(state, values, 1000, stream));
+        MUST(cudaStreamSynchronize(stream));
+        bool named = comm_rank() == missing ||
+                     (method->check(state) == STATUS_FAILED && strstr(status_text(), wanted));
+        snprintf(text, sizeof text, "%s names a missing rank", method->name);
+        report(named, text);
+        method->close(state);
+        MUST(cudaFree(values));
+    }
+    allreduce_peer_tuning.timeout_ns = before;
+}
+
+int main(int argc, char *argv[])
+{
+    cudaStream_t stream;
+    int devices;
+    uint64_t available = 0;
+    must(comm_open());
+    MUST(cudaGetDeviceCount(&devices));
+    device = comm_local_rank() % devices;
+    MUST(cudaSetDevice(device));
+    MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    const char *what = argc > 1 ? argv[1] : "";
+    if (*what)
+        print_header();
+    if (strcmp(what, "--sweep") == 0)
+        sweep(stream);
+    for (const struct allreduce_method *method : methods)
+        for (int t = 0; t < 3; t++) {
+            void *state;
+            if (strcmp(what, "--time") == 0)
+                print_times(method, t, "", stream);
+            if (*what || !open_for(method, types[t].type, 12345677, &state))
+                continue;
+            available++;
+            check_counts(method, t, state, stream);
+            check_graph(method, t, state, stream);
+            must(comm_agree(STATUS_OK));
+            method->close(state);
+        }
+    if (!*what)
+        for (const struct allreduce_method *method : {&allreduce_peer_one_shot, &allreduce_peer_two_shot})
+            check_missing(method, stream);
+    if (!*what && comm_rank() == 0)
+        printf("%llu passed, %llu failed\n", (unsigned long long)passes, (unsigned long long)failures);
+    comm_close();
+    return failures ? 1 : !*what && available == 0 ? 4 : 0;
+}
