@@ -15,10 +15,10 @@
 #include "core/portable.h"
 
 #define NCCL_LIBRARY "libnccl.so.2"
-#define FUNCTIONS(DO)                                                                                       \
-    DO(GetVersion)                                                                                          \
-    DO(GetErrorString) DO(GetUniqueId) DO(CommInitRank) DO(AllReduce) DO(CommGetAsyncError) DO(CommDestroy) \
-        DO(CommAbort)
+#define FUNCTIONS(DO)  \
+    DO(GetVersion)     \
+    DO(GetErrorString) \
+    DO(GetUniqueId) DO(CommInitRank) DO(AllReduce) DO(CommGetAsyncError) DO(CommDestroy) DO(CommAbort)
 
 /* The library, loaded once. */
 static struct {
@@ -121,8 +121,9 @@ static enum status nccl_open(const struct allreduce_request *request, void **sta
     return join(self);
 }
 
-static enum status nccl_enqueue(void *state, void *values, size_t count, cudaStream_t stream)
+static enum status nccl_enqueue(void *state, void *values, size_t count, int blocks_max, cudaStream_t stream)
 {
+    (void)blocks_max;
     struct library_call *self = static_cast<struct library_call *>(state);
     enum status status = nccl_status(
         nccl.AllReduce(values, values, count, self->request.type == ALLREDUCE_BF16 ? ncclBfloat16 : ncclFloat,
@@ -167,9 +168,9 @@ static enum status nccl_open(const struct allreduce_request *request, void **sta
     return comm_agree(nccl_probe(request->device));
 }
 
-static enum status nccl_enqueue(void *state, void *values, size_t count, cudaStream_t stream)
+static enum status nccl_enqueue(void *state, void *values, size_t count, int blocks_max, cudaStream_t stream)
 {
-    (void)state, (void)values, (void)count, (void)stream;
+    (void)state, (void)values, (void)count, (void)blocks_max, (void)stream;
     return nccl_probe(0);
 }
 

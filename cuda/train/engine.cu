@@ -373,8 +373,9 @@ static enum status backward_layer(struct network *network, const struct device_l
 static enum status exchange_layer(struct network *network, const struct layer *layer, size_t *end)
 {
     struct exchange *exchange = network->train->exchange;
-    size_t first = layer == network->train->model->layers ? 0 : layer->weight;
-    if (!exchange || (first > 0 && (!layer->weight_values || *end - first < PART_VALUES)))
+    bool last = layer == network->train->model->layers; /* the last one of the backward pass */
+    size_t first = last ? 0 : layer->weight;
+    if (!exchange || (!last && (!layer->weight_values || *end - first < PART_VALUES)))
         return STATUS_OK;
     TRY(exchange->method->begin(exchange, network->gradients + first, *end - first, network->stream));
     *end = first;

@@ -41,11 +41,12 @@ static void waits_close(struct waits *waits)
                 (void)cudaEventDestroy(event);
 }
 
-/* Call when the step has passed its last part, so that the time from here on is waiting. */
-static enum status waits_begin(struct waits *waits, cudaStream_t stream)
+/* Call when the step has passed its last part, so that the time from here on is waiting. `own` is a stream of
+ * the exchange, which is in capture if the step is. */
+static enum status waits_begin(struct waits *waits, cudaStream_t own, cudaStream_t stream)
 {
     cudaStreamCaptureStatus capture;
-    CUDA_TRY(cudaStreamIsCapturing(stream, &capture));
+    CUDA_TRY(cudaStreamIsCapturing(own, &capture));
     waits->captured = capture != cudaStreamCaptureStatusNone;
     if (!waits->captured)
         CUDA_TRY(cudaEventRecord(waits->begin[waits->steps % WAITS], stream));
@@ -139,13 +140,13 @@ static enum status on_device_begin(struct exchange *exchange, float *gradients, 
     struct on_device *self = static_cast<struct on_device *>(exchange->state);
     CUDA_TRY(cudaEventRecord(self->ready, static_cast<cudaStream_t>(stream)));
     CUDA_TRY(cudaStreamWaitEvent(self->stream, self->ready, 0));
-    return self->by->enqueue(self->state, gradients, count, self->stream);
+    return self->by->enqueue(self->state, gradients, count, exchange->blocks_max, self->stream);
 }
 
 static enum status on_device_end(struct exchange *exchange, void *stream)
 {
     struct on_device *self = static_cast<struct on_device *>(exchange->state);
-    TRY(waits_begin(&self->waits, static_cast<cudaStream_t>(stream)));
+    TRY(waits_begin(&self->waits, self->stream, static_cast<cudaStream_t>(stream)));
     CUDA_TRY(cudaEventRecord(self->done, self->stream));
     return waits_end(&self->waits, self->done, static_cast<cudaStream_t>(stream));
 }
@@ -310,7 +311,7 @@ static enum status staged_end(struct exchange *exchange, void *stream)
 {
     struct staged *self = static_cast<struct staged *>(exchange->state);
     RANGE(EXCHANGE);
-    TRY(waits_begin(&self->waits, static_cast<cudaStream_t>(stream)));
+    TRY(waits_begin(&self->waits, self->out, static_cast<cudaStream_t>(stream)));
     for (size_t i = 0; i < self->piece_count; i++)
         TRY(add_up_piece(self, &self->pieces[i]));
     self->piece_count = self->used = 0;

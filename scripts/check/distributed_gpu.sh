@@ -34,15 +34,15 @@ share_processors
 on_ranks() { # number, options ...
     local count=$1
     shift
-    mpirun --bind-to none -n "$count" "$bench" --data digits --test-size 50 --epochs 1 "$@"
+    mpirun --bind-to none -n "$count" "$bench" --test-size 50 "$@"
 }
 
 # Two runs with the same bits: `weak` has the batch per rank, `strong` of all ranks.
 same_bits() { # variant, method
     local name=$work/$1-$2
-    on_ranks "$ranks" --variant "$1" --sync "$2" --train-size 500 --batch 16 --epochs 2 --shift 2 --export "$name-1"
-    on_ranks "$ranks" --variant "$1" --sync "$2" --train-size 500 --batch 16 --epochs 2 --shift 2 --export "$name-2"
-    on_ranks "$ranks" --variant "$1" --sync "$2" --train-size 500 --batch $((16 * ranks)) --scaling strong --epochs 2 --shift 2 \
+    on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 500 --batch 16 --epochs 2 --shift 2 --export "$name-1"
+    on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 500 --batch 16 --epochs 2 --shift 2 --export "$name-2"
+    on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 500 --batch $((16 * ranks)) --scaling strong --epochs 2 --shift 2 \
         --export "$name-3"
     cmp "$name-1" "$name-2" && cmp "$name-1" "$name-3"
 }
@@ -50,8 +50,8 @@ same_bits() { # variant, method
 # The loss after three epochs is that of one rank, up to the rounding that training amplifies.
 same_loss() { # variant, method
     local name=$work/loss-$1-$2
-    on_ranks 1 --variant "$1" --train-size 2000 --batch 48 --epochs 3 --out "$name-1.csv" >/dev/null
-    on_ranks "$ranks" --variant "$1" --sync "$2" --train-size 2000 --batch 48 --scaling strong --epochs 3 --out "$name-n.csv" >/dev/null
+    on_ranks 1 --data digits --variant "$1" --train-size 2000 --batch 48 --epochs 3 --out "$name-1.csv" >/dev/null
+    on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 2000 --batch 48 --scaling strong --epochs 3 --out "$name-n.csv" >/dev/null
     python3 - "$name-1.csv" "$name-n.csv" <<'END'
 import csv, sys
 one, many = ([row for row in csv.DictReader(open(path)) if row["rank"] in ("all", "0")] for path in sys.argv[1:])
@@ -67,14 +67,14 @@ END
 # The job ends within 15 s, and the message names the rank.
 killed_rank() { # variant, method
     local log=$work/killed-$1-$2 victim pid status=0 begin
-    on_ranks "$ranks" --variant "$1" --sync "$2" --train-size 10000 --batch 16 --epochs 1000 >"$log" 2>&1 &
+    on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 10000 --batch 16 --epochs 1000 >"$log" 2>&1 &
     pid=$!
     for _ in $(seq 100); do
         grep -q . "$log" && break
         sleep 0.1
     done
     sleep 8
-    victim=$(pgrep -f "sync $2 --train-size 10000" | while read -r candidate; do
+    victim=$(pgrep -f "variant $1 --sync $2 --train-size 10000" | while read -r candidate; do
         grep -qz "OMPI_COMM_WORLD_RANK=$((ranks - 1))$" "/proc/$candidate/environ" 2>/dev/null && echo "$candidate" && break
     done)
     [[ $victim ]] || { cat "$log" && kill "$pid" && return 1; }
@@ -88,13 +88,13 @@ killed_rank() { # variant, method
 for method in $methods; do
     variants=$layers
     [[ $method == mpi ]] || variants+=,train-graph
-    check "$method: compared with the reference" on_ranks "$ranks" --variant "$variants" --sync "$method" --verify --verify-steps 12 \
+    check "$method: compared with the reference" on_ranks "$ranks" --data digits --epochs 1 --variant "$variants" --sync "$method" --verify --verify-steps 12 \
         --train-size 203 --batch 11 --shift 2
-    check "$method: a last step with one sample" on_ranks "$ranks" --variant "$variants" --sync "$method" --verify --verify-steps 12 \
+    check "$method: a last step with one sample" on_ranks "$ranks" --data digits --epochs 1 --variant "$variants" --sync "$method" --verify --verify-steps 12 \
         --train-size 190 --batch 21 --scaling strong
-    check "$method: one sample per rank" on_ranks "$ranks" --variant "${variants/,train-amp/}" --sync "$method" --verify --verify-steps 5 \
+    check "$method: one sample per rank" on_ranks "$ranks" --data digits --epochs 1 --variant "${variants/,train-amp/}" --sync "$method" --verify --verify-steps 5 \
         --train-size $((7 * ranks)) --batch 1 --optimizer sgd
-    check "$method: live samples" on_ranks "$ranks" --variant "$layers" --sync "$method" --verify --data synth --classes 5 \
+    check "$method: live samples" on_ranks "$ranks" --epochs 1 --variant "$layers" --sync "$method" --verify --data synth --classes 5 \
         --model cnn-fdsl --res 32 --train-size 90 --batch 8
     for variant in ${variants//,/ }; do
         check "$method: repeated runs of $variant" same_bits "$variant" "$method"

@@ -38,9 +38,9 @@ struct exchange_method {
 
     /* The gradients of a step become final part by part, and each part is exchanged while the engine computes
      * the others. begin() passes a part, which is final when the work that is enqueued on `stream` (a
-     * cudaStream_t) is done. end() makes `stream` wait for the sums of all parts. All ranks must pass the
-     * same parts in the same order. The address of each part is a multiple of 16 bytes. For an engine with
-     * GRADIENTS_IN_GRAPH, `stream` may be in capture. */
+     * cudaStream_t) is done. end() makes `stream` wait for the sums of all parts so far. All ranks must pass
+     * the same parts in the same order. The address of each part is a multiple of 16 bytes. For an engine
+     * with GRADIENTS_IN_GRAPH, `stream` may be in capture. */
     enum status (*begin)(struct exchange *exchange, float *gradients, size_t count, void *stream);
     enum status (*end)(struct exchange *exchange, void *stream);
 
@@ -54,6 +54,9 @@ struct exchange {
     void *state;  /* of the method */
     int device;   /* CUDA device, for gradients in device memory */
     size_t count; /* the most gradients of a step, or 0 if sum() tells */
+    /* Most blocks of an exchange's kernels, set by an engine that leaves some multiprocessors free; 0: the
+     * method chooses. */
+    int blocks_max;
     /* Seconds in which the training waited for the exchange, including waiting for other ranks; NaN: not
      * known. Callers reset it to 0. */
     double spent_s;

@@ -13,7 +13,10 @@
 #include "train/network.cuh"
 #include "train/progress.cuh"
 
-#define GRAPH_STEPS 32 /* number of steps in the CUDA graph `many` */
+/* Blocks of an exchange. The backward pass through the convolutions occupies all but four multiprocessors of
+ * an H200, and each of the four takes two blocks. */
+#define EXCHANGE_BLOCKS 8
+#define GRAPH_STEPS     32 /* number of steps in the CUDA graph `many` */
 
 bool graph_overlaps = true;
 
@@ -22,6 +25,9 @@ struct graph_state {
     int device;
     bool colour;
     cudaStream_t stream;
+    /* Several ranks: a stream for the update of fc1's weights, and the event at its end. */
+    cudaStream_t beside;
+    cudaEvent_t applied;
     struct allocations allocations;
     struct graph_plan plan;
     struct device_progress progress;
@@ -214,29 +220,46 @@ static void open_plan(struct graph_state *graph)
 static enum status exchange_part(struct graph_state *graph, uint32_t first, uint32_t end)
 {
     struct exchange *exchange = graph->train->exchange;
-    return exchange
-               ? exchange->method->begin(exchange, graph->plan.gradients + first, end - first, graph->stream)
-               : STATUS_OK;
+    return exchange->method->begin(exchange, graph->plan.gradients + first, end - first, graph->stream);
 }
 
-/* Enqueues a step. With several ranks, the gradients of fc1's weights, 98 % of all, are exchanged while the
- * backward pass through the convolutions runs. */
+/* Enqueues the exchange of the gradients of fc1's weights, 98 % of all, and the update of these weights. Both
+ * run beside the backward pass through the convolutions. */
+static enum status exchange_fc1(struct graph_state *graph, uint32_t fc1)
+{
+    struct exchange *exchange = graph->train->exchange;
+    if (!exchange)
+        return STATUS_OK;
+    TRY(exchange_part(graph, fc1, graph->plan.arena_values));
+    TRY(exchange->method->end(exchange, graph->beside));
+    TRY(graph_apply(&graph->plan, fc1, graph->plan.arena_values, graph->beside));
+    CUDA_TRY(cudaEventRecord(graph->applied, graph->beside));
+    return STATUS_OK;
+}
+
+/* Enqueues the exchange of the other gradients, and the update of their parameters. */
+static enum status exchange_others(struct graph_state *graph, uint32_t fc1)
+{
+    struct exchange *exchange = graph->train->exchange;
+    if (!exchange)
+        return STATUS_OK;
+    TRY(exchange_part(graph, 0, fc1));
+    CUDA_TRY(cudaStreamWaitEvent(graph->stream, graph->applied, 0));
+    TRY(exchange->method->end(exchange, graph->stream));
+    return graph_apply(&graph->plan, 0, fc1, graph->stream);
+}
+
 static enum status enqueue_step(struct graph_state *graph)
 {
     const struct graph_plan *plan = &graph->plan;
-    struct exchange *exchange = graph->train->exchange;
     uint32_t fc1 = gradient_place(plan->arena_values, plan->tensors[FC1_B], plan->tensors[FC1_W]);
     TRY(graph_forward(plan, graph->colour, true, graph->stream));
     TRY(graph_dense(plan, graph->colour, true, graph->stream));
     TRY(graph_dense_back(plan, graph->colour, graph->stream));
-    TRY(exchange_part(graph, fc1, plan->arena_values));
+    TRY(exchange_fc1(graph, fc1));
     TRY(graph_conv_back(plan, graph->colour, graph->stream));
     TRY(graph_update(plan, graph->colour, graph->stream));
-    if (!exchange)
-        return STATUS_OK;
-    TRY(exchange_part(graph, 0, fc1));
-    TRY(exchange->method->end(exchange, graph->stream));
-    return graph_apply(plan, graph->colour, graph->stream);
+    return exchange_others(graph, fc1);
 }
 
 static enum status enqueue_steps(struct graph_state *graph, uint32_t steps)
@@ -299,6 +322,10 @@ static enum status open_all(struct graph_state *graph)
     TRY(check_device(train, graph));
     CUDA_TRY(cudaSetDevice(graph->device));
     CUDA_TRY(cudaStreamCreateWithFlags(&graph->stream, cudaStreamNonBlocking));
+    CUDA_TRY(cudaStreamCreateWithFlags(&graph->beside, cudaStreamNonBlocking));
+    CUDA_TRY(cudaEventCreateWithFlags(&graph->applied, cudaEventDisableTiming));
+    if (train->exchange)
+        train->exchange->blocks_max = EXCHANGE_BLOCKS;
     open_plan(graph);
     CUDA_TRY(cudaHostAlloc(
         &graph->page, sizeof *graph->page + (size_t)graph->plan.batch * train->model->classes * sizeof(float),
@@ -330,8 +357,11 @@ static void graph_close(void *state)
     device_progress_close(&graph->progress);
     if (graph->page)
         (void)cudaFreeHost(graph->page);
-    if (graph->stream)
-        (void)cudaStreamDestroy(graph->stream);
+    if (graph->applied)
+        (void)cudaEventDestroy(graph->applied);
+    for (cudaStream_t stream : {graph->beside, graph->stream})
+        if (stream)
+            (void)cudaStreamDestroy(stream);
     free(graph);
 }
 

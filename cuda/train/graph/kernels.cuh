@@ -154,8 +154,9 @@ enum status graph_dense(const struct graph_plan *plan, bool colour, bool trainin
 enum status graph_dense_back(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 enum status graph_conv_back(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 enum status graph_update(const struct graph_plan *plan, bool colour, cudaStream_t stream);
-/* With plan->apart: updates all parameters with the gradients that were exchanged. */
-enum status graph_apply(const struct graph_plan *plan, bool colour, cudaStream_t stream);
+/* With plan->apart: updates the parameters with the exchanged gradients first to end - 1, counted as in
+ * gradient_place(). Both are multiples of four. */
+enum status graph_apply(const struct graph_plan *plan, uint32_t first, uint32_t end, cudaStream_t stream);
 
 /* Returns the shared memory per block, in bytes, of the kernel that needs the most. */
 int graph_shared_bytes(bool colour);

@@ -70,16 +70,20 @@ static __device__ __forceinline__ void copy_parameter(const struct graph_plan &p
     }
 }
 
-/* Each thread updates four adjacent parameters. Tensors begin at multiples of four. */
-static __global__ void __launch_bounds__(THREADS) apply_kernel(const __grid_constant__ struct graph_plan plan)
+/* Updates the parameters whose gradients have the indices first to end - 1 of gradient_place(). Each thread
+ * updates four adjacent ones. Tensors begin at multiples of four. */
+static __global__ void __launch_bounds__(THREADS)
+    apply_kernel(const __grid_constant__ struct graph_plan plan, uint32_t first, uint32_t end)
 {
     const struct update update = plan.step->update;
-    uint32_t at = 4 * (blockIdx.x * THREADS + threadIdx.x);
+    uint32_t place = first + 4 * (blockIdx.x * THREADS + threadIdx.x);
+    uint32_t behind = plan.arena_values - plan.tensors[FC1_B];
+    uint32_t at = place < behind ? place + plan.tensors[FC1_B] : place - behind;
     bool moments = update.kind != OPTIMIZER_SGD;
-    if (at >= plan.arena_values)
+    if (place >= end)
         return;
     float gradient[4], parameter[4], m[4], v[4] = {};
-    *reinterpret_cast<float4 *>(gradient) = *reinterpret_cast<const float4 *>(gradient_of(plan, at));
+    *reinterpret_cast<float4 *>(gradient) = *reinterpret_cast<const float4 *>(plan.gradients + place);
     *reinterpret_cast<float4 *>(parameter) = *reinterpret_cast<const float4 *>(plan.state.parameters + at);
     *reinterpret_cast<float4 *>(m) = *reinterpret_cast<const float4 *>(plan.state.m + at);
     if (moments)
@@ -95,10 +99,10 @@ static __global__ void __launch_bounds__(THREADS) apply_kernel(const __grid_cons
         *reinterpret_cast<float4 *>(plan.state.v + at) = *reinterpret_cast<const float4 *>(v);
 }
 
-enum status graph_apply(const struct graph_plan *plan, bool colour, cudaStream_t stream)
+enum status graph_apply(const struct graph_plan *plan, uint32_t first, uint32_t end, cudaStream_t stream)
 {
-    (void)colour;
-    apply_kernel<<<(plan->arena_values / 4 + THREADS - 1) / THREADS, THREADS, 0, stream>>>(*plan);
+    uint32_t fours = (end - first) / 4;
+    apply_kernel<<<(fours + THREADS - 1) / THREADS, THREADS, 0, stream>>>(*plan, first, end);
     CUDA_TRY_LAUNCH("apply_kernel");
     return STATUS_OK;
 }
