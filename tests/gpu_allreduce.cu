@@ -177,7 +177,7 @@ static void check_counts(const struct allreduce_method *method, int t, void *sta
             fill(&array, round);
             if (comm_rank() == comm_size() - 1 && count == 1000)
                 usleep(300000); /* a late rank */
-            must(method->enqueue(state, array.values, count, 0, stream));
+            must(method->enqueue(state, array.values, count, stream));
             MUST(cudaStreamSynchronize(stream));
             must(method->check(state));
             uint64_t wrong = count_wrong(&array, round, is_exact(method));
@@ -204,7 +204,7 @@ static void check_graph(const struct allreduce_method *method, int t, void *stat
     }
     MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     for (int i = 0; i < 3; i++)
-        must(method->enqueue(state, arrays[i].values, counts[i], 0, stream));
+        must(method->enqueue(state, arrays[i].values, counts[i], stream));
     MUST(cudaStreamEndCapture(stream, &graph));
     MUST(cudaGraphInstantiate(&exec, graph, 0));
     for (int i = 0; i < replays; i++)
@@ -241,7 +241,7 @@ static double time_us(const struct allreduce_method *method, void *state, void *
     std::vector<float> all;
     MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     for (int i = 0; i < DEPTH; i++)
-        must(method->enqueue(state, values, count, 0, stream));
+        must(method->enqueue(state, values, count, stream));
     MUST(cudaStreamEndCapture(stream, &graph));
     MUST(cudaGraphInstantiate(&exec, graph, 0));
     MUST(cudaEventCreate(&begin));
@@ -345,7 +345,7 @@ static void check_missing(const struct allreduce_method *method, cudaStream_t st
         MUST(cudaMalloc(&values, 4096));
         snprintf(wanted, sizeof wanted, "rank %d did not answer", missing);
         if (comm_rank() != missing)
-            must(method->enqueue(state, values, 1000, 0, stream));
+            must(method->enqueue(state, values, 1000, stream));
         MUST(cudaStreamSynchronize(stream));
         bool named = comm_rank() == missing ||
                      (method->check(state) == STATUS_FAILED && strstr(status_text(), wanted));

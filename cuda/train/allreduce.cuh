@@ -40,9 +40,8 @@ struct allreduce_method {
     enum status (*open)(const struct allreduce_request *request, void **state);
 
     /* Enqueues one all-reduce of `count` values, which are in memory of the device. The address must be a
-     * multiple of 16 bytes. A CUDA graph may capture the call and replay it. `blocks_max` limits the number
-     * of blocks, for calls beside other kernels; 0: the method chooses. NCCL ignores it. */
-    enum status (*enqueue)(void *state, void *values, size_t count, int blocks_max, cudaStream_t stream);
+     * multiple of 16 bytes. A CUDA graph may capture the call and replay it. */
+    enum status (*enqueue)(void *state, void *values, size_t count, cudaStream_t stream);
 
     /* Call when enqueued work may be complete; does not wait for it. STATUS_FAILED with the rank if a rank
      * did not answer; the sums are undefined since then. */

@@ -121,9 +121,8 @@ static enum status nccl_open(const struct allreduce_request *request, void **sta
     return join(self);
 }
 
-static enum status nccl_enqueue(void *state, void *values, size_t count, int blocks_max, cudaStream_t stream)
+static enum status nccl_enqueue(void *state, void *values, size_t count, cudaStream_t stream)
 {
-    (void)blocks_max;
     struct library_call *self = static_cast<struct library_call *>(state);
     enum status status = nccl_status(
         nccl.AllReduce(values, values, count, self->request.type == ALLREDUCE_BF16 ? ncclBfloat16 : ncclFloat,
@@ -168,9 +167,9 @@ static enum status nccl_open(const struct allreduce_request *request, void **sta
     return comm_agree(nccl_probe(request->device));
 }
 
-static enum status nccl_enqueue(void *state, void *values, size_t count, int blocks_max, cudaStream_t stream)
+static enum status nccl_enqueue(void *state, void *values, size_t count, cudaStream_t stream)
 {
-    (void)state, (void)values, (void)count, (void)blocks_max, (void)stream;
+    (void)state, (void)values, (void)count, (void)stream;
     return nccl_probe(0);
 }
 

@@ -354,11 +354,9 @@ struct peer {
 
 /* Each thread has at least one vector. Large arrays take two blocks per multiprocessor: while one waits, the
  * other transfers. */
-static int blocks_for_vectors(const struct peer *self, size_t vectors, int blocks_max)
+static int blocks_for_vectors(const struct peer *self, size_t vectors)
 {
     int most = vectors > ((size_t)1 << 20) ? 2 * self->processors : self->processors;
-    if (blocks_max > 0)
-        most = blocks_max;
     if (allreduce_peer_tuning.blocks > 0)
         most = allreduce_peer_tuning.blocks;
     most = most < self->blocks_max ? most : self->blocks_max;
@@ -367,13 +365,12 @@ static int blocks_for_vectors(const struct peer *self, size_t vectors, int block
 }
 
 template <class WIRE, class VALUE, int RANKS>
-static enum status launch(struct peer *self, void *values, size_t count, int blocks_max, bool two_shots,
-                          cudaStream_t stream)
+static enum status launch(struct peer *self, void *values, size_t count, bool two_shots, cudaStream_t stream)
 {
     const struct array<WIRE, VALUE> array = {
         static_cast<VALUE *>(values), count
     };
-    int blocks = blocks_for_vectors(self, (count + WIRE::width - 1) / WIRE::width, blocks_max);
+    int blocks = blocks_for_vectors(self, (count + WIRE::width - 1) / WIRE::width);
     if (two_shots)
         allreduce_kernel<WIRE, VALUE, RANKS, true><<<blocks, THREADS, 0, stream>>>(self->peers, array);
     else
@@ -383,65 +380,60 @@ static enum status launch(struct peer *self, void *values, size_t count, int blo
 }
 
 template <class WIRE, class VALUE>
-static enum status launch_for(struct peer *self, void *values, size_t count, int blocks_max, bool two_shots,
+static enum status launch_for(struct peer *self, void *values, size_t count, bool two_shots,
                               cudaStream_t stream)
 {
     switch (self->peers.ranks) {
     case 1:
         return STATUS_OK;
     case 2:
-        return launch<WIRE, VALUE, 2>(self, values, count, blocks_max, two_shots, stream);
+        return launch<WIRE, VALUE, 2>(self, values, count, two_shots, stream);
     case 3:
-        return launch<WIRE, VALUE, 3>(self, values, count, blocks_max, two_shots, stream);
+        return launch<WIRE, VALUE, 3>(self, values, count, two_shots, stream);
     case 4:
-        return launch<WIRE, VALUE, 4>(self, values, count, blocks_max, two_shots, stream);
+        return launch<WIRE, VALUE, 4>(self, values, count, two_shots, stream);
     case 5:
-        return launch<WIRE, VALUE, 5>(self, values, count, blocks_max, two_shots, stream);
+        return launch<WIRE, VALUE, 5>(self, values, count, two_shots, stream);
     case 6:
-        return launch<WIRE, VALUE, 6>(self, values, count, blocks_max, two_shots, stream);
+        return launch<WIRE, VALUE, 6>(self, values, count, two_shots, stream);
     case 7:
-        return launch<WIRE, VALUE, 7>(self, values, count, blocks_max, two_shots, stream);
+        return launch<WIRE, VALUE, 7>(self, values, count, two_shots, stream);
     default:
-        return launch<WIRE, VALUE, 8>(self, values, count, blocks_max, two_shots, stream);
+        return launch<WIRE, VALUE, 8>(self, values, count, two_shots, stream);
     }
 }
 
-static enum status enqueue(struct peer *self, void *values, size_t count, int blocks_max, bool two_shots,
-                           cudaStream_t stream)
+static enum status enqueue(struct peer *self, void *values, size_t count, bool two_shots, cudaStream_t stream)
 {
     if (count == 0)
         return STATUS_OK;
     switch (self->request.type) {
     case ALLREDUCE_BF16:
-        return launch_for<struct wire_bf16, __nv_bfloat16>(self, values, count, blocks_max, two_shots,
-                                                           stream);
+        return launch_for<struct wire_bf16, __nv_bfloat16>(self, values, count, two_shots, stream);
     case ALLREDUCE_F32_AS_BF16:
-        return launch_for<struct wire_bf16, float>(self, values, count, blocks_max, two_shots, stream);
+        return launch_for<struct wire_bf16, float>(self, values, count, two_shots, stream);
     default:
-        return launch_for<struct wire_f32, float>(self, values, count, blocks_max, two_shots, stream);
+        return launch_for<struct wire_f32, float>(self, values, count, two_shots, stream);
     }
 }
 
-static enum status enqueue_one_shot(void *state, void *values, size_t count, int blocks_max,
-                                    cudaStream_t stream)
+static enum status enqueue_one_shot(void *state, void *values, size_t count, cudaStream_t stream)
 {
-    return enqueue(static_cast<struct peer *>(state), values, count, blocks_max, false, stream);
+    return enqueue(static_cast<struct peer *>(state), values, count, false, stream);
 }
 
-static enum status enqueue_two_shot(void *state, void *values, size_t count, int blocks_max,
-                                    cudaStream_t stream)
+static enum status enqueue_two_shot(void *state, void *values, size_t count, cudaStream_t stream)
 {
-    return enqueue(static_cast<struct peer *>(state), values, count, blocks_max, true, stream);
+    return enqueue(static_cast<struct peer *>(state), values, count, true, stream);
 }
 
-static enum status enqueue_faster(void *state, void *values, size_t count, int blocks_max,
-                                  cudaStream_t stream)
+static enum status enqueue_faster(void *state, void *values, size_t count, cudaStream_t stream)
 {
     struct peer *self = static_cast<struct peer *>(state);
     size_t bytes = count * (self->request.type == ALLREDUCE_F32 ? 4 : 2);
     size_t limit = allreduce_peer_tuning.one_shot_bytes ? allreduce_peer_tuning.one_shot_bytes
                                                         : one_shot_bytes(self->peers.ranks);
-    return enqueue(self, values, count, blocks_max, bytes > limit, stream);
+    return enqueue(self, values, count, bytes > limit, stream);
 }
 
 static enum status peer_check(void *state)

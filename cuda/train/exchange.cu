@@ -140,7 +140,7 @@ static enum status on_device_begin(struct exchange *exchange, float *gradients, 
     struct on_device *self = static_cast<struct on_device *>(exchange->state);
     CUDA_TRY(cudaEventRecord(self->ready, static_cast<cudaStream_t>(stream)));
     CUDA_TRY(cudaStreamWaitEvent(self->stream, self->ready, 0));
-    return self->by->enqueue(self->state, gradients, count, exchange->blocks_max, self->stream);
+    return self->by->enqueue(self->state, gradients, count, self->stream);
 }
 
 static enum status on_device_end(struct exchange *exchange, void *stream)

@@ -104,7 +104,7 @@ for method in $methods; do
     check "$method: a killed rank" killed_rank train-cuda "$method"
 done
 check 'train-graph refuses mpi' fails_with 4 'cannot add up between kernels of a CUDA graph' \
-    mpirun --bind-to none -n 2 "$bench" --variant train-graph --sync mpi --data digits --train-size 100 --epochs 1
+    mpirun --bind-to none -n 2 "$bench" --variant train-graph --sync mpi --data digits --batch 8 --train-size 100 --epochs 1
 ((gpus >= ranks)) || check 'nccl refuses ranks that share a GPU' fails_with 4 'nccl' \
-    mpirun --bind-to none -n "$ranks" "$bench" --variant train-cuda --sync nccl --data digits --train-size 100 --epochs 1
+    mpirun --bind-to none -n "$ranks" "$bench" --variant train-cuda --sync nccl --data digits --batch 8 --train-size 100 --epochs 1
 conclude

@@ -54,9 +54,6 @@ struct exchange {
     void *state;  /* of the method */
     int device;   /* CUDA device, for gradients in device memory */
     size_t count; /* the most gradients of a step, or 0 if sum() tells */
-    /* Most blocks of an exchange's kernels, set by an engine that leaves some multiprocessors free; 0: the
-     * method chooses. */
-    int blocks_max;
     /* Seconds in which the training waited for the exchange, including waiting for other ranks; NaN: not
      * known. Callers reset it to 0. */
     double spent_s;

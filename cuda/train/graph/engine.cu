@@ -13,10 +13,7 @@
 #include "train/network.cuh"
 #include "train/progress.cuh"
 
-/* Blocks of an exchange. The backward pass through the convolutions occupies all but four multiprocessors of
- * an H200, and each of the four takes two blocks. */
-#define EXCHANGE_BLOCKS 8
-#define GRAPH_STEPS     32 /* number of steps in the CUDA graph `many` */
+#define GRAPH_STEPS 32 /* number of steps in the CUDA graph `many` */
 
 bool graph_overlaps = true;
 
@@ -324,8 +321,6 @@ static enum status open_all(struct graph_state *graph)
     CUDA_TRY(cudaStreamCreateWithFlags(&graph->stream, cudaStreamNonBlocking));
     CUDA_TRY(cudaStreamCreateWithFlags(&graph->beside, cudaStreamNonBlocking));
     CUDA_TRY(cudaEventCreateWithFlags(&graph->applied, cudaEventDisableTiming));
-    if (train->exchange)
-        train->exchange->blocks_max = EXCHANGE_BLOCKS;
     open_plan(graph);
     CUDA_TRY(cudaHostAlloc(
         &graph->page, sizeof *graph->page + (size_t)graph->plan.batch * train->model->classes * sizeof(float),
