@@ -1,0 +1,62 @@
+/* All-reduce in device memory: replaces each value of an array by its sum over all ranks. Each method is one
+ * file: allreduce_nccl.cu and allreduce_peer.cu. docs/distributed.md describes the methods.
+ *
+ * All ranks must open the same method with the same request, and must enqueue the same calls in the same
+ * order. All ranks get the same bits, and repeated calls get the same bits. Calls of one state must not run
+ * concurrently, because ranks wait for each other inside kernels. */
+#ifndef FDSL_CUDA_TRAIN_ALLREDUCE_CUH
+#define FDSL_CUDA_TRAIN_ALLREDUCE_CUH
+
+#include <cuda_runtime.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+/* The format of the values, and the format in which they travel between ranks. Sums are fp32. */
+enum allreduce_type {
+    ALLREDUCE_F32,         /* float */
+    ALLREDUCE_BF16,        /* bf16 */
+    ALLREDUCE_F32_AS_BF16, /* float; travels as bf16, so each value is rounded once before the sum and each
+                            * sum once after it */
+};
+
+struct allreduce_request {
+    int device;
+    size_t count_max; /* most values per call */
+    enum allreduce_type type;
+};
+
+struct allreduce_method {
+    const char *name; /* as in --sync and --variant */
+
+    /* Returns STATUS_OK if this rank can use the method on this device, else STATUS_UNAVAILABLE with the
+     * reason. Not collective. */
+    enum status (*probe)(int device);
+
+    /* Collective: joins the ranks. `*state` is NULL before the call; the caller closes the state unless it is
+     * NULL, also after a failure. All ranks return the same status. STATUS_UNAVAILABLE with the reason if
+     * these ranks cannot use the method together, for example because they are on different machines. */
+    enum status (*open)(const struct allreduce_request *request, void **state);
+
+    /* Enqueues one all-reduce of `count` values, which are in memory of the device. The address must be a
+     * multiple of 16 bytes. A CUDA graph may capture the call and replay it. */
+    enum status (*enqueue)(void *state, void *values, size_t count, cudaStream_t stream);
+
+    /* Call when enqueued work may be complete; does not wait for it. STATUS_FAILED with the rank if a rank
+     * did not answer; the sums are undefined since then. */
+    enum status (*check)(void *state);
+
+    void (*close)(void *state);
+
+    uint64_t (*memory_bytes)(const void *state); /* device memory */
+};
+
+/* `peer` sums over NVLink or PCIe peer memory: small arrays as peer-one-shot, large ones as peer-two-shot. */
+extern "C" const struct allreduce_method allreduce_nccl, allreduce_peer, allreduce_peer_one_shot,
+    allreduce_peer_two_shot;
+
+/* Returns the version of the NCCL library, such as "2.21.5"; "" if NCCL is not available. */
+extern "C" const char *allreduce_nccl_version(void);
+
+#endif
