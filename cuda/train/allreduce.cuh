@@ -47,6 +47,8 @@ struct allreduce_method {
      * did not answer; the sums are undefined since then. */
     enum status (*check)(void *state);
 
+    /* Collective if open() succeeded: ranks wait until no rank uses the memory of another. All enqueued work
+     * must be complete, and graphs with calls of this state destroyed. */
     void (*close)(void *state);
 
     uint64_t (*memory_bytes)(const void *state); /* device memory */
@@ -55,6 +57,15 @@ struct allreduce_method {
 /* `peer` sums over NVLink or PCIe peer memory: small arrays as peer-one-shot, large ones as peer-two-shot. */
 extern "C" const struct allreduce_method allreduce_nccl, allreduce_peer, allreduce_peer_one_shot,
     allreduce_peer_two_shot;
+
+/* Settings of `peer` for tests and experiments. All ranks must have the same; set them before open(). */
+struct allreduce_peer_tuning {
+    double timeout_s; /* how long a kernel waits for another rank */
+    int blocks;       /* of each kernel; 0: chosen by the number of bytes */
+    int64_t
+        one_shot_bytes_max; /* the most bytes that `peer` adds up as one-shot; -1: by the number of ranks */
+};
+extern "C" struct allreduce_peer_tuning allreduce_peer_tuning;
 
 /* Returns the version of the NCCL library, such as "2.21.5"; "" if NCCL is not available. */
 extern "C" const char *allreduce_nccl_version(void);
