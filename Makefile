@@ -15,7 +15,7 @@
 #   make lint         runs the linters; make format formats the C and CUDA files
 #   make clean        removes build/, dist/ and the program
 #
-#   CUDA=0            leaves out a part; also MPI, OMP, PNG, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUDNN, NVTX
+#   CUDA=0            leaves out a part; also MPI, OMP, PNG, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUDNN, NCCL, NVTX
 #   CUDA_ARCHS="90"   GPU architectures, or all. Default: those of this machine's GPUs; without a GPU, sm_80
 #                     and PTX, which the driver of a newer GPU compiles when it loads kernels
 #   -j4               number of jobs; default: one per core
@@ -104,14 +104,15 @@ INIH    ?= $(found_INIH)
 HWLOC   ?= $(found_HWLOC)
 MPI     ?= $(found_MPI)
 ARCHIVE ?= $(found_ARCHIVE)
-# NVTX and cuDNN need only their headers to build. The program finds these libraries at run time, if they are installed.
+# NVTX, cuDNN and NCCL need only their headers to build. The program finds these libraries at run time, if they are installed.
 NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
 NVTX    ?= $(if $(NVTX_INCLUDE),1)
 CUDNN   ?= $(if $(and $(filter 1,$(CUDA)),$(wildcard $(addsuffix /cudnn.h,$(CUDA_HOME)/include /usr/include /usr/include/*-linux-gnu))),1)
+NCCL    ?= $(if $(and $(filter 1,$(CUDA)),$(wildcard $(addsuffix /nccl.h,$(CUDA_HOME)/include /usr/include /usr/local/include))),1)
 on = $(filter 1,$($(1)))
 
 ALL_CPPFLAGS = -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
-            $(foreach part,CUDA MPI PNG JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX CUDNN,$(if $(call on,$(part)),-DHAVE_$(part)=1)) $(CPPFLAGS)
+            $(foreach part,CUDA MPI PNG JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX CUDNN NCCL,$(if $(call on,$(part)),-DHAVE_$(part)=1)) $(CPPFLAGS)
 ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
             $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
             $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm $(CUDA_LIBS)
@@ -190,6 +191,7 @@ report-parts:
 	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
 	  '$(call mark,CUDNN) cuDNN     $(if $(call on,CUDNN),,train-cudnn and train-cudnn-tf32 are left out)' \
+	  '$(call mark,NCCL) NCCL      $(if $(call on,NCCL),,nccl cannot add up gradients or arrays)' \
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'
 
 # Objects depend on the file `flags`, which changes only when the flags change.

@@ -47,8 +47,9 @@ forbid 'only mpi/comm_mpi.c uses MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda
 only 'status, text, portable, timer and philox depend on libc alone' \
     'src/core/status.h src/core/status.c src/core/text.h src/core/text.c src/core/portable.h src/core/timer.h src/core/philox.h' \
     "$libc|core/(status|portable|text)\.h"
-forbid 'cpu/ and cuda/ do not use options, workloads, runs or ranks' 'cpu/*/* cuda/*/*.* cuda/*/*/*' \
-    'core/(options|workload)\.h|run/.*|machine/comm\.h'
+forbid 'cpu/ and cuda/ do not use options, workloads or runs' 'cpu/*/* cuda/*/*.* cuda/*/*/*' \
+    'core/(options|workload)\.h|run/.*'
+forbid 'only the all-reduces use ranks' "cpu/*/* cuda/[!t]*/*.* cuda/train/[!a]*.* cuda/train/*/*" 'machine/comm\.h'
 forbid 'includes name the folder under src/, and never use a parent folder' 'src/*.[ch] src/*/* cpu/*/* cuda/*/*.* cuda/*/*/* mpi/*' '\.\./'
 forbid 'cpu/ does not include cuda/' 'cpu/*/*' "common/.*|.*\.cuh|$cuda"
 forbid 'cuda/ does not include cpu/' 'cuda/*/*.* cuda/*/*/*' 'omp.*|cpu/.*'
