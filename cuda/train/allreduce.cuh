@@ -58,7 +58,8 @@ struct allreduce_method {
 extern "C" const struct allreduce_method allreduce_nccl, allreduce_peer, allreduce_peer_one_shot,
     allreduce_peer_two_shot;
 
-/* Settings of `peer` for tests and experiments. All ranks must have the same; set them before open(). */
+/* Settings of `peer` for tests and experiments; all ranks must have the same. open() uses the timeout, and
+ * enqueue() the others. */
 struct allreduce_peer_tuning {
     double timeout_s; /* how long a kernel waits for another rank */
     int blocks;       /* of each kernel; 0: chosen by the number of bytes */
