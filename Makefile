@@ -107,7 +107,7 @@ ARCHIVE ?= $(found_ARCHIVE)
 # NVTX, cuDNN and NCCL need only their headers to build. The program finds these libraries at run time, if they are installed.
 NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
 NVTX    ?= $(if $(NVTX_INCLUDE),1)
-header = $(if $(and $(filter 1,$(CUDA)),$(wildcard $(addsuffix /$(1),$(CUDA_HOME)/include /usr/include /usr/include/*-linux-gnu))),1)
+header = $(if $(and $(filter 1,$(CUDA)),$(wildcard $(addsuffix /$(1),$(CUDA_HOME)/include /usr/include /usr/include/*-linux-gnu /usr/local/include))),1)
 CUDNN   ?= $(call header,cudnn.h)
 NCCL    ?= $(call header,nccl.h)
 on = $(filter 1,$($(1)))
@@ -192,7 +192,7 @@ report-parts:
 	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
 	  '$(call mark,CUDNN) cuDNN     $(if $(call on,CUDNN),,train-cudnn and train-cudnn-tf32 are left out)' \
-	  '$(call mark,NCCL) NCCL      $(if $(call on,NCCL),,--sync nccl is left out)' \
+	  '$(call mark,NCCL) NCCL      $(if $(call on,NCCL),,nccl cannot add up gradients or arrays)' \
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'
 
 # Objects depend on the file `flags`, which changes only when the flags change.

@@ -54,6 +54,7 @@ PARAMETERS = {
     "train": """data train_size test_size classes res model batch epochs optimizer lr momentum beta1 beta2 epsilon weight_decay
         lr_schedule lr_warmup lr_step lr_gamma label_smoothing feed fresh shift flip raw seed sync lr_scale""",
     "infer": "checkpoint data train_size test_size classes res batch",
+    "exchange": "array_bytes dtype",
 }
 MEASURES = {
     "synth": f"noise_s vertices_s painting_s digest {COMPUTE}",
@@ -64,13 +65,14 @@ MEASURES = {
         to_98_s to_99_s data_share memory_bytes generate_share generated_per_s opening_s init skipped_steps loss_scale
         exchange exchange_share""",
     "infer": "model epoch parameters test_samples test_loss test_acc memory_bytes",
+    "exchange": "count redop calls time_us algbw_gbs busbw_gbs checksum memory_bytes nccl_version",
 }
 MONITOR = """schema time_utc host job_id revision rank gpu device variant phase time_s gpu_utilisation_percent gpu_memory_bytes
     temperature_c power_w sm_clock_mhz memory_clock_mhz pcie_rx_bytes_per_s pcie_tx_bytes_per_s throttled cpu_cores rss_bytes
     read_bytes_per_s write_bytes_per_s"""
 COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}".split() for name in PARAMETERS}
 COLUMNS["monitor"] = MONITOR.split()
-CURRENT = {"synth": 7, "load": 7, "train": 5, "infer": 3, "monitor": 2}
+CURRENT = {"synth": 7, "load": 7, "train": 5, "infer": 3, "exchange": 1, "monitor": 2}
 
 # Former names of columns.
 RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
@@ -82,6 +84,7 @@ RENAMED = {
              "resident_after": "resident_share_after", "device_bytes": "storage_read_bytes"},
     "train": {**RENAMED_EVERYWHERE, "loss": "train_loss"},
     "infer": RENAMED_EVERYWHERE,
+    "exchange": {},
     "monitor": {},
 }
 
@@ -96,6 +99,7 @@ ADDED_AFTER = {
     "train": {2: f"feed fresh generate_share generated_per_s opening_s init skipped_steps loss_scale {ROOFLINE}",
               4: "sync lr_scale exchange exchange_share"},
     "infer": {1: ROOFLINE},
+    "exchange": {},
     "monitor": {1: "gpu read_bytes_per_s write_bytes_per_s"},
 }
 

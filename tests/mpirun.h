@@ -255,4 +255,30 @@ static inline bool ends_within(pid_t pid, double limit_s, int *ended)
     return false;
 }
 
+/* Runs the program on two ranks, with a library that is preloaded before MPI. In every sum of arrays, it
+ * multiplies the first sum by `factor` on rank `rank`, or on all ranks if `rank` is -1. */
+static inline void run_with_fault(int rank, int factor, const char *options)
+{
+    static const char faulty[] =
+        "#include <mpi.h>\n"
+        "#include <stdlib.h>\n"
+        "int MPI_Iallgatherv(const void *from, int count, MPI_Datatype type, void *to, const int *counts,\n"
+        "                    const int *offsets, MPI_Datatype into, MPI_Comm ranks, MPI_Request *request)\n"
+        "{\n"
+        "    int rank, fault = atoi(getenv(\"FAULTY_RANK\"));\n"
+        "    MPI_Comm_rank(ranks, &rank);\n"
+        "    PMPI_Allgatherv(from, count, type, to, counts, offsets, into, ranks);\n"
+        "    if (fault < 0 || fault == rank)\n"
+        "        *(float *)to *= atoi(getenv(\"FAULTY_FACTOR\"));\n"
+        "    return PMPI_Ibarrier(MPI_COMM_SELF, request);\n"
+        "}\n";
+    FILE *file = fopen("faulty.c", "w");
+    cr_assert(file && fputs(faulty, file) >= 0 && fclose(file) == 0);
+    cr_assert(system("mpicc -shared -fPIC -o faulty.so faulty.c") == 0);
+    shell("timeout 50 mpirun --bind-to none -x FAULTY_RANK=%d -x FAULTY_FACTOR=%d -x "
+          "LD_PRELOAD=$PWD/faulty.so -x "
+          "ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 -n 2 $PROGRAM %s",
+          rank, factor, options);
+}
+
 #endif

@@ -9,7 +9,7 @@
 TestSuite(axes, .timeout = 60);
 
 struct values {
-    uint64_t batch, seed, threads;
+    uint64_t batch, seed, threads, bytes;
     double noise, rate;
     int type;
     const char *mean;
@@ -28,6 +28,7 @@ static const struct option_spec specs[] = {
     {"type", "T", OPTION_CHOICE, AT(type), "u8", 0, 0, types, true, "type"},
     {"mean", "M[,M]", OPTION_TEXT, AT(mean), "0", 0, 0, NULL, true, "a list of its own"},
     {"keep", NULL, OPTION_FLAG, AT(keep), NULL, 0, 0, NULL, true, "a flag"},
+    {"bytes", "N", OPTION_BYTES, AT(bytes), "1M", 1, 0x1p40, NULL, true, "a size"},
 };
 
 static struct values values;
@@ -92,6 +93,9 @@ Test(axes, known_values)
         {"--noise 0.123456789012345678,.5", "0.12345678901234568 0.5"},
         {"--noise 0.123456789012345678:0.2:1", "0.12345678901234568"},
         {"--type u8,f32", "u8 f32"},
+        {"--bytes 1K:16K:4x,3", "1024 4096 16384 3"},
+        {"--bytes 1M:3M:1M", "1048576 2097152 3145728"},
+        {"--bytes 512,1k,1G", "512 1024 1073741824"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++)
         cr_expect_str_eq(expanded(cases[i].line), cases[i].values, "%s: %s", cases[i].line,
@@ -146,6 +150,11 @@ Test(axes, errors)
         {"--noise 1:2:-.5", "--noise: '1:2:-.5' descends, but ranges ascend; write the smaller value first "
                             "and a step above 0"},
         {"--batch 1:64:x2", "--batch: '1:64:x2' has its x before the factor; write 2x"},
+        {"--bytes 1K:1Q:2x",
+         "--bytes: '1Q' is not a size; write a number of bytes, or a number and K, M or G "
+         "(powers of 1024)"},
+        {"--bytes 1K,1024", "--bytes: 1024 occurs twice; drop one of them"},
+        {"--bytes 2M:1K:2x", "--bytes: '2M:1K:2x' descends; write the smaller value first"},
         {"--batch 1:8:x", "--batch: 'x' is not a whole number"},
         {"--batch 1:8:", "--batch: '' is not a whole number"},
         {"--batch :8:1", "--batch: '' is not a whole number"},

@@ -13,7 +13,7 @@ static const char *const names[] = {"vertices",          "resolution",       "ba
                                     "learning_accuracy", "learning_time",    "fine_tuning",
                                     "monitor_loading",   "break_even",       "training_time",
                                     "pretraining_tiny",  "pretraining_base", "pretraining_accuracy",
-                                    "pretraining_loss"};
+                                    "pretraining_loss",  "exchange"};
 /* Indices in `names` at which a group of figures ends. */
 #define OF_IMAGES   9  /* figures of generating: from index 0 */
 #define OF_LOADING  14 /* figures of loading: from OF_IMAGES */
@@ -82,6 +82,8 @@ Test(figures, missing_data_skips_a_figure_and_names_the_command)
                      : "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv");
         cr_assert(says(line), "%s: %s", names[i], out);
     }
+    cr_assert(
+        says("skipped exchange: no data; to measure it: mpirun -n 2 ./fdsl-bench --workload exchange "));
     cr_assert(says("skipped fine_tuning: no data; to measure it: scripts/compare/fine_tuning.sh DIR"));
     cr_assert(
         says("reference rows only; to measure your own: scripts/sweep/run.sh configs/sweep_vertices.tsv"),
@@ -418,8 +420,9 @@ static const struct {
     {"head -1 $F | head -c 100", "bad.csv, line 1: the last row has no newline"},
     {"head -3 $F | sed '3s/,[^,]*$//'",
      "bad.csv, line 3: 89 fields where the header has 90; repair or delete this row"},
-    {"head -3 $F | sed 's,^synth/7,synth/99,'", "bad.csv, line 2: unknown schema 'synth/99' (known: synth/7, "
-                                                "load/7, train/5, infer/3, monitor/1, monitor/2)"},
+    {"head -3 $F | sed 's,^synth/7,synth/99,'",
+     "bad.csv, line 2: unknown schema 'synth/99' (known: synth/7, "
+     "load/7, train/5, infer/3, exchange/1, monitor/1, monitor/2)"},
     {"head -3 $F | sed '3s,^synth/7,synth/3,'", "bad.csv, line 3: schema 'synth/3' after rows of 'synth/7'"},
     {"cat tests/data/rows/synth_3.csv",
      "bad.csv, line 2: rows of the older schema synth/3; convert them with: "
@@ -474,6 +477,21 @@ Test(figures, usage)
     cr_expect_eq(status, 0);
     for (size_t i = 0; i < COUNT_OF(names); i++)
         cr_expect(says(names[i]), "%s", out);
+}
+
+/* All lines have one number of ranks and one element type: those with most of the user's points. */
+Test(figures, all_reduces_have_one_line_per_variant)
+{
+    shell("cp " FIXTURES "/exchange.csv $D/results && " SELECT
+          "exchange >/dev/null && cat $D/work/exchange.vars $D/work/exchange.dat");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 4") && says("'mpi'") && says("'nccl'") && says("'peer-one-shot'") &&
+                  says("'peer-two-shot'") && says("2 ranks, f32"),
+              "%s", out);
+    cr_expect(says("'1 KiB'") && says("'16 MiB'") && says("\n1024\t"), "%s", out);
+    shell("sed -i '/,f32,/d' $D/results/exchange.csv && " SELECT
+          "exchange >/dev/null && cat $D/work/exchange.vars");
+    cr_expect(status == 0 && says("series = 1") && says("4 ranks, bf16") && !says("'mpi'"), "%s", out);
 }
 
 Test(figures, without_gnuplot)

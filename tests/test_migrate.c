@@ -161,6 +161,11 @@ Test(migrate, columns_are_those_of_the_program)
               "shards --data set "
               "--loops 2 --warmups 0 --warmup-time 0 --out rows_load.csv >log 2>&1 || { cat log; exit 1; }");
 #endif
+#ifdef HAVE_MPI
+    EXPECT(0, "$P --variant mpi --bytes 4 --loops 2 --warmups 0 --warmup-time 0 --out rows_exchange.csv "
+              "--samples-out samples_exchange.csv >log 2>&1 && " MIGRATE
+              "--check rows_exchange.csv samples_exchange.csv || { cat log; exit 1; }");
+#endif
     EXPECT(0, MIGRATE "--check rows_*.csv");
     cr_expect(strstr(out, "rows_synth.csv: has the current schema, synth/") &&
                   strstr(out, "rows_train.csv: has the current schema, train/") &&
@@ -254,7 +259,7 @@ static const struct {
     {"cut -d, -f-88 $F", "line 1: rows of load/5 have a column 'wrong', but this file does not"},
     {"sed 's,^load/5,load/8,' $F", "rows of load/8, newer than load/7, which this script writes"},
     {"sed 's,^load/5,read/5,' $F",
-     "line 2: unknown schema 'read/5' (known: synth/7, load/7, train/5, infer/3, monitor/2"},
+     "line 2: unknown schema 'read/5' (known: synth/7, load/7, train/5, infer/3, exchange/1, monitor/2"},
     {"sed 's,^load/5,load/7,' $F", "line 1: the columns are not those of load/7"},
     {"head -1 $F", "no rows after the header, so its schema is unknown; delete it"},
 };

@@ -268,6 +268,37 @@ Test(options, wrong_counts_keep_the_value)
     cr_expect_eq(value, 7);
 }
 
+Test(options, sizes_in_bytes)
+{
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } sizes[] = {{"1", 1},
+                 {"1000", 1000},
+                 {"4K", 4096},
+                 {"3m", 3u << 20},
+                 {"16G", UINT64_C(16) << 30},
+                 {"1024G", UINT64_C(1) << 40}};
+    static const char *const wrong[] = {"", "K", "1.5K", "-1", "1KB", "1 K", "0x10", "1T", "K1"};
+    static const char *const outside[] = {
+        "0", "0K", "1025G", "1099511627777", "17179869184G", "99999999999999999999999"};
+    uint64_t value;
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+        cr_assert_eq(parse_bytes("--bytes", sizes[i].text, 1, 0x1p40, &value), STATUS_OK, "%s",
+                     status_text());
+        cr_expect_eq(value, sizes[i].bytes, "%s", sizes[i].text);
+    }
+    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+        cr_expect_eq(parse_bytes("--bytes", wrong[i], 1, 0x1p40, &value), STATUS_USAGE, "%s", wrong[i]);
+        cr_expect(strstr(status_text(), "is not a size"), "%s: %s", wrong[i], status_text());
+    }
+    for (size_t i = 0; i < COUNT_OF(outside); i++) {
+        cr_expect_eq(parse_bytes("--bytes", outside[i], 1, 0x1p40, &value), STATUS_USAGE, "%s", outside[i]);
+        cr_expect(strstr(status_text(), "is out of range; it must be 1 to 1099511627776"), "%s: %s",
+                  outside[i], status_text());
+    }
+}
+
 Test(options, counts_are_exact_at_the_ends, .fini = stop)
 {
     expect_ok("--batch 1");

@@ -22,6 +22,7 @@ import sys
 
 sys.dont_write_bytecode = True
 import break_even  # noqa: E402  (in this folder)
+import exchange  # noqa: E402
 import feeding  # noqa: E402
 import fine_tuning  # noqa: E402
 import generating  # noqa: E402
@@ -59,6 +60,7 @@ FIGURES = {
     "loading_latency": (loading.latency, "latency quantiles of open, read and close"),
     "loading_loops": (loading.loops, "500 epochs over 1000 video samples, by variant"),
     "break_even": (break_even.figure, "images per second during a training step: generated or read"),
+    "exchange": (exchange.figure, "time per all-reduce vs. size of the array, by variant"),
     "learning_loss": (learning.loss, "training loss vs. epoch, by variant"),
     "learning_accuracy": (learning.accuracy, "test error vs. epoch, by variant"),
     "learning_time": (learning.to_accuracy, "test error vs. training time, by variant"),

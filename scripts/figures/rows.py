@@ -11,7 +11,7 @@ import json
 import pathlib
 import shlex
 
-ROW_SCHEMAS = ("synth/7", "load/7", "train/5", "infer/3")
+ROW_SCHEMAS = ("synth/7", "load/7", "train/5", "infer/3", "exchange/1")
 MONITOR_SCHEMAS = ("monitor/1", "monitor/2")
 
 # The parameters of workload synth in column order, with the defaults of their options. out_res defaults to
@@ -46,6 +46,8 @@ TRAIN_NEEDED = ("ranks", "threads", "batch", "time_median_s", "items", "items_pe
 INFER_PARAMETERS = ("data", "checkpoint")
 INFER_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s", "test_acc", "wrong")
 INFER_NEEDED = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s")
+EXCHANGE_DEFAULTS = {"array_bytes": "1048576", "dtype": "f32"}
+EXCHANGE_NEEDED = ("ranks", "threads", "array_bytes", "time_min_s", "time_median_s", "time_p95_s", "items")
 
 IDENTITY = ("schema", "time_utc", "host", "revision", "variant", "device", "cuda")
 NUMBERS = ("ranks", "threads", "batch", "res", "vertices", "orbits", "time_min_s", "time_median_s", "time_p95_s",
@@ -97,6 +99,10 @@ class Row(dict):
         return self["schema"].startswith("infer/")
 
     @property
+    def is_exchange(self):
+        return self["schema"].startswith("exchange/")
+
+    @property
     def unsettled(self):
         """Whether the time limit ended sampling before the median was known to the requested precision."""
         return self.texts["settled"] == "no"
@@ -108,7 +114,7 @@ class Row(dict):
 
     @property
     def defaults(self):
-        return LOAD_DEFAULTS if self.is_load else DEFAULTS
+        return LOAD_DEFAULTS if self.is_load else EXCHANGE_DEFAULTS if self.is_exchange else DEFAULTS
 
     @property
     def on_gpu(self):
@@ -210,7 +216,8 @@ def columns_of(schema):
         "synth": (NUMBERS + STEPS, NEEDED, tuple(DEFAULTS)),
         "load": (LOAD_NUMBERS + STEPS, LOAD_NEEDED, ("store",) + tuple(LOAD_DEFAULTS)),
         "train": (TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS + ("init", "scaling")),
-        "infer": (INFER_NUMBERS, INFER_NEEDED, INFER_PARAMETERS)}[workload]
+        "infer": (INFER_NUMBERS, INFER_NEEDED, INFER_PARAMETERS),
+        "exchange": (EXCHANGE_NEEDED + ("wrong",), EXCHANGE_NEEDED, ("dtype",))}[workload]
     return numbers, needed, IDENTITY + ("rank", "verified") + NEEDED_TEXTS + others
 
 
@@ -312,6 +319,7 @@ class Measured:
     rows, loads           complete runs of synth and of load: the newest row of each measurement
     sweeps, load_sweeps   complete runs of synth and of load: the newest row of each measurement per file and revision
     trains, infers        rows of train (every epoch) and of infer
+    exchanges             complete runs of exchange
     pretrains             rows of scripts/compare/pretrain.py; None until a figure needs them (pretraining.py)
     monitors              monitor files with their samples: the user's first, newest first
     published             points of the paper's figures
@@ -321,7 +329,7 @@ class Measured:
 
     def __init__(self, results, reference):
         self.results, self.reference, self.pretrains = results, reference, None
-        self.rows, self.loads, self.trains, self.infers = [], [], [], []
+        self.rows, self.loads, self.trains, self.infers, self.exchanges = [], [], [], [], []
         self.monitors, self.machines, self.notes = [], [], []
         for source, folder in (("yours", pathlib.Path(results)), ("reference", pathlib.Path(reference))):
             if not folder.is_dir():
@@ -370,11 +378,12 @@ class Measured:
         for row in rows:
             row.source, row.file = source, str(path)
             if row["wrong"]:
-                items = "images" if row["schema"].startswith("synth/") else "samples" if row.is_load else "steps"
+                items = ("images" if row["schema"].startswith("synth/") else "samples" if row.is_load else
+                         "values" if row.is_exchange else "steps")
                 self.notes.append(f"{path}: a row of {row['variant']} with wrong {items} is skipped")
             elif stands_for_run(row):
                 (self.loads if row.is_load else self.trains if row.is_train else self.infers if row.is_infer else
-                 self.rows).append(row)
+                 self.exchanges if row.is_exchange else self.rows).append(row)
 
     def read_machine(self, source, path):
         try:

@@ -12,9 +12,14 @@
  * step. In a range that multiplies, the tolerance is this fraction of the end. */
 #define ROUNDING 1e-9
 
+static bool is_whole(const struct option_spec *spec)
+{
+    return spec->kind == OPTION_COUNT || spec->kind == OPTION_BYTES;
+}
+
 bool axes_accept(const struct option_spec *spec, const char *text)
 {
-    bool kind = spec->kind == OPTION_COUNT || spec->kind == OPTION_REAL || spec->kind == OPTION_CHOICE;
+    bool kind = is_whole(spec) || spec->kind == OPTION_REAL || spec->kind == OPTION_CHOICE;
     return kind && spec->column && strpbrk(text, ",:");
 }
 
@@ -57,7 +62,7 @@ static enum status refuse_range(const struct axis *axis, const struct range *ran
 static enum status refuse_step(const struct axis *axis, const struct range *range)
 {
     const char *reason = "does not grow; use a step above 0";
-    if (range->multiplies && axis->spec->kind == OPTION_COUNT)
+    if (range->multiplies && is_whole(axis->spec))
         reason = "does not grow; multiply by 2x or more, from a first value above 0";
     else if (range->multiplies)
         reason = "does not grow; multiply by more than 1x, from a first value above 0";
@@ -73,9 +78,11 @@ static enum status add_counts(struct axis *axis, const struct range *range)
     uint64_t value, last, step;
     char name[80], text[AXIS_TEXT_BYTES];
     snprintf(name, sizeof name, "--%s", spec->name);
-    TRY(parse_count(name, range->first, spec->minimum, spec->maximum, &value));
-    TRY(parse_count(name, range->last, spec->minimum, spec->maximum, &last));
-    TRY(parse_count(name, range->step, 0, 0x1p64, &step));
+    enum status (*parse)(const char *, const char *, double, double, uint64_t *) =
+        spec->kind == OPTION_BYTES ? parse_bytes : parse_count;
+    TRY(parse(name, range->first, spec->minimum, spec->maximum, &value));
+    TRY(parse(name, range->last, spec->minimum, spec->maximum, &last));
+    TRY(parse(name, range->step, 0, 0x1p64, &step));
     if (value > last)
         return refuse_range(axis, range, DESCENDS);
     if (range->multiplies ? step < 2 || value == 0 : step == 0)
@@ -140,7 +147,7 @@ static enum status add_range(struct axis *axis, char *text)
     range.multiplies = length > 1 && range.step[length - 1] == 'x';
     if (range.multiplies)
         rest[length - 1] = '\0';
-    return axis->spec->kind == OPTION_COUNT ? add_counts(axis, &range) : add_reals(axis, &range);
+    return is_whole(axis->spec) ? add_counts(axis, &range) : add_reals(axis, &range);
 }
 
 /* Adds the values of a list. Splits `list` at its commas, in place; `whole` is an intact copy for
@@ -153,7 +160,7 @@ static enum status add_elements(struct axis *axis, char *list, const char *whole
         if (!*element)
             return status_set(STATUS_USAGE, "--%s: '%.80s' has an empty value; write 1,2 or 1:8:2x", name,
                               whole);
-        if (axis->spec->kind == OPTION_COUNT && element[0] == '0' && strspn(element, "0123456789") > 1)
+        if (is_whole(axis->spec) && element[0] == '0' && strspn(element, "0123456789") > 1)
             return status_set(STATUS_USAGE,
                               "--%s: '%.80s' has a value that begins with 0; write numbers without "
                               "thousands separators",

@@ -18,6 +18,8 @@ struct config;
 enum option_kind {
     OPTION_FLAG,   /* bool; takes no argument */
     OPTION_COUNT,  /* uint64_t in [minimum, maximum] */
+    OPTION_BYTES,  /* uint64_t in [minimum, maximum]; K, M and G after the number multiply it by 1024, 1024^2
+                      and 1024^3 */
     OPTION_REAL,   /* double in [minimum, maximum] */
     OPTION_CHOICE, /* int: an index into `choices` */
     OPTION_TEXT,   /* const char *, never empty; points into argv or to the default */
@@ -99,6 +101,10 @@ bool options_is_choice(const struct option_spec *spec, const char *text);
  * text that parses to the same double for a real number. */
 void options_text(const struct option_spec *spec, const void *values, char *text, size_t size);
 
+/* Writes the name of the option's CSV column: the option's name with '_' for '-'. The column of --bytes is
+ * array_bytes, because every row has a column bytes for the roofline. */
+void options_column(const struct option_spec *spec, char *column, size_t size);
+
 /* Returns a hash of all option values and axes. For an output file (OPTION_OUTPUT), it covers only
  * whether one is given, because ranks may write to different files. */
 uint64_t options_hash(const struct options *options);
@@ -108,6 +114,10 @@ void options_help(FILE *stream, const struct option_spec *specs, size_t count);
 
 /* Parses a decimal integer in [minimum, maximum]. STATUS_USAGE with a message that begins with `name`. */
 enum status parse_count(const char *name, const char *text, double minimum, double maximum, uint64_t *value);
+
+/* Parses a size in bytes in [minimum, maximum]: a decimal integer, and optionally K, M or G. STATUS_USAGE
+ * with a message that begins with `name`. */
+enum status parse_bytes(const char *name, const char *text, double minimum, double maximum, uint64_t *value);
 
 /* Parses a finite real number in [minimum, maximum]. STATUS_USAGE with a message that begins with `name`. */
 enum status parse_real(const char *name, const char *text, double minimum, double maximum, double *value);

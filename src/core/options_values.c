@@ -1,6 +1,7 @@
 /* Values of options: parsing and printing. */
 #include "core/options_parts.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -46,6 +47,27 @@ enum status parse_count(const char *name, const char *text, double minimum, doub
         return status_set(STATUS_USAGE, "%s: '%.80s' is out of range; it must be %llu to %llu", name, text,
                           (unsigned long long)least, (unsigned long long)most);
     *value = number;
+    return STATUS_OK;
+}
+
+enum status parse_bytes(const char *name, const char *text, double minimum, double maximum, uint64_t *value)
+{
+    static const char suffixes[] = "KMG";
+    size_t digits = strspn(text, "0123456789");
+    const char *suffix = text[digits] ? strchr(suffixes, toupper((unsigned char)text[digits])) : NULL;
+    if (digits == 0 || (text[digits] && (!suffix || text[digits + 1])))
+        return status_set(STATUS_USAGE,
+                          "%s: '%.80s' is not a size; write a number of bytes, or a number and K, M or G "
+                          "(powers of 1024)",
+                          name, text);
+    unsigned shift = suffix ? 10 * (unsigned)(suffix - suffixes + 1) : 0;
+    uint64_t least = count_bound(ceil(minimum)), most = count_bound(maximum);
+    errno = 0;
+    unsigned long long number = strtoull(text, NULL, 10);
+    if (errno == ERANGE || number > most >> shift || number << shift < least)
+        return status_set(STATUS_USAGE, "%s: '%.80s' is out of range; it must be %llu to %llu", name, text,
+                          (unsigned long long)least, (unsigned long long)most);
+    *value = number << shift;
     return STATUS_OK;
 }
 
@@ -105,6 +127,8 @@ enum status option_set(const struct option_spec *spec, void *values, const char 
         return STATUS_OK;
     case OPTION_COUNT:
         return parse_count(name, text, spec->minimum, spec->maximum, value);
+    case OPTION_BYTES:
+        return parse_bytes(name, text, spec->minimum, spec->maximum, value);
     case OPTION_REAL:
         return parse_real(name, text, spec->minimum, spec->maximum, value);
     case OPTION_CHOICE:
@@ -128,6 +152,7 @@ enum status option_set_default(const struct option_spec *spec, void *values)
         *(bool *)value = false;
         return STATUS_OK;
     case OPTION_COUNT:
+    case OPTION_BYTES:
         *(uint64_t *)value = 0;
         break;
     case OPTION_REAL:
@@ -155,6 +180,7 @@ void options_text(const struct option_spec *spec, const void *values, char *text
         snprintf(text, size, "%d", *(const bool *)value);
         break;
     case OPTION_COUNT:
+    case OPTION_BYTES:
         if (spec->fallback || *(const uint64_t *)value != 0)
             snprintf(text, size, "%llu", (unsigned long long)*(const uint64_t *)value);
         break;
@@ -172,4 +198,11 @@ void options_text(const struct option_spec *spec, const void *values, char *text
             snprintf(text, size, "%s", *(const char *const *)value);
         break;
     }
+}
+
+void options_column(const struct option_spec *spec, char *column, size_t size)
+{
+    snprintf(column, size, "%s", strcmp(spec->name, "bytes") == 0 ? "array_bytes" : spec->name);
+    for (char *c = column; (c = strchr(c, '-'));)
+        *c = '_';
 }

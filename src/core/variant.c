@@ -34,6 +34,11 @@
 #else
 #define WITH_CUDNN(symbol) NULL
 #endif
+#if defined(HAVE_MPI)
+#define WITH_MPI(symbol) &symbol
+#else
+#define WITH_MPI(symbol) NULL
+#endif
 #if defined(HAVE_XXHASH)
 #define WITH_XXHASH_OPENMP(symbol) WITH_OPENMP(symbol)
 #define WITH_XXHASH_URING(symbol)  WITH_URING(symbol)
@@ -105,11 +110,10 @@ static enum status explain_not_built(const char *needs)
     static const struct {
         const char *part, *words;
         const void *built;
-    } parts[] = {{"XXHASH", "xxHash", WITH_XXHASH(variant_count)},
-                 {"OPENMP", "OpenMP", WITH_OPENMP(variant_count)},
-                 {"URING", "liburing", WITH_URING(variant_count)},
-                 {"CUDA", "CUDA", WITH_CUDA(variant_count)},
-                 {"CUDNN", "cudnn.h", WITH_CUDNN(variant_count)}};
+    } parts[] = {
+        {"XXHASH", "xxHash", WITH_XXHASH(variant_count)}, {"OPENMP", "OpenMP", WITH_OPENMP(variant_count)},
+        {"URING", "liburing", WITH_URING(variant_count)}, {"MPI", "MPI", WITH_MPI(variant_count)},
+        {"CUDA", "CUDA", WITH_CUDA(variant_count)},       {"CUDNN", "cudnn.h", WITH_CUDNN(variant_count)}};
     char lacks[128] = "";
     size_t used = 0;
     for (size_t i = 0; i < COUNT_OF(parts); i++) {

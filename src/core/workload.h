@@ -92,6 +92,10 @@ struct workload {
     enum status (*measure)(const void *input, const struct variant *variant, void *state,
                            struct measures *measures);
 
+    /* Sets the measures that follow from the median time of a run, in seconds. Called for the row of each
+     * rank, and for the row rank=all with the median time of the slowest rank. May be NULL. */
+    void (*rates)(const void *input, double median_s, struct measures *measures);
+
     /* Writes the output files that the user requested, from the results of run 0, the latest run of `state`.
      * `name` is the variant's name if several variants write output, else NULL. May be NULL. */
     enum status (*deliver)(const void *input, const char *name, const struct variant *variant, void *state);
@@ -105,6 +109,9 @@ struct workload {
          * these checks are not timed. May be NULL. */
         enum status (*closely)(void *input, bool closely);
 
+        /* The unit of the wrong items that verify() counts, plural; NULL: `item`. */
+        const char *item;
+
         /* Describes what verify() found wrong, for example "9 of 10 losses". If this function is NULL, the
          * number of wrong items is shown. */
         void (*verdict)(const void *input, void *state, char *text, size_t size);
@@ -113,6 +120,10 @@ struct workload {
     /* For workloads whose ranks share data. */
     struct {
         bool share_items; /* ranks always divide the items of a run: strong scaling only */
+
+        /* All ranks together do each item, and one rank alone cannot: the row rank=all has the items and
+         * bytes of one rank, rank 0 is not timed alone, and there is no scaling and no efficiency. */
+        bool joint;
 
         /* Returns a hash of the input files, which must be the same on all ranks. May be NULL. */
         uint64_t (*identity)(const void *input);

@@ -83,9 +83,7 @@ static void list_keys(struct comparison *comparison)
         char *name = comparison->key_names[comparison->key_count];
         if (!workload->options[i].column)
             continue;
-        snprintf(name, sizeof comparison->key_names[0], "%s", workload->options[i].name);
-        for (char *c = name; (c = strchr(c, '-'));)
-            *c = '_';
+        options_column(&workload->options[i], name, sizeof comparison->key_names[0]);
         /* The workload `load` has an option --cache, but common_keys already has this column. */
         if (!is_key(comparison, name))
             comparison->keys[comparison->key_count++] = name;

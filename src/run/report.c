@@ -251,7 +251,8 @@ static void print_caption(const struct report *report, const struct result *resu
         printf(" cache %s", result->cache);
     if (comm_size() > 1)
         printf(" on %d ranks", comm_size());
-    if (comm_size() > 1 && settings->axes.count == 0) /* in a sweep, the work differs from line to line */
+    if (comm_size() > 1 && settings->axes.count == 0 &&
+        !workload->ranks.joint) /* in a sweep, the work differs from line to line */
         printf(", %s scaling: %.0f %s per run", settings_scaling(settings), result->work.items,
                workload->item);
     if (report->baseline)

@@ -96,6 +96,8 @@ static enum status record(struct runner *runner, void *state, const struct bench
     TRY(comm_agree(observe(runner, state, result, &measures)));
     TRY(runner_verify_timed(runner, state, result));
     enum status status = measure(runner, state, &measures);
+    if (status == STATUS_OK && runner->settings->workload->rates)
+        runner->settings->workload->rates(runner->input, result->bench.time.median, &measures);
     if (status == STATUS_OK)
         status = runner_compare(runner, false, result);
     if (status == STATUS_OK)
@@ -273,7 +275,7 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
                             .stall_share = -1,
                             .work = workload->work(runner->input, entry->variant)};
     /* Epochs are not repeated, so rank 0 is not timed alone. */
-    bool times_alone = runner->partition.ranks > 1 && !workload->epochs.more;
+    bool times_alone = runner->partition.ranks > 1 && !workload->epochs.more && !workload->ranks.joint;
     enum status status =
         times_alone ? run_ranks(runner, &result) : with_state(runner, check_and_time, &result);
     bench_free(&result.bench);
@@ -387,17 +389,22 @@ static enum status describe_device(struct runner *runner)
     return status != STATUS_OK && computes ? status_prefix(status, "--compute") : status;
 }
 
+/* With --variant all, skips variants that find only during setup that they cannot run, for example because
+ * the GPUs of the ranks cannot reach each other's memory. */
 static enum status run_variants(struct runner *runner)
 {
     const struct settings *settings = runner->settings;
-    size_t wrong = 0;
+    bool all = strcmp(settings->variant_names, "all") == 0;
+    size_t wrong = 0, skipped = 0;
     for (size_t i = 0; i < settings->variant_count; i++) {
         enum status status = comm_agree(run_variant(runner, settings->variants[i]));
         if (status == STATUS_WRONG) {
             status_prefix(status, "%s", settings->variants[i]->name);
             status_print();
             wrong++;
-        } else if (status != STATUS_OK)
+        } else if (status == STATUS_UNAVAILABLE && all && ++skipped < settings->variant_count)
+            status_say("skipping %s: %s", settings->variants[i]->name, status_text());
+        else if (status != STATUS_OK)
             return status;
     }
     return wrong == 0 ? STATUS_OK

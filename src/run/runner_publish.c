@@ -104,9 +104,24 @@ static void add_up(const struct runner *runner, const struct rank_facts *facts, 
         slowest_s = fmax(slowest_s, facts[i].median_s);
         mean_s += facts[i].median_s / ranks;
     }
+    if (runner->settings->workload->ranks.joint) {
+        total->work.items = facts[0].items;
+        total->work.bytes = facts[0].bytes;
+    }
     double median_s = total->bench.time.median;
     total->imbalance = slowest_s / mean_s;
     total->efficiency = ranks_efficiency(&runner->partition, runner->alone_s, median_s);
+}
+
+/* Sets the measures of the combined row that follow from its median time. */
+static void set_rates(const struct runner *runner, const struct result *total, struct row *all)
+{
+    const struct workload *workload = runner->settings->workload;
+    struct measures rates = {.columns = workload->measures};
+    workload->rates(runner->input, total->bench.time.median, &rates);
+    for (size_t i = 0; workload->measures[i].column; i++)
+        if (*rates.texts[i])
+            row_set(all, workload->measures[i].column, rates.texts[i]);
 }
 
 /* Lets the workload check the measures of the combined row. */
@@ -132,6 +147,8 @@ static enum status publish_together(struct runner *runner, void *state, const st
     if (status == STATUS_OK)
         status = runner_row(runner, total, NULL, &all);
     ranks_combine(rows, (int)ranks, runner->settings->workload->measures, &all);
+    if (status == STATUS_OK && runner->settings->workload->rates)
+        set_rates(runner, total, &all);
     if (status == STATUS_OK)
         status = row_check(&all);
     if (status == STATUS_OK && runner->settings->workload->ranks.check_total)

@@ -160,6 +160,10 @@ enum status runner_count_sharers(struct runner *runner)
 enum status runner_take_scaling(struct runner *runner)
 {
     struct settings *settings = runner->settings;
+    if (settings->workload->ranks.joint && options_given(&settings->options, "scaling"))
+        return status_set(STATUS_USAGE,
+                          "--scaling: all ranks of %s take part in each of its %s; omit --scaling",
+                          settings->workload->name, settings->workload->item);
     if (settings->workload->ranks.share_items) {
         if (settings->scaling == SCALING_WEAK && options_given(&settings->options, "scaling"))
             return status_set(STATUS_USAGE,

@@ -55,16 +55,9 @@ static void identity_fields(const struct runner *runner, struct row *row)
     row_count(row, "ranks", runner->partition.ranks);
     row_count(row, "rank", runner->partition.rank);
     row_count(row, "threads", (unsigned long long)runner_threads(runner));
-    row_text(row, "scaling", runner->partition.ranks > 1 ? settings_scaling(runner->settings) : "");
+    row_text(row, "scaling",
+             runner->partition.ranks > 1 && !workload->ranks.joint ? settings_scaling(runner->settings) : "");
     row_real(row, "ranks_per_device", runner_on_gpu(runner) ? runner->sharers : NAN);
-}
-
-/* Writes the column name of an option: the option's name with '_' for '-'. */
-static void column_of(const char *option, char *column, size_t size)
-{
-    snprintf(column, size, "%s", option);
-    for (char *c = column; (c = strchr(c, '-'));)
-        *c = '_';
 }
 
 static void parameter_fields(const struct runner *runner, struct row *row)
@@ -76,13 +69,14 @@ static void parameter_fields(const struct runner *runner, struct row *row)
         char column[64], text[4096] = "";
         if (spec->column != COLUMN)
             continue;
-        column_of(spec->name, column, sizeof column);
+        options_column(spec, column, sizeof column);
         if (!workload->applies || workload->applies(parameters, runner->entry->variant, spec->name))
             options_text(spec, parameters, text, sizeof text);
         row_add(row, column, text,
-                spec->kind == OPTION_COUNT || spec->kind == OPTION_REAL ? FIELD_NUMBER
-                : spec->kind == OPTION_FLAG                             ? FIELD_FLAG
-                                                                        : FIELD_TEXT);
+                spec->kind == OPTION_FLAG ? FIELD_FLAG
+                : spec->kind == OPTION_CHOICE || spec->kind == OPTION_TEXT || spec->kind == OPTION_OUTPUT
+                    ? FIELD_TEXT
+                    : FIELD_NUMBER);
     }
 }
 
@@ -154,7 +148,8 @@ enum status runner_row(const struct runner *runner, const struct result *result,
     machine_fields(result, row);
     for (size_t i = 0; workload->measures[i].column; i++) {
         const struct measure *measure = &workload->measures[i];
-        bool text = measure->combine == COMBINE_FIRST || measure->combine == COMBINE_HASHES;
+        bool text = measure->combine == COMBINE_FIRST || measure->combine == COMBINE_COMMON ||
+                    measure->combine == COMBINE_HASHES;
         row_add(row, measure->column, measures ? measures->texts[i] : "", text ? FIELD_TEXT : FIELD_NUMBER);
     }
     row_text(row, "cache", workload->cache ? workload->cache(runner->input) : "");

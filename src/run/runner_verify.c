@@ -51,8 +51,11 @@ static enum status judge(struct runner *runner, void *state, struct result *resu
     if (runner_leads(runner))
         TRY(report_add(runner->report, result));
     char what[128];
-    snprintf(what, sizeof what, "%llu of %.0f %s", (unsigned long long)wrong, result->work.items,
-             workload->item);
+    if (workload->checks.item)
+        snprintf(what, sizeof what, "%llu %s", (unsigned long long)wrong, workload->checks.item);
+    else
+        snprintf(what, sizeof what, "%llu of %.0f %s", (unsigned long long)wrong, result->work.items,
+                 workload->item);
     if (workload->checks.verdict)
         workload->checks.verdict(runner->input, runner_own_state(runner, state), what, sizeof what);
     return status_set(STATUS_WRONG, "%s%s are wrong; the time is not recorded", which, what);

@@ -40,7 +40,7 @@ static const struct option_spec specs[] = {
      "compare results with the reference before and after the timing; wrong results give no row"},
     {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
      "compute the column speedup relative to this variant, which runs first (default: naive, train-naive or "
-     "infer-naive; for load, files or shards)"},
+     "infer-naive; for load, files or shards; for exchange, nccl or mpi)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
      "an INI file with options, as \"name = value\"; the command line overrides it"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
@@ -156,13 +156,14 @@ static void help_common(FILE *stream, bool all)
         "  fdsl-bench --variant train-naive --model lenet --checkpoint run --resume\n"
         "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # latency: median and 99th "
         "percentile\n"
+        "  mpirun -n 2 fdsl-bench --workload exchange --variant all --bytes 1K:256M:2x   # all-reduces\n"
         "  fdsl-bench compare before.csv after.csv       # what became slower; see compare --help\n"
         "  fdsl-bench --monitor results/monitor.csv -- python3 train.py  # GPU and CPU load of any command\n"
         "\n"
         "workloads, each with more options (fdsl-bench --workload NAME --help):\n",
         stream);
     for (size_t i = 0; workload_table[i]; i++)
-        fprintf(stream, "  %-6s %s\n", workload_table[i]->name, workload_table[i]->summary);
+        fprintf(stream, "  %-8s %s\n", workload_table[i]->name, workload_table[i]->summary);
     fputs("\noptions of all workloads:\n", stream);
     options_help(stream, specs, COUNT_OF(specs));
     for (size_t i = 0; all && workload_table[i]; i++) {

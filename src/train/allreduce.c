@@ -1,0 +1,214 @@
+/* The workload `exchange`: all-reduces, the sums of arrays over all ranks. docs/exchange.md describes it. */
+#include "train/allreduce.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "core/dtype.h"
+#include "core/fnv.h"
+#include "core/workload.h"
+#include "train/job.h"
+
+static const char *const types[] = {"f32", "bf16", NULL};
+enum { TYPE_F32, TYPE_BF16 };
+
+struct parameters {
+    uint64_t bytes;
+    int type;
+};
+
+#define AT(field) offsetof(struct parameters, field)
+static const struct option_spec options[] = {
+    {"bytes", "N", OPTION_BYTES, AT(bytes), "1M", 1, 0x1p40, NULL, true,
+     "size of each rank's array in bytes; N may end with K, M or G (powers of 1024). --bytes 1K:256M:2x "
+     "measures "
+     "1K, 2K, 4K, ... 256M"},
+    {"dtype", "TYPE", OPTION_CHOICE, AT(type), "f32", 0, 0, types, true, "element type"},
+};
+
+static const struct measure columns[] = {
+    {"timed_stages", COMBINE_FIRST}, {"count", COMBINE_SAME},      {"redop", COMBINE_FIRST},
+    {"calls", COMBINE_SAME},         {"time_us", COMBINE_NONE},    {"algbw_gbs", COMBINE_NONE},
+    {"busbw_gbs", COMBINE_NONE},     {"checksum", COMBINE_COMMON}, {"memory_bytes", COMBINE_SUM},
+    {"nccl_version", COMBINE_FIRST}, {NULL, COMBINE_FIRST},
+};
+static const char *const shown[] = {"count", "time_us", "algbw_gbs", "busbw_gbs", NULL};
+static const char *const baselines[] = {"nccl", "mpi", NULL};
+
+/* ---- Opening ---- */
+
+static void exchange_close(void *input)
+{
+    free(input);
+}
+
+static enum status exchange_open(const struct options *given, void *parameters_,
+                                 const struct partition *partition, void **input)
+{
+    static bool warned; /* a sweep opens the workload once per combination */
+    const struct parameters *parameters = parameters_;
+    size_t value_bytes = dtype_bytes(parameters->type == TYPE_BF16 ? DTYPE_BF16 : DTYPE_F32);
+    struct allreduce_job *job = *input = malloc(sizeof *job);
+    (void)given;
+    if (!job)
+        return status_set(STATUS_FAILED, "out of memory");
+    if (parameters->bytes % value_bytes)
+        return status_set(STATUS_USAGE,
+                          "--bytes %" PRIu64 ": not a multiple of %zu, the bytes of one %s value",
+                          parameters->bytes, value_bytes, types[parameters->type]);
+    if (partition->ranks == 1 && !warned)
+        status_warn("one rank exchanges nothing, so busbw_gbs is 0; start more ranks with: mpirun -n N");
+    warned = true;
+    *job = (struct allreduce_job){.bytes = parameters->bytes,
+                                  .count = parameters->bytes / value_bytes,
+                                  .bf16 = parameters->type == TYPE_BF16,
+                                  .rank = (uint32_t)partition->rank,
+                                  .ranks = (uint32_t)partition->ranks};
+    return STATUS_OK;
+}
+
+static enum status exchange_accepts(const void *input, const struct variant *variant)
+{
+    const struct allreduce_traits *traits = variant->traits;
+    return !((const struct allreduce_job *)input)->bf16 || traits->bf16
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "it adds up f32 only; use --dtype f32");
+}
+
+/* The roofline is unknown: peak rates of the links between ranks are not known. */
+static struct work exchange_work(const void *input, const struct variant *variant)
+{
+    (void)variant;
+    return (struct work){.items = ALLREDUCE_CALLS,
+                         .bytes =
+                             (double)ALLREDUCE_CALLS * (double)((const struct allreduce_job *)input)->bytes};
+}
+
+/* ---- Verification ---- */
+
+/* With N ranks, the first call computes the sum S of N terms, and each later call multiplies by N. The result
+ * of k calls is S N^(k-1).
+ *
+ * A value of the type has p significant bits, and each rounding changes a number by at most u = 2^-p of it.
+ * All terms are positive, so a sum has at most the largest relative error of its terms, times 1 + u per
+ * addition. Methods may round every one of the N - 1 additions of a call to the type, or add up in fp32 and
+ * round once to the type; both are at most N roundings per call. After k calls, the relative error is at most
+ * (1 + u)^(kN) - 1.
+ *
+ * If N is a power of two and N^2 times the largest term is at most 2^p, no addition rounds: after each call,
+ * all values are an integer of at most N times the largest term, times a power of two, and partial sums are
+ * at most N times that integer. */
+double allreduce_tolerance(const struct allreduce_job *job)
+{
+    double ranks = job->ranks, significand = job->bf16 ? 0x1p8 : 0x1p24;
+    bool power_of_two = (job->ranks & (job->ranks - 1)) == 0;
+    if (power_of_two && ranks * ranks * allreduce_term_max(job->ranks) <= significand)
+        return 0;
+    return expm1(ALLREDUCE_CALLS * ranks * log1p(1 / significand));
+}
+
+uint64_t allreduce_count_wrong(const struct allreduce_job *job, uint64_t number, const void *values)
+{
+    double tolerance = allreduce_tolerance(job);
+    double growth = ALLREDUCE_UNIT * pow(job->ranks, ALLREDUCE_CALLS - 1);
+    uint64_t wrong = 0;
+    for (size_t i = 0; i < job->count; i++) {
+        uint32_t sum = 0;
+        for (uint32_t rank = 0; rank < job->ranks; rank++)
+            sum += allreduce_term(job, number, rank, i);
+        double exact = sum * growth;
+        double value = job->bf16 ? float_from_bits((uint32_t)((const uint16_t *)values)[i] << 16)
+                                 : ((const float *)values)[i];
+        wrong += !(fabs(value - exact) <= tolerance * exact); /* counts NaN */
+    }
+    return wrong;
+}
+
+/* Copies the values of the latest run into new memory, which the caller frees, also after a failure. */
+static enum status fetch_values(const struct allreduce_job *job, const struct variant *variant, void *state,
+                                struct allreduce_result *result)
+{
+    *result = (struct allreduce_result){.values = malloc(job->bytes)};
+    if (!result->values)
+        return status_set(STATUS_USAGE, "out of memory for a copy of %zu bytes; lower --bytes", job->bytes);
+    return variant->fetch(state, result);
+}
+
+static enum status exchange_verify(const void *input, const struct variant *variant, void *state,
+                                   uint64_t number, uint64_t *wrong)
+{
+    const struct allreduce_job *job = input;
+    struct allreduce_result result;
+    enum status status = fetch_values(job, variant, state, &result);
+    if (status == STATUS_OK)
+        *wrong = result.number == number ? allreduce_count_wrong(job, number, result.values) : job->count;
+    free(result.values);
+    return status;
+}
+
+/* Also without --verify: all ranks must have the same bits. */
+static enum status exchange_check_total(const void *input, const struct measures *total)
+{
+    (void)input;
+    return *measures_get(total, "checksum")
+               ? STATUS_OK
+               : status_set(STATUS_WRONG, "the ranks have different sums; the time is not recorded");
+}
+
+/* ---- Rows ---- */
+
+static enum status exchange_observe(const void *input, const struct variant *variant, void *state,
+                                    struct measures *measures)
+{
+    const struct allreduce_job *job = input;
+    const struct allreduce_traits *traits = variant->traits;
+    struct allreduce_result result;
+    enum status status = fetch_values(job, variant, state, &result);
+    if (status == STATUS_OK)
+        measures_put(measures, "checksum", "%016" PRIx64, fnv_add(FNV_BEGIN, result.values, job->bytes));
+    free(result.values);
+    measures_put(measures, "timed_stages", "all-reduce");
+    measures_put(measures, "count", "%zu", job->count);
+    measures_put(measures, "redop", "sum");
+    measures_put(measures, "calls", "%d", ALLREDUCE_CALLS);
+    if (traits->memory_bytes)
+        measures_put(measures, "memory_bytes", "%" PRIu64, traits->memory_bytes(state));
+    if (traits->nccl_version)
+        measures_put(measures, "nccl_version", "%s", traits->nccl_version());
+    return status;
+}
+
+/* The bandwidths are those of nccl-tests. The bus bandwidth does not depend on the number of ranks if the
+ * links are the limit: to all-reduce an array, each rank must send and receive 2 (N - 1) / N of its bytes. */
+static void exchange_rates(const void *input, double median_s, struct measures *measures)
+{
+    const struct allreduce_job *job = input;
+    double call_s = median_s / ALLREDUCE_CALLS, algbw_gbs = 1e-9 * (double)job->bytes / call_s;
+    measures_real(measures, "time_us", 1e6 * call_s, 5);
+    measures_real(measures, "algbw_gbs", algbw_gbs, 5);
+    measures_real(measures, "busbw_gbs", algbw_gbs * 2 * (job->ranks - 1) / job->ranks, 5);
+}
+
+const struct workload workload_exchange = {
+    .name = "exchange",
+    .schema = "exchange/1",
+    .summary = "all-reduces: adds up arrays over all ranks, like the gradients of training on several ranks",
+    .item = "all-reduces",
+    .options = options,
+    .option_count = COUNT_OF(options),
+    .parameters_bytes = sizeof(struct parameters),
+    .measures = columns,
+    .shown = shown,
+    .baselines = baselines,
+    .open = exchange_open,
+    .close = exchange_close,
+    .repartition = job_stay,
+    .accepts = exchange_accepts,
+    .work = exchange_work,
+    .verify = exchange_verify,
+    .observe = exchange_observe,
+    .rates = exchange_rates,
+    .checks.item = "values",
+    .ranks = {.joint = true, .check_total = exchange_check_total},
+};

@@ -1,0 +1,78 @@
+/* The input of the workload `exchange`: arrays whose sums over all ranks the variants compute, in place. One
+ * run is ALLREDUCE_CALLS calls; each call adds up the sums of the previous call, so no call can be left out.
+ *
+ * The values before the first call are integers times ALLREDUCE_UNIT, at most allreduce_term_max() of them.
+ * They are a function of the run, the rank and the index. */
+#ifndef FDSL_TRAIN_ALLREDUCE_H
+#define FDSL_TRAIN_ALLREDUCE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/half.h"
+#include "core/portable.h"
+#include "core/variant.h"
+
+#define ALLREDUCE_CALLS 20
+#define ALLREDUCE_UNIT  0x1p-64f /* small, because each call multiplies the sums by the number of ranks */
+
+struct allreduce_job {
+    size_t bytes, count; /* of the array of one rank */
+    bool bf16;           /* values are bf16, otherwise float */
+    uint32_t rank, ranks;
+};
+
+/* Variants of `exchange` have these traits. */
+struct allreduce_traits {
+    bool bf16;                                   /* supports bf16 */
+    uint64_t (*memory_bytes)(const void *state); /* device memory, without the array */
+    const char *(*nccl_version)(void);           /* NULL: does not use NCCL */
+};
+
+/* Output of fetch(). */
+struct allreduce_result {
+    void *values; /* owned by the caller; room for one array */
+    uint64_t
+        number; /* number of the latest run, which produced the values; UINT64_MAX before the first run */
+};
+
+/* Returns the largest integer before the first call. Any sum of integers is exact in bf16, which has 8
+ * significant bits, if ranks * ranks * allreduce_term_max(ranks) <= 2^8. */
+FDSL_HD uint32_t allreduce_term_max(uint32_t ranks)
+{
+    return ranks <= 2 ? 64 : ranks <= 8 ? 256 / (ranks * ranks) : 4;
+}
+
+/* Returns the integer at `index` on `rank` before the first call of run `number`. The hash is the finaliser
+ * of murmur3. */
+FDSL_HD uint32_t allreduce_term(const struct allreduce_job *job, uint64_t number, uint32_t rank,
+                                uint64_t index)
+{
+    uint64_t mixed = index ^ number << 40 ^ (uint64_t)rank << 56;
+    mixed = (mixed ^ mixed >> 33) * UINT64_C(0xff51afd7ed558ccd);
+    mixed = (mixed ^ mixed >> 33) * UINT64_C(0xc4ceb9fe1a85ec53);
+    return 1 + (uint32_t)(mixed >> 32) % allreduce_term_max(job->ranks);
+}
+
+/* Stores the value at `index` of this rank before the first call of run `number`. */
+FDSL_HD void allreduce_fill(const struct allreduce_job *job, uint64_t number, uint64_t index, void *values)
+{
+    float value = (float)allreduce_term(job, number, job->rank, index) * ALLREDUCE_UNIT;
+    if (job->bf16)
+        ((uint16_t *)values)[index] = bf16_from_float(value);
+    else
+        ((float *)values)[index] = value;
+}
+
+FDSL_C_BEGIN
+
+/* Returns the largest relative error of a correct result: 0 if all sums are exact. */
+double allreduce_tolerance(const struct allreduce_job *job);
+
+/* Returns the number of values after run `number` that are not within the tolerance. */
+uint64_t allreduce_count_wrong(const struct allreduce_job *job, uint64_t number, const void *values);
+
+FDSL_C_END
+
+#endif
