@@ -104,10 +104,11 @@ static const struct option_spec specs[] = {
 
 static const char list_help[] =
     "\nlists and ranges: an option that takes one number or one word, and has a column in the CSV file,\n"
-    "             accepts several values, except --compute, --data and --preset. Every combination is\n"
-    "             measured. With the workload synth, for example, --res 224,512 is a list, --batch 1:256:2x\n"
-    "             means 1, 2, 4, ... 256, and --orbits 50:200:50 means 50, 100, 150, 200. Of the options\n"
-    "             with several values, the last one on the command line changes fastest.\n";
+    "             accepts several values, except --baseline, --compute, --data, --device, --preset and\n"
+    "             --warmups. Every combination is measured. With the workload synth, for example,\n"
+    "             --res 224,512 is a list, --batch 1:256:2x means 1, 2, 4, ... 256, and --orbits 50:200:50\n"
+    "             means 50, 100, 150, 200. Of the options with several values, the last one on the command\n"
+    "             line changes fastest.\n";
 
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"
