@@ -6,7 +6,7 @@
 #   make bench        installs missing packages, builds, runs all available variants, writes results/*.csv
 #   make check        installs missing packages, builds, runs tests and linters (SAN=1: with ASan and UBSan)
 #   make plots        installs missing packages, draws results/plots/ from results/*.csv and results/reference/
-#   make report       installs missing packages, writes results/report.html: figures, rows, commands to repeat them
+#   make report       installs missing packages, writes results/report.html: figures, rows, commands to measure again
 #   make install      copies program, library, header, man pages and completion to PREFIX=/usr/local (LIBDIR, DESTDIR)
 #   make dist         writes dist/fdsl-bench-VERSION-MACHINE.tar.gz, with code for all supported GPU architectures
 #   make check-gpu    verifies the GPU variants of synth and train, and the Python package, on a machine with a GPU
@@ -15,11 +15,11 @@
 #   make lint         runs the linters; make format formats the C and CUDA files
 #   make clean        removes build/, dist/ and the program
 #
-#   CUDA=0            leaves out a part; also MPI, OMP, PNG, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUDNN, NCCL, NVTX
+#   CUDA=0            builds without CUDA; the same works for MPI, OMP, PNG, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUDNN, NCCL, NVTX
 #   CUDA_ARCHS="90"   GPU architectures, or all. Default: those of this machine's GPUs; without a GPU, sm_80
 #                     and PTX, which the driver of a newer GPU compiles when it loads kernels
 #   -j4               number of jobs; default: one per core
-#   REVISION=NAME     the revision in rows; default: git's
+#   REVISION=NAME     the revision that rows contain; default: the revision of git
 #   SETUP=0           bench, check, check-slurm, plots and report list missing packages instead of installing them
 #   V=1               shows the commands
 

@@ -14,13 +14,14 @@ Examples:
   scripts/migrate_rows.py --output converted old/*.csv   keep the old files
 
 Renamed columns get their new names. New columns are empty, or have the value that older programs implied. All other values
-keep their text and quotes, and the rows keep their order and line ends. The columns get the current order. Rows of --samples-out and --monitor are converted too. Files of the
-current schema are not changed. Files without rows of fdsl-bench are skipped with a note. The script
-takes the lock that fdsl-bench takes to append, and replaces the file atomically. The file keeps its mode.
+keep their text and quotes. The rows keep their order and line ends, and the columns get the current order. Rows of --samples-out
+and --monitor are converted too. Files of the current schema are not changed. Files without rows of fdsl-bench are skipped with a
+note. The script takes the lock that fdsl-bench takes to append, and replaces the file atomically. The file keeps its mode.
 
 The meaning of a few columns has changed: roofline_share in rows without `bound`, digest in rows without `scaling`, and a spread
-of 0 (time_sd_s, time_cv) in rows of a single sample. Such values are left empty. The old file is then kept in the same folder,
-for example as rows.csv.load-4 if its rows were load/4. docs/schemas.md has all changes.
+of 0 (time_sd_s, time_cv) in rows of a single sample. Such values are left empty. If a file has such values, the old file is
+kept in the same folder (without --output), for example as rows.csv.load-4 if its rows were load/4. docs/schemas.md has all
+changes.
 
 Exit status: 0 done, 1 a file could not be converted (the others were), 2 usage, 3 --check found an older file, 128 + N
 interrupted by signal N (each file is then either converted or unchanged).

@@ -12,7 +12,7 @@ Lines of docs/numbers.txt:
   page README.md                      the following lines are about this page
   rows h200_synth res=512 dtype=u8    the following values come from this file of rows; the filters apply to all of them
   | `omp` | 16 threads | {} | {} |    part of a line of the page: {} is a number from a row, {_} any other number. If this
-                                      file lists the same part twice, the second is for its second occurrence on the page.
+                                      file lists a part twice, the second entry is for its second occurrence on the page.
       us(omp batch=32); rate(omp batch=32)     the values for {}, in the same order; indented
   other ## Floors: computed           no number of this section, up to the next heading, comes from a row; the reason is
                                       the text after the colon

@@ -5,8 +5,8 @@
 #   FUZZ_TIME=60                                  seconds per target
 #
 # Seeds are in tests/fuzz/TARGET/. Inputs that crash, hang or exhaust memory are stored there (crash-..., timeout-...,
-# oom-...); the tests then use them, too. Other inputs that libFuzzer finds are stored in build/fuzz/. Exit status 1 if a
-# target failed.
+# oom-...); from then on, the tests run them, too. Other inputs that libFuzzer finds are stored in build/fuzz/. Exit
+# status 1 if a target failed.
 set -uo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.." || exit

@@ -5,7 +5,7 @@
                                [--bench PROGRAM]
 
 A run is one epoch. Samples are delivered in batches of bytes, as in fdsl-bench. Only the data of a sample (npy, bin, png,
-jpg) are read. Labels (.cls and the like) are skipped, but fdsl-bench delivers them. Therefore compare on samples without
+jpg) are read. Labels (.cls and the like) are skipped, but fdsl-bench delivers labels. Therefore compare on samples without
 labels, such as those of --prepare --from counter. Loaders:
 
     torch-files         DataLoader over a Dataset that opens, reads and closes one file per sample, shuffled
@@ -432,8 +432,8 @@ def main():
     parser.add_argument("--workers", type=int, metavar="N",
                         help="worker processes; 0: read in the main process (default 1; with --gpu 16)")
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples per batch (default 32)")
-    parser.add_argument("--time", type=float, default=1, metavar="S", help="minimum total time in seconds (default 1)")
-    parser.add_argument("--min-samples", type=int, default=5, metavar="N", help="minimum number of epochs (default 5)")
+    parser.add_argument("--time", type=float, default=1, metavar="S", help="minimum seconds per loader (default 1)")
+    parser.add_argument("--min-samples", type=int, default=5, metavar="N", help="minimum epochs per loader (default 5)")
     parser.add_argument("--bench", metavar="PROGRAM", help="also measure this fdsl-bench and print a table; needs --out")
     options = parser.parse_args()
     if not options.files and not options.shards:

@@ -6,10 +6,10 @@
   scripts/compare/pretrain.py --source folder --data DIR --out results/pretrain/rows.csv
   scripts/compare/pretrain.py --source live --evaluate --steps 20000 --curve results/pretrain/curve.csv
 
-Sources: constant (one batch that stays on the GPU: the limit), live (fdsl, generator fused; omp on a CPU), bat, gbase, omp (fdsl
-with these generators), folder (PNG files in class folders, ImageFolder), shards (tar files, webdataset). Every source delivers
-uint8 images; the recipe is applied to them on the training device, identically for every source. docs/pretrain.md describes the
-rows.
+Sources: constant (one batch that stays on the GPU: the upper limit of the speed), live (fdsl, generator fused; omp on a CPU),
+bat, gbase, omp (fdsl with these generators), folder (PNG files in class folders, ImageFolder), shards (tar files, webdataset).
+Every source delivers uint8 images; the recipe is applied to them on the training device, identically for every source.
+docs/pretrain.md describes the rows.
 
 The program needs PyTorch, timm and the package fdsl (PYTHONPATH=python FDSL_LIBRARY=build/lib/libfdsl.so); folder also needs
 torchvision, shards needs webdataset, and both need Pillow. Exit status: 0 done, 1 a failure, 2 usage, 4 a package or a GPU is
@@ -74,31 +74,32 @@ def read_arguments(arguments):
     add("--source", choices=SOURCES, default="live", help="where images come from (default live)")
     add("--model", default="deit_tiny_patch16_224", help="model of timm (default deit_tiny_patch16_224)")
     add("--tiny", action="store_true", help="a vision transformer of 2 layers instead of --model, for tests")
-    add("--device", choices=("cuda", "cpu"), default="cuda", help="default cuda")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="device that trains (default cuda)")
     add("--batch", type=integer(1), default=256, help="images per rank and step (default 256)")
     add("--steps", type=integer(1), help="timed steps (default 100, unless --seconds or --time-limit is given)")
-    add("--seconds", type=number(0), help="end the timed steps after this many seconds")
-    add("--time-limit", type=number(0), help="end the training after this many seconds")
+    add("--seconds", type=number(0), help="end the timed steps after this many seconds, evaluations not included")
+    add("--time-limit", type=number(0), help="end the training after this many seconds, warm-up steps and evaluations included")
     add("--warmup-steps", type=integer(0), default=20, help="first steps, which are not timed (default 20)")
-    add("--compile", action="store_true", help="torch.compile the network")
+    add("--compile", action="store_true", help="compile the network with torch.compile")
     add("--channels-last", action="store_true", help="store inputs and weights in the format channels_last")
-    add("--no-amp", dest="amp", action="store_const", const="off", default="bf16", help="fp32 instead of autocast to bf16")
+    add("--no-amp", dest="amp", action="store_const", const="off", default="bf16", help="train in fp32, without autocast to bf16")
     add("--threads", type=integer(1), help="CPU threads of the generator omp, and of PyTorch on a CPU, for all ranks "
                                           "of this host together (default: all)")
-    add("--seed", type=integer(0, 2**32 - 1), default=0, help="of images, weights, order and augmentation (default 0)")
+    add("--seed", type=integer(0, 2**32 - 1), default=0, help="seed of images, weights, order and augmentation (default 0)")
     images = parser.add_argument_group("images")
     add = images.add_argument
     add("--preset", default="paper-1000", help="preset of the classes (default paper-1000)")
     add("--classes", type=integer(2), default=1000, help="number of classes (default 1000)")
     add("--res", type=integer(1), default=512, help="side of the drawn image (default 512)")
     add("--out-res", type=integer(4), default=224, help="side of the image that the network sees (default 224)")
-    add("--channels", type=int, choices=(1, 3), default=3, help="1, or 3 with the same gray (default 3)")
-    add("--images", type=integer(1), help="images per epoch of generated sources, or written by --make-data (default 1000000)")
+    add("--channels", type=int, choices=(1, 3), default=3, help="image channels; 3 channels have the same gray (default 3)")
+    add("--images", type=integer(1), help="images per epoch if the source generates them, or images that --make-data writes "
+                                         "(default 1000000)")
     add("--order", choices=("source", "same"), default="source", help="same: generate the images of --data in the order in which "
                                                                 "--source folder reads them (default source)")
     add("--data", help="folder of the data set, for --source folder and shards")
-    add("--workers", type=integer(0), default=16, help="worker processes per rank of folder and shards (default 16)")
-    add("--make-data", metavar="DIR", help="write --images images for --source folder or shards, and end")
+    add("--workers", type=integer(0), default=16, help="worker processes per rank, for --source folder and shards (default 16)")
+    add("--make-data", metavar="DIR", help="write a data set of --images images for --source folder or shards, then end")
     add("--bench", default=str(ROOT / "fdsl-bench"), help="path of fdsl-bench, for --make-data")
     add_recipe(parser.add_argument_group("recipe (default: the published one)").add_argument)
     add_outputs(parser.add_argument_group("evaluation and output").add_argument)
@@ -110,16 +111,17 @@ def read_arguments(arguments):
 
 
 def add_recipe(add):
-    add("--augment", choices=("recipe", "none"), default="recipe", help="none: no RandAugment, MixUp, CutMix and erasing")
+    add("--augment", choices=("recipe", "none"), default="recipe", help="recipe: with RandAugment, MixUp, CutMix and erasing; "
+                                                                  "none: without these four (default recipe)")
     for part in PARTS:
-        add(f"--no-{part}", action="store_true")
+        add(f"--no-{part}", action="store_true", help=f"leave {part} out of the recipe")
     add("--lr", type=number(0), default=0.001, help="highest learning rate of AdamW (default 0.001)")
-    add("--weight-decay", type=number(0), default=0.05, help="of all parameters (default 0.05)")
+    add("--weight-decay", type=number(0), default=0.05, help="weight decay of all parameters (default 0.05)")
     add("--lr-warmup", type=integer(0), default=5000, help="steps of the linear warm-up; a cosine follows (default 5000)")
-    add("--schedule-steps", type=integer(1), help="step at which the learning rate is 0 (default: the last of "
-                                                "--steps; the rate stays constant without --steps)")
+    add("--schedule-steps", type=integer(1), help="step at which the learning rate is 0 (default: the last step; if "
+                                                "--seconds or --time-limit replaces --steps, the rate stays constant)")
     add("--drop-path", type=number(0, 1), default=0.1, help="rate of stochastic depth (default 0.1)")
-    add("--label-smoothing", type=number(0, 1), default=0.1, help="default 0.1")
+    add("--label-smoothing", type=number(0, 1), default=0.1, help="label smoothing (default 0.1)")
 
 
 def add_outputs(add):

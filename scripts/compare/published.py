@@ -9,12 +9,12 @@ figures. Writes rows for our figures.
   --nvcc PROGRAM    the CUDA compiler (default: nvcc)
 
 Variants:
-  published-python, published-numpy   the two classes of cpu/datagen.py, on one core, with one time per image
+  published-python, published-numpy   the two classes of cpu/datagen.py, on one core; each image is timed
   published-gbase                     cuda/baseline/profile.cu
   published-bat                       cuda/batched/philox_rdc/profile.cu
 
-The CUDA programs print only a mean, so every time column of their rows has this value. Their sizes are
-constants in the source, so the script compiles copies with other constants. Columns that do not apply are empty. Results are not verified.
+The CUDA programs print only a mean, so every time column of their rows has this value. Their sizes are constants in the source,
+so the script compiles copies with other constants. Columns that do not apply are empty. Results are not verified.
 
 Exit status: 0 done, 1 a failure, 2 usage, 4 none of the code can run here.
 """

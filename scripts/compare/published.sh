@@ -5,11 +5,11 @@
 # sizes. Our times include clearing the images; the published times do not.
 #
 #   scripts/compare/published.sh [CSV]           CSV: append the rows to this file
-#   scripts/compare/published.sh CLONE [CSV]     before that, times the published code itself on this machine
+#   scripts/compare/published.sh CLONE [CSV]     first times the published code on this machine, then our variants
 #
 # CLONE is a clone of hpca-uji/fdsl-gpu-pipeline. scripts/compare/published.py times its Python code (original and
 # NumPy, one core) and its CUDA code for the sizes of the figures, in about three minutes. Its rows go to CSV
-# (default: results/published.csv), and `make plots` draws them. Without a GPU, the script ends after that.
+# (default: results/published.csv), and `make plots` draws them. Without a GPU, our variants are not timed.
 #
 # Exit status: 0 done, 1 a variant is slower than its published time. With CLONE, failures have the exit status of
 # scripts/compare/published.py.

@@ -6,11 +6,11 @@
       --batch 256 --epochs 10
   scripts/compare/pytorch.py --gradients --variant train-naive       # one step of each model and optimizer
 
-All options that are not listed below are passed to fdsl-bench. The first two forms run the variants one after another, then
-PyTorch in each mode (see torch_training.py), and print one table. PyTorch's rows have the columns of fdsl-bench and go to the
-same --out. Their variant is torch-MODE; for mode resident it is torch-cpu or torch-cuda. Set-up is not part of the epochs' time.
-PyTorch's set-up starts when the samples are in host memory. The set-up of fdsl-bench is everything except the epochs: program
-start, reading the samples, and tests.
+The options of this script are listed below, if PyTorch is installed. All others are passed to fdsl-bench. The first two forms
+run the variants one after another, then PyTorch in each mode (see torch_training.py), and print one table. PyTorch's rows have
+the columns of fdsl-bench and go to the same --out. Their variant is torch-MODE; for mode resident it is torch-cpu or torch-cuda.
+Set-up is not part of the epochs' time. PyTorch's set-up starts when the samples are in host memory. The set-up of fdsl-bench is
+everything except the epochs: program start, reading the samples, and tests.
 
 The third form compares one step. Bounds: the loss within a relative error of 1e-5, each gradient tensor within 1e-5 of its
 norm, and the update of each parameter tensor within 1e-3 of the update's norm. The last bound is wider because Adam amplifies

@@ -3,7 +3,7 @@
 # runs both programs alternately, and prints each variant's time with and without ranges. A time is the smallest
 # median of all rounds.
 #
-#   scripts/compare/ranges.sh [VARIANT ...]        default: the available ones of the variants listed in the script
+#   scripts/compare/ranges.sh [VARIANT ...]        default: the variants named in the script, if available
 #
 # Environment (defaults in parentheses): ROUNDS (5), runs of each program per variant; JOBS (all cores), parallel jobs
 # of the build. make also reads CUDA_ARCHS and NAME=0 from the environment.

@@ -73,7 +73,7 @@ def best_rows(rows):
 
 
 def lines_plot(measured, title, figure, x, fixed, free, command, caption):
-    """Plots time per image vs. column x: rows by device and published points. If x is the batch, also plots the times of the
+    """Plots time per image vs. column x: the rows of each device, and the published points. If x is the batch, also plots the times of the
     published code on an H200."""
     plot = Plot(title)
     candidates = paper_rows(measured, IN_FIGURES, measured.sweeps, **fixed)
@@ -118,8 +118,8 @@ def add_published(measured, plot, figure):
 
 
 def axis_of(xs, x):
-    """Returns the x axis of a parameter. Axes are logarithmic, with ticks at the measured resolutions or at powers of two for
-    batches. For vertices, the axis is linear unless their numbers span more than a factor of 20."""
+    """Returns the x axis of a parameter. Axes of resolutions are logarithmic, with ticks at the measured values; axes of batches
+    are logarithmic, with ticks at powers of two. Other axes are linear unless the values span more than a factor of 20."""
     low, high = min(xs) / 1.3, max(xs) * 1.3
     if x == "res":
         return x_axis(low, high, sorted(set(xs)))
@@ -158,7 +158,7 @@ def batch(measured):
                       "scripts/sweep/run.sh configs/sweep_batch.tsv", "512 × 512 pixels, 1000 vertices, 200 orbits.")
 
 
-# ---- The ladder and its stages ---------------------------------------------------------------------------------
+# ---- The variants of the paper, and the stages of an image ------------------------------------------------------
 
 
 LADDER_COMMAND = ("./fdsl-bench --variant gbase,mem,rng,bat,fused --batch 256 --verify --out results/synth.csv "

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes an HTML report: your rows and the commands that repeat them, figures, reference rows, and the machine. The page is
-self-contained: it needs no other files, network or scripts.
+"""Writes an HTML report: your rows and the commands that measure them again, figures, reference rows, and the machine.
+The page is self-contained: it needs no other files, network or scripts.
 
   scripts/figures/report.py
 

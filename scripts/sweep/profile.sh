@@ -18,8 +18,9 @@
 #
 # nsys measures kernels on the device and ranges on the host. ncu measures kernels one at a time, without overlap; the
 # time of a range is the sum of its kernels. Neither tool sees kernels launched by kernels (bat, bat-reuse, gbase-device).
-# Profilers slow everything down: use only the shares from here, and take times from rows. Exit status 4 if
-# fdsl-bench is not built, the tool named by --tool is not installed, or (without --tool) neither tool is installed.
+# Profilers slow everything down. Use only the shares from these tables; take times from rows of a run without a
+# profiler. Exit status 4 if fdsl-bench is not built, the tool named by --tool is not installed, or (without --tool)
+# neither tool is installed.
 set -euo pipefail
 usage() { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; }
 refuse() { # reason

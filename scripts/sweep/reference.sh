@@ -12,7 +12,7 @@
 # images (1 GB) on the disk to measure; sections with the same folder reuse the images. --prefix (h200): prefix of file
 # names. --dry-run: prints the commands, runs nothing.
 #
-# Rows contain the revision of the build. A tree without git history has none: build it with make REVISION=NAME.
+# Rows contain the revision of the build. A tree without git history has no revision: build it with make REVISION=NAME.
 # FDSL_BENCH: the program (./fdsl-bench).
 #
 # Exit status: 0 done, 1 a section failed (the others ran), 2 usage, 4 no program, or a build without a revision.

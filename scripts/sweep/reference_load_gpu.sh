@@ -9,7 +9,7 @@
 # sizes    load      10 min: the default section; sample sizes for every GPU loader, thread counts for shards-gpu; 5 GB
 # stress   load      50 s: 500 epochs over 1000 video samples, float16 (3, 8, 64, 64), for every GPU loader; 0.5 GB
 # clips    train     40 s: cnn3d on float16 clips (1, 8, 16, 16) from shards, for four CUDA trainers; 0.2 GB
-# ranks    load      3 min: one set shared by 1, 2 and 4 ranks with one GPU each, if there are so many GPUs; 2 GB
+# ranks    load      3 min: one set shared by 1, 2 and 4 ranks with one GPU each, if the machine has enough GPUs; 2 GB
 #
 # Environment (defaults in parentheses):
 # TIME (2): minimum seconds per row of sizes and ranks. SIZES (sizes: six from 2048 to 1048576, ranks: 2048 and 65536):

@@ -28,8 +28,8 @@ struct compute {
         "compute", "MS|train[:MODEL]", OPTION_TEXT, (at) + offsetof(struct compute, text), NULL, 0, 0, NULL, \
             true,                                                                                            \
             "run a training step on the GPU for every batch while the next batches are produced. With MS, "  \
-            "the step multiplies matrices for that many milliseconds. With train, it is a real training "    \
-            "step of MODEL on the batch (default MODEL: cnn for samples of 1x28x28, else cnn-fdsl)"          \
+            "the step multiplies matrices for that many milliseconds. With train, the step trains the "      \
+            "network MODEL on the batch (default MODEL: cnn for samples of 1x28x28, else cnn-fdsl)"          \
     }
 
 /* Parses compute->text into step_s or task.model; the model may be "". STATUS_USAGE unless the text is a

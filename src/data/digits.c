@@ -149,7 +149,7 @@ static enum status digits_open(const struct source_request *request, struct sour
 static const struct option_spec options[] = {
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all digits"},
     {"encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true,
-     "encoding of the images"},
+     "file format of an image"},
 };
 
 const struct source source_digits = {

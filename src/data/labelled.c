@@ -233,7 +233,7 @@ static enum status cifar_open(const struct source_request *request, struct sourc
 #define ENCODE                                                                              \
     {                                                                                       \
         "encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true, \
-            "encoding of the images"                                                        \
+            "file format of an image"                                                       \
     }
 
 static const struct option_spec idx_options[] = {

@@ -60,15 +60,15 @@ static const struct option_spec specs[] = {
     {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
      "number of samples (default: all, if the source is finite)"},
     {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,
-     "number of tar files (default: enough for at most 10000 samples and about 1 GiB per file)"},
+     "number of tar files (default: the fewest with at most 10000 samples and about 1 GiB per file)"},
     {"name", "NAME", OPTION_TEXT, AT(name), NULL, 0, 0, NULL, true,
-     "prefix of the file names, such as NAME-000000.tar and NAME.index (default: the name of the source)"},
+     "prefix of the file names, as in NAME-000000.tar and NAME.index (default: the name of the source)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
      "an INI file with any of these options, as \"name = value\"; the command line overrides it"},
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, THREADS_MAX, NULL, false,
      "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false,
-     "CUDA device, for variants that run on a GPU"},
+     "CUDA device, if the --variant of --from synth runs on a GPU"},
     {"help", NULL, OPTION_FLAG, AT(help), NULL, 0, 0, NULL, false, "print this help"},
 };
 

@@ -38,10 +38,10 @@ static const struct option_spec options[] = {
     {"iodepth", "N", OPTION_COUNT, AT(iodepth), "32", 1, 4096, NULL, true,
      "maximum number of files (files-uring) or reads (shards-uring) in flight"},
     {"block", "KIB", OPTION_COUNT, AT(block), "256", 4, 1 << 16, NULL, true,
-     "size of each read, for the variants shards and shards-uring"},
+     "size of each read of the variants shards and shards-uring"},
     {"prefetch", "N", OPTION_COUNT, AT(prefetch), "2", 0, 1 << 20, NULL, true,
-     "number of shards that the operating system reads ahead, for shards, shards-mmap, shards-omp and "
-     "shards-gpu; ignored with --cache warm"},
+     "number of tar files that the operating system reads ahead, for the variants shards, shards-mmap, "
+     "shards-omp and shards-gpu; ignored with --cache warm"},
     {"cache", "STATE", OPTION_CHOICE, AT(cache), "warm", 0, 0, caches, COLUMN_APART,
      "state of the page cache before each run: warm (at least 99 % of the data resident), cold (at most 1 %) "
      "or any (unchanged). The run fails if this state is not reached. STATE is one of"},
@@ -49,9 +49,9 @@ static const struct option_spec options[] = {
      "what to do with a sample that cannot be read. fail ends the run; skip omits the sample and counts it. "
      "With skip, all data are first compared with the index of --prepare, if there is one. WHAT is one of"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
-     "decode images: PNG with libpng, .npy by its header"},
+     "decode images: PNG files with libpng, .npy files as their headers say"},
     {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,
-     "shift, flip and normalise images to float32; implies --decode"},
+     "shift, flip and normalise images, and convert them to float32; implies --decode"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true,
      "maximum shift of --augment, vertically and horizontally"},
     {"mean", "M", OPTION_REAL, AT(mean), "0", -1e6, 1e6, NULL, true,
@@ -62,9 +62,9 @@ static const struct option_spec options[] = {
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "f16", 0, 0, dtypes, true,
      "element type of the batches of a GPU variant; raw keeps the stored type. TYPE is one of"},
     {"ring", "N", OPTION_COUNT, AT(ring), "2", 2, 64, NULL, true,
-     "buffers per thread, for shards-gpu and gds"},
+     "buffers per thread, for the variants shards-gpu and gds"},
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), "2048", 4, 1 << 20, NULL, true,
-     "size of each read and copy to the GPU, for shards-gpu and gds"},
+     "size of each read, and of each copy to the GPU, for the variants shards-gpu and gds"},
     COMPUTE_OPTION(AT(compute)),
 };
 

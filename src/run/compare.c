@@ -11,8 +11,9 @@
 #define AT(field) offsetof(struct comparison, field)
 static const struct option_spec specs[] = {
     {"margin", "PERCENT", OPTION_TEXT, AT(margin_text), "2", 0, 0, NULL, false,
-     "the largest difference that does not matter. A row is slower or faster if its whole confidence "
-     "interval is outside this margin, and the same if the whole interval is inside it"},
+     "the largest difference that does not matter. The verdict on a row is slower or faster (worse or better "
+     "for columns that are not speeds) if its whole confidence interval is outside this margin, same if the "
+     "whole interval is inside it, and undecided otherwise"},
     {"measure", "COLUMN", OPTION_TEXT, AT(measure_name), "time_per_item", 0, 0, NULL, false,
      "the column to compare, such as time_p99_s or energy_j_per_item"},
     {"ignore", "A,B,...", OPTION_TEXT, AT(ignored), NULL, 0, 0, NULL, false,
@@ -43,8 +44,9 @@ static void print_help(void)
          "options:");
     options_help(stdout, specs, COUNT_OF(specs));
     compare_print_measures();
-    puts("\nexit status: 0 no row is slower; 1 a file cannot be read, or no rows match; 2 usage, or\n"
-         "             rows that cannot be compared; 3 a row of B is slower or has wrong results");
+    puts("\nexit status: 0 no row is slower or worse; 1 a file cannot be read, or no rows match;\n"
+         "             2 usage, or rows that cannot be compared;\n"
+         "             3 a row of B is slower or worse, or has wrong results");
 }
 
 /* Parses a percentage into a fraction: "2" or "2%" becomes 0.02. */

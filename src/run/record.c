@@ -503,7 +503,7 @@ enum status csv_text(const struct row *rows, size_t count, char **text)
     return STATUS_OK;
 }
 
-/* Whether `bytes` contains `record`, which ends with a line end, from the beginning of a line. */
+/* Whether `record` occurs in `bytes` at the beginning of a line. `record` ends with a line end. */
 static bool holds(const char *bytes, size_t size, const char *record, size_t length)
 {
     const char *at = bytes, *end = bytes + size;
@@ -512,7 +512,7 @@ static bool holds(const char *bytes, size_t size, const char *record, size_t len
     return at != NULL;
 }
 
-/* Copies those records of `text` that the file does not contain to `missing`, and counts them. */
+/* Copies to `missing` those records of `text` that the file does not contain, and counts them. */
 static enum status find_missing(const char *path, const char *text, char *missing, size_t *count)
 {
     char *bytes = NULL;
@@ -541,7 +541,8 @@ enum status csv_complete(const char *path, const struct row *like, const char *t
     bool same = strncmp(lines.text, text, header_bytes) == 0;
     free(lines.text);
     if (!same)
-        return status_set(STATUS_USAGE, "its columns differ from the columns of this program");
+        return status_set(STATUS_USAGE,
+                          "the rows kept by that run have other columns than the rows of this program");
     lines.text = strdup(text);
     if (!lines.text)
         return status_set(STATUS_FAILED, "out of memory for the rows");

@@ -39,8 +39,9 @@ static const struct option_spec specs[] = {
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
      "compare results with the reference before and after the timing; wrong results give no row"},
     {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
-     "compute the column speedup relative to this variant, which runs first (default: naive, train-naive or "
-     "infer-naive; for load, files or shards; for exchange, nccl or mpi)"},
+     "the variant that the column speedup compares with; it runs first (default: naive, train-naive or "
+     "infer-naive; for load, files, or shards if files does not run; for exchange, nccl, or mpi if nccl does "
+     "not run)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
      "an INI file with options, as \"name = value\"; the command line overrides it"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
@@ -49,8 +50,8 @@ static const struct option_spec specs[] = {
     {"ranks", "N", OPTION_COUNT, AT(ranks), NULL, 1, RANKS_MAX, NULL, false,
      "with --dry-run, check a run on N ranks; to start ranks, use mpirun -n N"},
     {"out", "FILE", OPTION_OUTPUT, AT(out), NULL, 0, 0, NULL, false,
-     "append the results to this CSV file: one row per variant and combination; for train, one per epoch; "
-     "with several ranks, one per rank and one for all"},
+     "append the results to this CSV file: one row per variant and combination of values (train: one row per "
+     "epoch); with several ranks, each of these becomes one row per rank and one row for all ranks together"},
     {"lock-timeout", "S", OPTION_REAL, AT(lock_timeout_s), DIGITS(LOCK_TIMEOUT_S), 0, 1e6, NULL, false,
      "wait at most S seconds for another process that has locked an output CSV file; rows that still cannot "
      "be written are printed to stderr"},
@@ -58,8 +59,8 @@ static const struct option_spec specs[] = {
      "append every timed sample to this CSV file"},
     {"monitor", "FILE[:MS]", OPTION_OUTPUT, AT(monitor), NULL, 0, 0, NULL, false,
      "sample the GPU and this process every MS milliseconds (default " MONITOR_PERIODS
-     ") and append the samples to this CSV file; with -- COMMAND, run and sample that command, and "
-     "sample all GPUs or the one of --device"},
+     ") and append the samples to this CSV file; with -- COMMAND, run that command, and sample "
+     "it and all GPUs (with --device N, only GPU N)"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
     {"threads", "N", OPTION_COUNT, AT(threads), NULL, 0, THREADS_MAX, NULL, COLUMN_APART,
      "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
@@ -69,8 +70,8 @@ static const struct option_spec specs[] = {
     {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
      "for a single rank, use the CUDA device with the most free memory"},
     {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, COLUMN_APART,
-     "under mpirun, weak gives every rank its own batch; strong divides one batch among all ranks. HOW is "
-     "one of"},
+     "under mpirun, weak gives every rank a whole batch; strong divides one batch among all ranks. The ranks "
+     "of load always divide the data set, as with strong. HOW is one of"},
     {"bind", "HOW", OPTION_CHOICE, AT(binding), "auto", 0, 0, bindings, false,
      "under mpirun, auto divides a machine's cores among its ranks, unless mpirun has done so; none leaves "
      "the binding unchanged. HOW is one of"},
@@ -78,12 +79,12 @@ static const struct option_spec specs[] = {
      "under mpirun, end the run when a rank has waited S seconds for another rank. With 0, there is no "
      "limit, except 300 s for a rank that does not start"},
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
-     "minimum number of runs before the first sample. This option and those down to --loops do not apply to "
-     "train"},
+     "minimum number of runs before the first timed sample. This option and those down to --loops do not "
+     "apply to train"},
     {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false,
      "minimum time of the warm-up in seconds"},
     {"min-samples", "N", OPTION_COUNT, AT(min_samples), "10", 1, 1e9, NULL, false,
-     "minimum number of samples"},
+     "minimum number of timed samples"},
     {"min-time", "S", OPTION_REAL, AT(min_time_s), "1", 0, 1e6, NULL, false,
      "minimum total sampling time in seconds"},
     {"max-time", "S", OPTION_REAL, AT(max_time_s), "15", 0, 1e6, NULL, false,
@@ -92,7 +93,7 @@ static const struct option_spec specs[] = {
     {"max-error", "PERCENT", OPTION_REAL, AT(max_error_percent), "1", 1e-6, 100, NULL, false,
      "stop sampling when the 95 % confidence interval of the median is within this percentage of the median"},
     {"loops", "N", OPTION_COUNT, AT(loops), NULL, 1, 1e9, NULL, false,
-     "take exactly N samples and ignore the time and error limits, for example for a stress test"},
+     "take exactly N timed samples and ignore the time and error limits, for example for a stress test"},
     {"env", NULL, OPTION_FLAG, AT(environment), NULL, 0, 0, NULL, false,
      "print a description of this machine, build and job"},
     {"verbose", NULL, OPTION_FLAG, AT(verbose), NULL, 0, 0, NULL, false,
@@ -104,10 +105,11 @@ static const struct option_spec specs[] = {
 
 static const char list_help[] =
     "\nlists and ranges: an option that takes one number or one word, and has a column in the CSV file,\n"
-    "             accepts several values, except --compute, --data and --preset. Every combination is\n"
-    "             measured. With the workload synth, for example, --res 224,512 is a list, --batch 1:256:2x\n"
-    "             means 1, 2, 4, ... 256, and --orbits 50:200:50 means 50, 100, 150, 200. Of the options\n"
-    "             with several values, the last one on the command line changes fastest.\n";
+    "             accepts several values, except --baseline, --compute, --data, --device, --preset and\n"
+    "             --warmups. Every combination is measured. With the workload synth, for example,\n"
+    "             --res 224,512 is a list, --batch 1:256:2x means 1, 2, 4, ... 256, and --orbits 50:200:50\n"
+    "             means 50, 100, 150, 200. Of the options with several values, the last one on the command\n"
+    "             line changes fastest.\n";
 
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"

@@ -46,15 +46,15 @@ static const struct option_spec options[] = {
      "follows the renderer of the released VisualAtom data set. NAME is one of"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all images"},
     {"instance", "N", OPTION_COUNT, AT(instance), "0", 0, 4611686018427387904.0, NULL, true,
-     "number of the first image. With N classes, image number g shows class g mod N and is instance g / N, "
-     "rounded down, of this class. --verify, --png, --sheet and --npy also begin with this image"},
+     "number of the first image; --verify, --png, --sheet and --npy begin with this image. With N classes, "
+     "image number g shows class g mod N and is instance g / N, rounded down, of this class"},
     {"classes", "N", OPTION_COUNT, AT(classes), "0", 0, CLASS_COUNT_MAX, NULL, true,
-     "generate a mixed batch of N classes, which --preset chooses; image i shows class i mod N. 0 means a "
-     "single class, the benchmark class, which --vertices, --orbits and similar options define"},
+     "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
+     "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), NULL, 0, 0, NULL, true,
      "where the classes of --classes come from. uji, visualatom, lowercompute and the sections of "
-     "--preset-file are ranges, from which classes are drawn; paper-1000 and lowercompute-1000 are lists, "
-     "whose first N classes are used (default: the name of --formula)"},
+     "--preset-file are ranges, from which classes are sampled at random; paper-1000 and lowercompute-1000 "
+     "are lists, whose first N classes are used (default: the name of --formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), NULL, 0, 0, NULL, true,
      "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
     {"class", "FILE", OPTION_TEXT, AT(class_file), NULL, 0, 0, NULL, true,
@@ -64,11 +64,11 @@ static const struct option_spec options[] = {
     {"line-width", "PIXELS", OPTION_REAL, AT(line_width), "0.002", 0, 1e6, NULL, true,
      "constant that every orbit of the benchmark class adds to the radius; lines are always one pixel wide"},
     {"radius", "PIXELS", OPTION_COUNT, AT(radius), "25", 0, 1e6, NULL, true,
-     "start radius of the benchmark class"},
+     "radius of the circle on which the vertices of the benchmark class start"},
     {"oval-x", "X", OPTION_REAL, AT(oval_x), "1.2", 0, 1e6, NULL, true,
-     "factor along x that stretches the circle of the benchmark class, whose radius is --radius"},
+     "factor that stretches the circle of --radius along x"},
     {"oval-y", "Y", OPTION_REAL, AT(oval_y), "1.8", 0, 1e6, NULL, true,
-     "factor along y that stretches the circle of the benchmark class, whose radius is --radius"},
+     "factor that stretches the circle of --radius along y"},
     {"freq1", "N", OPTION_COUNT, AT(freq1), "5", 0, 1e6, NULL, true,
      "first frequency of the benchmark class, in periods per turn"},
     {"freq2", "N", OPTION_COUNT, AT(freq2), "8", 0, 1e6, NULL, true,

@@ -65,7 +65,8 @@ static inline uint32_t data_held(const struct data *data, enum data_part part)
     return part == DATA_TRAIN && data->held ? data->held : data->sets[part].count;
 }
 
-/* Returns the number of samples of a set that scale, offset and hash are computed from. */
+/* Returns from how many samples of a set the hash is computed and, for the training set, scale and offset.
+ */
 static inline uint32_t data_measured(const struct data *data, enum data_part part)
 {
     return part == DATA_TRAIN && data->measured ? data->measured : data->sets[part].count;

@@ -21,8 +21,9 @@ static const struct option_spec options[] = {
      "the trained network: a checkpoint file, or a folder whose latest checkpoint is used"},
 #define TRAINED "as in training"
 #define OTHER   "; with another --data, as for the workload train"
-    JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")", TRAINED OTHER,
-                TRAINED OTHER, TRAINED OTHER, NULL, " (default: " TRAINED ")"),
+    JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")",
+                ", which inference does not use", TRAINED OTHER, TRAINED OTHER, TRAINED OTHER, NULL,
+                " (default: " TRAINED ")"),
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true,
      "samples per run; the default is never larger than the test set"},
 };

@@ -21,16 +21,16 @@ struct job_parameters {
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first
  * member is `job`. `use` says what --data is for. `data_` and `res_` are the defaults of
  * --data and --res, or NULL. `train_sizes`, `test_sizes` and `class_counts` are texts that say the defaults;
- * `res_words` is added to the help of --res. */
+ * `train_words` and `res_words` are added to the help of --train-size and --res. */
 /* clang-format off */
-#define JOB_OPTIONS(parameters, data_, use, train_sizes, test_sizes, class_counts, res_, res_words)                                                                                \
+#define JOB_OPTIONS(parameters, data_, use, train_words, train_sizes, test_sizes, class_counts, res_, res_words)                                                                                \
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
-     use ": a folder with MNIST (IDX), CIFAR-10 (binary) or a data set of --prepare, "                         \
-     "or generated data: digits, clips (for cnn3d) or synth"},                                                        \
+     use ": a folder with MNIST (IDX), with CIFAR-10 (binary) or with a data set of --prepare; "                         \
+     "or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
-     "use the first N training samples (default: " train_sizes ")"},                               \
+     "take the first N training samples" train_words " (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \
-     "use the first N test samples (default: " test_sizes ")"},                                    \
+     "take the first N test samples (default: " test_sizes ")"},                                    \
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
      "number of classes; labels are 0 to N - 1 (default: " class_counts ")"},                       \
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), res_, 1, 4096, NULL, true,                  \

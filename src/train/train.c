@@ -34,8 +34,9 @@ static const char *const lr_scales[] = {"none", "linear", "sqrt", NULL}; /* in t
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    JOB_OPTIONS(struct parameters, "digits", "data to train on", "all; 10000 of generated data",
-                "all; 2000 of generated data", "10; 8 for clips; for data sets the number found", "64", ""),
+    JOB_OPTIONS(struct parameters, "digits", "data to train on", "", "all; 10000 of generated data",
+                "all; 2000 of generated data",
+                "10; 8 for clips; for a data set of --prepare, its largest label plus 1", "64", ""),
     {"model", "NAME", OPTION_CHOICE, AT(model), "cnn", 0, 0, model_names, true, "the network"},
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true,
      "samples per step; with several ranks, per rank, or with --scaling strong, of all ranks together"},
@@ -84,9 +85,9 @@ static const struct option_spec options[] = {
      "peer, by GPUs of one machine that read each other's memory. auto takes the first of peer, nccl and mpi "
      "that works. METHOD is one of"},
     {"lr-scale", "RULE", OPTION_CHOICE, AT(lr_scale), "none", 0, 0, lr_scales, true,
-     "multiply --lr by a function of the factor by which several ranks enlarge the batch: by the factor "
-     "(linear), by its square root (sqrt), or not at all. With --scaling strong the factor is 1. RULE is one "
-     "of"},
+     "how --lr changes with the number of ranks. With --scaling weak, N ranks have N times the batch: linear "
+     "multiplies --lr by N, sqrt by the square root of N, and none leaves --lr unchanged. With --scaling "
+     "strong, every rule leaves --lr unchanged. RULE is one of"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
      "start with the parameters of this checkpoint, or of the latest checkpoint in this folder. The model "
      "must be the same. If the number of classes differs, the last layer starts with zeros"},
