@@ -149,8 +149,8 @@ def check_gradients(variants, arguments, device):
         for model, more in cases:
             for optimizer in optimizers:
                 # One batch per epoch suffices for one step.
-                fine &= check_step(variant, model, ["--batch", "33", "--train-size", "33", "--test-size", "10"]
-                                   + more + optimizer + arguments, device)
+                size = [] if "--batch" in more else ["--batch", "33", "--train-size", "33"]
+                fine &= check_step(variant, model, ["--test-size", "10"] + size + more + optimizer + arguments, device)
     return 0 if fine else 1
 
 
