@@ -510,8 +510,10 @@ Test(train_cli, rejects_impossible_comparisons)
         0,
         "mkdir -p s/torch/nn && echo 'float32 = float64 = float16 = int64 = int32 = uint8 = 0' > s/numpy.py "
         "&& "
-        "echo 'functional = Module = object' > s/torch/nn/__init__.py && cat > s/torch/__init__.py <<'END'\n"
-        "from . import nn\n"
+        "echo 'functional = Module = object' > s/torch/nn/__init__.py && "
+        "printf 'def is_available(): return False\\n' > s/torch/distributed.py && cat > s/torch/__init__.py "
+        "<<'END'\n"
+        "from . import nn, distributed\n"
         "__version__ = '0'\n"
         "def no_grad(): return lambda call: call\n"
         "def set_num_threads(threads): pass\n"
@@ -543,6 +545,11 @@ Test(train_cli, rejects_impossible_comparisons)
         {"--device cpu:0 --modes graph", "graph and lower precisions need --device cuda"},
         {"--device cpu:0 --precision bf16", "graph and lower precisions need --device cuda"},
         {"--modes resident,best", "--modes best: PyTorch 0 has no Inductor here"},
+        {"--gradients --ranks 1", "--gradients compares one step on one rank; remove --ranks"},
+        {"--ranks 1,2 --checkpoint k", "--checkpoint and --export work with one number of ranks only"},
+        {"--ranks 1,2 --expo k", "--checkpoint and --export work with one number of ranks only"},
+        {"--sync mpi", "--sync mpi needs several ranks; add --ranks 1,2"},
+        {"--ranks 1 --sync mpi,nccl", "--sync mpi,nccl needs several ranks; add --ranks 1,2"},
     };
     for (size_t i = 0; i < COUNT_OF(refused); i++) {
         run(COMPARE "%s", root, refused[i].options);
@@ -553,12 +560,89 @@ Test(train_cli, rejects_impossible_comparisons)
         "sys.exit(c.program())' > /dev/full",
         root);
     expect_line(1, "compare/pytorch.py: output cannot be written: No space left on device");
+    static const char *const numbers[] = {"0", "1,0", "-1", "two", "1,"};
+    for (size_t i = 0; i < COUNT_OF(numbers); i++) {
+        EXPECT(2, COMPARE "--ranks=%s", root, numbers[i]);
+        cr_expect_not_null(strstr(out, "': give numbers of at least 1, such as 1,2,4\n"), "%s", out);
+    }
+    EXPECT(4, COMPARE "--ranks 1", root);
+    cr_expect_str_eq(out,
+                     "compare/pytorch.py: --ranks 1: PyTorch 0 has no gloo here; install another build, or "
+                     "remove --ranks\n");
+    EXPECT(4,
+           "mkdir -p bin && ln -sf \"$(python3 -c 'import sys; print(sys.executable)')\" bin/python3 && "
+           "PATH=$PWD/bin " COMPARE "--ranks 1,2",
+           root);
+    cr_expect_str_eq(
+        out, "compare/pytorch.py: --ranks 2: mpirun is not installed; install Open MPI (openmpi-bin), or "
+             "use --ranks 1\n");
     EXPECT(2, COMPARE "--model lenett", root);
     cr_expect_str_eq(
         out, "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl; did you mean "
              "'lenet'?\n");
     EXPECT(2, COMPARE "--bench none", root);
     cr_expect_not_null(strstr(out, "none: No such file or directory; build it"), "%s", out);
+}
+
+/* The line about a failed rank, from the files of the ranks or from the output of torchrun, and the table. */
+Test(train_cli, comparison_on_ranks_reports)
+{
+    if (run("command -v python3") != 0)
+        return;
+    EXPECT(
+        0,
+        "cat > ranks.py <<'END'\n"
+        "import json, sys, types\n"
+        "import torch_ranks as t\n"
+        "def fault(rank, time, mode, reason):\n"
+        "    with open(f'fault.{rank}', 'w') as file: json.dump({'time': time, 'mode': mode, 'rank': rank, "
+        "'reason': reason}, file)\n"
+        "print(t.message_of(2, '.', 'a\\n last words \\n\\n', 'LOG'))\n"
+        "log = '  rank      : 0 (local_rank: 0)\\n  exitcode  : 1 (pid: 7)\\n'\n"
+        "print(t.message_of(2, '.', log + log.replace('0', '1').replace(': 1 (pid', ': -9 (pid'), 'LOG'))\n"
+        "fault(0, 5.0, 'best', 'RuntimeError: connection closed')\n"
+        "fault(1, 4.0, 'best', 'ValueError: bad')\n"
+        "print(t.message_of(2, '.', log, 'LOG'))\n"
+        "fault(3, 3.0, 'graph', 'OutOfMemoryError: CUDA out of memory')\n"
+        "print(t.message_of(4, '.', log, 'LOG'))\n"
+        "for name in ('torch', 'torch.nn', 'torch_training'): sys.modules[name] = types.ModuleType(name)\n"
+        "sys.modules['torch.nn'].functional = 0\n"
+        "for name in ('EFFORTS', 'MODES', 'PRECISIONS', 'Net', 'optimizer_of', 'part', 'read_data', "
+        "'read_safetensors', 'trained', 'training_of'): setattr(sys.modules['torch_training'], name, 0)\n"
+        "import pytorch\n"
+        "row = {'ranks': '1', 'variant': 'a', 'exchange': '', 'batch': '8', 'items_per_s': '100', 'scaling': "
+        "'', "
+        "'train_loss': '0.5', 'to_99_s': '', 'test_acc': '0.9'}\n"
+        "two = {**row, 'ranks': '2', 'exchange': 'mpi', 'batch': '16', 'scaling': 'weak', 'to_99_s': '1.5'}\n"
+        "pytorch.print_ranks([(1, [row, {**row, 'items_per_s': '300'}, row]), (2, [{**two, 'items_per_s': "
+        "'150'}]), "
+        "(3, [{**two, 'variant': 'b'}])])\n"
+        "END\n"
+        "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=%s/scripts/compare python3 ranks.py",
+        root);
+    cr_expect_str_eq(
+        out,
+        "PyTorch failed on 2 ranks: last words; try --ranks 1 (output: LOG)\n"
+        "PyTorch failed on 2 ranks: rank 1: ended by signal 9; lower --batch or --ranks (output: LOG)\n"
+        "PyTorch failed on 2 ranks in mode best: rank 1: ValueError: bad; leave best out of --modes (output: "
+        "LOG)\n"
+        "PyTorch failed on 4 ranks in mode graph: rank 3: OutOfMemoryError: CUDA out of memory; lower "
+        "--batch or "
+        "--ranks (output: LOG)\n"
+        "ranks variant         exchange  batch set-up s    samples/s efficiency     loss to 99% s acc end\n"
+        "    1 a                             8     1.00        100.0      1.000   0.5000           0.9000\n"
+        "    2 a               mpi          16     2.00        150.0      0.750   0.5000      1.5  0.9000\n"
+        "    2 b               mpi          16     3.00        100.0              0.5000      1.5  0.9000\n"
+        "batch: samples per step of all ranks; weak scaling\n");
+    /* Without PyTorch. */
+    run("mkdir -p n && echo 'raise ImportError(\"no torch\")' > n/torch.py && PYTHONPATH=n "
+        "%s/scripts/compare/pytorch.py --ranks "
+        "1,2",
+        root);
+    expect_line(4, "compare/pytorch.py: no torch; install PyTorch and NumPy");
+    EXPECT(0, "PYTHONPATH=n %s/scripts/compare/pytorch.py --help", root);
+    cr_expect_not_null(strstr(out, "scripts/compare/pytorch.py --ranks 1,2 --variant train-graph"), "%s",
+                       out);
 }
 
 /* If the variant cannot run, scripts must end before they generate any data. */

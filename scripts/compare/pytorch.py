@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Repeats an fdsl-bench training in PyTorch, with the same network, initial weights, data, batch, optimizer and epochs.
+"""Repeats an fdsl-bench training in PyTorch, with the same network, initial weights, data, batch, optimizer, seed and epochs.
 
   scripts/compare/pytorch.py --variant train-naive,train-omp --data ../mnist --model cnn --epochs 2 --out results/train.csv
   scripts/compare/pytorch.py --variant train-cuda --device cuda --modes loader,resident,graph,best --data ../mnist \\
       --batch 256 --epochs 10
+  scripts/compare/pytorch.py --ranks 1,2 --variant train-graph --device cuda --modes resident,graph,best --data ../mnist \\
+      --model cnn --batch 256 --epochs 8
   scripts/compare/pytorch.py --gradients --variant train-naive       # one step of each model and optimizer
 
 The options of this script are listed below, if PyTorch is installed. All others are passed to fdsl-bench. The first two forms
@@ -12,7 +14,12 @@ the columns of fdsl-bench and go to the same --out. Their variant is torch-MODE;
 Set-up is not part of the epochs' time. PyTorch's set-up starts when the samples are in host memory. The set-up of fdsl-bench is
 everything except the epochs: program start, reading the samples, and tests.
 
-The third form compares one step. Bounds: the loss within a relative error of 1e-5, each gradient tensor within 1e-5 of its
+With --ranks, each variant and each mode trains on each number of ranks of this machine, with --batch samples per rank and step
+(--scaling strong: per step of all ranks). On several ranks, mpirun starts fdsl-bench, and torchrun starts PyTorch, in which
+DistributedDataParallel adds up the gradients. The table has one line per training. `efficiency` is samples/s on N ranks /
+(N x samples/s on one rank). On several ranks, PyTorch has only rows with rank = all.
+
+The last form compares one step. Bounds: the loss within a relative error of 1e-5, each gradient tensor within 1e-5 of its
 norm, and the update of each parameter tensor within 1e-3 of the update's norm. The last bound is wider because Adam amplifies
 rounding: it makes a full step even for the smallest gradient. A NaN counts as a difference.
 
@@ -27,6 +34,8 @@ import json
 import math
 import os
 import pathlib
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,11 +43,13 @@ import tempfile
 import time
 import traceback
 
+import torch_ranks
+
 try:
-    import numpy
     import torch
     from torch.nn import functional
-    from torch_training import EFFORTS, MODES, PRECISIONS, Net, optimizer_of, training_of
+    from torch_training import (EFFORTS, MODES, PRECISIONS, Net, optimizer_of, part, read_data, read_safetensors, trained,
+                                training_of)
 except ImportError as error:
     if {"-h", "--help"}.intersection(sys.argv[1:]):
         print(__doc__.strip())
@@ -49,26 +60,11 @@ except ImportError as error:
 PROGRAM = str(pathlib.Path(__file__).resolve().parents[2] / "fdsl-bench")
 TOLERANCE = 1e-5  # relative to the loss and to the norm of a gradient tensor
 STEP_TOLERANCE = 1e-3  # relative to the norm of a tensor's update
-TYPES = {"F32": numpy.float32, "F64": numpy.float64, "F16": numpy.float16, "I64": numpy.int64, "I32": numpy.int32,
-         "U8": numpy.uint8}
 
 
 def fail(message, status=1):
     print(f"compare/pytorch.py: {message}", file=sys.stderr)
     sys.exit(status)
-
-
-def read_safetensors(path):
-    """Returns the tensors of a safetensors file as {name: tensor}."""
-    raw = pathlib.Path(path).read_bytes()
-    length = int.from_bytes(raw[:8], "little")
-    tensors = {}
-    for name, of in json.loads(raw[8:8 + length]).items():
-        if name != "__metadata__":
-            begin, end = of["data_offsets"]
-            values = numpy.frombuffer(raw[8 + length + begin:8 + length + end], TYPES[of["dtype"]])
-            tensors[name] = torch.from_numpy(values.reshape(of["shape"]).copy())
-    return tensors
 
 
 def options_of(path):
@@ -78,13 +74,9 @@ def options_of(path):
     return dict(word.split("=", 1) for word in about.split())
 
 
-def part(tensors, prefix):
-    return {name[len(prefix):]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def run(arguments, **more):
+def run(arguments):
     try:
-        done = subprocess.run([PROGRAM] + arguments, stdout=subprocess.PIPE, text=True, check=False, **more)
+        done = subprocess.run([PROGRAM] + arguments, stdout=subprocess.PIPE, text=True, check=False)
     except OSError as error:
         fail(f"{PROGRAM}: {error.strerror}; build it, or name it with --bench", 2)
     if done.returncode < 0:
@@ -149,8 +141,8 @@ def check_gradients(variants, arguments, device):
         for model, more in cases:
             for optimizer in optimizers:
                 # One batch per epoch suffices for one step.
-                fine &= check_step(variant, model, ["--batch", "33", "--train-size", "33", "--test-size", "10"]
-                                   + more + optimizer + arguments, device)
+                size = [] if "--batch" in more else ["--batch", "33", "--train-size", "33"]
+                fine &= check_step(variant, model, ["--test-size", "10"] + size + more + optimizer + arguments, device)
     return 0 if fine else 1
 
 
@@ -160,36 +152,40 @@ def check_gradients(variants, arguments, device):
 OURS_ALONE = ("flops", "bytes", "peak_flops_per_s", "peak_bytes_per_s", "bound", "roofline_share",
               "sm_clock_mhz", "memory_clock_mhz", "energy_j_per_item", "instruction_set", "speedup", "baseline",
               "data_share", "throttled", "wrong", "skipped_steps", "loss_scale", "generate_share", "generated_per_s",
-              "opening_s")
+              "opening_s", "imbalance", "exchange_share")
 
 
 def name_of(mode, device):
     return f"torch-{device.type}" if mode == "resident" else f"torch-{mode}"
 
 
-def torch_row(training, name, ours, number, threads):
-    """Trains and tests one epoch in PyTorch. Returns its row, based on the row of fdsl-bench for the same epoch."""
-    elapsed, loss, accuracy = training.epoch()
-    test_loss, test_accuracy = training.test()
-    row, device, items = dict(ours), training.device, float(ours["items"])
-    cuda = device.type == "cuda"
+def torch_row(training, epoch, name, ours, number, device, threads):
+    """Returns the row of an epoch in PyTorch, based on the row of fdsl-bench for the same epoch. `training` is what trained()
+    returned, and `epoch` an element of its list."""
+    elapsed, ranks = epoch["elapsed"], int(ours["ranks"])
+    row, items, cuda = dict(ours), float(ours["items"]), device.type == "cuda"
     row.update({
-        "variant": name, "revision": f"torch {torch.__version__}" + (f" {training.precision}" if training.precision else ""),
+        "variant": name, "revision": f"torch {torch.__version__}" + (f" {training['precision']}" if training["precision"] else ""),
         "warmups": "0", "samples": "1", "device": torch.cuda.get_device_name(device) if cuda else ours["device"],
-        "cuda": (torch.version.cuda or "") if cuda else "", "threads": str(threads),
-        "timed_stages": "gather+forward+backward+update",
+        "cuda": (torch.version.cuda or "") if cuda else "", "threads": str(threads * ranks),
+        "timed_stages": f"gather+forward+backward+{'exchange+' if ranks > 1 else ''}update",
         "items_per_s": f"{items / elapsed:.9g}", "bytes_per_s": f"{float(ours['bytes_per_s']) * float(ours['wall_s']) / elapsed:.9g}",
-        "epoch": str(number), "train_loss": f"{loss:.9g}", "train_acc": f"{accuracy:.6g}",
-        "test_loss": f"{test_loss:.9g}", "test_acc": f"{test_accuracy:.6g}", "trained_s": f"{training.trained_s:.9g}",
-        "verified": "no",
-        "memory_bytes": str(torch.cuda.max_memory_allocated(device)) if cuda else "",
-        "to_98_s": f"{training.reached[98]:.9g}" if 98 in training.reached else "",
-        "to_99_s": f"{training.reached[99]:.9g}" if 99 in training.reached else "",
+        "epoch": str(number), "train_loss": f"{epoch['loss']:.9g}", "train_acc": f"{epoch['accuracy']:.6g}",
+        "test_loss": f"{epoch['test_loss']:.9g}", "test_acc": f"{epoch['test_accuracy']:.6g}",
+        "trained_s": f"{epoch['trained_s']:.9g}", "verified": "no", "memory_bytes": str(training["memory_bytes"]) if cuda else "",
+        "to_98_s": f"{epoch['to_98_s']:.9g}" if epoch["to_98_s"] else "",
+        "to_99_s": f"{epoch['to_99_s']:.9g}" if epoch["to_99_s"] else "",
+        "exchange": "" if ranks == 1 else "nccl" if cuda else "gloo",
     })
     row.update({column: "" for column in OURS_ALONE if column in row})
     for column in ("time_min_s", "time_median_s", "time_mean_s", "time_p95_s", "time_p99_s", "wall_s"):
         row[column] = f"{elapsed:.9g}"
     return row
+
+
+def torch_rows(training, mode, ours, device, threads):
+    return [torch_row(training, epoch, name_of(mode, device), row, number + 1, device, threads)
+            for number, (epoch, row) in enumerate(zip(training["epochs"], ours))]
 
 
 def append(path, rows):
@@ -226,9 +222,16 @@ def run_torch(mode, options, data, ours, device, threads):
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     print(f"compare/pytorch.py: {mode} ...", file=sys.stderr)
-    training = training_of(mode, ours[0], data, part(data, "initial."), device, options.precision, options.workers)
-    return training.setup_s, [torch_row(training, name_of(mode, device), row, number + 1, threads)
-                              for number, row in enumerate(ours)]
+    training = trained(training_of(mode, ours[0], data, device, options.precision, options.workers), len(ours))
+    return training["setup_s"], torch_rows(training, mode, ours, device, threads)
+
+
+def export_data(path, variant, arguments):
+    """Writes the samples and initial parameters, from which PyTorch trains."""
+    run(["--variant", variant, "--dry-run", "--export-data", path] + arguments)
+    given = options_of(path)
+    if given["lr-schedule"] != "constant" or any(float(given.get(name) or 0) for name in ("lr-warmup", "shift", "flip")):
+        fail("PyTorch is compared only at a constant learning rate, without --lr-warmup, --shift and --flip", 2)
 
 
 def compare(options, arguments):
@@ -236,14 +239,10 @@ def compare(options, arguments):
     threads = options.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     variants = options.variant.split(",")
+    more = ["--threads", str(threads)] + arguments
     with tempfile.TemporaryDirectory() as folder:
-        more = ["--threads", str(threads)] + arguments
-        run(["--variant", variants[0], "--dry-run", "--export-data", f"{folder}/data"] + more)
-        given = options_of(f"{folder}/data")
-        if given["lr-schedule"] != "constant" or any(float(given.get(name) or 0) for name in ("lr-warmup", "shift", "flip")):
-            fail("PyTorch is compared only at a constant learning rate, without --lr-warmup, --shift and --flip", 2)
-        data = read_safetensors(f"{folder}/data")
-    data["train.labels"], data["test.labels"] = data["train.labels"].long(), data["test.labels"].long()
+        export_data(f"{folder}/data", variants[0], more)
+        data = read_data(f"{folder}/data")
     out = ["--out", options.out] if options.out else []
     results = [run_ours(variant, out + more) for variant in variants]
     failed = 0
@@ -259,6 +258,109 @@ def compare(options, arguments):
             append(options.out, results[-1][1])
     print_table(results)
     return failed
+
+
+# ---- Epochs on several ranks ----
+
+class OursFailed(Exception):
+    """fdsl-bench has printed why it failed."""
+
+    def __init__(self, ranks, status):
+        super().__init__(f"fdsl-bench failed on {on_ranks(ranks)}, see above" +
+                         ("; try another --sync or variant, or fewer --ranks" if ranks > 1 else ""))
+        self.status = status if status > 0 else 1
+
+
+def on_ranks(ranks):
+    return f"{ranks} rank{'s' if ranks > 1 else ''}"
+
+
+def run_ours_on(ranks, arguments):
+    """Runs fdsl-bench on `ranks` ranks. Returns its set-up time in seconds, and the rows that are about all ranks."""
+    launcher = ["mpirun", "--bind-to", "none", "-n", str(ranks)] if ranks > 1 else []
+    begin = time.perf_counter()
+    try:
+        done = torch_ranks.start(launcher + [PROGRAM, "--format", "csv"] + arguments, stdout=subprocess.PIPE,
+                                 stderr=subprocess.PIPE if launcher else None, text=True)
+    except OSError as error:
+        fail(f"{PROGRAM}: {error.strerror}; build it, or name it with --bench", 2)
+    elapsed, errors = time.perf_counter() - begin, done.stderr or ""
+    if done.returncode and "fdsl-bench: " in errors:  # without the lines that mpirun adds
+        errors = "".join(line for line in errors.splitlines(True) if line.startswith("fdsl-bench: "))
+    sys.stderr.write(errors)
+    if done.returncode:
+        raise OursFailed(ranks, done.returncode)
+    rows = [row for row in rows_of(done.stdout) if ranks == 1 or row["rank"] == "all"]
+    return elapsed - sum(float(row["wall_s"]) for row in rows), rows
+
+
+def measure_on(ranks, options, arguments, job, results):
+    """Trains every variant and mode on `ranks` ranks, and adds pairs (set-up in seconds, rows) to `results`."""
+    out = ["--out", options.out] if options.out else []
+    first = len(results)
+    for variant in options.variant.split(","):
+        for method in options.sync if ranks > 1 else [None]:
+            sync = ["--sync", method] if method else []
+            print(f"compare/pytorch.py: {' '.join([variant] + sync)} on {on_ranks(ranks)} ...", file=sys.stderr)
+            results.append(run_ours_on(ranks, ["--variant", variant] + sync + out + arguments))
+    rows = results[first][1]
+    print(f"compare/pytorch.py: PyTorch ({', '.join(options.modes)}) on {on_ranks(ranks)} ...", file=sys.stderr)
+    # last_lr has the factor of --lr-scale.
+    job = {**job, "row": {**rows[0], "lr": rows[0]["last_lr"]}, "epochs": len(rows)}
+    trainings, failure = torch_ranks.train(job, ranks)
+    for mode, training in trainings.items():
+        results.append((training["setup_s"], torch_rows(training, mode, rows, options.device, job["threads"])))
+        if options.out:
+            append(options.out, results[-1][1])
+    if failure:
+        raise failure
+
+
+def print_ranks(results):
+    """Prints one line per training. `results` has pairs (set-up in seconds, rows of the epochs)."""
+    speeds = [statistics.median(float(row["items_per_s"]) for row in rows) for _, rows in results]
+    alone = {rows[0]["variant"]: speed for speed, (_, rows) in zip(speeds, results) if rows[0]["ranks"] == "1"}
+    print(f"{'ranks':>5} {'variant':15} {'exchange':8} {'batch':>6} {'set-up s':>8} {'samples/s':>12} {'efficiency':>10} "
+          f"{'loss':>8} {'to 99% s':>8} {'acc end':>7}")
+    for speed, (setup_s, rows) in zip(speeds, results):
+        last = rows[-1]
+        one = alone.get(last["variant"])
+        efficiency = f"{speed / one / int(last['ranks']):.3f}" if one else ""
+        print(f"{last['ranks']:>5} {last['variant']:15} {last['exchange']:8} {last['batch']:>6} {setup_s:8.2f} {speed:12.1f} "
+              f"{efficiency:>10} {float(last['train_loss'] or 'nan'):8.4f} {last['to_99_s'][:8]:>8} {float(last['test_acc']):7.4f}")
+    scaling = results[-1][1][0]["scaling"]
+    print("batch: samples per step of all ranks" + (f"; {scaling} scaling" if scaling else ""))
+
+
+def compare_ranks(options, arguments):
+    threads = options.threads or max(1, len(os.sched_getaffinity(0)) // max(options.ranks))
+    more = ["--threads", str(threads)] + arguments
+    results, words, status = [], None, 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # to end the ranks and to remove files
+    with tempfile.TemporaryDirectory() as folder:
+        export_data(f"{folder}/data", options.variant.split(",")[0], more)
+        job = {"folder": folder, "data": f"{folder}/data", "device": options.device.type, "modes": options.modes,
+               "precision": options.precision, "workers": options.workers, "threads": threads}
+        try:
+            for ranks in options.ranks:
+                measure_on(ranks, options, more, job, results)
+        except OursFailed as error:
+            words, status = str(error), error.status
+        except torch_ranks.RankFailure as error:
+            words, status = str(error), 1
+    if results:  # after a failure, what was measured before
+        print_ranks(results)
+    if words:
+        sys.stdout.flush()
+        fail(words, status)
+    return 0
+
+
+def ranks_of(text):
+    ranks = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
+    if min(ranks) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}': give numbers of at least 1, such as 1,2,4")
+    return sorted(set(ranks))
 
 
 def modes_of(text):
@@ -310,6 +412,13 @@ def refuse_what_cannot_work(options, arguments):
         "--format is set here; use --out FILE for the rows": passes_on(arguments, "format", 2),
         "--gradients compares one step, without --out, --modes and --precision":
             options.gradients and (options.out or options.modes or options.precision),
+        "--gradients compares one step on one rank; remove --ranks": options.gradients and options.ranks,
+        "--checkpoint and --export work with one number of ranks only; remove them, or remove --ranks":
+            options.ranks and (passes_on(arguments, "checkpoint", 2) or passes_on(arguments, "export", 4)),
+        f"--sync {','.join(options.sync or [])} needs several ranks; add --ranks 1,2":
+            options.sync and max(options.ranks or [1]) == 1,
+        f"--device {options.device}: with --ranks, rank i uses GPU i; give --device cuda":
+            options.ranks and options.device.type == "cuda" and options.device.index is not None,
         f"--workers {options.workers}: give at least 1; mode resident uses no workers": options.workers < 1,
         f"--threads {options.threads}: give at least 1, or omit it to use all":
             options.threads is not None and options.threads < 1,
@@ -320,6 +429,18 @@ def refuse_what_cannot_work(options, arguments):
     for words, is_so in faults.items():
         if is_so:
             fail(words, 2)
+
+
+def refuse_ranks(ranks, device):
+    """Refuses a number of ranks that this machine or this PyTorch cannot run."""
+    if ranks > 1 and not shutil.which("mpirun"):
+        fail(f"--ranks {ranks}: mpirun is not installed; install Open MPI (openmpi-bin), or use --ranks 1", 4)
+    if device.type == "cuda" and ranks > torch.cuda.device_count():
+        fail(f"--ranks {ranks}: PyTorch needs one GPU per rank, and sees {torch.cuda.device_count()}; give fewer ranks", 4)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    found = torch.distributed.is_available() and getattr(torch.distributed, "is_backend_available", lambda name: False)(backend)
+    if not found:  # also in PyTorch 1
+        fail(f"--ranks {ranks}: PyTorch {torch.__version__} has no {backend} here; install another build, or remove --ranks", 4)
 
 
 def main():
@@ -334,12 +455,21 @@ def main():
                                                                 "convolutions; on a GPU bf16 for graph, best and autotuned)")
     parser.add_argument("--workers", type=int, default=4, help="worker processes of mode loader (default 4)")
     parser.add_argument("--threads", type=int, help="CPU threads of both programs (default: all that this process may use)")
+    parser.add_argument("--ranks", type=ranks_of, help="train on these numbers of ranks of this machine, separated by commas, such as "
+                                                       "1,2,4; --threads are then per rank (default: the threads that this "
+                                                       "process may use / the largest number of ranks)")
+    parser.add_argument("--sync", type=lambda text: text.split(","), help="methods with which fdsl-bench adds up gradients on "
+                                                                          "several ranks, separated by commas (default: auto)")
     parser.add_argument("--out", help="CSV file to append all rows to")
     options, arguments = parser.parse_known_args()
     PROGRAM = options.bench
     options.device = device_of(options.device)
     refuse_what_cannot_work(options, arguments)
     options.modes = options.modes or ["resident"]
+    if options.ranks:
+        options.sync = options.sync or ["auto"]
+        refuse_ranks(max(options.ranks), options.device)
+        return compare_ranks(options, arguments)
     return (check_gradients(options.variant, arguments, options.device) if options.gradients else
             compare(options, arguments))
 
@@ -353,6 +483,8 @@ def program():
             status = leaving.code
         sys.stdout.flush()
         return status
+    except KeyboardInterrupt:
+        return 130
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
             raise

@@ -60,6 +60,7 @@ def command(rows):
     if is_pytorch(first):
         words = ["scripts/compare/pytorch.py", "--device", "cuda" if first.on_gpu else "cpu"]
         words += ["--modes", variants.replace("torch-cuda", "resident").replace("torch-cpu", "resident").replace("torch-", "")]
+        words += ["--ranks", f"{first['ranks']:.0f}"] if first["ranks"] > 1 else []
     else:
         words = (["mpirun", "--bind-to", "none", "-n", f"{first['ranks']:.0f}"] if first["ranks"] > 1 else [])
         words += ["./fdsl-bench", "--variant", variants]
