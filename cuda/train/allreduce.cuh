@@ -47,6 +47,7 @@ struct allreduce_method {
      * did not answer; the sums are undefined since then. */
     enum status (*check)(void *state);
 
+    /* Collective, also after a failure of open(). All enqueued work must be complete. */
     void (*close)(void *state);
 
     uint64_t (*memory_bytes)(const void *state); /* device memory */

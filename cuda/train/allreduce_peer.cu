@@ -349,6 +349,7 @@ struct peer {
     struct allreduce_request request;
     struct peers peers;
     int blocks_max, processors;
+    bool shared;             /* other ranks may map this rank's memory */
     void *mapped[PEERS_MAX]; /* memory of other ranks */
 };
 
@@ -523,6 +524,7 @@ static enum status join(struct peer *self)
                        ? STATUS_OK
                        : status_set(STATUS_UNAVAILABLE, "the ranks are on several machines")));
     TRY(comm_agree(open_memory(self, &own)));
+    self->shared = true;
     TRY(comm_gather(&own, sizeof own, cards));
     TRY(comm_spread(cards, sizeof cards));
     return comm_agree(map_peers(self, cards));
@@ -547,6 +549,8 @@ static void peer_close(void *state)
     for (void *memory : self->mapped)
         if (memory)
             (void)cudaIpcCloseMemHandle(memory);
+    if (self->shared)
+        (void)comm_agree(STATUS_OK); /* from here on, no rank maps this memory */
     if (self->peers.ranks <= PEERS_MAX)
         (void)cudaFree(self->peers.rooms[self->peers.rank]);
     if (self->peers.missing)
