@@ -61,14 +61,15 @@ static float rounded(float value)
     return __bfloat162float(__float2bfloat16_rn(value));
 }
 
-/* The value of a rank: large and small magnitudes and both signs, exact in bf16. */
+/* The value of a rank: both signs, exact in bf16, and magnitudes so different that the order of a sum in
+ * f32 matters. */
 static float value_of(int rank, size_t i, uint32_t round)
 {
     uint64_t hash =
         (i * 131 + (uint64_t)rank * 7919 + round * UINT64_C(1000003)) * UINT64_C(0x9e3779b97f4a7c15);
     hash ^= hash >> 29;
     hash = (hash * UINT64_C(0xbf58476d1ce4e5b9)) >> 20;
-    return rounded(ldexpf((float)(int32_t)(hash & 0xff) - 127.5f, (int)(hash >> 8 & 7) - 4));
+    return rounded(ldexpf((float)(int32_t)(hash & 0xff) - 127.5f, (int)(hash >> 8 & 31) - 16));
 }
 
 /* The sum in rank order, rounded as the type says; `*size` is the sum of the magnitudes. */

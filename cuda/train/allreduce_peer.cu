@@ -455,6 +455,7 @@ static enum status peer_check(void *state)
 struct card {
     cudaIpcMemHandle_t memory;
     cudaUUID_t gpu;
+    int processors;
 };
 
 static enum status peer_probe(int device)
@@ -473,15 +474,24 @@ static enum status open_memory(struct peer *self, struct card *card)
     self->processors = properties.multiProcessorCount;
     self->blocks_max = 2 * self->processors;
     card->gpu = properties.uuid;
+    card->processors = self->processors;
     void *memory;
-    CUDA_TRY(cudaMalloc(&memory, self->blocks_max * sizeof(struct room)));
+    size_t bytes = self->blocks_max * sizeof(struct room);
+    if (cudaMalloc(&memory, bytes) != cudaSuccess) {
+        (void)cudaGetLastError(); /* so that the next check does not see it */
+        return status_set(STATUS_UNAVAILABLE, "it needs %zu MB of GPU memory for the exchange",
+                          bytes / 1000000);
+    }
     self->peers.rooms[self->peers.rank] = static_cast<struct room *>(memory);
-    CUDA_TRY(cudaMemset(memory, 0, self->blocks_max * sizeof(struct room)));
+    CUDA_TRY(cudaMemset(memory, 0, bytes));
     CUDA_TRY(cudaDeviceSynchronize());
     CUDA_TRY(cudaHostAlloc(&self->peers.missing, sizeof *self->peers.missing, cudaHostAllocMapped));
     *self->peers.missing = 0;
-    CUDA_TRY(cudaIpcGetMemHandle(&card->memory, memory));
-    return STATUS_OK;
+    cudaError_t error = cudaIpcGetMemHandle(&card->memory, memory);
+    (void)cudaGetLastError();
+    return error == cudaSuccess ? STATUS_OK
+                                : status_set(STATUS_UNAVAILABLE, "this GPU cannot share its memory (%s)",
+                                             cudaGetErrorString(error));
 }
 
 static enum status map_peer(struct peer *self, int rank, const struct card *card)
@@ -503,6 +513,9 @@ static enum status map_peers(struct peer *self, const struct card *cards)
 {
     bool shared = false;
     for (int i = 0; i < self->peers.ranks; i++) {
+        if (cards[i].processors < self->processors) /* all ranks must launch the same number of blocks */
+            self->processors = cards[i].processors;
+        self->blocks_max = 2 * self->processors;
         if (i == self->peers.rank)
             continue;
         TRY(map_peer(self, i, &cards[i]));
@@ -519,10 +532,11 @@ static enum status join(struct peer *self)
 {
     struct card own = {}, cards[PEERS_MAX] = {};
     if (self->peers.ranks > PEERS_MAX)
-        return status_set(STATUS_UNAVAILABLE, "it supports at most %d ranks", PEERS_MAX);
-    TRY(comm_agree(comm_local_size() == comm_size()
-                       ? STATUS_OK
-                       : status_set(STATUS_UNAVAILABLE, "the ranks are on several machines")));
+        return status_set(STATUS_UNAVAILABLE, "it supports at most %d ranks; use --sync nccl", PEERS_MAX);
+    TRY(comm_agree(
+        comm_local_size() == comm_size()
+            ? STATUS_OK
+            : status_set(STATUS_UNAVAILABLE, "the ranks are on several machines; use --sync nccl")));
     TRY(comm_agree(open_memory(self, &own)));
     self->shared = true;
     TRY(comm_gather(&own, sizeof own, cards));

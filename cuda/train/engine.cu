@@ -117,9 +117,11 @@ static enum status check_size(const struct train *train)
             most = model->layers[i].out_values;
     if (most * train_share_max(train) < UINT64_C(1) << 31)
         return STATUS_OK;
-    return status_set(STATUS_USAGE,
-                      "a layer of %s would hold 2^31 values or more for a batch of %u; lower --batch to %llu",
-                      model->name, train->batch, (unsigned long long)(((UINT64_C(1) << 31) - 1) / most));
+    return status_set(
+        STATUS_USAGE,
+        "a layer of %s would hold 2^31 values or more for a batch of %u; lower --batch to %llu%s",
+        model->name, train_share_max(train), (unsigned long long)(((UINT64_C(1) << 31) - 1) / most),
+        train->ranks > 1 ? " per rank" : "");
 }
 
 static bool in_place(const struct layer *layer)

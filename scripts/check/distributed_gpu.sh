@@ -22,6 +22,7 @@ if ! grep -q 'train-cuda  *available' <<<"$list"; then
 fi
 layers=$(awk '$1 ~ /^train-(cuda|tf32|bf16|amp|cudnn)$/ && $2 == "available" { print $1 }' <<<"$list" | paste -sd,)
 gpus=$(nvidia-smi -L | grep -c ^GPU)
+[[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
 methods='mpi peer'
 ((gpus < ranks)) || methods='mpi nccl peer'
 
@@ -40,11 +41,11 @@ on_ranks() { # number, options ...
 # Two runs with the same bits: `weak` has the batch per rank, `strong` of all ranks.
 same_bits() { # variant, method
     local name=$work/$1-$2
-    on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 500 --batch 16 --epochs 2 --shift 2 --export "$name-1"
-    on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 500 --batch 16 --epochs 2 --shift 2 --export "$name-2"
-    on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 500 --batch $((16 * ranks)) --scaling strong --epochs 2 --shift 2 \
-        --export "$name-3"
-    cmp "$name-1" "$name-2" && cmp "$name-1" "$name-3"
+    on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 500 --batch 16 --epochs 2 --shift 2 --export "$name-1" &&
+        on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 500 --batch 16 --epochs 2 --shift 2 --export "$name-2" &&
+        on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 500 --batch $((16 * ranks)) --scaling strong \
+            --epochs 2 --shift 2 --export "$name-3" &&
+        cmp "$name-1" "$name-2" && cmp "$name-1" "$name-3"
 }
 
 # The loss after three epochs is that of one rank, up to the rounding that training amplifies.

@@ -43,8 +43,8 @@ int comm_local_size(void);
 enum status comm_agree(enum status status);
 
 /* Not collective: for a rank that failed while the other ranks may be waiting for it outside of this
- * interface, for example in GPU kernels. This rank prints status_text(), comm_close() aborts all ranks, and
- * all later calls fail. Returns `status`. With one rank, only returns `status`. */
+ * interface, for example in GPU kernels. This rank prints status_text() and aborts all ranks. With one rank,
+ * returns `status`. */
 enum status comm_give_up(enum status status);
 
 /* Collective: agrees on a status like comm_agree(), but polls without sleeping. Serves as the barrier between

@@ -55,11 +55,15 @@ enum status trainer_share_state(struct trainer *trainer)
 
 /* Exchanges in host memory agree on the status. Other ranks wait for an exchange in device memory inside
  * their GPU, where no message reaches them. */
-enum status trainer_steps(struct trainer *trainer, uint32_t epoch, uint32_t first, uint32_t count)
+static enum status after_exchange(const struct trainer *trainer, enum status status)
 {
     const struct exchange_method *method = trainer->exchange.method;
-    enum status status = trainer->engine->steps(trainer->state, epoch, first, count);
     return status == STATUS_OK || !method || method->sum ? status : comm_give_up(status);
+}
+
+enum status trainer_steps(struct trainer *trainer, uint32_t epoch, uint32_t first, uint32_t count)
+{
+    return after_exchange(trainer, trainer->engine->steps(trainer->state, epoch, first, count));
 }
 
 enum status trainer_set(struct trainer *trainer, const struct train_state *from)
@@ -89,7 +93,7 @@ static void combine(const struct train_totals *shares, int ranks, struct train_t
 enum status trainer_totals(struct trainer *trainer, struct train_totals *totals)
 {
     struct train_totals own;
-    TRY(comm_agree(trainer->engine->totals(trainer->state, &own)));
+    TRY(comm_agree(after_exchange(trainer, trainer->engine->totals(trainer->state, &own))));
     TRY(comm_gather(&own, sizeof own, trainer->shares));
     combine(trainer->shares, comm_rank() == 0 ? comm_size() : 1, totals);
     TRY(comm_spread(totals, sizeof *totals));
