@@ -54,7 +54,8 @@ Test(rows, epochs_leave_settled_empty)
 Test(rows, the_table_marks_medians_that_did_not_settle)
 {
     run_well("--variant naive " SMALL "--max-error 0.000001 --max-time 0 --min-time 0 --min-samples 200");
-    cr_expect(strstr(out, "%* "), "%s", out);
+    /* Slow drift leaves too few independent samples for an interval: the error is then "-". */
+    cr_expect(strstr(out, "%* ") || strstr(out, " -* "), "%s", out);
     cr_expect(strstr(out, "\n* not settled: "), "%s", out);
     run_well("--variant naive " LOOPS(3));
     cr_expect(strstr(out, " -* "), "%s", out);
