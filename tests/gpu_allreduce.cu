@@ -231,6 +231,81 @@ static void check_graph(const struct allreduce_method *method, int t, void *stat
     MUST(cudaGraphDestroy(graph));
 }
 
+static uint32_t draw(uint32_t *state)
+{
+    *state = *state * 1664525 + 1013904223;
+    return *state >> 8;
+}
+
+static __global__ void delay_kernel(uint64_t ns)
+{
+    uint64_t begin, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    do
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    while (now - begin < ns);
+}
+
+/* Calls of random sizes, without waiting in between. All ranks draw the same sizes and numbers of blocks, but
+ * different delays. `peer` takes all of its kernels. */
+static void check_mixed(const struct allreduce_method *method, int t, void *state, cudaStream_t stream)
+{
+    enum { CALLS = 24, ROUNDS = 20, COUNT_MAX = 400000 };
+    const struct allreduce_peer_tuning before = allreduce_peer_tuning;
+    uint32_t same = 7, own = 1000 + (uint32_t)comm_rank();
+    uint64_t wrong = 0;
+    bool agree = true;
+    char text[160];
+    allreduce_peer_tuning.one_shot_bytes = 50000;
+    allreduce_peer_tuning.eager_bytes = 8000;
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        std::vector<struct array> arrays;
+        for (uint32_t i = 0; i < CALLS; i++) {
+            uint32_t most = i % 3 == 0 ? COUNT_MAX : i % 3 == 1 ? 30000 : 100;
+            arrays.push_back(make(types[t].type, draw(&same) % most + 1));
+            fill(&arrays[i], round * CALLS + i);
+        }
+        for (struct array &array : arrays) {
+            allreduce_peer_tuning.blocks = draw(&same) % 3 ? 0 : 1 + (int)(draw(&same) % 300);
+            if (draw(&own) % 4 == 0)
+                delay_kernel<<<1, 1, 0, stream>>>(draw(&own) % 100000);
+            must(method->enqueue(state, array.values, array.count, stream));
+        }
+        MUST(cudaStreamSynchronize(stream));
+        must(method->check(state));
+        for (uint32_t i = 0; i < CALLS; i++) {
+            wrong += count_wrong(&arrays[i], round * CALLS + i, is_exact(method));
+            agree &= same_on_all_ranks(&arrays[i]);
+            MUST(cudaFree(arrays[i].values));
+        }
+    }
+    allreduce_peer_tuning = before;
+    snprintf(text, sizeof text, "%s, %s, calls of random sizes and delays: %llu wrong", method->name,
+             types[t].name, (unsigned long long)wrong);
+    report(wrong == 0 && agree, text);
+}
+
+/* All bits of the values are 1, a NaN: the eager kernel marks empty memory with these bits, and must not wait
+ * for them. */
+static void check_nan(const struct allreduce_method *method, int t, void *state, cudaStream_t stream)
+{
+    struct array array = make(types[t].type, 10007);
+    uint64_t wrong = 0;
+    char text[160];
+    MUST(cudaMemset(array.values, 0xff, bytes_of(&array)));
+    MUST(cudaDeviceSynchronize());
+    must(method->enqueue(state, array.values, array.count, stream));
+    MUST(cudaStreamSynchronize(stream));
+    must(method->check(state));
+    MUST(cudaMemcpy(host_of(&array), array.values, bytes_of(&array), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < array.count; i++)
+        wrong += !isnan(at(&array, i));
+    snprintf(text, sizeof text, "%s, %s, NaN: %llu wrong", method->name, types[t].name,
+             (unsigned long long)wrong);
+    report(wrong == 0 && (!is_exact(method) || same_on_all_ranks(&array)), text);
+    MUST(cudaFree(array.values));
+}
+
 /* ---- Times ---- */
 
 static double time_us(const struct allreduce_method *method, void *state, void *values, size_t count,
@@ -383,6 +458,13 @@ int main(int argc, char *argv[])
             available++;
             check_counts(method, t, state, stream);
             check_graph(method, t, state, stream);
+            check_mixed(method, t, state, stream);
+            check_nan(method, t, state, stream);
+            if (method == &allreduce_peer_one_shot) {
+                allreduce_peer_tuning.eager_bytes = 1; /* the same counts with flags */
+                check_counts(method, t, state, stream);
+                allreduce_peer_tuning.eager_bytes = 0;
+            }
             must(comm_agree(STATUS_OK));
             method->close(state);
         }

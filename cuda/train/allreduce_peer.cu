@@ -10,6 +10,8 @@
  *     two shots: does so for its part of the piece only, and writes the sums to the rooms of all ranks
  *                raises its second flag, waits for the second flags, and copies the sums of the other parts
  *
+ * One shot of a small array takes eager_kernel(), which needs no flags.
+ *
  * A flag holds the number of the block's piece, counted over all calls. A room has two slots, for even and
  * odd pieces. Two are enough: a block that has received the flags of piece i knows that the same block of all
  * ranks has completed piece i - 1. It writes the slot of piece i + 1 after that, so no rank still reads piece
@@ -26,14 +28,20 @@
 #include "machine/comm.h"
 #include "train/allreduce_peer.cuh"
 
-#define THREADS   512
-#define UNROLL    4    /* vectors that a thread loads before it uses the first */
-#define ROOM      4096 /* vectors per slot: 64 KiB */
-#define SLOTS     2
-#define POLLS     1024 /* between two looks at the clock */
-#define TIMEOUT_S 20
+#define THREADS             512
+#define UNROLL              4    /* vectors that a thread loads before it uses the first */
+#define ROOM                4096 /* vectors per slot: 64 KiB */
+#define SLOTS               2
+#define POLLS               1024 /* between two looks at the clock */
+#define TIMEOUT_S           20
 
-struct allreduce_peer_tuning allreduce_peer_tuning = {0, 0, TIMEOUT_S *UINT64_C(1000000000)};
+#define EAGER_THREADS       256
+#define EAGER_BYTES         ((size_t)8 << 20) /* one shot is eager up to this size */
+#define EAGER_BLOCK_VECTORS 512               /* per block, while there are blocks left */
+#define EMPTY               UINT32_MAX        /* a NaN in fp32, two NaNs in bf16 */
+#define SENT_FOR_EMPTY      UINT32_C(0x7fffffff)
+
+struct allreduce_peer_tuning allreduce_peer_tuning = {0, 0, 0, TIMEOUT_S *UINT64_C(1000000000)};
 
 /* ---- The memory of a rank, which all ranks map ---- */
 
@@ -42,10 +50,11 @@ enum shot { STAGED, SUMMED, SHOTS };
 /* What one block shares with the same block of other ranks. */
 struct room {
     uint4 slots[SHOTS][SLOTS][ROOM];  /* STAGED: this rank's values; SUMMED: sums, written by their owners */
+    uint4 arrivals[SLOTS][ROOM];      /* values from other ranks for eager_kernel(), ROOM / ranks of each */
     uint32_t flags[SHOTS][PEERS_MAX]; /* [shot][rank]: number of the latest piece of that rank */
-    uint32_t pieces;                  /* pieces so far; only this rank uses it */
+    uint32_t pieces, eager_pieces;    /* pieces so far; only this rank uses it */
     uint32_t failed;                  /* a rank did not answer; only this rank uses it */
-    uint32_t unused[14];
+    uint32_t unused[13];
 };
 
 struct peers {
@@ -177,6 +186,13 @@ static __device__ __forceinline__ uint4 load_shared(const uint4 *from)
     return value;
 }
 
+static __device__ __forceinline__ void store_shared(uint4 *to, const uint4 &value)
+{
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y),
+                 "r"(value.z), "r"(value.w)
+                 : "memory");
+}
+
 static __device__ __forceinline__ uint64_t now_ns(void)
 {
     uint64_t time;
@@ -218,22 +234,22 @@ static __device__ __forceinline__ bool meet(const struct peers &peers, enum shot
 
 /* ---- A piece ---- */
 
-/* Calls body(i) for i = first + threadIdx.x, ... below `end`, UNROLL at a time: first load(i) for all of
- * them, then use(i, loaded). */
-template <class LOAD, class USE>
+/* For i = first + threadIdx.x, first + threadIdx.x + STRIDE, ... below `end`, UNROLL at a time: first load(i)
+ * for all of them, then use(i, loaded). */
+template <int STRIDE = THREADS, class LOAD, class USE>
 static __device__ __forceinline__ void each(uint32_t first, uint32_t end, LOAD load, USE use)
 {
     uint32_t i = first + threadIdx.x;
-    for (; i + (UNROLL - 1) * THREADS < end; i += UNROLL * THREADS) {
+    for (; i + (UNROLL - 1) * STRIDE < end; i += UNROLL * STRIDE) {
         decltype(load(i)) loaded[UNROLL];
 #pragma unroll
         for (int k = 0; k < UNROLL; k++)
-            loaded[k] = load(i + k * THREADS);
+            loaded[k] = load(i + k * STRIDE);
 #pragma unroll
         for (int k = 0; k < UNROLL; k++)
-            use(i + k * THREADS, loaded[k]);
+            use(i + k * STRIDE, loaded[k]);
     }
-    for (; i < end; i += THREADS)
+    for (; i < end; i += STRIDE)
         use(i, load(i));
 }
 
@@ -336,6 +352,166 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* ---- Eager: one shot without flags ----
+ *
+ * Each rank stores its values into the rooms of all other ranks. The values themselves show that they have
+ * arrived: outside of the kernel, all words of `arrivals` are EMPTY, a NaN that no rank sends. A reader polls
+ * a word until it is not EMPTY, and then sets it to EMPTY again. This saves the time in which a block waits
+ * for its stores before it raises a flag, but polling and clearing take bandwidth.
+ *
+ * Each call is one piece of each block, and arrivals has two slots, for even and odd pieces. They are enough,
+ * because a kernel begins after the previous kernel of this state has ended:
+ *   1. A rank stores values of piece i after its kernel of piece i - 1, which received values of piece i - 1
+ *      from every rank.
+ *   2. A rank sends values of piece i - 1 after its kernel of piece i - 2 has ended. That kernel read and
+ *      cleared the slot that piece i uses again.
+ * The end of a kernel orders its accesses before those of the next one, on this GPU and, through the values
+ * that arrive, on the others. Therefore the kernels of one state must not overlap, not even by programmatic
+ * dependent launch. */
+
+static __device__ __forceinline__ uint32_t not_empty(uint32_t word)
+{
+    return word == EMPTY ? SENT_FOR_EMPTY : word;
+}
+
+static __device__ __forceinline__ uint4 filled(const uint4 &wire)
+{
+    return make_uint4(not_empty(wire.x), not_empty(wire.y), not_empty(wire.z), not_empty(wire.w));
+}
+
+static __device__ __forceinline__ bool is_missing(const uint4 &wire)
+{
+    return wire.x == EMPTY || wire.y == EMPTY || wire.z == EMPTY || wire.w == EMPTY;
+}
+
+/* Returns the memory of rank `reader` for the values of rank `writer`. */
+template <int RANKS>
+static __device__ __forceinline__ uint4 *arrivals_of(const struct peers &peers, int reader, uint32_t piece,
+                                                     int writer)
+{
+    return peers.rooms[reader][blockIdx.x].arrivals[piece % SLOTS] + writer * (ROOM / RANKS);
+}
+
+/* Each rank begins with another reader, so that no rank is the first target of all others. */
+template <int RANKS>
+static __device__ __forceinline__ void send(const struct peers &peers, uint32_t piece, uint32_t i,
+                                            const uint4 &wire)
+{
+    const uint4 sent = filled(wire);
+#pragma unroll
+    for (int r = 1; r < RANKS; r++)
+        store_shared(arrivals_of<RANKS>(peers, (peers.rank + r) % RANKS, piece, peers.rank) + i, sent);
+}
+
+/* A thread receives so many vectors at a time. With more ranks, there are fewer, because of the registers. */
+template <int RANKS> static constexpr int receive_count = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;
+
+template <int RANKS> struct received {
+    uint4 own[receive_count<RANKS>];
+    struct of_ranks<RANKS> vectors[receive_count<RANKS>]; /* also of the own rank */
+};
+
+/* Loads what has not arrived yet. Returns a rank whose values are still missing, or -1. */
+template <int RANKS>
+static __device__ __forceinline__ int poll(const struct peers &peers, uint32_t piece, uint32_t first,
+                                           struct received<RANKS> *received)
+{
+    int late = -1;
+#pragma unroll
+    for (int r = 0; r < RANKS; r++)
+#pragma unroll
+        for (int k = 0; k < receive_count<RANKS>; k++)
+            if (is_missing(received->vectors[k].wire[r]))
+                received->vectors[k].wire[r] =
+                    load_shared(arrivals_of<RANKS>(peers, peers.rank, piece, r) + first + k * EAGER_THREADS);
+#pragma unroll
+    for (int r = 0; r < RANKS; r++)
+#pragma unroll
+        for (int k = 0; k < receive_count<RANKS>; k++)
+            if (is_missing(received->vectors[k].wire[r]))
+                late = r;
+    return late;
+}
+
+/* Receives vectors first, first + EAGER_THREADS, ... below `count` of all other ranks, and clears their
+ * memory. Returns false if a rank did not answer. */
+template <int RANKS>
+static __device__ __forceinline__ bool receive(const struct peers &peers, uint32_t piece, uint32_t first,
+                                               uint32_t count, struct received<RANKS> *received)
+{
+    const uint4 empty = make_uint4(EMPTY, EMPTY, EMPTY, EMPTY), zero = make_uint4(0, 0, 0, 0);
+    uint64_t begin_ns = 0;
+    int late;
+#pragma unroll
+    for (int r = 0; r < RANKS; r++)
+#pragma unroll
+        for (int k = 0; k < receive_count<RANKS>; k++)
+            received->vectors[k].wire[r] = r == peers.rank                     ? received->own[k]
+                                           : first + k * EAGER_THREADS < count ? empty
+                                                                               : zero;
+    for (uint32_t polls = 1; (late = poll<RANKS>(peers, piece, first, received)) >= 0; polls++) {
+        if (polls % POLLS != 0)
+            continue;
+        if (begin_ns == 0)
+            begin_ns = now_ns();
+        else if (now_ns() - begin_ns > peers.timeout_ns) {
+            *peers.missing = 1 + late;
+            return false;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < RANKS; r++)
+#pragma unroll
+        for (int k = 0; k < receive_count<RANKS>; k++)
+            if (r != peers.rank && first + k * EAGER_THREADS < count)
+                arrivals_of<RANKS>(peers, peers.rank, piece, r)[first + k * EAGER_THREADS] = empty;
+    return true;
+}
+
+/* Exchanges the vectors at + 0 to at + count - 1, count <= ROOM / RANKS. Returns false if a rank did not
+ * answer. */
+template <class WIRE, class VALUE, int RANKS>
+static __device__ __forceinline__ bool exchange_eagerly(const struct peers &peers,
+                                                        const struct array<WIRE, VALUE> &array, size_t at,
+                                                        uint32_t count, uint32_t piece)
+{
+    each<EAGER_THREADS>(
+        0, count, [&](uint32_t i) { return array.vector(at + i); },
+        [&](uint32_t i, const uint4 &wire) { send<RANKS>(peers, piece, i, wire); });
+    for (uint32_t first = threadIdx.x; first < count; first += receive_count<RANKS> * EAGER_THREADS) {
+        struct received<RANKS> received;
+#pragma unroll
+        for (int k = 0; k < receive_count<RANKS>; k++) {
+            const uint32_t i = first + k * EAGER_THREADS;
+            received.own[k] = i < count ? filled(array.vector(at + i)) : make_uint4(0, 0, 0, 0);
+        }
+        if (!receive<RANKS>(peers, piece, first, count, &received))
+            return false;
+#pragma unroll
+        for (int k = 0; k < receive_count<RANKS>; k++)
+            if (first + k * EAGER_THREADS < count)
+                array.set(at + first + k * EAGER_THREADS, sum_of<WIRE, RANKS>(received.vectors[k]));
+    }
+    return true;
+}
+
+template <class WIRE, class VALUE, int RANKS>
+static __global__ void __launch_bounds__(EAGER_THREADS, 2)
+    eager_kernel(const __grid_constant__ struct peers peers, const struct array<WIRE, VALUE> array)
+{
+    struct room *room = &peers.rooms[peers.rank][blockIdx.x];
+    size_t vectors = array.vectors();
+    size_t at = vectors * blockIdx.x / gridDim.x, end = vectors * (blockIdx.x + 1) / gridDim.x;
+    uint32_t piece = room->eager_pieces + 1;
+    bool answered =
+        !room->failed && exchange_eagerly<WIRE, VALUE, RANKS>(peers, array, at, (uint32_t)(end - at), piece);
+    answered = __syncthreads_and(answered); /* all threads have read the room's numbers */
+    if (threadIdx.x == 0) {
+        room->eager_pieces = piece;
+        room->failed = !answered;
+    }
+}
+
 /* ---- Calls ---- */
 
 /* Arrays up to this size, in bytes of wire data, take one shot. With two ranks, both ways transfer the same
@@ -365,14 +541,30 @@ static int blocks_for_vectors(const struct peer *self, size_t vectors)
     return wanted < (size_t)most ? (int)wanted : most;
 }
 
+/* Returns the number of blocks of eager_kernel(), or 0 if the array is too large for it. */
+static int eager_blocks(const struct peer *self, size_t vectors)
+{
+    size_t limit = allreduce_peer_tuning.eager_bytes ? allreduce_peer_tuning.eager_bytes : EAGER_BYTES;
+    size_t most = allreduce_peer_tuning.blocks > 0 && allreduce_peer_tuning.blocks < self->blocks_max
+                      ? allreduce_peer_tuning.blocks
+                      : self->blocks_max;
+    size_t wanted = (vectors + EAGER_BLOCK_VECTORS - 1) / EAGER_BLOCK_VECTORS;
+    size_t blocks = wanted < most ? wanted : most;
+    bool fits = vectors * sizeof(uint4) <= limit && vectors <= blocks * (ROOM / self->peers.ranks);
+    return fits ? (int)blocks : 0;
+}
+
 template <class WIRE, class VALUE, int RANKS>
 static enum status launch(struct peer *self, void *values, size_t count, bool two_shots, cudaStream_t stream)
 {
     const struct array<WIRE, VALUE> array = {
         static_cast<VALUE *>(values), count
     };
-    int blocks = blocks_for_vectors(self, (count + WIRE::width - 1) / WIRE::width);
-    if (two_shots)
+    size_t vectors = (count + WIRE::width - 1) / WIRE::width;
+    int blocks = blocks_for_vectors(self, vectors), eager = two_shots ? 0 : eager_blocks(self, vectors);
+    if (eager)
+        eager_kernel<WIRE, VALUE, RANKS><<<eager, EAGER_THREADS, 0, stream>>>(self->peers, array);
+    else if (two_shots)
         allreduce_kernel<WIRE, VALUE, RANKS, true><<<blocks, THREADS, 0, stream>>>(self->peers, array);
     else
         allreduce_kernel<WIRE, VALUE, RANKS, false><<<blocks, THREADS, 0, stream>>>(self->peers, array);
@@ -484,6 +676,9 @@ static enum status open_memory(struct peer *self, struct card *card)
     }
     self->peers.rooms[self->peers.rank] = static_cast<struct room *>(memory);
     CUDA_TRY(cudaMemset(memory, 0, bytes));
+    static_assert(EMPTY == 0xffffffff, "0xff in each byte");
+    CUDA_TRY(cudaMemset2D(self->peers.rooms[self->peers.rank]->arrivals, sizeof(struct room), 0xff,
+                          sizeof self->peers.rooms[0]->arrivals, self->blocks_max));
     CUDA_TRY(cudaDeviceSynchronize());
     CUDA_TRY(cudaHostAlloc(&self->peers.missing, sizeof *self->peers.missing, cudaHostAllocMapped));
     *self->peers.missing = 0;

@@ -11,6 +11,7 @@
 struct allreduce_peer_tuning {
     int blocks;            /* most blocks per call */
     size_t one_shot_bytes; /* `peer` takes one shot for arrays of at most this size */
+    size_t eager_bytes;    /* one shot takes no flags for arrays of at most this size */
     uint64_t timeout_ns;   /* of the states that are opened from now on; has no value for the default */
 };
 extern struct allreduce_peer_tuning allreduce_peer_tuning;
