@@ -22,6 +22,7 @@
 #define WARN_S       30 /* after this time rank 0 names the missing ranks; the interval doubles each time */
 #define GRACE_S      5  /* other ranks wait this much longer than rank 0, whose report has more detail */
 #define NOTE_TAG     1
+#define CHANNEL_TAG  2
 
 static double timeout_s; /* 0: none */
 static int rank, size = 1, local_rank, local_size = 1;
@@ -458,4 +459,164 @@ enum status comm_reduce(struct comm_reducer *reducer, enum status status, float 
     MPI_TRY(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, values, reducer->counts, reducer->offsets, MPI_FLOAT,
                             MPI_COMM_WORLD, &request));
     return wait_briefly(&request);
+}
+
+enum status comm_share_parts(float *values, const size_t *begins)
+{
+    MPI_Request request;
+    if (size == 1)
+        return STATUS_OK;
+    TRY(check_message(begins[size]));
+    int *counts = malloc(2 * (size_t)size * sizeof *counts), *offsets = counts + size;
+    enum status status =
+        comm_agree(counts ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for %d ranks", size));
+    for (int i = 0; status == STATUS_OK && i < size; i++) {
+        counts[i] = (int)(begins[i + 1] - begins[i]);
+        offsets[i] = (int)begins[i];
+    }
+    if (status == STATUS_OK)
+        status = mpi_status(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, values, counts, offsets, MPI_FLOAT,
+                                            MPI_COMM_WORLD, &request),
+                            "MPI_Iallgatherv");
+    if (status == STATUS_OK)
+        status = wait_for(&request, true);
+    if (!broken) /* otherwise MPI may still read the lists; comm_close() ends the process */
+        free(counts);
+    return status;
+}
+
+/* ---- Channels ---- */
+
+struct comm_channel {
+    int peer;
+    bool sends, holds; /* holds: the caller uses the message of the latest receive() */
+    size_t bytes;      /* per buffer */
+    uint32_t buffers;
+    uint64_t next;         /* number of the next message; message n is in buffer n % buffers */
+    MPI_Request *requests; /* per buffer */
+    char *memory;
+};
+
+static char *buffer_of(const struct comm_channel *channel, uint64_t message)
+{
+    return channel->memory + message % channel->buffers * channel->bytes;
+}
+
+static enum status expect(struct comm_channel *channel, uint64_t message)
+{
+    MPI_TRY(MPI_Irecv(buffer_of(channel, message), (int)channel->bytes, MPI_BYTE, channel->peer, CHANNEL_TAG,
+                      MPI_COMM_WORLD, &channel->requests[message % channel->buffers]));
+    return STATUS_OK;
+}
+
+enum status comm_channel_open(int peer, bool sends, size_t bytes, uint32_t buffers,
+                              struct comm_channel **channel_)
+{
+    *channel_ = NULL;
+    TRY(check_message(bytes));
+    struct comm_channel *channel = *channel_ = calloc(1, sizeof *channel);
+    if (channel) {
+        *channel = (struct comm_channel){.peer = peer, .sends = sends, .bytes = bytes, .buffers = buffers};
+        channel->requests = malloc(buffers * sizeof(MPI_Request));
+        channel->memory = calloc(buffers, bytes);
+    }
+    if (!channel || !channel->requests || !channel->memory)
+        return status_set(STATUS_FAILED, "out of memory for %u messages of %zu bytes to or from rank %d",
+                          buffers, bytes, peer);
+    for (uint32_t i = 0; i < buffers; i++)
+        channel->requests[i] = MPI_REQUEST_NULL;
+    for (uint32_t i = 0; !sends && i < buffers; i++)
+        TRY(expect(channel, i));
+    return STATUS_OK;
+}
+
+void comm_channel_close(struct comm_channel *channel)
+{
+    if (!channel || broken) /* broken: MPI may still use the memory; comm_close() ends the process */
+        return;
+    for (uint32_t i = 0; channel->requests && channel->memory && i < channel->buffers; i++) {
+        if (channel->requests[i] == MPI_REQUEST_NULL)
+            continue;
+        if (!channel->sends)
+            (void)MPI_Cancel(&channel->requests[i]);
+        (void)MPI_Wait(&channel->requests[i], MPI_STATUS_IGNORE);
+    }
+    free(channel->requests);
+    free(channel->memory);
+    free(channel);
+}
+
+void *comm_channel_memory(const struct comm_channel *channel, size_t *bytes)
+{
+    *bytes = channel->buffers * channel->bytes;
+    return channel->memory;
+}
+
+/* Called repeatedly while this rank waits for one other rank. Warns after WARN_S; fails after the timeout and
+ * marks the communication as broken. */
+static enum status look_at(int peer, double waited_s, double *warn_s)
+{
+    if (timeout_s > 0 && waited_s >= timeout_s) {
+        broken = true;
+        status_warn_own("gave up waiting for rank %d after %.0f s", peer, waited_s);
+        return status_set(STATUS_FAILED,
+                          "gave up waiting for rank %d after %.0f s; find out what causes the delay, or wait "
+                          "longer with --rank-timeout",
+                          peer, waited_s);
+    }
+    if (waited_s >= *warn_s) {
+        status_warn_own("waiting for rank %d for %.0f s", peer, waited_s);
+        *warn_s *= 2;
+    }
+    return STATUS_OK;
+}
+
+/* Waits until a message has left or arrived. */
+static enum status wait_for_message(struct comm_channel *channel, MPI_Request *request)
+{
+    const double begin_s = timer_now_s();
+    double warn_s = WARN_S;
+    useconds_t nap_us = 1;
+    for (;;) {
+        int done;
+        MPI_TRY(MPI_Test(request, &done, MPI_STATUS_IGNORE));
+        if (done)
+            return STATUS_OK;
+        double waited_s = timer_now_s() - begin_s;
+        TRY(look_at(channel->peer, waited_s, &warn_s));
+        if (waited_s >= POLL_S) {
+            usleep(nap_us);
+            nap_us = 2 * nap_us < BRIEF_NAP_US ? 2 * nap_us : BRIEF_NAP_US;
+        }
+    }
+}
+
+enum status comm_channel_room(struct comm_channel *channel, void **buffer)
+{
+    if (broken)
+        return STATUS_FAILED;
+    TRY(wait_for_message(channel, &channel->requests[channel->next % channel->buffers]));
+    *buffer = buffer_of(channel, channel->next);
+    return STATUS_OK;
+}
+
+enum status comm_channel_send(struct comm_channel *channel, size_t bytes)
+{
+    MPI_TRY(MPI_Isend(buffer_of(channel, channel->next), (int)bytes, MPI_BYTE, channel->peer, CHANNEL_TAG,
+                      MPI_COMM_WORLD, &channel->requests[channel->next % channel->buffers]));
+    channel->next++;
+    return STATUS_OK;
+}
+
+enum status comm_channel_receive(struct comm_channel *channel, void **buffer)
+{
+    if (broken)
+        return STATUS_FAILED;
+    if (channel->holds)
+        TRY(expect(channel, channel->next - 1 + channel->buffers));
+    channel->holds = false;
+    TRY(wait_for_message(channel, &channel->requests[channel->next % channel->buffers]));
+    *buffer = buffer_of(channel, channel->next++);
+    channel->holds = true;
+    return STATUS_OK;
 }

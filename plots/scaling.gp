@@ -1,12 +1,12 @@
-# Images per second of all ranks vs. ranks, with ideal scaling, both log; one panel per kind of scaling. Variables:
-# those of axes.gp, and
+# Items per second of all ranks vs. ranks, with ideal scaling, both log; one panel per kind of scaling. Variables:
+# those of axes.gp, y_name, and
 #
 #   series, series_style[], joined[]                         joined: 1 with a line, 0 points only
 #   panels, panel_title[], gap                               gap: distance of panels in px
 #   panel_first[], panel_last[]                              the first and the last series of a panel
 #   cells, cell_panel[], cell_row[], cell_x[], cell_text[]   the table of efficiencies
 #
-# Blocks of data: one per series (ranks, images per second, low, high), then the ideal scaling of each series as
+# Blocks of data: one per series (ranks, items per second, low, high), then the ideal scaling of each series as
 # segments (x, y, dx, dy).
 load 'plots/common.gp'
 load 'plots/axes.gp'
@@ -20,7 +20,7 @@ do for [p = 1:panels] {
     set rmargin at screen x_at(begin + panel_px)
     set xlabel 'ranks'
     if (p == 1) {
-        set ylabel 'images per second' offset character 0.5, 0
+        set ylabel y_name offset character 0.5, 0
         set label 500 'efficiency' at screen x_at(begin - 12), y_at(row_y(0)) right font 'DejaVu Sans:Bold,9.5'
     } else { # repeats the scale of the first panel, without numbers
         unset ylabel

@@ -52,8 +52,9 @@ PARAMETERS = {
         oval_y freq1 freq2 dtype channels layout out_res fit mean std compute""",
     "load": """data batch shuffle seed epochs iodepth block prefetch on_error decode augment shift mean std dtype ring chunk
         compute""",
-    "train": """data train_size test_size classes res model batch epochs optimizer lr momentum beta1 beta2 epsilon weight_decay
-        lr_schedule lr_warmup lr_step lr_gamma label_smoothing feed fresh shift flip raw seed sync lr_scale""",
+    "train": """data train_size test_size classes res model batch drop_last epochs optimizer lr momentum beta1 beta2 epsilon weight_decay
+        lr_schedule lr_warmup lr_step lr_gamma label_smoothing feed fresh shift flip raw seed sync lr_scale balance
+        parallel stages microbatches schedule""",
     "infer": "checkpoint data train_size test_size classes res batch",
     "exchange": "array_bytes dtype",
 }
@@ -64,7 +65,7 @@ MEASURES = {
         close_p50_s close_p99_s close_p999_s decode_s augment_s checksum {COMPUTE}""",
     "train": """epoch steps parameters train_samples test_samples train_loss train_acc test_loss test_acc last_lr trained_s
         to_98_s to_99_s data_share memory_bytes generate_share generated_per_s opening_s init skipped_steps loss_scale
-        exchange exchange_share""",
+        exchange exchange_share samples_per_step layers bubble bubble_ideal bubble_formula""",
     "infer": "model epoch parameters test_samples test_loss test_acc memory_bytes",
     "exchange": "count redop calls time_us algbw_gbs busbw_gbs checksum memory_bytes nccl_version",
 }
@@ -73,7 +74,7 @@ MONITOR = """schema time_utc host job_id revision rank gpu device variant phase 
     read_bytes_per_s write_bytes_per_s"""
 COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}".split() for name in PARAMETERS}
 COLUMNS["monitor"] = MONITOR.split()
-CURRENT = {"synth": 7, "load": 7, "train": 5, "infer": 3, "exchange": 1, "monitor": 2}
+CURRENT = {"synth": 7, "load": 7, "train": 6, "infer": 3, "exchange": 1, "monitor": 2}
 
 # Former names of columns.
 RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
@@ -98,15 +99,20 @@ ADDED_AFTER = {
               4: "compute bus_share bus_slowdown loss", 5: ROOFLINE},
     "load": {3: STEPS, 4: "dtype ring chunk gds compute bus_share bus_slowdown loss", 5: ROOFLINE},
     "train": {2: f"feed fresh generate_share generated_per_s opening_s init skipped_steps loss_scale {ROOFLINE}",
-              4: "sync lr_scale exchange exchange_share"},
+              4: "sync lr_scale exchange exchange_share",
+              5: "drop_last balance samples_per_step parallel stages microbatches schedule layers bubble bubble_ideal "
+                 "bubble_formula"},
     "infer": {1: ROOFLINE},
     "exchange": {},
     "monitor": {1: "gpu read_bytes_per_s write_bytes_per_s"},
 }
 
 # Values that older programs implied for missing columns: a constant (IMPLIED), or the value of another column (SAME_AS).
-IMPLIED = {"synth": {"dtype": "u8", "channels": "1", "layout": "nchw"}, "train": {"feed": "stored"}}
+IMPLIED = {"synth": {"dtype": "u8", "channels": "1", "layout": "nchw"}, "train": {"feed": "stored", "drop_last": "0"}}
 SAME_AS = {"synth": {"out_res": "res", "compute": "compute_ms"}, "load": {"compute": "compute_ms"}}
+
+# Values that older programs implied for missing columns in rows of several ranks, which have a value in the column `scaling`.
+ON_RANKS = {"train": lambda cells: {"balance": "equal", "samples_per_step": cells["batch"]}}
 
 # {column whose meaning changed: the column that was added at the same time}.
 CHANGED_WITH = {"roofline_share": "bound", "digest": "scaling"}
@@ -252,6 +258,8 @@ def converted(path, table, workload, version):
         old = outdated(names, cells)
         emptied.update(old)
         implied = {name: cells.get(copies.get(name), constants.get(name, "")) for name in columns if name not in cells}
+        if workload in ON_RANKS and plain(cells.get("scaling", "")):
+            implied.update((name, value) for name, value in ON_RANKS[workload](cells).items() if name in implied)
         cells.update({**implied, **dict.fromkeys(old, ""), "schema": f"{workload}/{CURRENT[workload]}"})
         lines.append(",".join(cells[name] for name in columns) + ending)
     return "".join(lines), emptied

@@ -163,6 +163,7 @@ static const struct trial trials[] = {
     {"cnn-fdsl", {1, 1, 8, 8}, 1000, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved},
     {"cnn-fdsl", {3, 1, 17, 15}, 10, 1, 3, 10, OPTIMIZER_ADAM, DTYPE_U8, 0, still},
     {"cnn-fdsl", picture, 10, 3, 50, 20, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"cnn-deep", {1, 1, 8, 8}, 10, 1, 7, 10, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"cnn-fdsl", {1, 1, 64, 65}, 100, 1, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
 };
 

@@ -255,6 +255,38 @@ static inline bool ends_within(pid_t pid, double limit_s, int *ended)
     return false;
 }
 
+/* Returns the rank of a process that Open MPI started. */
+static inline int rank_of(pid_t pid)
+{
+    static const char name[] = "OMPI_COMM_WORLD_RANK=";
+    static char variables[TEXT_MAX];
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/environ", (int)pid);
+    read_text(path, variables);
+    for (const char *at = variables; *at; at += strlen(at) + 1)
+        if (strncmp(at, name, sizeof name - 1) == 0)
+            return atoi(at + sizeof name - 1);
+    cr_assert_fail("process %d has no %s", (int)pid, name);
+    return -1;
+}
+
+/* Waits for the end of all ranks. Then stderr must name the rank after `words`: "WORDS 1" or "WORDSs 1, 2".
+ */
+static inline void expect_end(pid_t mpirun, const char *words, int rank)
+{
+    int ended;
+    bool named = false;
+    cr_assert(ends_within(mpirun, 15, &ended), "the ranks did not end");
+    read_text("stderr.txt", err);
+    const char *at = strstr(err, words);
+    cr_assert_not_null(at, "%s", err);
+    char *next = (char *)at + strlen(words) + (at[strlen(words)] == 's');
+    do
+        named |= strtol(next, &next, 10) == rank;
+    while (*next++ == ',');
+    cr_expect(named, "rank %d is not named: %s", rank, err);
+}
+
 /* Runs the program on two ranks, with a library that is preloaded before MPI. In every sum of arrays, it
  * multiplies the first sum by `factor` on rank `rank`, or on all ranks if `rank` is -1. */
 static inline void run_with_fault(int rank, int factor, const char *options)

@@ -238,6 +238,8 @@ refuses_bad_table() {
 
 half_made() { [[ $(wc -l <results/sweep/slow/task_1.csv.part) -ge 2 ]]; } 2>/dev/null
 submit_half_way() { submit "$1" && wait_until "$limit_s" half_made; } # table
+# A job that starts again in the second in which it was requeued fails with "Job credential revoked".
+requeue() { scontrol requeue "$1" && sleep 2; } # job
 # Slurm delays a requeued job until its node is clean.
 hurry() { # job, its log: shortens the delay; returns whether the job has started again
     grep -q 'start 2$' "$2" && return
@@ -258,7 +260,7 @@ check_kill() {
     # The first variant's row is written while the second variant runs.
     printf 'variant\tvertices\tres\tbatch\tmin-time\tmax-time\nnaive,omp\t100\t64\t2\t1.5\t1.5\n' >"$table"
     check 'a task writes its first row' submit_half_way "$table"
-    scontrol requeue "${tasks}_1"
+    requeue "${tasks}_1"
     check 'the requeued task starts again' wait_until "$limit_s" hurry "${tasks}_1" results/sweep/slow/log/task_1.log
     check 'the requeued task completes' ends "$tasks" COMPLETED
     check 'the merging job of the requeued task completes' ends "$collect" COMPLETED
@@ -275,7 +277,11 @@ check_kill() {
 }
 
 trained() { [[ $(wc -l <runs/net/train.csv) -gt $1 ]]; } 2>/dev/null # whether at least this many epochs are done
-submit_training() { job=$(sbatch --parsable --output=train.log slurm/train.sbatch runs/net "$@"); }
+submit_training() { submit_training_on '' "$@"; }
+submit_training_on() { # options of sbatch in one word, options of fdsl-bench
+    # shellcheck disable=SC2086  # the word is divided into options
+    job=$(sbatch --parsable --output=train.log $1 slurm/train.sbatch runs/net "${@:2}")
+}
 
 run_whole() { ./fdsl-bench "$@" --out whole.csv --export whole.safetensors >/dev/null 2>&1; }
 
@@ -284,7 +290,7 @@ check_training() {
     check 'a training completes without Slurm' run_whole "${options[@]}"
     check 'the same training is submitted to Slurm' submit_training "${options[@]}"
     check 'the job trains two epochs' wait_until "$limit_s" trained 2
-    scontrol requeue "$job"
+    requeue "$job"
     check 'the requeued job starts again' wait_until "$limit_s" hurry "$job" train.log
     check 'the requeued job trains until epoch 5' wait_until "$limit_s" trained 5
     kill_all
@@ -314,6 +320,27 @@ check_ranks() {
     check 'both runs generate the same images' test "$(cells $rows rank digest | sed -n 's/^0 //p;s/^all //p' | sort | uniq -c | awk '$1 == 2' | wc -l)" = 1
 }
 
+# As check_training(), on two ranks, one per node.
+check_training_ranks() {
+    local job options=(--variant train-naive --model lenet --train-size 1500 --test-size 50 --batch 16 --epochs 6)
+    local place=(--nodes=2 --ntasks-per-node=1)
+    rm -rf runs whole.csv whole.safetensors
+    check 'a training on two ranks completes without Slurm' mpirun --oversubscribe --bind-to none -n 2 ./fdsl-bench \
+        --out whole.csv --export whole.safetensors "${options[@]}" >/dev/null 2>&1
+    check 'the same training is submitted to two nodes' submit_training_on "${place[*]}" "${options[@]}"
+    check 'the job on two nodes trains two epochs' wait_until "$limit_s" trained 6
+    kill_all
+    check 'a training on two nodes that gets SIGKILL fails' ends "$job" FAILED
+    check 'the killed training on two nodes is submitted again' submit_training_on "${place[*]}" "${options[@]}"
+    check 'the resumed training on two nodes completes' ends "$job" COMPLETED
+    check 'each epoch has one row per rank and one of all ranks, with the loss of the uninterrupted training' \
+        test "$(cells runs/net/train.csv epoch rank train_loss)" = "$(cells whole.csv epoch rank train_loss)"
+    check 'the parameters of both trainings on two ranks are bit-identical' cmp whole.safetensors runs/net/model.safetensors
+    check 'a training with --sync peer on two nodes is submitted' submit_training_on "${place[*]}" --sync peer "${options[@]}"
+    check 'it fails, because peer needs GPUs of one machine' ends "$job" FAILED
+    check 'its log names the reason' grep -q 'cannot train on several ranks here (--sync peer' train.log
+}
+
 trap stop_cluster EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
@@ -323,6 +350,6 @@ check_array
 check_failure
 check_kill
 check_training
-if mpirun --version >/dev/null 2>&1 && ./fdsl-bench --help | grep -q -e --scaling; then check_ranks; fi
+if mpirun --version >/dev/null 2>&1 && ./fdsl-bench --help | grep -q -e --scaling; then check_ranks; check_training_ranks; fi
 printf '%d passed, %d failed\n' "$passed" "$failed"
 ((failed == 0))

@@ -48,7 +48,7 @@ Test(compute, invalid_values_are_refused)
         {"train:", "name a network"},
         {"train:a-name-that-is-too-long", "name a network"},
         {"train:lenett",
-         "named 'lenett'; choose from logreg, lenet, cnn, cnn-fdsl; did you mean train:lenet?"},
+         "named 'lenett'; choose from logreg, lenet, cnn, cnn-fdsl, cnn-deep; did you mean train:lenet?"},
         {"train:cnn3d", "no network for images"},
     };
     for (size_t i = 0; i < COUNT_OF(refused); i++) {
@@ -79,7 +79,8 @@ Test(compute, the_default_network_depends_on_the_images)
     expect_taught((struct task){"", 3, 28, 28, 10, 256, 256}, "train:cnn-fdsl");
     expect_taught((struct task){"", 3, 224, 224, 1000, 256, 256}, "train:cnn-fdsl");
     expect_taught((struct task){"lenet", 1, 28, 28, 10, 256, 256}, "train:lenet");
-    expect_untaught((struct task){"resnet", 1, 28, 28, 10, 256, 256}, "logreg, lenet, cnn, cnn-fdsl");
+    expect_untaught((struct task){"resnet", 1, 28, 28, 10, 256, 256},
+                    "logreg, lenet, cnn, cnn-fdsl, cnn-deep");
     expect_untaught((struct task){"cnn3d", 1, 28, 28, 10, 256, 256}, "no network for images");
     expect_untaught((struct task){"", 1, 28, 28, 1, 256, 256}, "there is nothing to learn");
     expect_untaught((struct task){"", 17, 28, 28, 2, 256, 256}, "at most 16");
@@ -371,7 +372,8 @@ Test(compute, a_task_has_the_share_of_the_rank)
     static const struct {
         struct partition partition;
         uint32_t share;
-    } cases[] = {{{0, 1, false}, 5}, {{1, 2, false}, 5}, {{0, 2, true}, 3}, {{1, 2, true}, 2}};
+    } cases[] = {
+        {{0, 1, false, NULL}, 5}, {{1, 2, false, NULL}, 5}, {{0, 2, true, NULL}, 3}, {{1, 2, true, NULL}, 2}};
     const struct workload *workload = workload_find("synth");
     const char classes[] = "class,vertices,orbits,oval_x,oval_y,freq1,freq2,noise,radius,line_width\n"
                            "0,100,10,1,1,2,3,1,5,0.002\n1,100,10,1,1,2,3,1,6,0.002\n";

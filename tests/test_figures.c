@@ -13,7 +13,8 @@ static const char *const names[] = {"vertices",          "resolution",       "ba
                                     "learning_accuracy", "learning_time",    "fine_tuning",
                                     "monitor_loading",   "break_even",       "training_time",
                                     "pretraining_tiny",  "pretraining_base", "pretraining_accuracy",
-                                    "pretraining_loss",  "exchange"};
+                                    "pretraining_loss",  "exchange",         "training_ranks",
+                                    "pipeline"};
 /* Indices in `names` at which a group of figures ends. */
 #define OF_IMAGES   9  /* figures of generating: from index 0 */
 #define OF_LOADING  14 /* figures of loading: from OF_IMAGES */
@@ -84,6 +85,7 @@ Test(figures, missing_data_skips_a_figure_and_names_the_command)
     }
     cr_assert(
         says("skipped exchange: no data; to measure it: mpirun -n 2 ./fdsl-bench --workload exchange "));
+    cr_assert(says("skipped pipeline: no data; to measure it: for m in 1 2 4 8 16; do "));
     cr_assert(says("skipped fine_tuning: no data; to measure it: scripts/compare/fine_tuning.sh DIR"));
     cr_assert(
         says("reference rows only; to measure your own: scripts/sweep/run.sh configs/sweep_vertices.tsv"),
@@ -422,7 +424,7 @@ static const struct {
      "bad.csv, line 3: 89 fields where the header has 90; repair or delete this row"},
     {"head -3 $F | sed 's,^synth/7,synth/99,'",
      "bad.csv, line 2: unknown schema 'synth/99' (known: synth/7, "
-     "load/7, train/5, infer/3, exchange/1, monitor/1, monitor/2)"},
+     "load/7, train/6, infer/3, exchange/1, monitor/1, monitor/2)"},
     {"head -3 $F | sed '3s,^synth/7,synth/3,'", "bad.csv, line 3: schema 'synth/3' after rows of 'synth/7'"},
     {"cat tests/data/rows/synth_3.csv",
      "bad.csv, line 2: rows of the older schema synth/3; convert them with: "
@@ -492,6 +494,18 @@ Test(figures, all_reduces_have_one_line_per_variant)
     shell("sed -i '/,f32,/d' $D/results/exchange.csv && " SELECT
           "exchange >/dev/null && cat $D/work/exchange.vars");
     cr_expect(status == 0 && says("series = 1") && says("4 ranks, bf16") && !says("'mpi'"), "%s", out);
+}
+
+/* One line per schedule and kind of value. The rows of a pipeline are in no other figure of training. */
+Test(figures, bubbles_are_measured_and_by_formula)
+{
+    shell("cp " FIXTURES "/pipeline.csv $D/results && " SELECT
+          "pipeline learning_loss --reference $D/reference >/dev/null && cat $D/work/pipeline.vars "
+          "$D/work/pipeline.dat; ls $D/work");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 4") && says("'1f1b, measured'") && says("'zb-h1, formula'") && says("2 stages"),
+              "%s", out);
+    cr_expect(says("\n8\t") && !says("learning_loss.vars"), "%s", out);
 }
 
 Test(figures, without_gnuplot)

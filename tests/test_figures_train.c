@@ -28,7 +28,7 @@ Test(figures_train, figures_of_learning_draw_one_job)
     shell(SELECT "learning_loss >/dev/null && cat $D/work/learning_loss.vars");
     cr_expect(says("series = 3") && says("train-omp") && says("torch-cpu") && !says("train-graph"), "%s",
               out);
-    shell("sed -i 's|^train/5|train/9|' $D/results/other.csv && " SELECT "learning_loss");
+    shell("sed -i 's|^train/6|train/9|' $D/results/other.csv && " SELECT "learning_loss");
     cr_expect_eq(status, 2);
     cr_expect(says("other.csv, line 2: unknown schema 'train/9'"), "%s", out);
 }
@@ -48,6 +48,30 @@ Test(figures_train, training_on_several_ranks_has_its_own_line_and_command)
     cr_expect(says("mpirun --bind-to none -n 2 ./fdsl-bench --variant train-omp") && says("--batch 32 ") &&
                   says("--lr-scale linear --scaling weak --threads 3\n"),
               "%s", out);
+}
+
+/* With weak scaling, the batch of all ranks grows with their number, and the batch per rank is the same. */
+Test(figures_train, throughput_over_ranks_has_a_line_per_variant)
+{
+    shell("cp " FIXTURES "/train.csv $D/results && cd $D/results && for ranks in 2 4; do "
+          "awk -F, -v OFS=, -v ranks=$ranks 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; print; next } "
+          "$at[\"variant\"] == \"train-naive\" { $at[\"ranks\"] = ranks; $at[\"rank\"] = \"all\"; "
+          "$at[\"scaling\"] = \"weak\"; $at[\"batch\"] *= ranks; $at[\"threads\"] *= ranks; "
+          "$at[\"items_per_s\"] *= 0.75 * ranks; $at[\"sync\"] = \"auto\"; $at[\"exchange\"] = \"mpi\"; "
+          "print }' "
+          "train.csv > ranks_$ranks.csv; done; cat ranks_2.csv > ranks.csv; sed 1d ranks_4.csv >> ranks.csv; "
+          "sed 1d train.csv >> ranks.csv; rm train.csv ranks_*.csv");
+    shell(SELECT "training_ranks && cat $D/work/training_ranks.vars");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 1") && says("'exchange: mpi'") && says("'100.0 %', '75.0 %', '75.0 %'") &&
+                  says("weak scaling"),
+              "%s", out);
+    /* Without the rows of one rank, there is no efficiency. */
+    shell("cd $D/results && awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } NR == 1 || "
+          "$at[\"ranks\"] > 1' ranks.csv > several.csv && rm ranks.csv");
+    shell(SELECT "training_ranks && cat $D/work/training_ranks.vars");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 1") && says("cells = 0"), "%s", out);
 }
 
 /* Every variant of training has a line, and so has an unknown variant. */

@@ -62,12 +62,13 @@ Test(migrate, older_schemas_become_current)
                  {"load_4_b", "load/7", ""},
                  {"load_5", "load/7", ""},
                  {"load_6", "load/7", ""},
-                 {"train_1", "train/5", "time_cv time_sd_s"},
-                 {"train_2", "train/5", "roofline_share time_cv time_sd_s"},
-                 {"train_2_b", "train/5", "roofline_share time_cv time_sd_s"},
-                 {"train_2_c", "train/5", "roofline_share time_cv time_sd_s"},
-                 {"train_3", "train/5", ""},
-                 {"train_4", "train/5", ""},
+                 {"train_1", "train/6", "time_cv time_sd_s"},
+                 {"train_2", "train/6", "roofline_share time_cv time_sd_s"},
+                 {"train_2_b", "train/6", "roofline_share time_cv time_sd_s"},
+                 {"train_2_c", "train/6", "roofline_share time_cv time_sd_s"},
+                 {"train_3", "train/6", ""},
+                 {"train_4", "train/6", ""},
+                 {"train_5", "train/6", ""},
                  {"infer_1", "infer/3", "roofline_share"},
                  {"infer_2", "infer/3", ""},
                  {"monitor_1", "monitor/2", ""}};
@@ -111,8 +112,12 @@ Test(migrate, implied_values)
     cr_expect(strstr(out, "\nf16,5,5,files,32\n"), "%s", out);
     EXPECT(0, "cp " OLD "load_3.csv a.csv && " MIGRATE "a.csv && %s dtype store iodepth compute", show);
     cr_expect(strstr(out, "\n,files,32,\n"), "%s", out);
-    EXPECT(0, "cp " OLD "train_1.csv a.csv && " MIGRATE "a.csv && %s feed fresh init", show);
-    cr_expect(strstr(out, "\nstored,,\n"), "%s", out);
+    EXPECT(0, "cp " OLD "train_1.csv a.csv && " MIGRATE "a.csv && %s feed fresh init drop_last", show);
+    cr_expect(strstr(out, "\nstored,,,0\n"), "%s", out);
+    EXPECT(0, "cp " OLD "train_4.csv a.csv && " MIGRATE "a.csv && %s sync balance samples_per_step", show);
+    cr_expect(strstr(out, "\n,,\n"), "%s", out);
+    EXPECT(0, "cp " OLD "train_5.csv a.csv && " MIGRATE "a.csv && %s sync balance samples_per_step", show);
+    cr_expect(strstr(out, "\npeer,equal,512\n"), "%s", out);
     EXPECT(0,
            "cp " OLD "monitor_1.csv a.csv && " MIGRATE
            "a.csv && %s gpu device rss_bytes read_bytes_per_s write_bytes_per_s",
@@ -259,7 +264,7 @@ static const struct {
     {"cut -d, -f-88 $F", "line 1: rows of load/5 have a column 'wrong', but this file does not"},
     {"sed 's,^load/5,load/8,' $F", "rows of load/8, newer than load/7, which this script writes"},
     {"sed 's,^load/5,read/5,' $F",
-     "line 2: unknown schema 'read/5' (known: synth/7, load/7, train/5, infer/3, exchange/1, monitor/2"},
+     "line 2: unknown schema 'read/5' (known: synth/7, load/7, train/6, infer/3, exchange/1, monitor/2"},
     {"sed 's,^load/5,load/7,' $F", "line 1: the columns are not those of load/7"},
     {"head -1 $F", "no rows after the header, so its schema is unknown; delete it"},
 };

@@ -4,8 +4,14 @@
 #define _GNU_SOURCE
 #endif
 
+#ifdef _OPENMP
+#include "../cpu/train/omp_engine.h"
+#endif
+#include "core/fnv.h"
 #include "machine/comm.h"
 #include "mpirun.h"
+#include "train/trainer.h"
+#include "train_support.h"
 
 TestSuite(mpi_train, .init = start, .fini = stop, .timeout = 120);
 
@@ -21,7 +27,8 @@ TestSuite(mpi_train, .init = start, .fini = stop, .timeout = 120);
 
 /* ---- The sum of arrays ---- */
 
-#define COUNTED "FDSL_TEST_SUM" /* set in a process that is a rank of comm_reduce()'s test */
+#define COUNTED     "FDSL_TEST_SUM"   /* set in a process that is a rank of comm_reduce()'s test */
+#define MIXED_RANKS "FDSL_TEST_MIXED" /* set in a process that is a rank of the test of different engines */
 
 static float part(int rank, size_t i)
 {
@@ -66,6 +73,100 @@ static int fail_on_one_rank(void)
     comm_reducer_close(reducer);
     return wrong;
 }
+
+#ifdef _OPENMP
+#define MIXED_STEPS 3
+
+/* Trains a few steps from the initial parameters. `end` becomes the state after them. */
+static enum status train_steps_of(const struct engine *engine, const struct train *train,
+                                  const float *initial, struct train_state *end)
+{
+    const struct resources resources = {.threads = 1};
+    const struct train_state begin = {
+        (float *)(uintptr_t)initial, end->m, end->v, {0, 0}}; /* the moments are 0 */
+    void *state = NULL;
+    enum status ended = engine->open(train, &resources, &state);
+    if (ended == STATUS_OK)
+        ended = engine->set(state, &begin);
+    if (ended == STATUS_OK)
+        ended = engine->steps(state, 0, 0, MIXED_STEPS);
+    if (ended == STATUS_OK)
+        ended = engine->get(state, end);
+    if (state)
+        engine->close(state);
+    return ended;
+}
+
+/* Returns whether two states are equal up to rounding. */
+static bool close_to(const struct train_state *one, const struct train_state *other, size_t values)
+{
+    double off = 0, norm = 0;
+    for (size_t i = 0; i < values; i++) {
+        off += pow((double)one->parameters[i] - other->parameters[i], 2);
+        norm += pow((double)other->parameters[i], 2);
+    }
+    return sqrt(off) < 1e-5 * sqrt(norm);
+}
+
+/* Even ranks train with train-omp, odd ones with train-naive, whose layout of the gradients differs. All must
+ * get the same bits, which must be those of one rank up to rounding. The model has several parts and pieces.
+ */
+static int train_mixed(void)
+{
+    static const uint32_t shares[] = {2, 4, 0, 1};
+    struct data data;
+    struct model model;
+    struct train_state end, alone;
+    data_random(&data, (struct shape){1, 1, 28, 28}, 10, 20, 5);
+    if (model_build(&model_tables[2], data.shape, 10, &model) != STATUS_OK || model.arena_values < 1 << 20)
+        return 1;
+    float *initial = calloc(model.arena_values, sizeof *initial);
+    struct exchange exchange = {.mixed = &model, .count = model.arena_values};
+    struct train train = {.model = &model,
+                          .data = &data,
+                          .batch = 7,
+                          .optimizer = {.kind = OPTIMIZER_SGD, .momentum = 0.9},
+                          .schedule = {.rate = 0.01}};
+    if (!initial || !train_state_new(model.arena_values, &end) ||
+        !train_state_new(model.arena_values, &alone))
+        return 1;
+    model_initialise(&model, 3, initial);
+    int wrong = comm_rank() == 0 && train_steps_of(&engine_naive, &train, initial, &alone) != STATUS_OK;
+    train.rank = (uint32_t)comm_rank();
+    train.ranks = (uint32_t)comm_size();
+    train.shares = comm_size() == 4 ? shares : NULL;
+    train.share_max = 7;
+    train.exchange = &exchange;
+    const struct engine *engine = comm_rank() % 2 ? &engine_naive : &engine_omp;
+    wrong |= exchange_open(2, engine, &exchange) != STATUS_USAGE; /* nccl */
+    wrong |= exchange_open(0, engine, &exchange) != STATUS_OK;
+    wrong |= train_steps_of(engine, &train, initial, &end) != STATUS_OK;
+    wrong |= comm_check_same(fnv_add(FNV_BEGIN, end.parameters, model.arena_values * sizeof(float)), "bits",
+                             "") != STATUS_OK;
+    wrong |= comm_rank() == 0 && !close_to(&end, &alone, model.arena_values);
+    exchange_close(&exchange);
+    return wrong;
+}
+
+__attribute__((constructor)) static void be_mixed_rank(void)
+{
+    if (!getenv(MIXED_RANKS))
+        return;
+    int wrong = comm_open() != STATUS_OK || comm_size() != atoi(getenv(MIXED_RANKS)) || train_mixed();
+    comm_close();
+    _exit(wrong);
+}
+
+Test(mpi_train, different_engines_exchange_the_same_parts)
+{
+    char self[PATH_MAX] = "";
+    cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    for (int ranks = 2; ranks <= 4; ranks++) {
+        shell("timeout 100 mpirun --bind-to none -x " MIXED_RANKS "=%d -n %d %s", ranks, ranks, self);
+        cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
+    }
+}
+#endif
 
 /* Runs before main() in all processes. A process that is a rank does its work here and exits. */
 __attribute__((constructor)) static void be_rank(void)
@@ -175,6 +276,188 @@ Test(mpi_train, the_learning_rate_follows_the_batch)
     cr_expect_str_eq(value(out, 1, "last_lr"), "0.001");
 }
 
+/* ---- Shares ---- */
+
+/* 62 samples in steps of 24, 24 and 14. */
+Test(mpi_train, any_shares_train_what_one_rank_trains)
+{
+    static const struct {
+        int ranks;
+        const char *balance, *shares[3], *items[3];
+    } cases[] = {{2, "3:1", {"18", "6"}, {"46", "16"}},
+                 {3, "1:0:2", {"8", "0", "16"}, {"20", "0", "42"}},
+                 {3, "5:1:5", {"11", "2", "11"}, {"28", "5", "29"}},
+                 {3, "memory", {"8", "8", "8"}, {"20", "21", "21"}}};
+    run_well(1, DIVIDE);
+    double one = number(out, 2, "test_loss");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char line[512];
+        size_t ranks = (size_t)cases[i].ranks;
+        snprintf(line, sizeof line, DIVIDE "--verify --balance %s --export %zu.safetensors", cases[i].balance,
+                 i);
+        run_well(cases[i].ranks, line);
+        double loss = number(out, 2 * (ranks + 1), "test_loss");
+        cr_expect(fabs(loss - one) < 1e-5 * one, "%s: %.9g instead of %.9g", cases[i].balance, loss, one);
+        for (size_t row = 1; row <= ranks; row++) {
+            cr_expect_str_eq(value(out, row, "samples_per_step"), cases[i].shares[row - 1], "%s",
+                             cases[i].balance);
+            cr_expect_str_eq(value(out, row, "items"), cases[i].items[row - 1], "%s", cases[i].balance);
+            cr_expect_str_eq(value(out, row, "balance"), cases[i].balance);
+        }
+        cr_expect_str_eq(value(out, ranks + 1, "samples_per_step"), "24");
+        cr_expect_str_eq(value(out, ranks + 1, "items"), "62");
+        snprintf(line, sizeof line, DIVIDE "--balance %s --export again.safetensors", cases[i].balance);
+        run_well(cases[i].ranks, line);
+        char file[32];
+        snprintf(file, sizeof file, "%zu.safetensors", i);
+        cr_expect(same_files(file, "again.safetensors"), "%s: repeated runs differ", cases[i].balance);
+    }
+    run_well(1, DIVIDE "--balance 3");
+    cr_expect_str_empty(value(out, 1, "balance"));
+    cr_expect_str_empty(value(out, 1, "samples_per_step"));
+}
+
+/* 62 samples in steps of 24: two full steps. */
+Test(mpi_train, ranks_drop_the_same_last_batch)
+{
+    run_well(3, DIVIDE "--drop-last --verify --balance 5:1:2 --export three.safetensors");
+    cr_expect_str_eq(value(out, 4, "items"), "48");
+    cr_expect_str_eq(value(out, 1, "items"), "30");
+    cr_expect_str_eq(value(out, 4, "steps"), "2");
+    double three = number(out, 8, "test_loss"), one;
+    run_well(1, DIVIDE "--drop-last");
+    cr_expect_str_eq(value(out, 1, "items"), "48");
+    one = number(out, 2, "test_loss");
+    cr_expect(fabs(three - one) < 1e-5 * one, "%.9g on three ranks, %.9g on one", three, one);
+}
+
+/* Both ranks sleep in each call of expf(), rank 1 about three times as long. train-naive calls expf() a fixed
+ * number of times per sample. An epoch takes about 0.5 s. */
+#define UNEVEN                                                                                              \
+    "--variant train-naive --model logreg --train-size 192 --test-size 20 --batch 16 --threads 1 --format " \
+    "csv "
+
+static void run_uneven(const char *options)
+{
+    static const char slow[] = "#define _GNU_SOURCE\n"
+                               "#include <dlfcn.h>\n"
+                               "#include <stdlib.h>\n"
+                               "#include <unistd.h>\n"
+                               "float expf(float x)\n"
+                               "{\n"
+                               "    static float (*real)(float);\n"
+                               "    static unsigned us;\n"
+                               "    if (!real) {\n"
+                               "        real = (float (*)(float))dlsym(RTLD_NEXT, \"expf\");\n"
+                               "        us = getenv(\"OMPI_COMM_WORLD_RANK\")[0] == '0' ? 150 : 650;\n"
+                               "    }\n"
+                               "    usleep(us);\n"
+                               "    return real(x);\n"
+                               "}\n";
+    FILE *file = fopen("slow.c", "w");
+    cr_assert(file && fputs(slow, file) >= 0 && fclose(file) == 0);
+    cr_assert(system("mpicc -shared -fPIC -o slow.so slow.c -ldl") == 0);
+    shell("timeout 100 mpirun --bind-to none -x LD_PRELOAD=$PWD/slow.so -x "
+          "ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 -n 2 $PROGRAM %s",
+          options);
+    cr_assert_eq(status, 0, "%s", err);
+}
+
+static void expect_uneven(size_t first_row, const char *when)
+{
+    double fast = number(out, first_row, "samples_per_step"),
+           slow = number(out, first_row + 1, "samples_per_step");
+    cr_expect(fast + slow == 32 && fast >= 20 && fast <= 29, "%s: %g and %g", when, fast, slow);
+    cr_expect_eq(number(out, first_row, "items"), fast * 6, "%s", when);
+}
+
+Test(mpi_train, measured_shares_follow_the_speeds)
+{
+    run_uneven(UNEVEN "--epochs 3 --balance measured --verify");
+    cr_expect_str_eq(value(out, 1, "samples_per_step"), "16");
+    cr_expect_str_eq(value(out, 2, "samples_per_step"), "16");
+    expect_uneven(4, "second epoch");
+    expect_uneven(7, "third epoch");
+    cr_expect(number(out, 9, "time_median_s") < 0.8 * number(out, 3, "time_median_s"), "%s", out);
+    cr_expect_str_eq(value(out, 4, "batch"), "16");
+    cr_expect_null(strstr(err, "uneven"), "%s", err);
+}
+
+Test(mpi_train, uneven_ranks_are_reported_once)
+{
+    run_uneven(UNEVEN "--epochs 3");
+    cr_expect_eq(count_of(err, "warning: the ranks are uneven: rank 1 computes 16 samples of each step at "),
+                 1, "%s", err);
+    cr_expect(strstr(err, "; --balance measured divides the samples by speed"), "%s", err);
+    cr_expect_eq(count_of(err, "uneven"), 1, "%s", err);
+}
+
+#ifdef _OPENMP
+/* A rank with cpu runs train-omp under the name of the GPU variant, also in a build without CUDA. */
+Test(mpi_train, a_rank_on_a_cpu_stands_in_for_a_gpu)
+{
+    run_well(2, LEARN "--variant train-omp --export omp.safetensors");
+    run_well(2, LEARN "--variant train-cuda --rank-device 1:cpu,0:cpu --export cuda.safetensors --verify");
+    cr_expect_str_eq(value(out, 2, "variant"), "train-cuda");
+    cr_expect_str_empty(value(out, 2, "cuda"));
+    cr_expect_str_eq(value(out, 2, "wrong"), "0");
+    cr_expect(same_files("omp.safetensors", "cuda.safetensors"), "%s", err);
+    run_well(2, LEARN "--variant train-omp --rank-device 1:cpu");
+}
+#endif
+
+Test(mpi_train, wrong_lists_of_devices_are_refused)
+{
+    static const struct {
+        const char *options;
+        int status;
+        const char *message;
+    } cases[] = {
+        {"--rank-device 2:cpu", 2, "--rank-device names rank 2, but the run has 2 ranks"},
+        {"--rank-device 0:cpu,1:cpu,0:cuda:1", 2, "--rank-device names rank 0 twice"},
+        {"--rank-device 0:gpu", 2, "'0:gpu' is not RANK:cuda:N or RANK:cpu"},
+        {"--rank-device 0:cpu --device 1", 2, "--device, --best-gpu and --rank-device all choose a GPU"},
+        {"--rank-device 0:cpu --variant fused", 2,
+         "--rank-device: a rank with cpu cannot run fused: it has no implementation for CPUs"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char line[512];
+        bool own = strstr(cases[i].options, "fused");
+        snprintf(line, sizeof line, "%s%s", own ? "" : LEARN, cases[i].options);
+        run(2, line);
+        cr_expect(status == cases[i].status && strstr(err, cases[i].message), "%s: %d: %s", cases[i].options,
+                  status, err);
+    }
+}
+
+#ifdef HAVE_XXHASH
+/* The shares of the next epoch belong to the checkpoint. */
+Test(mpi_train, a_resumed_run_has_the_measured_shares)
+{
+    static char before[TEXT_MAX];
+    run_uneven(UNEVEN "--epochs 1 --balance measured --checkpoint k");
+    shell("cp -r k again && cp -r k memory && cp -r k three");
+    run_uneven(UNEVEN "--epochs 2 --balance measured --checkpoint k --resume --export one.safetensors");
+    expect_uneven(1, "resumed");
+    snprintf(before, sizeof before, "%s", value(out, 1, "samples_per_step"));
+    run_uneven(UNEVEN "--epochs 2 --balance measured --checkpoint again --resume --export other.safetensors");
+    cr_expect_str_eq(value(out, 1, "samples_per_step"), before);
+    cr_expect(same_files("one.safetensors", "other.safetensors"), "the resumed runs differ");
+    run_uneven(UNEVEN "--epochs 2 --balance memory --checkpoint memory --resume");
+    cr_expect_str_eq(value(out, 1, "samples_per_step"), "16");
+    run_well(4, UNEVEN "--batch 8 --epochs 2 --balance measured --checkpoint three --resume");
+    cr_expect_str_eq(value(out, 1, "samples_per_step"), "8");
+}
+
+Test(mpi_train, training_with_fixed_shares_resumes_bit_exactly)
+{
+    run_well(2, LEARN "--balance 3:1 --epochs 3 --export whole.safetensors");
+    run_well(2, LEARN "--balance 3:1 --checkpoint k");
+    run_well(2, LEARN "--balance 3:1 --checkpoint k --resume --epochs 3 --export resumed.safetensors");
+    cr_expect(same_files("whole.safetensors", "resumed.safetensors"), "a resumed run differs");
+}
+#endif
+
 /* ---- Checkpoints ---- */
 
 #ifdef HAVE_XXHASH
@@ -249,38 +532,6 @@ static pid_t start_training(pid_t ranks[8])
     return mpirun;
 }
 
-/* Returns the rank of a process that Open MPI started. */
-static int rank_of(pid_t pid)
-{
-    static const char name[] = "OMPI_COMM_WORLD_RANK=";
-    static char variables[TEXT_MAX];
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/environ", (int)pid);
-    read_text(path, variables);
-    for (const char *at = variables; *at; at += strlen(at) + 1)
-        if (strncmp(at, name, sizeof name - 1) == 0)
-            return atoi(at + sizeof name - 1);
-    cr_assert_fail("process %d has no %s", (int)pid, name);
-    return -1;
-}
-
-/* Waits for the end of all ranks. Then stderr must name the rank after `words`: "WORDS 1" or "WORDSs 1, 2".
- */
-static void expect_end(pid_t mpirun, const char *words, int rank)
-{
-    int ended;
-    bool named = false;
-    cr_assert(ends_within(mpirun, 15, &ended), "the ranks did not end");
-    read_text("stderr.txt", err);
-    const char *at = strstr(err, words);
-    cr_assert_not_null(at, "%s", err);
-    char *next = (char *)at + strlen(words) + (at[strlen(words)] == 's');
-    do
-        named |= strtol(next, &next, 10) == rank;
-    while (*next++ == ',');
-    cr_expect(named, "rank %d is not named: %s", rank, err);
-}
-
 /* The latest checkpoint must be whole, and no temporary file may be left. */
 static void expect_whole_checkpoint(void)
 {
@@ -318,6 +569,17 @@ Test(mpi_train, a_rank_that_does_not_answer_ends_all_ranks)
 static void run_two(const char *one, const char *other)
 {
     shell("timeout 50 mpirun --bind-to none -n 1 %s : -n 1 %s", one, other);
+}
+
+Test(mpi_train, ranks_may_have_different_numbers_of_threads)
+{
+#define ANY_THREADS \
+    "--variant " TRAINED " --model lenet --train-size 62 --test-size 20 --epochs 1 --format csv "
+    run_two("$PROGRAM " ANY_THREADS "--batch 12 --threads 2",
+            "$PROGRAM " ANY_THREADS "--batch 12 --threads 1");
+    cr_expect_eq(status, 0, "%s", err);
+    cr_expect_str_eq(value(out, 1, "threads"), strcmp(TRAINED, "train-omp") == 0 ? "2" : "1");
+    cr_expect_str_eq(value(out, 2, "threads"), "1");
 }
 
 Test(mpi_train, ranks_that_differ_are_refused)
@@ -384,6 +646,9 @@ Test(mpi_train, what_ranks_cannot_do_is_refused)
         {"--batch 2 --scaling strong", "--batch 2 has too few samples for 3 ranks"},
         {"--batch 30", "the batches of 3 ranks have 90 samples, more than the 62 samples to train on"},
         {"--export-step step", "--export-step writes the samples of one rank"},
+        {"--balance 3:1", "--balance 3:1 has 2 numbers, but there are 3 ranks; give one number per rank"},
+        {"--balance 0:0:0", "leaves no samples to any rank"},
+        {"--balance fair", "'fair' is not one of equal, measured, memory, and no list"},
         {"--sync smoke", "--sync: 'smoke' is not one of auto, mpi"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {

@@ -64,7 +64,7 @@ Test(report, without_rows)
     shell(REPORT "--reference $D/reference && tests/check_page.py $D/report.html");
     cr_assert_eq(status, 0, "%s", out);
     shell("grep -c 'to measure it\\|To measure it' $D/report.html");
-    cr_assert_eq(atoi(out), 22, "%s", out);
+    cr_assert_eq(atoi(out), 24, "%s", out);
 }
 
 Test(report, commands_of_loading)

@@ -194,7 +194,7 @@ static struct work work_of(const char *workload, const char *const *given, const
     for (int i = 0; i < argc; i++)
         argv[i] = words[i];
     struct settings settings;
-    const struct partition alone = {0, 1, false};
+    const struct partition alone = {0, 1, false, NULL};
     void *input;
     cr_assert_eq(settings_read(&settings, &(struct config){.argc = argc, .argv = argv}), STATUS_OK, "%s",
                  status_text());

@@ -38,7 +38,7 @@ Test(train_cli, one_row_per_epoch)
     EXPECT(0, "$P " SMALL "--epochs 3 --format csv --verify");
     cr_expect_eq(count_of(out, "\n"), 4, "%s", out);
     for (size_t row = 1; row <= 3; row++) {
-        cr_expect_str_eq(value(out, row, "schema"), "train/5");
+        cr_expect_str_eq(value(out, row, "schema"), "train/6");
         cr_expect_str_eq(value(out, row, "wrong"), "0");
         cr_expect_eq(number(out, row, "epoch"), (double)row);
         cr_expect(number(out, row, "items") == 200 && number(out, row, "steps") == 13);
@@ -159,13 +159,35 @@ Test(train_cli, resumes_from_before_a_truncated_checkpoint)
     cr_expect_str_eq(out, "fdsl-bench: 4 of 4 epochs are done: nothing to do\n");
 }
 
+/* 200 samples in steps of 16: 12 full steps, and one with 8 samples. */
+Test(train_cli, the_last_batch_can_be_dropped)
+{
+    EXPECT(0, "$P " SMALL "--epochs 2 --drop-last --verify --checkpoint k --format csv");
+    for (size_t row = 1; row <= 2; row++) {
+        cr_expect_str_eq(value(out, row, "drop_last"), "1");
+        cr_expect_str_eq(value(out, row, "steps"), "12");
+        cr_expect_str_eq(value(out, row, "items"), "192");
+        cr_expect_str_eq(value(out, row, "train_samples"), "200");
+    }
+    EXPECT(0, "$P " SMALL "--epochs 1 --format csv");
+    cr_expect_str_eq(value(out, 1, "drop_last"), "0");
+    cr_expect_str_eq(value(out, 1, "steps"), "13");
+    cr_expect_str_eq(value(out, 1, "items"), "200");
+    EXPECT(2, "$P " SMALL "--epochs 3 --checkpoint k --resume");
+    cr_expect(strstr(out, "drop-last=1 in the checkpoint, 0 now"), "%s", out);
+    EXPECT(0, "$P " SMALL "--epochs 3 --checkpoint k --resume --drop-last");
+    EXPECT(0, "$P --variant train-naive --model logreg --train-size 50 --test-size 50 --batch 50 --epochs 1 "
+              "--drop-last --format csv");
+    cr_expect_str_eq(value(out, 1, "steps"), "1");
+}
+
 /* A checkpoint of a newer schema must not be overwritten, because a newer program may be able to read it. */
 Test(train_cli, newer_schema_is_an_error)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k");
-    EXPECT(0, "printf '\\004' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
+    EXPECT(0, "printf '\\005' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
     expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "has schema 4; this program reads 3");
+                   "has schema 5; this program reads 4");
     EXPECT(0, "diff -r k before");
     EXPECT(1, "$P --variant infer-naive --checkpoint k");
     EXPECT(0, "truncate -s 10 k/epoch-000002.ckpt");
@@ -577,9 +599,9 @@ Test(train_cli, rejects_impossible_comparisons)
         out, "compare/pytorch.py: --ranks 2: mpirun is not installed; install Open MPI (openmpi-bin), or "
              "use --ranks 1\n");
     EXPECT(2, COMPARE "--model lenett", root);
-    cr_expect_str_eq(
-        out, "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl; did you mean "
-             "'lenet'?\n");
+    cr_expect_str_eq(out, "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl, "
+                          "cnn-deep; did you mean "
+                          "'lenet'?\n");
     EXPECT(2, COMPARE "--bench none", root);
     cr_expect_not_null(strstr(out, "none: No such file or directory; build it"), "%s", out);
 }

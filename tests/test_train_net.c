@@ -119,13 +119,14 @@ Test(train_net, gradients_of_layers)
     check_gradients(&add_pool, small, 4, 7, 0);
 }
 
-/* Whether the network is cnn-fdsl. Its many layers take long, so it is tested with small images only. */
+/* Whether the network has residual blocks. Its many layers take long, so it is tested with small images only.
+ */
 static bool is_large(const struct model_table *table)
 {
-    return strcmp(table->name, "cnn-fdsl") == 0;
+    return strcmp(table->name, "cnn-fdsl") == 0 || strcmp(table->name, "cnn-deep") == 0;
 }
 
-Test(train_net, gradients_of_the_residual_net, .timeout = 300)
+Test(train_net, gradients_of_residual_nets, .timeout = 300)
 {
     for (size_t i = 0; model_tables[i].name; i++)
         if (is_large(&model_tables[i])) {
@@ -189,7 +190,8 @@ Test(train_net, parameters_of_the_models)
         size_t parameters;
     } known[] = {{"logreg", {1, 1, 28, 28}, 7850},     {"lenet", {1, 1, 28, 28}, 61706},
                  {"cnn", {1, 1, 28, 28}, 1199882},     {"cnn", {3, 1, 32, 32}, 1626442},
-                 {"cnn-fdsl", {1, 1, 28, 28}, 481482}, {"cnn-fdsl", {1, 1, 224, 224}, 481482}};
+                 {"cnn-fdsl", {1, 1, 28, 28}, 481482}, {"cnn-fdsl", {1, 1, 224, 224}, 481482},
+                 {"cnn-deep", {1, 1, 28, 28}, 148618}};
     for (size_t i = 0; i < COUNT_OF(known); i++)
         for (size_t t = 0; model_tables[t].name; t++)
             if (strcmp(model_tables[t].name, known[i].name) == 0) {

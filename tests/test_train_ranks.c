@@ -42,6 +42,7 @@ struct member {
     const struct engine *engine;
     struct train train;
     const struct train_state *begin;
+    const uint32_t *shares; /* of each rank in the first epoch, then in the second, and so on; NULL: equal */
     uint32_t epochs;
     float *own, *sums;
     size_t own_count;
@@ -81,8 +82,11 @@ static enum status train_all(struct member *member, void *state)
 {
     const struct engine *engine = member->engine;
     TRY(engine->set(state, member->begin));
-    for (uint32_t epoch = 0; epoch < member->epochs; epoch++)
+    for (uint32_t epoch = 0; epoch < member->epochs; epoch++) {
+        if (member->shares)
+            member->train.shares = member->shares + (size_t)epoch * member->train.ranks;
         TRY(engine->steps(state, epoch, 0, train_steps(&member->train)));
+    }
     TRY(engine->totals(state, &member->totals));
     TRY(engine->gradients(state, member->gradients));
     return engine->get(state, &member->end);
@@ -113,10 +117,11 @@ static void member_free(struct member *member)
     free(member->sums);
 }
 
-/* Trains `epochs` epochs on `ranks` ranks, and stores the ranks with their results in `members`. The caller
- * frees the members. */
-static void train_on(const struct engine *engine, const struct net *net, uint32_t ranks, uint32_t epochs,
-                     struct member *members)
+/* Trains `epochs` epochs on `ranks` ranks, and stores the ranks with their results in `members`. `shares` has
+ * the shares of all ranks in each epoch; NULL: equal. Rank i has the engine engine_of[i]. The caller frees
+ * the members. */
+static void train_mixed(const struct engine *const *engine_of, const struct net *net, uint32_t ranks,
+                        const uint32_t *shares, uint32_t epochs, struct member *members)
 {
     struct meeting meeting = {.ranks = ranks};
     pthread_t threads[RANKS_MAX];
@@ -126,19 +131,40 @@ static void train_on(const struct engine *engine, const struct net *net, uint32_
         struct member *member = &members[i];
         *member = (struct member){.exchange = {.method = &by_threads, .state = member},
                                   .meeting = &meeting,
-                                  .engine = engine,
+                                  .engine = engine_of[i],
                                   .train = net->train,
                                   .begin = &begin,
+                                  .shares = shares,
                                   .epochs = epochs};
         member->train.rank = i;
         member->train.ranks = ranks;
+        member->train.shares = shares;
+        member->train.share_max = shares ? train_room(&member->train, epochs > 1) : 0;
         member->train.exchange = &member->exchange;
+        for (uint32_t j = 1; j < ranks; j++)
+            if (engine_of[j] != engine_of[0])
+                member->exchange.mixed = &net->model;
     }
     for (uint32_t i = 0; i < ranks; i++)
         cr_assert(pthread_create(&threads[i], NULL, be_rank, &members[i]) == 0);
     for (uint32_t i = 0; i < ranks; i++)
         pthread_join(threads[i], NULL);
     pthread_barrier_destroy(&meeting.barrier);
+}
+
+static void train_with(const struct engine *engine, const struct net *net, uint32_t ranks,
+                       const uint32_t *shares, uint32_t epochs, struct member *members)
+{
+    const struct engine *engine_of[RANKS_MAX];
+    for (uint32_t i = 0; i < ranks; i++)
+        engine_of[i] = engine;
+    train_mixed(engine_of, net, ranks, shares, epochs, members);
+}
+
+static void train_on(const struct engine *engine, const struct net *net, uint32_t ranks, uint32_t epochs,
+                     struct member *members)
+{
+    train_with(engine, net, ranks, NULL, epochs, members);
 }
 
 static void free_all(struct member *members, uint32_t ranks)
@@ -166,7 +192,7 @@ static double distance(const float *mine, const float *wanted, size_t count)
 /* ---- Shares ---- */
 
 /* Checks that the samples of all ranks in a step, in rank order, are those that a single rank would have. */
-static void expect_division(const struct train *alone, uint32_t ranks)
+static void expect_division(const struct train *alone, uint32_t ranks, const uint32_t *shares)
 {
     uint32_t all[64], mine[64];
     const struct draw_order order = draw_order(1, 2, alone->data->sets[DATA_TRAIN].count);
@@ -177,6 +203,8 @@ static void expect_division(const struct train *alone, uint32_t ranks)
             struct train train = *alone;
             train.rank = rank;
             train.ranks = ranks;
+            train.shares = shares;
+            train.share_max = shares ? train_room(&train, false) : 0;
             const struct share share = train_share(&train, step);
             cr_expect(share.first == done && share.total == count && share.count <= train_share_max(&train));
             cr_expect_eq(train_batch(&train, &order, step, mine), share.count);
@@ -186,7 +214,7 @@ static void expect_division(const struct train *alone, uint32_t ranks)
         }
         cr_expect_eq(done, count, "%u ranks, batch %u, step %u", ranks, alone->batch, step);
     }
-    cr_expect_eq(of_epoch, order.count);
+    cr_expect_eq(of_epoch, alone->drop_last ? train_steps(alone) * alone->batch : order.count);
 }
 
 Test(train_ranks, ranks_divide_the_samples_of_each_step)
@@ -194,10 +222,27 @@ Test(train_ranks, ranks_divide_the_samples_of_each_step)
     struct data data = {.feed = DATA_STORED};
     for (uint32_t count = 1; count < 40; count += 6)
         for (uint32_t batch = 1; batch <= count; batch++)
-            for (uint32_t ranks = 1; ranks < 8; ranks++) {
-                data.sets[DATA_TRAIN].count = count;
-                expect_division(&(struct train){.data = &data, .batch = batch}, ranks);
-            }
+            for (uint32_t ranks = 1; ranks < 8; ranks++)
+                for (int drop_last = 0; drop_last <= 1; drop_last++) {
+                    const struct train alone = {.data = &data, .batch = batch, .drop_last = drop_last};
+                    data.sets[DATA_TRAIN].count = count;
+                    cr_expect_eq(train_steps(&alone),
+                                 drop_last ? count / batch : (count + batch - 1) / batch);
+                    expect_division(&alone, ranks, NULL);
+                }
+}
+
+Test(train_ranks, ranks_divide_the_samples_by_share)
+{
+    static const uint32_t shares[][4] = {{3, 1}, {1, 0, 2}, {0, 0, 5, 0}, {9, 1, 1, 2}, {1, 6}};
+    struct data data = {.feed = DATA_STORED};
+    for (size_t c = 0; c < COUNT_OF(shares); c++) {
+        uint32_t batch = shares[c][0] + shares[c][1] + shares[c][2] + shares[c][3];
+        for (uint32_t count = batch; count < 60; count++) {
+            data.sets[DATA_TRAIN].count = count;
+            expect_division(&(struct train){.data = &data, .batch = batch}, 4, shares[c]);
+        }
+    }
 }
 
 /* ---- Gradients ---- */
@@ -221,7 +266,42 @@ static void find_bounds(const struct engine *engine, const struct net *net, size
     free_all(members, BATCH);
 }
 
-/* The batch is prime, so the parts of 2 to 7 ranks are never all equal. */
+/* Returns the sum of the losses of all ranks, each a sum of at most 13 losses in double precision. */
+static double total_loss(const struct member *members, uint32_t ranks)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < ranks; i++)
+        sum += members[i].totals.loss;
+    return sum;
+}
+
+/* Ways to divide a batch of 13. The batch is prime, so equal parts are never all equal. */
+static const struct {
+    uint32_t ranks, shares[7];
+} divisions[] = {{2, {0}},
+                 {3, {0}},
+                 {4, {0}},
+                 {5, {0}},
+                 {6, {0}},
+                 {7, {0}},
+                 {2, {10, 3}},
+                 {2, {1, 12}},
+                 {2, {0, 13}},
+                 {3, {4, 0, 9}},
+                 {3, {11, 1, 1}},
+                 {4, {0, 6, 0, 7}},
+                 {5, {1, 2, 3, 4, 3}}};
+
+/* Returns the shares of a case, or NULL for equal parts. */
+static const uint32_t *shares_of(size_t number)
+{
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < divisions[number].ranks; i++)
+        sum += divisions[number].shares[i];
+    cr_assert(sum == 0 || sum == BATCH);
+    return sum ? divisions[number].shares : NULL;
+}
+
 Test(train_ranks, gradients_differ_only_by_the_order_of_their_sums)
 {
     for (size_t e = 0; e < COUNT_OF(engines); e++) {
@@ -232,14 +312,16 @@ Test(train_ranks, gradients_differ_only_by_the_order_of_their_sums)
         net_open(&net, engines[e], &model_tables[0], (struct shape){1, 1, 9, 7}, 5, BATCH, BATCH, 0.1f);
         find_bounds(engines[e], &net, &count, &bounds);
         train_on(engines[e], &net, 1, 1, &one);
-        for (uint32_t ranks = 2; ranks <= 7; ranks++) {
-            train_on(engines[e], &net, ranks, 1, members);
+        for (size_t d = 0; d < COUNT_OF(divisions); d++) {
+            uint32_t ranks = divisions[d].ranks;
+            train_with(engines[e], &net, ranks, shares_of(d), 1, members);
             for (size_t i = 0; i < count; i++) {
                 double off = fabs((double)members[0].sums[i] - one.sums[i]);
-                cr_assert(off <= bounds[i], "%s, %u ranks: gradient %zu: %g > %g", engines[e]->name, ranks, i,
-                          off, bounds[i]);
+                cr_assert(off <= bounds[i], "%s, case %zu, %u ranks: gradient %zu: %g > %g", engines[e]->name,
+                          d, ranks, i, off, bounds[i]);
                 different += off > 0;
             }
+            cr_expect(fabs(total_loss(members, ranks) - one.totals.loss) <= 1e-12 * one.totals.loss);
             free_all(members, ranks);
         }
         cr_expect(different > 0, "the order of the sums never differs, so the bound is not tested");
@@ -253,14 +335,14 @@ Test(train_ranks, gradients_differ_only_by_the_order_of_their_sums)
  * about 1e-7 of their norm per step; a sample that is left out, repeated or weighted wrongly changes them by
  * more than 1e-2. */
 static void expect_equal_training(const struct engine *engine, const struct net *net, uint32_t ranks,
-                                  uint32_t epochs)
+                                  const uint32_t *shares, uint32_t epochs)
 {
     struct member one, members[RANKS_MAX], again[RANKS_MAX];
     size_t values = net->model.arena_values;
     uint64_t samples = 0;
     train_on(engine, net, 1, epochs, &one);
-    train_on(engine, net, ranks, epochs, members);
-    train_on(engine, net, ranks, epochs, again);
+    train_with(engine, net, ranks, shares, epochs, members);
+    train_with(engine, net, ranks, shares, epochs, again);
     for (uint32_t i = 0; i < ranks; i++) {
         cr_assert_eq(members[i].status, STATUS_OK);
         cr_expect(same_bits(members[i].end.parameters, members[0].end.parameters, values), "rank %u", i);
@@ -285,7 +367,7 @@ Test(train_ranks, ranks_without_samples_take_part_in_short_steps)
         for (uint32_t ranks = 2; ranks <= 5; ranks++) {
             struct net net;
             net_open(&net, engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 23, 7, 0.1f);
-            expect_equal_training(engines[e], &net, ranks, 2);
+            expect_equal_training(engines[e], &net, ranks, NULL, 2);
             net_close(&net);
         }
 }
@@ -295,10 +377,102 @@ Test(train_ranks, a_batch_may_be_smaller_than_the_number_of_ranks)
     for (size_t e = 0; e < COUNT_OF(engines); e++) {
         struct net net;
         net_open(&net, engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 6, 3, 0.1f);
-        expect_equal_training(engines[e], &net, 5, 2);
+        expect_equal_training(engines[e], &net, 5, NULL, 2);
         net_close(&net);
     }
 }
+
+/* Without the last batch, 23 samples in batches of 7 are trained like the first 21 of their order. */
+Test(train_ranks, the_last_batch_can_be_left_out)
+{
+    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+        struct net net;
+        struct train_totals totals;
+        struct train_state whole, dropped;
+        net_open(&net, engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 23, 7, 0.1f);
+        cr_assert(train_state_new(net.model.arena_values, &whole) &&
+                  train_state_new(net.model.arena_values, &dropped));
+        must(engines[e]->steps(net.state, 0, 0, 3));
+        must(engines[e]->get(net.state, &whole));
+        net.train.drop_last = true;
+        net_reopen(&net, engines[e]);
+        cr_assert_eq(train_steps(&net.train), 3);
+        must(engines[e]->steps(net.state, 0, 0, train_steps(&net.train)));
+        must(engines[e]->totals(net.state, &totals));
+        must(engines[e]->get(net.state, &dropped));
+        cr_expect_eq(totals.samples, 21);
+        cr_expect(same_bits(whole.parameters, dropped.parameters, net.model.arena_values));
+        expect_equal_training(engines[e], &net, 3, NULL, 2);
+        train_state_free(&whole);
+        train_state_free(&dropped);
+        net_close(&net);
+    }
+}
+
+/* 23 samples in batches of 7. The shares change between the epochs; a rank gets none, and later most. */
+Test(train_ranks, shares_may_change_between_epochs)
+{
+    static const uint32_t shares[3][3] = {{5, 2, 0}, {0, 1, 6}, {3, 3, 1}};
+    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+        struct net net;
+        net_open(&net, engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 23, 7, 0.1f);
+        expect_equal_training(engines[e], &net, 3, shares[0], 3);
+        net_close(&net);
+    }
+}
+
+/* A rank with a small share, or none, must still test on the whole test set. */
+Test(train_ranks, a_rank_without_a_share_tests_like_the_others)
+{
+    static const uint32_t shares[] = {0, 4, 1};
+    for (size_t e = 0; e < COUNT_OF(engines); e++) {
+        struct net net;
+        float logits[3][5 * 4];
+        net_open(&net, engines[e], &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 6, 5, 0);
+        net.train.ranks = 3;
+        net.train.shares = shares;
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            net.train.rank = rank;
+            net.train.share_max = train_room(&net.train, false);
+            net_reopen(&net, engines[e]);
+            must(engines[e]->evaluate(net.state, DATA_TEST, 0, 5, logits[rank]));
+            cr_expect(same_bits(logits[rank], logits[0], COUNT_OF(logits[0])), "rank %u", rank);
+        }
+        net_close(&net);
+    }
+}
+
+#ifdef _OPENMP
+/* Engines with other layouts train together, as on a CPU and a GPU. After each update they have the same
+ * bits. */
+Test(train_ranks, different_engines_train_together)
+{
+    static const struct engine *const mixes[][3] = {{&engine_naive, &engine_omp, &engine_naive},
+                                                    {&engine_omp, &engine_naive, &engine_omp}};
+    static const uint32_t shares[2][3] = {{5, 2, 0}, {1, 3, 3}};
+    for (size_t m = 0; m < COUNT_OF(mixes); m++)
+        for (int kind = OPTIMIZER_SGD; kind <= OPTIMIZER_ADAMW; kind++) {
+            struct net net;
+            struct member one, members[3];
+            net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 23, 7, 0.1f);
+            net.train.optimizer = (struct optimizer){kind, 0.9, 0.9, 0.999, 1e-3, 0.01};
+            train_on(&engine_naive, &net, 1, 2, &one);
+            train_mixed(mixes[m], &net, 3, shares[0], 2, members);
+            for (uint32_t i = 0; i < 3; i++) {
+                cr_assert_eq(members[i].status, STATUS_OK, "%s", status_text());
+                cr_expect(
+                    same_bits(members[i].end.parameters, members[0].end.parameters, net.model.arena_values) &&
+                        same_bits(members[i].end.v, members[0].end.v, net.model.arena_values),
+                    "mix %zu, optimizer %d, rank %u", m, kind, i);
+            }
+            double off = distance(members[0].end.parameters, one.end.parameters, net.model.arena_values);
+            cr_expect(off < 1e-4, "mix %zu, optimizer %d: %g", m, kind, off);
+            member_free(&one);
+            free_all(members, 3);
+            net_close(&net);
+        }
+}
+#endif
 
 /* A dropout mask, a shift or a flip that depended on the rank would change the gradients. */
 Test(train_ranks, dropout_and_augmentation_do_not_depend_on_the_rank)
@@ -307,7 +481,7 @@ Test(train_ranks, dropout_and_augmentation_do_not_depend_on_the_rank)
         struct net net;
         net_open(&net, engines[e], &model_tables[2], (struct shape){1, 1, 10, 10}, 4, 11, 5, 0);
         net.train.augment = (struct augment){2, true};
-        expect_equal_training(engines[e], &net, 3, 2);
+        expect_equal_training(engines[e], &net, 3, NULL, 2);
         net_close(&net);
     }
 }
@@ -343,7 +517,7 @@ Test(train_ranks, live_samples_are_those_of_one_rank)
         struct member of_stored[3], of_live[3];
         open_synth(&stored, engines[e], DATA_STORED);
         open_synth(&live, engines[e], DATA_LIVE);
-        expect_equal_training(engines[e], &live, 3, 2);
+        expect_equal_training(engines[e], &live, 3, NULL, 2);
         train_on(engines[e], &stored, 3, 2, of_stored);
         train_on(engines[e], &live, 3, 2, of_live);
         cr_expect(same_bits(of_live[0].end.parameters, of_stored[0].end.parameters, live.model.arena_values));
@@ -352,6 +526,112 @@ Test(train_ranks, live_samples_are_those_of_one_rank)
         net_close(&stored);
         net_close(&live);
     }
+}
+
+/* ---- Balance ---- */
+
+static enum balance parsed(const char *text, double *weights)
+{
+    enum balance balance;
+    must(balance_parse(text, 3, &balance, weights));
+    return balance;
+}
+
+Test(train_ranks, balance_is_read_from_text)
+{
+    static const char *const wrong[] = {"",      "3",           "3:1",    "1:2:3:4", "1:2:x",
+                                        "1:2:",  ":1:2",        "1:-1:2", "0:0:0",   "0.5:1:1",
+                                        "Equal", "1:2:1000001", "1:1:1 "};
+    double weights[3];
+    enum balance balance;
+    cr_expect(parsed("equal", weights) == BALANCE_EQUAL && weights[0] == 1 && weights[2] == 1);
+    cr_expect(parsed("measured", weights) == BALANCE_MEASURED && weights[1] == 1);
+    cr_expect(parsed("memory", weights) == BALANCE_MEMORY);
+    cr_expect(parsed("3:0:1000000", weights) == BALANCE_FIXED && weights[0] == 3 && weights[1] == 0 &&
+              weights[2] == 1e6);
+    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+        cr_expect_eq(balance_parse(wrong[i], 3, &balance, weights), STATUS_USAGE, "'%s'", wrong[i]);
+        cr_expect(strstr(status_text(), "--balance"), "%s", status_text());
+    }
+    must(balance_parse("7", 1, &balance, weights));
+}
+
+/* The ranks compute 300 and 100 samples/s. */
+Test(train_ranks, shares_follow_speeds)
+{
+    static const double speeds[] = {300, 100};
+    static const uint32_t equal[] = {32, 32}, fair[] = {48, 16}, nearly[] = {47, 17};
+    uint32_t next[2];
+    cr_expect_float_eq(balance_improve(speeds, 2, BALANCE_GAIN_MIN, equal, next), 0.5, 1e-12);
+    cr_expect_arr_eq(next, fair, sizeof next);
+    cr_expect_eq(balance_improve(speeds, 2, BALANCE_GAIN_MIN, fair, next), 0);
+    cr_expect_arr_eq(next, fair, sizeof next);
+    /* From 0.17 to 0.16 s per step. */
+    cr_expect_float_eq(balance_improve(speeds, 2, 0.058, nearly, next), 1. / 17, 1e-12);
+    cr_expect_arr_eq(next, fair, sizeof next);
+    cr_expect_eq(balance_improve(speeds, 2, 0.059, nearly, next), 0);
+    cr_expect_arr_eq(next, nearly, sizeof next);
+}
+
+/* A rank keeps at least one sample, because its speed could not be measured without. */
+Test(train_ranks, a_very_slow_rank_keeps_one_sample)
+{
+    static const double speeds[] = {1000, 1e-3, 1000};
+    static const uint32_t now[] = {5, 5, 5}, wanted[] = {7, 1, 7};
+    uint32_t next[3];
+    cr_expect(balance_improve(speeds, 3, BALANCE_GAIN_MIN, now, next) > 0.7);
+    cr_expect_arr_eq(next, wanted, sizeof next);
+}
+
+Test(train_ranks, unknown_speeds_change_nothing)
+{
+    static const double speeds[][2] = {{NAN, 1}, {1, INFINITY}, {0, 1}, {1, -1}};
+    static const uint32_t now[] = {9, 1};
+    uint32_t next[2] = {0};
+    for (size_t i = 0; i < COUNT_OF(speeds); i++) {
+        cr_expect_eq(balance_improve(speeds[i], 2, 0, now, next), 0);
+        cr_expect_arr_eq(next, now, sizeof next, "case %zu", i);
+    }
+}
+
+/* With any speeds: the sum stays, each rank has a sample, and no step takes longer. */
+Test(train_ranks, new_shares_are_valid_and_no_slower)
+{
+    for (uint32_t seed = 0; seed < 2000; seed++) {
+        double speeds[5];
+        uint32_t now[5], next[5], sum = 0, new_sum = 0, ranks = 1 + seed % 5;
+        for (uint32_t i = 0; i < ranks; i++) {
+            const struct philox_block draw = philox(philox_key(3), seed, i, 0, 0);
+            speeds[i] = 1 + draw.word[0] % (seed % 3 ? 1000 : 4);
+            now[i] = 1 + draw.word[1] % 60;
+            sum += now[i];
+        }
+        double gain = balance_improve(speeds, ranks, BALANCE_GAIN_MIN, now, next);
+        for (uint32_t i = 0; i < ranks; i++) {
+            new_sum += next[i];
+            cr_expect(next[i] > 0);
+        }
+        cr_expect_eq(new_sum, sum);
+        cr_expect(gain == 0 || gain > BALANCE_GAIN_MIN);
+        cr_expect_eq(gain > 0, memcmp(now, next, ranks * sizeof *now) != 0, "seed %u", seed);
+        cr_expect_float_eq(balance_gain(speeds, ranks, now, next), gain, 1e-12);
+    }
+}
+
+Test(train_ranks, shares_are_read_back_from_a_checkpoint)
+{
+    static const uint32_t shares[] = {18, 0, 6};
+    uint32_t back[3];
+    char *text = balance_text(BALANCE_MEASURED, shares, 3);
+    cr_assert_str_eq(text, "measured 18:0:6");
+    cr_expect(balance_read(text, BALANCE_MEASURED, 3, 24, back));
+    cr_expect_arr_eq(back, shares, sizeof back);
+    cr_expect(!balance_read(text, BALANCE_MEMORY, 3, 24, back) &&
+              !balance_read(text, BALANCE_MEASURED, 2, 24, back) &&
+              !balance_read(text, BALANCE_MEASURED, 3, 25, back) &&
+              !balance_read("", BALANCE_MEASURED, 3, 24, back) &&
+              !balance_read("measured 18:0:6:", BALANCE_MEASURED, 3, 24, back));
+    free(text);
 }
 
 /* ---- Failures ---- */

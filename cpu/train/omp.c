@@ -87,20 +87,31 @@ static void multiply_by_all(const struct net *net, const struct gemm *gemm)
 static struct passing passing_of(const struct net *net, uint32_t j, uint32_t epoch, enum data_part part,
                                  bool training)
 {
-    return (struct passing){j, net->numbers[j], epoch, part, training};
+    return (struct passing){net->begin + j, net->numbers[j], epoch, part, training};
+}
+
+/* Return a row of the current samples, and the gradient of this row. */
+static float *row_of(const struct net *net, const struct block *block, uint32_t j)
+{
+    return block->rows + (net->begin + j) * block->out_pitch;
+}
+
+static float *deltas_of(const struct net *net, const struct block *block, uint32_t j)
+{
+    return block->deltas + (net->begin + j) * block->out_pitch;
 }
 
 static void linear_forward(struct net *net, const struct block *block, uint32_t count)
 {
     const struct gemm gemm = {
-        .a = block[-1].rows,
+        .a = row_of(net, block - 1, 0),
         .rows = block[-1].row_positions,
         .steps = net->iota,
         .row_count = count,
         .step_count = block->layer->in_values,
         .b = block->transposed,
         .b_pitch = block->out_vectors,
-        .c = block->rows,
+        .c = row_of(net, block, 0),
         .c_pitch = block->out_pitch,
         .columns = block->out_vectors,
         .bias = net->parameters + block->bias,
@@ -112,44 +123,58 @@ static void linear_forward(struct net *net, const struct block *block, uint32_t 
 
 static void sum_rows(const struct net *net, const struct block *block, uint32_t count, float *sums)
 {
-    memset(sums, 0, block->layer->bias_values * sizeof *sums);
+    if (!net->adds)
+        memset(sums, 0, block->layer->bias_values * sizeof *sums);
     for (uint32_t j = 0; j < count; j++)
-        net->kernel->add(block->deltas + j * block->out_pitch, sums, block->layer->bias_values);
+        net->kernel->add(deltas_of(net, block, j), sums, block->layer->bias_values);
 }
 
-/* Computes the gradients of weights and biases. Also computes the gradient of the input, unless the input is
- * the samples. */
-static void linear_backward(struct net *net, const struct block *block, uint32_t count)
+/* Computes the gradients of weights and biases. Does not end with a barrier. */
+static void linear_weights(struct net *net, const struct block *block, uint32_t count)
 {
-    const struct gemm of_weights = {
-        .a = block->deltas,
+    const struct gemm gemm = {
+        .a = deltas_of(net, block, 0),
         .rows = net->iota,
         .steps = block->row_positions,
         .row_count = block->layer->out_values,
         .step_count = count,
-        .b = block[-1].rows,
+        .b = row_of(net, block - 1, 0),
         .b_pitch = block->in_pitch,
         .c = net->gradients + block->weight,
         .c_pitch = block->in_pitch,
         .columns = block[-1].out_vectors,
+        .add = net->adds,
     };
-    const struct gemm of_input = {
-        .a = block->deltas,
+    multiply_by_all(net, &gemm);
+#pragma omp single nowait
+    sum_rows(net, block, count, net->gradients + block->bias);
+}
+
+/* Computes the gradient of the input, unless the input is the samples. Does not end with a barrier. */
+static void linear_inputs(struct net *net, const struct block *block, uint32_t count)
+{
+    const struct gemm gemm = {
+        .a = deltas_of(net, block, 0),
         .rows = block->row_positions,
         .steps = net->iota,
         .row_count = count,
         .step_count = block->layer->out_values,
         .b = net->parameters + block->weight,
         .b_pitch = block->in_pitch,
-        .c = block[-1].deltas,
+        .c = deltas_of(net, block - 1, 0),
         .c_pitch = block->in_pitch,
         .columns = block[-1].out_vectors,
     };
-    multiply_by_all(net, &of_weights);
-    if (block - 1 != &net->blocks[net->flat] || net->flat > 1)
-        multiply_by_all(net, &of_input);
-#pragma omp single nowait
-    sum_rows(net, block, count, net->gradients + block->bias);
+    if (block - 1 != &net->blocks[net->flat] || net->flat > 1 || !net_begins(net))
+        multiply_by_all(net, &gemm);
+}
+
+static void linear_backward(struct net *net, const struct block *block, enum gradients_of of)
+{
+    if (of & GRADIENTS_OF_WEIGHTS)
+        linear_weights(net, block, net->count);
+    if (of & GRADIENTS_OF_INPUTS)
+        linear_inputs(net, block, net->count);
     barrier_wait(&net->barrier);
 }
 
@@ -161,9 +186,9 @@ static void after_rows(struct net *net, const struct block *block, uint32_t epoc
 #pragma omp for nowait
     for (uint32_t j = 0; j < net->count; j++) {
         struct passing passing = passing_of(net, j, epoch, DATA_TRAIN, training);
-        float *values = block->rows + j * block->out_pitch;
+        float *values = row_of(net, block, j);
         if (back)
-            net_after_backward(net, block, &passing, values, block->deltas + j * block->out_pitch);
+            net_after_backward(net, block, &passing, values, deltas_of(net, block, j));
         else
             net_after(net, block, &passing, values);
     }
@@ -206,9 +231,9 @@ static void take_loss(struct net *net, uint32_t j)
 {
     const struct train *train = net->train;
     const struct block *last = &net->blocks[net->block_count - 1];
-    const float *logits = last->rows + j * last->out_pitch;
+    const float *logits = row_of(net, last, j);
     uint32_t label = train->data->sets[DATA_TRAIN].labels[net->numbers[j]];
-    net->losses[j] = loss_of(train, logits, label, net->total, last->deltas + j * last->out_pitch);
+    net->losses[j] = loss_of(train, logits, label, net->total, deltas_of(net, last, j));
     net->correct[j] = guess(logits, train->model->classes) == label;
 }
 
@@ -227,10 +252,19 @@ static void add_totals(struct net *net, uint64_t number)
     published_store(&net->published, &net->totals);
 }
 
+void net_take_losses(struct net *net, uint64_t number)
+{
+#pragma omp for nowait
+    for (uint32_t j = 0; j < net->count; j++)
+        take_loss(net, j);
+    barrier_wait(&net->barrier);
+#pragma omp master
+    add_totals(net, number);
+}
+
 /* ---- Steps ---- */
 
-/* Runs the forward pass of the batch in net->numbers, up to the logits. */
-static void forward(struct net *net, uint32_t epoch, enum data_part part, bool training)
+void net_forward(struct net *net, uint32_t epoch, enum data_part part, bool training)
 {
     RANGE(FORWARD);
 #pragma omp for schedule(dynamic) nowait
@@ -246,8 +280,8 @@ static void forward(struct net *net, uint32_t epoch, enum data_part part, bool t
 }
 
 /* Runs the backward pass of the blocks up to FLAT, sample by sample. Each chunk of consecutive samples has
- * its own sums of gradients. */
-static void samples_backward(struct net *net, uint32_t epoch)
+ * its own sums of gradients. In a pipeline, net_update() adds up the sums of all chunks. */
+static void samples_backward(struct net *net, uint32_t epoch, enum gradients_of of)
 {
     uint32_t count = net->count, size = (count + NET_CHUNKS_MAX - 1) / NET_CHUNKS_MAX;
     size = size < NET_CHUNK ? NET_CHUNK : size;
@@ -256,40 +290,57 @@ static void samples_backward(struct net *net, uint32_t epoch)
     for (uint32_t chunk = 0; chunk < chunks; chunk++) {
         float *sums = net->sums + chunk * net->chunk_values;
         uint32_t begin = chunk * size, end = begin + size < count ? begin + size : count;
-        memset(sums, 0, net->chunk_values * sizeof *sums);
+        if (!net->train->stage)
+            memset(sums, 0, net->chunk_values * sizeof *sums);
         for (uint32_t j = begin; j < end; j++) {
             const struct passing passing = passing_of(net, j, epoch, DATA_TRAIN, true);
-            net_sample_backward(net, &net->workers[omp_get_thread_num()], &passing, sums);
+            net_sample_backward(net, &net->workers[omp_get_thread_num()], &passing, of, sums);
         }
     }
     barrier_wait(&net->barrier);
-    net_gather_sums(net, chunks);
+    if (!net->train->stage)
+        net_gather_sums(net, chunks);
 }
 
-static void backward(struct net *net, uint32_t epoch)
+void net_backward(struct net *net, uint32_t epoch, enum gradients_of of)
 {
     RANGE(BACKWARD);
     for (uint32_t i = net->block_count - 1; i > net->flat; i--) {
-        after_rows(net, &net->blocks[i], epoch, true, true);
-        linear_backward(net, &net->blocks[i], net->count);
+        if (of & GRADIENTS_OF_INPUTS)
+            after_rows(net, &net->blocks[i], epoch, true, true);
+        linear_backward(net, &net->blocks[i], of);
     }
     if (net->flat == 1)
         return;
-    after_rows(net, &net->blocks[net->flat], epoch, true, true);
-    samples_backward(net, epoch);
+    if (of & GRADIENTS_OF_INPUTS)
+        after_rows(net, &net->blocks[net->flat], epoch, true, true);
+    samples_backward(net, epoch, of);
 }
 
-/* Adds up the gradients of all ranks. Only the master thread may call the exchange. */
+/* Adds up the gradients of all ranks. With engines that have another layout, passes them in the layout of the
+ * model's arena. `status` is that of this rank's step so far. */
+static enum status add_up(struct net *net, enum status status)
+{
+    struct exchange *exchange = net->train->exchange;
+    if (!net->common)
+        return exchange_sum(exchange, status, net->gradients, net->arena_values);
+    net_give_arena(net, net->gradients, net->common);
+    TRY(exchange_sum(exchange, status, net->common, net->train->model->arena_values));
+    net_take_arena(net, net->common, net->gradients);
+    return STATUS_OK;
+}
+
+/* Only the master thread may call the exchange. */
 static void exchange(struct net *net)
 {
     if (!net->train->exchange)
         return;
 #pragma omp master
-    net->exchanged = exchange_sum(net->train->exchange, STATUS_OK, net->gradients, net->arena_values);
+    net->exchanged = add_up(net, STATUS_OK);
     barrier_wait(&net->barrier);
 }
 
-static void update_parameters(struct net *net, uint64_t number)
+void net_update(struct net *net, uint64_t number)
 {
     enum { PART = 16384 };
     const struct train *train = net->train;
@@ -312,14 +363,9 @@ static void choose_samples(struct net *net, const struct draw_order *order, uint
 /* Computes the loss and the gradients of the samples of this rank. */
 static void compute_gradients(struct net *net, uint32_t epoch, uint64_t number)
 {
-    forward(net, epoch, DATA_TRAIN, true);
-#pragma omp for nowait
-    for (uint32_t j = 0; j < net->count; j++)
-        take_loss(net, j);
-    barrier_wait(&net->barrier);
-#pragma omp master
-    add_totals(net, number);
-    backward(net, epoch);
+    net_forward(net, epoch, DATA_TRAIN, true);
+    net_take_losses(net, number);
+    net_backward(net, epoch, GRADIENTS_OF_BOTH);
 }
 
 static void make_step(struct net *net, const struct draw_order *order, uint32_t epoch, uint32_t step)
@@ -336,7 +382,7 @@ static void make_step(struct net *net, const struct draw_order *order, uint32_t 
         compute_gradients(net, epoch, number);
     exchange(net);
     if (net->exchanged == STATUS_OK)
-        update_parameters(net, number);
+        net_update(net, number);
 }
 
 /* ---- The engine ---- */
@@ -361,10 +407,12 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     net->gemm = gemm;
     /* One thread computes a small batch faster than several threads can synchronise, especially if a thread
      * must be woken. */
-    net->batch = train_share_max(train);
-    bool little = net->batch * train->model->multiplications < LITTLE_WORK;
+    const struct stage *stage = train->stage;
+    net->most = stage ? stage->capacity : train_share_max(train);
+    net->batch = stage ? stage->capacity * stage->slots : net->most;
+    bool little = net->most * train->model->multiplications < LITTLE_WORK;
     net->threads = little ? 1 : resources->threads;
-    net->chunks = (net->batch + NET_CHUNK - 1) / NET_CHUNK;
+    net->chunks = (net->most + NET_CHUNK - 1) / NET_CHUNK;
     net->chunks = net->chunks < NET_CHUNKS_MAX ? net->chunks : NET_CHUNKS_MAX;
     net->totals.bad_step = TRAIN_FINE;
     barrier_init(&net->barrier);
@@ -410,7 +458,7 @@ static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32
         choose_samples(net, &order, first + done);
         enum status status = feed_step(&net->feed, epoch, net->numbers, net->count);
         if (status != STATUS_OK)
-            return exchange_sum(net->train->exchange, status, net->gradients, net->arena_values);
+            return add_up(net, status);
 #pragma omp parallel num_threads(net->threads)
         for (uint32_t i = done; i < done + at_once && net->exchanged == STATUS_OK; i++)
             make_step(net, &order, epoch, first + i);
@@ -460,7 +508,7 @@ static void evaluate_batch(struct net *net, enum data_part part, uint32_t first,
             net->numbers[j] = first + j;
     }
     barrier_wait(&net->barrier);
-    forward(net, 0, part, false);
+    net_forward(net, 0, part, false);
 #pragma omp for nowait
     for (uint32_t j = 0; j < count; j++)
         memcpy(logits + (size_t)j * classes, last->rows + j * last->out_pitch, classes * sizeof *logits);
@@ -490,7 +538,8 @@ static uint64_t omp_memory_bytes(const void *state)
         .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .gradients_in = GRADIENTS_IN_HOST, \
         .savings = {.pooled_gradients = true}, .open = open_, .close = omp_close, .set = omp_set,       \
         .get = omp_get, .steps = omp_steps, .totals = omp_totals, .progress = omp_progress,             \
-        .gradients = omp_gradients, .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes          \
+        .gradients = omp_gradients, .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes,         \
+        .stages = &net_stages                                                                           \
     }
 
 const struct engine engine_omp = ENGINE("omp", omp_open);

@@ -62,8 +62,8 @@ struct net_kernel {
     void (*pool)(const struct pool *pool, const float *in, float *out, uint32_t *positions);
 
     /* A window of the convolution kernel has `vectors` vectors at the offsets runs[]. For every list entry
-     * and every vector: weight_delta += delta * in and, unless in_delta is NULL, in_delta +=
-     * delta * weight. */
+     * and every vector: weight_delta += delta * in, unless weight_delta is NULL, and in_delta +=
+     * delta * weight, unless in_delta is NULL. */
     void (*spread)(const struct argmax_list *argmax, const uint32_t *runs, size_t vectors, const float *in,
                    float *weight_delta, const float *weight, float *in_delta);
 

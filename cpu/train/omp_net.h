@@ -60,6 +60,7 @@ struct block {
     uint32_t after, after_end; /* range of layers that run in place in the block's output */
     bool is_added;             /* a later ADD uses the block's output */
     const struct block *added; /* ADD only: the earlier block */
+    size_t kept_delta;         /* CONV only: offset in net->kept_deltas of a sample */
     size_t held;               /* ADD only: offset in worker->held of the gradients for the earlier block */
 
     /* Shapes of input and output. FLAT and LINEAR have one position; their pitch is the distance between two
@@ -94,7 +95,9 @@ struct net {
     const struct net_kernel *kernel;
     struct gemm_kernels gemm;
     int threads;
-    uint32_t batch; /* capacity in samples: the most that this rank has in a step */
+    uint32_t batch; /* capacity in samples: the most that this rank has in a step or, in a pipeline, keeps */
+    uint32_t
+        most; /* the most samples that are processed together: `batch` or, in a pipeline, a micro-batch */
     struct block blocks[NET_BLOCKS_MAX];
     uint32_t block_count, flat; /* `flat`: index of block FLAT */
     uint32_t *numbers;          /* sample numbers of the batch */
@@ -103,6 +106,7 @@ struct net {
     /* Arenas of parameters. Tensors and rows of LINEAR weights are padded to whole vectors with zeros. */
     size_t arena_values;
     float *parameters, *gradients, *m, *v;
+    float *common; /* room for an arena in the layout of model.h, if the exchange needs that; else NULL */
 
     /* Data kept per sample for the backward pass. `draws`: random bytes of dropout layers. */
     size_t kept_values, kept_argmax, kept_draws;
@@ -112,6 +116,11 @@ struct net {
     uint32_t *argmax;
     uint8_t *draws;
 
+    /* Pipelines that separate the gradients of inputs and weights: the gradients of the outputs of
+     * convolutions, per sample. Otherwise NULL. */
+    size_t kept_delta_values;
+    float *kept_deltas;
+
     /* Sums of convolution gradients, one row per chunk. */
     size_t chunk_values;
     uint32_t chunks; /* maximum number of chunks */
@@ -120,8 +129,12 @@ struct net {
     struct feed feed;
     struct worker *workers;
     struct barrier barrier;
-    uint32_t count;        /* samples of this rank in the current batch */
-    uint32_t total;        /* samples of all ranks in the current batch */
+    uint32_t begin;        /* index in the batch of the current micro-batch's first sample; otherwise 0 */
+    const float *inputs;   /* input of the current micro-batch in C order; NULL: gather samples */
+    float *in_deltas;      /* receives the gradient of this input; NULL: not needed */
+    bool adds;             /* gradients of weights are added to those of earlier micro-batches */
+    uint32_t count;        /* samples of this rank in the current batch, or of the current micro-batch */
+    uint32_t total;        /* samples of all ranks in the current batch, or of the step of a micro-batch */
     enum status exchanged; /* status of the latest exchange of gradients */
     double *losses;        /* loss of each sample of the batch */
     uint8_t *correct;      /* whether each sample was classified correctly */
@@ -133,6 +146,12 @@ struct net {
     bool out_of_memory;
     uint64_t bytes;
 };
+
+/* Returns whether the input of the network is the samples, so that it needs no gradient. */
+static inline bool net_begins(const struct net *net)
+{
+    return !net->train->stage || net->train->stage->first;
+}
 
 /* A sample that passes through the network. */
 struct passing {
@@ -176,8 +195,23 @@ void net_after_backward(const struct net *net, const struct block *block, const 
 void net_sample_forward(const struct net *net, struct worker *worker, const struct passing *passing);
 
 /* Runs the backward pass of one sample from FLAT to the first block. Adds the sample's gradients to the sums
- * of its chunk. */
+ * of its chunk. GRADIENTS_OF_INPUTS keeps what GRADIENTS_OF_WEIGHTS needs later. */
 void net_sample_backward(const struct net *net, struct worker *worker, const struct passing *passing,
-                         float *sums);
+                         enum gradients_of of, float *sums);
+
+/* ---- omp.c: called by all threads of a parallel region; each ends with a barrier ---- */
+
+/* Runs the forward pass of the samples in net->numbers, up to the logits or the outputs of the stage. */
+void net_forward(struct net *net, uint32_t epoch, enum data_part part, bool training);
+
+/* Adds the losses of the samples to the totals of step `number`, and starts their backward pass. */
+void net_take_losses(struct net *net, uint64_t number);
+
+void net_backward(struct net *net, uint32_t epoch, enum gradients_of of);
+void net_update(struct net *net, uint64_t number);
+
+/* ---- omp_stage.c ---- */
+
+extern const struct stage_functions net_stages;
 
 #endif

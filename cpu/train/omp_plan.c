@@ -120,10 +120,11 @@ static int last_spatial_layer(const struct model *model)
     return last;
 }
 
-/* Returns the block whose output, after its in-place layers, is the output of `layer`. */
-static const struct block *block_of(const struct net *net, uint32_t layer)
+/* Returns the block whose output, after its in-place layers, is the output of `layer`. UINT32_MAX is the
+ * input of the network, which an ADD can use in a stage of a pipeline. */
+static struct block *block_of(struct net *net, uint32_t layer)
 {
-    const struct block *block = net->blocks;
+    struct block *block = net->blocks;
     while (block->after_end != layer + 1)
         block++;
     return block;
@@ -149,16 +150,19 @@ static enum status make_blocks(struct net *net)
         while (i < model->layer_count && works_in_place(&model->layers[i]))
             i++;
         block->after_end = i;
-        block->is_added = i > 0 && model->layers[i - 1].is_added;
         if (i == model->layer_count)
             return STATUS_OK;
         const struct layer *layer = &model->layers[i];
         if (layer->spec.kind == LAYER_LINEAR && (int)i < last)
             return status_set(STATUS_UNAVAILABLE, "omp: does not support a linear layer before a "
                                                   "convolution, a pooling, an addition or a mean");
+        const uint32_t from = i - layer->spec.back;
         block = add_block(net, kinds[layer->spec.kind], &i);
-        if (block->kind == BLOCK_ADD)
-            block->added = block_of(net, layer->number - layer->spec.back);
+        if (block->kind == BLOCK_ADD) {
+            struct block *added = block_of(net, from);
+            added->is_added = true;
+            block->added = added;
+        }
     }
 }
 
@@ -170,7 +174,7 @@ static void lay_out_block(struct net *net, struct block *block)
     block->positions = rows ? 1 : positions_of(&block->out);
     block->in_pitch = first ? 0 : block[-1].out_pitch;
     block->out_pitch = rows ? row_pitch(shape_values(&block->out)) : round_up(block->out.channels, lanes);
-    if (first && block[1].kind == BLOCK_CONV && !block->is_added)
+    if (first && block[1].kind == BLOCK_CONV && !block->is_added && net_begins(net))
         block->out_pitch = block->out.channels; /* the next block only broadcasts single input values or loads
                                                    vectors along image rows, so channels need no padding */
     block->values = net->kept_values;
@@ -187,6 +191,10 @@ static void lay_out_block(struct net *net, struct block *block)
     if (block->kind == BLOCK_ADD) {
         block->held = net->held_values;
         net->held_values += round_up(block->positions * block->out_pitch, LINE);
+    }
+    if (block->kind == BLOCK_CONV && net->train->stage && net->train->stage->splits) {
+        block->kept_delta = net->kept_delta_values;
+        net->kept_delta_values += round_up(block->positions * block->out_pitch, LINE);
     }
     if (block->kind == BLOCK_CONV || block->kind == BLOCK_LINEAR) {
         size_t values = block->layer->weight_values;
@@ -261,7 +269,7 @@ static void plan_backward(struct net *net, struct block *block)
 {
     struct conv *conv = &block->conv;
     conv->gradient_count = conv->depth * block->out_pitch;
-    if (block == &net->blocks[1])
+    if (block == &net->blocks[1] && net_begins(net))
         return; /* no gradient with respect to the input is needed */
     const uint32_t *kernel = conv->kernel;
     size_t taps = conv->depth / block->in.channels;
@@ -355,6 +363,8 @@ static void plan_arenas(struct net *net)
         *arenas[i] = take(net, net->arena_values, sizeof(float));
     if (!net->train->forward_only)
         net->sums = take(net, net->chunks * net->chunk_values, sizeof(float));
+    if (net->train->exchange && net->train->exchange->mixed)
+        net->common = take(net, net->train->model->arena_values, sizeof(float));
 }
 
 /* Sets the offset of each dropout layer's random bytes. */
@@ -363,7 +373,7 @@ static void plan_draws(struct net *net)
     const struct model *model = net->train->model;
     for (uint32_t i = 0; i < model->layer_count; i++)
         if (model->layers[i].spec.kind == LAYER_DROPOUT) {
-            net->draws_of[i] = net->kept_draws;
+            net->draws_of[model->layers[i].number] = net->kept_draws;
             net->kept_draws += round_up(model->layers[i].out_values, DRAW_DROPOUT_ELEMENTS);
         }
 }
@@ -382,6 +392,8 @@ static void plan_batch(struct net *net)
     net->kept = take(net, net->batch * net->kept_values, sizeof(float));
     net->argmax = take(net, net->batch * net->kept_argmax, sizeof *net->argmax);
     net->draws = take(net, net->batch * net->kept_draws, sizeof *net->draws);
+    if (net->kept_delta_values > 0)
+        net->kept_deltas = take(net, net->batch * net->kept_delta_values, sizeof(float));
     net->workers = take(net, (size_t)net->threads, sizeof *net->workers);
 }
 

@@ -151,27 +151,36 @@ static void mean_forward(const struct net *net, const struct block *block, const
         out[c] /= (float)positions;
 }
 
-/* Gathers the sample in C order, then transposes it so that the channels are innermost. */
-static void gather(const struct net *net, struct worker *worker, const struct passing *passing)
+/* Gathers the sample in C order. */
+static const float *gather(const struct net *net, struct worker *worker, const struct passing *passing)
 {
     const struct train *train = net->train;
-    const struct block *input = &net->blocks[0];
     struct draw_move move = {0, 0, false};
     RANGE(GATHER);
     double begin_s = timer_now_s();
     if (passing->training)
         move = draw_move(&train->augment, train->seed, passing->epoch, passing->sample);
-    const void *stored = passing->training ? feed_sample(&net->feed, passing->sample, passing->index)
-                                           : data_sample(train->data, passing->part, passing->sample);
+    const void *stored = passing->training
+                             ? feed_sample(&net->feed, passing->sample, passing->index - net->begin)
+                             : data_sample(train->data, passing->part, passing->sample);
     data_gather(train->data, stored, move, worker->sample);
-    net->kernel->transpose(worker->sample, input->positions, input->out.channels, input->positions,
-                           values_of(net, input, passing), input->out_pitch);
     worker->data_s += timer_now_s() - begin_s;
+    return worker->sample;
+}
+
+/* Transposes the input from C order, so that the channels are innermost. */
+static void take_input(const struct net *net, struct worker *worker, const struct passing *passing)
+{
+    const struct block *input = &net->blocks[0];
+    const size_t at = (passing->index - net->begin) * net->train->model->input_values;
+    const float *from = net->inputs ? net->inputs + at : gather(net, worker, passing);
+    net->kernel->transpose(from, input->positions, input->out.channels, input->positions,
+                           values_of(net, input, passing), input->out_pitch);
 }
 
 void net_sample_forward(const struct net *net, struct worker *worker, const struct passing *passing)
 {
-    gather(net, worker, passing);
+    take_input(net, worker, passing);
     net_after(net, &net->blocks[0], passing, values_of(net, &net->blocks[0], passing));
     for (uint32_t i = 1; i < net->flat; i++) {
         const struct block *block = &net->blocks[i];
@@ -225,10 +234,15 @@ static void conv_backward_input(const struct net *net, struct worker *worker, co
     net->gemm.multiply(&gemm, 0, net->gemm.tiles(&gemm));
 }
 
+/* `sums` and `in_deltas` may be NULL: not needed. */
 static void conv_backward(const struct net *net, struct worker *worker, const struct block *block,
                           const float *in, const float *deltas, float *in_deltas, float *sums)
 {
     const struct conv *conv = &block->conv;
+    if (in_deltas)
+        conv_backward_input(net, worker, block, deltas, in_deltas);
+    if (!sums)
+        return;
     const struct gemm gemm = {
         .a = with_zeros(block, in, worker->around),
         .rows = conv->taps,
@@ -243,8 +257,6 @@ static void conv_backward(const struct net *net, struct worker *worker, const st
         .add = true,
     };
     net->gemm.multiply(&gemm, 0, net->gemm.tiles(&gemm));
-    if (in_deltas)
-        conv_backward_input(net, worker, block, deltas, in_deltas);
 }
 
 /* Lists the argmax offsets and non-zero gradients of pooling windows first .. first + count - 1. There is one
@@ -284,7 +296,7 @@ static void argmax_backward(const struct net *net, struct worker *worker, const 
         for (uint32_t o = 0; o < block->out.channels; o++) {
             const struct argmax_list list = {worker->list_positions + o * count,
                                              worker->list_deltas + o * count, worker->list_counts[o]};
-            net->kernel->spread(&list, conv->runs, conv->vectors, from, sums + o * window,
+            net->kernel->spread(&list, conv->runs, conv->vectors, from, sums ? sums + o * window : NULL,
                                 conv->backward + o * window, to);
         }
     }
@@ -331,33 +343,69 @@ static void mean_backward(const struct block *block, const float *deltas, float 
             in_deltas[p * block->in_pitch + c] = deltas[c] / (float)positions;
 }
 
-static void block_backward(const struct net *net, struct worker *worker, const struct block *block,
-                           const struct passing *passing, const float *deltas, float *in_deltas, float *sums)
+/* Runs the backward pass of a convolution. `sums` and `in_deltas` may be NULL: not needed. */
+static void conv_block_backward(const struct net *net, struct worker *worker, const struct block *block,
+                                const struct passing *passing, const float *deltas, float *in_deltas,
+                                float *sums)
 {
     const float *in = values_of(net, block - 1, passing);
-    const uint32_t *argmax = argmax_of(net, block, passing);
-    if (block->kind == BLOCK_ADD)
-        return add_backward(worker, block, deltas, in_deltas);
-    if (block->kind != BLOCK_CONV) {
-        if (in_deltas && block->kind == BLOCK_POOL)
-            pool_backward(block, argmax, deltas, in_deltas);
-        else if (in_deltas)
-            mean_backward(block, deltas, in_deltas);
-        return;
+    if (sums) {
+        sums += block->conv.gradient;
+        sum_positions(net, block, deltas, sums + block->conv.gradient_count);
     }
-    sums += block->conv.gradient;
-    sum_positions(net, block, deltas, sums + block->conv.gradient_count);
-    if (block->pool)
-        argmax_backward(net, worker, block, in, argmax, deltas, in_deltas, sums);
-    else
+    if (block->pool && (sums || in_deltas))
+        argmax_backward(net, worker, block, in, argmax_of(net, block, passing), deltas, in_deltas, sums);
+    else if (!block->pool)
         conv_backward(net, worker, block, in, deltas, in_deltas, sums);
 }
 
+static void block_backward(const struct net *net, struct worker *worker, const struct block *block,
+                           const struct passing *passing, const float *deltas, float *in_deltas, float *sums)
+{
+    if (block->kind == BLOCK_CONV)
+        conv_block_backward(net, worker, block, passing, deltas, in_deltas, sums);
+    else if (block->kind == BLOCK_ADD)
+        add_backward(worker, block, deltas, in_deltas);
+    else if (in_deltas && block->kind == BLOCK_POOL)
+        pool_backward(block, argmax_of(net, block, passing), deltas, in_deltas);
+    else if (in_deltas)
+        mean_backward(block, deltas, in_deltas);
+}
+
+static float *kept_deltas_of(const struct net *net, const struct block *block, const struct passing *passing)
+{
+    return net->kept_deltas + passing->index * net->kept_delta_values + block->kept_delta;
+}
+
+/* Computes the gradients of the weights from the gradients that an earlier pass kept. */
+static void sample_weights(const struct net *net, struct worker *worker, const struct passing *passing,
+                           float *sums)
+{
+    for (uint32_t i = net->flat - 1; i > 0; i--)
+        if (net->blocks[i].kind == BLOCK_CONV)
+            conv_block_backward(net, worker, &net->blocks[i], passing,
+                                kept_deltas_of(net, &net->blocks[i], passing), NULL, sums);
+}
+
+/* Writes the gradient of the stage's input in C order. */
+static void give_in_deltas(const struct net *net, const struct worker *worker, const struct passing *passing,
+                           float *deltas)
+{
+    const struct block *input = &net->blocks[0];
+    float *to = net->in_deltas + (passing->index - net->begin) * net->train->model->input_values;
+    if (input->is_added)
+        take_held(net, worker, input, deltas);
+    net->kernel->transpose(deltas, input->out_pitch, input->positions, input->out.channels, to,
+                           input->positions);
+}
+
 void net_sample_backward(const struct net *net, struct worker *worker, const struct passing *passing,
-                         float *sums)
+                         enum gradients_of of, float *sums)
 {
     const struct block *flat = &net->blocks[net->flat];
     float *deltas = worker->deltas[0], *in_deltas = worker->deltas[1];
+    if (of == GRADIENTS_OF_WEIGHTS)
+        return sample_weights(net, worker, passing, sums);
     if (flat->in.channels != flat->in_pitch)
         memset(deltas, 0, flat[-1].positions * flat->in_pitch * sizeof *deltas);
     net->kernel->transpose(flat->deltas + passing->index * flat->out_pitch, flat[-1].positions,
@@ -367,9 +415,14 @@ void net_sample_backward(const struct net *net, struct worker *worker, const str
         if (block->is_added)
             take_held(net, worker, block, deltas);
         net_after_backward(net, block, passing, values_of(net, block, passing), deltas);
-        block_backward(net, worker, block, passing, deltas, i > 1 ? in_deltas : NULL, sums);
+        if (of == GRADIENTS_OF_INPUTS && block->kind == BLOCK_CONV)
+            memcpy(kept_deltas_of(net, block, passing), deltas, values_count(block) * sizeof *deltas);
+        block_backward(net, worker, block, passing, deltas, i > 1 || net->in_deltas ? in_deltas : NULL,
+                       of & GRADIENTS_OF_WEIGHTS ? sums : NULL);
         float *done = deltas;
         deltas = in_deltas;
         in_deltas = done;
     }
+    if (net->in_deltas)
+        give_in_deltas(net, worker, passing, deltas);
 }

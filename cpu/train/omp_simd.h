@@ -71,8 +71,8 @@ typedef void tile_function(const struct gemm *gemm, size_t row, size_t column, s
         tile(gemm, row, column, begin, end, rows, panel);                                          \
     }
 
-/* tile_of[wide][panel - 1]: tiles with ROWS_WIDE rows if c is at least a full panel wide, with ROWS_NARROW
- * rows if it is narrower. */
+/* tile_of[wide][n - 1] computes tiles of n vectors. `wide` is 1 if c has at least PANEL_MAX vectors per row;
+ * its tiles then have ROWS_WIDE rows, otherwise ROWS_NARROW. */
 #define ROWS_WIDE   6
 #define ROWS_NARROW 8
 TILE(wide_1, ROWS_WIDE, 1)
@@ -171,14 +171,15 @@ static void pool(const struct pool *pool, const float *in, float *out, uint32_t 
 
 INLINE void spread_group(const struct argmax_list *argmax, const uint32_t *runs, const float *in,
                          float *weight_delta, const float *weight, float *in_delta, const int GROUP,
-                         const bool both)
+                         const bool weights, const bool inputs)
 {
     vreal sum[SPREAD_MAX], factor[SPREAD_MAX];
     size_t run[SPREAD_MAX];
     UNROLL for (int v = 0; v < GROUP; v++)
     {
-        sum[v] = v_load(weight_delta + v * LANES);
-        factor[v] = both ? v_load(weight + v * LANES) : v_set(0);
+        /* cppcheck-suppress nullPointerArithmetic ; NULL only without `weights` */
+        sum[v] = weights ? v_load(weight_delta + v * LANES) : v_set(0);
+        factor[v] = inputs ? v_load(weight + v * LANES) : v_set(0);
         run[v] = runs[v];
     }
     for (size_t i = 0; i < argmax->count; i++) {
@@ -186,14 +187,15 @@ INLINE void spread_group(const struct argmax_list *argmax, const uint32_t *runs,
         const size_t position = argmax->positions[i];
         UNROLL for (int v = 0; v < GROUP; v++)
         {
-            sum[v] = v_fma(delta, v_load(in + position + run[v]), sum[v]);
-            if (both) {
+            if (weights)
+                sum[v] = v_fma(delta, v_load(in + position + run[v]), sum[v]);
+            if (inputs) {
                 float *to = in_delta + position + run[v];
                 v_store(to, v_fma(delta, factor[v], v_load(to)));
             }
         }
     }
-    UNROLL for (int v = 0; v < GROUP; v++) v_store(weight_delta + v * LANES, sum[v]);
+    UNROLL for (int v = 0; weights && v < GROUP; v++) v_store(weight_delta + v * LANES, sum[v]);
 }
 
 typedef void spread_function(const struct argmax_list *argmax, const uint32_t *runs, const float *in,
@@ -202,10 +204,12 @@ typedef void spread_function(const struct argmax_list *argmax, const uint32_t *r
     static void spread_##n(const struct argmax_list *argmax, const uint32_t *runs, const float *in, \
                            float *weight_delta, const float *weight, float *in_delta)               \
     {                                                                                               \
-        if (in_delta)                                                                               \
-            spread_group(argmax, runs, in, weight_delta, weight, in_delta, n, true);                \
+        if (!weight_delta)                                                                          \
+            spread_group(argmax, runs, in, NULL, weight, in_delta, n, false, true);                 \
+        else if (in_delta)                                                                          \
+            spread_group(argmax, runs, in, weight_delta, weight, in_delta, n, true, true);          \
         else                                                                                        \
-            spread_group(argmax, runs, in, weight_delta, weight, in_delta, n, false);               \
+            spread_group(argmax, runs, in, weight_delta, weight, in_delta, n, true, false);         \
     }
 SPREAD(1)
 SPREAD(2)
@@ -238,7 +242,7 @@ static void spread(const struct argmax_list *argmax, const uint32_t *runs, size_
     size_t parts = (vectors + SPREAD_MAX - 1) / SPREAD_MAX;
     for (size_t p = 0; p < parts; p++) {
         size_t begin = vectors * p / parts, end = vectors * (p + 1) / parts;
-        groups[end - begin - 1](argmax, runs + begin, in, weight_delta + begin * LANES,
+        groups[end - begin - 1](argmax, runs + begin, in, weight_delta ? weight_delta + begin * LANES : NULL,
                                 weight ? weight + begin * LANES : NULL, in_delta);
     }
 }

@@ -17,15 +17,16 @@
 /* An open shard, shared by the pieces that read from it. The last user closes it. Pointers to this struct are
  * NULL if there is nothing to close and no error to report. */
 struct open_shard {
-    void *handle;       /* owned by the variant; may be NULL */
-    uint32_t users;     /* number of pieces, plus one while a share continues in this shard; atomic */
+    void *handle; /* owned by the variant; may be NULL */
+    uint32_t
+        users; /* number of pieces that read from it, plus one while a share has more samples in it; atomic */
     char failure[1024]; /* error message, if the shard could not be opened */
 };
 
 /* Consecutive samples of one shard, and their bytes in a buffer. */
 struct piece {
     uint32_t shard, first, count; /* `count` samples, from sample number `first` on */
-    uint32_t arrival;             /* index of the first sample in the share's reading order */
+    uint32_t arrival;             /* index of sample `first` in the share's reading order */
     uint64_t offset, bytes;       /* range of bytes in the shard */
     uint64_t at;                  /* offset in the buffer, in bytes */
     struct open_shard *opened;    /* may be NULL: see struct open_shard */
@@ -53,8 +54,8 @@ struct ring_share {
     uint32_t epochs;           /* number of epochs started */
     uint64_t lost;             /* samples lost in earlier epochs */
 
-    /* The next chunk begins at sample `within` of segment `segment`. A segment is a run of consecutive
-     * samples of one shard. `arrival` is the index of that sample in the share's reading order. */
+    /* The next chunk begins at sample `within` of segment `segment`; `arrival` is the index of this sample in
+     * the share's reading order. A segment is a run of consecutive samples of one shard. */
     uint32_t segment, within, arrival;
     uint32_t asked; /* number of segments that the operating system was asked to read ahead */
 

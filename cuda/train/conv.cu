@@ -119,9 +119,12 @@ enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allo
 
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass)
 {
-    TRY(bias_backward(layer, pass));
+    const bool weights = pass->of & GRADIENTS_OF_WEIGHTS;
+    if (weights)
+        TRY(bias_backward(layer, pass));
     if (layer->packed.in)
         return packed_backward(layer, pass);
-    TRY(conv_weights_backward(layer, pass));
-    return layer->in_delta ? conv_input_backward(layer, pass) : STATUS_OK;
+    if (weights)
+        TRY(conv_weights_backward(layer, pass));
+    return layer->in_delta && pass->of & GRADIENTS_OF_INPUTS ? conv_input_backward(layer, pass) : STATUS_OK;
 }

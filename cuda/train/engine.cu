@@ -10,35 +10,10 @@
 #include "common/check.cuh"
 #include "core/phase.h"
 #include "machine/device.h"
+#include "train/exchange_pieces.h"
 #include "train/cudnn.cuh"
-#include "train/feed.cuh"
+#include "train/engine_parts.cuh"
 #include "train/multiply.cuh"
-#include "train/network.cuh"
-#include "train/progress.cuh"
-
-/* Smallest part of the gradients that is worth an exchange of its own: 1 MiB. */
-#define PART_VALUES ((size_t)1 << 18)
-
-struct network {
-    const struct train *train;
-    enum precision precision;
-    int device;
-    cudaStream_t stream;
-    struct allocations allocations;
-    struct train_state state; /* device memory */
-    float *gradients, *workspace, *inputs;
-    struct device_set sets[DATA_PARTS];
-    struct device_feed feed; /* live training samples */
-    struct device_batch batch;
-    struct device_losses losses;
-    struct device_progress progress;
-    struct device_layer layers[MODEL_LAYERS_MAX];
-    struct layer_passes passes[LAYER_KINDS];
-    /* Events before and after the gather of one step: the middle step of the latest call of steps(). By then,
-     * launches are queued, so the measured time contains no launch latency. */
-    cudaEvent_t gather_begin, gather_end;
-    uint64_t steps; /* since the last totals() */
-};
 
 static const struct layer_passes own_passes[LAYER_KINDS] = {
     /* LAYER_CONV */ {conv_prepare, conv_forward, conv_backward, nullptr},
@@ -52,11 +27,23 @@ static const struct layer_passes own_passes[LAYER_KINDS] = {
 
 /* ---- Memory ---- */
 
+/* Makes room for one more entry in the list of blocks. */
+static enum status make_room(struct allocations *allocations)
+{
+    if (allocations->count < allocations->room)
+        return STATUS_OK;
+    uint32_t room = allocations->room ? 2 * allocations->room : 64;
+    void *blocks = realloc(allocations->blocks, room * sizeof *allocations->blocks);
+    if (!blocks)
+        return status_set(STATUS_FAILED, "cuda: out of memory");
+    allocations->blocks = static_cast<void **>(blocks);
+    allocations->room = room;
+    return STATUS_OK;
+}
+
 enum status allocate_bytes(struct allocations *allocations, void **pointer, size_t bytes)
 {
-    if (allocations->count == COUNT_OF(allocations->blocks))
-        return status_set(STATUS_FAILED, "cuda: more than %zu device allocations",
-                          COUNT_OF(allocations->blocks));
+    TRY(make_room(allocations));
     cudaError_t error = cudaMalloc(pointer, bytes);
     if (error == cudaErrorMemoryAllocation) {
         size_t free_bytes = 0, total_bytes = 0;
@@ -77,7 +64,8 @@ void allocations_free(struct allocations *allocations)
 {
     while (allocations->count > 0)
         (void)cudaFree(allocations->blocks[--allocations->count]);
-    allocations->bytes = 0;
+    free(allocations->blocks);
+    *allocations = {};
 }
 
 /* ---- State ---- */
@@ -108,19 +96,20 @@ enum status totals_clear(struct train_totals *totals, cudaStream_t stream)
 /* ---- Opening ---- */
 
 /* Kernels index the elements of a batch with 31 bits, which limits the batch size. */
-static enum status check_size(const struct train *train)
+static enum status check_size(const struct network *network)
 {
+    const struct train *train = network->train;
     const struct model *model = train->model;
     size_t most = model->input_values;
     for (uint32_t i = 0; i < model->layer_count; i++)
         if (model->layers[i].out_values > most)
             most = model->layers[i].out_values;
-    if (most * train_share_max(train) < UINT64_C(1) << 31)
+    if (most * network->capacity < UINT64_C(1) << 31)
         return STATUS_OK;
     return status_set(
         STATUS_USAGE,
         "a layer of %s would hold 2^31 values or more for a batch of %u; lower --batch to %llu%s",
-        model->name, train_share_max(train), (unsigned long long)(((UINT64_C(1) << 31) - 1) / most),
+        model->name, network->capacity, (unsigned long long)(((UINT64_C(1) << 31) - 1) / most),
         train->ranks > 1 ? " per rank" : "");
 }
 
@@ -151,12 +140,13 @@ static enum status open_layer(struct network *network, uint32_t i)
 {
     const struct model *model = network->train->model;
     const struct layer *layer = &model->layers[i];
-    struct device_layer *self = &network->layers[i], *before = i ? self - 1 : NULL;
-    uint32_t batch = train_share_max(network->train);
+    struct device_layer *self = &network->layers[i];
+    const struct device_layer *before = self - 1;
+    uint32_t batch = network->capacity;
     size_t outputs = layer->out_values * batch;
     self->layer = layer;
-    self->in = before ? before->out : network->inputs;
-    self->in_delta = before ? before->out_delta : NULL;
+    self->in = before->out;
+    self->in_delta = before->out_delta;
     if (in_place(layer)) {
         self->out = self->in;
         self->out_delta = self->in_delta;
@@ -176,28 +166,26 @@ static enum status open_layer(struct network *network, uint32_t i)
 static enum status open_data(struct network *network)
 {
     const struct data *data = network->train->data;
-    size_t batch = train_share_max(network->train);
+    const struct stage *stage = network->train->stage;
     for (int part = network->train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
-        if (part == DATA_TEST || data->feed != DATA_LIVE)
+        if ((part == DATA_TEST || data->feed != DATA_LIVE) && (!stage || stage->first))
             TRY(allocate_copy(&network->allocations, &network->sets[part].values, set->values,
                               data_held(data, (enum data_part)part) * data->sample_bytes, network->stream));
         TRY(allocate_copy(&network->allocations, &network->sets[part].labels, set->labels,
                           set->count * sizeof *set->labels, network->stream));
     }
-    TRY(allocate(&network->allocations, &network->batch.numbers, batch));
-    TRY(allocate(&network->allocations, &network->batch.labels, batch));
-    TRY(allocate(&network->allocations, &network->batch.moves, batch));
-    TRY(device_feed_open(&network->feed, network->train, network->device, &network->allocations));
-    return allocate(&network->allocations, &network->inputs, batch * data->sample_values);
+    return device_feed_open(&network->feed, network->train, network->device, &network->allocations);
 }
 
 static enum status open_learning(struct network *network)
 {
-    size_t values = network->train->model->arena_values, batch = train_share_max(network->train);
+    size_t values = network->train->model->arena_values, batch = network->capacity;
     TRY(allocate_zeros(&network->allocations, &network->state.m, values, network->stream));
     TRY(allocate_zeros(&network->allocations, &network->state.v, values, network->stream));
     TRY(allocate_zeros(&network->allocations, &network->gradients, values, network->stream));
+    if (network->train->stage)
+        TRY(allocate_zeros(&network->allocations, &network->added, values, network->stream));
     TRY(allocate(&network->allocations, &network->losses.losses, batch));
     TRY(allocate(&network->allocations, &network->losses.right, batch));
     if (network->precision == PRECISION_FP16)
@@ -214,11 +202,74 @@ static enum status clear_totals(struct network *network)
     return totals_clear(network->losses.totals, network->stream);
 }
 
+/* Describes the input of the network as the output of a layer, for additions that use it. Only the input of a
+ * stage that is not the first needs a gradient. */
+static enum status open_input(struct network *network)
+{
+    const struct model *model = network->train->model;
+    const struct stage *stage = network->train->stage;
+    struct slot *slot = network->slot;
+    network->input = {};
+    network->input.out = model->input;
+    network->input.out_values = model->input_values;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        network->input.is_added |= model->layers[i].spec.kind == LAYER_ADD && model->layers[i].spec.back > i;
+    TRY(allocate(&network->allocations, &slot->inputs, network->capacity * model->input_values));
+    slot->all[0] = {};
+    slot->all[0].layer = &network->input;
+    slot->all[0].out = slot->inputs;
+    return stage && !stage->first ? allocate_zeros(&network->allocations, &slot->all[0].out_delta,
+                                                   network->capacity * model->input_values, network->stream)
+                                  : STATUS_OK;
+}
+
+/* Opens the memory of the current slot. */
+static enum status open_slot(struct network *network)
+{
+    const struct train *train = network->train;
+    const uint32_t layers = train->model->layer_count;
+    struct device_batch *batch = &network->slot->batch;
+    TRY(allocate(&network->allocations, &batch->numbers, network->capacity));
+    TRY(allocate(&network->allocations, &batch->labels, network->capacity));
+    TRY(allocate(&network->allocations, &batch->moves, network->capacity));
+    TRY(open_input(network));
+    for (uint32_t i = 0; i < layers; i++)
+        TRY(open_layer(network, i));
+    for (uint32_t i = 0; i < layers; i++)
+        TRY(packed_prepare(&network->layers[i], network->precision, network->capacity, !train->forward_only,
+                           &network->allocations));
+    for (uint32_t i = 1; i < layers; i++)
+        share_relu(&network->layers[i - 1], &network->layers[i],
+                   i + 1 < layers ? &network->layers[i + 1] : nullptr);
+    return STATUS_OK;
+}
+
+void network_choose(struct network *network, uint32_t number)
+{
+    network->slot = &network->slots[number];
+    network->layers = network->slot->all + 1;
+}
+
+static enum status open_slots(struct network *network)
+{
+    const struct stage *stage = network->train->stage;
+    const uint32_t count = stage ? stage->slots : 1;
+    network->slots = static_cast<struct slot *>(calloc(count, sizeof *network->slots));
+    if (!network->slots)
+        return status_set(STATUS_FAILED, "cuda: out of memory");
+    network->slot_count = count;
+    for (uint32_t i = count; i-- > 0;) { /* ends with slot 0 as the current one */
+        network_choose(network, i);
+        TRY(open_slot(network));
+    }
+    return STATUS_OK;
+}
+
 static enum status open_all(struct network *network)
 {
     const struct train *train = network->train;
     TRY(device_probe(network->device));
-    TRY(check_size(train));
+    TRY(check_size(network));
     CUDA_TRY(cudaSetDevice(network->device));
     CUDA_TRY(cudaStreamCreateWithFlags(&network->stream, cudaStreamNonBlocking));
     CUDA_TRY(cudaEventCreate(&network->gather_begin));
@@ -232,16 +283,17 @@ static enum status open_all(struct network *network)
         TRY(device_progress_open(&network->progress));
         TRY(clear_totals(network));
     }
-    for (uint32_t i = 0; i < train->model->layer_count; i++)
-        TRY(open_layer(network, i));
-    for (uint32_t i = 0; i < train->model->layer_count; i++)
-        TRY(packed_prepare(&network->layers[i], network->precision, train_share_max(train),
-                           !train->forward_only, &network->allocations));
-    for (uint32_t i = 1; i < train->model->layer_count; i++)
-        share_relu(&network->layers[i - 1], &network->layers[i],
-                   i + 1 < train->model->layer_count ? &network->layers[i + 1] : nullptr);
+    TRY(open_slots(network));
     CUDA_TRY(cudaStreamSynchronize(network->stream));
     return STATUS_OK;
+}
+
+/* Frees what the layers of the current slot own besides device memory. */
+static void release_slot(struct network *network)
+{
+    for (uint32_t i = 0; i < network->train->model->layer_count; i++)
+        if (network->passes[network->train->model->layers[i].spec.kind].release)
+            network->passes[network->train->model->layers[i].spec.kind].release(&network->layers[i]);
 }
 
 static void cuda_close(void *state)
@@ -251,9 +303,11 @@ static void cuda_close(void *state)
     (void)cudaSetDevice(network->device);
     if (network->stream)
         (void)cudaStreamSynchronize(network->stream);
-    for (uint32_t i = 0; i < network->train->model->layer_count; i++)
-        if (network->passes[network->train->model->layers[i].spec.kind].release)
-            network->passes[network->train->model->layers[i].spec.kind].release(&network->layers[i]);
+    for (uint32_t i = 0; i < network->slot_count; i++) {
+        network_choose(network, i);
+        release_slot(network);
+    }
+    free(network->slots);
     device_feed_close(&network->feed);
     device_progress_close(&network->progress);
     allocations_free(&network->allocations);
@@ -276,6 +330,7 @@ static enum status cuda_open(const struct train *train, const struct resources *
         return status_set(STATUS_FAILED, "cuda: out of memory");
     network->train = train;
     network->precision = PRECISION;
+    network->capacity = train->stage ? train->stage->capacity : train_share_max(train);
     network->device = resources->device;
     memcpy(network->passes, own_passes, sizeof network->passes);
     network->passes[LAYER_CONV] = *CONV;
@@ -328,8 +383,8 @@ static enum status cuda_gradients(void *state, float *gradients)
 
 /* ---- Steps ---- */
 
-static struct pass pass_of(const struct network *network, const struct share *share, bool training,
-                           uint32_t epoch)
+struct pass network_pass(const struct network *network, const struct share *share, bool training,
+                         uint32_t epoch)
 {
     return {.stream = network->stream,
             .count = (uint32_t)share->count,
@@ -338,18 +393,19 @@ static struct pass pass_of(const struct network *network, const struct share *sh
             .precision = network->precision,
             .seed = network->train->seed,
             .epoch = epoch,
-            .numbers = network->batch.numbers,
+            .numbers = network->slot->batch.numbers,
             .parameters = network->state.parameters,
             .gradients = network->gradients,
-            .workspace = network->workspace};
+            .workspace = network->workspace,
+            .of = GRADIENTS_OF_BOTH};
 }
 
-static struct device_layer *last_layer(struct network *network)
+struct device_layer *network_last_layer(const struct network *network)
 {
     return &network->layers[network->train->model->layer_count - 1];
 }
 
-static enum status forward(struct network *network, const struct pass *pass)
+enum status network_forward(struct network *network, const struct pass *pass)
 {
     for (uint32_t i = 0; i < network->train->model->layer_count; i++)
         TRY(network->passes[network->layers[i].layer->spec.kind].forward(&network->layers[i], pass));
@@ -358,15 +414,15 @@ static enum status forward(struct network *network, const struct pass *pass)
 
 /* Each layer overwrites the gradient of its input. If later LAYER_ADD layers also use that input, their
  * backward passes have already run. Their contributions to the gradient are added after the overwrite. */
-static enum status backward_layer(struct network *network, const struct device_layer *self,
-                                  const struct pass *pass)
+enum status network_backward_layer(struct network *network, const struct device_layer *self,
+                                   const struct pass *pass)
 {
-    bool shared = self > network->layers && self[-1].layer->is_added;
+    bool shared = self->in_delta && self[-1].layer->is_added;
     if (shared && self->layer->spec.kind == LAYER_POOL) /* pooling writes nothing outside its windows */
         CUDA_TRY(cudaMemsetAsync(
             self->in_delta, 0, pass->count * self->layer->in_values * sizeof *self->in_delta, pass->stream));
     TRY(network->passes[self->layer->spec.kind].backward(self, pass));
-    return shared ? added_backward(self - 1, last_layer(network) + 1, pass) : STATUS_OK;
+    return shared ? added_backward(self - 1, network_last_layer(network) + 1, pass) : STATUS_OK;
 }
 
 /* The gradients of a layer precede those of later layers in the arena, and the backward pass begins with the
@@ -375,9 +431,8 @@ static enum status backward_layer(struct network *network, const struct device_l
 static enum status exchange_layer(struct network *network, const struct layer *layer, size_t *end)
 {
     struct exchange *exchange = network->train->exchange;
-    bool last = layer == network->train->model->layers; /* the last one of the backward pass */
-    size_t first = last ? 0 : layer->weight;
-    if (!exchange || (!last && (!layer->weight_values || *end - first < PART_VALUES)))
+    size_t first;
+    if (!exchange || !exchange_is_part(network->train->model, layer, *end, &first))
         return STATUS_OK;
     TRY(exchange->method->begin(exchange, network->gradients + first, *end - first, network->stream));
     *end = first;
@@ -395,7 +450,7 @@ static enum status backward(struct network *network, const struct pass *pass)
         CUDA_TRY(cudaMemsetAsync(network->gradients, 0, end * sizeof *network->gradients, network->stream));
     for (uint32_t i = model->layer_count; i-- > 0;) {
         if (pass->count > 0)
-            TRY(backward_layer(network, &network->layers[i], pass));
+            TRY(network_backward_layer(network, &network->layers[i], pass));
         TRY(exchange_layer(network, &model->layers[i], &end));
     }
     return exchange ? exchange->method->end(exchange, network->stream) : STATUS_OK;
@@ -406,33 +461,36 @@ static enum status gather_step(struct network *network, uint32_t epoch, uint32_t
     struct device_set set = network->sets[DATA_TRAIN];
     bool live = device_feed_is_live(&network->feed);
     RANGE(GATHER);
-    TRY(batch_draw(network->train, &set, &network->batch, epoch, step, count, network->stream));
+    TRY(batch_draw(network->train, &set, &network->slot->batch, epoch, step, count, network->stream));
     if (live)
         TRY(device_feed_take(&network->feed, epoch, step, network->stream, &set));
-    TRY(batch_gather(network->train->data, &set, &network->batch, count, network->inputs, network->stream));
+    TRY(batch_gather(network->train->data, &set, &network->slot->batch, count, network->slot->inputs,
+                     network->stream));
     return live ? device_feed_release(&network->feed, network->stream) : STATUS_OK;
 }
 
 /* With loss scaling, the device decides whether to apply the update. */
-static enum status update_parameters(struct network *network, const struct update *update)
+enum status network_update(struct network *network, uint64_t number)
 {
-    size_t values = network->train->model->arena_values;
+    const struct train *train = network->train;
+    const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
+    size_t values = train->model->arena_values;
     struct device_scale *scale = network->losses.scale;
     RANGE(UPDATE);
     if (scale)
         TRY(scaling_unscale(scale, values, network->gradients, network->stream));
-    TRY(parameters_update(update, values, network->gradients, scale, &network->state, network->stream));
+    TRY(parameters_update(&update, values, network->gradients, scale, &network->state, network->stream));
     return scale ? scaling_step(scale, network->stream) : STATUS_OK;
 }
 
 /* Computes the gradients of the samples of this rank, and adds up those of all ranks. */
 static enum status compute_gradients(struct network *network, const struct pass *pass, uint64_t number)
 {
-    const struct device_layer *last = last_layer(network);
+    const struct device_layer *last = network_last_layer(network);
     if (pass->count > 0) {
         RANGE(FORWARD);
-        TRY(forward(network, pass));
-        TRY(loss_take(network->train, last->out, network->batch.labels, pass, number, last->out_delta,
+        TRY(network_forward(network, pass));
+        TRY(loss_take(network->train, last->out, network->slot->batch.labels, pass, number, last->out_delta,
                       &network->losses));
     }
     return backward(network, pass);
@@ -442,10 +500,9 @@ static enum status learn(struct network *network, uint32_t epoch, uint32_t step,
 {
     const struct train *train = network->train;
     uint64_t number = (uint64_t)epoch * train_steps(train) + step;
-    const struct pass pass = pass_of(network, share, true, epoch);
-    const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
+    const struct pass pass = network_pass(network, share, true, epoch);
     TRY(compute_gradients(network, &pass, number));
-    return update_parameters(network, &update);
+    return network_update(network, number);
 }
 
 static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
@@ -487,7 +544,7 @@ static enum status cuda_totals(void *state, struct train_totals *totals)
     totals->skipped = skipped;
     if (network->steps > 0)
         CUDA_TRY(cudaEventElapsedTime(&gather_ms, network->gather_begin, network->gather_end));
-    totals->data_s = 1e-3 * gather_ms * (double)network->steps;
+    totals->data_s = network->train->stage ? -1 : 1e-3 * gather_ms * (double)network->steps;
     if (device_feed_is_live(&network->feed))
         TRY(device_feed_totals(&network->feed, network->steps, totals));
     device_progress_clear(&network->progress);
@@ -505,12 +562,12 @@ static enum status evaluate_batch(struct network *network, enum data_part part, 
                                   uint32_t count, float *logits)
 {
     const struct share share = {.first = 0, .count = count, .total = count};
-    const struct pass pass = pass_of(network, &share, false, 0);
-    TRY(batch_list(&network->sets[part], &network->batch, first, count, network->stream));
-    TRY(batch_gather(network->train->data, &network->sets[part], &network->batch, count, network->inputs,
-                     network->stream));
-    TRY(forward(network, &pass));
-    CUDA_TRY(cudaMemcpyAsync(logits, last_layer(network)->out,
+    const struct pass pass = network_pass(network, &share, false, 0);
+    TRY(batch_list(&network->sets[part], &network->slot->batch, first, count, network->stream));
+    TRY(batch_gather(network->train->data, &network->sets[part], &network->slot->batch, count,
+                     network->slot->inputs, network->stream));
+    TRY(network_forward(network, &pass));
+    CUDA_TRY(cudaMemcpyAsync(logits, network_last_layer(network)->out,
                              (size_t)count * network->train->model->classes * sizeof *logits,
                              cudaMemcpyDeviceToHost, network->stream));
     return STATUS_OK;
@@ -563,6 +620,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .gradients_in = GRADIENTS_IN_DEVICE,
             .unit = UNIT,
             .savings = {.backward = false, .pooled_gradients = false, .convolutions = CONV != OWN_CONV},
+            .stages = CONV == OWN_CONV && PRECISION != PRECISION_FP16 ? &cuda_stages : nullptr,
             .open = cuda_open<CONV, PRECISION>,
             .close = cuda_close,
             .set = cuda_set,

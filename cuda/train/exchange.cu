@@ -12,6 +12,7 @@
 #include "machine/comm.h"
 #include "train/allreduce.cuh"
 #include "train/engine.h"
+#include "train/exchange_pieces.h"
 
 /* ---- How long training waits ---- */
 
@@ -91,7 +92,8 @@ static enum status on_device_probe(const struct engine *engine)
 {
     return engine->gradients_in == GRADIENTS_IN_DEVICE || engine->gradients_in == GRADIENTS_IN_GRAPH
                ? STATUS_OK
-               : status_set(STATUS_UNAVAILABLE, "the gradients of this variant are not in device memory");
+               : status_set(STATUS_UNAVAILABLE,
+                            "the gradients of this variant are not in device memory; use --sync mpi");
 }
 
 static enum status open_own(struct on_device *self, int device)
@@ -189,18 +191,16 @@ const struct exchange_method exchange_nccl = {.name = "nccl",
 
 /* ---- mpi ---- */
 
-#define PIECE_VALUES ((size_t)1 << 18) /* values that are copied and added up at a time: 1 MiB */
-
 struct piece {
     float *gradients, *host; /* device memory; pinned host memory */
     size_t count;
-    struct comm_reducer *reducer; /* opened in the first step, which has the same pieces as all others */
-    cudaEvent_t copied;           /* to the host */
+    cudaEvent_t copied; /* to the host */
 };
 
 struct staged {
     float *host; /* room for all gradients */
     struct piece *pieces;
+    struct exchange_pieces sums;
     size_t piece_max, piece_count; /* piece_count: pieces of the current step */
     size_t used;                   /* values of these pieces */
     cudaStream_t out, in;          /* copies to the host, and back */
@@ -219,7 +219,7 @@ static enum status staged_probe(const struct engine *engine)
 static enum status open_staged(struct staged *self, int device, size_t count)
 {
     /* A part begins a new piece, so there may be one more piece per layer than the size requires. */
-    self->piece_max = count / PIECE_VALUES + 1 + MODEL_LAYERS_MAX;
+    self->piece_max = count / EXCHANGE_PIECE_VALUES + 1 + MODEL_LAYERS_MAX;
     self->pieces = static_cast<struct piece *>(calloc(self->piece_max, sizeof *self->pieces));
     if (!self->pieces)
         return status_set(STATUS_FAILED, "out of memory for the exchange");
@@ -254,10 +254,10 @@ static void staged_close(struct exchange *exchange)
             (void)cudaStreamDestroy(stream);
         }
     for (size_t i = 0; self->pieces && i < self->piece_max; i++) {
-        comm_reducer_close(self->pieces[i].reducer);
         if (self->pieces[i].copied)
             (void)cudaEventDestroy(self->pieces[i].copied);
     }
+    exchange_pieces_free(&self->sums);
     for (cudaEvent_t event : {self->ready, self->done})
         if (event)
             (void)cudaEventDestroy(event);
@@ -287,8 +287,9 @@ static enum status staged_begin(struct exchange *exchange, float *gradients, siz
     struct staged *self = static_cast<struct staged *>(exchange->state);
     CUDA_TRY(cudaEventRecord(self->ready, static_cast<cudaStream_t>(stream)));
     CUDA_TRY(cudaStreamWaitEvent(self->out, self->ready, 0));
-    for (size_t done = 0; done < count; done += PIECE_VALUES)
-        TRY(take_piece(self, gradients + done, count - done < PIECE_VALUES ? count - done : PIECE_VALUES));
+    for (size_t done = 0; done < count; done += EXCHANGE_PIECE_VALUES)
+        TRY(take_piece(self, gradients + done,
+                       count - done < EXCHANGE_PIECE_VALUES ? count - done : EXCHANGE_PIECE_VALUES));
     return STATUS_OK;
 }
 
@@ -297,11 +298,7 @@ static enum status add_up_piece(struct staged *self, struct piece *piece)
 {
     enum status copied =
         cuda_status(cudaEventSynchronize(piece->copied), "copying gradients to the host", __FILE__, __LINE__);
-    if (!piece->reducer) {
-        TRY(comm_agree(copied));
-        TRY(comm_reducer_open(piece->count, &piece->reducer));
-    }
-    TRY(comm_reduce(piece->reducer, copied, piece->host));
+    TRY(exchange_piece_sum(&self->sums, (size_t)(piece - self->pieces), copied, piece->host, piece->count));
     CUDA_TRY(cudaMemcpyAsync(piece->gradients, piece->host, piece->count * sizeof *piece->host,
                              cudaMemcpyHostToDevice, self->in));
     return STATUS_OK;

@@ -115,7 +115,17 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
         CUDA_TRY(cudaEventRecord(timing->make_end, feed->stream));
     CUDA_TRY(cudaEventRecord(buffer->made, feed->stream));
     buffer->step = number;
+    buffer->share = share;
     return STATUS_OK;
+}
+
+/* Returns whether the buffer has this rank's part of a step. The shares of the ranks may have changed since
+ * the batch was generated, which was in the previous epoch for the first batch of an epoch. */
+static bool holds(const struct device_feed *feed, const struct feed_buffer *buffer, uint64_t number,
+                  uint32_t step)
+{
+    const struct share share = train_share(feed->train, step);
+    return buffer->step == number && buffer->share.first == share.first && buffer->share.count == share.count;
 }
 
 enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
@@ -124,7 +134,7 @@ enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t 
     uint64_t number = (uint64_t)epoch * train_steps(feed->train) + step;
     feed->turn = (feed->turn + 1) % FEED_BUFFERS;
     struct feed_buffer *buffer = &feed->buffers[feed->turn];
-    if (buffer->step != number) /* the first step ever, or a step that does not follow the previous one */
+    if (!holds(feed, buffer, number, step)) /* also the first step ever, and a step out of order */
         TRY(make(feed, buffer, number, nullptr));
     if (current_timing(feed))
         CUDA_TRY(cudaEventRecord(current_timing(feed)->wait_begin, stream));

@@ -24,6 +24,7 @@ struct feed_buffer {
     uint64_t *numbers;
     cudaEvent_t made, taken; /* batch generated; batch gathered, so the buffer may be overwritten */
     uint64_t step;           /* number of the batch's step over all epochs; FEED_EMPTY: no batch */
+    struct share share;      /* the part of the step that is in the buffer */
 };
 
 /* Events of one timed step. From wait_begin to wait_end, the step waits for its batch and gathers it. From

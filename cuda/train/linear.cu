@@ -39,7 +39,7 @@ static enum status input_backward(const struct device_layer *layer, const struct
                                         {.rows = pass->count, .columns = in, .depth = out, .slice = 0});
 }
 
-enum status linear_backward(const struct device_layer *layer, const struct pass *pass)
+static enum status weights_backward(const struct device_layer *layer, const struct pass *pass)
 {
     const struct layer *linear = layer->layer;
     uint32_t in = (uint32_t)linear->in_values, out = (uint32_t)linear->out_values;
@@ -50,7 +50,13 @@ enum status linear_backward(const struct device_layer *layer, const struct pass 
                                     .relu = false,
                                     .above = nullptr};
     TRY(bias_backward(layer, pass));
-    TRY((multiply_layer<DOWN, ACROSS>(pass, deltas, samples, into,
-                                      {.rows = out, .columns = in, .depth = pass->count, .slice = 0})));
-    return layer->in_delta ? input_backward(layer, pass) : STATUS_OK;
+    return multiply_layer<DOWN, ACROSS>(pass, deltas, samples, into,
+                                        {.rows = out, .columns = in, .depth = pass->count, .slice = 0});
+}
+
+enum status linear_backward(const struct device_layer *layer, const struct pass *pass)
+{
+    if (pass->of & GRADIENTS_OF_WEIGHTS)
+        TRY(weights_backward(layer, pass));
+    return layer->in_delta && pass->of & GRADIENTS_OF_INPUTS ? input_backward(layer, pass) : STATUS_OK;
 }

@@ -51,13 +51,14 @@ struct pass {
     const uint32_t *numbers; /* sample numbers, which select the random draws */
     const float *parameters;
     float *gradients;
-    float *workspace; /* WORKSPACE_VALUES floats */
+    float *workspace;     /* WORKSPACE_VALUES floats */
+    enum gradients_of of; /* what a backward pass computes */
 };
 
 /* The device memory that an engine allocates. */
 struct allocations {
-    void *blocks[8 * MODEL_LAYERS_MAX];
-    uint32_t count;
+    void **blocks;
+    uint32_t count, room; /* blocks in use, and entries of `blocks` */
     uint64_t bytes;
 };
 
@@ -115,8 +116,10 @@ struct layer_passes {
     void (*release)(struct device_layer *layer);
 };
 
-/* The kinds of layers. Forward fills layer->out. Backward reads layer->out_delta. It fills layer->in_delta,
- * unless that is NULL, and the gradients of the layer's parameters in pass->gradients. */
+/* The kinds of layers. Forward fills layer->out. Backward reads layer->out_delta. With GRADIENTS_OF_INPUTS,
+ * it fills layer->in_delta, unless that is NULL; with GRADIENTS_OF_WEIGHTS, the gradients of the layer's
+ * parameters in pass->gradients. A pass of GRADIENTS_OF_WEIGHTS alone visits only layers with parameters,
+ * after a pass of GRADIENTS_OF_INPUTS. */
 enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
                          cudaStream_t stream);
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass);
@@ -173,6 +176,11 @@ struct device_batch {
 enum status batch_draw(const struct train *train, const struct device_set *set,
                        const struct device_batch *batch, uint32_t epoch, uint32_t step, uint32_t count,
                        cudaStream_t stream);
+/* Chooses the samples whose numbers are in batch->numbers, as batch_draw() or, without `training`, without
+ * moves. */
+enum status batch_pick(const struct train *train, const struct device_set *set,
+                       const struct device_batch *batch, uint32_t epoch, bool training, uint32_t count,
+                       cudaStream_t stream);
 /* Chooses the samples first, first + 1, ..., first + count - 1, without moves. */
 enum status batch_list(const struct device_set *set, const struct device_batch *batch, uint32_t first,
                        uint32_t count, cudaStream_t stream);
@@ -204,6 +212,9 @@ enum status loss_take(const struct train *train, const float *logits, const uint
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,
                               const struct device_scale *scale, const struct train_state *state,
                               cudaStream_t stream);
+
+/* Adds `count` values of `from` to those of `to`. */
+enum status values_add(const float *from, size_t count, float *to, cudaStream_t stream);
 
 /* ---- Launches ---- */
 

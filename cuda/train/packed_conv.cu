@@ -201,9 +201,12 @@ static enum status weights_backward(const struct device_layer *layer, const stru
 
 template <class Format> static enum status backward(const struct device_layer *layer, const struct pass *pass)
 {
-    TRY(pack<Format>(pass, &layer->layer->out, layer->out_delta, layer->packed.deltas));
-    TRY(weights_backward<Format>(layer, pass));
-    return layer->in_delta ? input_backward<Format>(layer, pass) : STATUS_OK;
+    if (pass->of & GRADIENTS_OF_INPUTS) /* a later pass of GRADIENTS_OF_WEIGHTS uses the packed deltas */
+        TRY(pack<Format>(pass, &layer->layer->out, layer->out_delta, layer->packed.deltas));
+    if (pass->of & GRADIENTS_OF_WEIGHTS)
+        TRY(weights_backward<Format>(layer, pass));
+    return layer->in_delta && pass->of & GRADIENTS_OF_INPUTS ? input_backward<Format>(layer, pass)
+                                                             : STATUS_OK;
 }
 
 enum status packed_forward(const struct device_layer *layer, const struct pass *pass)

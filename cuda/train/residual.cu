@@ -37,11 +37,18 @@ enum status add_backward(const struct device_layer *layer, const struct pass *pa
     return STATUS_OK;
 }
 
-static __global__ void added_kernel(const float *from, uint32_t count, float *deltas)
+static __global__ void added_kernel(const float *from, size_t count, float *to)
 {
-    uint32_t i = own_element();
+    size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
     if (i < count)
-        deltas[i] += from[i];
+        to[i] += from[i];
+}
+
+enum status values_add(const float *from, size_t count, float *to, cudaStream_t stream)
+{
+    added_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(from, count, to);
+    CUDA_TRY_LAUNCH("added_kernel");
+    return STATUS_OK;
 }
 
 enum status added_backward(const struct device_layer *layer, const struct device_layer *end,
@@ -49,11 +56,8 @@ enum status added_backward(const struct device_layer *layer, const struct device
 {
     uint32_t count = pass->count * (uint32_t)layer->layer->out_values;
     for (const struct device_layer *add = layer + 1; add < end; add++)
-        if (add->added == layer) {
-            added_kernel<<<blocks_for(count), BLOCK, 0, pass->stream>>>(add->out_delta, count,
-                                                                        layer->out_delta);
-            CUDA_TRY_LAUNCH("added_kernel");
-        }
+        if (add->added == layer)
+            TRY(values_add(add->out_delta, count, layer->out_delta, pass->stream));
     return STATUS_OK;
 }
 

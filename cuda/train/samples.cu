@@ -28,6 +28,29 @@ enum status batch_draw(const struct train *train, const struct device_set *set,
     return STATUS_OK;
 }
 
+static __global__ void pick_kernel(uint32_t count, const struct augment augment, uint64_t seed,
+                                   uint32_t epoch, bool training, const uint32_t *labels,
+                                   const struct device_batch batch)
+{
+    uint32_t j = own_element();
+    if (j >= count)
+        return;
+    batch.labels[j] = labels[batch.numbers[j]];
+    batch.moves[j] = {0, 0, false};
+    if (training)
+        batch.moves[j] = draw_move(&augment, seed, epoch, batch.numbers[j]);
+}
+
+enum status batch_pick(const struct train *train, const struct device_set *set,
+                       const struct device_batch *batch, uint32_t epoch, bool training, uint32_t count,
+                       cudaStream_t stream)
+{
+    pick_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(count, train->augment, train->seed, epoch, training,
+                                                         set->labels, *batch);
+    CUDA_TRY_LAUNCH("pick_kernel");
+    return STATUS_OK;
+}
+
 static __global__ void list_kernel(uint32_t first, uint32_t count, const uint32_t *labels,
                                    const struct device_batch batch)
 {

@@ -193,7 +193,7 @@ def test_unconsumed_capsules_free_their_memory(monkeypatch: Any) -> None:
         images.__dlpack__(max_version=version)
     capsule = images.__dlpack__(max_version=(1, 0))
     del images, capsule
-    labels.__dlpack__()  # any use of the package frees memory that has no user
+    labels.__dlpack__()  # exporting any array frees memory that has no user
     assert addresses == [pointer]
 
 

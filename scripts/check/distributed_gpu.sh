@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Verifies training over several ranks on a machine with GPUs, for every method of --sync: steps against the reference,
-# odd batches, short last steps in which a rank has no samples, repeated runs, live samples, and a rank that is killed.
+# odd batches, short last steps in which a rank has no samples, shares that differ or change (--balance), repeated runs,
+# live samples, and a rank that is killed.
 # With fewer GPUs than ranks, ranks share GPUs and nccl is skipped.
 #
 #   scripts/check/distributed_gpu.sh [RANKS]     (default: 2)
@@ -20,6 +21,8 @@ if ! grep -q 'train-cuda  *available' <<<"$list"; then
     echo "check/distributed_gpu.sh: train-cuda does not run here:$(grep ' train-cuda ' <<<"$list")" >&2
     exit 4
 fi
+uneven=$(seq -s : "$ranks")
+zero=$(seq -s : 0 $((ranks - 1)))
 layers=$(awk '$1 ~ /^train-(cuda|tf32|bf16|amp|cudnn)$/ && $2 == "available" { print $1 }' <<<"$list" | paste -sd,)
 gpus=$(nvidia-smi -L | grep -c ^GPU)
 [[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
@@ -46,6 +49,15 @@ same_bits() { # variant, method
         on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 500 --batch $((16 * ranks)) --scaling strong \
             --epochs 2 --shift 2 --export "$name-3" &&
         cmp "$name-1" "$name-2" && cmp "$name-1" "$name-3"
+}
+
+# The same bits in two runs with shares 1:2:3..., in which the ranks have different numbers of samples.
+same_bits_uneven() { # variant, method
+    local name=$work/uneven-$1-$2 run
+    for run in 1 2; do
+        on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 500 --batch 16 --epochs 2 --balance "$uneven" --export "$name-$run"
+    done
+    cmp "$name-1" "$name-2"
 }
 
 # The loss after three epochs is that of one rank, up to the rounding that training amplifies.
@@ -93,12 +105,22 @@ for method in $methods; do
         --train-size 203 --batch 11 --shift 2
     check "$method: a last step with one sample" on_ranks "$ranks" --data digits --epochs 1 --variant "$variants" --sync "$method" --verify --verify-steps 12 \
         --train-size 190 --batch 21 --scaling strong
+    check "$method: without the last batch" on_ranks "$ranks" --data digits --epochs 2 --variant "$variants" --sync "$method" --verify \
+        --verify-steps 12 --train-size 203 --batch 11 --drop-last
     check "$method: one sample per rank" on_ranks "$ranks" --data digits --epochs 1 --variant "${variants/,train-amp/}" --sync "$method" --verify --verify-steps 5 \
         --train-size $((7 * ranks)) --batch 1 --optimizer sgd
     check "$method: live samples" on_ranks "$ranks" --epochs 1 --variant "$layers" --sync "$method" --verify --data synth --classes 5 \
         --model cnn-fdsl --res 32 --train-size 90 --batch 8
+    ((ranks == 1)) || check "$method: uneven shares" on_ranks "$ranks" --data digits --epochs 1 --variant "$variants" --sync "$method" \
+        --verify --verify-steps 12 --train-size 203 --batch 11 --shift 2 --balance "$uneven"
+    ((ranks == 1)) || check "$method: a rank without a share" on_ranks "$ranks" --data digits --epochs 1 --variant "$variants" \
+        --sync "$method" --verify --verify-steps 12 --train-size 203 --batch 11 --balance "$zero"
+    # With measured shares, live samples are generated before it is known how many a rank needs.
+    check "$method: live samples with measured shares" on_ranks "$ranks" --epochs 4 --variant "$layers" --sync "$method" --verify \
+        --data synth --classes 5 --model cnn-fdsl --res 32 --train-size 90 --batch 8 --balance measured
     for variant in ${variants//,/ }; do
         check "$method: repeated runs of $variant" same_bits "$variant" "$method"
+        check "$method: repeated runs of $variant, uneven shares" same_bits_uneven "$variant" "$method"
     done
     check "$method: the loss of one rank, train-cuda" same_loss train-cuda "$method"
     [[ $method == mpi ]] || check "$method: the loss of one rank, train-graph" same_loss train-graph "$method"
@@ -106,6 +128,31 @@ for method in $methods; do
 done
 check 'train-graph refuses mpi' fails_with 4 'cannot add up between kernels of a CUDA graph' \
     mpirun --bind-to none -n 2 "$bench" --variant train-graph --sync mpi --data digits --batch 8 --train-size 100 --epochs 1
+# The last rank trains on the CPU. All ranks compare the hashes of their parameters after each epoch.
+if ((ranks > 1)); then
+    cpu=$((ranks - 1)):cpu
+    mixed=train-cuda,train-tf32,train-bf16
+    check 'a CPU rank: compared with the reference' on_ranks "$ranks" --data digits --epochs 2 --variant "$mixed" --rank-device "$cpu" \
+        --verify --verify-steps 12 --train-size 203 --batch 11 --shift 2 --threads 2
+    check 'a CPU rank: all parts of the gradients' on_ranks "$ranks" --data digits --epochs 1 --variant "$mixed" --rank-device "$cpu" \
+        --verify --verify-steps 5 --model cnn --train-size 203 --batch 21 --scaling strong --balance "$uneven" --threads 2
+    check 'a CPU rank: measured shares' on_ranks "$ranks" --data digits --epochs 4 --variant train-cuda --rank-device "$cpu" \
+        --verify --model cnn --train-size 2000 --batch 64 --balance measured --threads 2
+    check 'a CPU rank: live samples' on_ranks "$ranks" --epochs 1 --variant "$mixed" --rank-device "$cpu" --verify --data synth \
+        --classes 5 --model cnn-fdsl --res 32 --train-size 90 --batch 8 --threads 2
+    check 'a CPU rank refuses peer' fails_with 4 'use --sync mpi' \
+        mpirun --bind-to none -n "$ranks" "$bench" --variant train-cuda --rank-device "$cpu" --sync peer --data digits --batch 8 --train-size 100
+    check 'a CPU rank refuses train-amp' fails_with 2 'scales the loss' \
+        mpirun --bind-to none -n "$ranks" "$bench" --variant train-amp --rank-device "$cpu" --data digits --batch 8 --train-size 100
+    check 'a CPU rank refuses train-graph' fails_with 4 'cannot add up between kernels of a CUDA graph' \
+        mpirun --bind-to none -n "$ranks" "$bench" --variant train-graph --rank-device "$cpu" --data digits --batch 8 --train-size 100
+    check 'ranks choose their GPUs' on_ranks "$ranks" --data digits --epochs 1 --variant train-cuda --verify --train-size 203 --batch 11 \
+        --rank-device "0:cuda:$((gpus - 1)),1:cuda:0"
+    check 'a GPU that does not exist' fails_with 2 "there is no GPU $gpus" \
+        mpirun --bind-to none -n "$ranks" "$bench" --variant train-cuda --rank-device "1:cuda:$gpus" --data digits --batch 8 --train-size 100
+fi
+check 'train-graph refuses measured shares' fails_with 2 'CUDA graph contains the shares' \
+    mpirun --bind-to none -n 2 "$bench" --variant train-graph --balance measured --data digits --batch 8 --train-size 100 --epochs 1
 ((gpus >= ranks)) || check 'nccl refuses ranks that share a GPU' fails_with 4 'nccl' \
     mpirun --bind-to none -n "$ranks" "$bench" --variant train-cuda --sync nccl --data digits --batch 8 --train-size 100 --epochs 1
 conclude

@@ -228,10 +228,12 @@ def run_torch(mode, options, data, ours, device, threads):
 
 def export_data(path, variant, arguments):
     """Writes the samples and initial parameters, from which PyTorch trains."""
+    if any(argument.startswith(("--balance", "--rank-device")) for argument in arguments):
+        fail("PyTorch's ranks have equal parts, and devices of one kind; drop --balance and --rank-device", 2)
     run(["--variant", variant, "--dry-run", "--export-data", path] + arguments)
     given = options_of(path)
-    if given["lr-schedule"] != "constant" or any(float(given.get(name) or 0) for name in ("lr-warmup", "shift", "flip")):
-        fail("PyTorch is compared only at a constant learning rate, without --lr-warmup, --shift and --flip", 2)
+    if given["lr-schedule"] != "constant" or any(float(given.get(name) or 0) for name in ("lr-warmup", "shift", "flip", "drop-last")):
+        fail("PyTorch is compared only at a constant learning rate, without --lr-warmup, --shift, --flip and --drop-last", 2)
 
 
 def compare(options, arguments):

@@ -37,6 +37,7 @@ MODELS = {
     "cnn3d": "conv1:1 relu pool conv2:1 relu pool fc1 relu dropout1:0.5 fc2",
     "cnn-fdsl": "conv1:1 relu pool conv2:1 relu conv3:1 add:4 relu conv4:1 relu pool conv5:1 relu conv6:1 add:4 relu "
                 "conv7:1 relu pool conv8:1 relu conv9:1 add:4 relu mean fc1",
+    "cnn-deep": "conv1:1 relu pool " + "".join(f"conv{i}:1 relu conv{i + 1}:1 add:4 relu " for i in range(2, 18, 2)) + "mean fc1",
 }
 TYPES = {"F32": numpy.float32, "F64": numpy.float64, "F16": numpy.float16, "I64": numpy.int64, "I32": numpy.int32,
          "U8": numpy.uint8}

@@ -22,6 +22,7 @@ import sys
 
 sys.dont_write_bytecode = True
 import break_even  # noqa: E402  (in this folder)
+import distributed  # noqa: E402
 import exchange  # noqa: E402
 import feeding  # noqa: E402
 import fine_tuning  # noqa: E402
@@ -29,6 +30,7 @@ import generating  # noqa: E402
 import learning  # noqa: E402
 import loading  # noqa: E402
 import monitoring  # noqa: E402
+import pipeline  # noqa: E402
 import pretraining  # noqa: E402
 import roofline  # noqa: E402
 import scaling  # noqa: E402
@@ -60,7 +62,9 @@ FIGURES = {
     "loading_latency": (loading.latency, "latency quantiles of open, read and close"),
     "loading_loops": (loading.loops, "500 epochs over 1000 video samples, by variant"),
     "break_even": (break_even.figure, "images per second during a training step: generated or read"),
+    "pipeline": (pipeline.figure, "bubble of a pipeline vs. micro-batches per step, measured and by formula"),
     "exchange": (exchange.figure, "time per all-reduce vs. size of the array, by variant"),
+    "training_ranks": (distributed.figure, "samples per second in training vs. ranks, with PyTorch DDP, and efficiency"),
     "learning_loss": (learning.loss, "training loss vs. epoch, by variant"),
     "learning_accuracy": (learning.accuracy, "test error vs. epoch, by variant"),
     "learning_time": (learning.to_accuracy, "test error vs. training time, by variant"),

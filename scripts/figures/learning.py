@@ -8,7 +8,7 @@ from rows import TRAIN_PARAMETERS
 
 COMMAND = "./fdsl-bench --workload train --variant all --model lenet --out results/train.csv"
 # The path of the data may differ. The last two columns are empty with one rank.
-JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "data", "sync", "lr_scale"))
+JOB = tuple(column for column in TRAIN_PARAMETERS if column not in ("epochs", "data", "sync", "lr_scale", "balance"))
 
 
 def job_of(row):

@@ -12,8 +12,9 @@ from rows import TRAIN_PARAMETERS
 DEFAULTS = {"data": "digits", "model": "cnn", "batch": "64", "epochs": "5", "optimizer": "adam", "lr": "0.001",
             "momentum": "0.9", "beta1": "0.9", "beta2": "0.999", "epsilon": "1e-08", "weight_decay": "0",
             "lr_schedule": "constant", "lr_warmup": "0", "lr_step": "10", "lr_gamma": "0.1", "label_smoothing": "0",
-            "fresh": "0", "shift": "0", "flip": "0", "raw": "0", "seed": "0", "sync": "auto", "lr_scale": "none"}
-FLAGS = ("fresh", "flip", "raw")
+            "fresh": "0", "shift": "0", "flip": "0", "raw": "0", "seed": "0", "sync": "auto", "lr_scale": "none",
+            "drop_last": "0", "balance": "equal"}
+FLAGS = ("drop-last", "fresh", "flip", "raw")
 
 
 def is_pytorch(row):

@@ -11,7 +11,7 @@ import json
 import pathlib
 import shlex
 
-ROW_SCHEMAS = ("synth/7", "load/7", "train/5", "infer/3", "exchange/1")
+ROW_SCHEMAS = ("synth/7", "load/7", "train/6", "infer/3", "exchange/1")
 MONITOR_SCHEMAS = ("monitor/1", "monitor/2")
 
 # The parameters of workload synth in column order, with the defaults of their options. out_res defaults to
@@ -35,12 +35,14 @@ LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") f
 
 # The parameters of workload train in column order. A row of train is one epoch. Only the figure roofline and the
 # report use rows of infer.
-TRAIN_PARAMETERS = ("data", "train_size", "test_size", "classes", "res", "model", "batch", "epochs", "optimizer", "lr",
-                    "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
-                    "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed", "sync", "lr_scale")
+TRAIN_PARAMETERS = ("data", "train_size", "test_size", "classes", "res", "model", "batch", "drop_last", "epochs", "optimizer",
+                    "lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay", "lr_schedule", "lr_warmup", "lr_step",
+                    "lr_gamma", "label_smoothing", "feed", "fresh", "shift", "flip", "raw", "seed", "sync", "lr_scale",
+                    "balance")
 TRAIN_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "steps", "parameters",
                  "train_samples", "test_samples", "train_loss", "train_acc", "test_loss", "test_acc", "trained_s", "to_98_s",
-                 "to_99_s", "data_share", "memory_bytes", "generate_share", "generated_per_s", "opening_s", "wrong")
+                 "to_99_s", "data_share", "memory_bytes", "generate_share", "generated_per_s", "opening_s", "wrong", "stages",
+                 "microbatches", "bubble", "bubble_formula")
 TRAIN_NEEDED = ("ranks", "threads", "batch", "time_median_s", "items", "items_per_s", "epoch", "train_samples",
                 "test_samples", "trained_s")
 INFER_PARAMETERS = ("data", "checkpoint")
@@ -93,6 +95,10 @@ class Row(dict):
     @property
     def is_train(self):
         return self["schema"].startswith("train/")
+
+    @property
+    def is_pipeline(self):
+        return self.is_train and self["parallel"] == "pipeline"
 
     @property
     def is_infer(self):
@@ -215,7 +221,7 @@ def columns_of(schema):
     numbers, needed, others = {
         "synth": (NUMBERS + STEPS, NEEDED, tuple(DEFAULTS)),
         "load": (LOAD_NUMBERS + STEPS, LOAD_NEEDED, ("store",) + tuple(LOAD_DEFAULTS)),
-        "train": (TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS + ("init", "scaling")),
+        "train": (TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS + ("init", "scaling", "parallel", "schedule")),
         "infer": (INFER_NUMBERS, INFER_NEEDED, INFER_PARAMETERS),
         "exchange": (EXCHANGE_NEEDED + ("wrong",), EXCHANGE_NEEDED, ("dtype",))}[workload]
     return numbers, needed, IDENTITY + ("rank", "verified") + NEEDED_TEXTS + others
@@ -320,6 +326,7 @@ class Measured:
     sweeps, load_sweeps   complete runs of synth and of load: the newest row of each measurement per file and revision
     trains, infers        rows of train (every epoch) and of infer
     exchanges             complete runs of exchange
+    pipelines             rows of train with --parallel pipeline (every epoch), which are not in trains
     pretrains             rows of scripts/compare/pretrain.py; None until a figure needs them (pretraining.py)
     monitors              monitor files with their samples: the user's first, newest first
     published             points of the paper's figures
@@ -329,7 +336,7 @@ class Measured:
 
     def __init__(self, results, reference):
         self.results, self.reference, self.pretrains = results, reference, None
-        self.rows, self.loads, self.trains, self.infers, self.exchanges = [], [], [], [], []
+        self.rows, self.loads, self.trains, self.infers, self.exchanges, self.pipelines = [], [], [], [], [], []
         self.monitors, self.machines, self.notes = [], [], []
         for source, folder in (("yours", pathlib.Path(results)), ("reference", pathlib.Path(reference))):
             if not folder.is_dir():
@@ -382,7 +389,7 @@ class Measured:
                          "values" if row.is_exchange else "steps")
                 self.notes.append(f"{path}: a row of {row['variant']} with wrong {items} is skipped")
             elif stands_for_run(row):
-                (self.loads if row.is_load else self.trains if row.is_train else self.infers if row.is_infer else
+                (self.loads if row.is_load else self.pipelines if row.is_pipeline else self.trains if row.is_train else self.infers if row.is_infer else
                  self.exchanges if row.is_exchange else self.rows).append(row)
 
     def read_machine(self, source, path):

@@ -41,7 +41,7 @@ def figure(measured):
                                    SLOTS[points[0]["variant"]]))
     plot.blocks = [[point_of(row) for row in points] for points in lines] + list(map(ideal, lines))
     plot.variables = {"series": len(lines), "series_style": [devices.style(points[-1]) for points in lines],
-                      "joined": [int(same_threads(points)) for points in lines],
+                      "y_name": "images per second", "joined": [int(same_threads(points)) for points in lines],
                       **panel_variables(plot, lines, kinds)}
     plot.caption = ["Gray: ideal scaling. Percentages: measured efficiency relative to one rank alone. Whiskers: rates at the "
                     "95th percentile and the minimum of the slowest rank's times." + shared_devices(lines)]

@@ -443,13 +443,23 @@ static uint64_t hash_text(uint64_t hash, const char *text)
     return fnv_add(hash, text, strlen(text) + 1);
 }
 
-uint64_t options_hash(const struct options *options)
+static bool is_among(const char *name, const char *const *names)
+{
+    for (; names && *names; names++)
+        if (strcmp(name, *names) == 0)
+            return true;
+    return false;
+}
+
+uint64_t options_hash(const struct options *options, const char *const *besides)
 {
     uint64_t hash = FNV_BEGIN;
     const struct option_spec *spec;
     void *values;
     for (size_t i = 0; (spec = spec_at(options, i, &values)); i++) {
         char text[4096];
+        if (is_among(spec->name, besides))
+            continue;
         options_text(spec, values, text, spec->kind == OPTION_OUTPUT ? 2 : sizeof text);
         if (spec->kind == OPTION_OUTPUT && *text)
             *text = '1';

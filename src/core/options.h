@@ -106,8 +106,9 @@ void options_text(const struct option_spec *spec, const void *values, char *text
 void options_column(const struct option_spec *spec, char *column, size_t size);
 
 /* Returns a hash of all option values and axes. For an output file (OPTION_OUTPUT), it covers only
- * whether one is given, because ranks may write to different files. */
-uint64_t options_hash(const struct options *options);
+ * whether one is given, because ranks may write to different files. Leaves out the single values of the
+ * options that `besides` names, a NULL-terminated list or NULL. */
+uint64_t options_hash(const struct options *options, const char *const *besides);
 
 /* Prints the options of one table for --help. */
 void options_help(FILE *stream, const struct option_spec *specs, size_t count);

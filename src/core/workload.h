@@ -35,6 +35,10 @@ struct workload {
      * the same file. NULL-terminated. NULL if there are none. */
     const char *const *single;
 
+    /* Name of the CPU variant that runs in place of GPU variants on ranks that --rank-device gives the CPU.
+     * NULL: there is none. */
+    const char *cpu_stand_in;
+
     /* Names of variants that can be the baseline of the column `speedup`. Without --baseline, the first name
      * that is among the chosen variants is used. NULL-terminated. */
     const char *const *baselines;

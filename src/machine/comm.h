@@ -8,6 +8,7 @@
 #ifndef FDSL_MACHINE_COMM_H
 #define FDSL_MACHINE_COMM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -81,6 +82,34 @@ void comm_reducer_close(struct comm_reducer *reducer);
 /* Collective: agrees on a status like comm_agree(). If no rank failed, replaces the values by their sums over
  * all ranks. */
 enum status comm_reduce(struct comm_reducer *reducer, enum status status, float *values);
+
+/* Collective: rank i has the values begins[i] to begins[i + 1] - 1 of an array; sends them to all ranks.
+ * `begins` has comm_size() + 1 entries, which are the same on all ranks. */
+enum status comm_share_parts(float *values, const size_t *begins);
+
+/* Messages from one rank to another, in order, through a ring of buffers in host memory. A rank opens at most
+ * one channel per direction and peer; before it opens another one, both ends must have closed the first. Not
+ * collective. */
+struct comm_channel;
+
+/* Opens one end of a channel whose messages have at most `bytes` bytes each: the sender's if `sends`, else
+ * the receiver's. The sender can continue while all `buffers` messages are on their way; a receiver needs two
+ * buffers to receive a message while it uses the one before it. The caller closes the channel, also after a
+ * failure, and before comm_close(); comm_channel_close() ignores NULL. */
+enum status comm_channel_open(int peer, bool sends, size_t bytes, uint32_t buffers,
+                              struct comm_channel **channel);
+void comm_channel_close(struct comm_channel *channel);
+
+/* Returns the memory of all buffers, for example to pin it, and their size in `*bytes`. */
+void *comm_channel_memory(const struct comm_channel *channel, size_t *bytes);
+
+/* Sender: room() sets `*buffer` to the next buffer, and waits until its earlier message has left. send()
+ * sends the first `bytes` bytes of this buffer. */
+enum status comm_channel_room(struct comm_channel *channel, void **buffer);
+enum status comm_channel_send(struct comm_channel *channel, size_t bytes);
+
+/* Receiver: waits for the next message. `*buffer` is valid until the next call. */
+enum status comm_channel_receive(struct comm_channel *channel, void **buffer);
 
 /* Collective: checks that a hash is the same on all ranks. If not, STATUS_USAGE with "its `what` differ from
  * those of rank 0; `remedy`". */

@@ -42,9 +42,23 @@ static int count_of(const struct cores_mask *mask)
 
 /* ---- The plan ---- */
 
+/* Returns which of the `total` cores belong to a rank; see cores_share_out(). If there are more ranks than
+ * cores, ranks share cores in turn. */
+static struct share part_of(const uint32_t *extra, int count, int rank, uint64_t total)
+{
+    const struct partition partition = {
+        .rank = (uint64_t)rank, .ranks = (uint64_t)count, .strong = true, .weights = extra};
+    if (total < (uint64_t)count)
+        return (struct share){total ? (uint64_t)rank % total : 0, 1, total};
+    if (!extra)
+        return partition_share(&partition, total);
+    const struct share others = partition_share(&partition, total - (uint64_t)count);
+    return (struct share){(uint64_t)rank + others.first, 1 + others.count, total};
+}
+
 /* Returns a rank's share of the cores in `usable`: whole cores, or one shared core if there are more ranks
  * than cores. */
-static struct cores_mask share_of(const struct cores_mask *usable, int count, int rank,
+static struct cores_mask share_of(const struct cores_mask *usable, const uint32_t *extra, int count, int rank,
                                   const struct cores_mask *cores, int core_count, bool *crowded)
 {
     struct cores_mask mine = {{0}};
@@ -53,11 +67,8 @@ static struct cores_mask share_of(const struct cores_mask *usable, int count, in
         struct cores_mask part = common(cores[i], usable);
         total += count_of(&part) > 0;
     }
-    const struct partition partition = {(uint64_t)rank, (uint64_t)count, true};
-    struct share share = partition_share(&partition, total);
+    const struct share share = part_of(extra, count, rank, total);
     *crowded = total < (uint64_t)count;
-    if (*crowded)
-        share = (struct share){total ? (uint64_t)rank % total : 0, 1, total};
     for (int i = 0; i < core_count; i++) {
         struct cores_mask part = common(cores[i], usable);
         if (count_of(&part) == 0)
@@ -69,7 +80,7 @@ static struct cores_mask share_of(const struct cores_mask *usable, int count, in
     return mine;
 }
 
-struct cores_plan cores_share_out(const struct cores_mask *ranks, int count, int rank,
+struct cores_plan cores_share_out(const struct cores_mask *ranks, const uint32_t *extra, int count, int rank,
                                   const struct cores_mask *allowed, const struct cores_mask *cores,
                                   int core_count)
 {
@@ -86,7 +97,7 @@ struct cores_plan cores_share_out(const struct cores_mask *ranks, int count, int
         return plan;
     }
     bool crowded;
-    plan.mine = share_of(&usable, count, rank, cores, core_count, &crowded);
+    plan.mine = share_of(&usable, extra, count, rank, cores, core_count, &crowded);
     plan.outcome = crowded ? CORES_CROWDED : CORES_SPLIT;
     return plan;
 }
@@ -155,17 +166,60 @@ static int find_cores(struct cores_mask *cores, int room)
 }
 #endif
 
-static enum status plan_with(const struct cores_mask *masks, const struct cores_mask *allowed,
-                             struct cores_plan *plan)
+/* What each rank tells the others of its machine. */
+struct claim {
+    struct cores_mask mask;
+    uint32_t threads;
+};
+
+/* Room for the claims of all ranks of a machine, as cores_share_out() takes them. */
+struct claims {
+    struct claim *all;
+    struct cores_mask *masks;
+    uint32_t *extra;
+};
+
+static bool claims_open(struct claims *claims, size_t count)
+{
+    claims->all = calloc(count, sizeof *claims->all);
+    claims->masks = calloc(count, sizeof *claims->masks);
+    claims->extra = calloc(count, sizeof *claims->extra);
+    return claims->all && claims->masks && claims->extra;
+}
+
+static void claims_close(struct claims *claims)
+{
+    free(claims->all);
+    free(claims->masks);
+    free(claims->extra);
+}
+
+/* Splits the claims into arrays. Returns whether the ranks chose different numbers of threads. */
+static bool claims_split(struct claims *claims, int count)
+{
+    bool chosen = true, differ = false;
+    for (int i = 0; i < count; i++) {
+        const struct claim *claim = &claims->all[i];
+        claims->masks[i] = claim->mask;
+        claims->extra[i] = claim->threads ? claim->threads - 1 : 0;
+        chosen &= claim->threads > 0;
+        differ |= claim->threads != claims->all[0].threads;
+    }
+    return chosen && differ;
+}
+
+static enum status plan_with(struct claims *claims, const struct cores_mask *allowed, struct cores_plan *plan)
 {
     int room = count_of(allowed);
+    bool differ = claims_split(claims, comm_local_size());
     struct cores_mask *cores = calloc((size_t)room + 1, sizeof *cores);
     if (!cores)
         return status_set(STATUS_FAILED, "out of memory for a list of %d cores", room);
     int count = find_cores(cores, room);
     if (count == 0)
         count = singles(allowed, cores);
-    *plan = cores_share_out(masks, comm_local_size(), comm_local_rank(), allowed, cores, count);
+    *plan = cores_share_out(claims->masks, differ ? claims->extra : NULL, comm_local_size(),
+                            comm_local_rank(), allowed, cores, count);
     free(cores);
     return STATUS_OK;
 }
@@ -179,26 +233,30 @@ bool cores_bound_by_openmp(void)
 #endif
 }
 
-enum status cores_take(enum cores_outcome *outcome)
+/* Gathers the claims of the ranks of this machine, and plans the cores of this rank. Collective. */
+static enum status plan_together(struct claims *claims, uint32_t threads, struct cores_plan *plan)
 {
+    struct claim mine = {.threads = threads};
+    bool room = claims_open(claims, (size_t)comm_local_size());
+    enum status status = STATUS_OK;
+    if (!room || !get_mask(&mine.mask))
+        status = status_set(STATUS_FAILED, "the cores of this process cannot be read: %s; try --bind none",
+                            room ? strerror(errno) : "out of memory");
+    TRY(comm_agree(status));
+    TRY(comm_gather_local(&mine, sizeof mine, claims->all));
+    struct cores_mask allowed = allowed_now(&mine.mask);
+    return plan_with(claims, &allowed, plan);
+}
+
+enum status cores_take(uint32_t threads, enum cores_outcome *outcome)
+{
+    struct cores_plan plan = {CORES_KEPT, {{0}}};
+    struct claims claims = {0};
     *outcome = CORES_KEPT;
     if (comm_size() == 1)
         return STATUS_OK;
-    struct cores_mask mine;
-    struct cores_mask *masks = calloc((size_t)comm_local_size(), sizeof *masks);
-    struct cores_plan plan = {CORES_KEPT, {{0}}};
-    enum status status = STATUS_OK;
-    if (!masks || !get_mask(&mine))
-        status = status_set(STATUS_FAILED, "the cores of this process cannot be read: %s; try --bind none",
-                            masks ? strerror(errno) : "out of memory");
-    status = comm_agree(status);
-    if (status == STATUS_OK)
-        status = comm_gather_local(&mine, sizeof mine, masks);
-    if (status == STATUS_OK) {
-        struct cores_mask allowed = allowed_now(&mine);
-        status = plan_with(masks, &allowed, &plan);
-    }
-    free(masks);
+    enum status status = plan_together(&claims, threads, &plan);
+    claims_close(&claims);
     TRY(status);
     *outcome = plan.outcome;
     if (count_of(&plan.mine) > 0 && !set_mask(&plan.mine))

@@ -4,6 +4,7 @@
 #define FDSL_MACHINE_CORES_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "core/status.h"
 
@@ -32,8 +33,10 @@ struct cores_plan {
 /* Plans the cores of rank number `rank` of the `count` ranks on a machine. `ranks` has the current mask of
  * each rank. `allowed` has all hardware threads that this job may use. `cores` has the hardware threads of
  * each of the `core_count` >= 1 cores, ordered so that neighbours share caches. Divides only cores that at
- * least one rank may run on. A pure function. */
-struct cores_plan cores_share_out(const struct cores_mask *ranks, int count, int rank,
+ * least one rank may run on. With `extra` NULL, all ranks get equally many. Otherwise each rank gets one
+ * core, and the ranks divide the others in proportion to `extra`, which has a number for each rank, not all
+ * 0. A pure function. */
+struct cores_plan cores_share_out(const struct cores_mask *ranks, const uint32_t *extra, int count, int rank,
                                   const struct cores_mask *allowed, const struct cores_mask *cores,
                                   int core_count);
 
@@ -42,8 +45,10 @@ struct cores_plan cores_share_out(const struct cores_mask *ranks, int count, int
 bool cores_bound_by_openmp(void);
 
 /* Collective: plans the cores of all ranks of this machine and binds the calling thread, and all threads that
- * it starts later, to the share of this rank. Call before other threads are started. STATUS_FAILED if
- * affinity masks cannot be read or set. */
-enum status cores_take(enum cores_outcome *outcome);
+ * it starts later, to the share of this rank. `threads` is the number of threads that the user chose for this
+ * rank; 0: none. If all ranks have chosen one, and not all the same, the cores are divided in proportion, so
+ * that ranks with 12 and 4 threads get 12 and 4 of 16 cores. Call before other threads are started.
+ * STATUS_FAILED if affinity masks cannot be read or set. */
+enum status cores_take(uint32_t threads, enum cores_outcome *outcome);
 
 #endif

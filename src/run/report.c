@@ -299,8 +299,8 @@ static void print_stall(const struct result *result)
     printf(" %9s", stall);
 }
 
-/* Formats the error of the median, with a mark if the median did not settle. Workloads with epochs have no
- * mark, because their runs are not repeated. */
+/* Formats the error of the median, with a mark if the median did not settle. Workloads whose runs are
+ * epochs have no mark, because an epoch is not repeated. */
 static void error_text(struct report *report, const struct result *result, char *text, size_t size)
 {
     double error = result->bench.time.median_error;

@@ -490,7 +490,7 @@ static enum status begin(struct runner *runner)
     memory_share(settings->ranks ? 0 : comm_local_size());
     if (first)
         TRY(runner_take_cores(settings, &cores));
-    runner_take_device(settings);
+    TRY(comm_agree(runner_take_device(runner)));
     TRY(comm_agree(settings->workload->open(&settings->options, settings->parameters, &runner->partition,
                                             &runner->input)));
     TRY(runner_check_data(runner));
@@ -520,6 +520,7 @@ enum status runner_combination(struct settings *settings, struct report **report
     runner_free_baseline(&runner);
     if (runner.input)
         settings->workload->close(runner.input);
+    free(runner.stand_ins);
     *report = runner.report;
     return comm_agree(status);
 }

@@ -44,6 +44,9 @@ struct runner {
     struct consumer *consumer;  /* NULL without --compute */
     int sharers;                /* ranks on this rank's device, including this rank; 0 without a device */
 
+    struct variant_entry *stand_ins; /* on a rank that --rank-device gives the CPU: entries with the names of
+                                      * GPU variants and the implementation of a CPU variant; else NULL */
+
     /* The current variant */
     const struct variant_entry *entry;
     struct gpu_watched watched; /* clocks and power of the GPU during the timed runs of the current row */
@@ -191,7 +194,9 @@ enum status runner_check_alike(const struct settings *settings);
 /* STATUS_USAGE if the input files of a rank differ from those of rank 0. Agrees. */
 enum status runner_check_data(const struct runner *runner);
 
-/* STATUS_USAGE if --device or --best-gpu is given to several ranks. */
+/* STATUS_USAGE if --device or --best-gpu is given to several ranks, or together with --rank-device, or if the
+ * list of
+ * --rank-device is wrong. */
 enum status runner_check_no_device(const struct settings *settings, uint64_t ranks);
 
 /* Sets runner->partition.strong from the workload and --scaling. STATUS_USAGE for --scaling weak if the
@@ -206,8 +211,10 @@ void runner_warn_about_cores(const struct settings *settings, double outcome);
 /* Whether --threads lists 0 and also the number of threads that 0 means. */
 bool runner_repeats_threads(const struct settings *settings);
 
-/* Selects the GPU of this rank: rank i of a machine uses GPU i modulo the number of GPUs. */
-void runner_take_device(struct settings *settings);
+/* Selects the GPU of this rank: that of --rank-device, or rank i of a machine uses GPU i modulo the number of
+ * GPUs. On a rank that --rank-device gives the CPU, replaces GPU variants by the CPU variant of the workload.
+ * Not collective. STATUS_USAGE if there is no such GPU or CPU variant. The caller frees runner->stand_ins. */
+enum status runner_take_device(struct runner *runner);
 
 /* Sets runner->sharers to the number of ranks on this rank's physical device. Warns if ranks share a device.
  * Agrees. */

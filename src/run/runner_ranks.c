@@ -7,6 +7,7 @@
 #include "core/fnv.h"
 #include "machine/comm.h"
 #include "machine/cores.h"
+#include "run/rank_device.h"
 #include "run/ranks.h"
 #include "run/runner.h"
 #include "run/runner_parts.h"
@@ -43,12 +44,15 @@ enum status runner_join(const struct settings *settings, enum status read)
 /* Ranks with different options would deadlock, or produce results that cannot be combined. */
 enum status runner_check_alike(const struct settings *settings)
 {
+    static const char *const own[] = {"threads", NULL}; /* options that each rank may have for itself */
     static const char version[] = FDSL_VERSION;
     uint64_t build = fnv_add(FNV_BEGIN, version, sizeof version);
     TRY(comm_check_same(fnv_add(build, env_revision(), strlen(env_revision())), "version and revision",
                         "start the same program on all ranks"));
-    return comm_check_same(options_hash(&settings->options), "options",
-                           "give all ranks the same options; only the names of output files may differ");
+    return comm_check_same(
+        options_hash(&settings->options, own), "options",
+        "give all ranks the same options; only --threads and the names of output files may "
+        "differ");
 }
 
 enum status runner_check_data(const struct runner *runner)
@@ -64,7 +68,7 @@ enum status runner_take_cores(struct settings *settings, double *worst)
     *worst = CORES_KEPT;
     if (settings->binding == BINDING_NONE || comm_size() == 1)
         return STATUS_OK;
-    TRY(comm_agree(cores_take(&outcome)));
+    TRY(comm_agree(cores_take((uint32_t)settings->threads, &outcome)));
     settings_take_threads(settings);
     *worst = outcome;
     return comm_max(worst, 1);
@@ -120,18 +124,68 @@ void runner_warn_about_cores(const struct settings *settings, double outcome)
 
 enum status runner_check_no_device(const struct settings *settings, uint64_t ranks)
 {
-    if (ranks == 1 || !(options_given(&settings->options, "device") || settings->best_gpu))
+    bool given = options_given(&settings->options, "device") || settings->best_gpu;
+    int unused;
+    TRY(rank_device_find(settings->rank_device, ranks, 0, &unused));
+    if (given && settings->rank_device)
+        return status_set(STATUS_USAGE,
+                          "--device, --best-gpu and --rank-device all choose a GPU; give only one of them");
+    if (ranks == 1 || !given)
         return STATUS_OK;
     return status_set(STATUS_USAGE,
                       "--device and --best-gpu work only with one rank; with several, rank i of a machine "
-                      "uses GPU i; to choose among GPUs, set CUDA_VISIBLE_DEVICES");
+                      "uses GPU i; to choose among GPUs, use --rank-device or set CUDA_VISIBLE_DEVICES");
 }
 
-void runner_take_device(struct settings *settings)
+/* Whether a variant runs on a GPU, also if this build lacks it. */
+static bool is_for_gpu(const struct variant_entry *entry)
 {
-    int devices = comm_size() > 1 && runner_any_on_gpu(settings) ? device_count() : 0;
-    if (devices > 0)
-        settings->resources.device = comm_local_rank() % devices;
+    return entry->variant ? strcmp(entry->variant->platform, "cuda") == 0
+                          : strstr(entry->needs, "CUDA") || strstr(entry->needs, "CUDNN");
+}
+
+/* Replaces GPU variants by the workload's CPU variant, under the names of the GPU variants. */
+static enum status use_cpu(struct runner *runner)
+{
+    struct settings *settings = runner->settings;
+    const char *name = settings->workload->cpu_stand_in;
+    const struct variant_entry *other = name ? variant_find(name) : NULL;
+    runner->stand_ins = calloc(settings->variant_count, sizeof *runner->stand_ins);
+    if (!runner->stand_ins)
+        return status_set(STATUS_FAILED, "out of memory for the variants");
+    for (size_t i = 0; i < settings->variant_count; i++) {
+        const struct variant_entry *entry = settings->variants[i];
+        if (!is_for_gpu(entry))
+            continue;
+        if (!other || !other->variant)
+            return status_set(other ? STATUS_UNAVAILABLE : STATUS_USAGE,
+                              "--rank-device: a rank with cpu cannot run %s: %s%s; give this rank a GPU",
+                              entry->name, other ? "this build lacks " : "it has no implementation for CPUs",
+                              other ? other->name : "");
+        runner->stand_ins[i] = *entry;
+        runner->stand_ins[i].variant = other->variant;
+        settings->variants[i] = &runner->stand_ins[i];
+    }
+    return STATUS_OK;
+}
+
+enum status runner_take_device(struct runner *runner)
+{
+    struct settings *settings = runner->settings;
+    int chosen;
+    TRY(rank_device_find(settings->rank_device, runner->partition.ranks, runner->partition.rank, &chosen));
+    if (chosen == RANK_DEVICE_CPU)
+        return use_cpu(runner);
+    bool chooses = comm_size() > 1 || chosen >= 0;
+    int devices = chooses && runner_any_on_gpu(settings) ? device_count() : 0;
+    if (devices == 0)
+        return STATUS_OK;
+    if (chosen >= devices)
+        return status_set(STATUS_USAGE,
+                          "--rank-device: there is no GPU %d; this process can use %d GPU%s, counted from 0",
+                          chosen, devices, devices == 1 ? "" : "s");
+    settings->resources.device = chosen >= 0 ? chosen : comm_local_rank() % devices;
+    return STATUS_OK;
 }
 
 /* Compares PCI bus ids, because the same CUDA number can mean different devices on different ranks. */

@@ -69,6 +69,9 @@ static const struct option_spec specs[] = {
      "number of devices"},
     {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
      "for a single rank, use the CUDA device with the most free memory"},
+    {"rank-device", "LIST", OPTION_TEXT, AT(rank_device), NULL, 0, 0, NULL, false,
+     "which rank uses which GPU, such as 0:cuda:1,1:cuda:0; other ranks as described at --device. In train, "
+     "a rank can also use the CPU and train together with GPUs, such as 0:cuda:0,1:cpu"},
     {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, COLUMN_APART,
      "under mpirun, weak gives every rank a whole batch; strong divides one batch among all ranks. The ranks "
      "of load always divide the data set, as with strong. HOW is one of"},

@@ -20,8 +20,9 @@ enum binding { BINDING_AUTO, BINDING_NONE };
 struct settings {
     /* As given */
     const char *variant_names, *workload_name, *out, *samples, *prepare, *config;
-    const char *baseline; /* the baseline of speed-ups; NULL: the workload's default */
-    const char *monitor;  /* FILE[:MS]; after settings_read(), only FILE */
+    const char *baseline;    /* the baseline of speed-ups; NULL: the workload's default */
+    const char *rank_device; /* NULL: not given */
+    const char *monitor;     /* FILE[:MS]; after settings_read(), only FILE */
     uint64_t threads, device, warmups, min_samples, loops;
     uint64_t ranks; /* the number of ranks for --dry-run; 0: the actual number */
     double warmup_time_s, min_time_s, max_time_s, max_error_percent;

@@ -19,10 +19,10 @@
 #include "machine/env.h"
 
 #define MAGIC    "FDSLCKPT"
-#define SCHEMA   3
+#define SCHEMA   4
 #define ARENAS   3         /* parameters, m, v */
 #define TEXT_MAX (1 << 24) /* a row has about 1 KB, and there can be one per rank */
-#define TEXTS    3         /* identity, data, row */
+#define TEXTS    4         /* identity, data, row, shares */
 
 /* The header of a checkpoint file, little-endian. The texts follow it, and then the arenas. */
 struct header {
@@ -45,6 +45,7 @@ void checkpoint_free(struct checkpoint *checkpoint)
     free(checkpoint->identity);
     free(checkpoint->data);
     free(checkpoint->row);
+    free(checkpoint->shares);
     free(checkpoint->state.parameters);
     free(checkpoint->state.m);
     free(checkpoint->state.v);
@@ -271,13 +272,13 @@ static enum status write_parts(const char *path, const struct part *parts, size_
 /* Rejects texts that are too long to be read again. */
 static enum status check_texts(const char *folder, const char *const texts[TEXTS])
 {
-    static const char *const names[TEXTS] = {"options", "value of --data", "rows of all ranks"};
+    static const char *const names[TEXTS] = {"options", "value of --data", "rows of all ranks", "shares"};
     for (size_t i = 0; i < TEXTS; i++)
         if (strlen(texts[i]) > TEXT_MAX)
             return status_set(STATUS_FAILED,
                               "--checkpoint %s: the %s: %zu bytes, but a checkpoint can hold only %d%s",
                               folder, names[i], strlen(texts[i]), TEXT_MAX,
-                              i == 2 ? "; start fewer ranks, or drop --checkpoint" : "");
+                              i >= 2 ? "; start fewer ranks, or drop --checkpoint" : "");
     return STATUS_OK;
 }
 
@@ -286,16 +287,14 @@ enum status checkpoint_write(const char *folder, uint32_t keep, const struct che
     struct header header;
     char path[PATH_MAX];
     size_t bytes = checkpoint->arena_values * sizeof(float);
-    const char *const texts[TEXTS] = {checkpoint->identity, checkpoint->data, checkpoint->row};
+    const char *const texts[TEXTS] = {checkpoint->identity, checkpoint->data, checkpoint->row,
+                                      checkpoint->shares ? checkpoint->shares : ""};
     TRY(check_texts(folder, texts));
     fill_header(checkpoint, texts, &header);
-    const struct part parts[] = {{&header, sizeof header},
-                                 {texts[0], header.text_bytes[0]},
-                                 {texts[1], header.text_bytes[1]},
-                                 {texts[2], header.text_bytes[2]},
-                                 {checkpoint->state.parameters, bytes},
-                                 {checkpoint->state.m, bytes},
-                                 {checkpoint->state.v, bytes}};
+    const struct part parts[] = {{&header, sizeof header},         {texts[0], header.text_bytes[0]},
+                                 {texts[1], header.text_bytes[1]}, {texts[2], header.text_bytes[2]},
+                                 {texts[3], header.text_bytes[3]}, {checkpoint->state.parameters, bytes},
+                                 {checkpoint->state.m, bytes},     {checkpoint->state.v, bytes}};
     uint64_t digest = 0; /* computed while header.digest is 0 */
     TRY(hash(parts, COUNT_OF(parts), &digest));
     header.digest = digest;
@@ -357,7 +356,7 @@ static enum status check_header(struct header *header, const char *bytes, size_t
 /* Copies the texts and arenas that follow the header. */
 static enum status copy_parts(const struct header *header, const char *at, struct checkpoint *checkpoint)
 {
-    char **texts[TEXTS] = {&checkpoint->identity, &checkpoint->data, &checkpoint->row};
+    char **texts[TEXTS] = {&checkpoint->identity, &checkpoint->data, &checkpoint->row, &checkpoint->shares};
     float **arenas[ARENAS] = {&checkpoint->state.parameters, &checkpoint->state.m, &checkpoint->state.v};
     size_t bytes = header->arena_values * sizeof(float);
     for (size_t i = 0; i < TEXTS; at += header->text_bytes[i++]) {

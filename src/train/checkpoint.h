@@ -37,9 +37,10 @@ struct checkpoint {
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX]; /* normalisation of the samples */
     struct train_history history;
     struct train_samples samples;
-    char *data;               /* owned: value of --data */
-    char *row;                /* owned: the CSV rows of the epoch (header and lines); "" if there are none */
-    char *identity;           /* owned: the options that affect the parameters, "name=value name=value ..." */
+    char *data;     /* owned: value of --data */
+    char *row;      /* owned: the CSV rows of the epoch (header and lines); "" if there are none */
+    char *identity; /* owned: the options that affect the parameters, "name=value name=value ..." */
+    char *shares;   /* owned: the shares of the ranks in the next epoch (balance.h); NULL or "": none */
     struct train_state state; /* owned: arenas of `arena_values` values each */
     uint64_t arena_values;
 };
@@ -62,7 +63,7 @@ enum status checkpoint_exists(const char *folder, bool *exists);
 
 /* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, then removes older checkpoints until
  * `keep` >= 1 remain, including this one. If writing fails, the older checkpoints remain. STATUS_FAILED,
- * before anything is written, if `identity`, `data` or `row` has more than 16 MiB. */
+ * before anything is written, if `identity`, `data`, `row` or `shares` has more than 16 MiB. */
 enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint);
 
 /* Reads one checkpoint file. STATUS_FAILED with path and reason if the file is not a checkpoint, has another

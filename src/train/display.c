@@ -32,9 +32,10 @@ static void show(struct display *display)
         return;
     display->engine->progress(display->state, &now);
     double elapsed_s = timer_now_s() - atomic_load(&display->begin_s);
-    uint64_t batch = display->train->batch, step = (now.samples + batch - 1) / batch;
-    if (now.samples == 0)
+    uint64_t part = train_share(display->train, 0).count; /* of this rank */
+    if (now.samples == 0 || part == 0)
         return;
+    uint64_t step = (now.samples + part - 1) / part;
     fprintf(stderr,
             "\r\033[Ktrain-%s: epoch %u of %u, step %llu of %u, loss %.4f, %.2f %% correct, %.0f samples/s",
             display->engine->name, epoch, display->epochs, (unsigned long long)step,

@@ -2,16 +2,17 @@
  * the trainer (trainer.h) handles them. All engines compute the same steps, up to rounding.
  *
  * Step i of epoch e takes the samples at indices i * batch to (i + 1) * batch - 1 of the permutation
- * draw_order(seed, e, size of the training set). The last batch of an epoch may be short. Samples come from
- * any source (enum data_feed). Each sample is shifted and flipped (draw_move), normalised (data.h), and
- * passed forward with dropout (draw_dropout). The loss is softmax cross-entropy with label smoothing s. For
- * probabilities p over K classes and label l, it is -(1 - s) log p[l] - s / K * sum log p. Gradients are
- * those of the mean loss of the batch. optimizer_step() updates every parameter with step number
- * e * steps + i.
+ * draw_order(seed, e, size of the training set). The last batch of an epoch may be short, or is left out
+ * (drop_last). Samples come from any source (enum data_feed). Each sample is shifted and flipped (draw_move),
+ * normalised (data.h), and passed forward with dropout (draw_dropout). The loss is softmax cross-entropy with
+ * label smoothing s. For probabilities p over K classes and label l, it is -(1 - s) log p[l] - s / K * sum
+ * log p. Gradients are those of the mean loss of the batch. optimizer_step() updates every parameter with
+ * step number e * steps + i.
  *
- * Several ranks divide the batch of each step (train_share()). Each rank computes the gradients of its own
- * samples, and an exchange adds up the gradients of all ranks before the update. Each rank divides by the
- * number of samples of the whole step, so the sums are the gradients of the mean loss of the whole step. */
+ * Several ranks divide the batch of each step, equally or by other shares (train_share()). Each rank computes
+ * the gradients of its own samples, and an exchange adds up the gradients of all ranks before the update.
+ * Each rank divides by the number of samples of the whole step, so the sums are the gradients of the mean
+ * loss of the whole step. */
 #ifndef FDSL_TRAIN_ENGINE_H
 #define FDSL_TRAIN_ENGINE_H
 
@@ -38,39 +39,116 @@ struct train {
     const struct model *model;
     const struct data *data;
     uint64_t seed;
-    uint32_t batch;            /* samples per step of all ranks; at most the size of the training set */
-    uint32_t rank, ranks;      /* this rank and the number of ranks; 0 ranks mean 1 */
+    uint32_t batch;         /* samples per step of all ranks; at most the size of the training set */
+    bool drop_last;         /* an epoch leaves out the samples after its last full batch */
+    uint32_t rank, ranks;   /* this rank and the number of ranks; 0 ranks mean 1 */
+    const uint32_t *shares; /* per rank: samples in a full step, with the sum `batch`; NULL: equal parts. May
+                             * change between the calls of steps() for two epochs */
+    uint32_t share_max;     /* the most samples that this rank ever has in a step; 0: an equal part */
     struct exchange *exchange; /* adds up the gradients of all ranks; NULL: one rank */
     struct augment augment;
     struct optimizer optimizer;
     struct schedule schedule;
     float smoothing;
     bool forward_only; /* the caller uses only evaluate(): no gradients, no optimizer */
+
+    /* Pipelines only (train/pipeline.h). `pipeline` is for the pipeline's own open(). An engine in a stage
+     * gets `stage`; its `model` is the slice of this stage, and it has no exchange. */
+    const struct pipeline_plan *pipeline;
+    const struct stage *stage;
+};
+
+/* A stage of a pipeline: a rank that holds a slice of the network. */
+struct stage {
+    bool first, last;  /* whether its inputs are the samples, and its outputs the logits */
+    bool splits;       /* whether backward() computes the gradients of inputs and weights separately */
+    uint32_t slots;    /* micro-batches whose activations it keeps at a time */
+    uint32_t capacity; /* the most samples of a micro-batch */
+};
+
+/* A micro-batch: consecutive samples of a step that pass through a pipeline together. */
+struct micro {
+    uint32_t slot;  /* where the stage keeps its activations, less than stage->slots */
+    uint32_t index; /* in the step, counted from 0 */
+    uint32_t epoch;
+    uint64_t step; /* counted over all epochs */
+    enum data_part part;
+    bool training;           /* false: no dropout, no augmentation, no loss */
+    const uint32_t *numbers; /* the samples */
+    uint32_t count;          /* 1 to stage->capacity */
+    uint32_t total;          /* samples of the whole step */
+};
+
+/* What stage_functions.backward() computes. */
+enum gradients_of { GRADIENTS_OF_INPUTS = 1, GRADIENTS_OF_WEIGHTS = 2, GRADIENTS_OF_BOTH = 3 };
+
+/* The functions that an engine needs in a pipeline, besides those of struct engine. All arrays are in host
+ * memory, in C order, one sample after the other. */
+struct stage_functions {
+    bool live; /* supports DATA_LIVE */
+
+    /* Runs the forward pass of a micro-batch. `inputs` is NULL in the first stage, which gathers the samples
+     * itself. `outputs` receives the activations of the last layer. The last stage of a training step instead
+     * adds the loss to its totals, and `outputs` is NULL. */
+    enum status (*forward)(void *state, const struct micro *micro, const float *inputs, float *outputs);
+
+    /* Runs the backward pass of a micro-batch, for inputs before weights. `deltas` has the gradients of the
+     * outputs (NULL in the last stage, and for GRADIENTS_OF_WEIGHTS alone); `in_deltas` receives those of the
+     * inputs (NULL in the first stage). The gradients of the weights of micro-batch 0 replace those of the
+     * previous step; those of later ones are added. */
+    enum status (*backward)(void *state, const struct micro *micro, enum gradients_of of, const float *deltas,
+                            float *in_deltas);
+
+    /* Updates the parameters with the gradients of the step. */
+    enum status (*update)(void *state, uint64_t step);
+
+    /* Makes copies between `memory`, which has the arrays of forward() and backward(), and a device faster,
+     * and ends this. Both are NULL if the engine does not use a device. */
+    enum status (*pin)(void *memory, size_t bytes);
+    void (*unpin)(void *memory);
 };
 
 /* Returns the number of steps per epoch. */
 static inline uint32_t train_steps(const struct train *train)
 {
     uint32_t count = train->data->sets[DATA_TRAIN].count;
-    return count / train->batch + (count % train->batch != 0);
+    return count / train->batch + (count % train->batch != 0 && !train->drop_last);
 }
 
 /* Returns the part of a step's batch that belongs to this rank: samples first to first + count - 1 of the
- * `total` samples of the step. The parts of the ranks are consecutive and differ by at most one sample. In a
- * short last step, a rank may have no samples. */
+ * `total` samples of the step. The parts of the ranks are consecutive. Without train->shares, they differ by
+ * at most one sample. A rank may have no samples, especially in a short last step. */
 static inline struct share train_share(const struct train *train, uint32_t step)
 {
-    const struct partition partition = {
-        .rank = train->rank, .ranks = train->ranks ? train->ranks : 1, .strong = true};
+    const struct partition partition = {.rank = train->rank,
+                                        .ranks = train->ranks ? train->ranks : 1,
+                                        .strong = true,
+                                        .weights = train->shares};
     uint32_t left = train->data->sets[DATA_TRAIN].count - step * train->batch;
     return partition_share(&partition, left < train->batch ? left : train->batch);
 }
 
-/* Returns the most samples that a rank has in a step. */
-static inline uint32_t train_share_max(const struct train *train)
+/* Returns the size of an equal part of a step, rounded up. */
+static inline uint32_t train_equal_part(const struct train *train)
 {
     uint32_t ranks = train->ranks ? train->ranks : 1;
     return train->batch / ranks + (train->batch % ranks != 0);
+}
+
+/* Returns the most samples that a rank has in a step. Engines allocate memory for that many samples, and pass
+ * as many at a time through the network in evaluate(). */
+static inline uint32_t train_share_max(const struct train *train)
+{
+    return train->share_max ? train->share_max : train_equal_part(train);
+}
+
+/* Returns the value of share_max that a rank needs for its current share, or for any share that it may get
+ * later if `any` is true. A rank with a small share has room for an equal part, for the sake of evaluate().
+ */
+static inline uint32_t train_room(const struct train *train, bool any)
+{
+    uint32_t equal = train_equal_part(train), own = (uint32_t)train_share(train, 0).count;
+    return any ? train->batch : own > equal ? own : equal;
 }
 
 /* Returns the number of samples that this rank trains on in an epoch. */
@@ -190,6 +268,8 @@ struct engine {
     /* Returns STATUS_OK if the engine can train this network on these samples, else STATUS_USAGE with a
      * reason that calls the engine "it". NULL if the engine accepts every network. */
     enum status (*accepts)(const struct train *train);
+
+    const struct stage_functions *stages; /* NULL: cannot be a stage of a pipeline */
 
     /* Creates `*state`, which must be NULL. Parameters are undefined until set(). The caller closes the state
      * unless it is NULL, also after a failure. */

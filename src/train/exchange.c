@@ -51,9 +51,25 @@ enum status exchange_probe(int sync, const struct engine *engine)
     return no_method(sync, reasons);
 }
 
+/* Opens `mpi`, in host memory or through it, depending on the engine of this rank. Collective. */
+static enum status open_mixed(int sync, const struct engine *engine, struct exchange *exchange)
+{
+    enum status status = STATUS_UNAVAILABLE;
+    if (sync && strcmp(exchange_names[sync], "mpi") != 0)
+        return status_set(STATUS_USAGE, "--sync %s: CPUs and GPUs can train together only with --sync mpi",
+                          exchange_names[sync]);
+    for (size_t i = 0; status != STATUS_OK && i < COUNT_OF(methods); i++)
+        if (strcmp(methods[i]->name, "mpi") == 0 && (status = methods[i]->probe(engine)) == STATUS_OK)
+            exchange->method = methods[i];
+    TRY(comm_agree(status));
+    return exchange->method->open(exchange);
+}
+
 enum status exchange_open(int sync, const struct engine *engine, struct exchange *exchange)
 {
     char reasons[768] = "";
+    if (exchange->mixed)
+        return open_mixed(sync, engine, exchange);
     for (size_t i = 0; i < COUNT_OF(methods); i++) {
         if (!is_wanted(sync, methods[i]))
             continue;

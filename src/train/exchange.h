@@ -14,6 +14,7 @@
 
 struct engine;
 struct exchange;
+struct model;
 
 /* A method implements either sum(), for gradients in host memory, or begin(), end() and settle(), for
  * gradients in device memory. Of those two groups, the functions of the other group are NULL. */
@@ -54,6 +55,9 @@ struct exchange {
     void *state;  /* of the method */
     int device;   /* CUDA device, for gradients in device memory */
     size_t count; /* the most gradients of a step, or 0 if sum() tells */
+    /* If engines of some ranks have their gradients in host memory and others in device memory: their model.
+     * All engines then pass gradients in the layout of the model's arena. NULL otherwise. */
+    const struct model *mixed;
     /* Seconds in which the training waited for the exchange, including waiting for other ranks; NaN: not
      * known. Callers reset it to 0. */
     double spent_s;
@@ -89,7 +93,8 @@ extern const char *const exchange_names[];
 enum status exchange_probe(int sync, const struct engine *engine);
 
 /* Collective: opens method number `sync`, or, with "auto", the first method that works with this engine on
- * these ranks. `exchange` holds the device and the count. The caller closes it, also after a failure. */
+ * these ranks. `exchange` holds the device, the count and `mixed`. With `mixed`, only mpi works. The caller
+ * closes it, also after a failure. */
 enum status exchange_open(int sync, const struct engine *engine, struct exchange *exchange);
 
 /* Ignores an exchange that was not opened. */

@@ -1,6 +1,9 @@
 /* The exchange `mpi`: gradients in host memory, added up over MPI (machine/comm.h). */
+#include <stdlib.h>
+
 #include "machine/comm.h"
 #include "train/engine.h"
+#include "train/exchange_pieces.h"
 
 static enum status mpi_probe(const struct engine *engine)
 {
@@ -11,28 +14,24 @@ static enum status mpi_probe(const struct engine *engine)
                             "train-omp");
 }
 
-/* The reducer is opened by the first sum(), which knows the number of gradients. */
+/* The reducers are opened by the first sum(), which knows the number of gradients. */
 static enum status mpi_open(struct exchange *exchange)
 {
-    (void)exchange;
-    return STATUS_OK;
+    exchange->state = calloc(1, sizeof(struct exchange_pieces));
+    return comm_agree(exchange->state ? STATUS_OK : status_set(STATUS_FAILED, "out of memory"));
 }
 
 static void mpi_close(struct exchange *exchange)
 {
-    comm_reducer_close(exchange->state);
+    if (exchange->state)
+        exchange_pieces_free(exchange->state);
+    free(exchange->state);
 }
 
 static enum status mpi_sum(struct exchange *exchange, enum status status, float *gradients, size_t count)
 {
-    struct comm_reducer *reducer = exchange->state;
-    if (!reducer) {
-        TRY(comm_agree(status));
-        status = comm_reducer_open(count, &reducer);
-        exchange->state = reducer;
-        TRY(status);
-    }
-    return comm_reduce(reducer, status, gradients);
+    return exchange->mixed ? exchange_pieces_sum(exchange->state, exchange->mixed, status, gradients)
+                           : exchange_piece_sum(exchange->state, 0, status, gradients, count);
 }
 
 const struct exchange_method exchange_mpi = {

@@ -83,6 +83,12 @@ static const struct layer_spec cnn_fdsl[] = {
     STAGE(32), BLOCK(32), STAGE(64), BLOCK(64), STAGE(128), BLOCK(128), MEAN, LINEAR(CLASSES),
 };
 
+/* Eight residual blocks of equal cost, for pipelines. */
+static const struct layer_spec cnn_deep[] = {
+    STAGE(32), BLOCK(32), BLOCK(32), BLOCK(32), BLOCK(32),       BLOCK(32),
+    BLOCK(32), BLOCK(32), BLOCK(32), MEAN,      LINEAR(CLASSES),
+};
+
 #define NAMED(name, symbol, deep, text)            \
     {                                              \
         name, text, deep, symbol, COUNT_OF(symbol) \
@@ -95,10 +101,12 @@ const struct model_table model_tables[] = {
     TABLE(cnn3d, true, "two convolutions 3 x 3 x 3, two linear layers"),
     NAMED("cnn-fdsl", cnn_fdsl, false,
           "three residual blocks, the mean, one linear layer: images of any size"),
+    NAMED("cnn-deep", cnn_deep, false,
+          "eight equal residual blocks, the mean, one linear layer: for pipelines; images of any size"),
     {0},
 };
 
-const char *const model_names[] = {"logreg", "lenet", "cnn", "cnn3d", "cnn-fdsl", NULL};
+const char *const model_names[] = {"logreg", "lenet", "cnn", "cnn3d", "cnn-fdsl", "cnn-deep", NULL};
 
 /* ---- Shapes ---- */
 
@@ -244,8 +252,9 @@ static double products_of(const struct layer *layer)
            inner_taps(layer, in->height, out->height, 1) * inner_taps(layer, in->width, out->width, 2);
 }
 
-/* Returns whether layer i is a convolution followed by pooling, with at most ReLU between them. Such a
- * convolution has at most one non-zero output gradient per pooling window. */
+/* Returns whether layer i is a convolution followed by pooling, with at most ReLU between them, and no
+ * addition uses the outputs before the pooling. Such a convolution has at most one non-zero output gradient
+ * per pooling window. */
 static bool is_pooled(const struct model *model, uint32_t i)
 {
     if (model->layers[i].spec.kind != LAYER_CONV)
@@ -260,7 +269,8 @@ static bool is_pooled(const struct model *model, uint32_t i)
 double model_flops(const struct model *model, const struct model_savings *savings)
 {
     double multiply_adds = 0;
-    bool first = true; /* the input of the first layer is the sample, which needs no gradient */
+    /* The input of the whole network is the sample, which needs no gradient. */
+    bool first = model->first_layer == 0;
     for (uint32_t i = 0; i < model->layer_count; i++) {
         double products = products_of(&model->layers[i]);
         if (products == 0)
@@ -323,6 +333,62 @@ enum status model_build(const struct model_table *table, struct shape input, uin
         return status_set(STATUS_FAILED, "%s: its last layer does not output one value per class",
                           table->name);
     return STATUS_OK;
+}
+
+/* ---- Slices ---- */
+
+bool model_may_cut(const struct model *model, uint32_t layer)
+{
+    enum layer_kind kind = model->layers[layer].spec.kind;
+    bool may = layer > 0 && (kind == LAYER_CONV || kind == LAYER_LINEAR);
+    for (uint32_t i = layer; i < model->layer_count; i++)
+        may &= model->layers[i].spec.kind != LAYER_ADD || i - model->layers[i].spec.back + 1 >= layer;
+    return may;
+}
+
+/* Tensors are in the order of their layers, so those of a slice are consecutive. */
+static void take_tensors(const struct model *whole, struct model *slice)
+{
+    slice->tensor_count = 0;
+    for (uint32_t t = 0; t < whole->tensor_count; t++) {
+        struct model_tensor tensor = whole->tensors[t];
+        if (tensor.first < slice->arena_first || tensor.first >= slice->arena_first + slice->arena_values)
+            continue;
+        tensor.first -= slice->arena_first;
+        slice->parameters += tensor.values;
+        slice->tensors[slice->tensor_count++] = tensor;
+    }
+}
+
+/* Returns the offset of the first tensor that belongs to `layer` or a later one. */
+static size_t arena_at(const struct model *model, uint32_t layer)
+{
+    while (layer < model->layer_count && model->layers[layer].weight_values == 0)
+        layer++;
+    return layer < model->layer_count ? model->layers[layer].weight : model->arena_values;
+}
+
+void model_slice(const struct model *whole, uint32_t first, uint32_t end, struct model *slice)
+{
+    *slice = *whole;
+    slice->first_layer = first;
+    slice->arena_first = arena_at(whole, first);
+    slice->arena_values = arena_at(whole, end) - slice->arena_first;
+    slice->input = whole->layers[first].in;
+    slice->input_values = whole->layers[first].in_values;
+    slice->layer_count = end - first;
+    slice->output_values = slice->parameters = 0;
+    slice->multiplications = 0;
+    for (uint32_t i = 0; i < slice->layer_count; i++) {
+        struct layer *layer = &slice->layers[i];
+        *layer = whole->layers[first + i];
+        layer->weight -= layer->weight_values ? slice->arena_first : 0;
+        layer->bias -= layer->weight_values ? slice->arena_first : 0;
+        layer->output = slice->output_values;
+        slice->output_values += layer->out_values;
+        slice->multiplications += products_of(layer);
+    }
+    take_tensors(whole, slice);
 }
 
 void model_initialise(const struct model *model, uint64_t seed, float *parameters)

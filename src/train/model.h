@@ -14,7 +14,7 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-#define MODEL_LAYERS_MAX  40
+#define MODEL_LAYERS_MAX  48
 #define MODEL_TENSORS_MAX (2 * MODEL_LAYERS_MAX)
 #define MODEL_NAME_MAX    16
 #define MODEL_ALIGNMENT   32 /* values: each parameter tensor starts at a multiple of 32 floats (128 bytes) */
@@ -50,7 +50,8 @@ struct layer {
     struct layer_spec spec;
     char name[MODEL_NAME_MAX]; /* "conv1", "relu1", "pool1", "dropout1", "fc1", ..., like names of PyTorch
                                 * modules */
-    uint32_t number;           /* index in the table; selects the random stream of a dropout layer */
+    uint32_t number;           /* index in the table; selects the random stream of a dropout layer. In a slice
+                                * (model_slice()), the index in the whole network */
     bool is_added;             /* a later LAYER_ADD uses the output of this layer */
     struct shape in, out;
     size_t in_values, out_values;      /* values per sample */
@@ -82,6 +83,9 @@ struct model {
     size_t arena_values; /* size of an arena, alignment gaps included; the gaps are always zero */
     size_t input_values, output_values; /* per sample; output_values sums the outputs of all layers */
     double multiplications;             /* multiply-adds of one sample's forward pass */
+    /* Of a slice: its first layer and the offset of its arena in those of the whole network; otherwise 0. */
+    uint32_t first_layer;
+    size_t arena_first;
 };
 
 /* Multiplications that an implementation may omit. A lower bound on the work must not count them. */
@@ -107,7 +111,7 @@ static inline size_t shape_values(const struct shape *shape)
     return (size_t)shape->channels * shape->depth * shape->height * shape->width;
 }
 
-/* logreg, lenet, cnn, cnn3d, cnn-fdsl; the last entry has a NULL name. */
+/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep; the last entry has a NULL name. */
 extern const struct model_table model_tables[];
 
 /* The values of --model, in the order of model_tables, NULL-terminated. */
@@ -117,6 +121,15 @@ extern const char *const model_names[];
  * layers do not fit the shape or a layer is too large. Allocates nothing. */
 enum status model_build(const struct model_table *table, struct shape input, uint32_t classes,
                         struct model *model);
+
+/* Returns whether the network may be cut before this layer. A slice begins with a convolution or a linear
+ * layer. A LAYER_ADD may use layers of its slice and the input of its slice, but no earlier layer. */
+bool model_may_cut(const struct model *model, uint32_t layer);
+
+/* Makes `slice` a network of the layers first .. end - 1 of `whole`, between two cuts. Its arenas are the
+ * parts of the whole network's arenas from arena_first on. A slice that does not end with the last layer
+ * outputs the activations of its last layer instead of logits. */
+void model_slice(const struct model *whole, uint32_t first, uint32_t end, struct model *slice);
 
 /* Returns the minimum number of floating-point operations per sample. Counts the multiply-adds of
  * convolutions and linear layers, forward and backward (gradients of weights and inputs, but not of the

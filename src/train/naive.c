@@ -27,13 +27,13 @@ typedef train_real real;
 
 struct naive {
     const struct train *train;
-    uint32_t batch; /* capacity in samples: the most that this rank has in a step */
+    uint32_t batch; /* capacity in samples: the most that this rank has in a step or, in a pipeline, keeps */
     real *parameters, *gradients, *m, *v;
     real *inputs;  /* batch x input_values */
     real *outputs; /* outputs of all layers: batch x out_values each, at the offsets layer->output * batch */
     real *deltas;  /* gradients of `outputs` */
     float *sample; /* scratch: one gathered sample */
-    uint32_t *numbers, *labels;
+    uint32_t *numbers;
     struct feed feed;
     struct train_totals totals;
     struct published published; /* copy of `totals` after the latest step, for progress() */
@@ -57,18 +57,20 @@ static real *input_of(const struct naive *naive, uint32_t layer, uint32_t j)
                  : naive->inputs + j * naive->train->model->input_values;
 }
 
-/* Returns a copy of `passing` for layer i. For a LAYER_ADD, sets the pointers to the earlier layer's output
- * and to the gradient of this output. */
+/* Returns a copy of `passing` for layer i. For a LAYER_ADD, sets the pointers to the earlier output and to
+ * its gradient. In a stage of a pipeline, the input of the stage may be this output, and `in_delta` is its
+ * gradient. */
 static struct passing passing_at(const struct naive *naive, const struct passing *passing, uint32_t i,
-                                 uint32_t j)
+                                 uint32_t j, real *in_delta)
 {
     const struct layer_spec *spec = &naive->train->model->layers[i].spec;
     struct passing at = *passing;
-    if (spec->kind == LAYER_ADD) {
-        at.added = output_of(naive, naive->outputs, i - spec->back, j);
-        if (!naive->train->forward_only)
-            at.added_delta = output_of(naive, naive->deltas, i - spec->back, j);
-    }
+    if (spec->kind != LAYER_ADD)
+        return at;
+    bool inside = i >= spec->back;
+    at.added = inside ? output_of(naive, naive->outputs, i - spec->back, j) : input_of(naive, 0, j);
+    if (!naive->train->forward_only)
+        at.added_delta = inside ? output_of(naive, naive->deltas, i - spec->back, j) : in_delta;
     return at;
 }
 
@@ -77,27 +79,41 @@ static void forward(struct naive *naive, const struct passing *passing, uint32_t
     const struct model *model = naive->train->model;
     RANGE(FORWARD);
     for (uint32_t i = 0; i < model->layer_count; i++) {
-        const struct passing at = passing_at(naive, passing, i, j);
+        const struct passing at = passing_at(naive, passing, i, j, NULL);
         kinds[model->layers[i].spec.kind].forward(&model->layers[i], &at, naive->parameters,
                                                   input_of(naive, i, j),
                                                   output_of(naive, naive->outputs, i, j));
     }
 }
 
-/* The gradient of an output is the sum over all layers that use it, so the gradients start at zero. */
-static void backward(struct naive *naive, const struct passing *passing, uint32_t j)
+/* Computes the gradients of all outputs but the last and, unless in_delta is NULL, of the input. The gradient
+ * of an output is the sum over all layers that use it, so the gradients start at zero. */
+static void backward_inputs(struct naive *naive, const struct passing *passing, uint32_t j, real *in_delta)
 {
     RANGE(BACKWARD);
     const struct model *model = naive->train->model;
     for (uint32_t i = 0; i + 1 < model->layer_count; i++)
         memset(output_of(naive, naive->deltas, i, j), 0, model->layers[i].out_values * sizeof(real));
     for (uint32_t i = model->layer_count; i-- > 0;) {
-        const struct passing at = passing_at(naive, passing, i, j);
-        kinds[model->layers[i].spec.kind].backward(
-            &model->layers[i], &at, naive->parameters, input_of(naive, i, j),
-            output_of(naive, naive->deltas, i, j), i ? output_of(naive, naive->deltas, i - 1, j) : NULL,
-            naive->gradients);
+        const struct passing at = passing_at(naive, passing, i, j, in_delta);
+        real *to = i ? output_of(naive, naive->deltas, i - 1, j) : in_delta;
+        if (to)
+            kinds[model->layers[i].spec.kind].backward(&model->layers[i], &at, naive->parameters,
+                                                       input_of(naive, i, j),
+                                                       output_of(naive, naive->deltas, i, j), to);
     }
+}
+
+/* Adds the gradients of the weights. Call backward_inputs() first. */
+static void backward_weights(struct naive *naive, uint32_t j)
+{
+    RANGE(BACKWARD);
+    const struct model *model = naive->train->model;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (kinds[model->layers[i].spec.kind].weights)
+            kinds[model->layers[i].spec.kind].weights(&model->layers[i], input_of(naive, i, j),
+                                                      output_of(naive, naive->deltas, i, j),
+                                                      naive->gradients);
 }
 
 /* Returns the softmax cross-entropy of one sample, with label smoothing. `delta` receives the gradient of the
@@ -140,14 +156,12 @@ static void take(struct naive *naive, const void *stored, struct draw_move move,
         to[i] = naive->sample[i];
 }
 
-/* Gathers the training sample for index `j`. Call after feed_step(). */
-static void take_to_learn(struct naive *naive, uint32_t epoch, uint32_t j)
+/* Gathers training sample `sample`, which has index `fed` in the latest feed_step(), into index `j`. */
+static void take_to_learn(struct naive *naive, uint32_t epoch, uint32_t sample, uint32_t fed, uint32_t j)
 {
     const struct train *train = naive->train;
-    uint32_t sample = naive->numbers[j];
-    take(naive, feed_sample(&naive->feed, sample, j), draw_move(&train->augment, train->seed, epoch, sample),
-         j);
-    naive->labels[j] = train->data->sets[DATA_TRAIN].labels[sample];
+    take(naive, feed_sample(&naive->feed, sample, fed),
+         draw_move(&train->augment, train->seed, epoch, sample), j);
 }
 
 /* ---- The engine ---- */
@@ -161,7 +175,6 @@ static void naive_close(void *state)
         free(arenas[i]);
     free(naive->sample);
     free(naive->numbers);
-    free(naive->labels);
     feed_close(&naive->feed);
     free(naive);
 }
@@ -187,9 +200,8 @@ static bool allocate(struct naive *naive)
     naive->deltas = zeros(naive, naive->train->forward_only ? 1 : batch * model->output_values, sizeof(real));
     naive->sample = zeros(naive, model->input_values, sizeof(float));
     naive->numbers = zeros(naive, batch, sizeof *naive->numbers);
-    naive->labels = zeros(naive, batch, sizeof *naive->labels);
     return naive->parameters && naive->gradients && naive->m && naive->v && naive->inputs && naive->outputs &&
-           naive->deltas && naive->sample && naive->numbers && naive->labels;
+           naive->deltas && naive->sample && naive->numbers;
 }
 
 static enum status naive_open(const struct train *train, const struct resources *resources, void **state)
@@ -198,7 +210,7 @@ static enum status naive_open(const struct train *train, const struct resources 
     if (!naive)
         return status_set(STATUS_FAILED, "naive: out of memory");
     naive->train = train;
-    naive->batch = train_share_max(train);
+    naive->batch = train->stage ? train->stage->slots * train->stage->capacity : train_share_max(train);
     naive->totals.bad_step = TRAIN_FINE;
     /* calloc() may succeed even if memory is short (overcommit), so compare the total with the available
      * memory. */
@@ -243,22 +255,41 @@ static enum status naive_get(void *state, struct train_state *into)
     return STATUS_OK;
 }
 
+/* Adds the loss of the sample at index `j` to `*loss`, and starts its backward pass. The step has `total`
+ * samples on all ranks. */
+static void take_loss(struct naive *naive, uint32_t sample, uint32_t j, uint32_t total, double *loss)
+{
+    const struct train *train = naive->train;
+    const uint32_t last = train->model->layer_count - 1;
+    const uint32_t label = train->data->sets[DATA_TRAIN].labels[sample];
+    const real *logits = output_of(naive, naive->outputs, last, j);
+    *loss += loss_of(train, logits, label, total, output_of(naive, naive->deltas, last, j));
+    naive->totals.correct += guess(logits, train->model->classes) == label;
+}
+
+/* Adds the losses of `count` samples of step `step` to the totals. */
+static void add_totals(struct naive *naive, uint64_t step, uint32_t count, double loss)
+{
+    naive->totals.loss += loss;
+    naive->totals.samples += count;
+    if (!isfinite(loss) && naive->totals.bad_step == TRAIN_FINE)
+        naive->totals.bad_step = step;
+}
+
 /* Runs forward pass, loss and backward pass on the `count` gathered samples of a step that has `total`
  * samples on all ranks. Returns the sum of the losses. */
 static double learn(struct naive *naive, uint32_t epoch, uint32_t count, uint32_t total)
 {
     const struct train *train = naive->train;
-    uint32_t last = train->model->layer_count - 1;
     double loss = 0;
     memset(naive->gradients, 0, train->model->arena_values * sizeof *naive->gradients);
     for (uint32_t j = 0; j < count; j++) {
         const struct passing passing = {
             .seed = train->seed, .epoch = epoch, .sample = naive->numbers[j], .training = true};
         forward(naive, &passing, j);
-        const real *logits = output_of(naive, naive->outputs, last, j);
-        loss += loss_of(train, logits, naive->labels[j], total, output_of(naive, naive->deltas, last, j));
-        naive->totals.correct += guess(logits, train->model->classes) == naive->labels[j];
-        backward(naive, &passing, j);
+        take_loss(naive, naive->numbers[j], j, total, &loss);
+        backward_inputs(naive, &passing, j, NULL);
+        backward_weights(naive, j);
     }
     return loss;
 }
@@ -287,7 +318,7 @@ static void take_batch(struct naive *naive, uint32_t epoch, uint32_t count)
 {
     RANGE(GATHER);
     for (uint32_t j = 0; j < count; j++)
-        take_to_learn(naive, epoch, j);
+        take_to_learn(naive, epoch, naive->numbers[j], j, j);
 }
 
 static enum status make_step(struct naive *naive, const struct draw_order *order, uint32_t epoch,
@@ -303,10 +334,7 @@ static enum status make_step(struct naive *naive, const struct draw_order *order
     naive->totals.data_s += timer_now_s() - begin_s;
     uint64_t number = (uint64_t)epoch * train_steps(train) + step;
     double loss = learn(naive, epoch, count, (uint32_t)train_share(train, step).total);
-    naive->totals.loss += loss;
-    naive->totals.samples += count;
-    if (!isfinite(loss) && naive->totals.bad_step == TRAIN_FINE)
-        naive->totals.bad_step = number;
+    add_totals(naive, number, count, loss);
     TRY(add_up(naive, STATUS_OK));
     update_parameters(naive, number);
     published_store(&naive->published, &naive->totals);
@@ -362,6 +390,100 @@ static enum status naive_evaluate(void *state, enum data_part part, uint32_t fir
     return STATUS_OK;
 }
 
+/* ---- Pipelines ---- */
+
+#ifndef FDSL_DOUBLE
+static struct passing micro_passing(const struct naive *naive, const struct micro *micro, uint32_t j)
+{
+    return (struct passing){.seed = naive->train->seed,
+                            .epoch = micro->epoch,
+                            .sample = micro->numbers[j],
+                            .training = micro->training};
+}
+
+/* Returns the index in the batch of a micro-batch's first sample. */
+static uint32_t micro_begin(const struct naive *naive, const struct micro *micro)
+{
+    return micro->slot * naive->train->stage->capacity;
+}
+
+/* Gathers the samples of a micro-batch in the first stage. */
+static enum status take_micro(struct naive *naive, const struct micro *micro)
+{
+    const struct data *data = naive->train->data;
+    const uint32_t begin = micro_begin(naive, micro);
+    double begin_s = timer_now_s();
+    if (micro->training)
+        TRY(feed_step(&naive->feed, micro->epoch, micro->numbers, micro->count));
+    for (uint32_t j = 0; j < micro->count; j++)
+        if (micro->training)
+            take_to_learn(naive, micro->epoch, micro->numbers[j], j, begin + j);
+        else
+            take(naive, data_sample(data, micro->part, micro->numbers[j]), (struct draw_move){0}, begin + j);
+    naive->totals.data_s += micro->training ? timer_now_s() - begin_s : 0;
+    return STATUS_OK;
+}
+
+static enum status stage_forward(void *state, const struct micro *micro, const float *inputs, float *outputs)
+{
+    struct naive *naive = state;
+    const struct model *model = naive->train->model;
+    const uint32_t begin = micro_begin(naive, micro), last = model->layer_count - 1;
+    const size_t values = model->layers[last].out_values;
+    double loss = 0;
+    if (inputs)
+        copy_in(naive->inputs + begin * model->input_values, inputs, micro->count * model->input_values);
+    else
+        TRY(take_micro(naive, micro));
+    for (uint32_t j = 0; j < micro->count; j++) {
+        const struct passing passing = micro_passing(naive, micro, j);
+        forward(naive, &passing, begin + j);
+        if (outputs)
+            copy_out(outputs + j * values, output_of(naive, naive->outputs, last, begin + j), values);
+        else
+            take_loss(naive, micro->numbers[j], begin + j, micro->total, &loss);
+    }
+    if (!outputs)
+        add_totals(naive, micro->step, micro->count, loss);
+    return STATUS_OK;
+}
+
+static enum status stage_backward(void *state, const struct micro *micro, enum gradients_of of,
+                                  const float *deltas, float *in_deltas)
+{
+    struct naive *naive = state;
+    const struct model *model = naive->train->model;
+    const uint32_t begin = micro_begin(naive, micro), last = model->layer_count - 1;
+    const size_t values = model->layers[last].out_values;
+    if (micro->index == 0 && of & GRADIENTS_OF_WEIGHTS)
+        memset(naive->gradients, 0, model->arena_values * sizeof *naive->gradients);
+    for (uint32_t j = 0; j < micro->count; j++) {
+        const struct passing passing = micro_passing(naive, micro, j);
+        float *in_delta = in_deltas ? in_deltas + j * model->input_values : NULL;
+        if (deltas)
+            copy_in(output_of(naive, naive->deltas, last, begin + j), deltas + j * values, values);
+        if (in_delta)
+            memset(in_delta, 0, model->input_values * sizeof *in_delta);
+        if (of & GRADIENTS_OF_INPUTS)
+            backward_inputs(naive, &passing, begin + j, in_delta);
+        if (of & GRADIENTS_OF_WEIGHTS)
+            backward_weights(naive, begin + j);
+    }
+    return STATUS_OK;
+}
+
+static enum status stage_update(void *state, uint64_t step)
+{
+    struct naive *naive = state;
+    update_parameters(naive, step);
+    published_store(&naive->published, &naive->totals);
+    return STATUS_OK;
+}
+
+static const struct stage_functions stages = {
+    .live = true, .forward = stage_forward, .backward = stage_backward, .update = stage_update};
+#endif
+
 static uint64_t naive_memory_bytes(const void *state)
 {
     const struct naive *naive = state;
@@ -382,6 +504,7 @@ const struct engine
         .name = "naive",
         .bounds = ENGINE_BOUNDS_FLOAT,
         .gradients_in = GRADIENTS_IN_HOST,
+        .stages = &stages,
 #endif
         .feeds = true,
         .open = naive_open,
@@ -431,7 +554,7 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
     for (uint32_t j = 0; status == STATUS_OK && j < count; j++) {
         const struct passing passing = {
             .seed = train->seed, .epoch = epoch, .sample = naive->numbers[j], .training = true};
-        take_to_learn(naive, epoch, j);
+        take_to_learn(naive, epoch, naive->numbers[j], j, j);
         forward(naive, &passing, j);
     }
     uint32_t bad = bad_layer(naive, count); /* meaningless after a failure; callers check the status */

@@ -64,21 +64,31 @@ static void tap_forward(const struct layer *layer, const struct tap *tap, uint32
         }
 }
 
-/* Returns the gradient of one weight. If in_delta is not NULL, also adds to the gradient of the input. */
-static real tap_backward(const struct layer *layer, const struct tap *tap, uint32_t o, uint32_t c,
-                         real weight, const real *in, const real *out_delta, real *in_delta)
+/* Returns the gradient of one weight. */
+static real tap_weight(const struct layer *layer, const struct tap *tap, uint32_t o, uint32_t c,
+                       const real *in, const real *out_delta)
 {
     double sum = 0; /* double, because rounding errors of a long float sum would accumulate over the steps */
     for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
         for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
-            size_t from = row_at(&layer->in, c, t + tap->depth.shift, y + tap->height.shift);
+            const real *from = in + row_at(&layer->in, c, t + tap->depth.shift, y + tap->height.shift);
             const real *delta = out_delta + row_at(&layer->out, o, t, y);
             for (int64_t x = tap->width.begin; x < tap->width.end; x++)
-                sum += (double)delta[x] * in[from + (size_t)(x + tap->width.shift)];
-            for (int64_t x = tap->width.begin; in_delta && x < tap->width.end; x++)
-                in_delta[from + (size_t)(x + tap->width.shift)] += weight * delta[x];
+                sum += (double)delta[x] * from[x + tap->width.shift];
         }
     return (real)sum;
+}
+
+static void tap_backward(const struct layer *layer, const struct tap *tap, uint32_t o, uint32_t c,
+                         real weight, const real *out_delta, real *in_delta)
+{
+    for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
+        for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
+            const real *delta = out_delta + row_at(&layer->out, o, t, y);
+            real *to = in_delta + row_at(&layer->in, c, t + tap->depth.shift, y + tap->height.shift);
+            for (int64_t x = tap->width.begin; x < tap->width.end; x++)
+                to[x + tap->width.shift] += weight * delta[x];
+        }
 }
 
 static void conv_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
@@ -101,13 +111,26 @@ static void conv_forward(const struct layer *layer, const struct passing *passin
 }
 
 static void conv_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
-                          const real *in, const real *out_delta, real *in_delta, real *gradients)
+                          const real *in, const real *out_delta, real *in_delta)
 {
     const uint32_t *kernel = layer->spec.kernel;
     const real *weight = parameters + layer->weight;
+    (void)passing, (void)in;
+    for (uint32_t o = 0; o < layer->out.channels; o++)
+        for (uint32_t c = 0; c < layer->in.channels; c++)
+            for (uint32_t t = 0; t < kernel[0]; t++)
+                for (uint32_t y = 0; y < kernel[1]; y++)
+                    for (uint32_t x = 0; x < kernel[2]; x++) {
+                        struct tap at = tap(layer, t, y, x);
+                        tap_backward(layer, &at, o, c, *weight++, out_delta, in_delta);
+                    }
+}
+
+static void conv_weights(const struct layer *layer, const real *in, const real *out_delta, real *gradients)
+{
+    const uint32_t *kernel = layer->spec.kernel;
     real *gradient = gradients + layer->weight;
     size_t plane = layer->out_values / layer->out.channels;
-    (void)passing;
     for (size_t i = 0; i < layer->out_values; i++)
         gradients[layer->bias + i / plane] += out_delta[i];
     for (uint32_t o = 0; o < layer->out.channels; o++)
@@ -116,7 +139,7 @@ static void conv_backward(const struct layer *layer, const struct passing *passi
                 for (uint32_t y = 0; y < kernel[1]; y++)
                     for (uint32_t x = 0; x < kernel[2]; x++) {
                         struct tap at = tap(layer, t, y, x);
-                        *gradient++ += tap_backward(layer, &at, o, c, *weight++, in, out_delta, in_delta);
+                        *gradient++ += tap_weight(layer, &at, o, c, in, out_delta);
                     }
 }
 
@@ -136,17 +159,23 @@ static void linear_forward(const struct layer *layer, const struct passing *pass
 }
 
 static void linear_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
-                            const real *in, const real *out_delta, real *in_delta, real *gradients)
+                            const real *in, const real *out_delta, real *in_delta)
 {
-    (void)passing;
+    (void)passing, (void)in;
     for (size_t o = 0; o < layer->out_values; o++) {
         const real *weight = parameters + layer->weight + o * layer->in_values;
+        for (size_t i = 0; i < layer->in_values; i++)
+            in_delta[i] += out_delta[o] * weight[i];
+    }
+}
+
+static void linear_weights(const struct layer *layer, const real *in, const real *out_delta, real *gradients)
+{
+    for (size_t o = 0; o < layer->out_values; o++) {
         real *gradient = gradients + layer->weight + o * layer->in_values;
         gradients[layer->bias + o] += out_delta[o];
         for (size_t i = 0; i < layer->in_values; i++)
             gradient[i] += out_delta[o] * in[i];
-        for (size_t i = 0; in_delta && i < layer->in_values; i++)
-            in_delta[i] += out_delta[o] * weight[i];
     }
 }
 
@@ -161,10 +190,10 @@ static void relu_forward(const struct layer *layer, const struct passing *passin
 }
 
 static void relu_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
-                          const real *in, const real *out_delta, real *in_delta, real *gradients)
+                          const real *in, const real *out_delta, real *in_delta)
 {
-    (void)passing, (void)parameters, (void)gradients;
-    for (size_t i = 0; in_delta && i < layer->in_values; i++)
+    (void)passing, (void)parameters;
+    for (size_t i = 0; i < layer->in_values; i++)
         in_delta[i] += in[i] <= 0 ? 0 : out_delta[i];
 }
 
@@ -198,10 +227,10 @@ static void pool_forward(const struct layer *layer, const struct passing *passin
 }
 
 static void pool_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
-                          const real *in, const real *out_delta, real *in_delta, real *gradients)
+                          const real *in, const real *out_delta, real *in_delta)
 {
-    (void)passing, (void)parameters, (void)gradients;
-    for (size_t i = 0; in_delta && i < layer->out_values; i++)
+    (void)passing, (void)parameters;
+    for (size_t i = 0; i < layer->out_values; i++)
         in_delta[largest(layer, in, i)] += out_delta[i];
 }
 
@@ -227,10 +256,10 @@ static void dropout_forward(const struct layer *layer, const struct passing *pas
 }
 
 static void dropout_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
-                             const real *in, const real *out_delta, real *in_delta, real *gradients)
+                             const real *in, const real *out_delta, real *in_delta)
 {
-    (void)parameters, (void)in, (void)gradients;
-    for (size_t i = 0; in_delta && i < layer->in_values; i++)
+    (void)parameters, (void)in;
+    for (size_t i = 0; i < layer->in_values; i++)
         in_delta[i] += out_delta[i] * kept(layer, passing, (uint32_t)i);
 }
 
@@ -245,9 +274,9 @@ static void add_forward(const struct layer *layer, const struct passing *passing
 }
 
 static void add_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
-                         const real *in, const real *out_delta, real *in_delta, real *gradients)
+                         const real *in, const real *out_delta, real *in_delta)
 {
-    (void)parameters, (void)in, (void)gradients;
+    (void)parameters, (void)in;
     for (size_t i = 0; i < layer->out_values; i++) {
         in_delta[i] += out_delta[i];
         passing->added_delta[i] += out_delta[i];
@@ -270,28 +299,32 @@ static void mean_forward(const struct layer *layer, const struct passing *passin
 }
 
 static void mean_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
-                          const real *in, const real *out_delta, real *in_delta, real *gradients)
+                          const real *in, const real *out_delta, real *in_delta)
 {
     size_t positions = layer->in_values / layer->out_values;
-    (void)passing, (void)parameters, (void)in, (void)gradients;
-    for (size_t i = 0; in_delta && i < layer->in_values; i++)
+    (void)passing, (void)parameters, (void)in;
+    for (size_t i = 0; i < layer->in_values; i++)
         in_delta[i] += out_delta[i / positions] / (real)positions;
 }
 
 /* ---- Table of layers ---- */
 
-/* Forward and backward pass of one sample. `backward` adds to `gradients` and, unless in_delta is NULL, to
- * `in_delta`. */
+/* Forward and backward pass of one sample. `backward` adds to the gradient of the input, `weights` to the
+ * gradients of the layer's parameters; `weights` is NULL if the layer has none. */
 static const struct {
     void (*forward)(const struct layer *layer, const struct passing *passing, const real *parameters,
                     const real *in, real *out);
     void (*backward)(const struct layer *layer, const struct passing *passing, const real *parameters,
-                     const real *in, const real *out_delta, real *in_delta, real *gradients);
+                     const real *in, const real *out_delta, real *in_delta);
+    void (*weights)(const struct layer *layer, const real *in, const real *out_delta, real *gradients);
 } kinds[LAYER_KINDS] = {
-    [LAYER_CONV] = {conv_forward, conv_backward},       [LAYER_RELU] = {relu_forward, relu_backward},
-    [LAYER_POOL] = {pool_forward, pool_backward},       [LAYER_DROPOUT] = {dropout_forward, dropout_backward},
-    [LAYER_LINEAR] = {linear_forward, linear_backward}, [LAYER_ADD] = {add_forward, add_backward},
-    [LAYER_MEAN] = {mean_forward, mean_backward},
+    [LAYER_CONV] = {conv_forward, conv_backward, conv_weights},
+    [LAYER_RELU] = {relu_forward, relu_backward, NULL},
+    [LAYER_POOL] = {pool_forward, pool_backward, NULL},
+    [LAYER_DROPOUT] = {dropout_forward, dropout_backward, NULL},
+    [LAYER_LINEAR] = {linear_forward, linear_backward, linear_weights},
+    [LAYER_ADD] = {add_forward, add_backward, NULL},
+    [LAYER_MEAN] = {mean_forward, mean_backward, NULL},
 };
 
 #endif

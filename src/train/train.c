@@ -11,17 +11,19 @@
 #include "train/export.h"
 #include "train/init.h"
 #include "train/job.h"
+#include "train/pipeline.h"
 #include "train/safetensors.h"
 #include "train/trainer.h"
 
 struct parameters {
     struct job_parameters job; /* must be the first member */
-    int model, optimizer, schedule, sync, lr_scale;
+    int model, optimizer, schedule, sync, lr_scale, parallel, pipe_schedule;
     bool several_ranks;
+    uint64_t stages, micros; /* --stages is 0 if not given */
     uint64_t epochs, seed, lr_step, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, label_smoothing;
-    const char *init, *checkpoint, *export_path, *step_path, *data_path;
-    bool flip, raw, resume, allow_nan;
+    const char *balance, *init, *checkpoint, *export_path, *step_path, *data_path;
+    bool drop_last, flip, raw, resume, allow_nan;
 };
 
 static const char *const optimizers[] = {"sgd", "adam", "adamw",
@@ -31,6 +33,8 @@ static const char *const schedules[] = {"constant", "step", "cosine",
                                         NULL}; /* in the order of enum schedule_kind */
 enum lr_scale { LR_SCALE_NONE, LR_SCALE_LINEAR, LR_SCALE_SQRT };
 static const char *const lr_scales[] = {"none", "linear", "sqrt", NULL}; /* in the order of enum lr_scale */
+enum parallel { PARALLEL_DATA, PARALLEL_PIPELINE };
+static const char *const parallels[] = {"data", "pipeline", NULL}; /* in the order of enum parallel */
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
@@ -40,6 +44,8 @@ static const struct option_spec options[] = {
     {"model", "NAME", OPTION_CHOICE, AT(model), "cnn", 0, 0, model_names, true, "the network"},
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true,
      "samples per step; with several ranks, per rank, or with --scaling strong, of all ranks together"},
+    {"drop-last", NULL, OPTION_FLAG, AT(drop_last), NULL, 0, 0, NULL, true,
+     "leave out the last batch of every epoch if it is short. Its samples differ from epoch to epoch"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "5", 1, 1 << 20, NULL, true, "epochs; one row per epoch"},
     {"optimizer", "NAME", OPTION_CHOICE, AT(optimizer), "adam", 0, 0, optimizers, true, "the update rule"},
     {"lr", "RATE", OPTION_REAL, AT(lr), "0.001", 0, 1e38, NULL, true, "learning rate after the warm-up"},
@@ -88,6 +94,23 @@ static const struct option_spec options[] = {
      "how --lr changes with the number of ranks. With --scaling weak, N ranks have N times the batch: linear "
      "multiplies --lr by N, sqrt by the square root of N, and none leaves --lr unchanged. With --scaling "
      "strong, every rule leaves --lr unchanged. RULE is one of"},
+    {"balance", "HOW", OPTION_TEXT, AT(balance), "equal", 0, 0, NULL, true,
+     "how ranks divide the samples of a step: equal; measured, by their speeds, which are measured in each "
+     "epoch; memory, by their free memory; or by a list of numbers, one per rank, such as 3:1"},
+    {"parallel", "HOW", OPTION_CHOICE, AT(parallel), "data", 0, 0, parallels, true,
+     "how ranks divide a step. With data, each rank has the whole network and a part of the samples. With "
+     "pipeline, each rank has some layers, and micro-batches of all samples pass through the ranks. HOW is "
+     "one "
+     "of"},
+    {"stages", "S", OPTION_COUNT, AT(stages), NULL, 1, MODEL_LAYERS_MAX, NULL, true,
+     "parts into which --parallel pipeline cuts the network; must be the number of ranks (default)"},
+    {"microbatches", "M", OPTION_COUNT, AT(micros), "8", 1, 1 << 16, NULL, true,
+     "parts into which --parallel pipeline divides the samples of a step"},
+    {"schedule", "NAME", OPTION_CHOICE, AT(pipe_schedule), "1f1b", 0, 0, pipe_schedule_names, true,
+     "in which order --parallel pipeline computes its micro-batches: gpipe all forward passes first, 1f1b "
+     "forward and backward passes in turn, zb-h1 as 1f1b, with gradients of weights in the time in which "
+     "1f1b "
+     "waits. NAME is one of"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
      "start with the parameters of this checkpoint, or of the latest checkpoint in this folder. The model "
      "must be the same. If the number of classes differs, the last layer starts with zeros"},
@@ -114,15 +137,21 @@ static const struct option_spec options[] = {
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
 
 static const struct measure columns[] = {
-    {"timed_stages", COMBINE_FIRST}, {"epoch", COMBINE_SAME},         {"steps", COMBINE_SAME},
-    {"parameters", COMBINE_SAME},    {"train_samples", COMBINE_SAME}, {"test_samples", COMBINE_SAME},
-    {"train_loss", COMBINE_SAME},    {"train_acc", COMBINE_SAME},     {"test_loss", COMBINE_SAME},
-    {"test_acc", COMBINE_SAME},      {"last_lr", COMBINE_SAME},       {"trained_s", COMBINE_SAME},
-    {"to_98_s", COMBINE_SAME},       {"to_99_s", COMBINE_SAME},       {"data_share", COMBINE_MAX},
-    {"memory_bytes", COMBINE_SUM},   {"generate_share", COMBINE_MAX}, {"generated_per_s", COMBINE_SUM_REAL},
-    {"opening_s", COMBINE_MAX},      {"init", COMBINE_FIRST},         {"skipped_steps", COMBINE_SAME},
-    {"loss_scale", COMBINE_SAME},    {"exchange", COMBINE_FIRST},     {"exchange_share", COMBINE_MAX},
-    {NULL, COMBINE_FIRST},
+    {"timed_stages", COMBINE_FIRST},   {"epoch", COMBINE_SAME},
+    {"steps", COMBINE_SAME},           {"parameters", COMBINE_SAME},
+    {"train_samples", COMBINE_SAME},   {"test_samples", COMBINE_SAME},
+    {"train_loss", COMBINE_SAME},      {"train_acc", COMBINE_SAME},
+    {"test_loss", COMBINE_SAME},       {"test_acc", COMBINE_SAME},
+    {"last_lr", COMBINE_SAME},         {"trained_s", COMBINE_SAME},
+    {"to_98_s", COMBINE_SAME},         {"to_99_s", COMBINE_SAME},
+    {"data_share", COMBINE_MAX},       {"memory_bytes", COMBINE_SUM},
+    {"generate_share", COMBINE_MAX},   {"generated_per_s", COMBINE_SUM_REAL},
+    {"opening_s", COMBINE_MAX},        {"init", COMBINE_FIRST},
+    {"skipped_steps", COMBINE_SAME},   {"loss_scale", COMBINE_SAME},
+    {"exchange", COMBINE_FIRST},       {"exchange_share", COMBINE_MAX},
+    {"samples_per_step", COMBINE_SUM}, {"layers", COMBINE_COMMON},
+    {"bubble", COMBINE_MEAN},          {"bubble_ideal", COMBINE_MEAN},
+    {"bubble_formula", COMBINE_SAME},  {NULL, COMBINE_FIRST},
 };
 static const char *const shown[] = {"epoch", "train_loss", "train_acc", "test_acc", NULL};
 static const char *const baselines[] = {"train-naive", NULL};
@@ -133,8 +162,10 @@ struct opened {
     struct model model;
     struct data data;
     char *identity;
-    float *initial; /* initial parameters */
-    char init[17];  /* hash of the parameters from --init; "" without --init */
+    float *initial;   /* initial parameters */
+    double *weights;  /* per rank; NULL with one rank */
+    uint32_t *shares; /* per rank; NULL with one rank */
+    char init[17];    /* hash of the parameters from --init; "" without --init */
 };
 
 static void train_close(void *input)
@@ -143,6 +174,8 @@ static void train_close(void *input)
     data_close(&opened->data);
     free(opened->identity);
     free(opened->initial);
+    free(opened->weights);
+    free(opened->shares);
     free(opened);
 }
 
@@ -162,6 +195,8 @@ static const char *lacking(const struct parameters *parameters, const char *opti
 {
     static const char *const of_adam[] = {"beta1", "beta2", "epsilon", NULL};
     static const char *const of_step[] = {"lr-step", "lr-gamma", NULL};
+    static const char *const of_pipeline[] = {"stages", "microbatches", "schedule", NULL};
+    bool pipeline = parameters->parallel == PARALLEL_PIPELINE;
     bool sgd = parameters->optimizer == OPTIMIZER_SGD;
     if (strcmp(option, "momentum") == 0 && !sgd)
         return "--optimizer sgd";
@@ -169,6 +204,10 @@ static const char *lacking(const struct parameters *parameters, const char *opti
         return "--optimizer adam or adamw";
     if (is_one_of(option, of_step) && parameters->schedule != SCHEDULE_STEP)
         return "--lr-schedule step";
+    if (is_one_of(option, of_pipeline) && !pipeline)
+        return "--parallel pipeline";
+    if ((strcmp(option, "sync") == 0 || strcmp(option, "balance") == 0) && pipeline)
+        return "--parallel data";
     if (strcmp(option, "res") == 0 && strcmp(parameters->job.data, "synth") != 0)
         return "--data synth";
     if (strcmp(option, "fresh") == 0 && parameters->job.feed != DATA_LIVE)
@@ -178,14 +217,15 @@ static const char *lacking(const struct parameters *parameters, const char *opti
     return NULL;
 }
 
-/* --sync and --lr-scale have no effect with one rank. They are not refused there, so that the same options
- * can be measured on any number of ranks. */
+/* --sync, --lr-scale, --balance and --parallel data have no effect with one rank. They are not refused there,
+ * so that the same options can be measured on any number of ranks. */
 static bool train_applies(const void *parameters, const struct variant *variant, const char *option)
 {
-    static const char *const of_ranks[] = {"sync", "lr-scale", NULL};
+    static const char *const of_ranks[] = {"sync", "lr-scale", "balance", "parallel", NULL};
+    const struct parameters *given = parameters;
     (void)variant;
     return !lacking(parameters, option) &&
-           (((const struct parameters *)parameters)->several_ranks || !is_one_of(option, of_ranks));
+           (given->several_ranks || given->parallel == PARALLEL_PIPELINE || !is_one_of(option, of_ranks));
 }
 
 /* Rejects a --shift that reaches the width or the height of a sample, because such a shift could leave only
@@ -213,6 +253,37 @@ static enum status check_outputs(const struct parameters *parameters, const stru
                                                           : STATUS_OK;
 }
 
+/* Rejects stages and micro-batches that are impossible. `all` has the batch of all ranks. */
+static enum status check_pipeline(const struct parameters *all, const struct partition *partition)
+{
+    if (all->parallel != PARALLEL_PIPELINE)
+        return STATUS_OK;
+    if (all->stages && all->stages != partition->ranks)
+        return status_set(STATUS_USAGE,
+                          "--stages %" PRIu64 ": each rank holds one stage, and there are %" PRIu64
+                          " ranks; start as many ranks as stages, or drop --stages",
+                          all->stages, partition->ranks);
+    if (all->micros > all->job.batch)
+        return status_set(STATUS_USAGE,
+                          "--microbatches %" PRIu64 " is more than the %" PRIu64
+                          " samples of a step; lower --microbatches, or raise --batch",
+                          all->micros, all->job.batch);
+    return STATUS_OK;
+}
+
+/* Rejects a network with fewer pieces than stages. */
+static enum status check_stages(const struct parameters *all, const struct partition *partition,
+                                const struct model *model)
+{
+    uint32_t most = pipe_pieces(model);
+    return all->parallel != PARALLEL_PIPELINE || partition->ranks <= most
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--model %s can be cut into at most %u stages; start at most %u ranks, or use "
+                            "another model",
+                            model->name, most, most);
+}
+
 /* Rejects options that do not apply. */
 static enum status check(const struct options *given, const struct parameters *parameters)
 {
@@ -235,8 +306,11 @@ static bool decides_nothing(const struct parameters *parameters, const char *opt
         return parameters->job.feed != DATA_CONSTANT;
     if (strcmp(option, "fresh") == 0)
         return !parameters->job.fresh;
-    /* Other ranks and exchanges change only the order of sums. --lr-scale changes only --lr. */
-    static const char *const others[] = {"data", "train-size", "test-size", "res", "sync", "lr-scale", NULL};
+    /* Other ranks, shares, exchanges and pipelines change only the order of sums. --lr-scale changes only
+     * --lr. */
+    static const char *const others[] = {"data",   "train-size",   "test-size", "res",
+                                         "sync",   "lr-scale",     "balance",   "parallel",
+                                         "stages", "microbatches", "schedule",  NULL};
     if (is_one_of(option, others))
         return true;
     return strcmp(option, "epochs") == 0 && parameters->schedule != SCHEDULE_COSINE;
@@ -266,6 +340,32 @@ static enum status identify(const struct parameters *parameters, struct opened *
     return whole ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
 }
 
+/* Reads --balance, and allocates the shares of the ranks. */
+static enum status read_balance(const struct parameters *parameters, const struct partition *partition,
+                                struct opened *opened)
+{
+    uint32_t ranks = (uint32_t)partition->ranks;
+    opened->weights = malloc(ranks * sizeof *opened->weights);
+    opened->shares = malloc(ranks * sizeof *opened->shares);
+    return opened->weights && opened->shares
+               ? balance_parse(parameters->balance, ranks, &opened->job.balance, opened->weights)
+               : status_set(STATUS_FAILED, "out of memory for the shares");
+}
+
+/* Sets the shares that the ranks have until trainers change them. */
+static void fill_shares(struct opened *opened)
+{
+    struct train_job *job = &opened->job;
+    bool any = job->balance == BALANCE_MEASURED || job->balance == BALANCE_MEMORY;
+    if (job->train.ranks <= 1 || job->pipeline.stages)
+        return;
+    job->weights = opened->weights;
+    job->shares = opened->shares;
+    partition_divide(job->weights, job->train.ranks, job->train.batch, 0, job->shares);
+    job->train.shares = job->balance == BALANCE_EQUAL ? NULL : job->shares;
+    job->train.share_max = train_room(&job->train, any);
+}
+
 /* `parameters` has the batch of all ranks. */
 static void fill_job(const struct parameters *parameters, const struct partition *partition,
                      struct opened *opened)
@@ -275,6 +375,7 @@ static void fill_job(const struct parameters *parameters, const struct partition
                             .data = &opened->data,
                             .seed = parameters->seed,
                             .batch = (uint32_t)parameters->job.batch,
+                            .drop_last = parameters->drop_last,
                             .rank = (uint32_t)partition->rank,
                             .ranks = (uint32_t)partition->ranks,
                             .augment = {(uint32_t)parameters->shift, parameters->flip},
@@ -301,6 +402,11 @@ static void fill_job(const struct parameters *parameters, const struct partition
     opened->job.resume = parameters->resume;
     opened->job.allow_nan = parameters->allow_nan;
     opened->job.sync = parameters->sync;
+    if (parameters->parallel == PARALLEL_PIPELINE)
+        opened->job.pipeline =
+            (struct pipeline_plan){.schedule = (enum pipe_schedule)parameters->pipe_schedule,
+                                   .stages = (uint32_t)partition->ranks,
+                                   .micros = (uint32_t)parameters->micros};
     opened->job.identity = opened->identity;
     opened->job.data = parameters->job.data;
     opened->job.samples = (struct train_samples){
@@ -367,12 +473,15 @@ static enum status open_all(const struct parameters *all, const struct partition
 {
     TRY(job_open_data(&all->job, &opened->data));
     TRY(check_batch(all, partition, &opened->data));
+    TRY(check_pipeline(all, partition));
     TRY(check_shift(all, &opened->data.shape));
     data_normalise(&opened->data, !all->raw);
     TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
+    TRY(check_stages(all, partition, &opened->model));
     TRY(begin(all, opened));
     TRY(identify(all, opened));
     fill_job(all, partition, opened);
+    fill_shares(opened);
     if (all->schedule == SCHEDULE_COSINE &&
         opened->job.train.schedule.warmup_steps >= opened->job.train.schedule.total_steps)
         return status_set(STATUS_USAGE,
@@ -397,9 +506,11 @@ static enum status train_open(const struct options *given, void *parameters_,
     parameters->several_ranks = partition->ranks > 1;
     TRY(check(given, parameters));
     TRY(check_outputs(parameters, partition));
+    TRY(read_balance(parameters, partition, opened));
     const struct parameters all = of_all_ranks(parameters, partition);
     TRY(open_all(&all, partition, opened));
     parameters->job.batch = partition_share(partition, parameters->job.batch).count;
+    parameters->stages = partition->ranks;
     return STATUS_OK;
 }
 
@@ -447,11 +558,28 @@ static enum status train_accepts(const void *input, const struct variant *varian
     const struct engine *engine = variant->traits;
     if (engine->accepts) /* first, because another --feed would not help if this fails */
         TRY(engine->accepts(&opened->job.train));
-    if (opened->job.train.ranks > 1)
+    if (opened->job.pipeline.stages)
+        TRY(pipeline_accepts(engine, opened->data.feed));
+    else if (opened->job.train.ranks > 1)
         TRY(exchange_probe(opened->job.sync, engine));
+    if (opened->job.train.ranks > 1 && opened->job.balance == BALANCE_MEASURED &&
+        engine->gradients_in == GRADIENTS_IN_GRAPH)
+        return status_set(STATUS_USAGE,
+                          "its CUDA graph contains the shares and the exchange, so it can neither "
+                          "measure speeds nor change shares; use --balance equal, memory or a "
+                          "list such as 3:1, or use train-bf16");
     return engine->feeds || opened->data.feed == DATA_STORED
                ? STATUS_OK
                : status_set(STATUS_USAGE, "it needs all training samples in memory; use --feed stored");
+}
+
+static void put_pipeline(const struct train_epoch *epoch, const struct pipeline_plan *plan,
+                         struct measures *measures)
+{
+    measures_put(measures, "layers", "%s", epoch->layers);
+    measures_real(measures, "bubble", epoch->bubble, 4);
+    measures_real(measures, "bubble_ideal", epoch->bubble_ideal, 4);
+    measures_real(measures, "bubble_formula", pipe_bubble(plan->schedule, plan->stages, plan->micros), 4);
 }
 
 /* Values that are unknown (NaN) leave their column empty. */
@@ -493,12 +621,16 @@ static enum status train_measure(const void *input, const struct variant *varian
     measures_put(measures, "exchange", "%s", epoch.exchange);
     if (*epoch.exchange)
         measures_real(measures, "exchange_share", epoch.exchange_s / epoch.epoch_s, 4);
+    if (opened->job.shares)
+        measures_put(measures, "samples_per_step", "%" PRIu64, train_share(&opened->job.train, 0).count);
+    if (opened->job.pipeline.stages)
+        put_pipeline(&epoch, &opened->job.pipeline, measures);
     return STATUS_OK;
 }
 
 const struct workload workload_train = {
     .name = "train",
-    .schema = "train/5",
+    .schema = "train/6",
     .summary = "trains a network to classify, epoch by epoch",
     .item = "samples",
     .options = options,
@@ -507,6 +639,7 @@ const struct workload workload_train = {
     .single = single,
     .measures = columns,
     .shown = shown,
+    .cpu_stand_in = "train-omp",
     .baselines = baselines,
     .open = train_open,
     .close = train_close,

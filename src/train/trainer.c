@@ -184,10 +184,10 @@ static enum status begin(struct trainer *trainer, const struct resources *resour
 {
     enum status status = trainer_join(trainer, resources);
     if (status == STATUS_OK)
-        status = trainer->engine->open(&trainer->train, resources, &trainer->state);
-    if (status == STATUS_OK)
         status = take_beginning(trainer);
     TRY(comm_agree(status));
+    TRY(trainer_take_shares(trainer, resources));
+    TRY(comm_agree(trainer->engine->open(&trainer->train, resources, &trainer->state)));
     TRY(trainer_share_state(trainer));
     return trainer_set(trainer, &trainer->now.state);
 }
@@ -284,11 +284,14 @@ enum status trainer_run(void *state, uint64_t number, struct run_time *time)
     struct exchange *exchange = trainer->train.exchange;
     if (exchange)
         exchange->spent_s = 0;
+    trainer_use_shares(trainer);
     display_begin(trainer->display, trainer->now.history.epochs);
     enum status status = make_steps(trainer, train_steps(&trainer->train));
     display_end(trainer->display);
     trainer->epoch_s = timer_now_s() - begin_s;
     trainer->exchange_s = exchange ? exchange->spent_s : 0;
+    if (trainer->job->pipeline.stages)
+        trainer->piped_epoch = pipeline_measured(trainer->state);
     return status;
 }
 
@@ -369,6 +372,8 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
         status = trainer->engine->get(trainer->state, &trainer->now.state);
     TRY(comm_agree(status));
     TRY(trainer_check_parameters(trainer));
+    TRY(trainer_rebalance(trainer));
+    TRY(trainer_report_stage(trainer, epoch));
     TRY(comm_max(&slowest_s, 1));
     epoch->loss_scale = trainer->now.state.scale.scale;
     train_note_epoch(history, slowest_s, epoch->test_accuracy);
@@ -388,6 +393,7 @@ enum status trainer_keep(const void *input, void *state, const char *rows)
         return status_set(STATUS_FAILED, "out of memory for the rows");
     free(trainer->now.row);
     trainer->now.row = copy;
+    TRY(trainer_note_shares(trainer));
     return checkpoint_write(job->checkpoints, job->keep, &trainer->now);
 }
 

@@ -11,8 +11,10 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "core/variant.h"
+#include "train/balance.h"
 #include "train/checkpoint.h"
 #include "train/engine.h"
+#include "train/pipeline.h"
 
 /* The input of the workload `train`. */
 struct train_job {
@@ -23,9 +25,14 @@ struct train_job {
     const char *checkpoints; /* a folder; NULL: none */
     uint32_t keep;           /* how many checkpoints the folder keeps */
     bool resume, allow_nan;
-    int sync;             /* value of --sync, for exchange_open() */
-    const char *identity; /* the options that affect the parameters, as text */
-    const char *data;     /* value of --data; `samples` has the other options that choose samples */
+    struct pipeline_plan pipeline; /* stages = 0: data-parallel */
+    int sync;                      /* value of --sync, for exchange_open() */
+    enum balance balance;
+    const double *weights; /* per rank: its weight at the beginning (balance_parse()); NULL with one rank */
+    uint32_t *shares;      /* per rank: samples in a full step of the current epoch, written by the trainer;
+                            * NULL with one rank. train.shares is this array, or NULL with BALANCE_EQUAL */
+    const char *identity;  /* the options that affect the parameters, as text */
+    const char *data;      /* value of --data; `samples` has the other options that choose samples */
     struct train_samples samples;
     const char *export_path; /* NULL: no export */
     const char *step_path;   /* export of the first step; NULL: none */
@@ -46,6 +53,10 @@ struct train_epoch {
     const char *exchange;   /* the method that adds up the gradients of the ranks; "" with one rank */
     double exchange_s;      /* seconds in which this rank exchanged gradients, including waiting */
     uint64_t memory_bytes;
+    /* Pipelines only: the layers of this rank, and the share of its time in which it waits: measured, and
+     * simulated with the measured times of all stages. */
+    char layers[2 * MODEL_NAME_MAX + 1];
+    double bubble, bubble_ideal;
 };
 
 FDSL_C_BEGIN
@@ -80,7 +91,7 @@ const char *trainer_kept(const void *state);
 enum status trainer_end(const void *input, void *state, uint64_t runs);
 
 /* Compares the engine with the oracle. `*wrong` becomes the number of losses and parameter tensors that
- * differ by more than engine->bounds. Restores the state afterwards.
+ * differ by more than the bounds of their engines (the largest of all ranks). Restores the state afterwards.
  *
  * If `number` is 0 (before the first epoch), compares job->verify_steps steps from the current state. After
  * every five steps, the oracle's state is copied to the engine.

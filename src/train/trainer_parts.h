@@ -1,5 +1,6 @@
 /* Shared by the parts of the trainer: trainer.c (epochs, checkpoints, rows), trainer_verify.c
- * (verification), and trainer_ranks.c (communication between ranks). No other file includes this header. */
+ * (verification), trainer_ranks.c (communication between ranks), and trainer_balance.c (shares). No other
+ * file includes this header. */
 #ifndef FDSL_TRAIN_TRAINER_PARTS_H
 #define FDSL_TRAIN_TRAINER_PARTS_H
 
@@ -18,14 +19,22 @@ struct trainer {
     struct train train;       /* job->train, with the exchange of this run */
     struct exchange exchange; /* its method is NULL with one rank */
     const struct engine *engine;
-    void *state;             /* state of the engine */
-    struct display *display; /* NULL: no display */
+    struct engine_bounds bounds; /* the largest of all ranks, whose engines may differ */
+    struct pipeline_plan
+        pipeline; /* job->pipeline, with the engine of the stages; then `engine` is `piped` */
+    struct engine piped;
+    struct pipe_measured piped_epoch; /* of the latest epoch */
+    void *state;                      /* state of the engine */
+    struct display *display;          /* NULL: no display */
     struct checkpoint now; /* state after the latest epoch that trainer_finish() saw, or the initial state */
     struct train_totals totals;  /* totals of the latest epoch, over all ranks */
     struct train_totals *shares; /* room for the totals of each rank */
     uint64_t own_bad_step;       /* as totals.bad_step, but only for the samples of this rank */
     double epoch_s, exchange_s;  /* seconds of the latest epoch, and those spent in the exchange */
     float *logits;               /* logits of the test set */
+    uint32_t *next;              /* shares of the next epoch; NULL with one rank */
+    double *speeds;              /* room for a number of each rank */
+    bool reported;               /* whether a straggler was reported */
     int lock;                    /* lock of the checkpoint folder; negative: none */
 
     struct found found; /* results of trainer_verify() */
@@ -54,7 +63,26 @@ enum status trainer_totals(struct trainer *trainer, struct train_totals *totals)
 /* Fails on all ranks if the parameters in trainer->now differ between ranks. */
 enum status trainer_check_parameters(const struct trainer *trainer);
 
+/* Pipelines only: describes the stage of this rank and its latest epoch. */
+enum status trainer_report_stage(const struct trainer *trainer, struct train_epoch *epoch);
+
 /* Combines what the ranks found wrong, so that all ranks take the same decisions. */
 enum status trainer_combine_found(struct found *found);
+
+/* ---- trainer_balance.c: the shares of the ranks. These functions do nothing with one rank ---- */
+
+/* Collective: sets the shares of the first epoch and trainer->train.share_max, before the engine is opened.
+ * On rank 0, trainer->now has the checkpoint to resume. STATUS_UNAVAILABLE if the free memory is unknown. */
+enum status trainer_take_shares(struct trainer *trainer, const struct resources *resources);
+
+/* Makes trainer->next the shares of the ranks. Call only between epochs. */
+void trainer_use_shares(struct trainer *trainer);
+
+/* Collective, after an epoch: sets trainer->next by the speeds of the ranks in this epoch (--balance
+ * measured), or warns once on rank 0 if the ranks are uneven. */
+enum status trainer_rebalance(struct trainer *trainer);
+
+/* Writes trainer->next to trainer->now, if a resumed run needs it. */
+enum status trainer_note_shares(struct trainer *trainer);
 
 #endif

@@ -10,18 +10,68 @@
 
 #define SPREAD_BYTES ((size_t)1 << 30) /* the most bytes per broadcast; MPI counts in int */
 
+/* Sets `*mixed` to the model if some ranks have their gradients in host memory and others in device memory,
+ * else to NULL. Collective. */
+static enum status find_mixture(const struct trainer *trainer, const struct model **mixed)
+{
+    const struct engine *engine = trainer->engine;
+    double any[] = {engine->gradients_in == GRADIENTS_IN_HOST, engine->gradients_in != GRADIENTS_IN_HOST,
+                    engine->scales_loss};
+    TRY(comm_max(any, COUNT_OF(any)));
+    *mixed = any[0] > 0 && any[1] > 0 ? trainer->train.model : NULL;
+    return *mixed && any[2] > 0
+               ? status_set(STATUS_USAGE,
+                            "CPUs cannot train together with a variant that scales the loss; use train-cuda, "
+                            "train-tf32 or train-bf16")
+               : STATUS_OK;
+}
+
+/* Sets the bounds to the largest of all ranks, because the gradients of all ranks enter each update.
+ * Collective. */
+static enum status combine_bounds(struct engine_bounds *bounds)
+{
+    double all[] = {bounds->loss, bounds->floor, bounds->drift, bounds->logits};
+    TRY(comm_max(all, COUNT_OF(all)));
+    *bounds = (struct engine_bounds){.loss = all[0], .floor = all[1], .drift = all[2], .logits = all[3]};
+    return STATUS_OK;
+}
+
+/* Makes this rank a stage of a pipeline: it computes its layers for all samples of a step. Collective. */
+static enum status join_pipeline(struct trainer *trainer)
+{
+    const struct model *mixed;
+    TRY(find_mixture(trainer, &mixed));
+    if (mixed)
+        return status_set(
+            STATUS_USAGE,
+            "--rank-device: CPUs and GPUs cannot be stages of one pipeline; use --parallel data");
+    trainer->pipeline = trainer->job->pipeline;
+    trainer->pipeline.engine = trainer->engine;
+    trainer->piped = pipeline_engine(trainer->engine);
+    trainer->engine = &trainer->piped;
+    trainer->train.pipeline = &trainer->pipeline;
+    trainer->train.rank = 0;
+    trainer->train.ranks = 1;
+    return STATUS_OK;
+}
+
 enum status trainer_join(struct trainer *trainer, const struct resources *resources)
 {
     struct exchange *exchange = &trainer->exchange;
     trainer->train = trainer->job->train;
+    trainer->bounds = trainer->engine->bounds;
     trainer->shares = calloc((size_t)comm_size(), sizeof *trainer->shares);
     if (!trainer->shares)
         return status_set(STATUS_FAILED, "out of memory");
+    if (trainer->job->pipeline.stages)
+        return join_pipeline(trainer);
     if (trainer->train.ranks <= 1)
         return STATUS_OK;
     trainer->train.exchange = exchange;
     exchange->device = resources->device;
     exchange->count = trainer->train.model->arena_values;
+    TRY(find_mixture(trainer, &exchange->mixed));
+    TRY(combine_bounds(&trainer->bounds));
     return exchange_open(trainer->job->sync, trainer->engine, exchange);
 }
 
@@ -29,6 +79,8 @@ void trainer_leave(struct trainer *trainer)
 {
     exchange_close(&trainer->exchange);
     free(trainer->shares);
+    free(trainer->next);
+    free(trainer->speeds);
 }
 
 static enum status spread(void *data, size_t bytes)
@@ -118,6 +170,16 @@ enum status trainer_check_parameters(const struct trainer *trainer)
         return status;
     snprintf(reason, sizeof reason, "%s", status_text());
     return status_set(STATUS_FAILED, "%s", reason); /* the options are not the cause */
+}
+
+enum status trainer_report_stage(const struct trainer *trainer, struct train_epoch *epoch)
+{
+    const struct pipe_measured *measured = &trainer->piped_epoch;
+    if (!trainer->job->pipeline.stages)
+        return STATUS_OK;
+    pipeline_layers(trainer->state, epoch->layers, sizeof epoch->layers);
+    epoch->bubble = measured->waited_s / (measured->waited_s + measured->worked_s);
+    return pipeline_ideal(&trainer->pipeline, measured, &epoch->bubble_ideal);
 }
 
 enum status trainer_combine_found(struct found *found)

@@ -47,14 +47,14 @@ static void note_astray(struct trainer *trainer, const struct train_state *begin
 {
     const struct model *model = trainer->job->train.model;
     for (uint32_t t = 0; t < model->tensor_count; t++)
-        trainer->found.astray[t] |= went_astray(&model->tensors[t], trainer->engine->bounds.drift,
-                                                begin->parameters, mine->parameters, theirs->parameters);
+        trainer->found.astray[t] |= went_astray(&model->tensors[t], trainer->bounds.drift, begin->parameters,
+                                                mine->parameters, theirs->parameters);
 }
 
 static void compare_losses(struct trainer *trainer, const struct train_totals *mine,
                            const struct train_totals *exact)
 {
-    const struct engine_bounds *bounds = &trainer->engine->bounds;
+    const struct engine_bounds *bounds = &trainer->bounds;
     double scale = fmax(exact->loss, bounds->floor * (double)exact->samples);
     trainer->found.losses++;
     trainer->found.wrong_losses +=
@@ -221,7 +221,8 @@ enum status trainer_verify(const void *input, const struct variant *variant, voi
     void *oracle = NULL;
     trainer->found = (struct found){0};
     trainer->drawn = UINT32_MAX;
-    alone.rank = alone.ranks = 0;
+    alone.rank = alone.ranks = alone.share_max = 0;
+    alone.shares = NULL;
     alone.exchange = NULL;
     enum status status = engine_oracle.open(&alone, &one, &oracle);
     for (size_t i = 0; i < COUNT_OF(states); i++)

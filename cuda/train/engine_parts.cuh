@@ -1,0 +1,66 @@
+/* Shared by the parts of the engine: engine.cu (steps on the whole network) and stage.cu (stages of a
+ * pipeline). No other file includes this header. */
+#ifndef FDSL_CUDA_TRAIN_ENGINE_PARTS_CUH
+#define FDSL_CUDA_TRAIN_ENGINE_PARTS_CUH
+
+#include "train/engine.cuh"
+#include "train/feed.cuh"
+#include "train/network.cuh"
+#include "train/progress.cuh"
+
+/* The samples of a batch and what the layers keep of them. A stage of a pipeline has a slot for each
+ * micro-batch whose activations it keeps; otherwise there is one slot. */
+struct slot {
+    float *inputs;
+    struct device_batch batch;
+    /* all[0] stands for the input, all[1 + i] for layer i. */
+    struct device_layer all[1 + MODEL_LAYERS_MAX];
+};
+
+struct network {
+    const struct train *train;
+    enum precision precision;
+    int device;
+    uint32_t capacity; /* the most samples in a slot */
+    cudaStream_t stream;
+    struct allocations allocations;
+    struct train_state state; /* device memory */
+    float *gradients, *workspace;
+    float *added; /* stages: the gradients of the current micro-batch, before they are added; else NULL */
+    struct device_set sets[DATA_PARTS];
+    struct device_feed feed; /* live training samples */
+    struct device_losses losses;
+    struct device_progress progress;
+    struct slot *slots;
+    uint32_t slot_count;
+    struct slot *slot;           /* the current one */
+    struct device_layer *layers; /* of the current slot: its all + 1 */
+    struct layer input;          /* describes the input as the output of a layer */
+    struct layer_passes passes[LAYER_KINDS];
+    /* Events before and after the gather of one step: the middle step of the latest call of steps(). By then,
+     * launches are queued, so the measured time contains no launch latency. */
+    cudaEvent_t gather_begin, gather_end;
+    uint64_t steps; /* since the last totals() */
+};
+
+/* Makes slot `number` the current one. */
+void network_choose(struct network *network, uint32_t number);
+
+/* Returns the pass over the samples of the current slot. */
+struct pass network_pass(const struct network *network, const struct share *share, bool training,
+                         uint32_t epoch);
+
+struct device_layer *network_last_layer(const struct network *network);
+
+enum status network_forward(struct network *network, const struct pass *pass);
+
+/* Runs the backward pass of one layer; those of all later layers have already run. */
+enum status network_backward_layer(struct network *network, const struct device_layer *self,
+                                   const struct pass *pass);
+
+enum status network_update(struct network *network, uint64_t number);
+
+/* stage.cu */
+extern "C" const struct stage_functions cuda_stages;
+
+#endif

@@ -1,0 +1,50 @@
+#include "core/partition.h"
+
+#include <math.h>
+
+/* Returns the rank whose exact part exceeds its share by most; among equals the lowest. */
+static uint32_t most_lacking(const double *weights, double sum, uint32_t count, uint32_t total,
+                             const uint32_t *shares)
+{
+    uint32_t found = 0;
+    double most = -INFINITY;
+    for (uint32_t i = 0; i < count; i++) {
+        double lacking = total * weights[i] / sum - shares[i];
+        if (lacking > most) {
+            most = lacking;
+            found = i;
+        }
+    }
+    return found;
+}
+
+/* Returns the rank with the largest share; among equals the highest, so that shares stay in the order of the
+ * ranks. */
+static uint32_t largest(const uint32_t *shares, uint32_t count)
+{
+    uint32_t found = 0;
+    for (uint32_t i = 1; i < count; i++)
+        if (shares[i] >= shares[found])
+            found = i;
+    return found;
+}
+
+void partition_divide(const double *weights, uint32_t count, uint32_t total, uint32_t least, uint32_t *shares)
+{
+    double sum = 0;
+    uint32_t left = total;
+    for (uint32_t i = 0; i < count; i++)
+        sum += weights[i];
+    for (uint32_t i = 0; i < count; i++) {
+        double part = floor(total * weights[i] / sum);
+        shares[i] = part < left ? (uint32_t)part : left; /* rounding cannot hand out more than there is */
+        left -= shares[i];
+    }
+    for (; left > 0; left--)
+        shares[most_lacking(weights, sum, count, total, shares)]++;
+    for (uint32_t i = 0; i < count; i++)
+        while (shares[i] < least) {
+            shares[largest(shares, count)]--;
+            shares[i]++;
+        }
+}

@@ -1,0 +1,494 @@
+/* Tests training on a pipeline under mpirun: the gradients of one rank with any stages, micro-batches and
+ * schedule, rows, checkpoints, refusals, and failures of one rank. Skipped if the build has no MPI or mpirun
+ * is missing. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#ifdef _OPENMP
+#include "../cpu/train/omp_engine.h"
+#endif
+#include "machine/comm.h"
+#include "train/pipeline.h"
+#include "train_support.h"
+
+#include "mpirun.h" /* last, because its `out` and `status` would shadow names in other headers */
+
+TestSuite(mpi_pipeline, .init = start, .fini = stop, .timeout = 240);
+
+/* ---- Messages ---- */
+
+#define STAGE "FDSL_TEST_STAGE" /* set in a process that is a rank: the name of its test */
+
+/* Each rank sends messages to the next one, ahead of the receiver by as many messages as there are buffers.
+ * Returns an exit status. */
+static int pass_messages(void)
+{
+    enum { BUFFERS = 3, MESSAGES = 20 };
+    static const size_t counts[] = {1, 1023, 100003};
+    const int rank = comm_rank(), last = comm_size() - 1;
+    int wrong = 0;
+    for (size_t c = 0; !wrong && c < COUNT_OF(counts); c++) {
+        struct comm_channel *in = NULL, *next = NULL;
+        size_t bytes = counts[c] * sizeof(int);
+        wrong |= rank > 0 && comm_channel_open(rank - 1, false, bytes, 2, &in) != STATUS_OK;
+        wrong |= rank < last && comm_channel_open(rank + 1, true, bytes, BUFFERS, &next) != STATUS_OK;
+        for (int i = 0; !wrong && i < MESSAGES; i++) {
+            int *to = NULL, *from = NULL;
+            wrong |= next && comm_channel_room(next, (void **)&to) != STATUS_OK;
+            for (size_t j = 0; !wrong && next && j < counts[c]; j++)
+                to[j] = i + (int)j;
+            wrong |= next && comm_channel_send(next, bytes) != STATUS_OK;
+            wrong |= in && comm_channel_receive(in, (void **)&from) != STATUS_OK;
+            for (size_t j = 0; !wrong && in && j < counts[c]; j++)
+                wrong |= from[j] != i + (int)j;
+        }
+        comm_channel_close(in);
+        comm_channel_close(next);
+        wrong |= comm_agree(STATUS_OK) != STATUS_OK; /* no rank opens a channel before all have closed it */
+    }
+    return wrong;
+}
+
+/* ---- Gradients ---- */
+
+#define EPOCHS 2
+
+/* What a training run computed. */
+struct outcome {
+    struct train_state end;
+    float *gradients, *logits;
+    struct train_totals totals;
+};
+
+static void outcome_new(const struct net *net, struct outcome *outcome)
+{
+    bool room = train_state_new(net->model.arena_values, &outcome->end);
+    outcome->gradients = calloc(net->model.arena_values, sizeof(float));
+    outcome->logits = calloc((size_t)net->data.sets[DATA_TEST].count * net->model.classes, sizeof(float));
+    if (!room || !outcome->gradients || !outcome->logits)
+        abort();
+}
+
+static void outcome_free(struct outcome *outcome)
+{
+    train_state_free(&outcome->end);
+    free(outcome->gradients);
+    free(outcome->logits);
+}
+
+static enum status train_with(const struct engine *engine, const struct net *net, struct outcome *outcome)
+{
+    const struct resources resources = {.threads = 1};
+    const struct train_state begin = {net->initial, net->zeros, net->zeros, {0, 0}};
+    void *state = NULL;
+    TRY(engine->open(&net->train, &resources, &state));
+    TRY(engine->set(state, &begin));
+    for (uint32_t epoch = 0; epoch < EPOCHS; epoch++)
+        TRY(engine->steps(state, epoch, 0, train_steps(&net->train)));
+    TRY(engine->totals(state, &outcome->totals));
+    TRY(engine->gradients(state, outcome->gradients));
+    TRY(engine->evaluate(state, DATA_TEST, 0, net->data.sets[DATA_TEST].count, outcome->logits));
+    TRY(engine->get(state, &outcome->end));
+    engine->close(state);
+    return STATUS_OK;
+}
+
+/* The norm of the difference of two arrays, divided by the norm of `wanted`. */
+static double distance(const float *mine, const float *wanted, size_t count)
+{
+    double off = 0, norm = 0;
+    for (size_t i = 0; i < count; i++) {
+        off += ((double)mine[i] - wanted[i]) * ((double)mine[i] - wanted[i]);
+        norm += (double)wanted[i] * wanted[i];
+    }
+    return sqrt(off / norm);
+}
+
+/* Returns the worst distance of two outcomes; 0 if all arrays have the same bits. */
+static double compare(const struct net *net, const struct outcome *mine, const struct outcome *wanted)
+{
+    const size_t values = net->model.arena_values;
+    double worst = distance(mine->gradients, wanted->gradients, values);
+    worst = worse(worst, distance(mine->end.parameters, wanted->end.parameters, values));
+    worst = worse(worst, distance(mine->end.m, wanted->end.m, values));
+    return worse(worst, distance(mine->logits, wanted->logits,
+                                 (size_t)net->data.sets[DATA_TEST].count * net->model.classes));
+}
+
+/* Trains on a pipeline with every schedule, and twice with the last one. All runs must have the same bits.
+ * Returns the largest distance from `wanted`. */
+static double train_piped(const struct engine *engine, struct net *net, uint32_t micros,
+                          const struct outcome *wanted)
+{
+    const struct engine piped = pipeline_engine(engine);
+    double worst = 0;
+    struct outcome first;
+    outcome_new(net, &first);
+    for (int run = 0; run < 4; run++) {
+        const int schedule = run < 3 ? run : 2;
+        const struct pipeline_plan plan = {engine, (enum pipe_schedule)schedule, (uint32_t)comm_size(),
+                                           micros};
+        struct outcome mine;
+        outcome_new(net, &mine);
+        net->train.pipeline = &plan;
+        if (train_with(&piped, net, run ? &mine : &first) != STATUS_OK)
+            worst = INFINITY;
+        net->train.pipeline = NULL;
+        const struct outcome *now = run ? &mine : &first;
+        worst = worse(worst, compare(net, now, wanted));
+        worst = worse(worst, run && compare(net, &mine, &first) != 0 ? INFINITY : 0);
+        bool last = comm_rank() == comm_size() - 1;
+        worst = worse(worst, now->totals.samples != (last ? wanted->totals.samples : 0) ? INFINITY : 0);
+        outcome_free(&mine);
+    }
+    outcome_free(&first);
+    return worst;
+}
+
+/* Compares a pipeline with one rank. 11 samples in batches of `batch`; the last step is short. The reference
+ * adds one sample after the other, so it must have the same bits. train-omp differs by rounding, about 1e-7;
+ * a sample that is left out, repeated or weighted wrongly changes the gradients by more than 1e-2. */
+static int expect_same_training(const struct engine *engine, int model, struct shape input, uint32_t batch,
+                                uint32_t micros)
+{
+    struct net net;
+    struct outcome wanted;
+    double bound = engine == &engine_naive ? 0 : 1e-5, off;
+    net_open(&net, engine, &model_tables[model], input, 4, 11, batch, 0.1f);
+    net.train.augment = (struct augment){1, true};
+    outcome_new(&net, &wanted);
+    off = train_with(engine, &net, &wanted) == STATUS_OK ? train_piped(engine, &net, micros, &wanted)
+                                                         : INFINITY;
+    if (!(off <= bound))
+        fprintf(stderr, "%s, %s, %d stages, batch %u, %u micro-batches: off by %g (%s)\n", engine->name,
+                net.model.name, comm_size(), batch, micros, off, status_text());
+    outcome_free(&wanted);
+    net_close(&net);
+    return !(off <= bound);
+}
+
+/* Models lenet, cnn (dropout) and cnn-fdsl (additions, which use the input of a stage after some cuts). */
+static int train_stages(void)
+{
+    static const struct engine *const engines[] = {
+        &engine_naive,
+#ifdef _OPENMP
+        &engine_omp,
+#endif
+    };
+    static const uint32_t micros[] = {1, 2, 3, 8};
+    int wrong = 0;
+    for (size_t e = 0; e < COUNT_OF(engines); e++)
+        for (size_t m = 0; m < COUNT_OF(micros); m++) {
+            wrong |= expect_same_training(engines[e], 1, (struct shape){1, 1, 16, 16}, 7, micros[m]);
+            wrong |= expect_same_training(engines[e], 2, (struct shape){3, 1, 8, 8}, 9, micros[m]);
+            wrong |= expect_same_training(engines[e], 4, (struct shape){1, 1, 9, 9}, 5, micros[m]);
+        }
+    return wrong;
+}
+
+/* Runs before main() in all processes. A process that is a rank does its work here and exits. */
+__attribute__((constructor)) static void be_rank(void)
+{
+    const char *name = getenv(STAGE);
+    if (!name)
+        return;
+    int wrong = comm_open() != STATUS_OK;
+    if (!wrong)
+        wrong = strcmp(name, "messages") == 0 ? pass_messages() : train_stages();
+    comm_close();
+    _exit(wrong);
+}
+
+static void run_ranks(const char *name, int ranks)
+{
+    char self[PATH_MAX] = "";
+    cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    shell("timeout 200 mpirun --bind-to none -x " STAGE "=%s -n %d %s", name, ranks, self);
+    cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
+}
+
+Test(mpi_pipeline, messages_arrive_in_order)
+{
+    for (int ranks = 2; ranks <= 3; ranks++)
+        run_ranks("messages", ranks);
+}
+
+Test(mpi_pipeline, one_stage_trains_what_one_rank_trains)
+{
+    run_ranks("training", 1);
+}
+
+Test(mpi_pipeline, two_stages_train_what_one_rank_trains)
+{
+    run_ranks("training", 2);
+}
+
+Test(mpi_pipeline, three_stages_train_what_one_rank_trains)
+{
+    run_ranks("training", 3);
+}
+
+Test(mpi_pipeline, four_stages_train_what_one_rank_trains)
+{
+    run_ranks("training", 4);
+}
+
+/* ---- Micro-batches of any size ---- */
+
+#define BATCH 13
+
+/* Computes the gradients of a step in micro-batches of `size` samples, on a stage that holds the whole
+ * network. */
+static void find_gradients(const struct engine *engine, void *state, uint32_t size, float *gradients)
+{
+    static const uint32_t numbers[BATCH] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+    for (uint32_t first = 0, index = 0; first < BATCH; first += size) {
+        const struct micro micro = {.index = index++,
+                                    .training = true,
+                                    .numbers = numbers + first,
+                                    .count = BATCH - first < size ? BATCH - first : size,
+                                    .total = BATCH};
+        must(engine->stages->forward(state, &micro, NULL, NULL));
+        must(engine->stages->backward(state, &micro, GRADIENTS_OF_INPUTS, NULL, NULL));
+        must(engine->stages->backward(state, &micro, GRADIENTS_OF_WEIGHTS, NULL, NULL));
+    }
+    must(engine->gradients(state, gradients));
+}
+
+/* Both engines add up the gradients of a linear layer sample by sample, so micro-batches do not change a bit.
+ */
+static void expect_same_gradients(const struct engine *engine, struct net *net)
+{
+    const struct stage stage = {.first = true, .last = true, .splits = true, .slots = 1, .capacity = BATCH};
+    const size_t values = net->model.arena_values;
+    float *now = calloc(2 * values, sizeof *now), *whole = now + values;
+    net->train.stage = &stage;
+    net_reopen(net, engine);
+    find_gradients(engine, net->state, BATCH, whole);
+    for (uint32_t size = 1; size < BATCH; size++) {
+        find_gradients(engine, net->state, size, now);
+        cr_expect(memcmp(now, whole, values * sizeof *now) == 0, "%s, micro-batches of %u", engine->name,
+                  size);
+    }
+    free(now);
+}
+
+Test(mpi_pipeline, micro_batches_do_not_change_the_gradients_of_a_linear_layer)
+{
+    struct net net;
+    net_open(&net, &engine_naive, &model_tables[0], (struct shape){1, 1, 9, 7}, 5, BATCH, BATCH, 0.1f);
+    expect_same_gradients(&engine_naive, &net);
+#ifdef _OPENMP
+    expect_same_gradients(&engine_omp, &net);
+#endif
+    net_close(&net);
+}
+
+/* ---- Cuts ---- */
+
+Test(mpi_pipeline, cuts_keep_the_most_expensive_slice_cheap)
+{
+    static const uint32_t starts[] = {0, 3, 8, 11, 16, 20};
+    static const double costs[] = {1, 4, 2, 2, 3};
+    static const uint32_t wanted[5][6] = {
+        {0, 20}, {0, 11, 20}, {0, 8, 16, 20}, {0, 3, 8, 16, 20}, {0, 3, 8, 11, 16, 20}};
+    for (uint32_t stages = 1; stages <= 5; stages++) {
+        uint32_t begins[6] = {0};
+        pipe_choose(starts, costs, 5, stages, begins);
+        cr_expect(memcmp(begins, wanted[stages - 1], (stages + 1) * sizeof *begins) == 0,
+                  "%u stages: %u %u %u %u %u %u", stages, begins[0], begins[1], begins[2], begins[3],
+                  begins[4], begins[5]);
+    }
+}
+
+/* A residual block is cut only before its first convolution, whose input the addition uses. */
+Test(mpi_pipeline, no_cut_separates_an_addition_from_its_earlier_layer)
+{
+    struct model model;
+    char cuts[64] = "";
+    must(model_build(&model_tables[4], (struct shape){1, 1, 16, 16}, 3, &model));
+    for (uint32_t i = 0; i < model.layer_count; i++)
+        if (model_may_cut(&model, i))
+            snprintf(cuts + strlen(cuts), sizeof cuts - strlen(cuts), "%s ", model.layers[i].name);
+    cr_expect_str_eq(cuts, "conv2 conv4 conv5 conv7 conv8 fc1 ");
+    cr_expect_eq(pipe_pieces(&model), 7);
+}
+
+Test(mpi_pipeline, slices_have_the_parameters_and_the_work_of_the_network)
+{
+    static const struct model_savings none;
+    for (int i = 0; model_tables[i].name; i++) {
+        struct model whole, slice;
+        size_t parameters = 0, arena = 0;
+        uint32_t tensors = 0, begin = 0;
+        double flops = 0;
+        must(model_build(&model_tables[i], (struct shape){1, model_tables[i].volumetric ? 16 : 1, 16, 16}, 3,
+                         &whole));
+        for (uint32_t end = 1; end <= whole.layer_count; end++) {
+            if (end < whole.layer_count && !model_may_cut(&whole, end))
+                continue;
+            model_slice(&whole, begin, end, &slice);
+            cr_expect_eq(slice.arena_first, arena, "%s", whole.name);
+            for (uint32_t t = 0; t < slice.tensor_count; t++) {
+                cr_expect_str_eq(slice.tensors[t].name, whole.tensors[tensors + t].name);
+                cr_expect_eq(slice.tensors[t].first + arena, whole.tensors[tensors + t].first);
+            }
+            arena += slice.arena_values;
+            parameters += slice.parameters;
+            tensors += slice.tensor_count;
+            flops += model_flops(&slice, &none);
+            begin = end;
+        }
+        cr_expect(arena == whole.arena_values && parameters == whole.parameters &&
+                      tensors == whole.tensor_count && flops == model_flops(&whole, &none),
+                  "%s", whole.name);
+    }
+}
+
+/* ---- The program ---- */
+
+#define LEARN                                                                                      \
+    "--model lenet --train-size 62 --test-size 20 --batch 24 --epochs 2 --threads 1 --format csv " \
+    "--scaling strong --variant train-naive "
+#define PIPE LEARN "--parallel pipeline --microbatches 5 "
+
+static bool same_files(const char *one, const char *other)
+{
+    shell("cmp %s %s", one, other);
+    return status == 0;
+}
+
+Test(mpi_pipeline, rows_describe_the_stages)
+{
+    run_well(3, PIPE "--schedule zb-h1 --verify --export piped.safetensors");
+    cr_expect_eq(count_of(out, "\n"), 1 + 2 * 4, "%s", out);
+    for (size_t row = 5; row <= 8; row++) {
+        double bubble = number(out, row, "bubble"), ideal = number(out, row, "bubble_ideal");
+        cr_expect(bubble > 0 && bubble < 1 && ideal > -1e-9 && ideal < 1, "%g, %g", bubble, ideal);
+        cr_expect_str_eq(value(out, row, "bubble_formula"), "0.1176"); /* (S - 1) / (3 M + S - 1) */
+        cr_expect_str_eq(value(out, row, "parallel"), "pipeline");
+        cr_expect_str_eq(value(out, row, "stages"), "3");
+        cr_expect_str_eq(value(out, row, "microbatches"), "5");
+        cr_expect_str_eq(value(out, row, "schedule"), "zb-h1");
+        cr_expect_str_eq(value(out, row, "wrong"), "0");
+        cr_expect_str_empty(value(out, row, "sync"));
+        cr_expect_str_empty(value(out, row, "exchange"));
+    }
+    cr_expect_str_eq(value(out, 8, "items"), "62");
+    cr_expect_str_empty(value(out, 8, "layers"));
+    cr_expect(strncmp(value(out, 5, "layers"), "conv1-", 6) == 0);
+    cr_expect(strstr(value(out, 7, "layers"), "fc3"));
+    double all = number(out, 8, "memory_bytes");
+    run_well(0, LEARN "--export alone.safetensors --scaling weak");
+    cr_expect(all < 3 * number(out, 1, "memory_bytes"), "%g", all);
+    cr_expect(same_files("alone.safetensors", "piped.safetensors"), "the parameters differ");
+}
+
+/* Activations: gpipe keeps all micro-batches, 1f1b as many as stages follow. */
+Test(mpi_pipeline, a_stage_has_the_memory_of_its_layers)
+{
+    double first[2];
+    for (int i = 0; i < 2; i++) {
+        char line[512];
+        snprintf(line, sizeof line, PIPE "--microbatches 24 --epochs 1 --schedule %s", i ? "1f1b" : "gpipe");
+        run_well(2, line);
+        first[i] = number(out, 1, "memory_bytes");
+    }
+    run_well(0, LEARN "--epochs 1 --scaling weak");
+    double whole = number(out, 1, "memory_bytes");
+    cr_expect(first[1] < 0.25 * first[0] && first[1] < whole, "%g, %g, %g", first[0], first[1], whole);
+}
+
+Test(mpi_pipeline, stages_train_on_live_samples)
+{
+    static const char live[] = LEARN "--data synth --res 24 --classes 4 --epochs 1 --feed live ";
+    char line[512];
+    snprintf(line, sizeof line, "%s --scaling weak --export alone.safetensors", live);
+    run_well(0, line);
+    snprintf(line, sizeof line, "%s --parallel pipeline --microbatches 3 --export piped.safetensors", live);
+    run_well(2, line);
+    cr_expect(same_files("alone.safetensors", "piped.safetensors"), "live samples differ");
+}
+
+#ifdef HAVE_XXHASH
+Test(mpi_pipeline, training_resumes_with_and_without_a_pipeline)
+{
+    run_well(0, LEARN "--scaling weak --epochs 4 --export whole.safetensors");
+    run_well(2, PIPE "--epochs 1 --checkpoint k");
+    run_well(0, LEARN "--scaling weak --epochs 2 --checkpoint k --resume");
+    run_well(4, PIPE "--epochs 3 --checkpoint k --resume --schedule gpipe --microbatches 24");
+    run_well(3, PIPE "--epochs 4 --checkpoint k --resume --schedule zb-h1 --export resumed.safetensors");
+    cr_expect(same_files("whole.safetensors", "resumed.safetensors"), "a resumed run differs");
+}
+
+/* Starts three stages that train for a long time, and waits for their third checkpoint. */
+static pid_t start_training(pid_t ranks[8])
+{
+    char line[512] = PIPE "--epochs 1000000 --checkpoint k --rank-timeout 2";
+    drop_repeated_in(line);
+    pid_t mpirun = start_ranks(9, "-n 3 $PROGRAM %s", line); /* no rank has number 9, so none is held */
+    double begin_s = timer_now_s();
+    while (timer_now_s() - begin_s < 60 && access("k/epoch-000003.ckpt", F_OK) != 0)
+        nap();
+    cr_assert_eq(children_of(mpirun, ranks), 3);
+    return mpirun;
+}
+
+Test(mpi_pipeline, a_killed_stage_ends_all_ranks)
+{
+    pid_t ranks[8], mpirun = start_training(ranks);
+    int rank = rank_of(ranks[1]);
+    kill(ranks[1], SIGKILL);
+    expect_end(mpirun, "noticed that process rank", rank);
+}
+
+/* Its neighbours name the stopped rank, unless they wait for each other in a collective call. */
+Test(mpi_pipeline, a_stage_that_does_not_answer_ends_all_ranks)
+{
+    pid_t ranks[8], mpirun = start_training(ranks), middle = 0;
+    for (int i = 0; i < 3; i++)
+        middle = rank_of(ranks[i]) == 1 ? ranks[i] : middle;
+    kill(middle, SIGSTOP);
+    expect_end(mpirun, "gave up waiting for rank", 1);
+}
+#endif
+
+Test(mpi_pipeline, a_loss_that_is_not_finite_is_explained)
+{
+    run(2, PIPE "--lr 1e30 --optimizer sgd");
+    cr_expect(status != 0 && strstr(err, "rank 1: epoch 1, step ") && strstr(err, "the loss is not finite"),
+              "%d: %s", status, err);
+}
+
+Test(mpi_pipeline, impossible_pipelines_are_refused)
+{
+    static const struct {
+        int ranks;
+        const char *options, *message;
+    } cases[] = {
+        {2, "--stages 3", "--stages 3: each rank holds one stage, and there are 2 ranks"},
+        {2, "--microbatches 25", "--microbatches 25 is more than the 24 samples of a step"},
+        {3, "--model logreg", "--model logreg can be cut into at most 1 stages"},
+        {2, "--sync mpi", "--sync needs --parallel data"},
+        {2, "--parallel data --stages 2", "--stages needs --parallel pipeline"},
+        {2, "--parallel data --schedule gpipe", "--schedule needs --parallel pipeline"},
+        {2, "--export-step a.safetensors", "--export-step writes the samples of one rank"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char line[512];
+        snprintf(line, sizeof line, LEARN "--parallel pipeline %s", cases[i].options);
+        run(cases[i].ranks, line);
+        cr_expect(status == 2 && strstr(err, cases[i].message), "%s: %d: %s", cases[i].options, status, err);
+    }
+    struct engine whole = engine_naive;
+    whole.stages = NULL;
+    cr_expect_eq(pipeline_accepts(&whole, DATA_STORED), STATUS_USAGE);
+    cr_expect_not_null(strstr(status_text(), "it cannot train a part of a network"));
+    const struct stage_functions stored = {.live = false};
+    whole.stages = &stored;
+    cr_expect_eq(pipeline_accepts(&whole, DATA_LIVE), STATUS_USAGE);
+    must(pipeline_accepts(&whole, DATA_STORED));
+    must(pipeline_accepts(&engine_naive, DATA_LIVE));
+}
