@@ -372,9 +372,9 @@ static void expect_bad_lines(const char *lines, const char *words)
 
 Test(index, bad_lines_are_reported)
 {
-    expect_bad_lines("place\tx\t10\n", "line 2: a place line must have");
+    expect_bad_lines("place\tx\t10\n", "line 2: a 'place' line must have");
     expect_bad_lines("place\t../x\t10\t-\n", "is outside the folder");
-    expect_bad_lines("sample\tk\n", "before the first place line");
+    expect_bad_lines("sample\tk\n", "before the first 'place' line");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\n", "line 3: sample 'k' has no members");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t0\t11\t0123456789abcdef\n", "ends after the end of x");
     expect_bad_lines("place\tx\t10\t-\nsample\tk\tcls\t18446744073709551615\t2\t0123456789abcdef\n",

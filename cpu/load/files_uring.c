@@ -1,6 +1,6 @@
 /* `files-uring`: one thread keeps --iodepth files in flight. Each file is a chain of linked requests (open,
- * advise, read, close) that Linux executes without further system calls. An open file takes an entry in the
- * ring's file table instead of a descriptor of this process.
+ * advise, read, close) that Linux executes without further system calls. An open file uses an entry of the
+ * ring's file table instead of a file descriptor of this process.
  *
  * A file may have been replaced by a pipe. io_uring polls a pipe, even one opened with O_NONBLOCK. So a read
  * would wait as long as some process has the pipe open for writing. The fadvise between open and read

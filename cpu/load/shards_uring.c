@@ -41,7 +41,7 @@ struct shards_uring {
     uint64_t offset, end;
 };
 
-/* ---- What to read ---- */
+/* ---- Submission ---- */
 
 static const struct dataset_member *last_member(const struct dataset *dataset, uint32_t sample)
 {

@@ -254,9 +254,10 @@ static inline uint32_t append(const struct omp_tables *tables, uint8_t *list, ui
 _Static_assert(OMP_SHORT == 32 && OMP_GUARD >= OMP_SHORT,
                "lines of up to 32 pixels are walked without a bounds test");
 
-/* `traced` lists `vectors` vectors of vertices. Sets up the lines that begin at these vertices, and adds the
- * possibly visible lines to the lists. The ends of a visible line are at most its length away from the image,
- * so short lines stay within the guard. Not inlined, because the function already uses all registers. */
+/* `traced` has the first vertex of each of `vectors` vectors. Sets up the lines that begin at the vertices of
+ * these vectors, and adds the possibly visible lines to the lists. The ends of a visible line are at most its
+ * length away from the image, so short lines stay within the guard. Not inlined, because the function already
+ * uses all registers. */
 static __attribute__((noinline)) void set_up(const struct omp_arc *arc, const int32_t *column,
                                              const int32_t *row, const uint32_t *traced, uint32_t vectors,
                                              struct lines *lines)

@@ -476,7 +476,7 @@ def _dtype(value: Any) -> str:
         name = value if isinstance(value, str) else getattr(value, "name", getattr(value, "__name__", value))
         name = str(name).rpartition(".")[2]
         if name not in _DTYPES and name not in _NAMES:
-            raise ValueError(f"dtype: {name!r} is unknown; there are uint8, float16, bfloat16 and float32")
+            raise ValueError(f"dtype: {name!r} is unknown; valid values: uint8, float16, bfloat16 and float32")
         return _DTYPES.get(name, name)
     raise TypeError(f"dtype: it must be a name or a dtype, not {type(value).__name__}")
 
@@ -493,7 +493,7 @@ def _device(value: Any) -> int:
     if kind == "cuda" and number.isdecimal():
         return integer("device", int(number), 0, _INT)
     if kind != "cuda" or colon:
-        raise ValueError(f'device: {str(value)!r} is unknown; there are "cpu", "cuda" and "cuda:N"')
+        raise ValueError(f'device: {str(value)!r} is unknown; valid values: "cpu", "cuda" and "cuda:N"')
     torch = sys.modules.get("torch")
     return int(torch.cuda.current_device()) if torch and torch.cuda.is_available() else 0
 

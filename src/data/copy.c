@@ -1,5 +1,5 @@
-/* The source `dataset`: reads the samples of an existing directory, written by --prepare or another tool. It
- * is used to convert a data set to another layout, and to read a data set in other workloads. */
+/* The source `dataset`: reads the samples of an existing directory, written by --prepare or another tool.
+ * --prepare uses this source to convert a data set to another layout; training uses it to read a data set. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* A directory as a list of samples. A sample consists of members, such as an image and its label; the list
- * has the position of every member. The list is built before any timing. It comes from our index (the index
- * of --prepare) if there is one, otherwise from shard headers or file names. Without our index, but with a
- * wids index, only the shards that the wids index names are read. After the list is built, the plain reader
- * (data/plain.h) reads every sample once. Its checksums are the reference for the output of the variants. */
+ * has the position of every member. The list is built before any timing: from our index (the index of
+ * --prepare) if there is one, otherwise from shard headers or file names. If only a wids index exists,
+ * only the shards that it names are read. After the list is built, the plain reader (data/plain.h) reads
+ * every sample once. The reader's checksums are the reference for the output of the variants. */
 #ifndef FDSL_DATA_DATASET_H
 #define FDSL_DATA_DATASET_H
 

@@ -11,8 +11,8 @@
 
 #include "data/dataset_parts.h"
 
-/* A folder of the walk, in the list `to_do` or `done`. Listed folders stay allocated, because `above` of
- * their subfolders points to them. */
+/* A folder that the walk has found, in the list `to_do` or `done`. Folders in `done` stay allocated, because
+ * `above` of their subfolders points to them. */
 struct branch {
     const char *path; /* relative to the dataset's directory, with a final slash; "" for that directory */
     const struct branch *above; /* parent folder, or NULL */

@@ -138,8 +138,8 @@ static enum status add_named_file(struct dataset *dataset, const char *name)
                                                       .file = dataset->file_count - 1});
 }
 
-/* Warns about the first archive among single files. It is read as one member of a sample, which is rarely
- * intended. */
+/* Warns about the first archive among single files. The archive is read as one member of a sample, which is
+ * rarely intended. */
 static void warn_of_archives(const struct dataset *dataset, const struct dataset_names *names)
 {
     static const char *const ends[] = {".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"};
@@ -371,7 +371,7 @@ static enum status list_samples(struct dataset *dataset)
         ;
     else if (several)
         status =
-            status_set(STATUS_USAGE, "%s holds more than one .index; keep each data set in its own folder",
+            status_set(STATUS_USAGE, "%s contains more than one .index; keep each data set in its own folder",
                        dataset->path);
     else if (index)
         status = open_indexed(dataset, index);

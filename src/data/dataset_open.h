@@ -13,21 +13,21 @@ FDSL_C_BEGIN
 
 /* Opens a directory and lists its samples.
  *
- * Without `skip`, returns STATUS_FAILED at the first broken sample or shard, with a message that names the
- * shard and the offset. With `skip`, broken samples and shards are skipped with a warning and counted in
- * dataset->skipped. If the directory has our index, `skip` also compares every byte and every shard header
- * with the index.
+ * If `skip` is false, returns STATUS_FAILED at the first broken sample or shard, with a message that names
+ * the shard and the offset. If `skip` is true, skips broken samples and shards with a warning, and counts
+ * them in dataset->skipped. If the directory has our index, `skip` also makes this function compare every
+ * byte and every shard header with the index.
  *
- * STATUS_USAGE if the directory cannot be opened, is incomplete or holds no samples. STATUS_FAILED, also with
- * `skip`, if a wids index names a shard outside the directory. The caller closes the dataset, also after a
- * failure. */
+ * STATUS_USAGE if the directory cannot be opened, is incomplete or contains no samples. STATUS_FAILED, for
+ * any `skip`, if a wids index names a shard outside the directory. The caller closes the dataset, also after
+ * a failure. */
 enum status dataset_open(const char *path, bool skip, struct dataset *dataset);
 
 /* Reads every byte with the plain reader and fills `whole` of all samples and members. Does nothing if
  * dataset->hashed is set. A sample is broken if a hash differs from our index, or if a shard header names
- * another member than our index: without dataset->skip, returns STATUS_FAILED with shard and offset; with it,
- * skips the sample. In builds with libcrypto, also compares each shard's md5 with the wids index; returns
- * STATUS_FAILED if they differ, also with dataset->skip. */
+ * another member than our index. If dataset->skip is set, skips broken samples; otherwise returns
+ * STATUS_FAILED with the shard and the offset. In builds with libcrypto, also compares each shard's md5 with
+ * the wids index; returns STATUS_FAILED if they differ, even if dataset->skip is set. */
 enum status dataset_hash(struct dataset *dataset);
 
 FDSL_C_END

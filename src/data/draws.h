@@ -110,8 +110,8 @@ FDSL_HD uint32_t draw_order_at(const struct draw_order *order, uint32_t index)
 /* ---- Augmentation ---- */
 
 struct augment {
-    uint32_t shift; /* largest shift in pixels, vertically and horizontally. The effect is that of padding
-                       with `shift` zeros per side before normalisation, and then cropping at random */
+    uint32_t shift; /* largest shift in pixels, vertically and horizontally; equivalent to padding each
+                       side with `shift` zeros before normalisation, and then cropping at random */
     bool flip;      /* mirror each sample horizontally with probability 1/2 */
 };
 

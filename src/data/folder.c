@@ -306,9 +306,9 @@ static void remove_work(const struct folder *folder)
     }
 }
 
-/* Handles an index that was truncated or changed, so it no longer describes the units. If its first line has
- * the options of this run, all units are prepared again, which produces the same bytes. Otherwise the index
- * may belong to another dataset, and the run fails. */
+/* Handles an index that was truncated or changed and therefore no longer describes the units. If the first
+ * line of the index has the options of this run, all units are prepared again, which produces the same bytes.
+ * Otherwise the index may belong to another dataset, and the run fails. */
 static enum status replace_index(const struct folder *folder, const char *path)
 {
     char *theirs = NULL;
@@ -326,7 +326,7 @@ static enum status replace_index(const struct folder *folder, const char *path)
                 : status_set(
                       STATUS_USAGE,
                       "%s was truncated or changed, and its first line has other options; remove the folder "
-                      "and prepare it again, or remove only the index to read without it",
+                      "and prepare it again, or remove only the index to read the data set without it",
                       path);
 }
 

@@ -217,7 +217,7 @@ static enum status read_place(char *line, struct index *index)
     struct index_unit *unit = &index->units[index->unit_count];
     char *name = next_field(&line), *bytes = next_field(&line), *md5 = next_field(&line);
     if (!md5 || line || !*name || !number(bytes, 10, &unit->bytes))
-        return status_set(STATUS_FAILED, "a place line must have a name, a size in bytes and an md5");
+        return status_set(STATUS_FAILED, "a 'place' line must have a name, a size in bytes and an md5");
     if (name[0] == '/' || strstr(name, ".."))
         return status_set(STATUS_FAILED, "'%.100s' is outside the folder", name);
     unit->name = name;
@@ -257,20 +257,20 @@ static enum status check_unit_of(const struct index *index, const struct index_u
     return status_set(STATUS_FAILED,
                       "%s: offset %" PRIu64 ": the previous member ends at %" PRIu64
                       ", so there is no room for a header; prepare the dataset again, or remove the index "
-                      "to read without it",
+                      "to read the data set without it",
                       unit->name, member->offset, end);
 }
 
 static enum status read_sample(char *line, struct index *index)
 {
     if (index->unit_count == 0)
-        return status_set(STATUS_FAILED, "a sample line before the first place line");
+        return status_set(STATUS_FAILED, "a 'sample' line comes before the first 'place' line");
     struct index_unit *unit = &index->units[index->unit_count - 1];
     struct index_sample *sample = &index->samples[index->sample_count];
     char *extension;
     *sample = (struct index_sample){next_field(&line), index->unit_count - 1, index->member_count, 0};
     if (!sample->key || !*sample->key || sample->key[0] == '/' || strstr(sample->key, ".."))
-        return status_set(STATUS_FAILED, "a sample without a valid key");
+        return status_set(STATUS_FAILED, "a sample has no valid key");
     while ((extension = next_field(&line))) {
         TRY(read_member(extension, &line, unit, &index->members[index->member_count]));
         TRY(check_unit_of(index, unit));
@@ -295,7 +295,7 @@ static enum status check_sign(const char *text, size_t *size)
         return status_set(
             STATUS_FAILED,
             "the index was truncated or changed: its last line does not match the rest; prepare the "
-            "dataset again, or remove the index to read without it");
+            "dataset again, or remove the index to read the data set without it");
     *size = before;
     return STATUS_OK;
 }

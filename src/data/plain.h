@@ -25,8 +25,8 @@ FDSL_C_BEGIN
 
 /* Reads every byte of a sample (`whole`), or only the edges of its members. Sets the sample's size and
  * hashes, and the sizes of its members if they are unknown. With `whole` and an index of --prepare, also
- * compares the hashes with the index. In shards, it then compares the tar header of each member, too.
- * STATUS_FAILED with file and offset. */
+ * compares the hashes and, in shards, the tar header of each member with the index. STATUS_FAILED with file
+ * and offset. */
 enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole);
 
 /* Reads the first `size` bytes of a member into `bytes`. `size` must not exceed the size of the member.

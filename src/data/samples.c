@@ -12,7 +12,7 @@
 
 #define NAME "samples.csv"
 
-/* What write_sample() needs to write the records of samples.csv. */
+/* The contents of samples.csv, for write_columns() and write_sample(). */
 struct list {
     const struct source *source;
     const void *state;

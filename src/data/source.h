@@ -1,8 +1,8 @@
-/* Sample sources: where the samples of a prepared dataset come from.
+/* Sample sources produce the samples of prepared datasets.
  *
- * A source produces any sample by its number, always with the same bytes. So ranks can share the work, and an
- * interrupted run can continue. To add a source, define a `const struct source` and add it to source_table in
- * source.c. */
+ * A source can produce each sample alone, from the sample's number, and always with the same bytes. Therefore
+ * ranks can share the work, and an interrupted run can continue. To add a source, define a `const struct
+ * source` and add it to source_table in source.c. */
 #ifndef FDSL_DATA_SOURCE_H
 #define FDSL_DATA_SOURCE_H
 

@@ -223,8 +223,8 @@ static enum status check_end(const struct tar_parser *parser, size_t available, 
     if (end == TAR_SIZE_UNKNOWN || (parser->position <= end && bytes <= end - parser->position))
         return STATUS_OK;
     return BAD(parser->position,
-               "the shard ends at %" PRIu64 ", inside %s that takes %" PRIu64
-               " bytes: it was truncated, or the header is damaged",
+               "the shard ends at %" PRIu64 ", inside %s of %" PRIu64
+               " bytes: the shard was truncated, or the header is damaged",
                end, what, bytes);
 }
 

@@ -29,8 +29,8 @@ struct unit_writer {
 void unit_key(char key[32], int digits, uint64_t number);
 
 /* Starts a shard under a temporary name. For a folder of files, creates the folder and removes temporary
- * files of killed runs from it. The struct must stay at its address. In the end, call unit_abandon(), also
- * after a failure. */
+ * files of killed runs from it. The struct must not be moved. The caller must finally call unit_abandon(),
+ * also after a failure. */
 enum status unit_begin(struct unit_writer *writer, enum index_layout layout, const char *folder,
                        const char *name, int key_digits);
 

@@ -33,7 +33,7 @@ static enum status find_name(const char *field, const char *text, const char *co
         }
     list_words(all, sizeof all, names, count);
     const char *nearest = nearest_word(text, names, count);
-    return status_set(STATUS_USAGE, "%s: '%.80s' is unknown; there are %s%s%s%s", field, text, all,
+    return status_set(STATUS_USAGE, "%s: '%.80s' is unknown; valid values: %s%s%s%s", field, text, all,
                       nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
 }
 

@@ -10,11 +10,11 @@
  *     fdsl_close(generator);
  *
  * With N classes, image g is instance g div N of the class at index g mod N. The generators "naive", "omp"
- * and "fused" are bit-identical to each other and to the program fdsl-bench: the pixels of an image depend
- * only on the formula, the class, the seed, the instance, the side of the canvas and the output format, not
- * on the device, the batch or the number of threads. "gbase" and "bat" run the CUDA kernels of the paper
- * (hpca-uji, PDP 2026), which draw overlapping lines in any order. "bat" rounds noise to half precision;
- * "gbase" draws noise from another random number generator.
+ * and "fused" are bit-identical to each other and to the program fdsl-bench. Their pixels depend only on the
+ * formula, the class, the seed, the instance, the side of the canvas and the output format. The pixels do not
+ * depend on the device, the batch or the number of threads. "gbase" and "bat" run the CUDA kernels of the
+ * paper (hpca-uji, PDP 2026), which draw overlapping lines in any order. "bat" rounds noise to half
+ * precision; "gbase" draws noise from another random number generator.
  *
  * This header is C99 and valid C++. No CUDA header is needed: a CUDA stream is passed as `void *`, NULL for
  * the default stream.
@@ -73,20 +73,21 @@ struct fdsl_config {
     size_t size; /* sizeof(struct fdsl_config) of the caller: later versions may append fields */
 
     /* The images. Classes come from class_list, from class_file, or from preset. */
-    const char *formula;     /* "uji" (default): the paper's code; "visualatom": the VisualAtom data set */
-    uint64_t seed;           /* seed of all images; default 0 */
-    uint32_t res;            /* side of the canvas in pixels, 1 to 16384; default 512 */
-    uint32_t classes;        /* number of classes from the preset (a list: its first ones); default 1000 */
-    const char *preset;      /* "uji", "visualatom", "lowercompute", or the lists "paper-1000" and
-                                "lowercompute-1000"; NULL (default): the preset with the name of the formula */
+    const char *formula; /* "uji" (default): the paper's code; "visualatom": the VisualAtom data set */
+    uint64_t seed;       /* seed of all images; default 0 */
+    uint32_t res;        /* side of the canvas in pixels, 1 to 16384; default 512 */
+    uint32_t classes;    /* number of classes to draw from the ranges of the preset, or to use from its list;
+                            default 1000 */
+    const char *preset;  /* "uji", "visualatom", "lowercompute", or the lists "paper-1000" and
+                            "lowercompute-1000"; NULL (default): the preset with the name of the formula */
     const char *preset_file; /* INI file with other presets; NULL (default): the built-in ones */
     const char *class_file;  /* CSV file with the classes, instead of a preset; NULL (default): none */
     const struct fdsl_class *class_list; /* the classes, instead of a preset; NULL (default): none */
     uint32_t class_count;                /* number of entries in class_list; default 0 */
 
     /* The output. A canvas becomes an image of out_res * out_res pixels. */
-    uint32_t out_res; /* side of an image in pixels, 1 to 16384; 0 (default): res */
-    const char *fit;  /* "resize" (default): mean over the covered area; "crop": a square at a random place */
+    uint32_t out_res;   /* side of an image in pixels, 1 to 16384; 0 (default): res */
+    const char *fit;    /* "resize" (default): mean over the covered area; "crop": a randomly placed square */
     uint32_t channels;  /* 1 (default), or 3 with the same gray in each */
     const char *layout; /* "nchw" (default) or "nhwc" */
     const char *dtype;  /* "u8" (default), "f16", "bf16" or "f32"; a float is (gray / 255 - mean) / std */
@@ -137,8 +138,7 @@ FDSL_API enum fdsl_status fdsl_open(const struct fdsl_config *config, struct fds
 /* Frees a generator; NULL is allowed. The work of its calls must have completed on the device. */
 FDSL_API void fdsl_close(struct fdsl_generator *generator);
 
-/* Describes the images of a generator. FDSL_INVALID if the library does not know
- * layout->size. */
+/* Describes the images of a generator. FDSL_INVALID if the library does not know layout->size. */
 FDSL_API enum fdsl_status fdsl_describe(const struct fdsl_generator *generator, struct fdsl_layout *layout);
 
 /* Returns the number of classes, and copies the first `capacity` classes to `classes` (NULL if capacity is
@@ -186,18 +186,18 @@ FDSL_API enum fdsl_status fdsl_alloc(int device, size_t bytes, void **memory);
  * Thread-safe. */
 FDSL_API void fdsl_free(int device, void *memory);
 
-/* Copies `bytes` bytes; each end may be host memory or memory of the device. The copy begins after the work
- * that was enqueued on `stream`, and is complete when the call returns. On the CPU, `stream` must be NULL.
- * Thread-safe. */
+/* Copies `bytes` bytes; `from` and `to` may each be memory of the host or of the device. The copy begins
+ * after the work that was enqueued on `stream`, and is complete when the call returns. On the CPU, `stream`
+ * must be NULL. Thread-safe. */
 FDSL_API enum fdsl_status fdsl_copy(int device, void *to, const void *from, size_t bytes, void *stream);
 
 /* Waits until the work enqueued on `stream` is complete. On the CPU, `stream` must be NULL, and the call does
  * nothing. Thread-safe. */
 FDSL_API enum fdsl_status fdsl_wait(int device, void *stream);
 
-/* Makes work that is enqueued on `after` from now on wait for the work enqueued on `before` until now. Does
- * nothing for equal streams, or while one of the two is being captured. On the CPU, both must be NULL.
- * Thread-safe. */
+/* Makes all later work on the stream `after` wait for all work that is already enqueued on the stream
+ * `before`. Does nothing for equal streams, or while one of the two is being captured. On the CPU, both must
+ * be NULL. Thread-safe. */
 FDSL_API enum fdsl_status fdsl_order(int device, void *before, void *after);
 
 /* Returns 1 while `stream` is being captured into a CUDA graph, else 0; also 0 on the CPU and after an error.

@@ -11,7 +11,7 @@
 #define HEAD_BYTES     4096      /* bytes read first, to find the header of a .npy */
 #define HEAD_BYTES_MAX (1 << 20) /* bytes read if HEAD_BYTES do not hold the whole header */
 
-/* What arrays_open() knows while it examines the samples. */
+/* State of arrays_open() while it examines the samples. */
 struct inspection {
     const struct dataset *dataset;
     struct plain plain;
@@ -65,11 +65,10 @@ static enum status check_header(struct inspection *inspection, uint32_t number, 
 {
     if (number == 0) {
         if (!dtype_from_npy(header->type, &inspection->arrays->type))
-            return status_set(
-                STATUS_USAGE,
-                "values of type '%s'; a GPU variant accepts |u1, <f2 and <f4: prepare the data set "
-                "with --dtype u8, f16 or f32",
-                header->type);
+            return status_set(STATUS_USAGE,
+                              "it has values of type '%s', but a GPU variant accepts |u1, <f2 and <f4; "
+                              "prepare the data set with --dtype u8, f16 or f32",
+                              header->type);
         inspection->arrays->values = header->values;
         inspection->first = *header;
         if (header->values == 0)

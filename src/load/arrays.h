@@ -42,9 +42,9 @@ struct arrays {
 FDSL_C_BEGIN
 
 /* Reads the .npy headers and the labels of all samples. With `packed`, the caller stores the members of a
- * sample consecutively, each aligned to ARRAY_ALIGNMENT bytes. Otherwise the members keep their distances in
- * the shard. STATUS_USAGE if a GPU variant cannot read a sample; the message names the sample and the
- * problem. STATUS_FAILED if a sample cannot be read or memory runs out. The caller closes `arrays`, also
+ * sample consecutively, each aligned to ARRAY_ALIGNMENT bytes. Otherwise the members keep their relative
+ * offsets in the shard. STATUS_USAGE if a GPU variant cannot read a sample; the message names the sample and
+ * the problem. STATUS_FAILED if a sample cannot be read or memory runs out. The caller closes `arrays`, also
  * after a failure. */
 #define ARRAY_ALIGNMENT 32
 enum status arrays_open(const struct dataset *dataset, bool packed, struct arrays *arrays);

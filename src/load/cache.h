@@ -25,11 +25,11 @@ enum status cache_count(int fd, uint64_t bytes, struct cache_pages *pages);
  * has mapped stay resident, without an error; check with cache_count(). */
 enum status cache_evict(int fd);
 
-/* Drops all clean pages, directory entries and inodes of the system. Only root may do this. Returns whether
- * it succeeded. */
+/* Drops all clean pages, directory entries and inodes from the caches of the system. Only root may do this.
+ * Returns whether the call succeeded. */
 bool cache_drop_all(void);
 
-/* Reads an open file from start to end into `buffer`, piece by piece, so that its pages become resident. */
+/* Reads an open file from start to end, `buffer_bytes` bytes at a time, so that its pages become resident. */
 enum status cache_fill(int fd, void *buffer, uint64_t buffer_bytes);
 
 /* Sets `*bytes` to the number of bytes that this process has read from storage devices so far

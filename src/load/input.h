@@ -71,8 +71,8 @@ struct load_traits {
     /* Checks whether the variant can read this input. NULL if it can read any input. */
     enum status (*accepts)(const struct load *load);
 
-    /* What the timed part of a run includes, for the column `timed_stages`. If `timed_unless_warm` is not
-     * NULL, it replaces `timed` in runs without --cache warm. */
+    /* Names of the stages that a run's time includes, for the column `timed_stages`. If `timed_unless_warm`
+     * is not NULL, it replaces `timed` in runs without --cache warm. */
     const char *timed, *timed_unless_warm;
 
     /* Measures an upper bound on the loader's rate, in bytes per second. On the CPU, the threads of the

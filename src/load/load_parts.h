@@ -11,8 +11,8 @@
 
 /* ---- load.c ---- */
 
-/* Returns the order plan of this variant for `threads` threads per rank. Which samples a rank reads does not
- * depend on its number of threads. */
+/* Returns the order plan of this variant for `threads` threads per rank. The number of threads does not
+ * affect which samples a rank reads. */
 struct order_plan load_variant_plan(const struct load *load, const struct variant *variant, int threads);
 
 /* Returns the work of a run: the samples of this rank, without the samples that the latest run lost. `input`

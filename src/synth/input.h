@@ -143,7 +143,7 @@ struct synth_traits {
     bool half; /* the variant rounds noise to half precision before use */
     bool racy; /* orbits are painted in any order: a pixel has the gray of one of the orbits that cover it */
     bool outputs;      /* supports every output format and labels; other variants produce canvases only */
-    const char *timed; /* what the time of a run includes, for the column `timed_stages` */
+    const char *timed; /* stages that a run's time includes, for the column `timed_stages` */
 
     /* Fetches the noise of image j of run number `run`, even if this run has not been executed. `noise`
      * receives (x, y) for each vertex of orbit 0, then of orbit 1, and so on. `fetch_noise` is NULL unless

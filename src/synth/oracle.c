@@ -238,8 +238,8 @@ static enum status noise_check_make(const struct synth *synth, struct noise_chec
     return status_set(STATUS_FAILED, "--verify: out of memory for the noise streams; lower --batch");
 }
 
-/* Records how each noise stream of one image begins. If `sample` is true, also adds the image's noise to the
- * distribution test; `scratch` then receives the reference's noise of this image. */
+/* Records the first draws of each noise stream of one image. If `sample` is true, also adds the image's noise
+ * to the distribution test; `scratch` then receives the reference's noise of this image. */
 static void noise_check_add(struct noise_check *check, const struct synth *synth,
                             const struct synth_traits *traits, struct synth_image image, const float *noise,
                             float *scratch, bool sample)

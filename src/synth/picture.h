@@ -18,7 +18,7 @@ struct picture {
 enum status picture_available(void);
 
 /* Checks that files can be written into `folder` ("" is the current one), or that the folder can be created.
- * Creates no files or folders that remain. STATUS_USAGE gives the reason. */
+ * Does not leave any new file or folder. STATUS_USAGE gives the reason. */
 enum status picture_check_folder(const char *folder);
 
 /* Writes width * height gray bytes, row-major, as an 8-bit PNG file, atomically. */

@@ -174,7 +174,7 @@ static enum status check_options(const struct source_request *request)
                               "--%s applies to timed runs only; --prepare writes images into its own folder",
                               shows[i]);
     if (options_given(request->options, "compute"))
-        return status_set(STATUS_USAGE, "--compute applies to timed runs only; drop it with --prepare");
+        return status_set(STATUS_USAGE, "--compute applies to timed runs only; drop --compute");
     return STATUS_OK;
 }
 

@@ -307,8 +307,8 @@ static enum status fill_task(struct parameters *parameters, const struct synth *
     task->channels = synth->output.channels;
     task->height = task->width = synth->output.res;
     task->classes = synth->class_count;
-    /* --batch, not this rank's share: to measure the parallel efficiency, rank 0 later generates a batch of
-     * this size alone. */
+    /* The value of --batch, not this rank's share, because rank 0 later generates a batch of this size alone
+     * to measure the parallel efficiency. */
     task->batch = (uint32_t)parameters->batch;
     task->share = (uint32_t)synth->batch;
     return compute_teach(&parameters->compute);
