@@ -3,7 +3,6 @@
 
 #include <limits.h>
 #include <math.h>
-#include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,18 +10,12 @@
 
 #include "core/partition.h"
 #include "core/timer.h"
+#include "comm_parts.h"
 #include "launcher.h"
 
 #define NAP_US_MAX 1000 /* the longest sleep of a waiting rank between two polls */
-/* In an exchange of data, a rank polls for this time before it sleeps, because the data usually arrive
- * sooner. It sleeps only briefly, because MPI may transfer data only while a rank polls. */
-#define POLL_S       1e-3
-#define BRIEF_NAP_US 50
-#define NOTE_S       1  /* after this time a waiting rank sends rank 0 a note that it is waiting */
-#define WARN_S       30 /* after this time rank 0 names the missing ranks; the interval doubles each time */
-#define GRACE_S      5  /* other ranks wait this much longer than rank 0, whose report has more detail */
-#define NOTE_TAG     1
-#define CHANNEL_TAG  2
+#define NOTE_S     1    /* after this time a waiting rank sends rank 0 a note that it is waiting */
+#define GRACE_S    5    /* other ranks wait this much longer than rank 0, whose report has more detail */
 
 static double timeout_s; /* 0: none */
 static int rank, size = 1, local_rank, local_size = 1;
@@ -34,9 +27,7 @@ static MPI_Comm machine = MPI_COMM_NULL;
  * in a note. On rank 0, noted[i] is the latest number from rank i. On other ranks `noted` is NULL. */
 static uint64_t collective, *noted;
 
-/* Converts an MPI error. Each rank prints its own failing call, because it may be unable to send the error
- * to other ranks. */
-static enum status mpi_status(int error, const char *call)
+enum status comm_mpi_status(int error, const char *call)
 {
     char text[MPI_MAX_ERROR_STRING] = "";
     int length;
@@ -47,8 +38,6 @@ static enum status mpi_status(int error, const char *call)
     status_warn_own("%s: %s", call, text);
     return status_set(STATUS_FAILED, "%s: %s", call, text);
 }
-
-#define MPI_TRY(call) TRY(mpi_status((call), #call))
 
 /* ---- Waiting ---- */
 
@@ -157,6 +146,23 @@ static enum status wait_briefly(MPI_Request *request)
     return wait_while(request, POLL_S, BRIEF_NAP_US);
 }
 
+enum status comm_look_at(int peer, double waited_s, double *warn_s)
+{
+    if (timeout_s > 0 && waited_s >= timeout_s) {
+        broken = true;
+        status_warn_own("gave up waiting for rank %d after %.0f s", peer, waited_s);
+        return status_set(STATUS_FAILED,
+                          "gave up waiting for rank %d after %.0f s; find out what causes the delay, or wait "
+                          "longer with --rank-timeout",
+                          peer, waited_s);
+    }
+    if (waited_s >= *warn_s) {
+        status_warn_own("waiting for rank %d for %.0f s", peer, waited_s);
+        *warn_s *= 2;
+    }
+    return STATUS_OK;
+}
+
 /* ---- Joining ---- */
 
 void comm_set_timeout(double seconds)
@@ -170,7 +176,7 @@ static enum status join(void)
     struct launcher_watch *watch = launcher_watch_begin(timeout_s);
     int error = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &thread_level);
     launcher_watch_end(watch);
-    TRY(mpi_status(error, "MPI_Init_thread"));
+    TRY(comm_mpi_status(error, "MPI_Init_thread"));
     joined = true;
     if (thread_level < MPI_THREAD_FUNNELED)
         return status_set(STATUS_UNAVAILABLE, "this MPI does not support threads; use one that was built "
@@ -246,6 +252,24 @@ int comm_local_size(void)
     return local_size;
 }
 
+bool comm_is_broken(void)
+{
+    return broken;
+}
+
+enum status comm_on_same_machine(int peer, bool *same)
+{
+    MPI_Group all, local;
+    int number;
+    MPI_TRY(MPI_Comm_group(MPI_COMM_WORLD, &all));
+    MPI_TRY(MPI_Comm_group(machine, &local));
+    MPI_TRY(MPI_Group_translate_ranks(all, 1, &peer, local, &number));
+    MPI_TRY(MPI_Group_free(&local));
+    MPI_TRY(MPI_Group_free(&all));
+    *same = number != MPI_UNDEFINED;
+    return STATUS_OK;
+}
+
 /* ---- Agreeing ---- */
 
 /* The severity of a status, and the lowest rank that has it; the layout of MPI_2INT. */
@@ -308,9 +332,7 @@ enum status comm_vote(enum status status, double *values, size_t count)
 
 /* ---- Data ---- */
 
-/* Checks that ranks can still exchange `count` values. MPI counts in int, and after a failed call the
- * collective calls of the ranks no longer match. */
-static enum status check_message(size_t count)
+enum status comm_check_message(size_t count)
 {
     if (broken)
         return STATUS_FAILED;
@@ -325,7 +347,7 @@ static enum status reduce(void *values, size_t count, MPI_Datatype type, MPI_Op 
     MPI_Request request;
     if (size == 1)
         return STATUS_OK;
-    TRY(check_message(count));
+    TRY(comm_check_message(count));
     MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, values, (int)count, type, operation, MPI_COMM_WORLD, &request));
     return wait_for(&request, true);
 }
@@ -345,7 +367,7 @@ enum status comm_spread(void *data, size_t bytes)
     MPI_Request request;
     if (size == 1)
         return STATUS_OK;
-    TRY(check_message(bytes));
+    TRY(comm_check_message(bytes));
     MPI_TRY(MPI_Ibcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD, &request));
     return wait_for(&request, true);
 }
@@ -357,7 +379,7 @@ enum status comm_gather(const void *mine, size_t bytes, void *all)
         memcpy(all, mine, bytes);
         return STATUS_OK;
     }
-    TRY(check_message(bytes));
+    TRY(comm_check_message(bytes));
     MPI_TRY(MPI_Igather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD, &request));
     return wait_for(&request, true);
 }
@@ -369,7 +391,7 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all)
         memcpy(all, mine, bytes);
         return STATUS_OK;
     }
-    TRY(check_message(bytes));
+    TRY(comm_check_message(bytes));
     MPI_TRY(MPI_Iallgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, machine, &request));
     return wait_for(&request, true); /* even with one rank per machine: all ranks must count the same calls */
 }
@@ -414,7 +436,7 @@ enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
     TRY(comm_check_same(count, "numbers of gradients",
                         "the engine pads them for the CPU's instruction set, so use machines of one type"));
     /* A rank receives up to ranks - 1 values more than `count`, because the parts can differ by one. */
-    TRY(comm_agree(check_message(count + (size_t)size)));
+    TRY(comm_agree(comm_check_message(count + (size_t)size)));
     *reducer = calloc(1, sizeof **reducer);
     return comm_agree(*reducer && divide(*reducer, count)
                           ? STATUS_OK
@@ -466,7 +488,7 @@ enum status comm_share_parts(float *values, const size_t *begins)
     MPI_Request request;
     if (size == 1)
         return STATUS_OK;
-    TRY(check_message(begins[size]));
+    TRY(comm_check_message(begins[size]));
     int *counts = malloc(2 * (size_t)size * sizeof *counts), *offsets = counts + size;
     enum status status =
         comm_agree(counts ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for %d ranks", size));
@@ -475,148 +497,12 @@ enum status comm_share_parts(float *values, const size_t *begins)
         offsets[i] = (int)begins[i];
     }
     if (status == STATUS_OK)
-        status = mpi_status(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, values, counts, offsets, MPI_FLOAT,
-                                            MPI_COMM_WORLD, &request),
-                            "MPI_Iallgatherv");
+        status = comm_mpi_status(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, values, counts, offsets,
+                                                 MPI_FLOAT, MPI_COMM_WORLD, &request),
+                                 "MPI_Iallgatherv");
     if (status == STATUS_OK)
         status = wait_for(&request, true);
     if (!broken) /* otherwise MPI may still read the lists; comm_close() ends the process */
         free(counts);
     return status;
-}
-
-/* ---- Channels ---- */
-
-struct comm_channel {
-    int peer;
-    bool sends, holds; /* holds: the caller uses the message of the latest receive() */
-    size_t bytes;      /* per buffer */
-    uint32_t buffers;
-    uint64_t next;         /* number of the next message; message n is in buffer n % buffers */
-    MPI_Request *requests; /* per buffer */
-    char *memory;
-};
-
-static char *buffer_of(const struct comm_channel *channel, uint64_t message)
-{
-    return channel->memory + message % channel->buffers * channel->bytes;
-}
-
-static enum status expect(struct comm_channel *channel, uint64_t message)
-{
-    MPI_TRY(MPI_Irecv(buffer_of(channel, message), (int)channel->bytes, MPI_BYTE, channel->peer, CHANNEL_TAG,
-                      MPI_COMM_WORLD, &channel->requests[message % channel->buffers]));
-    return STATUS_OK;
-}
-
-enum status comm_channel_open(int peer, bool sends, size_t bytes, uint32_t buffers,
-                              struct comm_channel **channel_)
-{
-    *channel_ = NULL;
-    TRY(check_message(bytes));
-    struct comm_channel *channel = *channel_ = calloc(1, sizeof *channel);
-    if (channel) {
-        *channel = (struct comm_channel){.peer = peer, .sends = sends, .bytes = bytes, .buffers = buffers};
-        channel->requests = malloc(buffers * sizeof(MPI_Request));
-        channel->memory = calloc(buffers, bytes);
-    }
-    if (!channel || !channel->requests || !channel->memory)
-        return status_set(STATUS_FAILED, "out of memory for %u messages of %zu bytes to or from rank %d",
-                          buffers, bytes, peer);
-    for (uint32_t i = 0; i < buffers; i++)
-        channel->requests[i] = MPI_REQUEST_NULL;
-    for (uint32_t i = 0; !sends && i < buffers; i++)
-        TRY(expect(channel, i));
-    return STATUS_OK;
-}
-
-void comm_channel_close(struct comm_channel *channel)
-{
-    if (!channel || broken) /* broken: MPI may still use the memory; comm_close() ends the process */
-        return;
-    for (uint32_t i = 0; channel->requests && channel->memory && i < channel->buffers; i++) {
-        if (channel->requests[i] == MPI_REQUEST_NULL)
-            continue;
-        if (!channel->sends)
-            (void)MPI_Cancel(&channel->requests[i]);
-        (void)MPI_Wait(&channel->requests[i], MPI_STATUS_IGNORE);
-    }
-    free(channel->requests);
-    free(channel->memory);
-    free(channel);
-}
-
-void *comm_channel_memory(const struct comm_channel *channel, size_t *bytes)
-{
-    *bytes = channel->buffers * channel->bytes;
-    return channel->memory;
-}
-
-/* Called repeatedly while this rank waits for one other rank. Warns after WARN_S; fails after the timeout and
- * marks the communication as broken. */
-static enum status look_at(int peer, double waited_s, double *warn_s)
-{
-    if (timeout_s > 0 && waited_s >= timeout_s) {
-        broken = true;
-        status_warn_own("gave up waiting for rank %d after %.0f s", peer, waited_s);
-        return status_set(STATUS_FAILED,
-                          "gave up waiting for rank %d after %.0f s; find out what causes the delay, or wait "
-                          "longer with --rank-timeout",
-                          peer, waited_s);
-    }
-    if (waited_s >= *warn_s) {
-        status_warn_own("waiting for rank %d for %.0f s", peer, waited_s);
-        *warn_s *= 2;
-    }
-    return STATUS_OK;
-}
-
-/* Waits until a message has left or arrived. */
-static enum status wait_for_message(struct comm_channel *channel, MPI_Request *request)
-{
-    const double begin_s = timer_now_s();
-    double warn_s = WARN_S;
-    useconds_t nap_us = 1;
-    for (;;) {
-        int done;
-        MPI_TRY(MPI_Test(request, &done, MPI_STATUS_IGNORE));
-        if (done)
-            return STATUS_OK;
-        double waited_s = timer_now_s() - begin_s;
-        TRY(look_at(channel->peer, waited_s, &warn_s));
-        if (waited_s >= POLL_S) {
-            usleep(nap_us);
-            nap_us = 2 * nap_us < BRIEF_NAP_US ? 2 * nap_us : BRIEF_NAP_US;
-        }
-    }
-}
-
-enum status comm_channel_room(struct comm_channel *channel, void **buffer)
-{
-    if (broken)
-        return STATUS_FAILED;
-    TRY(wait_for_message(channel, &channel->requests[channel->next % channel->buffers]));
-    *buffer = buffer_of(channel, channel->next);
-    return STATUS_OK;
-}
-
-enum status comm_channel_send(struct comm_channel *channel, size_t bytes)
-{
-    MPI_TRY(MPI_Isend(buffer_of(channel, channel->next), (int)bytes, MPI_BYTE, channel->peer, CHANNEL_TAG,
-                      MPI_COMM_WORLD, &channel->requests[channel->next % channel->buffers]));
-    channel->next++;
-    return STATUS_OK;
-}
-
-enum status comm_channel_receive(struct comm_channel *channel, void **buffer)
-{
-    if (broken)
-        return STATUS_FAILED;
-    if (channel->holds)
-        TRY(expect(channel, channel->next - 1 + channel->buffers));
-    channel->holds = false;
-    TRY(wait_for_message(channel, &channel->requests[channel->next % channel->buffers]));
-    *buffer = buffer_of(channel, channel->next++);
-    channel->holds = true;
-    return STATUS_OK;
 }

@@ -29,10 +29,12 @@ static int pass_messages(void)
     const int rank = comm_rank(), last = comm_size() - 1;
     int wrong = 0;
     for (size_t c = 0; !wrong && c < COUNT_OF(counts); c++) {
-        struct comm_channel *in = NULL, *next = NULL;
         size_t bytes = counts[c] * sizeof(int);
-        wrong |= rank > 0 && comm_channel_open(rank - 1, false, bytes, 2, &in) != STATUS_OK;
-        wrong |= rank < last && comm_channel_open(rank + 1, true, bytes, BUFFERS, &next) != STATUS_OK;
+        const struct comm_channel_spec specs[] = {{rank - 1, false, rank > 0 ? bytes : 0, BUFFERS},
+                                                  {rank + 1, true, rank < last ? bytes : 0, BUFFERS}};
+        struct comm_channel *channels[2], *in, *next;
+        wrong |= comm_channels_open(specs, 2, channels) != STATUS_OK;
+        in = channels[0], next = channels[1];
         for (int i = 0; !wrong && i < MESSAGES; i++) {
             int *to = NULL, *from = NULL;
             wrong |= next && comm_channel_room(next, (void **)&to) != STATUS_OK;
@@ -200,7 +202,9 @@ __attribute__((constructor)) static void be_rank(void)
         return;
     int wrong = comm_open() != STATUS_OK;
     if (!wrong)
-        wrong = strcmp(name, "messages") == 0 ? pass_messages() : train_stages();
+        comm_channels_share = !strstr(name, "through MPI");
+    if (!wrong)
+        wrong = strstr(name, "messages") ? pass_messages() : train_stages();
     comm_close();
     _exit(wrong);
 }
@@ -209,14 +213,16 @@ static void run_ranks(const char *name, int ranks)
 {
     char self[PATH_MAX] = "";
     cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
-    shell("timeout 200 mpirun --bind-to none -x " STAGE "=%s -n %d %s", name, ranks, self);
+    shell("timeout 200 mpirun --bind-to none -x '" STAGE "=%s' -n %d %s", name, ranks, self);
     cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
 }
 
 Test(mpi_pipeline, messages_arrive_in_order)
 {
-    for (int ranks = 2; ranks <= 3; ranks++)
-        run_ranks("messages", ranks);
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        run_ranks("messages in shared memory", ranks);
+        run_ranks("messages through MPI", ranks);
+    }
 }
 
 Test(mpi_pipeline, one_stage_trains_what_one_rank_trains)
@@ -227,6 +233,11 @@ Test(mpi_pipeline, one_stage_trains_what_one_rank_trains)
 Test(mpi_pipeline, two_stages_train_what_one_rank_trains)
 {
     run_ranks("training", 2);
+}
+
+Test(mpi_pipeline, two_stages_train_the_same_through_mpi)
+{
+    run_ranks("training through MPI", 2);
 }
 
 Test(mpi_pipeline, three_stages_train_what_one_rank_trains)

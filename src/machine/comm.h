@@ -1,7 +1,7 @@
-/* Communication between the ranks of a run, independent of MPI: only mpi/comm_mpi.c uses MPI, and
- * mpi/comm_serial.c replaces comm_mpi.c in a build without MPI. Only one thread may call these functions. All
- * ranks must call collective functions in the same order. Before comm_open() and after comm_close() there is
- * one rank.
+/* Communication between the ranks of a run, independent of MPI: only mpi/comm_mpi.c and
+ * mpi/comm_channel.c use MPI, and mpi/comm_serial.c replaces them in a build without MPI. Only one thread may
+ * call these functions. All ranks must call collective functions in the same order. Before comm_open() and
+ * after comm_close() there is one rank.
  *
  * If MPI itself fails or a wait takes too long (comm_set_timeout()), functions return STATUS_FAILED, and
  * comm_close() then aborts all ranks. */
@@ -87,21 +87,35 @@ enum status comm_reduce(struct comm_reducer *reducer, enum status status, float 
  * `begins` has comm_size() + 1 entries, which are the same on all ranks. */
 enum status comm_share_parts(float *values, const size_t *begins);
 
-/* Messages from one rank to another, in order, through a ring of buffers in host memory. A rank opens at most
- * one channel per direction and peer; before it opens another one, both ends must have closed the first. Not
- * collective. */
+/* A channel passes messages from one rank to another, in order, through a ring of buffers in host memory. The
+ * ranks of one machine share the buffers, so nothing is copied; between machines, MPI copies the messages. */
 struct comm_channel;
 
-/* Opens one end of a channel whose messages have at most `bytes` bytes each: the sender's if `sends`, else
- * the receiver's. The sender can continue while all `buffers` messages are on their way; a receiver needs two
- * buffers to receive a message while it uses the one before it. The caller closes the channel, also after a
- * failure, and before comm_close(); comm_channel_close() ignores NULL. */
-enum status comm_channel_open(int peer, bool sends, size_t bytes, uint32_t buffers,
-                              struct comm_channel **channel);
+/* One end of a channel whose messages have at most `bytes` bytes each. The sender can continue while
+ * `buffers` messages are on their way, not counting the one that the receiver uses. Both ends must give the
+ * same sizes. */
+struct comm_channel_spec {
+    int peer;
+    bool sends;   /* the sender's end */
+    size_t bytes; /* 0: no channel */
+    uint32_t buffers;
+};
+
+/* Collective: opens this rank's ends of all channels. `channels` receives one channel per entry of `specs`,
+ * NULL where there is none. There is at most one channel per direction and pair of ranks; before another one
+ * opens, both ends must have closed the first. The caller closes all channels, also after a failure, and
+ * before comm_close(); comm_channel_close() ignores NULL. */
+#define COMM_CHANNELS_MAX 4 /* entries of `specs` */
+enum status comm_channels_open(const struct comm_channel_spec *specs, size_t count,
+                               struct comm_channel **channels);
 void comm_channel_close(struct comm_channel *channel);
 
-/* Returns the memory of all buffers, for example to pin it, and their size in `*bytes`. */
-void *comm_channel_memory(const struct comm_channel *channel, size_t *bytes);
+/* false: MPI copies messages between ranks of one machine, too. For tests. */
+extern bool comm_channels_share;
+
+/* Returns the memory of all buffers, for example to pin it, and their size in `*bytes`. `*own_bytes` is the
+ * part that this rank allocated: 0 for the receiver of shared buffers. */
+void *comm_channel_memory(const struct comm_channel *channel, size_t *bytes, size_t *own_bytes);
 
 /* Sender: room() sets `*buffer` to the next buffer, and waits until its earlier message has left. send()
  * sends the first `bytes` bytes of this buffer. */

@@ -35,9 +35,9 @@ static void pipeline_close(void *state)
 {
     struct pipeline *pipeline = state;
     for (int i = 0; i < CHANNELS; i++) {
-        size_t bytes;
+        size_t bytes, own_bytes;
         if (pipeline->pinned[i])
-            pipeline->engine->stages->unpin(comm_channel_memory(pipeline->channels[i], &bytes));
+            pipeline->engine->stages->unpin(comm_channel_memory(pipeline->channels[i], &bytes, &own_bytes));
         comm_channel_close(pipeline->channels[i]);
     }
     if (pipeline->state)
@@ -53,30 +53,27 @@ static void pipeline_close(void *state)
 static enum status open_channels(struct pipeline *pipeline)
 {
     const struct model *slice = &pipeline->slice;
+    const struct stage *stage = &pipeline->stage;
+    const size_t micro_bytes = stage->capacity * sizeof(float),
+                 in = stage->first ? 0 : slice->input_values * micro_bytes,
+                 out = stage->last ? 0 : slice->layers[slice->layer_count - 1].out_values * micro_bytes;
     const int rank = (int)pipeline->number;
-    const size_t in = slice->input_values * pipeline->stage.capacity * sizeof(float),
-                 out = slice->layers[slice->layer_count - 1].out_values * pipeline->stage.capacity *
-                       sizeof(float);
     const uint32_t buffers =
         pipe_live(pipeline->plan->schedule, pipeline->plan->stages, pipeline->plan->micros, 0);
-    if (!pipeline->stage.first) {
-        TRY(comm_channel_open(rank - 1, false, in, 2, &pipeline->channels[INPUTS]));
-        TRY(comm_channel_open(rank - 1, true, in, buffers, &pipeline->channels[IN_DELTAS]));
-    }
-    if (!pipeline->stage.last) {
-        TRY(comm_channel_open(rank + 1, false, out, 2, &pipeline->channels[DELTAS]));
-        TRY(comm_channel_open(rank + 1, true, out, buffers, &pipeline->channels[OUTPUTS]));
-    }
-    return STATUS_OK;
+    const struct comm_channel_spec specs[CHANNELS] = {[INPUTS] = {rank - 1, false, in, buffers},
+                                                      [IN_DELTAS] = {rank - 1, true, in, buffers},
+                                                      [DELTAS] = {rank + 1, false, out, buffers},
+                                                      [OUTPUTS] = {rank + 1, true, out, buffers}};
+    return comm_channels_open(specs, CHANNELS, pipeline->channels);
 }
 
 static enum status pin_channels(struct pipeline *pipeline)
 {
     for (int i = 0; pipeline->engine->stages->pin && i < CHANNELS; i++) {
-        size_t bytes;
+        size_t bytes, own_bytes;
         if (!pipeline->channels[i])
             continue;
-        void *memory = comm_channel_memory(pipeline->channels[i], &bytes);
+        void *memory = comm_channel_memory(pipeline->channels[i], &bytes, &own_bytes);
         TRY(pipeline->engine->stages->pin(memory, bytes));
         pipeline->pinned[i] = true;
     }
@@ -120,9 +117,9 @@ static enum status open_stage(struct pipeline *pipeline, const struct resources 
     pipeline->own.stage = &pipeline->stage;
     pipeline->op_count =
         pipe_ops(plan->schedule, plan->stages, plan->micros, pipeline->number, pipeline->ops);
-    TRY(pipeline->engine->open(&pipeline->own, resources, &pipeline->state));
+    TRY(comm_agree(pipeline->engine->open(&pipeline->own, resources, &pipeline->state)));
     TRY(open_channels(pipeline));
-    return pin_channels(pipeline);
+    return comm_agree(pin_channels(pipeline));
 }
 
 static enum status pipeline_open(const struct train *train, const struct resources *resources, void **state)
@@ -141,7 +138,7 @@ static enum status pipeline_open(const struct train *train, const struct resourc
     }
     TRY(comm_agree(pipeline ? allocate(pipeline) : status_set(STATUS_FAILED, "out of memory")));
     TRY(pipe_cut(&pipeline->own, plan->engine, resources, plan->stages, pipeline->stage.capacity, begins));
-    return comm_agree(open_stage(pipeline, resources, begins));
+    return open_stage(pipeline, resources, begins);
 }
 
 /* ---- A step ---- */
@@ -366,10 +363,10 @@ static uint64_t pipeline_memory_bytes(const void *state)
     const struct pipeline *pipeline = state;
     uint64_t total = pipeline->engine->memory_bytes(pipeline->state);
     for (int i = 0; i < CHANNELS; i++) {
-        size_t bytes = 0;
+        size_t bytes, own_bytes = 0;
         if (pipeline->channels[i])
-            (void)comm_channel_memory(pipeline->channels[i], &bytes);
-        total += bytes;
+            (void)comm_channel_memory(pipeline->channels[i], &bytes, &own_bytes);
+        total += own_bytes;
     }
     return total;
 }

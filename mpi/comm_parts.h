@@ -1,0 +1,39 @@
+/* Shared by comm_mpi.c and comm_channel.c. */
+#ifndef FDSL_MPI_COMM_PARTS_H
+#define FDSL_MPI_COMM_PARTS_H
+
+#include <mpi.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "core/status.h"
+
+/* In an exchange of data, a rank polls for this time before it sleeps, because the data usually arrive
+ * sooner. It sleeps only briefly, because MPI may transfer data only while a rank polls. */
+#define POLL_S       1e-3
+#define BRIEF_NAP_US 50
+#define WARN_S       30 /* a rank that waits this long prints a warning; the interval doubles each time */
+
+/* The tags of messages. */
+enum { NOTE_TAG = 1, CHANNEL_TAG, OFFER_TAG, ANSWER_TAG };
+
+/* Converts an MPI error. Each rank prints its own failing call, because it may be unable to send the error
+ * to other ranks. */
+enum status comm_mpi_status(int error, const char *call);
+#define MPI_TRY(call) TRY(comm_mpi_status((call), #call))
+
+/* Whether an MPI call failed or a wait timed out. MPI may then still use the memory of pending messages. */
+bool comm_is_broken(void);
+
+/* Checks that ranks can still exchange `count` values. MPI counts in int, and after a failed call the
+ * collective calls of the ranks no longer match. */
+enum status comm_check_message(size_t count);
+
+/* Called repeatedly while this rank waits for one other rank. Warns after *warn_s seconds, and doubles this
+ * time. Fails after the timeout and marks the communication as broken. */
+enum status comm_look_at(int peer, double waited_s, double *warn_s);
+
+/* Sets `*same` to whether rank `peer` runs on this machine. */
+enum status comm_on_same_machine(int peer, bool *same);
+
+#endif
