@@ -1,4 +1,4 @@
-# Images per second vs. step time, both log. The first series, a gray line, is the limit that the step sets.
+# Images per second vs. step time, both log. The first series, a gray line, is the upper limit: batch size / step time.
 load 'plots/common.gp'
 set xlabel 'training step time (ms)'
 set ylabel 'images per second' offset character 0.5, 0

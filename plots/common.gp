@@ -33,7 +33,7 @@ x_at(px) = px / (1.0 * width)
 y_at(px) = 1 - px / (1.0 * height)
 
 # --- Line styles: 10 * group + slot --------------------------------------------------------------------------------
-# The slot stands for the variant; it selects colour and point shape. The group usually stands for the device; it
+# The slot represents the variant and selects colour and point shape. The group usually represents the device and
 # selects dashes. Groups 1 to 4 are for devices with rows of fdsl-bench, and have filled points. The other groups have
 # open points: 5 is for published points, 6 for the published code on an H200, and 8 for the published code on a device
 # with rows. In figures of loading, 5 and 6 are for shuffled samples or a cold page cache. Slots 1 to 7 have colours of

@@ -1,5 +1,5 @@
 # Shares of the roofline: one bar per variant, grouped by device. Variables: y_low, y_high, kinds, kind_slot[], and
-# inside, the percentage from which on the text is inside a bar. Blocks of data: one per kind of bound (share in %,
+# inside, the minimum percentage at which the text is inside the bar. Blocks of data: one per kind of bound (share in %,
 # y, text), then the names of variants (y, name) and of devices (y, text).
 load 'plots/common.gp'
 set xrange [0:100]

@@ -648,7 +648,7 @@ Test(mpi_train, what_ranks_cannot_do_is_refused)
         {"--export-step step", "--export-step writes the samples of one rank"},
         {"--balance 3:1", "--balance 3:1 has 2 numbers, but there are 3 ranks; give one number per rank"},
         {"--balance 0:0:0", "leaves no samples to any rank"},
-        {"--balance fair", "'fair' is not one of equal, measured, memory, and no list"},
+        {"--balance fair", "'fair' is not equal, measured, memory or a list"},
         {"--sync smoke", "--sync: 'smoke' is not one of auto, mpi"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {

@@ -43,7 +43,7 @@ Test(pretrain, wrong_arguments_are_refused_before_pytorch_is_imported)
         {"--make-data $D/new", "--make-data is for --source folder or shards, not live"},
         {"--preset paper-100", "--preset paper-100: unknown; did you mean paper-1000?"},
         {"--batch 3", "--batch 3: MixUp and CutMix pair images; give an even number"},
-        {"--batch 300 --images 299", "--images 299: fewer than the 300 of one step of all ranks"},
+        {"--batch 300 --images 299", "--images 299: fewer than the 300 images of one step of all ranks"},
         {"--source bat --order same", "--order same is for --source live, omp and folder"},
         {"--order same", "--order same needs --data DIR or --images N"},
         {"--order same --images 1000000 --curve $D/new.csv", "--curve needs --evaluate"},

@@ -56,7 +56,7 @@ Test(reference, missing_parts_of_the_published_code_are_skipped)
               "%s", out);
     cr_expect(says("published-bat\npublished-gbase\n") && !says("published-numpy"), "%s", out);
     shell("scripts/compare/published.py $D/clone $D/q.csv --nvcc nowhere");
-    cr_expect(status == 4 && says("nowhere not found") && says("nothing of the published code can run here"),
+    cr_expect(status == 4 && says("nowhere not found") && says("none of the published code can run here"),
               "%s", out);
     shell("STUB_FAILS=gbase " PUBLISHED "| tail -1");
     cr_expect(status == 0 && says("the published CUDA code is skipped: gbase cannot run here"), "%s", out);

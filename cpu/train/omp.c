@@ -1,5 +1,5 @@
-/* The variants `train-omp` and `infer-omp`: OpenMP over samples and over tiles of matrices, SIMD inside.
- * docs/train_omp.md shows where the time goes.
+/* The variants `train-omp` and `infer-omp`: OpenMP divides samples and matrix tiles among threads; the inner
+ * loops use SIMD. docs/train_omp.md shows where the time goes.
  *
  * Convolutions process one sample per thread; linear layers process the whole batch. Results are
  * bit-identical for any number of threads, because the order of every sum is fixed. In convolutions, one
@@ -22,7 +22,7 @@
 
 /* ---- Kernels ---- */
 
-/* The kernels, which are CPU code for one instruction set each, fastest first. */
+/* The kernels, fastest first. Each kernel is CPU code for one instruction set. */
 static const struct net_kernel *const kernels[] = {
 #if defined(__x86_64__)
     &net_kernel_avx512, &net_kernel_avx2,
@@ -280,7 +280,7 @@ void net_forward(struct net *net, uint32_t epoch, enum data_part part, bool trai
 }
 
 /* Runs the backward pass of the blocks up to FLAT, sample by sample. Each chunk of consecutive samples has
- * its own sums of gradients. In a pipeline, net_update() adds up the sums of all chunks. */
+ * its own sums of gradients. In a pipeline, stage_update() adds up the sums of all chunks. */
 static void samples_backward(struct net *net, uint32_t epoch, enum gradients_of of)
 {
     uint32_t count = net->count, size = (count + NET_CHUNKS_MAX - 1) / NET_CHUNKS_MAX;
@@ -317,8 +317,8 @@ void net_backward(struct net *net, uint32_t epoch, enum gradients_of of)
     samples_backward(net, epoch, of);
 }
 
-/* Adds up the gradients of all ranks. With engines that have another layout, passes them in the layout of the
- * model's arena. `status` is that of this rank's step so far. */
+/* Adds up the gradients of all ranks. If engines of other ranks use another layout, passes the gradients in
+ * the layout of the model's arena. `status` is the status of this rank's step so far. */
 static enum status add_up(struct net *net, enum status status)
 {
     struct exchange *exchange = net->train->exchange;

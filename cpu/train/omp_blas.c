@@ -2,8 +2,8 @@
  * operands are copied into a matrix (im2col), and single-threaded sgemm multiplies this matrix. This variant
  * is the baseline for our own GEMM.
  *
- * OpenBLAS is loaded with dlopen() in probe(). If it were linked, it would start its
- * threads in every run of the program. */
+ * OpenBLAS is loaded with dlopen() in probe(). If it were linked, it would start its threads in every run of
+ * the program. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>

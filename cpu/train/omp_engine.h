@@ -22,7 +22,7 @@ struct gemm_kernels {
     void (*multiply)(const struct gemm *gemm, size_t first, size_t count);
 };
 
-/* Returns the GEMM of the kernel that open() will use. Tests wrap it to plant a fault. */
+/* Returns the GEMM of the kernel that open() will use. Tests wrap it to inject a fault. */
 struct gemm_kernels omp_net_gemm_kernels(void);
 
 /* Implements open() of an engine that uses the given GEMM. */

@@ -1,11 +1,11 @@
-/* The network of `train-omp` and `infer-omp`: its blocks and their memory. A block is a layer with the layers
- * that are fused into it.
+/* The network of `train-omp` and `infer-omp`: its blocks and their memory. A block is a layer together with
+ * the layers that are fused into it.
  *
  * Convolutions, pooling, additions and means process one sample per thread. Samples are stored position by
- * position with the channels innermost. Consecutive positions are "pitch" floats apart: the channels rounded
- * up to whole vectors, except in input samples, which may be unpadded. From block FLAT on, data are rows, one
- * per sample, in the C order that linear layers expect. ReLU and dropout run in place, in the output of the
- * block before them. The backward pass of ReLU drops the gradients of outputs that are zero. */
+ * position with the channels innermost. Consecutive positions are "pitch" floats apart. The pitch is the
+ * number of channels, rounded up to whole vectors; input samples may be unpadded. From block FLAT on, data
+ * are rows, one per sample, in the C order that linear layers expect. ReLU and dropout run in place, in the
+ * output of the block before them. The backward pass of ReLU drops the gradients of outputs that are zero. */
 #ifndef FDSL_CPU_TRAIN_OMP_NET_H
 #define FDSL_CPU_TRAIN_OMP_NET_H
 
@@ -60,7 +60,7 @@ struct block {
     uint32_t after, after_end; /* range of layers that run in place in the block's output */
     bool is_added;             /* a later ADD uses the block's output */
     const struct block *added; /* ADD only: the earlier block */
-    size_t kept_delta;         /* CONV only: offset in net->kept_deltas of a sample */
+    size_t kept_delta;         /* CONV only: offset in a sample's part of net->kept_deltas */
     size_t held;               /* ADD only: offset in worker->held of the gradients for the earlier block */
 
     /* Shapes of input and output. FLAT and LINEAR have one position; their pitch is the distance between two
@@ -95,9 +95,8 @@ struct net {
     const struct net_kernel *kernel;
     struct gemm_kernels gemm;
     int threads;
-    uint32_t batch; /* capacity in samples: the most that this rank has in a step or, in a pipeline, keeps */
-    uint32_t
-        most; /* the most samples that are processed together: `batch` or, in a pipeline, a micro-batch */
+    uint32_t batch; /* capacity in samples: maximum per step or, in a pipeline, maximum kept at a time */
+    uint32_t most;  /* maximum samples processed together: `batch` or, in a pipeline, a micro-batch */
     struct block blocks[NET_BLOCKS_MAX];
     uint32_t block_count, flat; /* `flat`: index of block FLAT */
     uint32_t *numbers;          /* sample numbers of the batch */
@@ -131,7 +130,7 @@ struct net {
     struct barrier barrier;
     uint32_t begin;        /* index in the batch of the current micro-batch's first sample; otherwise 0 */
     const float *inputs;   /* input of the current micro-batch in C order; NULL: gather samples */
-    float *in_deltas;      /* receives the gradient of this input; NULL: not needed */
+    float *in_deltas;      /* receives the gradient of `inputs`; NULL: not needed */
     bool adds;             /* gradients of weights are added to those of earlier micro-batches */
     uint32_t count;        /* samples of this rank in the current batch, or of the current micro-batch */
     uint32_t total;        /* samples of all ranks in the current batch, or of the step of a micro-batch */
@@ -195,7 +194,8 @@ void net_after_backward(const struct net *net, const struct block *block, const 
 void net_sample_forward(const struct net *net, struct worker *worker, const struct passing *passing);
 
 /* Runs the backward pass of one sample from FLAT to the first block. Adds the sample's gradients to the sums
- * of its chunk. GRADIENTS_OF_INPUTS keeps what GRADIENTS_OF_WEIGHTS needs later. */
+ * of its chunk. With GRADIENTS_OF_INPUTS, keeps the gradients that a later call with GRADIENTS_OF_WEIGHTS
+ * needs. */
 void net_sample_backward(const struct net *net, struct worker *worker, const struct passing *passing,
                          enum gradients_of of, float *sums);
 
@@ -204,7 +204,8 @@ void net_sample_backward(const struct net *net, struct worker *worker, const str
 /* Runs the forward pass of the samples in net->numbers, up to the logits or the outputs of the stage. */
 void net_forward(struct net *net, uint32_t epoch, enum data_part part, bool training);
 
-/* Adds the losses of the samples to the totals of step `number`, and starts their backward pass. */
+/* Adds the losses of the samples, which are those of step `number`, to the totals. Computes the gradients of
+ * the logits. */
 void net_take_losses(struct net *net, uint64_t number);
 
 void net_backward(struct net *net, uint32_t epoch, enum gradients_of of);

@@ -120,8 +120,8 @@ static int last_spatial_layer(const struct model *model)
     return last;
 }
 
-/* Returns the block whose output, after its in-place layers, is the output of `layer`. UINT32_MAX is the
- * input of the network, which an ADD can use in a stage of a pipeline. */
+/* Returns the block whose output, after its in-place layers, is the output of `layer`. `layer` is UINT32_MAX
+ * for the input of the network, which an ADD can use in a stage of a pipeline. */
 static struct block *block_of(struct net *net, uint32_t layer)
 {
     struct block *block = net->blocks;
@@ -436,8 +436,8 @@ enum status net_plan(struct net *net)
 
 /* ---- Parameters ---- */
 
-/* Copies tensors row by row between the layout of model.h and the net's, where linear layers have wider rows.
- * If `back` is true, copies to the layout of model.h. */
+/* Copies tensors row by row between the layout of model.h and the layout of `net`, where linear layers have
+ * wider rows. If `back` is true, copies to the layout of model.h. */
 static void copy_arena(const struct net *net, const float *from, float *into, bool back)
 {
     for (uint32_t i = 1; i < net->block_count; i++) {

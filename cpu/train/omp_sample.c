@@ -234,7 +234,8 @@ static void conv_backward_input(const struct net *net, struct worker *worker, co
     net->gemm.multiply(&gemm, 0, net->gemm.tiles(&gemm));
 }
 
-/* `sums` and `in_deltas` may be NULL: not needed. */
+/* Runs the backward pass of a convolution without pooling. `sums` and `in_deltas` are NULL if they are not
+ * needed. */
 static void conv_backward(const struct net *net, struct worker *worker, const struct block *block,
                           const float *in, const float *deltas, float *in_deltas, float *sums)
 {
@@ -343,7 +344,7 @@ static void mean_backward(const struct block *block, const float *deltas, float 
             in_deltas[p * block->in_pitch + c] = deltas[c] / (float)positions;
 }
 
-/* Runs the backward pass of a convolution. `sums` and `in_deltas` may be NULL: not needed. */
+/* Runs the backward pass of a convolution. `sums` and `in_deltas` are NULL if they are not needed. */
 static void conv_block_backward(const struct net *net, struct worker *worker, const struct block *block,
                                 const struct passing *passing, const float *deltas, float *in_deltas,
                                 float *sums)

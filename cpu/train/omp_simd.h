@@ -72,7 +72,7 @@ typedef void tile_function(const struct gemm *gemm, size_t row, size_t column, s
     }
 
 /* tile_of[wide][n - 1] computes tiles of n vectors. `wide` is 1 if c has at least PANEL_MAX vectors per row;
- * its tiles then have ROWS_WIDE rows, otherwise ROWS_NARROW. */
+ * a tile then has ROWS_WIDE rows. Otherwise a tile has ROWS_NARROW rows. */
 #define ROWS_WIDE   6
 #define ROWS_NARROW 8
 TILE(wide_1, ROWS_WIDE, 1)

@@ -1,5 +1,5 @@
 /* `train-omp` as a stage of a pipeline (struct stage_functions). Each micro-batch has its own rows in the
- * arrays of the batch, from net->begin on. The sums of gradients of a chunk continue over all micro-batches
+ * arrays of the batch, from net->begin on. Each chunk's sums of gradients accumulate over all micro-batches
  * of a step. */
 #include <string.h>
 
@@ -74,7 +74,7 @@ static enum status stage_backward(void *state, const struct micro *micro, enum g
             clear_sums(net);
         barrier_wait(&net->barrier);
         net_backward(net, micro->epoch, of);
-        if (in_deltas && net->flat == 1) /* otherwise the pass over the samples wrote them */
+        if (in_deltas && net->flat == 1) /* otherwise net_backward() has written in_deltas */
             give_rows(net, flat, flat->deltas, in_deltas);
     }
     return STATUS_OK;

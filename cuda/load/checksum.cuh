@@ -1,5 +1,5 @@
 /* The hashes of data/checksum.h for bytes on the device. The same source runs on the host for tests. A member
- * is one file of a sample. Its edges are its first and last CHECKSUM_EDGE bytes. */
+ * is one file of a sample. A member's edges are its first and last CHECKSUM_EDGE bytes. */
 #ifndef FDSL_CUDA_LOAD_CHECKSUM_CUH
 #define FDSL_CUDA_LOAD_CHECKSUM_CUH
 

@@ -163,8 +163,8 @@ enum status queue_reserve(struct output_queue *queue, uint32_t slot);
  * the queue's stream before the call. */
 enum status queue_deliver(struct output_queue *queue, uint32_t slot, uint32_t count);
 
-/* With load->control->whole: waits until the batch in the `count` slots from `slot` on is ready. Compares the
- * values, label and hash of each sample with the expected ones. Counts correct samples in
+/* Call this only with load->control->whole. Waits until the batch in the `count` slots from `slot` on is
+ * ready. Compares the values, label and hash of each sample with the expected ones. Counts correct samples in
  * load->control->seen. */
 enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t count);
 
@@ -222,8 +222,8 @@ enum status queue_free(struct output_queue *queue);
 uint64_t delivery_span(const struct load *load, uint64_t target);
 uint64_t delivery_stream_slots(const struct load *load, uint32_t workers, uint64_t span);
 
-/* Records that a sample could not be read; the error message is already set. STATUS_OK if it may be skipped,
- * otherwise `status`. */
+/* Records that a sample could not be read; the error message is already set. STATUS_OK if the
+ * sample may be skipped, otherwise `status`. */
 enum status queue_lose(struct output_queue *queue, uint32_t sample, enum status status);
 
 #endif

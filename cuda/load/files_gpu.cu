@@ -1,5 +1,5 @@
-/* `files-gpu`: the baseline. For each sample, it reads all files into pageable memory, one at a time. Then it
- * copies the sample to the device, launches a kernel, and waits. */
+/* `files-gpu`: the baseline. It reads the files of each sample into pageable memory, one file at a time. Then
+ * it copies the sample to the device, launches a kernel, and waits. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static enum status read_member(const struct dataset *dataset, const struct datas
         return status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, name, strerror(errno));
     uint64_t count = 0;
     ssize_t part = 1;
-    while (part != 0 && count <= member->size) { /* one byte more, to detect a file that grew */
+    while (part != 0 && count <= member->size) { /* asks for one byte more, to detect a file that grew */
         part = read(fd, bytes + count, member->size + 1 - count);
         if (part < 0 && errno != EINTR)
             break;

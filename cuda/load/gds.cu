@@ -90,7 +90,8 @@ static enum status gds_open(struct ring_worker *worker, struct piece *piece)
         piece->handle = file;
     else
         free(file);
-    /* gds_accepts() has registered the first shard, so the variant is available. Only this shard failed. */
+    /* gds_accepts() has registered the first shard, so the variant is available. A failure of this
+     * shard is therefore an error. */
     return status == STATUS_UNAVAILABLE ? STATUS_FAILED : status;
 }
 

@@ -11,7 +11,7 @@
 #include "machine/device.h"
 #include "load/delivery.cuh"
 
-/* Tensor bytes per launch. Launches are large, because the start and end of each cost about 5 µs. */
+/* Tensor bytes per launch. Launches are large, because the start and end of a launch take about 5 µs. */
 #define LAUNCH_BYTES ((uint64_t)256 << 20)
 #define LAUNCHES     2                    /* there are slots for this many launches */
 #define STAGE_BYTES  ((uint64_t)16 << 20) /* pinned buffer for the upload */

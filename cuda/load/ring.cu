@@ -32,7 +32,7 @@ static void read_ahead(const struct ring_worker *worker, struct ring_share *shar
     const struct load *load = share->queue->delivery->load;
     const struct order *order = &share->queue->order;
     if (load->cache == LOAD_WARM || worker->ring->type->on_device)
-        return; /* already in the page cache, or read by cuFile, which may bypass the page cache */
+        return; /* the shards are in the page cache, or cuFile reads them, which may bypass the page cache */
     for (; share->asked < order->segment_count && share->asked <= share->segment + load->prefetch;
          share->asked++) {
         int fd = dataset_file_open(load->dataset, order->segments[share->asked].shard, 0);

@@ -17,9 +17,8 @@
 /* An open shard, shared by the pieces that read from it. The last user closes it. Pointers to this struct are
  * NULL if there is nothing to close and no error to report. */
 struct open_shard {
-    void *handle; /* owned by the variant; may be NULL */
-    uint32_t
-        users; /* number of pieces that read from it, plus one while a share has more samples in it; atomic */
+    void *handle;   /* owned by the variant; may be NULL */
+    uint32_t users; /* atomic: pieces that read the shard, plus one while a share has more samples in it */
     char failure[1024]; /* error message, if the shard could not be opened */
 };
 
@@ -66,7 +65,7 @@ struct ring_share {
 
 struct ring_worker;
 
-/* How bytes get into buffers. */
+/* How a variant reads shards into buffers. */
 struct ring_type {
     bool on_device;      /* true: reads into device buffers; false: into pinned buffers, which are copied */
     uint32_t pieces_max; /* maximum number of pieces per chunk */

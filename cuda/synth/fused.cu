@@ -21,7 +21,8 @@
 #define TILE_WORTH  96 /* minimum tile side that makes two blocks per multiprocessor worthwhile */
 #define TILE_LEAST  32 /* minimum side of a tile's canvas */
 
-/* Scratch memory for one slice in flight, and the stream of the slice's kernels. Not a lane of a warp. */
+/* Scratch memory for one slice in flight, and the stream of the slice's kernels. A struct fused_lane is
+ * not a lane of a warp. */
 struct fused_lane {
     uint2 *boxes;
     uint4 *values;
@@ -136,8 +137,8 @@ static enum status choose_side(struct fused_plan *plan)
     return STATUS_OK;
 }
 
-/* Chooses tiles as large as possible, because a unit that touches two tiles is processed twice. But halves
- * the side while a slice has fewer tiles than 3/4 of the number of multiprocessors. */
+/* Chooses tiles as large as possible, because a unit that touches two tiles is processed twice. However,
+ * halves the side as long as a slice has fewer tiles than 3/4 of the number of multiprocessors. */
 static void choose_tiling(const struct fused_plan *plan, const struct synth_output *output,
                           struct fused_tiling *tiling)
 {

@@ -6,8 +6,8 @@
  *
  *   vertices  A warp computes the ends of a group's lines, orbit by orbit. It stores them per unit, with the
  *             bounding box of the unit's ends.
- *   painting  A block takes a tile of an image, finds the units whose boxes touch the tile, and draws their
- *             lines on a canvas in shared memory.
+ *   painting  A block processes a tile of an image: it finds the units whose boxes touch the tile, and
+ *             draws their lines on a canvas in shared memory.
  *
  * A canvas pixel is a word, (orbit + 1) << 8 | gray. Drawing is an atomic maximum, so the latest orbit wins
  * in any order of execution. Orbits therefore need no synchronisation. */
@@ -66,8 +66,8 @@ struct fused_job {
     struct device_input input;
     struct synth_output output; /* format that painting writes */
     struct fused_call call;
-    const struct fused_call *stored; /* the call in device memory; NULL: it is `call` */
-    uint8_t *canvases; /* `count` canvases, which painting writes; NULL: it writes the call's images */
+    const struct fused_call *stored; /* the call in device memory; NULL: use `call` */
+    uint8_t *canvases; /* `count` canvases, which painting writes; NULL: painting writes the call's images */
     uint64_t begin;    /* first image of the slice, counted from the first of the call */
     uint32_t count;    /* images in the slice */
     uint32_t *order;   /* the slice's image indices by decreasing work; NULL: 0, 1, 2, ... */

@@ -18,10 +18,10 @@ struct device_clock;
 /* The images of a run and their destination. All pointers are to device memory. */
 struct fused_call {
     const uint64_t *listed;  /* image numbers, relative to synth->first; NULL: the images of a run */
-    uint64_t number;         /* without `listed`: the number of the run ... */
-    const uint64_t *counter; /* ... to which the kernels add `*counter`, unless it is NULL */
+    uint64_t number;         /* run number; used only if `listed` is NULL */
+    const uint64_t *counter; /* if not NULL, the kernels add `*counter` to `number` */
     uint8_t *images;         /* consecutive images of synth_output_bytes() each; 16-byte aligned */
-    int64_t *labels;         /* their class numbers */
+    int64_t *labels;         /* class numbers of the images */
 };
 
 /* Creates a plan for batches of `synth` on a device: tables, scratch memory and CUDA kernels. `background`:
@@ -52,8 +52,8 @@ enum status fused_time_stages(const struct fused_plan *plan, const struct fused_
 enum status fused_graph_open(const struct fused_plan *plan, uint64_t count, cudaStream_t stream,
                              struct fused_graph **graph);
 
-/* Enqueues the generation of the graph's images for a call. `stream` must not be in a capture. The rules are
- * those of fused_enqueue(). */
+/* Enqueues the generation of the graph's images for a call. `stream` must not be in a capture. Otherwise,
+ * the rules of fused_enqueue() apply. */
 enum status fused_graph_launch(struct fused_graph *graph, const struct fused_call *call, cudaStream_t stream);
 
 /* Frees the graph; accepts NULL. */

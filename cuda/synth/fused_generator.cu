@@ -14,7 +14,7 @@ struct fused_generator {
     int device;
     struct fused_plan *plan;
     struct fused_graph *graph;
-    int priority;    /* of the stream on which the graph was recorded */
+    int priority;    /* priority of the stream on which the graph was recorded */
     int64_t *labels; /* destination of labels that the caller does not want */
 };
 

@@ -29,7 +29,7 @@ static_assert(PAINT_HITS % PAINT_BLOCK == 0, "each thread tests the same number 
 enum queue_kind { QUEUE_STROKE, QUEUE_INSIDE, QUEUE_CROSSING, QUEUE_KINDS };
 
 struct queues {
-    uint2 inside[QUEUE_LINES];      /* coordinates of the ends, one byte each; value */
+    uint2 inside[QUEUE_LINES];      /* x: coordinates of both ends, one byte each; y: value */
     uint4 strokes[QUEUE_STROKES];   /* at, step, value, left | steep << 8 */
     uint32_t crossing[QUEUE_LINES]; /* unit << 7 | orbit in unit << 5 | lane */
 };
@@ -274,8 +274,9 @@ template <bool Wide, formula Formula> struct painter {
 
     /* -- Units -- */
 
-    /* Returns on which sides of the tile an end is: bit 31 is set if it is below, bit 30 above, bit 15 right,
-     * bit 14 left. The other bits are undefined. The fields of `end` have 15 bits. */
+    /* Returns on which sides of the tile an end is. Bit 31 is set if the end is below the tile, bit 30 if
+     * above, bit 15 if right, bit 14 if left of it. The other bits are undefined. The fields of `end` have 15
+     * bits. */
     __device__ __forceinline__ uint32_t sides(uint32_t end) const
     {
         /* Bits 31 and 15 come from end + beyond, bits 30 and 14 from ~end. */

@@ -15,7 +15,7 @@ struct fused_batch {
     uint8_t *images;
     int64_t *labels;
     uint64_t latest;           /* number of the latest run */
-    struct fused_graph *graph; /* only of fused-graph */
+    struct fused_graph *graph; /* used only by fused-graph */
 };
 
 static void fused_teardown(void *state)

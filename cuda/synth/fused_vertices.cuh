@@ -101,7 +101,7 @@ static __device__ __forceinline__ void fused_write_card(const fused_job &job, co
 
 /* Opens group `number` of the image with rank `rank`; returns false if the image has no such group. The
  * calling thread initialises units `first`, `first` + `step`, ... of the group as invisible. Lanes beyond the
- * last vertex take vertex 0. The first of them closes the polygon; lines between the others have length 0. */
+ * last vertex use vertex 0. The first such lane closes the polygon; lines between such lanes have length 0. */
 static __device__ __forceinline__ bool fused_open_group(const fused_job &job, uint32_t rank, uint32_t number,
                                                         uint32_t first, uint32_t step, fused_group *self)
 {
@@ -290,8 +290,8 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, 16)
 #define SPLIT_BYTES (SPLIT_ROWS * FUSED_WARP * sizeof(float))
 
 /* Replaces the steps along one axis by positions: `position` plus the running sum of steps. An axis uses
- * every other row. Returns the last position. Only this part is serial over the orbits. It issues the loads
- * of two units before it uses them. */
+ * every other row. Returns the last position. Only this function is serial over the orbits. It issues the
+ * loads of two units before it uses the loaded steps. */
 static __device__ __forceinline__ float fused_add_up(float *row, uint32_t quads, float direction,
                                                      float position)
 {
@@ -371,8 +371,8 @@ static __global__ void __launch_bounds__(SPLIT_BLOCK)
 
 #define ORDER_BLOCK 1024
 
-/* Orders the images of the slice (at most ORDER_BLOCK) by decreasing work, so that no image with much work is
- * the last. The rank of an image is the number of images before it. Launch with one block. */
+/* Orders the images of the slice (at most ORDER_BLOCK) by decreasing work, so that no image with much work
+ * starts last. The rank of an image is the number of images before it. Launch with one block. */
 static __global__ void __launch_bounds__(ORDER_BLOCK)
     fused_order_kernel(const __grid_constant__ fused_job job)
 {

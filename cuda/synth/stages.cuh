@@ -3,7 +3,7 @@
  *
  *   noise     Computes a noise sample per orbit and vertex. The variants differ in this stage.
  *   vertices  One thread per vertex computes its position after each orbit.
- *   painting  One thread draws each line. Orbits are drawn concurrently, so either of two overlapping
+ *   painting  Each line is drawn by one thread. Orbits are drawn concurrently, so either of two overlapping
  *             orbits may end up on top. */
 #ifndef FDSL_CUDA_SYNTH_STAGES_CUH
 #define FDSL_CUDA_SYNTH_STAGES_CUH

@@ -13,17 +13,17 @@
 
 #include "core/status.h"
 
-/* The format of the values, and the format in which they travel between ranks. Sums are fp32. */
+/* The format of the values, and the format in which ranks send them. Sums are fp32. */
 enum allreduce_type {
     ALLREDUCE_F32,         /* float */
     ALLREDUCE_BF16,        /* bf16 */
-    ALLREDUCE_F32_AS_BF16, /* float; travels as bf16, so each value is rounded once before the sum and each
-                            * sum once after it */
+    ALLREDUCE_F32_AS_BF16, /* float, sent as bf16: each value is rounded once before the sum, and each sum
+                              once after it */
 };
 
 struct allreduce_request {
     int device;
-    size_t count_max; /* most values per call */
+    size_t count_max; /* maximum number of values per call */
     enum allreduce_type type;
 };
 
@@ -44,7 +44,7 @@ struct allreduce_method {
     enum status (*enqueue)(void *state, void *values, size_t count, cudaStream_t stream);
 
     /* Call when enqueued work may be complete; does not wait for it. STATUS_FAILED with the rank if a rank
-     * did not answer; the sums are undefined since then. */
+     * did not answer; all sums since then are undefined. */
     enum status (*check)(void *state);
 
     /* Collective, also after a failure of open(). All enqueued work must be complete. */

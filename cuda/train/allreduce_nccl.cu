@@ -70,7 +70,7 @@ static enum status nccl_probe(int device)
     return nccl_load();
 }
 
-/* A GPU, on a machine of several ranks. NCCL does not support ranks that share a GPU. */
+/* Collective: checks that no ranks of one machine share a GPU, because NCCL does not support that. */
 static enum status check_gpus(int device)
 {
     cudaDeviceProp properties;
@@ -112,11 +112,10 @@ static enum status nccl_open(const struct allreduce_request *request, void **sta
 {
     struct library_call *self = static_cast<struct library_call *>(calloc(1, sizeof *self));
     *state = self;
-    TRY(comm_agree(
-        !self ? status_set(STATUS_FAILED, "out of memory")
-        : request->type == ALLREDUCE_F32_AS_BF16
-            ? status_set(STATUS_UNAVAILABLE, "NCCL adds up values in the format in which they travel")
-            : nccl_load()));
+    TRY(comm_agree(!self ? status_set(STATUS_FAILED, "out of memory")
+                   : request->type == ALLREDUCE_F32_AS_BF16
+                       ? status_set(STATUS_UNAVAILABLE, "NCCL cannot send float values as bf16")
+                       : nccl_load()));
     self->request = *request;
     return join(self);
 }
@@ -193,7 +192,7 @@ const char *allreduce_nccl_version(void)
 static uint64_t nccl_memory_bytes(const void *state)
 {
     (void)state;
-    return 0; /* NCCL does not say */
+    return 0; /* NCCL does not report it */
 }
 
 extern "C" const struct allreduce_method allreduce_nccl = {

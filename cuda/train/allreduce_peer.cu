@@ -1,8 +1,8 @@
 /* The all-reduces `peer-one-shot` and `peer-two-shot`: kernels that read and write the memory of the other
- * GPUs of this machine, through CUDA IPC. `peer` takes the faster of the two for the size.
+ * GPUs of this machine, through CUDA IPC. `peer` uses whichever is faster for the size of the array.
  *
- * The same block of all ranks works on the same slice of the array, piece by piece. It never waits for other
- * blocks. For each piece, a block
+ * Block b of every rank processes the same slice of the array, piece by piece. It waits only for block b of
+ * the other ranks, never for other blocks. For each piece, a block
  *
  *     copies its values to a slot of its own room in this rank's memory
  *     raises its flag on all ranks, and waits for the flags of all ranks
@@ -10,13 +10,13 @@
  *     two shots: does so for its part of the piece only, and writes the sums to the rooms of all ranks
  *                raises its second flag, waits for the second flags, and copies the sums of the other parts
  *
- * One shot of a small array takes eager_kernel(), which needs no flags.
+ * For small arrays, one shot uses eager_kernel(), which needs no flags.
  *
- * A flag holds the number of the block's piece, counted over all calls. A room has two slots, for even and
- * odd pieces. Two are enough: a block that has received the flags of piece i knows that the same block of all
- * ranks has completed piece i - 1. It writes the slot of piece i + 1 after that, so no rank still reads piece
- * i - 1 from this slot. A rank pushes sums of piece i only after it received the flag of piece i from the
- * owner of the room, who has then read the sums of piece i - 2. */
+ * A flag is the number of the block's latest piece, counted over all calls. A room has two slots, for even
+ * and odd pieces. Two slots are enough. When a block has received the flags of piece i, the same block of
+ * every rank has completed piece i - 1. The block then writes piece i + 1 to the slot of piece i - 1, which
+ * no rank reads any more. A rank writes sums of piece i to another rank's room only after it has received
+ * that rank's flag of piece i. By then, that rank has read the sums of piece i - 2. */
 #include "train/allreduce.cuh"
 
 #include <cuda_bf16.h>
@@ -32,13 +32,13 @@
 #define UNROLL              4    /* vectors that a thread loads before it uses the first */
 #define ROOM                4096 /* vectors per slot: 64 KiB */
 #define SLOTS               2
-#define POLLS               1024 /* between two looks at the clock */
+#define POLLS               1024 /* between two reads of the clock */
 #define TIMEOUT_S           20
 
 #define EAGER_THREADS       256
 #define EAGER_BYTES         ((size_t)8 << 20) /* one shot is eager up to this size */
-#define EAGER_BLOCK_VECTORS 512               /* per block, while there are blocks left */
-#define EMPTY               UINT32_MAX        /* a NaN in fp32, two NaNs in bf16 */
+#define EAGER_BLOCK_VECTORS 512        /* vectors per block, until the number of blocks is at its limit */
+#define EMPTY               UINT32_MAX /* a NaN in fp32, two NaNs in bf16 */
 #define SENT_FOR_EMPTY      UINT32_C(0x7fffffff)
 
 struct allreduce_peer_tuning allreduce_peer_tuning = {0, 0, 0, TIMEOUT_S *UINT64_C(1000000000)};
@@ -47,13 +47,13 @@ struct allreduce_peer_tuning allreduce_peer_tuning = {0, 0, 0, TIMEOUT_S *UINT64
 
 enum shot { STAGED, SUMMED, SHOTS };
 
-/* What one block shares with the same block of other ranks. */
+/* The memory through which a block communicates with the same block of other ranks. */
 struct room {
-    uint4 slots[SHOTS][SLOTS][ROOM];  /* STAGED: this rank's values; SUMMED: sums, written by their owners */
-    uint4 arrivals[SLOTS][ROOM];      /* values from other ranks for eager_kernel(), ROOM / ranks of each */
+    uint4 slots[SHOTS][SLOTS][ROOM];  /* STAGED: this rank's values; SUMMED: sums, written by all ranks */
+    uint4 arrivals[SLOTS][ROOM];      /* for eager_kernel(): ROOM / ranks vectors from each rank */
     uint32_t flags[SHOTS][PEERS_MAX]; /* [shot][rank]: number of the latest piece of that rank */
-    uint32_t pieces, eager_pieces;    /* pieces so far; only this rank uses it */
-    uint32_t failed;                  /* a rank did not answer; only this rank uses it */
+    uint32_t pieces, eager_pieces;    /* pieces so far; only this rank uses them */
+    uint32_t failed;                  /* whether a rank did not answer; only this rank uses it */
     uint32_t unused[13];
 };
 
@@ -110,12 +110,12 @@ struct wire_bf16 {
     }
 };
 
-/* The array of a call: its values in a format of their own, as vectors of wire data. */
+/* The array of a call. Its values have type VALUE; vector() and set() convert them to and from wire data. */
 template <class WIRE, class VALUE> struct array {
     VALUE *values;
     size_t count;
 
-    static constexpr bool same = sizeof(VALUE) * WIRE::width == 16; /* vectors are the values' own bits */
+    static constexpr bool same = sizeof(VALUE) * WIRE::width == 16; /* vectors need no conversion */
 
     __device__ __forceinline__ size_t vectors() const
     {
@@ -176,7 +176,7 @@ static __device__ __forceinline__ uint32_t look(const uint32_t *flag)
     return piece;
 }
 
-/* Reads memory that other GPUs write, past the first-level cache. */
+/* Loads from memory that other GPUs write, bypassing the L1 cache. */
 static __device__ __forceinline__ uint4 load_shared(const uint4 *from)
 {
     uint4 value;
@@ -200,7 +200,8 @@ static __device__ __forceinline__ uint64_t now_ns(void)
     return time;
 }
 
-/* Returns false after the timeout. A flag may already hold the number of the next piece. */
+/* Waits until a flag reaches `piece`; it may already have the number of the next piece. Returns false after
+ * the timeout. */
 static __device__ bool wait_for(const uint32_t *flag, uint32_t piece, uint64_t timeout_ns)
 {
     uint64_t begin_ns = 0;
@@ -234,8 +235,8 @@ static __device__ __forceinline__ bool meet(const struct peers &peers, enum shot
 
 /* ---- A piece ---- */
 
-/* For i = first + threadIdx.x, first + threadIdx.x + STRIDE, ... below `end`, UNROLL at a time: first load(i)
- * for all of them, then use(i, loaded). */
+/* Processes the indices i = first + threadIdx.x, first + threadIdx.x + STRIDE, ... below `end`, UNROLL at a
+ * time: calls load(i) for all of them, then use(i, loaded). */
 template <int STRIDE = THREADS, class LOAD, class USE>
 static __device__ __forceinline__ void each(uint32_t first, uint32_t end, LOAD load, USE use)
 {
@@ -283,14 +284,15 @@ static __device__ __forceinline__ struct of_ranks<RANKS> load_all(const struct p
     return all;
 }
 
-/* The part of a piece of `count` vectors that `rank` adds up begins here. */
+/* Returns where the part that `rank` adds up begins in a piece of `count` vectors. */
 static __device__ __forceinline__ uint32_t
 part_begin(uint32_t count, int rank, int ranks)
 {
     return count * (uint32_t)rank / (uint32_t)ranks;
 }
 
-/* Exchanges the vectors at + 0 to at + count - 1, count <= ROOM. Returns false if a rank did not answer. */
+/* Adds up vectors `at` to at + count - 1 over all ranks; count <= ROOM. Returns false if a rank did not
+ * answer. */
 template <class WIRE, class VALUE, int RANKS, bool TWO_SHOTS>
 static __device__ __forceinline__ bool exchange_piece(const struct peers &peers,
                                                       const struct array<WIRE, VALUE> &array, size_t at,
@@ -345,7 +347,7 @@ static __global__ void __launch_bounds__(THREADS)
         uint32_t count = end - at < ROOM ? (uint32_t)(end - at) : ROOM;
         answered = exchange_piece<WIRE, VALUE, RANKS, TWO_SHOTS>(peers, array, at, count, ++piece);
     }
-    __syncthreads(); /* all threads have read the room's numbers */
+    __syncthreads(); /* until all threads have read the room's members */
     if (threadIdx.x == 0) {
         room->pieces = piece;
         room->failed = !answered;
@@ -392,7 +394,8 @@ static __device__ __forceinline__ uint4 *arrivals_of(const struct peers &peers, 
     return peers.rooms[reader][blockIdx.x].arrivals[piece % SLOTS] + writer * (ROOM / RANKS);
 }
 
-/* Each rank begins with another reader, so that no rank is the first target of all others. */
+/* Stores a vector into the rooms of all other ranks. Each rank begins with a different reader, so that no
+ * rank is the first target of all others. */
 template <int RANKS>
 static __device__ __forceinline__ void send(const struct peers &peers, uint32_t piece, uint32_t i,
                                             const uint4 &wire)
@@ -403,15 +406,16 @@ static __device__ __forceinline__ void send(const struct peers &peers, uint32_t 
         store_shared(arrivals_of<RANKS>(peers, (peers.rank + r) % RANKS, piece, peers.rank) + i, sent);
 }
 
-/* A thread receives so many vectors at a time. With more ranks, there are fewer, because of the registers. */
+/* Number of vectors that a thread receives at a time. It decreases with the number of ranks, to limit the use
+ * of registers. */
 template <int RANKS> static constexpr int receive_count = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;
 
 template <int RANKS> struct received {
     uint4 own[receive_count<RANKS>];
-    struct of_ranks<RANKS> vectors[receive_count<RANKS>]; /* also of the own rank */
+    struct of_ranks<RANKS> vectors[receive_count<RANKS>]; /* including those of this rank */
 };
 
-/* Loads what has not arrived yet. Returns a rank whose values are still missing, or -1. */
+/* Loads the vectors that have not arrived yet. Returns a rank whose values are still missing, or -1. */
 template <int RANKS>
 static __device__ __forceinline__ int poll(const struct peers &peers, uint32_t piece, uint32_t first,
                                            struct received<RANKS> *received)
@@ -468,8 +472,8 @@ static __device__ __forceinline__ bool receive(const struct peers &peers, uint32
     return true;
 }
 
-/* Exchanges the vectors at + 0 to at + count - 1, count <= ROOM / RANKS. Returns false if a rank did not
- * answer. */
+/* Adds up vectors `at` to at + count - 1 over all ranks without flags; count <= ROOM / RANKS. Returns false
+ * if a rank did not answer. */
 template <class WIRE, class VALUE, int RANKS>
 static __device__ __forceinline__ bool exchange_eagerly(const struct peers &peers,
                                                         const struct array<WIRE, VALUE> &array, size_t at,
@@ -505,7 +509,7 @@ static __global__ void __launch_bounds__(EAGER_THREADS, 2)
     uint32_t piece = room->eager_pieces + 1;
     bool answered =
         !room->failed && exchange_eagerly<WIRE, VALUE, RANKS>(peers, array, at, (uint32_t)(end - at), piece);
-    answered = __syncthreads_and(answered); /* all threads have read the room's numbers */
+    answered = __syncthreads_and(answered); /* until all threads have read the room's members */
     if (threadIdx.x == 0) {
         room->eager_pieces = piece;
         room->failed = !answered;
@@ -514,8 +518,9 @@ static __global__ void __launch_bounds__(EAGER_THREADS, 2)
 
 /* ---- Calls ---- */
 
-/* Arrays up to this size, in bytes of wire data, take one shot. With two ranks, both ways transfer the same
- * bytes. With more ranks, two shots transfer less, but their second meeting takes time. */
+/* Returns the maximum size, in bytes of wire data, of arrays for which `peer` uses one shot. With two ranks,
+ * both algorithms transfer the same number of bytes. With more ranks, two shots transfer fewer bytes, but
+ * their second wait for flags takes time. */
 static size_t one_shot_bytes(int ranks)
 {
     return ranks <= 2 ? SIZE_MAX : (size_t)256 << 10;
@@ -529,8 +534,8 @@ struct peer {
     void *mapped[PEERS_MAX]; /* memory of other ranks */
 };
 
-/* Each thread has at least one vector. Large arrays take two blocks per multiprocessor: while one waits, the
- * other transfers. */
+/* Returns the number of blocks, so that each thread has at least one vector. Large arrays use two blocks per
+ * multiprocessor: while one waits, the other transfers. */
 static int blocks_for_vectors(const struct peer *self, size_t vectors)
 {
     int most = vectors > ((size_t)1 << 20) ? 2 * self->processors : self->processors;
@@ -643,7 +648,7 @@ static enum status peer_check(void *state)
 
 /* ---- Joining ---- */
 
-/* What a rank tells the others. */
+/* The data that a rank sends to all others when it joins. */
 struct card {
     cudaIpcMemHandle_t memory;
     cudaUUID_t gpu;

@@ -9,10 +9,10 @@
 
 /* All ranks must set the same values, between calls. 0: the default. */
 struct allreduce_peer_tuning {
-    int blocks;            /* most blocks per call */
-    size_t one_shot_bytes; /* `peer` takes one shot for arrays of at most this size */
-    size_t eager_bytes;    /* one shot takes no flags for arrays of at most this size */
-    uint64_t timeout_ns;   /* of the states that are opened from now on; has no value for the default */
+    int blocks;            /* maximum number of blocks per call */
+    size_t one_shot_bytes; /* `peer` uses one shot for arrays of at most this size */
+    size_t eager_bytes;    /* one shot uses eager_kernel() for arrays of at most this size */
+    uint64_t timeout_ns;   /* of states that are opened later; 0 is not the default here */
 };
 extern struct allreduce_peer_tuning allreduce_peer_tuning;
 

@@ -70,7 +70,8 @@ static enum status allocate(struct allreduce_run *self)
     return STATUS_OK;
 }
 
-/* Joins the ranks first, because opening the method is collective: no rank may fail before it. */
+/* Opens the method before anything else that is likely to fail: opening is collective, so a rank that failed
+ * before would leave the other ranks waiting. */
 static enum status open_run(const struct allreduce_method *method, const struct resources *resources,
                             const void *input, void **state)
 {

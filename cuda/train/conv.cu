@@ -19,7 +19,7 @@ struct window_plan {
     int32_t lead[MODEL_AXES];
 };
 
-/* Index of element (t, y, x) in a channel of `from`. */
+/* Returns the index of element (t, y, x) in a channel of `from`. */
 static __device__ __forceinline__ int32_t element_at(const struct shape *from, int32_t t, int32_t y,
                                                      int32_t x)
 {
@@ -40,7 +40,7 @@ static __global__ void taps_kernel(const struct window_plan plan, struct window_
     taps[k].bits = 1u << t | 1u << (AXIS_BITS + y) | 1u << (2 * AXIS_BITS + x);
 }
 
-/* Bit mask of the taps along an axis that are inside the tensor for output coordinate `at`. */
+/* Returns a bit mask of the taps along an axis that are inside the tensor for output coordinate `at`. */
 static __device__ __forceinline__ uint32_t inside_bits(uint32_t at, int32_t lead, uint32_t kernel,
                                                        uint32_t length)
 {

@@ -288,7 +288,7 @@ static enum status open_all(struct network *network)
     return STATUS_OK;
 }
 
-/* Frees what the layers of the current slot own besides device memory. */
+/* Releases the resources of the current slot's layers that are not device memory. */
 static void release_slot(struct network *network)
 {
     for (uint32_t i = 0; i < network->train->model->layer_count; i++)
@@ -425,9 +425,10 @@ enum status network_backward_layer(struct network *network, const struct device_
     return shared ? added_backward(self - 1, network_last_layer(network) + 1, pass) : STATUS_OK;
 }
 
-/* The gradients of a layer precede those of later layers in the arena, and the backward pass begins with the
- * last layer. So all gradients from this layer's on are final. Passes those below `*end` to the exchange if
- * they are a large enough part, or if no layer is left, and sets `*end` to the first of them. */
+/* Call after the backward pass of a layer. The gradients from this layer to `*end` are final and not yet
+ * exchanged, because the arena has the layers in order, and the backward pass begins with the last layer.
+ * Passes these gradients to the exchange if they are a large enough part, or if no layer is left. Then sets
+ * `*end` to the first of them. */
 static enum status exchange_layer(struct network *network, const struct layer *layer, size_t *end)
 {
     struct exchange *exchange = network->train->exchange;
@@ -439,7 +440,8 @@ static enum status exchange_layer(struct network *network, const struct layer *l
     return STATUS_OK;
 }
 
-/* A rank without samples in this step has gradients of zero. */
+/* Runs the backward pass of all layers, and exchanges the gradients. A rank without samples in this step has
+ * gradients of zero. */
 static enum status backward(struct network *network, const struct pass *pass)
 {
     const struct model *model = network->train->model;
@@ -483,7 +485,7 @@ enum status network_update(struct network *network, uint64_t number)
     return scale ? scaling_step(scale, network->stream) : STATUS_OK;
 }
 
-/* Computes the gradients of the samples of this rank, and adds up those of all ranks. */
+/* Computes the gradients of the samples of this rank, and adds up the gradients of all ranks. */
 static enum status compute_gradients(struct network *network, const struct pass *pass, uint64_t number)
 {
     const struct device_layer *last = network_last_layer(network);

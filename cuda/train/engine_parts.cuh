@@ -8,12 +8,12 @@
 #include "train/network.cuh"
 #include "train/progress.cuh"
 
-/* The samples of a batch and what the layers keep of them. A stage of a pipeline has a slot for each
- * micro-batch whose activations it keeps; otherwise there is one slot. */
+/* The samples of a batch, and the layers' activations and gradients for them. A stage of a pipeline has a
+ * slot for each micro-batch whose activations it keeps; otherwise there is one slot. */
 struct slot {
     float *inputs;
     struct device_batch batch;
-    /* all[0] stands for the input, all[1 + i] for layer i. */
+    /* all[0] describes the input, all[1 + i] layer i. */
     struct device_layer all[1 + MODEL_LAYERS_MAX];
 };
 
@@ -21,20 +21,20 @@ struct network {
     const struct train *train;
     enum precision precision;
     int device;
-    uint32_t capacity; /* the most samples in a slot */
+    uint32_t capacity; /* maximum number of samples in a slot */
     cudaStream_t stream;
     struct allocations allocations;
     struct train_state state; /* device memory */
     float *gradients, *workspace;
-    float *added; /* stages: the gradients of the current micro-batch, before they are added; else NULL */
+    float *added; /* stages: a micro-batch's gradients, before they are added; else NULL */
     struct device_set sets[DATA_PARTS];
     struct device_feed feed; /* live training samples */
     struct device_losses losses;
     struct device_progress progress;
     struct slot *slots;
     uint32_t slot_count;
-    struct slot *slot;           /* the current one */
-    struct device_layer *layers; /* of the current slot: its all + 1 */
+    struct slot *slot;           /* the current slot */
+    struct device_layer *layers; /* slot->all + 1: the layers of the current slot */
     struct layer input;          /* describes the input as the output of a layer */
     struct layer_passes passes[LAYER_KINDS];
     /* Events before and after the gather of one step: the middle step of the latest call of steps(). By then,
@@ -54,7 +54,7 @@ struct device_layer *network_last_layer(const struct network *network);
 
 enum status network_forward(struct network *network, const struct pass *pass);
 
-/* Runs the backward pass of one layer; those of all later layers have already run. */
+/* Runs the backward pass of one layer. The backward passes of all later layers must have run before. */
 enum status network_backward_layer(struct network *network, const struct device_layer *self,
                                    const struct pass *pass);
 

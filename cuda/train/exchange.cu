@@ -1,6 +1,6 @@
 /* Exchanges of gradients in device memory. `peer` and `nccl` add them up on the device (allreduce.cuh), on a
- * stream of their own, while the engine computes the remaining gradients. `mpi` copies them to pinned host
- * memory, adds them up over MPI, and copies the sums back: while the host adds up one piece, the device
+ * separate stream, while the engine computes the remaining gradients. `mpi` copies them to pinned host
+ * memory, adds them up over MPI, and copies the sums back. While the host adds up one piece, the device
  * copies the next one and computes the remaining gradients. */
 #include "train/exchange.h"
 
@@ -16,7 +16,7 @@
 
 /* ---- How long training waits ---- */
 
-#define WAITS 64 /* steps whose wait is timed: the latest ones before settle() */
+#define WAITS 64 /* maximum number of timed steps: the latest steps before settle() */
 
 /* Events on the training stream around the wait of each step. */
 struct waits {
@@ -42,8 +42,8 @@ static void waits_close(struct waits *waits)
                 (void)cudaEventDestroy(event);
 }
 
-/* Call when the step has passed its last part, so that the time from here on is waiting. `own` is a stream of
- * the exchange, which is in capture if the step is. */
+/* Call after the step has passed its last part. From then on, `stream` only waits. `own` is a stream of the
+ * exchange; it is in capture if the step is. */
 static enum status waits_begin(struct waits *waits, cudaStream_t own, cudaStream_t stream)
 {
     cudaStreamCaptureStatus capture;
@@ -63,7 +63,7 @@ static enum status waits_end(struct waits *waits, cudaEvent_t done, cudaStream_t
     return STATUS_OK;
 }
 
-/* Adds the time of all steps, extrapolated from the timed ones, to `*spent_s`. */
+/* Adds the waiting time of all steps, extrapolated from the timed steps, to `*spent_s`. */
 static enum status waits_settle(struct waits *waits, double *spent_s)
 {
     uint64_t timed = waits->steps < WAITS ? waits->steps : WAITS;
@@ -99,7 +99,8 @@ static enum status on_device_probe(const struct engine *engine)
 static enum status open_own(struct on_device *self, int device)
 {
     CUDA_TRY(cudaSetDevice(device));
-    TRY(stream_open(&self->stream)); /* of the highest priority, so that the exchange starts first */
+    TRY(stream_open(&self->stream)); /* highest priority, so that the exchange starts before queued kernels of
+                                        the engine */
     CUDA_TRY(cudaEventCreateWithFlags(&self->ready, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&self->done, cudaEventDisableTiming));
     TRY(waits_open(&self->waits));
@@ -194,7 +195,7 @@ const struct exchange_method exchange_nccl = {.name = "nccl",
 struct piece {
     float *gradients, *host; /* device memory; pinned host memory */
     size_t count;
-    cudaEvent_t copied; /* to the host */
+    cudaEvent_t copied; /* recorded after the copy to the host */
 };
 
 struct staged {
@@ -202,7 +203,7 @@ struct staged {
     struct piece *pieces;
     struct exchange_pieces sums;
     size_t piece_max, piece_count; /* piece_count: pieces of the current step */
-    size_t used;                   /* values of these pieces */
+    size_t used;                   /* number of values in these pieces */
     cudaStream_t out, in;          /* copies to the host, and back */
     cudaEvent_t ready, done;
     struct waits waits;
@@ -212,7 +213,7 @@ static enum status staged_probe(const struct engine *engine)
 {
     if (engine->gradients_in == GRADIENTS_IN_GRAPH)
         return status_set(STATUS_UNAVAILABLE,
-                          "the host cannot add up between kernels of a CUDA graph; use train-bf16");
+                          "the host cannot add up gradients between kernels of a CUDA graph; use train-bf16");
     return on_device_probe(engine);
 }
 
@@ -293,7 +294,8 @@ static enum status staged_begin(struct exchange *exchange, float *gradients, siz
     return STATUS_OK;
 }
 
-/* Waits for the copy of a piece, adds it up, and enqueues the copy of the sums. */
+/* Waits until a piece is in host memory, adds it up over all ranks, and enqueues the copy of the sums to the
+ * device. */
 static enum status add_up_piece(struct staged *self, struct piece *piece)
 {
     enum status copied =

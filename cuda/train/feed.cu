@@ -120,7 +120,7 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
 }
 
 /* Returns whether the buffer has this rank's part of a step. The shares of the ranks may have changed since
- * the batch was generated, which was in the previous epoch for the first batch of an epoch. */
+ * the batch was generated: the first batch of an epoch is generated in the previous epoch. */
 static bool holds(const struct device_feed *feed, const struct feed_buffer *buffer, uint64_t number,
                   uint32_t step)
 {

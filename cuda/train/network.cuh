@@ -116,16 +116,16 @@ struct layer_passes {
     void (*release)(struct device_layer *layer);
 };
 
-/* The kinds of layers. Forward fills layer->out. Backward reads layer->out_delta. With GRADIENTS_OF_INPUTS,
- * it fills layer->in_delta, unless that is NULL; with GRADIENTS_OF_WEIGHTS, the gradients of the layer's
- * parameters in pass->gradients. A pass of GRADIENTS_OF_WEIGHTS alone visits only layers with parameters,
- * after a pass of GRADIENTS_OF_INPUTS. */
+/* The kinds of layers. Forward functions fill layer->out. Backward functions read layer->out_delta. With
+ * GRADIENTS_OF_INPUTS, they fill layer->in_delta, unless it is NULL. With GRADIENTS_OF_WEIGHTS, they fill the
+ * gradients of the layer's parameters in pass->gradients. A pass with GRADIENTS_OF_WEIGHTS alone visits only
+ * layers with parameters, and follows a pass with GRADIENTS_OF_INPUTS. */
 enum status conv_prepare(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
                          cudaStream_t stream);
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass);
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass);
 /* Convolutions in 16-bit formats. packed_prepare() allocates layer->packed if the layer is a convolution with
- * suitable channel counts and precision. It ignores all other layers. `learns` tells whether there will be a
+ * suitable channel counts and precision. It ignores all other layers. `learns` states whether there will be a
  * backward pass. */
 enum status packed_prepare(struct device_layer *layer, enum precision precision, uint32_t batch, bool learns,
                            struct allocations *allocations);
@@ -149,7 +149,7 @@ enum status mean_backward(const struct device_layer *layer, const struct pass *p
 enum status added_backward(const struct device_layer *layer, const struct device_layer *end,
                            const struct pass *pass);
 
-/* Zeroes each element of `deltas` whose element of `values`, a ReLU's output, is not positive. */
+/* Zeroes each element of `deltas` where the element of `values` (a ReLU's output) is not positive. */
 enum status relu_mask(const float *values, float *deltas, uint32_t count, cudaStream_t stream);
 
 /* Computes the gradient of the layer's bias: the sum of layer->out_delta over samples and positions. */
@@ -157,8 +157,8 @@ enum status bias_backward(const struct device_layer *layer, const struct pass *p
 
 /* ---- Samples ---- */
 
-/* A data set in device memory. With batch_alone, `values` holds only the samples of the current batch, in the
- * order of the batch; `labels` always covers the whole set. */
+/* A data set in device memory. If batch_alone is true, `values` has only the samples of the current batch, in
+ * the order of the batch; `labels` always covers the whole set. */
 struct device_set {
     const void *values;
     const uint32_t *labels;
@@ -171,21 +171,21 @@ struct device_batch {
     struct draw_move *moves;
 };
 
-/* Chooses the samples of this rank in a step of an epoch, and their moves. The result is that of
- * train_batch() and draw_move() on the host. `count` is that of train_share(), and at least 1. */
+/* Chooses the samples of this rank in a step of an epoch, and their moves. The results are the same as those
+ * of train_batch() and draw_move() on the host. `count` is the count of train_share(), and at least 1. */
 enum status batch_draw(const struct train *train, const struct device_set *set,
                        const struct device_batch *batch, uint32_t epoch, uint32_t step, uint32_t count,
                        cudaStream_t stream);
-/* Chooses the samples whose numbers are in batch->numbers, as batch_draw() or, without `training`, without
- * moves. */
+/* Chooses the samples whose numbers are in batch->numbers. If `training` is true, chooses their moves like
+ * batch_draw(); otherwise there are no moves. */
 enum status batch_pick(const struct train *train, const struct device_set *set,
                        const struct device_batch *batch, uint32_t epoch, bool training, uint32_t count,
                        cudaStream_t stream);
 /* Chooses the samples first, first + 1, ..., first + count - 1, without moves. */
 enum status batch_list(const struct device_set *set, const struct device_batch *batch, uint32_t first,
                        uint32_t count, cudaStream_t stream);
-/* Writes the moved and normalised values of a batch to `values`. The result is that of data_gather() on the
- * host. */
+/* Writes the moved and normalised values of a batch to `values`. The result is the same as that of
+ * data_gather() on the host. */
 enum status batch_gather(const struct data *data, const struct device_set *set,
                          const struct device_batch *batch, uint32_t count, float *values,
                          cudaStream_t stream);

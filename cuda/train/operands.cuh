@@ -130,7 +130,7 @@ struct window_position {
     uint32_t bits;
 };
 
-/* The value that a tap reads at a position. */
+/* Returns the value that a tap reads at a position. */
 template <bool PADDED>
 static __device__ __forceinline__ float window_value(const struct window_position &position,
                                                      const struct window_part &tap)
@@ -146,7 +146,7 @@ static __device__ __forceinline__ struct window_part read_part(const struct wind
     return {part.x, (uint32_t)part.y};
 }
 
-/* The window of column i, which is a sample and a position. */
+/* Returns the window of column i. A column is a sample and a position. */
 static __device__ __forceinline__ struct window_position position_at(const struct windows &windows,
                                                                      const float *values, uint32_t i)
 {
@@ -203,7 +203,7 @@ template <bool PADDED> struct window_columns {
 
 /* An output has put_one(), which stores one sum, and put(), which stores the sums of four adjacent columns.
  * put() omits columns at or past `columns`, the number of output columns. put_four() implements put(). If
- * `together`, it stores the four sums with one 16-byte write. */
+ * `together` is true, it stores the four sums with one 16-byte write. */
 template <class Into>
 static __device__ __forceinline__ void put_four(const Into &into, bool together, uint32_t row,
                                                 uint32_t column, uint32_t columns, const float sums[4])

@@ -24,7 +24,7 @@ static struct pass choose(struct network *network, const struct micro *micro)
     return network_pass(network, &share, micro->training, micro->epoch);
 }
 
-/* Copies the inputs of a micro-batch, or gathers its samples, to the device. */
+/* Copies the inputs of a micro-batch to the device, or gathers its samples there. */
 static enum status take_inputs(struct network *network, const struct micro *micro, const float *inputs)
 {
     const struct train *train = network->train;
@@ -68,8 +68,8 @@ static enum status backward(struct network *network, const struct pass *pass)
     return STATUS_OK;
 }
 
-/* The kernels overwrite the gradients of the weights, so those of later micro-batches go to network->added
- * first. */
+/* The kernels overwrite the gradients of the weights. For all micro-batches but the first, they therefore
+ * write to network->added, whose values are then added to network->gradients. */
 static enum status stage_backward(void *state, const struct micro *micro, enum gradients_of of,
                                   const float *deltas, float *in_deltas)
 {

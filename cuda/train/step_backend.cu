@@ -63,7 +63,7 @@ static struct intake intake_of(const struct step_backend *self, const struct bat
             shape->height * shape->width, self->data.classes};
 }
 
-/* Value (channel, position) of sample j. */
+/* Returns value (channel, position) of sample j. */
 static __device__ __forceinline__ float value_at(const struct intake &intake, uint32_t j, uint32_t channel,
                                                  uint32_t position)
 {

@@ -80,8 +80,8 @@ static __device__ __forceinline__ void copy_unit(uint4 *to, const struct packed_
 
 /* ---- Global memory to tiles ---- */
 
-/* A thread's part of copying a tile. Of every 32 rows, the thread copies from row threadIdx.x / 4. Of every
- * four units in this row, it copies unit threadIdx.x % 4. If the tile is stored by lines, a row in memory is
+/* A thread's part of copying a tile. The thread copies from row threadIdx.x / 4 of every 32 rows. In this
+ * row, it copies unit threadIdx.x % 4 of every four units. If the tile is stored by lines, a row in memory is
  * a line, and its units run along the depth. If it is stored by depth, a row is a point, and its units run
  * across lines. Values that are the same for all tiles stay in registers. */
 template <class Operand, bool BY_DEPTH, int EXTENT> struct packed_loader;

@@ -102,7 +102,7 @@ _DELETER = ctypes.cast(ctypes.CDLL(None).time, c_void_p).value
 
 
 class _Export:
-    """Keeps the memory alive that a capsule uses, or a tensor that was made from the capsule."""
+    """Keeps alive the memory that a capsule uses, or a tensor that was created from the capsule."""
 
     __slots__ = ("managed", "extents", "mark", "before", "capsule", "memory")
 
@@ -127,7 +127,7 @@ class _Export:
 
     # Names are bound as defaults because this also runs while the interpreter clears its modules.
     def ended(self, references: Any = sys.getrefcount, is_valid: Any = _capsule_is_valid) -> bool:
-        """Whether the memory may be freed: the consumer has called the deleter, or the capsule was dropped unused."""
+        """Returns whether the memory may be freed: the consumer called the deleter, or dropped the capsule unused."""
         if self.mark.value != self.before:
             return True
         return references(self.capsule) <= 2 and bool(is_valid(self.capsule, self.managed.capsule))
@@ -149,7 +149,7 @@ def collect(everything: bool = False, exports: deque[_Export] = _exports) -> int
     for _ in range(len(exports) if everything else min(len(exports), 16)):
         try:
             export = exports.popleft()
-        except IndexError:  # another thread has it
+        except IndexError:  # another thread has removed it
             break
         if export.ended():
             freed += 1
@@ -184,7 +184,7 @@ class Array:
         self.nbytes = math.prod(shape) * _ELEMENTS[dtype][0]
         self._memory = _Memory(device, self.nbytes)
         self.ptr = self._memory.pointer
-        self._stream, self._stream_owner = stream, owner  # the stream of the work that fills it
+        self._stream, self._stream_owner = stream, owner  # the stream of the work that fills the array
 
     def __del__(self, collect: Any = collect) -> None:
         collect()
@@ -210,8 +210,8 @@ class Array:
         return array
 
     def numpy(self) -> numpy.ndarray[Any, Any]:
-        """Returns a NumPy array: on the CPU, a view of this memory; for a CUDA device, a copy, made after the work that
-        fills the array.
+        """Returns a NumPy array: on the CPU, a view of this memory; for a CUDA device, a copy. The copy waits for
+        the work that fills the array.
 
         bfloat16 becomes uint16 with the same bits. Raises ImportError without NumPy, Error if the copy fails.
         """
@@ -225,7 +225,7 @@ class Array:
     def tolist(self) -> list[Any]:
         """Waits for the work that fills the array. Returns the elements as nested lists of numbers. Needs no NumPy.
 
-        For small arrays such as labels. Error if the copy from a CUDA device fails.
+        Use it for small arrays such as labels. Raises Error if the copy from a CUDA device fails.
         """
         array = self if self._device == CPU else self._copy(CPU)
         number = math.prod(self.shape)

@@ -135,7 +135,7 @@ class Generator:
         }  # fmt: skip
 
     def _open(self, c: ConfigStruct, classes: Optional[int]) -> int:
-        """Opens the generator, and returns its number of classes after checking it if `classes` is given."""
+        """Opens the generator and returns its number of classes. ValueError if `classes` is another number."""
         handle = ctypes.c_void_p()
         check(lib.fdsl_open(c, handle))
         number = int(lib.fdsl_classes(handle, None, 0))
@@ -147,7 +147,7 @@ class Generator:
         self._process = os.getpid()
         self._lock = allocate_lock()
         self._device: int = c.device
-        self._stream: Optional[int] = None  # of the previous call, and the object that keeps it alive
+        self._stream: Optional[int] = None  # of the previous call; _stream_owner keeps it alive
         self._stream_owner: object = None
         description = LayoutStruct(ctypes.sizeof(LayoutStruct))
         check(lib.fdsl_describe(self._handle, description))
@@ -182,7 +182,7 @@ class Generator:
     @property
     def classes(self) -> list[Class]:
         """The classes, in the order of their indices. Each access returns a new list."""
-        self._check_open()  # before the lock, which the parent may have held at fork()
+        self._check_open()  # before locking, because the parent may have held the lock at fork()
         with self._lock:
             self._check_open()
             structs = (ClassStruct * lib.fdsl_classes(self._handle, None, 0))()
@@ -238,7 +238,7 @@ class Generator:
         self.close()
 
     def __del__(self, getpid: Any = os.getpid, wait: Any = lib.fdsl_wait, close: Any = lib.fdsl_close) -> None:
-        handle, self._handle = getattr(self, "_handle", 0), 0  # none if the constructor failed
+        handle, self._handle = getattr(self, "_handle", 0), 0  # 0 if the constructor failed
         if handle and getpid() == self._process:
             if self._stream is not None:
                 wait(self._device, self._stream)
@@ -247,7 +247,7 @@ class Generator:
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
         config = self.config
-        if config["class_file"] is not None or config["preset_file"] is not None:  # missing elsewhere, perhaps
+        if config["class_file"] is not None or config["preset_file"] is not None:  # may be missing elsewhere
             config.update(class_file=None, preset_file=None, preset=None, class_list=self.classes)
         return _reopen, (config,)
 
@@ -426,7 +426,7 @@ class Generator:
         return address
 
     def _check(self, name: str, actual: tuple[Any, str, int], dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
-        """Raises an error that says why an argument does not fit, if it does not."""
+        """Raises an error that says why an argument does not fit. Returns if it fits."""
         actual_shape, dtype, device = actual
         if device != self._device and not (device == SOME_CUDA_DEVICE and self._device != CPU):
             where = "a CUDA device" if device == SOME_CUDA_DEVICE else device_name(device)

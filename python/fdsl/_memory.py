@@ -20,7 +20,7 @@ class Kind(NamedTuple):
     """How to read one type of array."""
 
     describe: Callable[[str, Any, bool], Description]  # (argument's name, array, whether it will be written)
-    stream: Callable[[Any], int]  # the stream to write it on
+    stream: Callable[[Any], int]  # the stream on which to write the array
     owner: Callable[[Any], object]  # an object that keeps this stream alive
 
 
@@ -87,7 +87,7 @@ def _torch_describer() -> Callable[[str, Any, bool], Description]:
             raise ValueError(f"{name}: a tensor on {tensor.device} is neither on the CPU nor on a CUDA device")
         if not tensor.is_contiguous():
             raise ValueError(f"{name}: it is not contiguous")
-        if tensor.is_neg():  # its memory has other values
+        if tensor.is_neg():  # its memory stores the negated values
             raise ValueError(f"{name}: it is a negated view; give {name}.resolve_neg()")
         if write:
             if tensor.requires_grad:

@@ -37,7 +37,7 @@ class Loader:
     generator            opened in this process, with the format that the network needs
     batches_per_epoch    number of batches that each rank receives per epoch
     rank, world_size     this process and the number of processes; torch.distributed is not used
-    seed                 of the order, 0 to 2^64 - 1
+    seed                 seed of the order, 0 to 2^64 - 1
     prefetch             number of batches generated ahead; 0: none
     shuffle              False: the numbers ascend, which the generators "gbase" and "bat" need
     count                images per batch, 1 to generator.batch; None: generator.batch
@@ -47,8 +47,8 @@ class Loader:
     (e + 1) * E - 1. With shuffle, they come in the order of a permutation that depends only on (seed, epoch) and
     PyTorch's randperm(). Each rank computes this permutation on the host when the epoch starts. It takes 8 bytes of
     memory per image of the epoch (of all ranks). No batch is generated ahead across epochs. The s-th run of world_size
-    * count numbers is the global batch s, and rank r generates its r-th part. So all ranks together generate what one
-    rank with world_size times the count generates.
+    * count numbers is the global batch s, and rank r generates its r-th part. All ranks together therefore
+    generate the same images as one rank with world_size times the count.
 
     An iteration is one epoch; the next iteration is the next epoch, unless set_epoch() was called. An epoch that was
     left early starts again.
@@ -60,7 +60,7 @@ class Loader:
 
     Not thread-safe. A Loader replaces torch.utils.data.DataLoader, and cannot be passed to it as a data set.
     RuntimeError in a forked process, such as a worker of a DataLoader. ValueError and TypeError name the argument.
-    ValueError, too, if the order of an epoch does not fit into the memory of the machine.
+    Also ValueError if the order of an epoch does not fit into the memory of the machine.
 
     >>> import fdsl, fdsl.torch
     >>> generator = fdsl.Generator(classes=10, res=64, dtype="float32", batch=8)
@@ -98,8 +98,8 @@ class Loader:
             self._check_memory()
         name = generator.config["generator"]
         if self.shuffle and name in ("gbase", "bat"):
-            raise ValueError(f"shuffle: generator {name!r} makes consecutive images only; set shuffle=False")
-        self._epoch = self._step = 0  # of the next batch that the caller receives
+            raise ValueError(f"shuffle: generator {name!r} generates only consecutive images; set shuffle=False")
+        self._epoch = self._step = 0  # position of the next batch that the caller receives
         self._resumed = False  # whether the next iteration begins at _step
         self._stream: Any = None  # a torch.cuda.Stream
         self._images = _fingerprint(generator)
@@ -158,7 +158,7 @@ class Loader:
             if state[name] != own:
                 raise ValueError(f"state_dict: its {name} is {state[name]}, but that of this loader is {own}")
         if state.get("images") != self._images:
-            raise ValueError("state_dict: its generator makes other images; open one with the same configuration")
+            raise ValueError("state_dict: its generator has other images; open one with the same configuration")
         step = integer("state_dict: step", state.get("step"), 0, self.batches_per_epoch - 1)
         epoch = integer("state_dict: epoch", state.get("epoch"), 0, 1 << 40)
         self._epoch, self._step, self._resumed = epoch, step, True
@@ -239,8 +239,8 @@ def _fingerprint(generator: Generator) -> str:
 
 
 def _maker(loader: Loader, epoch: int) -> Make:
-    """Returns a function that makes the batch of a step, on the current stream. The function holds no reference to the
-    loader."""
+    """Returns a function that generates the batch of a step on the current stream. The function has no reference to
+    the loader."""
     generator, count, rank, ranks = loader.generator, loader.count, loader.rank, loader.world_size
     per_epoch = loader.batches_per_epoch * ranks * count
     begin = epoch * per_epoch
@@ -268,7 +268,7 @@ def _maker(loader: Loader, epoch: int) -> Make:
 
 
 class _Background(Iterator[Batch]):
-    """Makes batches in a thread, at most `ahead` more than were taken. The thread ends when the object is freed."""
+    """Generates batches in a thread, at most `ahead` more than were taken. The thread ends when the object is freed."""
 
     def __init__(self, make: Make, steps: range, ahead: int) -> None:
         self._made: SimpleQueue[Union[Batch, BaseException]] = SimpleQueue()
@@ -278,7 +278,7 @@ class _Background(Iterator[Batch]):
             target=_make_all, args=(make, steps, self._made, self._slots, ended), name="fdsl.torch.Loader", daemon=True
         )
         thread.start()
-        # Runs at exit, too, so that the thread never runs while the interpreter ends.
+        # Also runs at exit, so that the thread never runs while the interpreter shuts down.
         weakref.finalize(self, _end, os.getpid(), thread, self._slots, ended)
 
     def __next__(self) -> Batch:

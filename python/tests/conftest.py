@@ -38,7 +38,7 @@ def content(array: fdsl.Array) -> bytes:
 
 
 def resident_bytes() -> int:
-    """The memory of this process."""
+    """Returns the resident memory of this process in bytes."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * 4096
 

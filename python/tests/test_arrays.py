@@ -236,7 +236,7 @@ def test_deleters_run_in_other_threads() -> None:
 
 
 def test_exit_with_everything_alive() -> None:
-    """Tensors, capsules and generators that are alive at exit, in globals, threads and cycles."""
+    """The interpreter exits cleanly while tensors, capsules and generators are alive in globals, threads and cycles."""
     code = """
 import threading, time, numpy, fdsl
 g = fdsl.Generator(5, res=32, batch=4)
@@ -257,7 +257,7 @@ time.sleep(0.2)
 
 
 def grows(action: Any, rounds: int) -> int:
-    """Bytes that the process grows by over the last nine tenths of the rounds."""
+    """Returns the number of bytes by which the process grows in the last nine tenths of the rounds."""
     for _ in range(rounds // 10):
         action()
     before = resident_bytes()

@@ -37,7 +37,7 @@ def with_torch() -> Any:
 
 
 def expected(first: int, count: int, **changes: Any) -> tuple[Any, Any]:
-    """Images and labels of the CPU, as NumPy arrays that own their memory."""
+    """Returns the images and labels that the CPU generates, as NumPy arrays that own their memory."""
     with small(**{"batch": 64, **changes}) as g:
         images, labels = g.generate(first, count)
         return images.numpy().copy(), labels.numpy().copy()
@@ -196,7 +196,7 @@ def test_fill_does_not_wait(count: int) -> None:
 
 
 def test_calls_on_several_streams_are_ordered() -> None:
-    """The calls share scratch memory: without fdsl_order() they would disturb each other."""
+    """The calls share scratch memory: without fdsl_order(), they would overwrite each other's data."""
     torch = with_torch()
     images, _ = expected(0, 60, out_res=64)
     with gpu(batch=20, out_res=64) as g:
@@ -276,12 +276,12 @@ class Full:
         self.numbers = torch.arange(self.total, device="cuda:0")
 
     def output(self, count: int) -> tuple[Any, Any]:
-        """New tensors with values that no call generates in all elements."""
+        """Returns new tensors, filled with values that no call writes to all elements."""
         images = self.torch.full((count, *self.g.shape), 77, dtype=getattr(self.torch, self.g.dtype), device="cuda:0")
         return images, self.torch.full((count,), -1, dtype=self.torch.int64, device="cuda:0")
 
     def outputs(self, number: int = FULL_BATCHES) -> list[tuple[Any, Any]]:
-        """New tensors for full batches, ready for any stream."""
+        """Returns new tensors for full batches. Calls on any stream may use them immediately."""
         tensors = [self.output(self.g.batch) for _ in range(number)]
         self.torch.cuda.synchronize()
         return tensors

@@ -85,7 +85,7 @@ def test_next_advances() -> None:
 
 
 def test_destinations() -> None:
-    """Buffers, array interfaces, arrays of the package, and slices of larger arrays."""
+    """fill() writes to buffers, array interfaces, arrays of the package, and slices of larger arrays."""
     with small(out_res=20) as g:
         expected = content(g.generate(2, 4)[0])
         shape = (4, *g.shape)

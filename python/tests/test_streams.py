@@ -1,5 +1,5 @@
-"""Which CUDA calls the package makes, tested without a GPU: a generator on the CPU poses as a generator on device 0,
-and the calls to the library are recorded."""
+"""Tests which CUDA calls the package makes, without a GPU. A generator on the CPU poses as a generator on device 0, and
+the calls to the library are recorded."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_lists_are_copied_to_the_device(cuda: fdsl.Generator, recorder: Recorder
 
 
 def test_loader_on_cuda(monkeypatch: Any) -> None:
-    """Tests batches ahead, events and streams, with stand-ins for those of PyTorch."""
+    """Tests prefetching, events and streams, with replacements for the events and streams of PyTorch."""
     torch = pytest.importorskip("torch")
     import fdsl.torch as module
 

@@ -300,7 +300,7 @@ def test_a_state_belongs_to_a_configuration() -> None:
         {"class_list": [one._replace(noise=one.noise + 1) for one in small().classes]},
     ]  # fmt: skip
     for changes in other:
-        with pytest.raises(ValueError, match="state_dict: its generator makes other images; open one with the same"):
+        with pytest.raises(ValueError, match="state_dict: its generator has other images; open one with the same"):
             Loader(small(**{"batch": 6, **changes}), 5).load_state_dict(state)
 
 
@@ -342,7 +342,7 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="epoch: .* exceed 2\\^63"):
         next(iter(late))
     g._config["generator"] = "bat"  # cannot be opened here
-    with pytest.raises(ValueError, match="shuffle: generator 'bat' makes consecutive images only; set shuffle=False"):
+    with pytest.raises(ValueError, match="shuffle: generator 'bat' generates only consecutive images; set shuffle"):
         Loader(g, 5)
     assert len(Loader(g, 5, shuffle=False)) == 5
 
@@ -426,7 +426,7 @@ other = iter(fdsl.torch.Loader(g, 100, prefetch=50)); next(other)
         assert done.stderr == "" or (end == "1 / 0" and done.stderr.count("Error") == 1), done.stderr
 
 
-def test_a_forked_worker_is_told_what_to_do() -> None:
+def test_the_error_in_a_forked_worker_names_the_remedy() -> None:
     class Images(torch.utils.data.IterableDataset):  # type: ignore[misc]
         def __init__(self, loader: Any) -> None:
             self.loader = loader

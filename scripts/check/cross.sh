@@ -4,7 +4,8 @@
 #
 #   scripts/check/cross.sh
 #
-# Needs gcc-aarch64-linux-gnu; without it, prints "skipped". The comparison needs qemu-user or qemu-user-static.
+# Needs gcc-aarch64-linux-gnu; prints "skipped" if it is not installed. The comparison needs qemu-user or
+# qemu-user-static.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."

@@ -41,7 +41,8 @@ on_ranks() { # number, options ...
     mpirun --bind-to none -n "$count" "$bench" --test-size 50 "$@"
 }
 
-# Two runs with the same bits: `weak` has the batch per rank, `strong` of all ranks.
+# Two runs with weak scaling and one with strong scaling must export the same bits. --batch is per rank with weak
+# scaling, and for all ranks together with strong scaling.
 same_bits() { # variant, method
     local name=$work/$1-$2
     on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 500 --batch 16 --epochs 2 --shift 2 --export "$name-1" &&
@@ -51,7 +52,7 @@ same_bits() { # variant, method
         cmp "$name-1" "$name-2" && cmp "$name-1" "$name-3"
 }
 
-# The same bits in two runs with shares 1:2:3..., in which the ranks have different numbers of samples.
+# Two runs with shares 1:2:3... must export the same bits. The ranks then have different numbers of samples.
 same_bits_uneven() { # variant, method
     local name=$work/uneven-$1-$2 run
     for run in 1 2; do
@@ -60,7 +61,7 @@ same_bits_uneven() { # variant, method
     cmp "$name-1" "$name-2"
 }
 
-# The loss after three epochs is that of one rank, up to the rounding that training amplifies.
+# In each of three epochs, the loss must equal that of one rank, up to rounding errors, which training amplifies.
 same_loss() { # variant, method
     local name=$work/loss-$1-$2
     on_ranks 1 --data digits --variant "$1" --train-size 2000 --batch 48 --epochs 3 --out "$name-1.csv" >/dev/null
@@ -77,7 +78,7 @@ assert len(many) == 3 and len(one) == 3, (len(one), len(many))
 END
 }
 
-# The job ends within 15 s, and the message names the rank.
+# After a rank is killed, the job must end within 15 s, and the message must name the rank.
 killed_rank() { # variant, method
     local log=$work/killed-$1-$2 victim pid status=0 begin
     on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 10000 --batch 16 --epochs 1000 >"$log" 2>&1 &
@@ -115,15 +116,15 @@ for method in $methods; do
         --verify --verify-steps 12 --train-size 203 --batch 11 --shift 2 --balance "$uneven"
     ((ranks == 1)) || check "$method: a rank without a share" on_ranks "$ranks" --data digits --epochs 1 --variant "$variants" \
         --sync "$method" --verify --verify-steps 12 --train-size 203 --batch 11 --balance "$zero"
-    # With measured shares, live samples are generated before it is known how many a rank needs.
+    # With measured shares, live samples are generated before it is known how many samples a rank needs.
     check "$method: live samples with measured shares" on_ranks "$ranks" --epochs 4 --variant "$layers" --sync "$method" --verify \
         --data synth --classes 5 --model cnn-fdsl --res 32 --train-size 90 --batch 8 --balance measured
     for variant in ${variants//,/ }; do
         check "$method: repeated runs of $variant" same_bits "$variant" "$method"
         check "$method: repeated runs of $variant, uneven shares" same_bits_uneven "$variant" "$method"
     done
-    check "$method: the loss of one rank, train-cuda" same_loss train-cuda "$method"
-    [[ $method == mpi ]] || check "$method: the loss of one rank, train-graph" same_loss train-graph "$method"
+    check "$method: same loss as one rank, train-cuda" same_loss train-cuda "$method"
+    [[ $method == mpi ]] || check "$method: same loss as one rank, train-graph" same_loss train-graph "$method"
     check "$method: a killed rank" killed_rank train-cuda "$method"
 done
 check 'train-graph refuses mpi' fails_with 4 'cannot add up between kernels of a CUDA graph' \

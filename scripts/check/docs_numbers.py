@@ -112,7 +112,7 @@ def look_up(reference, scope, function, arguments):
 
 
 def crossing(reference, arguments):
-    """Returns the step in ms from which fused is faster than a reader by at most TIE, as in scripts/figures/break_even.py."""
+    """Returns the step time in ms from which fused is faster than a reader by at most TIE, as in scripts/figures/break_even.py."""
     def by_step(name, words):
         return {break_even.step_of(row): break_even.rate(row) for row in reference.rows(name)
                 if row["compute_ms"] and all(fits(row, word) for word in filters_of(words))}

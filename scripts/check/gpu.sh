@@ -108,8 +108,8 @@ alone() { # command: runs without other checks, because it times training steps
 
 quick=(--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0)
 if ((sanitize)); then
-    # Small sizes, because the tools slow CUDA kernels down a hundredfold. No CPU variants, because the tools check
-    # only CUDA kernels.
+    # Uses small sizes, because the tools slow CUDA kernels down a hundredfold. Omits CPU variants, because the tools
+    # check only CUDA kernels.
     variants=$(tr , '\n' <<<"$variants" | grep -v '^omp$' | paste -sd,)
     # Only memcheck supports kernels that launch kernels. The other tools skip bat, bat-reuse and
     # gbase-device; they run rng and gbase, which have the same kernels. racecheck checks shared memory, which only
@@ -124,7 +124,7 @@ if ((sanitize)); then
                 compute-sanitizer --tool "$tool" --error-exitcode 9 \
                 "$bench" --variant "$variants" --verify "${quick[@]}" --vertices "$q" --orbits "$k" --res "$res" --batch "$batch"
         done
-        # A long step, because the tools slow down launches more than the step's matrix product. All tools except
+        # The step is long, because the tools slow down launches more than the step's matrix product. All tools except
         # memcheck slow down the product too much to calibrate a step; they run a real training step instead.
         consumed=(--vertices 64 --orbits 3 --compute 50)
         [[ $tool == memcheck ]] || consumed=(--classes 5 --compute train:logreg)
@@ -134,10 +134,10 @@ if ((sanitize)); then
             "$bench" --variant fused,fused-graph --verify "${quick[@]}" --classes 5 --batch 60 --res 150 --out-res 64 --dtype f16 --channels 3
     done
 else
-    by_three() { # names: prints them on lines of three. At large sizes, each variant takes the CPU a minute or two.
+    by_three() { # names: prints three per line. At large sizes, the CPU needs a minute or two per variant.
         tr , '\n' <<<"$1" | paste -sd ',,\n'
     }
-    # First, because they take longest.
+    # These checks start first, because they take longest.
     for name in ${exact//,/ }; do
         [[ $name == naive ]] || check "rounding errors that add up, $name" "$bench" --variant "$name" --verify "${quick[@]}" --vertices 16 \
             --orbits 16165 --noise 0 --line-width 0.0053791 --radius 0 --freq1 1 --freq2 1 --res 128 --instance 5200 --batch 256
@@ -160,7 +160,7 @@ else
         # shellcheck disable=SC2086
         check "$options" "$bench" --variant "$exact" --verify "${quick[@]}" --batch 9 $options
     done <<<"$outputs"
-    # Outlines whose vertices leave the image and come back, and positions with accumulated rounding errors.
+    # In these classes, vertices leave the image and come back, or positions accumulate rounding errors.
     classes=$(mktemp)
     trap 'rm -f "$classes"' EXIT
     cat >"$classes" <<'END'

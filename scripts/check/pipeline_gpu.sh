@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Verifies training on a pipeline of ranks on a machine with GPUs: steps against the reference, the same bits with every
-# schedule, the parameters of one rank, bubbles, refusals, and a rank that is killed. With fewer GPUs than ranks, ranks
-# share GPUs, and bubbles are not checked.
+# schedule, runs that resume with and without a pipeline, bubbles, refusals, and a rank that is killed. With fewer GPUs
+# than ranks, ranks share GPUs, and bubbles are not checked.
 #
 #   scripts/check/pipeline_gpu.sh [RANKS]     (default: 2; at most 8)
 #
@@ -45,7 +45,7 @@ same_bits() { # variant
         cmp "$name-gpipe" "$name-1f1b" && cmp "$name-gpipe" "$name-zb-h1" && cmp "$name-gpipe" "$name-again"
 }
 
-# A run continues on one rank and back.
+# A run can continue on one rank, and then on the pipeline again.
 resumes() { # variant
     piped --variant "$1" --model cnn-deep --train-size 200 --batch 40 --epochs 1 --checkpoint "$work/k-$1" &&
         "$bench" --variant "$1" --data digits --test-size 50 --model cnn-deep --train-size 200 --batch 40 --epochs 2 \
@@ -80,7 +80,7 @@ assert means["zb-h1"] < means["1f1b"], means
 END
 }
 
-# The job ends within 15 s, and the message names the rank.
+# After a rank is killed, the job must end within 15 s, and the message must name the rank.
 killed_rank() { # variant
     local log=$work/killed-$1 victim pid status=0 begin
     piped --variant "$1" --train-size 10000 --batch 32 --epochs 1000 >"$log" 2>&1 &

@@ -4,7 +4,7 @@
 #   scripts/check/python.sh [LIBRARY]     build/lib/libfdsl.so by default
 #
 # PYTHON selects the interpreter; default: python3, or /usr/bin/python3 if only that has pytest. Tests that need PyTorch or
-# a GPU are skipped if it is missing. If mypy is installed, it checks the types. Without pytest, all tests are skipped.
+# a GPU are skipped if it is missing. If mypy is installed, it checks the types. If pytest is missing, all tests are skipped.
 # Exit status 1 if a test fails or mypy finds an error.
 set -uo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }

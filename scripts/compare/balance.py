@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Measures what --balance gains on uneven ranks: the speed of each rank alone, and of all ranks together.
+"""Measures how --balance affects the speed of uneven ranks: compares each rank alone with all ranks together.
 
     scripts/compare/balance.py [--threads 12,4] [--cores 0-11:12-15] [--devices cuda:0,cpu] [--variant train-cuda]
                                [--balance equal,measured] [--bench PROGRAM] [--out FILE] [--must SHARE] [-- OPTION...]
 
-Trains first on each rank alone, with its threads and cores, then on all ranks together, once per value of --balance. The
-variant is train-omp. With --devices, ranks on GPUs have the variant of --variant, and ranks on CPUs train-omp. OPTION are options of fdsl-bench, by default those of DEFAULTS below; --batch is per rank. Without --cores,
-fdsl-bench divides the cores among the ranks; with it, each rank has these cores, alone and together. Epochs before the
-third are not counted, because `measured` begins with equal shares. A speed is the median over the counted epochs.
+Trains first on each rank alone, with its threads and cores, then on all ranks together, once per value of --balance. Ranks
+on CPUs train with train-omp, and ranks on GPUs (--devices) with the variant of --variant. OPTION are options of fdsl-bench,
+by default those of DEFAULTS below; --batch is per rank. With --cores, each rank uses its cores, alone and together. If
+--cores is not given, fdsl-bench divides the cores among the ranks. Epochs before the third are not counted, because
+`measured` begins with equal shares. A speed is the median over the counted epochs.
 
 Prints one line per training: its speed in samples/s, its share of the sum of the speeds of the ranks alone, and the samples of
 each rank per step in the last epoch. --out FILE appends the rows. Exit status 1 if a training fails, or if `measured` reaches
@@ -40,7 +41,7 @@ def options_of_script():
     parser.add_argument("--balance", default="equal,measured", help="values of --balance (default equal,measured)")
     parser.add_argument("--bench", default="./fdsl-bench", help="the program (default ./fdsl-bench)")
     parser.add_argument("--out", help="append the rows to this file")
-    parser.add_argument("--must", type=float, default=0.9, help="the least share of the sum for `measured` (default 0.9)")
+    parser.add_argument("--must", type=float, default=0.9, help="minimum share of the sum for `measured` (default 0.9)")
     parser.add_argument("options", nargs="*", metavar="OPTION", help="options of fdsl-bench, after --")
     options = parser.parse_args()
     options.threads = options.threads.split(",")
@@ -48,7 +49,7 @@ def options_of_script():
     options.devices = options.devices.split(",") if options.devices else ["cpu"] * len(options.threads)
     for name in "cores", "devices":
         if len(getattr(options, name)) != len(options.threads):
-            fail(f"--threads has {len(options.threads)} ranks, --{name} has {len(getattr(options, name))}; give as many", 2)
+            fail(f"--threads has {len(options.threads)} ranks, --{name} has {len(getattr(options, name))}; give the same number", 2)
     if not shutil.which("mpirun"):
         fail("mpirun is not installed; install Open MPI (openmpi-bin)", 4)
     return options

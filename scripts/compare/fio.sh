@@ -7,7 +7,7 @@
 # own bandwidth over the same bytes, including tar headers.
 #
 # Both use huge pages for buffers if available. For fio, this needs glibc 2.35 or newer, because GLIBC_TUNABLES enables
-# them. With small pages, requests of 1 MiB reach the device in pieces, and fio is slower.
+# them. With small pages, requests of 1 MiB are split before they reach the device, and fio is slower.
 #
 #   scripts/compare/fio.sh DIR [ROUNDS]     DIR: shards from --prepare; ROUNDS: default 5. Needs root.
 #
@@ -35,7 +35,7 @@ rounds=${2:-5}
 [[ $dir && $rounds =~ ^[1-9][0-9]*$ ]] || fail 2 'usage: scripts/compare/fio.sh DIR [ROUNDS]'
 shopt -s nullglob inherit_errexit
 shards=("$dir"/*.tar)
-((${#shards[@]})) || fail 2 "$dir holds no shards; fdsl-bench --prepare $dir --store shards writes some"
+((${#shards[@]})) || fail 2 "$dir contains no shards; fdsl-bench --prepare $dir --store shards writes some"
 [[ $dir != *:* ]] || fail 2 "$dir: fio splits names at colons; give a path without a colon"
 command -v fio >/dev/null || fail 4 'no fio (apt install fio)'
 ((EUID == 0)) || fail 4 'only root can drop the page cache; run this script as root'
@@ -114,7 +114,7 @@ for line in open(turns):
     rounds[int(number)][who] = float(rate)
     # fdsl-bench reads slightly less than all bytes, because the zero blocks at the end of a shard belong to no sample.
     if min([int(process)] + [int(device)] * known) < total - blocks:
-        missing.append("round %s: %s read %s bytes from devices, this device delivered %s, and the shards hold %d"
+        missing.append("round %s: %s read %s bytes from devices, this device delivered %s, and the shards contain %d"
                        % (number, who, process, device, total))
 print("%d bytes in ${#shards[@]} shards of $dir, blocks of $block KiB, iodepth $iodepth, one core\n" % total)
 print("%-8s %12s %20s %8s" % ("round", "fio GB/s", "shards-uring GB/s", "share"))

@@ -279,7 +279,7 @@ def check_count(folder, found):
     with open(path, newline="") as stream:
         told = sum(1 for _ in csv.DictReader(stream))
     if found < told:
-        sys.exit("compare/loading.py: %s holds %d samples, but its samples.csv lists %d" % (folder, found, told))
+        sys.exit("compare/loading.py: %s contains %d samples, but its samples.csv lists %d" % (folder, found, told))
 
 
 def shard_samples(folder):
@@ -416,7 +416,7 @@ def print_ratios(rows):
     def micros(row):
         return 1e6 * float(row["time_median_s"]) / float(row["items"])
     fastest = min(map(micros, rows))
-    print("%-22s %-8s %7s %12s %9s" % ("", "shuffle", "threads", "us/sample", "times"))
+    print("%-22s %-8s %7s %12s %9s" % ("", "shuffle", "threads", "us/sample", "ratio"))
     for row in sorted(rows, key=micros):
         print("%-22s %-8s %7s %12.3f %9.1f"
               % (row["variant"], row["shuffle"] if row["store"] == "shards" else "all", row["threads"], micros(row),
@@ -459,7 +459,7 @@ def main():
     for name, layout, folder, shards, make in make_loaders(torch, options):
         wanted = expected(layout, folder)
         if not wanted[0]:
-            sys.exit("compare/loading.py: %s holds no samples" % folder)
+            sys.exit("compare/loading.py: %s contains no samples" % folder)
         check_count(folder, wanted[0])
         name = name_of(name, options.workers)
         rows.append(row_of(name, layout, folder, shards, wanted, measure(name, make(), wanted, options), options))

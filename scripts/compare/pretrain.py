@@ -169,7 +169,7 @@ def refuse(options):
             options.order == "same" and options.source not in ("live", "omp", "folder")),
         ("--order same needs --data DIR or --images N", options.images is None),
         (fault, fault),
-        (f"--images {images}: fewer than the {options.batch * ranks} of one step of all ranks",
+        (f"--images {images}: fewer than the {options.batch * ranks} images of one step of all ranks",
             options.source in ("live", "omp", "constant") and images < options.batch * ranks),
         ("--curve needs --evaluate", options.curve and not options.evaluate),
         (f"--data is for --source folder and shards, and for --order same, not for {options.source}",

@@ -2,8 +2,9 @@
 label smoothing, and the learning rate.
 
 All random choices are drawn on the host, from a generator that depends only on (seed, rank, step). The noise of random erasing is
-drawn on the device, from a generator that depends on (seed, rank) and on the steps before. So the same sequence of images gives
-the same inputs of the network. Nothing here waits for the GPU: each step copies small tensors of choices from pinned memory.
+drawn on the device, from a generator that depends on (seed, rank) and on the steps before. The same sequence of images
+therefore gives the same inputs of the network. Nothing here waits for the GPU: each step copies small tensors of choices from
+pinned memory.
 """
 
 import math
@@ -20,7 +21,7 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 def learning_rate(step, options, total):
-    """Returns the rate of a step: a linear warm-up, then a cosine to 0 at the step `total`; constant if that is None."""
+    """Returns the rate of a step: a linear warm-up, then a cosine to 0 at the step `total`; constant if `total` is None."""
     if step < options.lr_warmup:
         return options.lr * (step + 1) / options.lr_warmup
     if total is None:
@@ -44,7 +45,7 @@ def gray(images):
 
 
 def smooth(images):
-    """Returns images smoothed with weights 1 1 1, 1 5 1, 1 1 1; the border stays."""
+    """Returns images smoothed with weights 1 1 1, 1 5 1, 1 1 1. Border pixels are not changed."""
     inner = (functional.avg_pool2d(images, 3, 1) * 9 + images[:, :, 1:-1, 1:-1] * 4) / 13
     smoothed = images.clone()
     smoothed[:, :, 1:-1, 1:-1] = inner
@@ -88,8 +89,8 @@ FUNCTIONS = (warp, *BLENDS, posterize, solarize, autocontrast, equalize)
 
 def operations():
     """Returns RandAugment's operations at the recipe's magnitude, each a function (None: no change) and up to six numbers. Signed
-    operations are in the list with both signs; the others are in it twice, so that each operation is equally likely. Shears keep
-    the top left corner."""
+    operations appear once with each sign, the others twice, so that each operation is equally likely. Shears keep the top left
+    corner."""
     both = []
     for sign in (1, -1):
         factor, shear, move = 1 + sign * 0.9 * MAGNITUDE, sign * 0.3 * MAGNITUDE, sign * -2 * 150 / 331 * MAGNITUDE

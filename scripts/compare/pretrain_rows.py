@@ -46,7 +46,8 @@ def revision():
 
 
 def identity(options, device, ranks):
-    """Returns the columns that a run's row and the points of its curve share. The time is now, the start of the run."""
+    """Returns the columns that a run's row and the points of its curve share. Call it at the start of the run, because
+    the column time_utc gets the current time."""
     return {"time_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "host": socket.gethostname(),
             "job_id": os.environ.get("SLURM_JOB_ID", ""), "revision": revision(), "workload": "pretrain", "model": options.model,
             "source": options.source, "device": device, "ranks": ranks, "batch": options.batch, "augment": options.augment,
@@ -74,7 +75,7 @@ def rows_of(path, text, columns):
 
 
 def check_writable(path, columns):
-    """Refuses a file that rows cannot be appended to, before anything is measured."""
+    """Refuses a file to which rows cannot be appended, before anything is measured."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise Refused(f"{path} is a device, a pipe or a folder; name a regular file")
     read(path, columns)

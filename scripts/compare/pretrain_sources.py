@@ -1,5 +1,5 @@
-"""Sources of batches for scripts/compare/pretrain.py. Each yields (images, labels) on the training device for ever: uint8 images
-of shape (batch, channels, out_res, out_res), and int64 labels.
+"""Sources of batches for scripts/compare/pretrain.py. Each yields (images, labels) on the training device without end: uint8
+images of shape (batch, channels, out_res, out_res), and int64 labels.
 
 The stream of the training step waits for each batch. Copies to the GPU run on another stream.
 """
@@ -32,8 +32,8 @@ def order_of(epoch, count, options):
 
 
 def batch_numbers(count, options, rank, ranks, fresh=False):
-    """Yields the image numbers of each batch of a rank, epoch after epoch. Ranks take consecutive parts of a global batch; the
-    rest of an epoch that is smaller than a global batch is left out. With `fresh`, each epoch has new numbers."""
+    """Yields the image numbers of each batch of a rank, epoch after epoch. Ranks take consecutive parts of a global batch. A
+    partial global batch at the end of an epoch is left out. With `fresh`, each epoch has new numbers."""
     for epoch in itertools.count():
         order = order_of(epoch, count, options) + (epoch * count if fresh else 0)
         for part in order.split(options.batch * ranks)[:count // (options.batch * ranks)]:
@@ -120,8 +120,8 @@ def area_weights(size, out):
 
 
 def resized(image, options):
-    """Resizes a decoded image. With --order same the pixels are those of fdsl up to one gray level; otherwise PIL's BOX, which is
-    faster, counts a pixel at the border of an area entirely or not at all."""
+    """Resizes a decoded image. With --order same, pixels differ from those of fdsl by at most one gray level. Otherwise uses
+    PIL's BOX, which is faster, but counts a pixel at the border of an area entirely or not at all."""
     import numpy
     from PIL import Image
     side = options.out_res
@@ -199,7 +199,7 @@ def from_folder(options, device, rank, ranks):
     except FileNotFoundError as error:
         raise Refused(f"--data {options.data}: {str(error).splitlines()[0]}") from None
     if len(dataset) < options.batch * ranks:
-        raise Refused(f"--data {options.data}: it has {len(dataset)} images, fewer than the {options.batch * ranks} of one step "
+        raise Refused(f"--data {options.data}: it has {len(dataset)} images, fewer than the {options.batch * ranks} images of one step "
                       "of all ranks")
     index = numbered_index(dataset)
     batches = ([index[number] for number in batch] for batch in batch_numbers(len(dataset), options, rank, ranks))
@@ -215,7 +215,7 @@ def readable(samples):
 
 
 def from_shards(options, device, rank):
-    """Every worker draws shards at random, with replacement, so any number of shards serves any number of workers."""
+    """Every worker draws shards at random, with replacement, so the number of shards may be smaller than the number of workers."""
     import webdataset
     shards = [str(path) for path in sorted(pathlib.Path(options.data).glob("*.tar"))]
     dataset = webdataset.WebDataset(shards, resampled=True, shardshuffle=False, empty_check=False, nodesplitter=iter,

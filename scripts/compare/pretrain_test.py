@@ -244,7 +244,7 @@ def test_operations_are_those_of_torchvision(index):
     magnitude = round(magnitude) if name.startswith("Translate") else magnitude
     expected = other._apply_image_or_video_transform(images, name, magnitude, other.interpolation, other._fill)
     difference = (applied(index, images) - expected.float()).abs().max()
-    assert difference <= (2 if name == "Color" else 1)  # torchvision truncates: the blended image and the gray one
+    assert difference <= (2 if name == "Color" else 1)  # torchvision truncates twice: the gray image and the blended image
 
 
 def test_images_are_augmented_in_groups_as_alone():

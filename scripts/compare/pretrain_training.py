@@ -9,7 +9,7 @@ import os
 import time
 
 import torch
-import torch.distributed.nn.functional  # before a process group exists: its default arguments would keep one alive
+import torch.distributed.nn.functional  # before a process group exists: its default arguments would keep the group alive
 from pretrain_recipe import MEAN, STD, Recipe, learning_rate
 from pretrain_rows import CURVE_COLUMNS, Refused, append, curve_row, identity, progress
 from pretrain_sources import HELD_OUT_INSTANCE, batches_of, held_out, threads_of
@@ -22,7 +22,7 @@ RUN_AHEAD = 3  # steps that the host may be ahead of the GPU
 
 @dataclasses.dataclass
 class Result:
-    """What a run measured over all ranks; step_s is of this rank."""
+    """The measurements of a run over all ranks. Only step_s is of this rank alone."""
 
     identity: dict  # pretrain_rows.identity()
     steps: int
@@ -54,9 +54,9 @@ class Ranks:
 
     def leave(self):
         """Ends the threads of the process group. A thread that releases a tensor while the interpreter exits aborts the process.
-        The destructor of the group ends them, so nothing may hold the group any longer."""
+        The destructor of the group ends the threads, so no reference to the group may be left."""
         if self.count > 1:
-            gc.collect()  # DistributedDataParallel holds the group, and is part of reference cycles
+            gc.collect()  # DistributedDataParallel refers to the group, and is part of reference cycles
             distributed.destroy_process_group()
 
 
@@ -184,7 +184,7 @@ class Training:
         self.limit_run_ahead(RUN_AHEAD)
 
     def limit_run_ahead(self, steps):
-        """Waits until the host is at most this many steps ahead, so that memory of batches is not claimed long before its use.
+        """Waits until the host is at most this many steps ahead, so that batches are not allocated long before their use.
         Stores the times of the completed steps."""
         while len(self.pending) > steps:
             begin, received, end, timed = self.pending.popleft()
@@ -198,7 +198,7 @@ class Training:
         options, number = self.options, 0
         batches = batches_of(options, self.device, self.ranks.rank, self.ranks.count)
         self.test = held_out(options, self.device, self.ranks.rank, self.ranks.count) if options.evaluate else None
-        torch.manual_seed(options.seed * 4096 + self.ranks.rank + 1)  # for drop path; after opening the source, which draws, too
+        torch.manual_seed(options.seed * 4096 + self.ranks.rank + 1)  # for drop path; the source also draws numbers
         self.net.train()
         self.synchronise()
         self.began = begin = time.perf_counter()

@@ -215,7 +215,7 @@ def main():
     revision = revision_of(options.clone)
     print(f"{'variant':18} {'side':>5} {'vertices':>8} {'batch':>6} {'us per image':>14}")
     if time_python(options, revision) + time_cuda(options, revision) == 0:
-        fail("nothing of the published code can run here", 4)
+        fail("none of the published code can run here", 4)
 
 
 if __name__ == "__main__":

@@ -350,7 +350,7 @@ def compare_ranks(options, arguments):
             words, status = str(error), error.status
         except torch_ranks.RankFailure as error:
             words, status = str(error), 1
-    if results:  # after a failure, what was measured before
+    if results:  # also after a failure: the trainings before it
         print_ranks(results)
     if words:
         sys.stdout.flush()

@@ -50,7 +50,7 @@ def torchrun(ranks, job):
 
 
 def environment(threads):
-    """Returns the variables of the ranks. The variables that the user set stay."""
+    """Returns the environment of the ranks. Variables that the user has set keep their values."""
     mine = {
         "OMP_NUM_THREADS": str(threads),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # PyTorch requires this to capture DDP in a CUDA graph
@@ -115,7 +115,7 @@ def train(job, ranks):
 # ---- One rank ----
 
 def write(path, value):
-    """Writes a file that other processes never see half-written."""
+    """Writes a file atomically."""
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(value))
     part.rename(path)

@@ -84,7 +84,7 @@ def test_same_losses_as_ours(tmp_path, scaling, batch):
 
 
 def test_ranks_do_not_change_the_training(tmp_path):
-    """With the same batch of all ranks, DDP on two ranks has the losses of one rank. The last step has one sample, so one rank
+    """With the same global batch, DDP on two ranks has the losses of one rank. The last step has one sample, so one rank
     has none."""
     path = tmp_path / "rows.csv"
     done = run("--ranks", "2,1", "--scaling", "strong", "--batch", 32, "--train-size", 129, "--epochs", 3, "--modes",

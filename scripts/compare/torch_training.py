@@ -5,7 +5,7 @@ Training modes, by the names in MODES:
   loader    eager, with a DataLoader's worker processes
   resident  eager, with all samples on the device as bytes; samples are shuffled and normalised there
   graph     as resident, but in bf16 (autocast), channels-last, with cuDNN's fastest algorithms and a fused optimizer; one
-            CUDA graph has all steps of an epoch
+            CUDA graph contains all steps of an epoch
   best      as graph, but torch.compile compiles forward, backward and optimizer: half a minute of set-up
   autotuned as best, but torch.compile also tunes kernels (max-autotune): a minute or more of set-up
 
@@ -26,7 +26,7 @@ from torch.nn import functional
 
 MODES = ("loader", "resident", "graph", "best", "autotuned")
 PRECISIONS = ("fp32", "tf32", "bf16")
-# Modes of torch.compile, without its CUDA graphs, because one graph already has the whole epoch.
+# Modes of torch.compile, without its CUDA graphs, because one graph already contains the whole epoch.
 EFFORTS = {"best": "default", "autotuned": "max-autotune-no-cudagraphs"}
 # The layers of src/train/model.c by name. After a colon: the padding, the dropout rate, or the distance in
 # layers to the other input of an addition.
@@ -132,7 +132,7 @@ def synchronise(device):
 
 
 class Shared(torch.nn.Module):
-    """What DDP wraps: a network, and the function that computes a step's loss with it."""
+    """The module that DDP wraps: a network, and the function that computes a step's loss with it."""
 
     def __init__(self, net, function):
         super().__init__()
@@ -154,7 +154,7 @@ class Ranks:
         return first + count * self.rank // self.count, first + count * (self.rank + 1) // self.count
 
     def share(self, net, function, device, **more):
-        """Returns `function`, after which backward() adds up the gradients of all ranks."""
+        """Returns `function`, wrapped such that backward() adds up the gradients of all ranks."""
         if self.count == 1:
             return function
         ddp = torch.nn.parallel.DistributedDataParallel(Shared(net, function),
@@ -374,7 +374,7 @@ class Replayed(Training):
 
     def warm_up(self):
         """Runs steps of both batch sizes, so that compiling and tuning of algorithms happen now."""
-        # DDP's buckets hold the gradients, which saves copies.
+        # The gradients are views of DDP's buckets, which saves copies.
         self.run = self.ranks.share(self.net, self.any_forward, self.device, gradient_as_bucket_view=True)
         torch.arange(self.count, out=self.order)
         if self.ranks.count > 1:  # kernels are compiled and tuned while no exchange waits on the GPU

@@ -21,7 +21,7 @@ def job_over_ranks(row, kind):
 
 
 def point_of(rows):
-    """Returns the row with the median rate of the epochs; its rates_low and rates_high are the extremes of the epochs."""
+    """Returns the row with the median rate of the epochs; its rate_low and rate_high are the extremes of the epochs."""
     rates = sorted(row["items_per_s"] for row in rows)
     point = Row(rows[-1], items_per_s=statistics.median(rates), rate_low=rates[0], rate_high=rates[-1], efficiency=None)
     point.texts, point.source, point.file = rows[-1].texts, rows[-1].source, rows[-1].file
@@ -48,7 +48,8 @@ def lines_of(rows, kind):
 
 
 def best_lines(lines):
-    """Returns one line per device and variant: of the exchange with the highest rate on most ranks."""
+    """Returns one line per device and variant. Prefers the exchange with most points, then the one with the highest rate on the
+    largest number of ranks."""
     best = {}
     def worth(points):
         return len(points), points[max(points)]["items_per_s"]

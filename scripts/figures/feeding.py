@@ -13,7 +13,7 @@ COMMAND = "scripts/compare/live_training.sh DIR results/live_training.csv"
 OF_DATA = ("data", "train_size", "test_size", "classes", "res", "feed", "fresh", "epochs")  # may differ between the lines of the figure
 JOB = tuple(column for column in TRAIN_PARAMETERS if column not in OF_DATA)
 MADE_HERE = ("synth", "digits", "clips")
-LIVE, CONSTANT, STORED = "generated live", "one constant batch", "generated before"
+LIVE, CONSTANT, STORED = "generated live", "one constant batch", "generated in advance"
 STYLES = {CONSTANT: 18, LIVE: 17, STORED: 15, "loaded from shards": 12, "loaded from files": 13}
 
 

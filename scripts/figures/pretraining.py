@@ -165,7 +165,7 @@ def curves(measured, title, value):
     plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(1.05 * max(ys)),
                       **x_axis(0, x_high, linear_ticks(0, x_high), log=False)}
     row = max(points, key=lambda row: row["time_utc"])
-    plot.caption = [f"Measured on images of the same {row['classes']} classes that training never uses. {row['model']}, "
+    plot.caption = [f"Measured on held-out images of the same {row['classes']} classes. {row['model']}, "
                     f"ranks: {row['ranks']:.0f}, batch {row['batch']:.0f} per rank, augmentation: {row['augment']}"
                     f"{settings_of(row)}. "
                     f"{row['device']} (host {row['host']}, revision {row['revision']}). Images/s: without evaluations, "

@@ -115,7 +115,7 @@ class Row(dict):
 
     @property
     def parameters(self):
-        """The names of the columns that hold the run's options."""
+        """The names of the columns with the run's options."""
         return TRAIN_PARAMETERS if self.is_train else INFER_PARAMETERS + ("batch",) if self.is_infer else tuple(self.defaults)
 
     @property
@@ -279,7 +279,7 @@ def read_published(path, columns):
 
 
 def stands_for_run(row):
-    """Returns whether a row stands for a complete run: of a single rank, or the sum over all ranks."""
+    """Returns whether a row represents a complete run: a run of a single rank, or the sum over all ranks."""
     return row["rank"] == "all" or (row["rank"] == "0" and row["ranks"] == 1)
 
 
@@ -292,7 +292,7 @@ def identity(row):
 
 
 def name_devices(loads):
-    """Fills in the device in rows of third-party loaders on the CPU, which have none. Takes the device of the newest row of the same file,
+    """Fills in the device in rows of third-party loaders on the CPU, which do not record it. Takes the device of the newest row of the same file,
     otherwise of the newest row of the same host. The file comes first because different machines may share a host name."""
     devices = {}
     for row in sorted(loads, key=lambda row: row["time_utc"]):

@@ -13,8 +13,8 @@
 # (scripts/compare/fio.sh), python3-torch (scripts/compare/loading.py and pytorch.py), pyarrow
 # (scripts/packaging/metadata_parquet.py; no Debian package: pip install pyarrow).
 #
-# Installs packages with apt-get or dnf, as root or through passwordless sudo. Without these rights, prints the command
-# to run. Tools found through CC, CPATH or PATH count as installed. CUDA and cuDNN are never installed.
+# Installs packages with apt-get or dnf, as root or through passwordless sudo. If these rights are missing, prints
+# the command to run. Tools found through CC, CPATH or PATH count as installed. CUDA and cuDNN are never installed.
 #
 # Only train-cudnn and train-cudnn-tf32 need cuDNN. To build them, the header of cuDNN must be in CUDA's include folder or in
 # /usr/include (NVIDIA's package libcudnn9-dev-cuda-13). To run them, libcudnn.so.9 must be found. PyTorch's copy works

@@ -14,7 +14,7 @@
 # Environment (defaults in parentheses):
 # TIME (2): minimum seconds per row of sizes and ranks. SIZES (sizes: six from 2048 to 1048576, ranks: 2048 and 65536):
 # bytes of one sample's file or tar member, including the .npy header. BYTES (2000000000): size of a set of shards; sets
-# of files have a fifth of it, because files are read one by one. LOOPS (500): epochs of stress. RANKS ("1 2 4"): numbers
+# of files have a fifth of this size, because files are read one by one. LOOPS (500): epochs of stress. RANKS ("1 2 4"): numbers
 # of ranks. MPIRUN (mpirun --bind-to none -n): launcher of the ranks.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }

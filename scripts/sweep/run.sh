@@ -16,7 +16,7 @@
 # Blank lines and lines that begin with # are ignored. Nothing runs unless the whole table is valid.
 #
 # For configs/sweep_NAME.tsv, task 3 writes DIR/sweep/NAME/task_3.csv (atomically) and task_3.command, the command line
-# that gave these rows. Merged rows go to DIR/sweep_NAME.csv. With --scale N, NAME becomes NAME_N.
+# that produced these rows. Merged rows go to DIR/sweep_NAME.csv. With --scale N, NAME becomes NAME_N.
 #
 # Tasks that cannot run on this machine are skipped; a failed task does not stop the others. FDSL_BENCH: the program
 # (./fdsl-bench). MPIRUN: the launcher and its options; the number of ranks follows (mpirun --bind-to none -n).

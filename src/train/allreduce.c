@@ -76,7 +76,7 @@ static enum status exchange_accepts(const void *input, const struct variant *var
                : status_set(STATUS_USAGE, "it adds up f32 only; use --dtype f32");
 }
 
-/* The roofline is unknown: peak rates of the links between ranks are not known. */
+/* There is no roofline, because the peak rates of the links between ranks are not known. */
 static struct work exchange_work(const void *input, const struct variant *variant)
 {
     (void)variant;
@@ -90,15 +90,15 @@ static struct work exchange_work(const void *input, const struct variant *varian
 /* With N ranks, the first call computes the sum S of N terms, and each later call multiplies by N. The result
  * of k calls is S N^(k-1).
  *
- * A value of the type has p significant bits, and each rounding changes a number by at most u = 2^-p of it.
- * All terms are positive, so a sum has at most the largest relative error of its terms, times 1 + u per
- * addition. Methods may round every one of the N - 1 additions of a call to the type, or add up in fp32 and
- * round once to the type; both are at most N roundings per call. After k calls, the relative error is at most
+ * A value of the type has p significant bits, and each rounding has a relative error of at most u = 2^-p. All
+ * terms are positive, so a sum has at most the largest relative error of its terms, times 1 + u per addition.
+ * Methods may round every one of the N - 1 additions of a call to the type, or add up in fp32 and round once
+ * to the type; both are at most N roundings per call. After k calls, the relative error is at most
  * (1 + u)^(kN) - 1.
  *
  * If N is a power of two and N^2 times the largest term is at most 2^p, no addition rounds: after each call,
- * all values are an integer of at most N times the largest term, times a power of two, and partial sums are
- * at most N times that integer. */
+ * each value is an integer of at most N times the largest term, times a power of two, and partial sums are at
+ * most N times that integer. */
 double allreduce_tolerance(const struct allreduce_job *job)
 {
     double ranks = job->ranks, significand = job->bf16 ? 0x1p8 : 0x1p24;
@@ -147,7 +147,7 @@ static enum status exchange_verify(const void *input, const struct variant *vari
     return status;
 }
 
-/* Also without --verify: all ranks must have the same bits. */
+/* Checks, also without --verify, that all ranks have bit-identical sums. */
 static enum status exchange_check_total(const void *input, const struct measures *total)
 {
     (void)input;

@@ -1,8 +1,8 @@
 /* The input of the workload `exchange`: arrays whose sums over all ranks the variants compute, in place. One
  * run is ALLREDUCE_CALLS calls; each call adds up the sums of the previous call, so no call can be left out.
  *
- * The values before the first call are integers times ALLREDUCE_UNIT, at most allreduce_term_max() of them.
- * They are a function of the run, the rank and the index. */
+ * Before the first call, each value is ALLREDUCE_UNIT times an integer from 1 to allreduce_term_max(). The
+ * integer is a function of the run, the rank and the index. */
 #ifndef FDSL_TRAIN_ALLREDUCE_H
 #define FDSL_TRAIN_ALLREDUCE_H
 
@@ -37,8 +37,9 @@ struct allreduce_result {
         number; /* number of the latest run, which produced the values; UINT64_MAX before the first run */
 };
 
-/* Returns the largest integer before the first call. Any sum of integers is exact in bf16, which has 8
- * significant bits, if ranks * ranks * allreduce_term_max(ranks) <= 2^8. */
+/* Returns the largest integer that a value may have before the first call, in units of ALLREDUCE_UNIT. Any
+ * sum of integers is exact in bf16, which has 8 significant bits, if
+ * ranks * ranks * allreduce_term_max(ranks) <= 2^8. */
 FDSL_HD uint32_t allreduce_term_max(uint32_t ranks)
 {
     return ranks <= 2 ? 64 : ranks <= 8 ? 256 / (ranks * ranks) : 4;

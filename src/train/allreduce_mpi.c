@@ -1,4 +1,4 @@
-/* The variant `mpi` of the workload `exchange`: sums in host memory over MPI (machine/comm.h), as `--sync
+/* The variant `mpi` of the workload `exchange`: sums in host memory over MPI (machine/comm.h), like `--sync
  * mpi`. */
 #include <stdlib.h>
 #include <string.h>

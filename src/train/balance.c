@@ -16,8 +16,8 @@ static const char *const names[] = {"equal", "measured", "memory", "fixed"}; /* 
 
 /* ---- The option ---- */
 
-/* Parses the numbers of "3:1" into `weights`, which has room for `ranks`. Sets `*count` to how many there
- * are, also if they are too many. */
+/* Parses the numbers of "3:1" into `weights`, which has room for `ranks`. Sets `*count` to the number of
+ * weights in the text, even if it exceeds `ranks`. */
 static enum status parse_weights(const char *text, uint32_t ranks, double *weights, uint32_t *count)
 {
     double sum = 0;
@@ -27,11 +27,10 @@ static enum status parse_weights(const char *text, uint32_t ranks, double *weigh
         uint64_t weight;
         snprintf(number, sizeof number, "%.*s", (int)strcspn(at, ":"), at);
         if (parse_count("--balance", number, 0, WEIGHT_MAX, &weight) != STATUS_OK)
-            return status_set(
-                STATUS_USAGE,
-                "--balance: '%.80s' is not one of equal, measured, memory, and no list of whole "
-                "numbers from 0 to %.0f, such as 3:1",
-                text, WEIGHT_MAX);
+            return status_set(STATUS_USAGE,
+                              "--balance: '%.80s' is not equal, measured, memory or a list of whole "
+                              "numbers from 0 to %.0f, such as 3:1",
+                              text, WEIGHT_MAX);
         if (*count < ranks)
             weights[*count] = (double)weight;
         sum += (double)weight;

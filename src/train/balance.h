@@ -13,14 +13,15 @@ enum balance {
     BALANCE_EQUAL,
     BALANCE_MEASURED, /* by speed, measured in each epoch */
     BALANCE_MEMORY,   /* by free memory */
-    BALANCE_FIXED,    /* by the numbers of the option */
+    BALANCE_FIXED,    /* by the numbers in the value of the option */
 };
 
 /* `measured` changes the shares only if this is expected to save a larger part of a step's time. */
 #define BALANCE_GAIN_MIN 0.02
 
 /* Parses the value of --balance: "equal", "measured", "memory", or one number per rank, such as "3:1". Sets
- * `weights` to these numbers, and to 1 for each rank otherwise. STATUS_USAGE with the reason and a remedy. */
+ * `weights` to these numbers; without numbers, sets all weights to 1. STATUS_USAGE with the reason and a
+ * remedy. */
 enum status balance_parse(const char *text, uint32_t ranks, enum balance *balance, double *weights);
 
 /* Returns the part of a step's time that the shares `next` would save, compared with `now`. A step takes as
@@ -28,9 +29,9 @@ enum status balance_parse(const char *text, uint32_t ranks, enum balance *balanc
 double balance_gain(const double *speeds, uint32_t ranks, const uint32_t *now, const uint32_t *next);
 
 /* Sets `next` to shares in proportion to `speeds`, at least 1 per rank, with the same sum as `now`, which is
- * at least the number of ranks. If they would not save more than `gain_min` of a step's time, sets `next` to
- * `now`. Returns the part that `next` saves: 0 or more than `gain_min`. If a speed is not finite and
- * positive, nothing is known about the rank, so `next` becomes `now`. */
+ * at least the number of ranks. If these shares would not save more than `gain_min` of a step's time, sets
+ * `next` to `now`. Returns the part that `next` saves: 0 or more than `gain_min`. If a speed is not finite
+ * and positive, nothing is known about the rank, so `next` becomes `now`. */
 double balance_improve(const double *speeds, uint32_t ranks, double gain_min, const uint32_t *now,
                        uint32_t *next);
 
@@ -39,7 +40,7 @@ double balance_improve(const double *speeds, uint32_t ranks, double gain_min, co
 char *balance_text(enum balance balance, const uint32_t *shares, uint32_t ranks);
 
 /* Reads what balance_text() wrote. Returns false, and leaves `shares` undefined, if the text belongs to
- * another way of balancing, another number of ranks, or another number of samples per step than `batch`. */
+ * another kind of balancing, another number of ranks, or another number of samples per step than `batch`. */
 bool balance_read(const char *text, enum balance balance, uint32_t ranks, uint32_t batch, uint32_t *shares);
 
 #endif

@@ -48,7 +48,7 @@ struct data {
     /* The first `held` training samples are in memory. Scale, offset and hash are computed from the first
      * `measured` training samples (for synth, at most DATA_MEASURED). In both members, 0 means all. */
     uint32_t held, measured;
-    uint64_t hashes[DATA_PARTS]; /* of each set: its measured samples and all its labels */
+    uint64_t hashes[DATA_PARTS]; /* per set: hash of its measured samples and all its labels */
     double opening_s;            /* duration of data_open() */
 
     /* The source of training samples. With DATA_LIVE, sample n of epoch e, counted from 0, is the generator's
@@ -65,8 +65,8 @@ static inline uint32_t data_held(const struct data *data, enum data_part part)
     return part == DATA_TRAIN && data->held ? data->held : data->sets[part].count;
 }
 
-/* Returns from how many samples of a set the hash is computed and, for the training set, scale and offset.
- */
+/* Returns the number of samples from which the hash of a set is computed. For the training set, scale and
+ * offset are computed from the same samples. */
 static inline uint32_t data_measured(const struct data *data, enum data_part part)
 {
     return part == DATA_TRAIN && data->measured ? data->measured : data->sets[part].count;
@@ -106,8 +106,8 @@ FDSL_C_BEGIN
  * divided: samples whose number has a hash divisible by 10 (about one tenth) become the test set. */
 struct data_request {
     const char *name;
-    uint64_t train_size, test_size; /* how many samples to use, from the first on; 0: all, or for generated
-                                       data DATA_TRAIN_SIZE and DATA_TEST_SIZE */
+    uint64_t train_size, test_size; /* number of samples to use, beginning with the first; 0: all, but
+                                       for generated data DATA_TRAIN_SIZE and DATA_TEST_SIZE */
     uint64_t classes; /* number of classes; 0: 8 for clips, largest label + 1 for data sets, else 10 */
     uint64_t res;     /* image width and height in pixels, synth only */
     uint64_t batch;   /* samples per step */

@@ -44,7 +44,7 @@ struct train {
     uint32_t rank, ranks;   /* this rank and the number of ranks; 0 ranks mean 1 */
     const uint32_t *shares; /* per rank: samples in a full step, with the sum `batch`; NULL: equal parts. May
                              * change between the calls of steps() for two epochs */
-    uint32_t share_max;     /* the most samples that this rank ever has in a step; 0: an equal part */
+    uint32_t share_max; /* maximum number of samples that this rank ever has in a step; 0: an equal part */
     struct exchange *exchange; /* adds up the gradients of all ranks; NULL: one rank */
     struct augment augment;
     struct optimizer optimizer;
@@ -63,7 +63,7 @@ struct stage {
     bool first, last;  /* whether its inputs are the samples, and its outputs the logits */
     bool splits;       /* whether backward() computes the gradients of inputs and weights separately */
     uint32_t slots;    /* micro-batches whose activations it keeps at a time */
-    uint32_t capacity; /* the most samples of a micro-batch */
+    uint32_t capacity; /* maximum number of samples of a micro-batch */
 };
 
 /* A micro-batch: consecutive samples of a step that pass through a pipeline together. */
@@ -83,7 +83,7 @@ struct micro {
 enum gradients_of { GRADIENTS_OF_INPUTS = 1, GRADIENTS_OF_WEIGHTS = 2, GRADIENTS_OF_BOTH = 3 };
 
 /* The functions that an engine needs in a pipeline, besides those of struct engine. All arrays are in host
- * memory, in C order, one sample after the other. */
+ * memory; samples are stored consecutively, each in C order. */
 struct stage_functions {
     bool live; /* supports DATA_LIVE */
 
@@ -92,18 +92,19 @@ struct stage_functions {
      * adds the loss to its totals, and `outputs` is NULL. */
     enum status (*forward)(void *state, const struct micro *micro, const float *inputs, float *outputs);
 
-    /* Runs the backward pass of a micro-batch, for inputs before weights. `deltas` has the gradients of the
-     * outputs (NULL in the last stage, and for GRADIENTS_OF_WEIGHTS alone); `in_deltas` receives those of the
-     * inputs (NULL in the first stage). The gradients of the weights of micro-batch 0 replace those of the
-     * previous step; those of later ones are added. */
+    /* Runs the backward pass of a micro-batch. If inputs and weights have separate calls, the call for the
+     * inputs comes first. `deltas` has the gradients of the outputs (NULL in the last stage, and for
+     * GRADIENTS_OF_WEIGHTS alone). `in_deltas` receives the gradients of the inputs (NULL in the first
+     * stage). The weight gradients of micro-batch 0 replace those of the previous step; the weight gradients
+     * of later micro-batches are added. */
     enum status (*backward)(void *state, const struct micro *micro, enum gradients_of of, const float *deltas,
                             float *in_deltas);
 
     /* Updates the parameters with the gradients of the step. */
     enum status (*update)(void *state, uint64_t step);
 
-    /* Makes copies between `memory`, which has the arrays of forward() and backward(), and a device faster,
-     * and ends this. Both are NULL if the engine does not use a device. */
+    /* pin() makes copies between `memory` and a device faster; `memory` contains the arrays that are passed
+     * to forward() and backward(). unpin() undoes this. Both are NULL if the engine does not use a device. */
     enum status (*pin)(void *memory, size_t bytes);
     void (*unpin)(void *memory);
 };
@@ -135,16 +136,16 @@ static inline uint32_t train_equal_part(const struct train *train)
     return train->batch / ranks + (train->batch % ranks != 0);
 }
 
-/* Returns the most samples that a rank has in a step. Engines allocate memory for that many samples, and pass
- * as many at a time through the network in evaluate(). */
+/* Returns the maximum number of samples that this rank has in a step. Engines allocate memory for this number
+ * of samples. evaluate() passes at most this number of samples through the network at a time. */
 static inline uint32_t train_share_max(const struct train *train)
 {
     return train->share_max ? train->share_max : train_equal_part(train);
 }
 
 /* Returns the value of share_max that a rank needs for its current share, or for any share that it may get
- * later if `any` is true. A rank with a small share has room for an equal part, for the sake of evaluate().
- */
+ * later if `any` is true. A rank with a small share gets room for an equal part, because evaluate() uses
+ * batches of this size. */
 static inline uint32_t train_room(const struct train *train, bool any)
 {
     uint32_t equal = train_equal_part(train), own = (uint32_t)train_share(train, 0).count;
@@ -246,7 +247,7 @@ struct engine_bounds {
 
 /* Where an engine has its gradients when it calls train->exchange. */
 enum gradients_in {
-    GRADIENTS_ALONE,     /* the engine does not call it, so it trains on one rank only */
+    GRADIENTS_ALONE,     /* the engine never calls train->exchange, so it trains on one rank only */
     GRADIENTS_IN_HOST,   /* in host memory */
     GRADIENTS_IN_DEVICE, /* in device memory */
     GRADIENTS_IN_GRAPH,  /* in device memory; the calls are captured in a CUDA graph */
@@ -255,8 +256,8 @@ enum gradients_in {
 struct engine {
     const char *name; /* for messages */
     struct engine_bounds bounds;
-    bool scales_loss; /* whether the engine uses loss_scale.h; set() replaces a scale of 0 by the initial one
-                       */
+    bool scales_loss; /* whether the engine uses loss_scale.h; set() replaces a scale of 0 by the initial
+                         scale */
     bool feeds;       /* supports every enum data_feed; otherwise only DATA_STORED */
     enum gradients_in gradients_in; /* where steps() passes the gradients to train->exchange */
 

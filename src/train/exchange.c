@@ -22,7 +22,7 @@ static bool is_wanted(int sync, const struct exchange_method *method)
     return sync == 0 || strcmp(exchange_names[sync], method->name) == 0;
 }
 
-/* Appends the reason of status_text() to `reasons`. */
+/* Appends "name: " and status_text() to `reasons`. */
 static void add_reason(char *reasons, size_t bytes, const char *name)
 {
     size_t used = strlen(reasons);
@@ -51,7 +51,8 @@ enum status exchange_probe(int sync, const struct engine *engine)
     return no_method(sync, reasons);
 }
 
-/* Opens `mpi`, in host memory or through it, depending on the engine of this rank. Collective. */
+/* Opens exchange_mpi or exchange_staged, depending on where the engine of this rank has its gradients.
+ * Collective. */
 static enum status open_mixed(int sync, const struct engine *engine, struct exchange *exchange)
 {
     enum status status = STATUS_UNAVAILABLE;

@@ -1,7 +1,7 @@
 /* An exchange adds up the gradients of all ranks of a training run. Engines call it between the backward pass
  * and the update; they know nothing else of ranks. docs/distributed.md describes the methods.
  *
- * A new method is one file and one word of METHODS (exchange.c). */
+ * To add a method, write one file and add its name to METHODS (exchange.c). */
 #ifndef FDSL_TRAIN_EXCHANGE_H
 #define FDSL_TRAIN_EXCHANGE_H
 
@@ -17,7 +17,7 @@ struct exchange;
 struct model;
 
 /* A method implements either sum(), for gradients in host memory, or begin(), end() and settle(), for
- * gradients in device memory. Of those two groups, the functions of the other group are NULL. */
+ * gradients in device memory. The functions of the other group are NULL. */
 struct exchange_method {
     const char *name; /* as in --sync and in the column `exchange` */
 
@@ -54,9 +54,9 @@ struct exchange {
     const struct exchange_method *method;
     void *state;  /* of the method */
     int device;   /* CUDA device, for gradients in device memory */
-    size_t count; /* the most gradients of a step, or 0 if sum() tells */
-    /* If engines of some ranks have their gradients in host memory and others in device memory: their model.
-     * All engines then pass gradients in the layout of the model's arena. NULL otherwise. */
+    size_t count; /* maximum number of gradients per step; 0 if only the calls of sum() pass the number */
+    /* NULL, unless the gradients of some ranks are in host memory and those of other ranks in device memory.
+     * In that case the model; all engines then pass gradients in the layout of the model's arena. */
     const struct model *mixed;
     /* Seconds in which the training waited for the exchange, including waiting for other ranks; NaN: not
      * known. Callers reset it to 0. */
@@ -77,7 +77,7 @@ static inline enum status exchange_sum(struct exchange *exchange, enum status st
     return status;
 }
 
-/* As method->settle(); does nothing without an exchange. */
+/* Calls method->settle(). Does nothing if `exchange` is NULL. */
 static inline enum status exchange_settle(struct exchange *exchange)
 {
     return exchange ? exchange->method->settle(exchange) : STATUS_OK;
@@ -93,17 +93,18 @@ extern const char *const exchange_names[];
 enum status exchange_probe(int sync, const struct engine *engine);
 
 /* Collective: opens method number `sync`, or, with "auto", the first method that works with this engine on
- * these ranks. `exchange` holds the device, the count and `mixed`. With `mixed`, only mpi works. The caller
- * closes it, also after a failure. */
+ * these ranks. The caller has set the members device, count and mixed of `exchange`. If `mixed` is not NULL,
+ * only mpi works. The caller closes the exchange, also after a failure. */
 enum status exchange_open(int sync, const struct engine *engine, struct exchange *exchange);
 
-/* Ignores an exchange that was not opened. */
+/* Closes an exchange. Does nothing if it was not opened. */
 void exchange_close(struct exchange *exchange);
 
-/* Adds up in host memory over MPI (exchange_mpi.c). */
+/* Adds up gradients in host memory over MPI (exchange_mpi.c). */
 extern const struct exchange_method exchange_mpi;
 
-/* Add up in device memory (cuda/train/exchange.cu). exchange_staged is `mpi` through pinned host memory. */
+/* Add up gradients that are in device memory (cuda/train/exchange.cu). exchange_staged is also named `mpi`;
+ * it copies the gradients through pinned host memory. */
 extern const struct exchange_method exchange_peer, exchange_nccl, exchange_staged;
 
 FDSL_C_END

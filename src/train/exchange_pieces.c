@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-/* Opens the reducer of a piece. In all steps but the first, it is open. Collective. */
+/* Opens the reducer of a piece, unless an earlier step has opened it. Collective. */
 static enum status open_piece(struct exchange_pieces *pieces, size_t index, enum status status, size_t count)
 {
     if (index >= pieces->count) {

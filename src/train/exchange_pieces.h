@@ -11,12 +11,12 @@
 #include "machine/comm.h"
 #include "train/model.h"
 
-#define EXCHANGE_PART_VALUES  ((size_t)1 << 18) /* the least values of a part, except the last one */
+#define EXCHANGE_PART_VALUES  ((size_t)1 << 18) /* minimum values per part; the last may have fewer */
 #define EXCHANGE_PIECE_VALUES ((size_t)1 << 18) /* values that are added up at a time: 1 MiB */
 
-/* In the backward pass, all gradients from a layer's on to `end` are final, in the layout of the model's
- * arena. Returns whether they are the next part to exchange: if they are enough, or if the layer is the first
- * one. Sets `*first` to the index of the first of them. */
+/* Call after the backward pass of a layer. The next part to exchange would contain the gradients from this
+ * layer to index `end` of the model's arena, which are final. Returns true if the part is large enough, or if
+ * this layer is the last one of the backward pass. Sets `*first` to the index where the part begins. */
 static inline bool exchange_is_part(const struct model *model, const struct layer *layer, size_t end,
                                     size_t *first)
 {
@@ -25,7 +25,7 @@ static inline bool exchange_is_part(const struct model *model, const struct laye
     return last || (layer->weight_values && end - *first >= EXCHANGE_PART_VALUES);
 }
 
-/* The reducers of all pieces of a step. Zero-initialised: no pieces. */
+/* The reducers of all pieces of a step. A zeroed struct has no pieces. */
 struct exchange_pieces {
     struct comm_reducer **reducers;
     size_t count;
@@ -33,14 +33,14 @@ struct exchange_pieces {
 
 FDSL_C_BEGIN
 
-/* Collective, as comm_reduce(): adds up the `count` values of piece number `index`. All ranks must pass the
+/* Collective, like comm_reduce(): adds up the `count` values of piece number `index`. All ranks must pass the
  * same pieces in the same order in every step. `status` is the status of this rank so far; if it is a failure
  * on any rank, all ranks return it, and the values are undefined. */
 enum status exchange_piece_sum(struct exchange_pieces *pieces, size_t index, enum status status,
                                float *values, size_t count);
 
-/* Collective: adds up all gradients of a step, in the layout of the model's arena, in the parts and pieces in
- * which an engine on a GPU passes them. */
+/* Collective: adds up all gradients of a step, which are in the layout of the model's arena. Divides them
+ * into the same parts and pieces as an engine on a GPU. */
 enum status exchange_pieces_sum(struct exchange_pieces *pieces, const struct model *model, enum status status,
                                 float *gradients);
 

@@ -222,7 +222,8 @@ static enum status judge(const struct opened *opened, void *state, double *loss,
     const struct data_set *set = &opened->data.sets[DATA_TEST];
     float *logits = malloc((size_t)set->count * opened->model.classes * sizeof *logits);
     enum status status =
-        logits ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for %" PRIu32 " logits", set->count);
+        logits ? STATUS_OK
+               : status_set(STATUS_FAILED, "out of memory for the logits of %" PRIu32 " samples", set->count);
     if (status == STATUS_OK)
         status = inferrer->engine->evaluate(inferrer->state, DATA_TEST, 0, set->count, logits);
     if (status == STATUS_OK)

@@ -100,9 +100,10 @@ const struct model_table model_tables[] = {
     TABLE(cnn, false, "two convolutions 3 x 3, dropout, two linear layers: PyTorch's MNIST example"),
     TABLE(cnn3d, true, "two convolutions 3 x 3 x 3, two linear layers"),
     NAMED("cnn-fdsl", cnn_fdsl, false,
-          "three residual blocks, the mean, one linear layer: images of any size"),
+          "three residual blocks, global average pooling, one linear layer; images of any size"),
     NAMED("cnn-deep", cnn_deep, false,
-          "eight equal residual blocks, the mean, one linear layer: for pipelines; images of any size"),
+          "eight equal residual blocks, global average pooling, one linear layer: for pipelines; images of "
+          "any size"),
     {0},
 };
 
@@ -287,7 +288,8 @@ double model_flops(const struct model *model, const struct model_savings *saving
 
 /* ---- Building a model ---- */
 
-/* "conv1", "conv2", "relu1": numbered per kind, as PyTorch modules usually are. */
+/* Names a layer by its kind and its number among the layers of this kind, as PyTorch modules usually are:
+ * "conv1", "conv2", "relu1". */
 static void name_layer(struct layer *layer, uint32_t counts[LAYER_KINDS])
 {
     static const char *const kinds[LAYER_KINDS] = {"conv", "relu", "pool", "dropout", "fc", "add", "mean"};
@@ -346,7 +348,8 @@ bool model_may_cut(const struct model *model, uint32_t layer)
     return may;
 }
 
-/* Tensors are in the order of their layers, so those of a slice are consecutive. */
+/* Copies the tensors of the slice. Tensors are in the order of their layers, so the tensors of a slice are
+ * consecutive. */
 static void take_tensors(const struct model *whole, struct model *slice)
 {
     slice->tensor_count = 0;

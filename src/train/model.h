@@ -26,7 +26,7 @@ enum layer_kind {
     LAYER_POOL,
     LAYER_DROPOUT,
     LAYER_LINEAR,
-    LAYER_ADD,  /* sum of two outputs: of the layer before it and of an earlier layer of the same shape */
+    LAYER_ADD,  /* sum of the outputs of the previous layer and of an earlier layer of the same shape */
     LAYER_MEAN, /* mean of each channel over all positions */
     LAYER_KINDS
 };
@@ -36,7 +36,7 @@ struct layer_spec {
     enum layer_kind kind;
     uint32_t channels;           /* output channels of a convolution or linear layer; 0: number of classes */
     uint32_t kernel[MODEL_AXES]; /* kernel of a convolution (stride 1), or window and stride of max-pooling */
-    uint32_t padding[MODEL_AXES]; /* zero padding on either side of a convolution */
+    uint32_t padding[MODEL_AXES]; /* zero padding on each side of a convolution's input */
     float rate;                   /* dropout rate: a multiple of 1/256, see draw_kept() */
     uint32_t back; /* LAYER_ADD: the earlier layer is `back` layers before this one. No ReLU or dropout may
                       directly follow the earlier layer, because engines run them in place */
@@ -83,7 +83,8 @@ struct model {
     size_t arena_values; /* size of an arena, alignment gaps included; the gaps are always zero */
     size_t input_values, output_values; /* per sample; output_values sums the outputs of all layers */
     double multiplications;             /* multiply-adds of one sample's forward pass */
-    /* Of a slice: its first layer and the offset of its arena in those of the whole network; otherwise 0. */
+    /* In a slice: its first layer in the whole network, and the offset of its arena in the whole network's
+     * arena. Otherwise 0. */
     uint32_t first_layer;
     size_t arena_first;
 };
@@ -126,9 +127,9 @@ enum status model_build(const struct model_table *table, struct shape input, uin
  * layer. A LAYER_ADD may use layers of its slice and the input of its slice, but no earlier layer. */
 bool model_may_cut(const struct model *model, uint32_t layer);
 
-/* Makes `slice` a network of the layers first .. end - 1 of `whole`, between two cuts. Its arenas are the
- * parts of the whole network's arenas from arena_first on. A slice that does not end with the last layer
- * outputs the activations of its last layer instead of logits. */
+/* Makes `slice` a network of the layers first .. end - 1 of `whole`, between two cuts. Each of its arenas is
+ * the part of the whole network's arena that begins at arena_first. A slice that does not end with the last
+ * layer outputs the activations of its last layer instead of logits. */
 void model_slice(const struct model *whole, uint32_t first, uint32_t end, struct model *slice);
 
 /* Returns the minimum number of floating-point operations per sample. Counts the multiply-adds of

@@ -27,7 +27,7 @@ typedef train_real real;
 
 struct naive {
     const struct train *train;
-    uint32_t batch; /* capacity in samples: the most that this rank has in a step or, in a pipeline, keeps */
+    uint32_t batch; /* capacity in samples: maximum per step or, in a pipeline, maximum kept at a time */
     real *parameters, *gradients, *m, *v;
     real *inputs;  /* batch x input_values */
     real *outputs; /* outputs of all layers: batch x out_values each, at the offsets layer->output * batch */
@@ -255,8 +255,8 @@ static enum status naive_get(void *state, struct train_state *into)
     return STATUS_OK;
 }
 
-/* Adds the loss of the sample at index `j` to `*loss`, and starts its backward pass. The step has `total`
- * samples on all ranks. */
+/* Adds the loss of the sample at index `j` to `*loss`, and computes the gradient of its logits. The step has
+ * `total` samples on all ranks. */
 static void take_loss(struct naive *naive, uint32_t sample, uint32_t j, uint32_t total, double *loss)
 {
     const struct train *train = naive->train;
@@ -294,7 +294,7 @@ static double learn(struct naive *naive, uint32_t epoch, uint32_t count, uint32_
     return loss;
 }
 
-/* Adds up the gradients of all ranks. `status` is that of this rank's step so far. */
+/* Adds up the gradients of all ranks. `status` is the status of this rank's step so far. */
 static enum status add_up(struct naive *naive, enum status status)
 {
 #ifdef FDSL_DOUBLE /* exchanges add up floats, and the oracle computes the steps of all ranks itself */

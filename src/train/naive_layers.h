@@ -11,7 +11,7 @@
 #include "data/draws.h"
 #include "train/model.h"
 
-/* What a layer needs to know about the current sample. */
+/* Data about the current sample that the layers need. */
 struct passing {
     uint64_t seed;
     uint32_t epoch, sample;

@@ -7,9 +7,10 @@
 #include "machine/comm.h"
 #include "train/pipeline.h"
 
-#define TRIALS 4 /* runs of a piece; the fastest counts, and the first one warms up */
+#define TRIALS 4 /* runs per piece: the first one warms up, and the fastest one counts */
 
-/* Writes the first layer of each piece, and the number of layers after them. Returns the number of pieces. */
+/* Divides the network at all possible cuts into pieces. Writes the first layer of each piece to `starts`,
+ * followed by the number of layers. Returns the number of pieces. */
 static uint32_t find_pieces(const struct model *model, uint32_t *starts)
 {
     uint32_t pieces = 0;
@@ -45,7 +46,8 @@ static bool trial_new(const struct model *piece, uint32_t capacity, struct trial
     trial->outputs = trial->inputs + in;
     trial->deltas = trial->outputs + out;
     trial->in_deltas = trial->deltas + out;
-    /* Positive inputs, and gradients that no ReLU or pooling of zeros removes: zeros would cost less. */
+    /* Inputs and gradients are positive, so that ReLU and pooling do not turn them into zeros: zeros would
+     * cost less time. */
     for (size_t i = 0; i < in; i++)
         trial->inputs[i] = 0.5f + (float)(i % 7) * 0.125f;
     for (size_t i = 0; i < out; i++)
@@ -77,7 +79,7 @@ static enum status run_trial(const struct train *piece, const struct engine *eng
     return STATUS_OK;
 }
 
-/* Runs an opened piece with the parameters of this seed. */
+/* Measures a piece whose engine is open. Its parameters are initialised from the seed of the training run. */
 static enum status run_trials(const struct train *piece, const struct engine *engine, void *state,
                               double *seconds)
 {
@@ -125,8 +127,8 @@ static enum status measure_piece(const struct train *train, const struct engine 
 
 /* ---- Cuts ---- */
 
-/* Fills `begins` with as few slices of at most `most` as possible; the last slices have one piece each if
- * there would be fewer slices than stages. Returns whether `stages` slices suffice. */
+/* Fills `begins` with slices that cost at most `most` each. Each slice has as many pieces as possible, but
+ * leaves at least one piece for each later slice. Returns whether `stages` slices suffice. */
 static bool fill(const uint32_t *starts, const double *costs, uint32_t pieces, uint32_t stages, double most,
                  uint32_t *begins)
 {

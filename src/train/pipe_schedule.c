@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Simulated steps. The first steps fill the pipeline; the last one has the steady state. */
+/* Number of simulated steps. The first steps fill the pipeline; the last one is in the steady state. */
 #define STEPS 8
 
 const char *const pipe_schedule_names[] = {"gpipe", "1f1b", "zb-h1", NULL};
@@ -90,7 +90,7 @@ static double arrival(const struct simulation *simulation, uint32_t stage, const
     if (op->kind == PIPE_FORWARD)
         return stage == 0 ? 0 : simulation->forward[at - simulation->micros];
     if (op->kind == PIPE_WEIGHTS || stage + 1 == simulation->stages)
-        return 0; /* the stage itself has computed it earlier in its list */
+        return 0; /* the stage itself has computed this input earlier in its list */
     return simulation->backward[at + simulation->micros];
 }
 

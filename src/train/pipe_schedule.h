@@ -1,5 +1,5 @@
-/* Schedules of a training step on a pipeline: in which order a stage computes the forward and backward passes
- * of its micro-batches. All functions are pure; docs/pipeline.md describes the schedules. */
+/* Schedules of a training step on a pipeline: the order in which a stage computes the forward and backward
+ * passes of its micro-batches. All functions are pure; docs/pipeline.md describes the schedules. */
 #ifndef FDSL_TRAIN_PIPE_SCHEDULE_H
 #define FDSL_TRAIN_PIPE_SCHEDULE_H
 
@@ -41,12 +41,12 @@ bool pipe_splits(enum pipe_schedule schedule);
 uint32_t pipe_ops(enum pipe_schedule schedule, uint32_t stages, uint32_t micros, uint32_t stage,
                   struct pipe_op *ops);
 
-/* Returns the largest number of micro-batches whose activations the stage must keep at a time: those with a
- * forward pass, but without the gradients of the weights. */
+/* Returns the largest number of micro-batches whose activations the stage must keep at a time: micro-batches
+ * whose forward pass is done, but whose weight gradients are not. */
 uint32_t pipe_live(enum pipe_schedule schedule, uint32_t stages, uint32_t micros, uint32_t stage);
 
 /* Returns the share of a step's time in which a stage waits if all operations take the same time on all
- * stages (PIPE_BOTH twice as long), messages take none, and the update is left out. */
+ * stages (PIPE_BOTH twice as long), messages take no time, and the update does not count. */
 double pipe_bubble(enum pipe_schedule schedule, uint32_t stages, uint32_t micros);
 
 /* Seconds of a stage's operations per micro-batch, by enum pipe_kind, and of its update per step. */
@@ -54,9 +54,9 @@ struct pipe_times {
     double of[PIPE_KINDS], update;
 };
 
-/* Simulates consecutive steps with these times of each stage, with messages that take no time. Sets `waits`
- * to the share of the time of its operations and waits in which each stage waits, in the steady state.
- * Returns false if memory runs out. */
+/* Simulates consecutive steps with these times of each stage; messages take no time. Sets waits[s] to the
+ * fraction of time in which stage s waits in the steady state. The time of the update does not count. Returns
+ * false if memory runs out. */
 bool pipe_simulate(enum pipe_schedule schedule, uint32_t stages, uint32_t micros,
                    const struct pipe_times *times, double *waits);
 

@@ -106,12 +106,12 @@ static enum status check_same(const struct train_job *job, const struct checkpoi
     if (strncmp(words, "train-samples=", 14) == 0 || strncmp(words, "test-samples=", 13) == 0)
         return refuse_samples(job, checkpoint);
     bool rate = strncmp(words, "lr=", 3) == 0, batch = strncmp(words, "batch=", 6) == 0;
-    return status_set(STATUS_USAGE, "--resume: the checkpoints in %s were written with other options: %s%s",
-                      job->checkpoints, words,
-                      rate ? "; give the rate of the checkpoint as --lr, without --lr-scale"
-                      : batch
-                          ? "; choose --batch so that a step of all ranks has the samples of the checkpoint"
-                          : "");
+    return status_set(
+        STATUS_USAGE, "--resume: the checkpoints in %s were written with other options: %s%s",
+        job->checkpoints, words,
+        rate    ? "; give the rate of the checkpoint as --lr, without --lr-scale"
+        : batch ? "; choose --batch so that all ranks together use as many samples per step as before"
+                : "");
 }
 
 static enum status resume(struct trainer *trainer, bool *found)
@@ -179,7 +179,7 @@ static enum status take_beginning(struct trainer *trainer)
     return take_folder(trainer);
 }
 
-/* Opens the engine, and gives it the state of rank 0 from which training begins. */
+/* Opens the engine, and sets its state to the state of rank 0, with which training begins. */
 static enum status begin(struct trainer *trainer, const struct resources *resources)
 {
     enum status status = trainer_join(trainer, resources);
@@ -238,8 +238,9 @@ static enum status go_before(struct trainer *trainer, uint32_t epoch, uint32_t s
     return trainer->engine->get(trainer->state, before);
 }
 
-/* Finds the layer that made the loss non-finite. From the state before the step with this loss, the reference
- * finds the first layer with a non-finite output. Fails on the ranks whose own samples had this loss. */
+/* Finds the layer that made the loss non-finite: restores the state before the step with this loss, and lets
+ * the reference find the first layer with a non-finite output. Returns an error on the ranks whose own
+ * samples had this loss. */
 static enum status explain_bad_loss(struct trainer *trainer, uint64_t bad_step)
 {
     const struct train *train = &trainer->train;

@@ -23,7 +23,7 @@ struct train_job {
     uint32_t epochs;
     uint32_t verify_steps;
     const char *checkpoints; /* a folder; NULL: none */
-    uint32_t keep;           /* how many checkpoints the folder keeps */
+    uint32_t keep;           /* number of checkpoints that the folder keeps */
     bool resume, allow_nan;
     struct pipeline_plan pipeline; /* stages = 0: data-parallel */
     int sync;                      /* value of --sync, for exchange_open() */
@@ -48,13 +48,13 @@ struct train_epoch {
     bool scales_loss;       /* whether the engine scales the loss; if not, the next two members are unused */
     uint64_t skipped;       /* steps skipped because of overflow */
     double loss_scale;      /* loss scale after the epoch's last step */
-    double data_s, epoch_s; /* seconds of waiting for samples (negative: not known); seconds of the epoch */
+    double data_s, epoch_s; /* seconds of waiting for samples (negative: not known); epoch duration */
     double generate_s;      /* seconds spent generating samples (DATA_LIVE) */
     const char *exchange;   /* the method that adds up the gradients of the ranks; "" with one rank */
     double exchange_s;      /* seconds in which this rank exchanged gradients, including waiting */
     uint64_t memory_bytes;
-    /* Pipelines only: the layers of this rank, and the share of its time in which it waits: measured, and
-     * simulated with the measured times of all stages. */
+    /* Pipelines only: the layers of this rank, and the fraction of its time in which it waits. `bubble` is
+     * measured; `bubble_ideal` is simulated with the measured times of all stages. */
     char layers[2 * MODEL_NAME_MAX + 1];
     double bubble, bubble_ideal;
 };
@@ -91,7 +91,8 @@ const char *trainer_kept(const void *state);
 enum status trainer_end(const void *input, void *state, uint64_t runs);
 
 /* Compares the engine with the oracle. `*wrong` becomes the number of losses and parameter tensors that
- * differ by more than the bounds of their engines (the largest of all ranks). Restores the state afterwards.
+ * differ by more than the bounds. The bounds are the largest of all ranks, whose engines may differ. Restores
+ * the state afterwards.
  *
  * If `number` is 0 (before the first epoch), compares job->verify_steps steps from the current state. After
  * every five steps, the oracle's state is copied to the engine.

@@ -12,11 +12,10 @@
 #include "machine/device.h"
 #include "machine/memory.h"
 
-#define MEMORY_STEPS                                                                                         \
-    64                    /* memory counts in steps of 1/64 of the largest, so that equal machines are equal \
-                           */
+/* Free memory is rounded to steps of 1/64 of the largest rank's, so that equal machines get equal weights. */
+#define MEMORY_STEPS 64
 #define REPORT_GAIN  0.1  /* report a straggler if other shares would save a larger part of a step's time */
-#define REPORT_MIN_S 0.25 /* in less time, the measured speeds are too uncertain for a report */
+#define REPORT_MIN_S 0.25 /* after a shorter epoch, the measured speeds are too uncertain for a report */
 
 /* ---- At the beginning ---- */
 
@@ -49,7 +48,8 @@ static enum status weigh_memory(const struct trainer *trainer, const struct reso
     return STATUS_OK;
 }
 
-/* Returns whether the shares depend on measurements, so that a resumed run needs those of the checkpoint. */
+/* Returns whether the shares depend on measurements. A resumed run then needs the shares of the
+ * checkpoint. */
 static bool depends_on_measurements(const struct train_job *job)
 {
     return job->balance == BALANCE_MEASURED || job->balance == BALANCE_MEMORY;
@@ -96,8 +96,8 @@ void trainer_use_shares(struct trainer *trainer)
 
 /* ---- After an epoch ---- */
 
-/* Returns the samples per second that this rank computes, without the time in which it waits for the
- * exchange. NaN if the exchange is not timed. */
+/* Returns the speed of this rank in samples per second. The time in which it waits for the exchange does not
+ * count. NaN if the exchange is not timed. */
 static double own_speed(const struct trainer *trainer)
 {
     return (double)train_share_of_epoch(&trainer->train) / (trainer->epoch_s - trainer->exchange_s);
@@ -122,7 +122,8 @@ static void report_straggler(struct trainer *trainer)
     }
     trainer->reported = true;
     status_warn("the ranks are uneven: rank %" PRIu32 " computes %" PRIu32 " samples of each step at %.0f "
-                "samples/s, rank %" PRIu32 " %" PRIu32 " at %.0f, and the others wait for the slowest; "
+                "samples/s, rank %" PRIu32 " computes %" PRIu32
+                " at %.0f, and all ranks wait for the slowest; "
                 "--balance measured divides the samples by speed, and would save about %.0f %% of the time",
                 slow, shares[slow], speeds[slow], fast, shares[fast], speeds[fast], 100 * gain);
 }

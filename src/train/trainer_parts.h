@@ -20,8 +20,8 @@ struct trainer {
     struct exchange exchange; /* its method is NULL with one rank */
     const struct engine *engine;
     struct engine_bounds bounds; /* the largest of all ranks, whose engines may differ */
-    struct pipeline_plan
-        pipeline; /* job->pipeline, with the engine of the stages; then `engine` is `piped` */
+    /* job->pipeline, with the engine of the stages. In a pipeline, `engine` points to `piped`. */
+    struct pipeline_plan pipeline;
     struct engine piped;
     struct pipe_measured piped_epoch; /* of the latest epoch */
     void *state;                      /* state of the engine */
@@ -30,10 +30,10 @@ struct trainer {
     struct train_totals totals;  /* totals of the latest epoch, over all ranks */
     struct train_totals *shares; /* room for the totals of each rank */
     uint64_t own_bad_step;       /* as totals.bad_step, but only for the samples of this rank */
-    double epoch_s, exchange_s;  /* seconds of the latest epoch, and those spent in the exchange */
+    double epoch_s, exchange_s;  /* duration of the latest epoch; the part of it spent in the exchange */
     float *logits;               /* logits of the test set */
     uint32_t *next;              /* shares of the next epoch; NULL with one rank */
-    double *speeds;              /* room for a number of each rank */
+    double *speeds;              /* room for one number per rank */
     bool reported;               /* whether a straggler was reported */
     int lock;                    /* lock of the checkpoint folder; negative: none */
 
@@ -47,11 +47,11 @@ struct trainer {
 enum status trainer_join(struct trainer *trainer, const struct resources *resources);
 void trainer_leave(struct trainer *trainer);
 
-/* Gives all ranks the state of rank 0, from which training begins. STATUS_USAGE if the initial parameters
- * that the ranks computed or read differ. */
+/* Copies the state of rank 0, with which training begins, to all ranks. STATUS_USAGE if the initial
+ * parameters that the ranks computed or read differ. */
 enum status trainer_share_state(struct trainer *trainer);
 
-/* As engine->steps(), set() and get(). If one of them fails on one rank, it fails on all. */
+/* Call engine->steps(), set() and get(). If one of them fails on one rank, it fails on all. */
 enum status trainer_steps(struct trainer *trainer, uint32_t epoch, uint32_t first, uint32_t count);
 enum status trainer_set(struct trainer *trainer, const struct train_state *from);
 enum status trainer_get(struct trainer *trainer, struct train_state *into);
@@ -66,7 +66,7 @@ enum status trainer_check_parameters(const struct trainer *trainer);
 /* Pipelines only: describes the stage of this rank and its latest epoch. */
 enum status trainer_report_stage(const struct trainer *trainer, struct train_epoch *epoch);
 
-/* Combines what the ranks found wrong, so that all ranks take the same decisions. */
+/* Combines the verification results of all ranks, so that all ranks make the same decisions. */
 enum status trainer_combine_found(struct found *found);
 
 /* ---- trainer_balance.c: the shares of the ranks. These functions do nothing with one rank ---- */

@@ -8,7 +8,7 @@
 #include "core/fnv.h"
 #include "machine/comm.h"
 
-#define SPREAD_BYTES ((size_t)1 << 30) /* the most bytes per broadcast; MPI counts in int */
+#define SPREAD_BYTES ((size_t)1 << 30) /* maximum size of a broadcast; MPI counts in int */
 
 /* Sets `*mixed` to the model if some ranks have their gradients in host memory and others in device memory,
  * else to NULL. Collective. */
@@ -105,8 +105,9 @@ enum status trainer_share_state(struct trainer *trainer)
     return spread(now->state.v, bytes);
 }
 
-/* Exchanges in host memory agree on the status. Other ranks wait for an exchange in device memory inside
- * their GPU, where no message reaches them. */
+/* Handles a failure after an exchange. An exchange in host memory returns the same status on all ranks. In an
+ * exchange in device memory, the other ranks wait inside GPU kernels, where no message reaches them, so this
+ * rank aborts all ranks. */
 static enum status after_exchange(const struct trainer *trainer, enum status status)
 {
     const struct exchange_method *method = trainer->exchange.method;
@@ -128,8 +129,7 @@ enum status trainer_get(struct trainer *trainer, struct train_state *into)
     return comm_agree(trainer->engine->get(trainer->state, into));
 }
 
-/* Adds up what the ranks trained. The order of the sums is fixed, so that repeated runs give the same bits.
- */
+/* Combines the totals of all ranks. The order of the sums is fixed, so repeated runs are bit-identical. */
 static void combine(const struct train_totals *shares, int ranks, struct train_totals *totals)
 {
     *totals = shares[0];

@@ -22,7 +22,7 @@ struct graph_state {
     int device;
     bool colour;
     cudaStream_t stream;
-    /* Several ranks: a stream for the update of fc1's weights, and the event at its end. */
+    /* With several ranks: the stream that updates fc1's weights, and the event after the update. */
     cudaStream_t beside;
     cudaEvent_t applied;
     struct allocations allocations;
@@ -78,7 +78,7 @@ template <class NET> static bool has_shape(const struct shape *shape)
            shape->width == NET::width;
 }
 
-/* The variant to suggest for networks that this engine does not support. */
+/* Returns the variant to suggest for networks that this engine does not support. */
 static const char *other_variant(const struct train *train)
 {
     return train->forward_only ? "infer-cuda" : "train-cuda";
@@ -139,7 +139,7 @@ static enum status open_data(struct graph_state *graph)
     return STATUS_OK;
 }
 
-/* Allocates what training and inference both need. */
+/* Allocates the arrays that both training and inference need. */
 static enum status open_forward(struct graph_state *graph)
 {
     struct graph_plan *plan = &graph->plan;
@@ -220,8 +220,8 @@ static enum status exchange_part(struct graph_state *graph, uint32_t first, uint
     return exchange->method->begin(exchange, graph->plan.gradients + first, end - first, graph->stream);
 }
 
-/* Enqueues the exchange of the gradients of fc1's weights, 98 % of all, and the update of these weights. Both
- * run beside the backward pass through the convolutions. */
+/* Enqueues the exchange of the gradients of fc1's weights (98 % of all gradients), and the update of these
+ * weights. Both run concurrently with the backward pass through the convolutions. */
 static enum status exchange_fc1(struct graph_state *graph, uint32_t fc1)
 {
     struct exchange *exchange = graph->train->exchange;

@@ -68,16 +68,16 @@ typedef graph_net<3, 32, 32, 28, 56> graph_colour;
 #define CONV2_PITCH (CONV2_DEPTH * 2 + 16) /* bytes */
 #define CONV2_BYTES (CONV2_CHANNELS * CONV2_PITCH)
 
-/* Byte offset of a 16-byte piece of conv1's output in shared memory. A pixel has 32 bf16 values: four pieces.
- * They are swizzled by the pixel number. The same piece of eight consecutive pixels is then in eight
- * different bank groups. */
+/* Returns the byte offset of a 16-byte piece of conv1's output in shared memory. A pixel has 32 bf16 values:
+ * four pieces. They are swizzled by the pixel number. The same piece of eight consecutive pixels is then in
+ * eight different bank groups. */
 FDSL_HD uint32_t conv1_piece(uint32_t pixel, uint32_t piece)
 {
     return pixel * 64 + ((piece ^ (pixel >> 1 & 3)) << 4);
 }
 
-/* Byte offset of a 16-byte piece of the gradient of conv2's output in shared memory, swizzled. A pixel has 64
- * bf16 values: eight pieces. */
+/* Returns the byte offset of a 16-byte piece of the gradient of conv2's output in shared memory, swizzled. A
+ * pixel has 64 bf16 values: eight pieces. */
 FDSL_HD uint32_t delta_piece(uint32_t pixel, uint32_t piece)
 {
     return pixel * 128 + ((piece ^ (pixel & 7)) << 4);
@@ -105,8 +105,9 @@ struct graph_share {
 };
 
 /* Kernel arguments of a step. They do not change from step to step. Pointers are to device memory. `batch` is
- * the most samples of this rank in a step. `rows` is `batch` rounded up to a multiple of GRAPH_ROWS; rows
- * past the batch are zero. `parts` is the number of blocks that share the samples in graph_conv_back(). */
+ * the maximum number of samples of this rank in a step. `rows` is `batch` rounded up to a multiple of
+ * GRAPH_ROWS; rows past the batch are zero. `parts` is the number of blocks that share the samples in
+ * graph_conv_back(). */
 struct graph_plan {
     uint64_t seed;
     uint32_t batch, rows, samples, classes, parts;
@@ -154,8 +155,8 @@ enum status graph_dense(const struct graph_plan *plan, bool colour, bool trainin
 enum status graph_dense_back(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 enum status graph_conv_back(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 enum status graph_update(const struct graph_plan *plan, bool colour, cudaStream_t stream);
-/* With plan->apart: updates the parameters with the exchanged gradients first to end - 1, counted as in
- * gradient_place(). Both are multiples of four. */
+/* Only with plan->apart: updates the parameters whose exchanged gradients have the indices first to end - 1
+ * of gradient_place(). `first` and `end` are multiples of four. */
 enum status graph_apply(const struct graph_plan *plan, uint32_t first, uint32_t end, cudaStream_t stream);
 
 /* Returns the shared memory per block, in bytes, of the kernel that needs the most. */
@@ -258,9 +259,9 @@ static __device__ __forceinline__ float bf16_high(uint32_t word)
     return __uint_as_float(word & 0xffff0000u);
 }
 
-/* Index of the gradient of parameter `at` of the arena. The tensors after fc1's weights come first, then
- * those before them, then fc1's weights. So the gradients that are final last are contiguous, and one
- * exchange adds them up. */
+/* Returns the index in plan.gradients of the gradient of parameter `at` of the arena. The tensors after fc1's
+ * weights come first, then the tensors before fc1's weights, then fc1's weights. All gradients except those
+ * of fc1's weights are therefore contiguous, and one exchange adds them up. */
 FDSL_HD uint32_t gradient_place(uint32_t arena_values, uint32_t fc1_bias, uint32_t at)
 {
     return at < fc1_bias ? at + (arena_values - fc1_bias) : at - fc1_bias;
@@ -313,7 +314,8 @@ static __device__ __forceinline__ void take_image(const uint8_t *sample, const s
     }
 }
 
-/* Offset of tap k in the image, relative to the window's first pixel; 0 if k is padding of the depth. */
+/* Returns the offset of tap k in the image, relative to the window's first pixel; 0 if k is padding of the
+ * depth. */
 template <class NET> static __device__ __forceinline__ int tap_offset(int k)
 {
     return k < NET::taps1
@@ -321,7 +323,8 @@ template <class NET> static __device__ __forceinline__ int tap_offset(int k)
                : 0;
 }
 
-/* Index in the image of the first pixel of a window of conv1; `p` is the window's output pixel. */
+/* Returns the index in the image of the first pixel of a window of conv1; `p` is the window's output
+ * pixel. */
 template <class NET> static __device__ __forceinline__ int window_first(int p)
 {
     return p / NET::columns1 * NET::width + p % NET::columns1;

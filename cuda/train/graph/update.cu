@@ -71,7 +71,7 @@ static __device__ __forceinline__ void copy_parameter(const struct graph_plan &p
 }
 
 /* Updates the parameters whose gradients have the indices first to end - 1 of gradient_place(). Each thread
- * updates four adjacent ones. Tensors begin at multiples of four. */
+ * updates four adjacent parameters. Tensors begin at multiples of four. */
 static __global__ void __launch_bounds__(THREADS)
     apply_kernel(const __grid_constant__ struct graph_plan plan, uint32_t first, uint32_t end)
 {
