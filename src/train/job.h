@@ -44,6 +44,9 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
 enum status job_check_batch(const struct job_parameters *parameters, enum data_part part,
                             const struct data *data);
 
+/* Implements largest.given() of both workloads. */
+uint64_t job_batch(const void *parameters);
+
 /* Implements repartition() of `train`, `infer` and `exchange`: does nothing, because `infer` runs on one
  * rank, and rank 0 is never timed alone with the others. */
 enum status job_stay(void *input, void *parameters, const struct partition *partition);
