@@ -65,8 +65,8 @@ MEASURES = {
         close_p50_s close_p99_s close_p999_s decode_s augment_s checksum {COMPUTE}""",
     "train": """epoch steps parameters train_samples test_samples train_loss train_acc test_loss test_acc last_lr trained_s
         to_98_s to_99_s data_share memory_bytes generate_share generated_per_s opening_s init skipped_steps loss_scale
-        exchange exchange_share samples_per_step layers bubble bubble_ideal bubble_formula""",
-    "infer": "model epoch parameters test_samples test_loss test_acc memory_bytes",
+        exchange exchange_share samples_per_step layers bubble bubble_ideal bubble_formula batch_probes""",
+    "infer": "model epoch parameters test_samples test_loss test_acc memory_bytes batch_probes",
     "exchange": "count redop calls time_us algbw_gbs busbw_gbs checksum memory_bytes nccl_version",
 }
 MONITOR = """schema time_utc host job_id revision rank gpu device variant phase time_s gpu_utilisation_percent gpu_memory_bytes
@@ -74,7 +74,7 @@ MONITOR = """schema time_utc host job_id revision rank gpu device variant phase 
     read_bytes_per_s write_bytes_per_s"""
 COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}".split() for name in PARAMETERS}
 COLUMNS["monitor"] = MONITOR.split()
-CURRENT = {"synth": 7, "load": 7, "train": 6, "infer": 3, "exchange": 1, "monitor": 2}
+CURRENT = {"synth": 7, "load": 7, "train": 7, "infer": 4, "exchange": 1, "monitor": 2}
 
 # Former names of columns.
 RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
@@ -101,8 +101,8 @@ ADDED_AFTER = {
     "train": {2: f"feed fresh generate_share generated_per_s opening_s init skipped_steps loss_scale {ROOFLINE}",
               4: "sync lr_scale exchange exchange_share",
               5: "drop_last balance samples_per_step parallel stages microbatches schedule layers bubble bubble_ideal "
-                 "bubble_formula"},
-    "infer": {1: ROOFLINE},
+                 "bubble_formula", 6: "batch_probes"},
+    "infer": {1: ROOFLINE, 3: "batch_probes"},
     "exchange": {},
     "monitor": {1: "gpu read_bytes_per_s write_bytes_per_s"},
 }

@@ -62,15 +62,17 @@ Test(migrate, older_schemas_become_current)
                  {"load_4_b", "load/7", ""},
                  {"load_5", "load/7", ""},
                  {"load_6", "load/7", ""},
-                 {"train_1", "train/6", "time_cv time_sd_s"},
-                 {"train_2", "train/6", "roofline_share time_cv time_sd_s"},
-                 {"train_2_b", "train/6", "roofline_share time_cv time_sd_s"},
-                 {"train_2_c", "train/6", "roofline_share time_cv time_sd_s"},
-                 {"train_3", "train/6", ""},
-                 {"train_4", "train/6", ""},
-                 {"train_5", "train/6", ""},
-                 {"infer_1", "infer/3", "roofline_share"},
-                 {"infer_2", "infer/3", ""},
+                 {"train_1", "train/7", "time_cv time_sd_s"},
+                 {"train_2", "train/7", "roofline_share time_cv time_sd_s"},
+                 {"train_2_b", "train/7", "roofline_share time_cv time_sd_s"},
+                 {"train_2_c", "train/7", "roofline_share time_cv time_sd_s"},
+                 {"train_3", "train/7", ""},
+                 {"train_4", "train/7", ""},
+                 {"train_5", "train/7", ""},
+                 {"train_6", "train/7", ""},
+                 {"infer_1", "infer/4", "roofline_share"},
+                 {"infer_2", "infer/4", ""},
+                 {"infer_3", "infer/4", ""},
                  {"monitor_1", "monitor/2", ""}};
     put("compare.py", compare, sizeof compare - 1);
     EXPECT(0, "ls " OLD "*.csv | wc -l");
@@ -129,9 +131,9 @@ Test(migrate, implied_values)
 Test(migrate, values_keep_their_bytes)
 {
     EXPECT(0, "{ cat " OLD
-              "infer_2.csv | sed '2s/,vm,/,\"a \"\"b\"\", c\\nd\",/; 3s/,vm,/,\"v\\xffm\",/; s/$/\\r/'; "
+              "load_6.csv | sed '2s/,vm,/,\"a \"\"b\"\", c\\nd\",/; 3s/,vm,/,\"v\\xffm\",/; s/$/\\r/'; "
               "printf '\\n'; } > a.csv; cp a.csv b.csv; " MIGRATE "a.csv && "
-              "sed 's,^infer/2,infer/3,' b.csv | tail -n +2 > c.csv && tail -n +2 a.csv | cmp - c.csv");
+              "sed 's,^load/6,load/7,' b.csv | tail -n +2 > c.csv && tail -n +2 a.csv | cmp - c.csv");
 }
 
 /* Gives the columns of the current program's rows their former names. The script must restore the rows byte
@@ -264,7 +266,7 @@ static const struct {
     {"cut -d, -f-88 $F", "line 1: rows of load/5 have a column 'wrong', but this file does not"},
     {"sed 's,^load/5,load/8,' $F", "rows of load/8, newer than load/7, which this script writes"},
     {"sed 's,^load/5,read/5,' $F",
-     "line 2: unknown schema 'read/5' (known: synth/7, load/7, train/6, infer/3, exchange/1, monitor/2"},
+     "line 2: unknown schema 'read/5' (known: synth/7, load/7, train/7, infer/4, exchange/1, monitor/2"},
     {"sed 's,^load/5,load/7,' $F", "line 1: the columns are not those of load/7"},
     {"head -1 $F", "no rows after the header, so its schema is unknown; delete it"},
 };

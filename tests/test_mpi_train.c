@@ -246,6 +246,21 @@ Test(mpi_train, one_row_per_rank_and_one_of_all_ranks)
     }
 }
 
+/* The training set limits the batch of a rank, or with --scaling strong, of all ranks. */
+Test(mpi_train, ranks_agree_on_the_largest_batch)
+{
+#define LARGEST                                                                                   \
+    "--variant " TRAINED " --model logreg --train-size 101 --test-size 9 --epochs 1 --threads 1 " \
+    "--batch max --format csv "
+    run_well(2, LARGEST);
+    cr_expect(number(out, 1, "batch") == 50 && number(out, 2, "batch") == 50 &&
+              number(out, 3, "batch") == 100);
+    cr_expect_eq(number(out, 3, "batch_probes"), 1);
+    run_well(3, LARGEST "--scaling strong --balance 2:1:1");
+    cr_expect_eq(number(out, 4, "batch"), 101);
+    cr_expect_eq(number(out, 4, "batch_probes"), 2);
+}
+
 /* The row of all ranks has the sum of the rates, which are not integers. */
 Test(mpi_train, ranks_generate_their_own_samples)
 {

@@ -29,7 +29,10 @@ static void expect_refusal(int wanted, const char *options, const char *words)
 
 TestSuite(train_cli, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
 
-#define SMALL "--variant train-naive --model logreg --train-size 200 --test-size 50 --batch 16 "
+#define SMALL   "--variant train-naive --model logreg --train-size 200 --test-size 50 --batch 16 "
+
+#define FIXED   "--variant train-naive --model logreg --test-size 50 --epochs 1 "
+#define LARGEST FIXED "--batch max "
 
 /* ---- Rows ---- */
 
@@ -38,7 +41,7 @@ Test(train_cli, one_row_per_epoch)
     EXPECT(0, "$P " SMALL "--epochs 3 --format csv --verify");
     cr_expect_eq(count_of(out, "\n"), 4, "%s", out);
     for (size_t row = 1; row <= 3; row++) {
-        cr_expect_str_eq(value(out, row, "schema"), "train/6");
+        cr_expect_str_eq(value(out, row, "schema"), "train/7");
         cr_expect_str_eq(value(out, row, "wrong"), "0");
         cr_expect_eq(number(out, row, "epoch"), (double)row);
         cr_expect(number(out, row, "items") == 200 && number(out, row, "steps") == 13);
@@ -295,6 +298,49 @@ Test(train_cli, rejects_unsuitable_initial_parameters)
     expect_refusal(1, "--model logreg --init k", "truncated");
 }
 
+/* ---- The largest batch ---- */
+
+Test(train_cli, the_largest_batch_is_the_whole_set)
+{
+    EXPECT(0, "$P " LARGEST "--train-size 200 --checkpoint k --format csv");
+    cr_expect_not_null(strstr(out, "--batch max: 200 fits, which is the whole set (3 tried)"), "%s", out);
+    cr_expect(number(out, 1, "batch") == 200 && number(out, 1, "batch_probes") == 3);
+    /* The search left no trace, so the result is that of the same number. */
+    EXPECT(0, "$P " LARGEST "--train-size 200 --export a >/dev/null && $P --batch 200 " FIXED
+              "--train-size 200 --export b --format csv && cmp a b");
+    cr_expect_str_eq(value(out, 1, "batch_probes"), "");
+    EXPECT(0, "$P --variant infer-naive --loops 2 --batch max --checkpoint k --format csv");
+    cr_expect(number(out, 1, "batch") == 50 && number(out, 1, "batch_probes") == 1);
+    EXPECT(0, "$P " LARGEST "--train-size 7 --format csv");
+    cr_expect(number(out, 1, "batch") == 7 && number(out, 1, "batch_probes") == 1);
+    EXPECT(0, "$P " FIXED "--train-size 100 --batch 10,max --format csv");
+    cr_expect(number(out, 1, "batch") == 10 && number(out, 2, "batch") == 100);
+    EXPECT(0, "$P " LARGEST "--train-size 200 --dry-run");
+}
+
+Test(train_cli, the_largest_batch_is_refused)
+{
+    EXPECT(2, "$P --workload train --variant all --batch max --train-size 100 --test-size 10");
+    EXPECT(2, "$P --variant naive --batch max");
+    cr_expect_not_null(strstr(out, "so it is for the workloads train and infer; give a number"), "%s", out);
+    EXPECT(2, "$P " LARGEST "--train-size 20 --export-data d");
+    cr_expect_not_null(strstr(out, "give --batch a number"), "%s", out);
+    EXPECT(2, "$P " FIXED "--train-size 20 --batch maximum");
+}
+
+#ifndef FDSL_SANITIZED /* sanitizers reserve more address space than the limit */
+/* The limit of the address space leaves memory for some hundreds of samples. */
+Test(train_cli, the_largest_batch_fits_into_memory)
+{
+    EXPECT(0, "ulimit -v 150000 && $P --variant train-naive --model lenet --train-size 4000 --test-size 50 "
+              "--epochs 1 --batch max --format csv");
+    double batch = number(out, 1, "batch"), probes = number(out, 1, "batch_probes");
+    cr_expect(batch >= 1 && batch < 4000, "%s", out);
+    cr_expect(probes >= 7 && probes <= 20, "%s", out);
+    cr_expect_not_null(strstr(out, " does not ("), "%s", out);
+}
+#endif
+
 /* ---- Inference ---- */
 
 Test(train_cli, inference_from_a_checkpoint)
@@ -303,7 +349,7 @@ Test(train_cli, inference_from_a_checkpoint)
     double accuracy = number(out, 4, "test_acc"), loss = number(out, 4, "test_loss");
 #define INFER "$P --variant infer-naive --train-size 200 --test-size 50 --loops 10 --format csv "
     EXPECT(0, INFER "--batch 10 --checkpoint k --verify");
-    cr_expect_str_eq(value(out, 1, "schema"), "infer/3");
+    cr_expect_str_eq(value(out, 1, "schema"), "infer/4");
     cr_expect_float_eq(number(out, 1, "test_acc"), accuracy, 1e-6);
     cr_expect_float_eq(number(out, 1, "test_loss"), loss, 1e-6);
     cr_expect(number(out, 1, "items") == 10 && number(out, 1, "samples") == 10 &&

@@ -17,7 +17,7 @@ struct config;
  * (--threads). */
 enum option_kind {
     OPTION_FLAG,   /* bool; takes no argument */
-    OPTION_COUNT,  /* uint64_t in [minimum, maximum] */
+    OPTION_COUNT,  /* uint64_t in [minimum, maximum], or OPTION_MAX for "max" if `choices` is option_max */
     OPTION_BYTES,  /* uint64_t in [minimum, maximum]; K, M and G after the number multiply it by 1024, 1024^2
                       and 1024^3 */
     OPTION_REAL,   /* double in [minimum, maximum] */
@@ -25,6 +25,10 @@ enum option_kind {
     OPTION_TEXT,   /* const char *, never empty; points into argv or to the default */
     OPTION_OUTPUT  /* a text that names an output file: no two options may name the same file */
 };
+
+/* `choices` of a count that also accepts "max", and the value that this word gives. */
+extern const char *const option_max[];
+#define OPTION_MAX UINT64_C(0)
 
 /* Whether an option has a CSV column. Option tables use false and true. COLUMN_APART: the runner adds the
  * column itself. Options that take a number or a word and have a column accept lists and ranges

@@ -11,6 +11,8 @@
 
 #define NAME_BYTES 80 /* "--name" is truncated to this length in messages */
 
+const char *const option_max[] = {"max", NULL};
+
 /* Writes the shortest text that parses to the same double. */
 static void real_text(double value, char *text, size_t size)
 {
@@ -126,6 +128,10 @@ enum status option_set(const struct option_spec *spec, void *values, const char 
         *(bool *)value = true;
         return STATUS_OK;
     case OPTION_COUNT:
+        if (spec->choices == option_max && strcmp(text, *option_max) == 0) {
+            *(uint64_t *)value = OPTION_MAX;
+            return STATUS_OK;
+        }
         return parse_count(name, text, spec->minimum, spec->maximum, value);
     case OPTION_BYTES:
         return parse_bytes(name, text, spec->minimum, spec->maximum, value);
@@ -181,7 +187,9 @@ void options_text(const struct option_spec *spec, const void *values, char *text
         break;
     case OPTION_COUNT:
     case OPTION_BYTES:
-        if (spec->fallback || *(const uint64_t *)value != 0)
+        if (spec->choices == option_max && *(const uint64_t *)value == OPTION_MAX)
+            snprintf(text, size, "%s", *option_max);
+        else if (spec->fallback || *(const uint64_t *)value != 0)
             snprintf(text, size, "%llu", (unsigned long long)*(const uint64_t *)value);
         break;
     case OPTION_REAL:

@@ -14,3 +14,12 @@ const struct workload *workload_find(const char *name)
             return workload_table[i];
     return NULL;
 }
+
+enum status workload_refuse_max(uint64_t batch)
+{
+    return batch != OPTION_MAX
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--batch max finds the largest batch that a network fits into memory "
+                            "with, so it is for the workloads train and infer; give a number");
+}

@@ -155,6 +155,27 @@ struct workload {
         void (*set_consumer)(void *input, struct consumer *consumer);
     } batches;
 
+    /* For workloads that accept --batch max, which the runner replaces by the largest batch that fits into
+     * memory (run/runner_batch.c). open() uses the smallest batch. All functions are NULL in other workloads.
+     */
+    struct {
+        /* Returns the value of --batch in `parameters`; before open(), OPTION_MAX means `max`. */
+        uint64_t (*given)(const void *parameters);
+
+        /* Sets the smallest and the largest value of --batch. */
+        void (*range)(const void *input, const void *parameters, const struct partition *partition,
+                      uint64_t *least, uint64_t *most);
+
+        /* Changes the input and the parameters to another value of --batch. Called only while no variant is
+         * set up. `probes` is the number of batches tried, for the rows; 0: this is such a trial, and the
+         * variant must neither read nor write checkpoints or other files. */
+        enum status (*set)(void *input, void *parameters, const struct partition *partition, uint64_t batch,
+                           uint32_t probes);
+
+        /* Runs one step of `state`. Collective. */
+        enum status (*probe)(void *state);
+    } largest;
+
     /* For workloads whose runs are epochs: each run gives one row, and there are no warm-up or other extra
      * runs. verify() is called with number 0 before the first run. In other workloads, all these functions
      * are NULL. */
@@ -181,6 +202,9 @@ struct workload {
 
 /* All workloads, NULL-terminated. */
 extern const struct workload *const workload_table[];
+
+/* For workloads without `largest`: STATUS_USAGE if --batch is OPTION_MAX. */
+enum status workload_refuse_max(uint64_t batch);
 
 /* Returns the workload with this name, or NULL. */
 const struct workload *workload_find(const char *name);

@@ -28,7 +28,7 @@ static const char *const on_errors[] = {"fail", "skip", NULL};
 static const struct option_spec options[] = {
     {"data", "DIR", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, true,
      "folder with the samples: single files or tar shards; --prepare creates one"},
-    {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 20, NULL, true, "samples per batch"},
+    {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 20, option_max, true, "samples per batch"},
     {"shuffle", "N", OPTION_COUNT, AT(shuffle), "1000", 0, 1 << 24, NULL, true,
      "size of the shuffle buffer in samples, for variants that read shards; 0 shuffles only the order of the "
      "shards. Variants that read files, and gpu-resident, ignore this option and shuffle all samples"},
@@ -230,6 +230,7 @@ static enum status load_open(const struct options *given, void *parameters_,
 #ifndef HAVE_XXHASH
     return status_set(STATUS_UNAVAILABLE, "not built: this build has no xxHash");
 #endif
+    TRY(workload_refuse_max(parameters->batch));
     parameters->normalised = options_given(given, "mean") || options_given(given, "std");
     TRY(check_combination(given, parameters));
     TRY(compute_read(&parameters->compute));

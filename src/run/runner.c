@@ -491,10 +491,13 @@ static enum status begin(struct runner *runner)
     if (first)
         TRY(runner_take_cores(settings, &cores));
     TRY(comm_agree(runner_take_device(runner)));
+    bool largest = runner_wants_largest(settings); /* open() replaces the value */
     TRY(comm_agree(settings->workload->open(&settings->options, settings->parameters, &runner->partition,
                                             &runner->input)));
     TRY(runner_check_data(runner));
     TRY(comm_agree(prepare(runner)));
+    if (largest)
+        TRY(runner_find_batch(runner));
     /* All ranks use the start time of rank 0, which identifies the run in all CSV files. */
     TRY(comm_spread(runner->env.time_utc, sizeof runner->env.time_utc));
     if (first)

@@ -1,6 +1,7 @@
 /* Declarations shared by the files of the runner: runner.c (the sequence of steps per variant), runner_axes.c
  * (all combinations of lists and ranges), runner_verify.c (verification), runner_rows.c (CSV rows),
  * runner_publish.c (output), runner_baseline.c (speed-ups), runner_progress.c and runner_warn.c (messages),
+ * runner_batch.c (--batch max),
  * and runner_ranks.c (cores and devices of the ranks). No other file includes this header. Functions marked
  * "Agrees" are collective: the ranks agree on failures (comm_agree()). */
 #ifndef FDSL_RUN_RUNNER_PARTS_H
@@ -121,6 +122,15 @@ static inline bool runner_loses_rows(const struct settings *settings)
 {
     return !settings->out && settings->format == FORMAT_JSON;
 }
+
+/* ---- runner_batch.c ---- */
+
+/* Whether the user gave --batch max. Call before the workload is opened. */
+bool runner_wants_largest(const struct settings *settings);
+
+/* Replaces --batch max by the largest batch that fits into memory. With --dry-run, only checks the options.
+ * STATUS_USAGE for several variants. Agrees. */
+enum status runner_find_batch(struct runner *runner);
 
 /* ---- runner_verify.c ---- */
 

@@ -33,7 +33,7 @@ static const char *const fits[] = {"resize", "crop",
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
-    {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 24, NULL, true, "images per run"},
+    {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 24, option_max, true, "images per run"},
     {"res", "PIXELS", OPTION_COUNT, AT(res), "512", 1, SYNTH_RES_MAX, NULL, true,
      "side length of the square canvas on which an image is drawn"},
     {"vertices", "N", OPTION_COUNT, AT(vertices), "1000", 1, CLASS_VERTICES_MAX, NULL, true,
@@ -358,6 +358,7 @@ static enum status synth_open(const struct options *given, void *parameters,
     if (!job)
         return status_set(STATUS_FAILED, "out of memory");
     job->parameters = *(struct parameters *)parameters;
+    TRY(workload_refuse_max(job->parameters.batch));
     TRY(fill_job(given, partition, job));
     show_parameters(job, parameters); /* defaults that depend on other options are now known */
     return STATUS_OK;

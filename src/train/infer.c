@@ -24,14 +24,16 @@ static const struct option_spec options[] = {
     JOB_OPTIONS(struct parameters, NULL, "data to test on (default: " TRAINED ")",
                 ", which inference does not use", TRAINED OTHER, TRAINED OTHER, TRAINED OTHER, NULL,
                 " (default: " TRAINED ")"),
-    {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true,
-     "samples per run; the default is never larger than the test set"},
+    {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, option_max, true,
+     "samples per run; the default is never larger than the test set. max finds the largest batch that fits "
+     "into memory"},
 };
 
 static const struct measure columns[] = {
     {"timed_stages", COMBINE_FIRST}, {"model", COMBINE_FIRST},       {"epoch", COMBINE_SAME},
     {"parameters", COMBINE_SAME},    {"test_samples", COMBINE_SAME}, {"test_loss", COMBINE_SAME},
-    {"test_acc", COMBINE_SAME},      {"memory_bytes", COMBINE_SAME}, {NULL, COMBINE_FIRST},
+    {"test_acc", COMBINE_SAME},      {"memory_bytes", COMBINE_SAME}, {"batch_probes", COMBINE_SAME},
+    {NULL, COMBINE_FIRST},
 };
 static const char *const shown[] = {"test_acc", NULL};
 static const char *const baselines[] = {"infer-naive", NULL};
@@ -44,6 +46,7 @@ struct opened {
     struct model model;
     struct data data;
     struct checkpoint checkpoint;
+    uint32_t probes; /* batches tried for --batch max; 0: none */
 };
 
 static void infer_close(void *input)
@@ -125,6 +128,8 @@ static enum status infer_open(const struct options *given, void *parameters_,
     take_samples(given, &opened->checkpoint, &parameters->job);
     parameters->job.feed = -1; /* the default feed, which stores only a few of synth's training samples; they
                                   are not used here */
+    if (parameters->job.batch == OPTION_MAX)
+        parameters->job.batch = 1;
     TRY(job_open_data(&parameters->job, &opened->data));
     if (!options_given(given, "batch") && parameters->job.batch > opened->data.sets[DATA_TEST].count)
         parameters->job.batch = opened->data.sets[DATA_TEST].count;
@@ -139,6 +144,30 @@ static enum status infer_open(const struct options *given, void *parameters_,
                                                .forward_only = true},
                                      .parameters = opened->checkpoint.state.parameters};
     return STATUS_OK;
+}
+
+static void infer_range(const void *input, const void *parameters, const struct partition *partition,
+                        uint64_t *least, uint64_t *most)
+{
+    (void)parameters, (void)partition;
+    *least = 1;
+    *most = ((const struct opened *)input)->data.sets[DATA_TEST].count;
+}
+
+static enum status infer_set_batch(void *input, void *parameters, const struct partition *partition,
+                                   uint64_t batch, uint32_t probes)
+{
+    struct opened *opened = input;
+    (void)partition;
+    ((struct parameters *)parameters)->job.batch = batch;
+    opened->job.train.batch = (uint32_t)batch;
+    opened->probes = probes;
+    return STATUS_OK;
+}
+
+static enum status infer_probe(void *state)
+{
+    return inferrer_run(state, 0, NULL);
 }
 
 static bool infer_applies(const void *parameters_, const struct variant *variant, const char *option)
@@ -254,12 +283,14 @@ static enum status infer_measure(const void *input, const struct variant *varian
         measures_put(measures, "test_loss", "%.9g", loss);
     measures_put(measures, "test_acc", "%.6g", accuracy);
     measures_put(measures, "memory_bytes", "%" PRIu64, inferrer_memory_bytes(state));
+    if (opened->probes)
+        measures_put(measures, "batch_probes", "%" PRIu32, opened->probes);
     return STATUS_OK;
 }
 
 const struct workload workload_infer = {
     .name = "infer",
-    .schema = "infer/3",
+    .schema = "infer/4",
     .summary = "runs a trained network over a test set, batch by batch",
     .item = "samples",
     .options = options,
@@ -273,6 +304,7 @@ const struct workload workload_infer = {
     .repartition = job_stay,
     .applies = infer_applies,
     .accepts = infer_accepts,
+    .largest = {job_batch, infer_range, infer_set_batch, infer_probe},
     .work = infer_work,
     .verify = infer_verify,
     .measure = infer_measure,

@@ -39,3 +39,8 @@ enum status job_stay(void *input, void *parameters, const struct partition *part
     (void)input, (void)parameters, (void)partition;
     return STATUS_OK;
 }
+
+uint64_t job_batch(const void *parameters)
+{
+    return ((const struct job_parameters *)parameters)->batch;
+}

@@ -44,6 +44,9 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
 enum status job_check_batch(const struct job_parameters *parameters, enum data_part part,
                             const struct data *data);
 
+/* Implements largest.given() of both workloads. */
+uint64_t job_batch(const void *parameters);
+
 /* Implements repartition() of `train`, `infer` and `exchange`: does nothing. `infer` runs on one rank, and
  * the other two workloads never time rank 0 alone. */
 enum status job_stay(void *input, void *parameters, const struct partition *partition);

@@ -18,8 +18,8 @@
 struct parameters {
     struct job_parameters job; /* must be the first member */
     int model, optimizer, schedule, sync, lr_scale, parallel, pipe_schedule;
-    bool several_ranks;
-    uint64_t stages, micros; /* --stages is 0 if not given */
+    bool several_ranks, largest; /* largest: --batch max */
+    uint64_t stages, micros;     /* --stages is 0 if not given */
     uint64_t epochs, seed, lr_step, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, label_smoothing;
     const char *balance, *init, *checkpoint, *export_path, *step_path, *data_path;
@@ -42,8 +42,9 @@ static const struct option_spec options[] = {
                 "all; 2000 of generated data",
                 "10; 8 for clips; for a data set of --prepare, its largest label plus 1", "64", ""),
     {"model", "NAME", OPTION_CHOICE, AT(model), "cnn", 0, 0, model_names, true, "the network"},
-    {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, NULL, true,
-     "samples per step; with several ranks, per rank, or with --scaling strong, of all ranks together"},
+    {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, option_max, true,
+     "samples per step; with several ranks, per rank, or with --scaling strong, of all ranks together. max "
+     "finds the largest batch that fits into memory"},
     {"drop-last", NULL, OPTION_FLAG, AT(drop_last), NULL, 0, 0, NULL, true,
      "leave out the last batch of every epoch if it is short. Its samples differ from epoch to epoch"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "5", 1, 1 << 20, NULL, true, "epochs; one row per epoch"},
@@ -137,21 +138,37 @@ static const struct option_spec options[] = {
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
 
 static const struct measure columns[] = {
-    {"timed_stages", COMBINE_FIRST},   {"epoch", COMBINE_SAME},
-    {"steps", COMBINE_SAME},           {"parameters", COMBINE_SAME},
-    {"train_samples", COMBINE_SAME},   {"test_samples", COMBINE_SAME},
-    {"train_loss", COMBINE_SAME},      {"train_acc", COMBINE_SAME},
-    {"test_loss", COMBINE_SAME},       {"test_acc", COMBINE_SAME},
-    {"last_lr", COMBINE_SAME},         {"trained_s", COMBINE_SAME},
-    {"to_98_s", COMBINE_SAME},         {"to_99_s", COMBINE_SAME},
-    {"data_share", COMBINE_MAX},       {"memory_bytes", COMBINE_SUM},
-    {"generate_share", COMBINE_MAX},   {"generated_per_s", COMBINE_SUM_REAL},
-    {"opening_s", COMBINE_MAX},        {"init", COMBINE_FIRST},
-    {"skipped_steps", COMBINE_SAME},   {"loss_scale", COMBINE_SAME},
-    {"exchange", COMBINE_FIRST},       {"exchange_share", COMBINE_MAX},
-    {"samples_per_step", COMBINE_SUM}, {"layers", COMBINE_COMMON},
-    {"bubble", COMBINE_MEAN},          {"bubble_ideal", COMBINE_MEAN},
-    {"bubble_formula", COMBINE_SAME},  {NULL, COMBINE_FIRST},
+    {"timed_stages", COMBINE_FIRST},
+    {"epoch", COMBINE_SAME},
+    {"steps", COMBINE_SAME},
+    {"parameters", COMBINE_SAME},
+    {"train_samples", COMBINE_SAME},
+    {"test_samples", COMBINE_SAME},
+    {"train_loss", COMBINE_SAME},
+    {"train_acc", COMBINE_SAME},
+    {"test_loss", COMBINE_SAME},
+    {"test_acc", COMBINE_SAME},
+    {"last_lr", COMBINE_SAME},
+    {"trained_s", COMBINE_SAME},
+    {"to_98_s", COMBINE_SAME},
+    {"to_99_s", COMBINE_SAME},
+    {"data_share", COMBINE_MAX},
+    {"memory_bytes", COMBINE_SUM},
+    {"generate_share", COMBINE_MAX},
+    {"generated_per_s", COMBINE_SUM_REAL},
+    {"opening_s", COMBINE_MAX},
+    {"init", COMBINE_FIRST},
+    {"skipped_steps", COMBINE_SAME},
+    {"loss_scale", COMBINE_SAME},
+    {"exchange", COMBINE_FIRST},
+    {"exchange_share", COMBINE_MAX},
+    {"samples_per_step", COMBINE_SUM},
+    {"layers", COMBINE_COMMON},
+    {"bubble", COMBINE_MEAN},
+    {"bubble_ideal", COMBINE_MEAN},
+    {"bubble_formula", COMBINE_SAME},
+    {"batch_probes", COMBINE_SAME},
+    {NULL, COMBINE_FIRST},
 };
 static const char *const shown[] = {"epoch", "train_loss", "train_acc", "test_acc", NULL};
 static const char *const baselines[] = {"train-naive", NULL};
@@ -165,6 +182,7 @@ struct opened {
     float *initial;   /* initial parameters */
     double *weights;  /* per rank; NULL with one rank */
     uint32_t *shares; /* per rank; NULL with one rank */
+    uint32_t probes;  /* batches tried for --batch max; 0: none */
     char init[17];    /* hash of the parameters from --init; "" without --init */
 };
 
@@ -295,6 +313,9 @@ static enum status check(const struct options *given, const struct parameters *p
     }
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))
         return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
+    if (parameters->largest && parameters->data_path)
+        return status_set(STATUS_USAGE, "--export-data writes its file before --batch max is known; give "
+                                        "--batch a number");
     return STATUS_OK;
 }
 
@@ -467,11 +488,35 @@ static enum status check_batch(const struct parameters *all, const struct partit
     return job_check_batch(&all->job, DATA_TRAIN, data);
 }
 
+/* Sets opened->job. */
+static enum status plan(const struct parameters *all, const struct partition *partition,
+                        struct opened *opened)
+{
+    free(opened->identity);
+    opened->identity = NULL;
+    TRY(identify(all, opened));
+    fill_job(all, partition, opened);
+    fill_shares(opened);
+    return STATUS_OK;
+}
+
+/* Returns the smallest value of --batch: every rank and every micro-batch needs a sample. */
+static uint64_t smallest_batch(const struct parameters *parameters, const struct partition *partition)
+{
+    uint64_t ranks = partition->ranks;
+    uint64_t total =
+        parameters->parallel == PARALLEL_PIPELINE && parameters->micros > ranks ? parameters->micros : ranks;
+    return partition->strong ? total : (total + ranks - 1) / ranks;
+}
+
 /* Opens the data, the model and the initial parameters of the whole training run. */
 static enum status open_all(const struct parameters *all, const struct partition *partition,
                             struct opened *opened)
 {
-    TRY(job_open_data(&all->job, &opened->data));
+    struct job_parameters job = all->job;
+    if (all->largest) /* a constant feed holds one batch, whose size is not known yet */
+        job.batch = UINT32_MAX;
+    TRY(job_open_data(&job, &opened->data));
     TRY(check_batch(all, partition, &opened->data));
     TRY(check_pipeline(all, partition));
     TRY(check_shift(all, &opened->data.shape));
@@ -479,9 +524,7 @@ static enum status open_all(const struct parameters *all, const struct partition
     TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
     TRY(check_stages(all, partition, &opened->model));
     TRY(begin(all, opened));
-    TRY(identify(all, opened));
-    fill_job(all, partition, opened);
-    fill_shares(opened);
+    TRY(plan(all, partition, opened));
     if (all->schedule == SCHEDULE_COSINE &&
         opened->job.train.schedule.warmup_steps >= opened->job.train.schedule.total_steps)
         return status_set(STATUS_USAGE,
@@ -504,6 +547,9 @@ static enum status train_open(const struct options *given, void *parameters_,
     if (parameters->job.feed < 0)
         parameters->job.feed = strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
     parameters->several_ranks = partition->ranks > 1;
+    parameters->largest = parameters->job.batch == OPTION_MAX;
+    if (parameters->largest)
+        parameters->job.batch = smallest_batch(parameters, partition);
     TRY(check(given, parameters));
     TRY(check_outputs(parameters, partition));
     TRY(read_balance(parameters, partition, opened));
@@ -511,6 +557,31 @@ static enum status train_open(const struct options *given, void *parameters_,
     TRY(open_all(&all, partition, opened));
     parameters->job.batch = partition_share(partition, parameters->job.batch).count;
     parameters->stages = partition->ranks;
+    return STATUS_OK;
+}
+
+static void train_range(const void *input, const void *parameters, const struct partition *partition,
+                        uint64_t *least, uint64_t *most)
+{
+    uint32_t count = ((const struct opened *)input)->data.sets[DATA_TRAIN].count;
+    *least = smallest_batch(parameters, partition);
+    *most = partition->strong ? count : count / partition->ranks;
+}
+
+static enum status train_set_batch(void *input, void *parameters_, const struct partition *partition,
+                                   uint64_t batch, uint32_t probes)
+{
+    struct parameters *parameters = parameters_;
+    struct opened *opened = input;
+    parameters->job.batch = batch;
+    const struct parameters all = of_all_ranks(parameters, partition);
+    TRY(plan(&all, partition, opened));
+    opened->probes = probes;
+    if (probes == 0) {
+        opened->job.checkpoints = opened->job.step_path = NULL;
+        opened->job.resume = false;
+    }
+    parameters->job.batch = partition_share(partition, batch).count;
     return STATUS_OK;
 }
 
@@ -625,12 +696,14 @@ static enum status train_measure(const void *input, const struct variant *varian
         measures_put(measures, "samples_per_step", "%" PRIu64, train_share(&opened->job.train, 0).count);
     if (opened->job.pipeline.stages)
         put_pipeline(&epoch, &opened->job.pipeline, measures);
+    if (opened->probes)
+        measures_put(measures, "batch_probes", "%" PRIu32, opened->probes);
     return STATUS_OK;
 }
 
 const struct workload workload_train = {
     .name = "train",
-    .schema = "train/6",
+    .schema = "train/7",
     .summary = "trains a network to classify, epoch by epoch",
     .item = "samples",
     .options = options,
@@ -646,6 +719,7 @@ const struct workload workload_train = {
     .repartition = job_stay,
     .applies = train_applies,
     .accepts = train_accepts,
+    .largest = {job_batch, train_range, train_set_batch, trainer_probe},
     .epochs.more = trainer_more,
     .work = train_work,
     .verify = trainer_verify,

@@ -296,6 +296,13 @@ enum status trainer_run(void *state, uint64_t number, struct run_time *time)
     return status;
 }
 
+enum status trainer_probe(void *state)
+{
+    struct trainer *trainer = state;
+    TRY(trainer_steps(trainer, 0, 0, 1));
+    return trainer_totals(trainer, &trainer->totals);
+}
+
 enum status trainer_fetch(void *state, void *result)
 {
     (void)state, (void)result;

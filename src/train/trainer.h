@@ -68,6 +68,7 @@ FDSL_C_BEGIN
 enum status trainer_open(const struct engine *engine, const struct resources *resources, const void *job,
                          void **state);
 enum status trainer_run(void *state, uint64_t number, struct run_time *time);
+enum status trainer_probe(void *state); /* runs the first step; collective */
 enum status trainer_fetch(void *state,
                           void *result); /* fills nothing: trainer_finish() reports the results */
 void trainer_close(void *state);
