@@ -34,8 +34,8 @@ mpi='mpi(-ext)?\.h'
 floor() { # folder of src/, folders in lower layers
     only "src/$1/ includes only its own headers and those of lower layers" "src/$1/*.[ch]" "($1|${2// /|})/.*\.(h|c|def)|[a-z0-9_]+(/[a-z0-9_]+)?\.h>|hwloc.*|nvtx3/.*"
 }
-floor run 'synth load train data machine core'
-for room in synth load train; do floor $room 'data machine core'; done
+floor run 'synth load ops train data machine core'
+for room in synth load ops train; do floor $room 'data machine core'; done
 floor lib 'synth machine core'
 floor data 'machine core'
 floor machine core
@@ -54,8 +54,8 @@ forbid 'of cpu/ and cuda/, only exchanges communicate' \
 forbid 'includes name the folder under src/, and never use a parent folder' 'src/*.[ch] src/*/* cpu/*/* cuda/*/*.* cuda/*/*/* mpi/*' '\.\./'
 forbid 'cpu/ does not include cuda/' 'cpu/*/*' "common/.*|.*\.cuh|$cuda"
 forbid 'cuda/ does not include cpu/' 'cuda/*/*.* cuda/*/*/*' 'omp.*|cpu/.*'
-for room in synth load train; do
-    others=$(printf '%s|' synth load train | sed "s/$room|//; s/|\$//")
+for room in synth load ops train; do
+    others=$(printf '%s|' synth load ops train | sed "s/$room|//; s/|\$//")
     forbid "the folder $room does not include other workloads" "src/$room/* cpu/$room/* cuda/$room/*.* cuda/$room/*/*" "($others)/.*"
 done
 exit $broken

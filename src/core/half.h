@@ -60,4 +60,10 @@ FDSL_HD float half_to_float(uint16_t bits)
     return float_from_bits(sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13);
 }
 
+/* Converts bfloat16 to float. The conversion is exact and keeps the payload of NaN. */
+FDSL_HD float bf16_to_float(uint16_t bits)
+{
+    return float_from_bits((uint32_t)bits << 16);
+}
+
 #endif
