@@ -16,4 +16,4 @@ ${CC:-cc} -std=gnu11 -O3 -fopenmp -ffp-contract=off -Wall -Wextra -Isrc -Itests 
 "$work/conversions" | tee "$work/lines" && status=0 || status=1
 passed=$(grep -c ' 0 of ' "$work/lines" || true)
 echo "$passed passed, $(($(wc -l <"$work/lines") - passed)) failed"
-exit $status
+exit "$status"
