@@ -1,19 +1,4 @@
-# Shares of the roofline: one bar per variant, grouped by device. Variables: y_low, y_high, kinds, kind_slot[], and
-# inside, the minimum percentage at which the text is inside the bar. Blocks of data: one per kind of bound (share in %,
-# y, text), then the names of variants (y, name) and of devices (y, text).
-load 'plots/common.gp'
-set xrange [0:100]
-set xtics 0, 20, 100
-set xlabel 'share of the roofline (%)'
-set yrange [y_low:y_high]
-unset ytics
-set grid xtics lt 1 lc rgb '#BBBBBB' lw 0.8
-box = 0.36
-plot for [i = 1:kinds] data index i - 1 using 1:2:(0):1:($2 - box):($2 + box) \
-         with boxxyerror fs solid 1 border lc rgb '#000000' fc rgb colour[kind_slot[i]], \
-     for [i = 1:kinds] data index i - 1 using ($1 < inside ? $1 : 1e300):2:3 \
-         with labels left font 'DejaVu Sans,9.5' offset character 0.6, 0, \
-     for [i = 1:kinds] data index i - 1 using ($1 < inside ? 1e300 : $1):2:3 \
-         with labels right font 'DejaVu Sans,9.5' tc rgb '#FFFFFF' offset character -0.6, 0, \
-     data index kinds using (0):1:2 with labels right font 'DejaVu Sans:Bold,10' offset character -0.6, 0, \
-     data index kinds + 1 using (0):1:2 with labels left font 'DejaVu Sans:Bold,10.5' offset character 0.3, 0
+# Shares of the roofline: one bar per variant, grouped by device.
+x_name = 'share of the roofline (%)'
+x_high = 100
+load 'plots/bars.gp'

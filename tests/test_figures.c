@@ -14,7 +14,7 @@ static const char *const names[] = {"vertices",          "resolution",       "ba
                                     "monitor_loading",   "break_even",       "training_time",
                                     "pretraining_tiny",  "pretraining_base", "pretraining_accuracy",
                                     "pretraining_loss",  "exchange",         "training_ranks",
-                                    "pipeline"};
+                                    "pipeline",          "balance",          "loading_ranks"};
 /* Indices in `names` at which a group of figures ends. */
 #define OF_IMAGES   9  /* figures of generating: from index 0 */
 #define OF_LOADING  14 /* figures of loading: from OF_IMAGES */
@@ -86,6 +86,8 @@ Test(figures, missing_data_skips_a_figure_and_names_the_command)
     cr_assert(
         says("skipped exchange: no data; to measure it: mpirun -n 2 ./fdsl-bench --workload exchange "));
     cr_assert(says("skipped pipeline: no data; to measure it: for m in 1 2 4 8 16; do "));
+    cr_assert(says("skipped balance: no data; to measure it: scripts/compare/balance.py --threads 3,1 "));
+    cr_assert(says("skipped loading_ranks: no data; to measure it: for n in 1 2; do mpirun "));
     cr_assert(says("skipped fine_tuning: no data; to measure it: scripts/compare/fine_tuning.sh DIR"));
     cr_assert(
         says("reference rows only; to measure your own: scripts/sweep/run.sh configs/sweep_vertices.tsv"),
@@ -506,6 +508,32 @@ Test(figures, bubbles_are_measured_and_by_formula)
     cr_expect(says("series = 4") && says("'1f1b, measured'") && says("'zb-h1, formula'") && says("2 stages"),
               "%s", out);
     cr_expect(says("\n8\t") && !says("learning_loss.vars"), "%s", out);
+}
+
+/* The share of the sum of the speeds alone, from the third epoch on. A rank that trains another job, or a sum
+ * of threads that differs, is no part of a comparison. */
+Test(figures, uneven_ranks_are_compared_with_ranks_alone)
+{
+    shell("cp " FIXTURES "/balance.csv $D/results && " SELECT
+          "balance --reference $D/reference >/dev/null && cat $D/work/balance.vars $D/work/balance.dat");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("train-omp on 12 CPU threads and train-omp on 4 CPU threads, 1024 samples per step"), "%s",
+              out);
+    cr_expect(says("kinds = 2") && says("% of 28,") && says("\tequal") && says("\tmeasured"), "%s", out);
+    shell("sed -i '/,0,4,,data/d; /,0,4,,,data/d' $D/results/balance.csv && " SELECT
+          "balance --reference $D/reference; ls $D/work");
+    cr_expect(says("skipped balance: none of your "), "%s", out);
+}
+
+Test(figures, loading_on_several_ranks)
+{
+    shell("cp " FIXTURES "/load_ranks.csv $D/results && " SELECT
+          "loading_ranks --reference $D/reference >/dev/null && cat $D/work/loading_ranks.vars "
+          "$D/work/loading_ranks.dat");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 1") && says("'shards-gpu'") && says("'2 KiB per sample'") && says("95.0 %"),
+              "%s", out);
+    cr_expect(says("1\t17104124.4\t") && says("2\t33214727\t"), "%s", out);
 }
 
 Test(figures, without_gnuplot)

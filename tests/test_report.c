@@ -44,6 +44,12 @@ Test(report, yours_first_and_every_workload)
                   says("infer-cuda --checkpoint run --data mnist --batch 4096"),
               "%s", out);
     cr_assert(says("± 0.5 %") && says("± 7.4 %") && says("yes (not settled)"), "%s", out);
+    shell("grep -o '<h3>all-reduces[^<]*\\|<pre>[^<]*workload exchange[^<]*\\|<th[^>]*>busbw[^<]*' "
+          "$D/report.html");
+    cr_assert(says("<h3>all-reduces, f32, 2 ranks") &&
+                  says("<pre>mpirun --bind-to none -n 2 ./fdsl-bench --workload exchange --variant ") &&
+                  says("--bytes 1024,4096,16384") && says("busbw GB/s"),
+              "%s", out);
 }
 
 Test(report, commands_have_the_threads_of_their_rows)
@@ -64,7 +70,7 @@ Test(report, without_rows)
     shell(REPORT "--reference $D/reference && tests/check_page.py $D/report.html");
     cr_assert_eq(status, 0, "%s", out);
     shell("grep -c 'to measure it\\|To measure it' $D/report.html");
-    cr_assert_eq(atoi(out), 24, "%s", out);
+    cr_assert_eq(atoi(out), 26, "%s", out);
 }
 
 Test(report, commands_of_loading)

@@ -21,7 +21,8 @@ import pathlib
 import sys
 
 sys.dont_write_bytecode = True
-import break_even  # noqa: E402  (in this folder)
+import balance  # noqa: E402  (in this folder)
+import break_even  # noqa: E402
 import distributed  # noqa: E402
 import exchange  # noqa: E402
 import feeding  # noqa: E402
@@ -29,6 +30,7 @@ import fine_tuning  # noqa: E402
 import generating  # noqa: E402
 import learning  # noqa: E402
 import loading  # noqa: E402
+import loading_ranks  # noqa: E402
 import monitoring  # noqa: E402
 import pipeline  # noqa: E402
 import pretraining  # noqa: E402
@@ -61,10 +63,12 @@ FIGURES = {
     "loading_cold": (loading.cold, "time per sample with a cold and a warm page cache"),
     "loading_latency": (loading.latency, "latency quantiles of open, read and close"),
     "loading_loops": (loading.loops, "500 epochs over 1000 video samples, by variant"),
+    "loading_ranks": (loading_ranks.figure, "samples per second in loading vs. ranks, with ideal scaling and efficiency"),
     "break_even": (break_even.figure, "images per second during a training step: generated or read"),
     "pipeline": (pipeline.figure, "bubble of a pipeline vs. micro-batches per step, measured and by formula"),
     "exchange": (exchange.figure, "time per all-reduce vs. size of the array, by variant"),
     "training_ranks": (distributed.figure, "samples per second in training vs. ranks, with PyTorch DDP, and efficiency"),
+    "balance": (balance.figure, "speed of uneven ranks as a share of the sum of their speeds, by --balance"),
     "learning_loss": (learning.loss, "training loss vs. epoch, by variant"),
     "learning_accuracy": (learning.accuracy, "test error vs. epoch, by variant"),
     "learning_time": (learning.to_accuracy, "test error vs. training time, by variant"),

@@ -140,8 +140,8 @@ def linear_ticks(low, high):
 
 def log_ticks(low, high, words):
     """Returns the variables of a log y axis. Labels are at powers of ten and, if these are few, also at 2 and 5 times powers
-    of ten."""
-    named = (1,) if high / low > 300 else (1, 2, 5)
+    of ten, or at all multiples."""
+    named = (1,) if high / low > 300 else (1, 2, 5) if high / low > 5 else range(1, 10)
     ticks = [(m * 10.0**e, words(m * 10.0**e) if m in named else "") for e in range(-12, 20) for m in range(1, 10)
              if 0.999 * low <= m * 10.0**e <= 1.001 * high]
     return {"y_low": low, "y_high": high, "y_ticks": len(ticks), "y_tick_at": [at for at, _ in ticks],

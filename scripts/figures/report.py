@@ -24,11 +24,12 @@ import sys
 sys.dont_write_bytecode = True
 from devices import PUBLISHED, Missing, threads_per_rank  # noqa: E402  (in this folder)
 from draw import FIGURES  # noqa: E402
+from exchange import size_words  # noqa: E402
 import loading  # noqa: E402
 import report_train  # noqa: E402
 from plot import ROOT, draw, exit_status, make_folder, micros_words, need_gnuplot, shown_path, write_whole  # noqa: E402
 from report_train import trainings  # noqa: E402
-from rows import DEFAULTS, Measured  # noqa: E402
+from rows import DEFAULTS, EXCHANGE_DEFAULTS, Measured, newest  # noqa: E402
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1c20; --soft: #5c6370; --paper: #ffffff; --card: #f5f6f8; --line: #d6dae0;
@@ -91,6 +92,8 @@ def parameters(row):
     """Returns the options that differ from their defaults, as (option, value)."""
     if row.is_train or row.is_infer:
         return report_train.parameters(row)
+    if row.is_exchange:
+        return [("--dtype", row["dtype"])] * (row["dtype"] != EXCHANGE_DEFAULTS["dtype"])
     defaults = dict(row.defaults) if row.is_load else dict(DEFAULTS, out_res=row.texts["res"])
     found = []
     for column, default in defaults.items():
@@ -120,11 +123,13 @@ def command(rows):
     if first["variant"] in loading.NOT_OURS:
         return others_command(first)
     launcher = ["mpirun", "--bind-to", "none", "-n", f"{first['ranks']:.0f}"] if first["ranks"] > 1 else []
-    words = launcher + ["./fdsl-bench"]
+    words = launcher + ["./fdsl-bench"] + ["--workload", "exchange"] * first.is_exchange
     words += ["--variant", ",".join(dict.fromkeys(row["variant"] for row in rows))]
     for name, value in parameters(first):
         words += [name] if name[2:] in FLAGS else [name, value]
-    if first["scaling"]:
+    if first.is_exchange:
+        words += ["--bytes", ",".join(f"{size:.0f}" for size in sorted({row["array_bytes"] for row in rows}))]
+    elif first["scaling"]:
         words += ["--scaling", first["scaling"]]
     threads = max(filter(None, map(threads_option, rows)), default=None)
     if threads:
@@ -175,6 +180,8 @@ def heading(row):
     """Returns a heading that describes the run."""
     if row.is_train or row.is_infer:
         return report_train.heading(row)
+    if row.is_exchange:
+        return f"all-reduces, {row['dtype']}, {row['ranks']:.0f} rank{'s' * (row['ranks'] != 1)}"
     if row.is_load:
         return load_heading(row)
     if row["vertices"]:
@@ -225,6 +232,18 @@ def html_table(head, rows):
     return "\n".join([f"<div class=wide><table><thead><tr>{names}</tr></thead><tbody>"] + lines + ["</tbody></table></div>"])
 
 
+def exchange_table(rows):
+    """Returns a table of all-reduces, smallest array first. Bandwidths are in GB/s, as nccl-tests defines them."""
+    head = [("variant", 1), ("device", 1), ("size", 0), ("per all-reduce", 0), ("median ±", 0), ("minimum to 95th perc.", 0),
+            ("algbw GB/s", 0), ("busbw GB/s", 0), ("samples", 0), ("verified", 1)]
+    return html_table(head, [
+        [("text name", row["variant"]), ("text", row["device"]), ("", size_words(row["array_bytes"])),
+         ("", micros_words(row.micros("time_median_s"))), ("", interval(row)),
+         ("", f"{micros_words(row.micros('time_min_s'))} to {micros_words(row.micros('time_p95_s'))}"),
+         ("", row.texts["algbw_gbs"]), ("", row.texts["busbw_gbs"]), ("", row.texts["samples"]), settled_words(row)]
+        for row in sorted(rows, key=lambda row: (row["array_bytes"], row["variant"]))])
+
+
 def table(rows):
     """Returns a table of the rows of one command, slowest variant first."""
     if rows[0].is_train or rows[0].is_infer:
@@ -233,6 +252,8 @@ def table(rows):
             [("text name", row["variant"]), ("text", row["device"]), ("", f"{row['threads']:.0f}")]
             + [("", cell) for _, cell in report_train.cells(row)] + [settled_words(row)]
             for row in sorted(rows, key=lambda row: row["items_per_s"])])
+    if rows[0].is_exchange:
+        return exchange_table(rows)
     several = any(row["ranks"] > 1 for row in rows)
     load = rows[0].is_load
     head = [("variant", 1), ("device", 1), ("threads", 0), ("per sample" if load else "per image", 0),
@@ -335,7 +356,7 @@ def figures_section(measured, work):
 
 
 def page(measured, work):
-    rows = measured.rows + measured.loads + trainings(measured.trains) + measured.infers
+    rows = measured.rows + measured.loads + trainings(measured.trains) + measured.infers + newest(measured.exchanges)
     yours = [row for row in rows if row.source == "yours"]
     reference = [row for row in rows if row.source == "reference"]
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
