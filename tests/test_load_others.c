@@ -121,7 +121,7 @@ Test(load_others, the_comparison_refuses_shards_that_tarfile_truncates, .init = 
     for (int i = 0; i < 102; i++)
         fprintf(stream, "%06d\n", i);
     fclose(stream);
-    cr_assert(comparison_refuses("holds 101 samples, but its samples.csv lists 102"));
+    cr_assert(comparison_refuses("contains 101 samples, but its samples.csv lists 102"));
     cr_assert_eq(unlink(in_folder("samples.csv")), 0);
     cr_assert_eq(truncate(in_folder("x-000002.tar"), 0), 0);
     cr_assert(comparison_refuses("empty file"));
