@@ -127,7 +127,7 @@ for method in $methods; do
     [[ $method == mpi ]] || check "$method: same loss as one rank, train-graph" same_loss train-graph "$method"
     check "$method: a killed rank" killed_rank train-cuda "$method"
 done
-check 'train-graph refuses mpi' fails_with 4 'cannot add up between kernels of a CUDA graph' \
+check 'train-graph refuses mpi' fails_with 4 'cannot add up gradients between kernels of a CUDA graph' \
     mpirun --bind-to none -n 2 "$bench" --variant train-graph --sync mpi --data digits --batch 8 --train-size 100 --epochs 1
 # The last rank trains on the CPU. All ranks compare the hashes of their parameters after each epoch.
 if ((ranks > 1)); then
@@ -145,7 +145,7 @@ if ((ranks > 1)); then
         mpirun --bind-to none -n "$ranks" "$bench" --variant train-cuda --rank-device "$cpu" --sync peer --data digits --batch 8 --train-size 100
     check 'a CPU rank refuses train-amp' fails_with 2 'scales the loss' \
         mpirun --bind-to none -n "$ranks" "$bench" --variant train-amp --rank-device "$cpu" --data digits --batch 8 --train-size 100
-    check 'a CPU rank refuses train-graph' fails_with 4 'cannot add up between kernels of a CUDA graph' \
+    check 'a CPU rank refuses train-graph' fails_with 4 'cannot add up gradients between kernels of a CUDA graph' \
         mpirun --bind-to none -n "$ranks" "$bench" --variant train-graph --rank-device "$cpu" --data digits --batch 8 --train-size 100
     check 'ranks choose their GPUs' on_ranks "$ranks" --data digits --epochs 1 --variant train-cuda --verify --train-size 203 --batch 11 \
         --rank-device "0:cuda:$((gpus - 1)),1:cuda:0"

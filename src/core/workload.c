@@ -20,6 +20,6 @@ enum status workload_refuse_max(uint64_t batch)
     return batch != OPTION_MAX
                ? STATUS_OK
                : status_set(STATUS_USAGE,
-                            "--batch max finds the largest batch that a network fits into memory "
-                            "with, so it is for the workloads train and infer; give a number");
+                            "only the workloads train and infer can search for the largest batch "
+                            "(--batch max); give a number");
 }

@@ -284,21 +284,6 @@ static enum status run_variant(struct runner *runner, const struct variant_entry
 
 /* ---- All variants ---- */
 
-/* Returns the name of a variant of this workload that can run here, or NULL. Prefers the last CPU variant in
- * the table, which is usually the fastest. */
-static const char *alternative(const struct settings *settings)
-{
-    const char *name = NULL;
-    for (size_t i = 0; i < variant_count; i++) {
-        const struct variant_entry *entry = &variant_table[i];
-        if (strcmp(entry->workload, settings->workload->name) == 0 &&
-            variant_available(entry, &settings->resources) == STATUS_OK &&
-            !(name && strcmp(entry->variant->platform, "cuda") == 0))
-            name = entry->name;
-    }
-    return name;
-}
-
 /* Returns STATUS_OK if the variant supports the parameters and can run here. Checks the parameters first,
  * because that result is the same on every machine. */
 static enum status can_run(const struct runner *runner, const struct variant_entry *entry)
@@ -309,16 +294,30 @@ static enum status can_run(const struct runner *runner, const struct variant_ent
     return variant_available(entry, &runner->settings->resources);
 }
 
+/* Returns the name of a variant of this workload that can do this here, or NULL. Prefers the last CPU variant
+ * in the table, which is usually the fastest. */
+static const char *alternative(const struct runner *runner)
+{
+    const struct settings *settings = runner->settings;
+    const char *name = NULL;
+    for (size_t i = 0; i < variant_count; i++) {
+        const struct variant_entry *entry = &variant_table[i];
+        if (strcmp(entry->workload, settings->workload->name) == 0 && can_run(runner, entry) == STATUS_OK &&
+            !(name && strcmp(entry->variant->platform, "cuda") == 0))
+            name = entry->name;
+    }
+    return name;
+}
+
 /* Sets the error message for a variant that was given by name but cannot run. `status` and the current
  * message are from can_run(). */
-static enum status refuse(const struct settings *settings, const struct variant_entry *entry,
-                          enum status status)
+static enum status refuse(const struct runner *runner, const struct variant_entry *entry, enum status status)
 {
     if (status != STATUS_UNAVAILABLE)
         return status_prefix(status, "variant '%s' cannot do this", entry->name);
     char reason[512];
     snprintf(reason, sizeof reason, "%s", status_text());
-    const char *other = alternative(settings);
+    const char *other = alternative(runner);
     return status_set(status, "variant '%s' cannot run here: %s%s%s%s", entry->name, reason,
                       other ? "; '" : "", other ? other : "", other ? "' can" : "");
 }
@@ -337,7 +336,7 @@ static enum status keep_runnable(struct runner *runner)
         if (status == STATUS_OK)
             settings->variants[kept++] = entry;
         else if (!all)
-            return refuse(settings, entry, status);
+            return refuse(runner, entry, status);
         else if (status != STATUS_UNAVAILABLE || settings->combination == 0)
             status_say("skipping %s: %s", entry->name, status_text());
     }

@@ -119,7 +119,7 @@ enum status runner_find_batch(struct runner *runner)
         status_say("--batch max: %" PRIu64 " fits, %" PRIu64 " does not (%" PRIu32 " tried)", batch, above,
                    search.probes);
     else
-        status_say("--batch max: %" PRIu64 " fits, which is the whole set (%" PRIu32 " tried)", batch,
+        status_say("--batch max: %" PRIu64 " fits, and the samples allow no more (%" PRIu32 " tried)", batch,
                    search.probes);
     return comm_agree(
         workload->largest.set(runner->input, settings->parameters, &runner->partition, batch, search.probes));
