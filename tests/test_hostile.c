@@ -197,9 +197,9 @@ Test(hostile, an_empty_source_gives_no_samples)
 {
     put("x-images-idx3-ubyte", "\0\0\x08\3\0\0\0\0\0\0\0\2\0\0\0\2", 16);
     put("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\0", 8);
-    expect_refusal(1, "--from idx: its source holds no samples",
+    expect_refusal(1, "--from idx: the source has no samples",
                    "$P --prepare o --from idx --source x-images-idx3-ubyte");
-    expect_refusal(1, "--from idx: its source holds no samples",
+    expect_refusal(1, "--from idx: the source has no samples",
                    "$P --prepare o --from idx --source x-images-idx3-ubyte --samples 50000");
     EXPECT(0, "! test -e o");
 }

@@ -45,7 +45,7 @@ struct dataset {
     char *path;
     int directory; /* open file descriptor */
     bool shards;   /* true: samples are stored in tar shards; false: in single files */
-    bool indexed;  /* the list comes from our index */
+    bool indexed;  /* the list was read from our index */
     bool hashed;   /* `whole` is set for all samples */
     bool skip;     /* skip unreadable samples with a warning */
     struct dataset_file *files;

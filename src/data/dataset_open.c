@@ -169,7 +169,7 @@ static enum status open_files(struct dataset *dataset)
     return status;
 }
 
-/* Adds one sample of our index. */
+/* Adds one sample of the index of --prepare. */
 static enum status add_indexed(struct dataset *dataset, const struct index_sample *sample)
 {
     const struct index *index = &dataset->index;

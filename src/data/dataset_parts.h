@@ -1,6 +1,6 @@
 /* Internal interface of the files that open a dataset: dataset.c (the lists), dataset_open.c (fills the
- * lists), dataset_list.c (files under a directory) and dataset_scan.c (shards without our index). No other
- * file includes this header. */
+ * lists), dataset_list.c (files under a directory) and dataset_scan.c (shards without an index of --prepare).
+ * No other file includes this header. */
 #ifndef FDSL_DATA_DATASET_PARTS_H
 #define FDSL_DATA_DATASET_PARTS_H
 

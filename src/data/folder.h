@@ -3,8 +3,8 @@
  *
  * During --prepare, FOLDER/.prepare/ holds the file `spec` with the options of the dataset. It also holds one
  * part of the index per finished unit. When all units are finished, the parts are merged into NAME.index and
- * .prepare/ is removed. So NAME.index exists only if the dataset is complete, and a part exists only if its
- * unit is complete. */
+ * .prepare/ is removed. Therefore, NAME.index exists only if the dataset is complete, and a part exists
+ * only if its unit is complete. */
 #ifndef FDSL_DATA_FOLDER_H
 #define FDSL_DATA_FOLDER_H
 
@@ -28,7 +28,7 @@ struct folder {
 /* Formats the name of a unit: "NAME-000003.tar" for a shard, "003" for a folder of files. */
 void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH_MAX]);
 
-/* Called by rank 0 only, before the other ranks look at the folder. Creates the folder or checks that this
+/* Call on rank 0 only, before the other ranks read the folder. Creates the folder or checks that this
  * run may continue it, locks it, and removes temporary files of killed runs. If files of a complete dataset
  * are missing or have the wrong size, the dataset becomes unfinished again, and the units with these files
  * are prepared again. STATUS_USAGE if the folder holds other files, if its dataset was begun with other
@@ -38,8 +38,8 @@ enum status folder_claim(struct folder *folder);
 /* Whether the dataset is complete. Any rank may call this after rank 0 has called folder_claim(). */
 bool folder_complete(const struct folder *folder);
 
-/* Whether a unit is finished: its part of the index exists, its files have the sizes in that part, and the
- * DALI index of a shard is complete. */
+/* Whether a unit is finished: its part of the index exists, and its files have the sizes in that part. If the
+ * unit is a shard, its DALI index must be complete, too. */
 bool folder_finished(const struct folder *folder, uint64_t unit);
 
 /* Builds the path of a unit's part of the index. */

@@ -107,8 +107,8 @@ static enum status unpack(struct gzip *gzip, uint8_t *bytes, size_t wanted, size
     return STATUS_OK;
 }
 
-/* Unpacks the whole file. The IDX header gives the size, but the buffer grows with the data. So a wrong
- * header does not cause a large allocation. */
+/* Unpacks the whole file. The IDX header states the size, but the buffer grows with the data. A wrong header
+ * therefore does not cause a large allocation. */
 static enum status unpack_all(struct gzip *gzip, uint8_t **bytes, size_t *size)
 {
     uint8_t head[HEADER_MAX];

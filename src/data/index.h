@@ -61,7 +61,7 @@ enum status index_read(const char *path, struct index *index);
 enum status index_parse(char *text, size_t size, struct index *index);
 void index_free(struct index *index);
 
-/* Checks that our index and DALI's can store this extension or key. Neither format can quote a name.
+/* Checks that the index file and DALI's index can store this extension or key. Neither format can quote names.
  * STATUS_FAILED if the name is empty or contains a blank or a control character. */
 enum status index_check_name(const char *name);
 

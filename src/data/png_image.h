@@ -1,4 +1,4 @@
-/* PNG in memory: 8-bit images, gray or RGB. */
+/* Encodes and decodes PNG files in memory: 8-bit images, gray or RGB. */
 #ifndef FDSL_DATA_PNG_IMAGE_H
 #define FDSL_DATA_PNG_IMAGE_H
 
@@ -8,7 +8,7 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-#define PNG_PIXELS_MAX (UINT32_C(1) << 28) /* per image */
+#define PNG_PIXELS_MAX (UINT32_C(1) << 28) /* maximum number of pixels per image */
 
 struct png_shape {
     uint32_t width, height;

@@ -60,7 +60,7 @@ static const struct option_spec specs[] = {
     {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
      "number of samples (default: all, if the source is finite)"},
     {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,
-     "number of tar files (default: the fewest with at most 10000 samples and about 1 GiB per file)"},
+     "number of tar files (default: the smallest number with at most 10000 samples and about 1 GiB per file)"},
     {"name", "NAME", OPTION_TEXT, AT(name), NULL, 0, 0, NULL, true,
      "prefix of the file names, as in NAME-000000.tar and NAME.index (default: the name of the source)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
@@ -155,7 +155,7 @@ bool prepare_has_option(const char *name)
     return found;
 }
 
-/* Sets a message for an option that belongs to another source, or to fdsl-bench without --prepare. */
+/* Sets the error message for an option of another source, or of fdsl-bench without --prepare. */
 static enum status explain_elsewhere(void *context, const char *name)
 {
     const struct job *job = context;
@@ -214,7 +214,7 @@ static enum status check_counts(struct parameters *parameters, const struct sour
 {
     bool shards = parameters->store == INDEX_SHARDS;
     if (facts->samples == 0)
-        return status_set(STATUS_FAILED, "--from %s: its source holds no samples; name another one",
+        return status_set(STATUS_FAILED, "--from %s: the source has no samples; name another source",
                           parameters->from);
     if (parameters->samples == 0 && facts->samples == SOURCE_ENDLESS)
         return status_set(STATUS_USAGE, "set the number of samples with --samples N; --from %s is unlimited",
@@ -341,7 +341,7 @@ static uint64_t unit_begins(const struct job *job, uint64_t unit)
     uint64_t samples = job->parameters.samples, units = job->folder.unit_count;
     if (job->folder.layout == INDEX_FILES)
         return unit * FOLDER_SAMPLES < samples ? unit * FOLDER_SAMPLES : samples;
-    uint64_t least = samples / units, larger = samples % units; /* the first `larger` units hold one more */
+    uint64_t least = samples / units, larger = samples % units; /* the first `larger` units have one more sample */
     return unit * least + (unit < larger ? unit : larger);
 }
 

@@ -127,7 +127,7 @@ void source_sample_free(struct source_sample *sample)
     *sample = (struct source_sample){0};
 }
 
-/* Error messages are per thread. So the calling thread produces a failed sample again, to set its own
+/* Error messages are per thread. The calling thread therefore produces a failed sample again, to set its own
  * message. */
 enum status source_make_all(source_make_one *make, const void *state, uint64_t first, uint64_t count,
                             struct source_sample *samples)

@@ -153,8 +153,8 @@ static enum status write_files(const struct unit_writer *writer, uint64_t number
     return STATUS_OK;
 }
 
-/* Writes files in parallel, because each write waits for the disk. Error messages are per thread. So after a
- * failure the calling thread writes the samples again, to set its own message. */
+/* Writes files in parallel, because each write waits for the disk. Error messages are per thread. After a
+ * failure, the calling thread therefore writes the samples again, to set its own message. */
 static enum status write_all_files(const struct unit_writer *writer, uint64_t first, uint64_t count,
                                    const struct source_sample *samples)
 {

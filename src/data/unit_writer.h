@@ -20,7 +20,7 @@ struct unit_writer {
     size_t buffered;
     uint64_t bytes, samples; /* written so far */
     void *md5;               /* of the shard's bytes, in builds with libcrypto */
-    FILE *lines, *dali;      /* lines of our index and of the DALI index, in memory */
+    FILE *lines, *dali;      /* lines of the dataset's index and of the DALI index, in memory */
     char *lines_text, *dali_text;
     size_t lines_size, dali_size;
 };
@@ -39,7 +39,7 @@ enum status unit_add(struct unit_writer *writer, uint64_t first, uint64_t count,
                      const struct source_sample *samples);
 
 /* Finishes the unit. Writes the shard's DALI index, renames the shard to its final name, and then writes the
- * unit's part of the index to `part_path`. So the unit is complete if the part exists. */
+ * unit's part of the index to `part_path`. A unit whose part exists is therefore complete. */
 enum status unit_end(struct unit_writer *writer, const char *provenance, const char *part_path);
 
 /* Frees the writer in any state and removes an unfinished shard. */

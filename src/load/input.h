@@ -118,7 +118,7 @@ enum status load_expect(const struct load *load, const struct order_plan *plan, 
 enum status load_resident(const struct load *load, struct cache_pages *pages);
 
 /* Brings the page cache into the state load->cache and counts the resident pages. STATUS_FAILED if that state
- * cannot be reached. So a run is recorded as warm or cold only if the page cache was in that state. */
+ * cannot be reached. A run is therefore recorded as warm or cold only if the page cache was in that state. */
 enum status load_settle_cache(const struct load *load, struct cache_pages *pages);
 
 FDSL_C_END

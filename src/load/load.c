@@ -252,8 +252,8 @@ static enum status load_open(const struct options *given, void *parameters_,
     return load_move(job, parameters, partition);
 }
 
-/* Hashes what the orders and the checksums of timed runs depend on: the key, the size and the edges of every
- * sample, in order, and the number of samples per shard. */
+/* Hashes the properties that determine the orders and the checksums of timed runs: the key, the size and the
+ * edges of every sample, in order, and the first sample of every shard. */
 static uint64_t load_identity(const void *input)
 {
     const struct dataset *dataset = ((const struct load *)input)->dataset;
@@ -377,8 +377,8 @@ struct order_plan load_variant_plan(const struct load *load, const struct varian
     return plan;
 }
 
-/* Starts or ends the runs in which samples are verified one by one. Such a run is one epoch. Ending them
- * restores `epochs` and `lost`. */
+/* Switches verification of individual samples on or off. While it is on, each run is one epoch. Switching it
+ * off restores `epochs` and `lost`. */
 static enum status load_check_closely(void *input, bool closely)
 {
     struct load_job *job = input;

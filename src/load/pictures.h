@@ -21,9 +21,9 @@ struct pictures {
 
 FDSL_C_BEGIN
 
-/* Decodes the first image and reads every label. STATUS_USAGE, with a message that names the sample, if a
- * sample does not have exactly one image (.npy, .png) and one label (.cls), if its label is negative or not
- * a number, or if the array of the first sample is not an image. STATUS_FAILED if a sample cannot be read. */
+/* Decodes the first image and reads every label. STATUS_USAGE, with a message that names the sample, in three
+ * cases: a sample does not have exactly one image (.npy, .png) and one label (.cls); its label is negative or
+ * not a number; or the array of the first sample is not an image. STATUS_FAILED if a sample cannot be read. */
 enum status pictures_find(const struct dataset *dataset, struct pictures *pictures);
 
 /* Checks that an image has the shape, type and layout of the first image. STATUS_FAILED otherwise. */

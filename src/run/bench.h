@@ -45,7 +45,7 @@ struct bench {
     uint64_t preempted; /* involuntary context switches of all threads of this process */
 };
 
-/* What bench_measure() needs if several ranks run in lockstep. */
+/* Additional input and output of bench_measure() if several ranks run in lockstep. */
 struct bench_together {
     bench_vote *vote;
     struct bench bench; /* output, the same on all ranks: each sample is the time of the slowest rank, because

@@ -1,4 +1,4 @@
-/* Shared by the files compare*.c and by their tests. */
+/* Declarations shared by the files compare*.c and by their tests. */
 #ifndef FDSL_RUN_COMPARE_PARTS_H
 #define FDSL_RUN_COMPARE_PARTS_H
 
@@ -59,8 +59,8 @@ enum verdict ratio_judge(const struct ratio *ratio, double margin, bool higher_i
 
 #define COMPARE_KEYS_MAX 128 /* at least as many as a workload has parameters */
 
-/* Columns that say where rows come from. Rows match even if they differ in these columns, because the
- * comparison may be about two hosts, devices or revisions. */
+/* Columns that describe the origin of a row, such as its host and revision. Rows match even if they differ in
+ * these columns, because the comparison may be about two hosts, devices or revisions. */
 #define COMPARE_ORIGINS 5
 extern const char *const compare_origins[COMPARE_ORIGINS];
 

@@ -38,7 +38,7 @@ const char *compare_verdict(const struct comparison *comparison, enum verdict ve
     return names[verdict];
 }
 
-/* ---- Where rows come from ---- */
+/* ---- The origin of the rows ---- */
 
 #define VALUES_SHOWN 3
 
@@ -70,7 +70,7 @@ static void print_text(const char *label, const char *text)
     text_print(stdout, text);
 }
 
-/* Prints one line per origin column: its value, or the values of A and B if they differ. */
+/* Prints one line per column of compare_origins: its values, or those of A and B if they differ. */
 static void print_origins(const struct comparison *comparison)
 {
     for (size_t i = 0; i < COMPARE_ORIGINS; i++) {

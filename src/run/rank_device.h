@@ -11,9 +11,9 @@ enum {
     RANK_DEVICE_CPU = -2
 };
 
-/* Reads a list such as "0:cuda:0,1:cpu" for a run on `ranks` ranks, and sets `*device` to the CUDA device of
+/* Parses a list such as "0:cuda:0,1:cpu" for a run on `ranks` ranks. Sets `*device` to the CUDA device of
  * rank `rank`, or to one of the values above. A NULL list names no rank. STATUS_USAGE with the reason if the
- * list is malformed, or names a rank twice or one that does not exist. A pure function. */
+ * list is malformed, names a rank twice, or names a rank that does not exist. A pure function. */
 enum status rank_device_find(const char *list, uint64_t ranks, uint64_t rank, int *device);
 
 #endif

@@ -23,15 +23,15 @@ struct rank_facts {
     double cpu_share, preempted_per_s; /* from runner_cpu_use(); NaN if not meaningful */
 };
 
-/* Collective: gathers the rows and facts of all ranks on rank 0, comm_size() of each in rank order; other
- * ranks get NULL. All rows must have the same columns. The caller frees `*rows` with ranks_free_rows() and
- * `*facts` with free(). */
+/* Collective: gathers the rows and facts of all ranks. On rank 0, `*rows` and `*facts` become arrays of
+ * comm_size() elements in rank order; on other ranks, they become NULL. All rows must have the same columns.
+ * The caller frees `*rows` with ranks_free_rows() and `*facts` with free(). */
 enum status ranks_gather(const struct row *mine, const struct rank_facts *my_facts, struct row **rows,
                          struct rank_facts **facts);
 void ranks_free_rows(struct row *rows);
 
-/* Collective: gathers the samples of all ranks on rank 0, comm_size() * bench->count in rank order; other
- * ranks get NULL. The caller frees `*samples`. */
+/* Collective: gathers the samples of all ranks. On rank 0, `*samples` becomes an array of comm_size() *
+ * bench->count elements in rank order; on other ranks, it becomes NULL. The caller frees `*samples`. */
 enum status ranks_gather_samples(const struct bench *bench, struct sample **samples);
 
 /* Returns the combined roofline of `count` ranks that run concurrently. */

@@ -294,8 +294,8 @@ static enum status can_run(const struct runner *runner, const struct variant_ent
     return variant_available(entry, &runner->settings->resources);
 }
 
-/* Returns the name of a variant of this workload that can do this here, or NULL. Prefers the last CPU variant
- * in the table, which is usually the fastest. */
+/* Returns the name of a variant of this workload that supports the parameters and can run here, or NULL.
+ * Prefers the last CPU variant in the table, which is usually the fastest. */
 static const char *alternative(const struct runner *runner)
 {
     const struct settings *settings = runner->settings;

@@ -8,15 +8,15 @@
 #include "machine/memory.h"
 #include "run/runner_parts.h"
 
-#define FIRST     64 /* the first batch tried */
-#define PRECISION 32 /* the result is less than 1/32 below the smallest batch that does not fit */
+#define FIRST     64 /* the first batch size tried */
+#define PRECISION 32 /* the last steps are 1/32 of the batch; the search ends when fewer than two remain */
 #define KEPT      16 /* on a CPU, 1/16 of the memory that was free before the search must stay free */
 
 struct search {
     struct runner *runner;
     uint64_t kept_bytes;
     uint32_t probes;
-    char reason[512]; /* why the smallest batch that was too large does not fit */
+    char reason[512]; /* why the smallest batch size that was too large does not fit */
 };
 
 bool runner_wants_largest(const struct settings *settings)
@@ -70,8 +70,9 @@ static enum status try_batch(struct search *search, uint64_t batch, bool *fits)
     return STATUS_OK;
 }
 
-/* Doubles the batch until one does not fit, then halves the interval. `*batch` becomes the largest that fits,
- * 0 if none does; `*above` the smallest that was too large, 0 if none was. */
+/* Doubles the batch size until a batch does not fit, then halves the interval. `*batch` becomes the largest
+ * size that fits, or 0 if none fits. `*above` becomes the smallest size that was too large, or 0 if no size
+ * was too large. */
 static enum status find(struct search *search, uint64_t least, uint64_t most, uint64_t *batch,
                         uint64_t *above)
 {
@@ -103,7 +104,7 @@ enum status runner_find_batch(struct runner *runner)
     struct search search = {.runner = runner, .kept_bytes = memory_available_bytes() / KEPT};
     uint64_t least, most, batch, above;
     if (settings->variant_count > 1)
-        return status_set(STATUS_USAGE, "--batch max: each variant needs another amount of memory; name one "
+        return status_set(STATUS_USAGE, "--batch max: each variant needs a different amount of memory; name one "
                                         "with --variant, or give --batch a number");
     if (settings->dry_run)
         return STATUS_OK;

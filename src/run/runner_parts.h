@@ -1,9 +1,16 @@
-/* Declarations shared by the files of the runner: runner.c (the sequence of steps per variant), runner_axes.c
- * (all combinations of lists and ranges), runner_verify.c (verification), runner_rows.c (CSV rows),
- * runner_publish.c (output), runner_baseline.c (speed-ups), runner_progress.c and runner_warn.c (messages),
- * runner_batch.c (--batch max),
- * and runner_ranks.c (cores and devices of the ranks). No other file includes this header. Functions marked
- * "Agrees" are collective: the ranks agree on failures (comm_agree()). */
+/* Declarations shared by the files of the runner. No other file includes this header. Functions marked
+ * "Agrees" are collective: the ranks agree on failures (comm_agree()).
+ *
+ * runner.c           the sequence of steps per variant
+ * runner_axes.c      all combinations of lists and ranges
+ * runner_verify.c    verification
+ * runner_rows.c      CSV rows
+ * runner_publish.c   output
+ * runner_baseline.c  speed-ups
+ * runner_progress.c  progress and the message after a signal
+ * runner_warn.c      warnings
+ * runner_batch.c     --batch max
+ * runner_ranks.c     cores and devices of the ranks */
 #ifndef FDSL_RUN_RUNNER_PARTS_H
 #define FDSL_RUN_RUNNER_PARTS_H
 
@@ -45,8 +52,9 @@ struct runner {
     struct consumer *consumer;  /* NULL without --compute */
     int sharers;                /* ranks on this rank's device, including this rank; 0 without a device */
 
-    struct variant_entry *stand_ins; /* on a rank that --rank-device gives the CPU: entries with the names of
-                                      * GPU variants and the implementation of a CPU variant; else NULL */
+    struct variant_entry *stand_ins; /* on a rank that --rank-device assigns to the CPU: entries with the
+                                      * name of a GPU variant and the implementation of a CPU variant; NULL
+                                      * on other ranks */
 
     /* The current variant */
     const struct variant_entry *entry;
@@ -76,8 +84,8 @@ static inline bool runner_leads(const struct runner *runner)
 
 /* ---- runner_rows.c ---- */
 
-/* Return, for the current variant, whether it runs on a GPU, its number of CPU threads, and the maximum
- * number of physical cores that these threads can use. */
+/* These functions describe the current variant. They return whether it runs on a GPU, its number of CPU
+ * threads, and the maximum number of physical cores that these threads can use. */
 bool runner_on_gpu(const struct runner *runner);
 int runner_threads(const struct runner *runner);
 int runner_cores(const struct runner *runner);
@@ -179,8 +187,8 @@ void runner_warn_of_few_looks(const struct runner *runner, double wall_s);
 /* Returns the roofline of the current variant on its device or on the cores that it uses. */
 struct roofline runner_roofline(const struct runner *runner, const struct work *work);
 
-/* Lets the workload save `state` with the rows of `result`, appends the rows to --out and the samples to
- * --samples-out, adds the result to the report and prints warnings. If the rows cannot be appended, prints
+/* Lets the workload save `state` with the rows of `result`. Then appends the rows to --out and the samples to
+ * --samples-out, adds the result to the report, and prints warnings. If the rows cannot be appended, prints
  * them to stderr and omits the samples, but still adds the result to the report. */
 enum status runner_publish(struct runner *runner, void *state, const struct result *result,
                            const struct sample *samples, const struct rank_facts *facts);
@@ -204,9 +212,8 @@ enum status runner_check_alike(const struct settings *settings);
 /* STATUS_USAGE if the input files of a rank differ from those of rank 0. Agrees. */
 enum status runner_check_data(const struct runner *runner);
 
-/* STATUS_USAGE if --device or --best-gpu is given to several ranks, or together with --rank-device, or if the
- * list of
- * --rank-device is wrong. */
+/* STATUS_USAGE if --device or --best-gpu is given to several ranks or together with --rank-device, or if the
+ * list of --rank-device is invalid. */
 enum status runner_check_no_device(const struct settings *settings, uint64_t ranks);
 
 /* Sets runner->partition.strong from the workload and --scaling. STATUS_USAGE for --scaling weak if the
@@ -221,9 +228,10 @@ void runner_warn_about_cores(const struct settings *settings, double outcome);
 /* Whether --threads lists 0 and also the number of threads that 0 means. */
 bool runner_repeats_threads(const struct settings *settings);
 
-/* Selects the GPU of this rank: that of --rank-device, or rank i of a machine uses GPU i modulo the number of
- * GPUs. On a rank that --rank-device gives the CPU, replaces GPU variants by the CPU variant of the workload.
- * Not collective. STATUS_USAGE if there is no such GPU or CPU variant. The caller frees runner->stand_ins. */
+/* Selects the GPU that --rank-device names for this rank. If it names none, rank i of a machine uses GPU i
+ * modulo the number of GPUs. On a rank that --rank-device assigns to the CPU, replaces GPU variants by the
+ * CPU variant of the workload. Not collective. STATUS_USAGE if there is no such GPU or CPU variant. The
+ * caller frees runner->stand_ins. */
 enum status runner_take_device(struct runner *runner);
 
 /* Sets runner->sharers to the number of ranks on this rank's physical device. Warns if ranks share a device.

@@ -41,9 +41,9 @@ void runner_show_phase(const struct runner *runner, const char *phase)
         progress_clear(&runner->progress);
 }
 
-/* Lists the variants that have no row yet. If the baseline has a row but other variants do not, lists the
- * baseline too and returns true, because the speed-ups of the other variants need it in the same run. The
- * baseline is the first variant. */
+/* Lists the variants that have no row yet. If only the baseline and perhaps other variants have rows, lists
+ * the baseline too and returns true, because speed-ups need the baseline in the same run. The baseline is the
+ * first variant. */
 static bool list_rest(const struct runner *runner, char *text, size_t size)
 {
     const struct settings *settings = runner->settings;
@@ -61,7 +61,7 @@ static bool list_rest(const struct runner *runner, char *text, size_t size)
     return again;
 }
 
-/* Writes which command measures the variants that are left. */
+/* Writes a hint: which command measures the remaining variants. */
 static void describe_remedy(const struct runner *runner, char *text, size_t size)
 {
     char rest[512];

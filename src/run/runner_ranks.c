@@ -1,5 +1,4 @@
-/* The cores, the GPU and the scaling of each rank, and checks that all ranks have the same options and
- * data. */
+/* Assigns cores, a GPU and a scaling to each rank. Checks that all ranks have the same options and data. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,7 +136,7 @@ enum status runner_check_no_device(const struct settings *settings, uint64_t ran
                       "uses GPU i; to choose among GPUs, use --rank-device or set CUDA_VISIBLE_DEVICES");
 }
 
-/* Whether a variant runs on a GPU, also if this build lacks it. */
+/* Whether a variant runs on a GPU. Works also for variants that this build lacks. */
 static bool is_for_gpu(const struct variant_entry *entry)
 {
     return entry->variant ? strcmp(entry->variant->platform, "cuda") == 0

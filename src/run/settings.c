@@ -37,7 +37,7 @@ static const struct option_spec specs[] = {
      "list all variants, or only the variants of --workload or --variant. If a variant cannot run here, the "
      "list says why. Scripts can use --format csv or json"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
-     "compare results with the reference before and after the timing; wrong results give no row"},
+     "compare results with the reference before and after the timing; if results are wrong, no row is written"},
     {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
      "the variant that the column speedup compares with; it runs first (default: naive, train-naive or "
      "infer-naive; for load, files, or shards if files does not run; for exchange, nccl, or mpi if nccl does "
@@ -70,8 +70,9 @@ static const struct option_spec specs[] = {
     {"best-gpu", NULL, OPTION_FLAG, AT(best_gpu), NULL, 0, 0, NULL, false,
      "for a single rank, use the CUDA device with the most free memory"},
     {"rank-device", "LIST", OPTION_TEXT, AT(rank_device), NULL, 0, 0, NULL, false,
-     "which rank uses which GPU, such as 0:cuda:1,1:cuda:0; other ranks as described at --device. In train, "
-     "a rank can also use the CPU and train together with GPUs, such as 0:cuda:0,1:cpu"},
+     "which rank uses which GPU, such as 0:cuda:1,1:cuda:0; ranks that LIST does not name use the GPU "
+     "described at --device. In train, a rank can also use the CPU and train together with GPUs, such as "
+     "0:cuda:0,1:cpu"},
     {"scaling", "HOW", OPTION_CHOICE, AT(scaling), "weak", 0, 0, scalings, COLUMN_APART,
      "under mpirun, weak gives every rank a whole batch; strong divides one batch among all ranks. The ranks "
      "of load always divide the data set, as with strong. HOW is one of"},
@@ -111,8 +112,8 @@ static const char list_help[] =
     "             accepts several values, except --baseline, --compute, --data, --device, --preset and\n"
     "             --warmups. Every combination is measured. With the workload synth, for example,\n"
     "             --res 224,512 is a list, --batch 1:256:2x means 1, 2, 4, ... 256, and --orbits 50:200:50\n"
-    "             means 50, 100, 150, 200. Of the options with several values, the last one on the command\n"
-    "             line changes fastest.\n";
+    "             means 50, 100, 150, 200. The last option with several values on the command line changes\n"
+    "             fastest.\n";
 
 static const char exit_statuses[] =
     "\nexit status: 0 done; 1 a failure while running; 2 usage; 3 wrong results,\n"
@@ -387,7 +388,8 @@ static enum status check_loops(const struct settings *settings)
     return STATUS_OK;
 }
 
-/* Refuses options for repeated runs if the workload has epochs, because each of its runs is a row. */
+/* If the workload has epochs, refuses options for repeated runs, because each run is an epoch and gives one
+ * row. */
 static enum status check_repeats(const struct settings *settings)
 {
     static const char *const repeats[] = {"warmups",  "warmup-time", "min-samples", "min-time",

@@ -20,9 +20,9 @@ struct table {
 
 /* Reads a regular file in the format of RFC 4180. Takes a shared lock, because a run may be appending to the
  * file. Skips empty lines. The caller calls table_free(), also after a failure. `path` must outlive the
- * table. STATUS_FAILED if the file cannot be read or is malformed. It is malformed if quotes or the number of
- * cells are wrong, if it has a NUL byte, or if its last line has no line end and may thus be incomplete. The
- * message names the line and a remedy. */
+ * table. STATUS_FAILED if the file cannot be read or is malformed: a wrong number of cells, a missing quote,
+ * a NUL byte, or a last line without a line end, which may be incomplete. The message names the line and a
+ * remedy. */
 enum status table_read(const char *path, struct table *table);
 void table_free(struct table *table);
 

@@ -143,7 +143,7 @@ static enum status read_ranges(struct ini_reading *reading, const char *source)
         return status_set(STATUS_USAGE, "cannot read '%s': %s", source, strerror(errno));
     if (faulty < 0)
         return status_set(STATUS_FAILED, "%s: out of memory", source);
-    /* After a line that it cannot parse, inih continues. The handler's error may therefore be on a later
+    /* inih continues after a line that it cannot parse. The handler's error may therefore be on a later
      * line. */
     if (faulty > 0 && (reading->status == STATUS_OK || faulty < reading->line))
         return status_set(STATUS_USAGE, "%s:%d: neither a [section] nor key = value", source, faulty);

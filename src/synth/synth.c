@@ -52,7 +52,7 @@ static const struct option_spec options[] = {
      "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
      "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), NULL, 0, 0, NULL, true,
-     "where the classes of --classes come from. uji, visualatom, lowercompute and the sections of "
+     "source of the classes of --classes. uji, visualatom, lowercompute and the sections of "
      "--preset-file are ranges, from which classes are sampled at random; paper-1000 and lowercompute-1000 "
      "are lists, whose first N classes are used (default: the name of --formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), NULL, 0, 0, NULL, true,
@@ -334,8 +334,8 @@ static enum status fill_job(const struct options *given, const struct partition 
     return compute_learns(&parameters->compute) ? fill_task(parameters, synth) : STATUS_OK;
 }
 
-/* Sets the parameters that rows show: as given, but with this rank's batch and the name of the --compute
- * model. */
+/* Sets the parameters that rows show: those of the command line, but with this rank's batch and the name of
+ * the --compute model. */
 static void show_parameters(const struct synth_job *job, struct parameters *shown)
 {
     *shown = job->parameters;
