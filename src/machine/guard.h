@@ -1,7 +1,7 @@
-/* Guarded copies from file mappings. If a mapped file shrinks, access to the lost pages raises SIGBUS. A
- * guarded copy returns false instead. A check of the file size before the copy would leave a race. */
-#ifndef FDSL_LOAD_GUARD_H
-#define FDSL_LOAD_GUARD_H
+/* Guarded reads of file mappings. If a mapped file shrinks, access to the lost pages raises SIGBUS. A guarded
+ * copy or function returns false instead. A check of the file size before the copy would leave a race. */
+#ifndef FDSL_MACHINE_GUARD_H
+#define FDSL_MACHINE_GUARD_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -22,6 +22,12 @@ FDSL_C_BEGIN
  * STATUS_FAILED with the reason. */
 enum status guard_open(struct guard *guard);
 void guard_close(struct guard *guard);
+
+/* Calls `work(context)`. Returns false if it touched a page that no longer exists. `work` was then left in
+ * the middle, so it must not hold a lock, allocate memory or change the shared state of a library while it
+ * reads mapped pages. Needs an open guard. Thread safe, but only reads by the calling thread are guarded:
+ * each thread of a parallel region calls guard_run() itself. `work` calls no function of this header. */
+bool guard_run(void (*work)(void *context), void *context);
 
 /* Copies `bytes` bytes. Returns false if a page of the source no longer exists. Needs an open guard. Thread
  * safe. */

@@ -1,4 +1,4 @@
-#include "load/guard.h"
+#include "machine/guard.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -35,7 +35,7 @@ void guard_close(struct guard *guard)
     guard->open = false;
 }
 
-bool guard_copy(uint8_t *to, const uint8_t *from, size_t bytes)
+bool guard_run(void (*work)(void *context), void *context)
 {
     if (sigsetjmp(escape, 0)) { /* 0: saves no signal mask, because SA_NODEFER leaves SIGBUS unblocked */
         guarded = 0;
@@ -43,8 +43,25 @@ bool guard_copy(uint8_t *to, const uint8_t *from, size_t bytes)
     }
     guarded = 1;
     __asm__ volatile("" : : : "memory");
-    memcpy(to, from, bytes);
+    work(context);
     __asm__ volatile("" : : : "memory");
     guarded = 0;
     return true;
+}
+
+struct copy {
+    uint8_t *to;
+    const uint8_t *from;
+    size_t bytes;
+};
+
+static void copy(void *context)
+{
+    const struct copy *job = context;
+    memcpy(job->to, job->from, job->bytes);
+}
+
+bool guard_copy(uint8_t *to, const uint8_t *from, size_t bytes)
+{
+    return guard_run(copy, &(struct copy){to, from, bytes});
 }

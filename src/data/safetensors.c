@@ -1,4 +1,4 @@
-#include "train/safetensors.h"
+#include "data/safetensors.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -72,18 +72,4 @@ enum status safetensors_check(const char *path)
     static const struct file_kind ours = {"safetensors file of fdsl-bench", sizeof(uint64_t), BEGINNING,
                                           sizeof BEGINNING - 1};
     return file_check_kind(path, &ours);
-}
-
-void safetensors_of_arena(const struct model *model, const char *prefix, const float *arena,
-                          struct safetensor *tensors)
-{
-    for (uint32_t t = 0; t < model->tensor_count; t++) {
-        const struct model_tensor *of = &model->tensors[t];
-        tensors[t] = (struct safetensor){.type = "F32",
-                                         .axes = of->axes,
-                                         .values = arena + of->first,
-                                         .bytes = of->values * sizeof *arena};
-        snprintf(tensors[t].name, sizeof tensors[t].name, "%.15s%.31s", prefix, of->name);
-        memcpy(tensors[t].shape, of->shape, sizeof of->shape);
-    }
 }
