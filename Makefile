@@ -148,7 +148,7 @@ endif
 # --- Sources -------------------------------------------------------------------------------------------------
 
 LIB_SOURCES := $(wildcard src/lib/*.c)
-C_SOURCES := $(filter-out $(LIB_SOURCES),$(wildcard src/*.c src/*/*.c)) $(filter-out $(if $(call on,OMP),,cpu/synth/omp% cpu/train/omp%),$(wildcard cpu/*/*.c)) \
+C_SOURCES := $(filter-out $(LIB_SOURCES),$(wildcard src/*.c src/*/*.c)) $(filter-out $(if $(call on,OMP),,cpu/synth/omp% cpu/ops/omp% cpu/train/omp%),$(wildcard cpu/*/*.c)) \
              mpi/launcher.c mpi/launcher_watch.c $(addprefix mpi/,$(if $(call on,MPI),comm_mpi.c comm_channel.c,comm_serial.c))
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu cuda/*/*/*.cu)))
@@ -159,7 +159,7 @@ LONG_SOURCES := $(addprefix cuda/,train/conv_input.cu train/conv_forward.cu trai
                   train/packed_conv.cu train/graph/forward.cu train/graph/conv_back.cu load/ring.cu load/delivery.cu)
 CU_SOURCES := $(foreach source,$(LONG_SOURCES),$(filter $(source),$(CU_SOURCES))) $(filter-out $(LONG_SOURCES),$(CU_SOURCES))
 C_SOURCES += $(if $(call on,CUDA),,cuda/common/device_none.c cuda/common/consumer_none.c)
-C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
+C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/% cpu/ops/%) $(if $(call on,URING),,cpu/load/%uring.c),$(C_SOURCES))
 
 # CUDA kernels that launch kernels need relocatable device code and an additional link step by nvcc.
 RDC_SOURCES := $(filter cuda/synth/bat.cu cuda/synth/bat_reuse.cu cuda/synth/gbase_device.cu,$(CU_SOURCES))
@@ -186,7 +186,7 @@ report-parts:
 	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no PNG files)' \
 	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json, no wids index)' \
 	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no --config, no presets except paper-1000 and lowercompute-1000)' \
-	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images, no --prepare, no loading)' \
+	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images, no --prepare, no loading, no ops)' \
 	  '$(call mark,ZLIB) zlib      $(if $(call on,ZLIB),,--prepare reads no .gz)' \
 	  '$(call mark,CRYPTO) libcrypto $(if $(call on,CRYPTO),,no md5 in the wids index)' \
 	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \

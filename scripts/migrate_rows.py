@@ -57,6 +57,7 @@ PARAMETERS = {
         parallel stages microbatches schedule""",
     "infer": "checkpoint data train_size test_size classes res batch",
     "exchange": "array_bytes dtype",
+    "ops": "rows columns dtype bad duplicates seed steps norm_min norm_max to fp8 dedup sample",
 }
 MEASURES = {
     "synth": f"noise_s vertices_s painting_s digest {COMPUTE}",
@@ -68,13 +69,15 @@ MEASURES = {
         exchange exchange_share samples_per_step layers bubble bubble_ideal bubble_formula batch_probes""",
     "infer": "model epoch parameters test_samples test_loss test_acc memory_bytes batch_probes",
     "exchange": "count redop calls time_us algbw_gbs busbw_gbs checksum memory_bytes nccl_version",
+    "ops": """rows_in rows_kept duplicate_rows mask_s dedup_s compact_s permute_s convert_s hash_s least_bytes stream_bytes_per_s
+        stream_share peak_memory_bytes memory_efficiency error_max error_mean digest""",
 }
 MONITOR = """schema time_utc host job_id revision rank gpu device variant phase time_s gpu_utilisation_percent gpu_memory_bytes
     temperature_c power_w sm_clock_mhz memory_clock_mhz pcie_rx_bytes_per_s pcie_tx_bytes_per_s throttled cpu_cores rss_bytes
     read_bytes_per_s write_bytes_per_s"""
 COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}".split() for name in PARAMETERS}
 COLUMNS["monitor"] = MONITOR.split()
-CURRENT = {"synth": 7, "load": 7, "train": 7, "infer": 4, "exchange": 1, "monitor": 2}
+CURRENT = {"synth": 7, "load": 7, "train": 7, "infer": 4, "exchange": 1, "ops": 1, "monitor": 2}
 
 # Former names of columns.
 RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
@@ -87,6 +90,7 @@ RENAMED = {
     "train": {**RENAMED_EVERYWHERE, "loss": "train_loss"},
     "infer": RENAMED_EVERYWHERE,
     "exchange": {},
+    "ops": {},
     "monitor": {},
 }
 
@@ -104,6 +108,7 @@ ADDED_AFTER = {
                  "bubble_formula", 6: "batch_probes"},
     "infer": {1: ROOFLINE, 3: "batch_probes"},
     "exchange": {},
+    "ops": {},
     "monitor": {1: "gpu read_bytes_per_s write_bytes_per_s"},
 }
 

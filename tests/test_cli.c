@@ -226,7 +226,7 @@ Test(cli, refuses_unknown_names_with_the_nearest_one)
         {"--variant --verify", "--variant needs a value"},
         {"--variant all --workload snth", "unknown workload 'snth'; did you mean 'synth'?"},
         {"--variant all --workload xyzzy",
-         "unknown workload 'xyzzy'; the workloads are synth, load, train, infer and exchange"},
+         "unknown workload 'xyzzy'; the workloads are synth, load, ops, train, infer and exchange"},
         {"--variant naive --bach 4", "unknown option '--bach'; did you mean '--batch'?"},
         {"--variant naive --vertexes=4", "did you mean '--vertices'?"},
         {"--compare a.csv b.csv", "compare is a command without dashes: fdsl-bench compare A.csv B.csv"},

@@ -265,8 +265,8 @@ static const struct {
     {"sed '1s/,gds,/,tally,/' $F", "line 1: two columns for 'checksum'; remove one of them"},
     {"cut -d, -f-88 $F", "line 1: rows of load/5 have a column 'wrong', but this file does not"},
     {"sed 's,^load/5,load/8,' $F", "rows of load/8, newer than load/7, which this script writes"},
-    {"sed 's,^load/5,read/5,' $F",
-     "line 2: unknown schema 'read/5' (known: synth/7, load/7, train/7, infer/4, exchange/1, monitor/2"},
+    {"sed 's,^load/5,read/5,' $F", "line 2: unknown schema 'read/5' (known: synth/7, load/7, train/7, "
+                                   "infer/4, exchange/1, ops/1, monitor/2"},
     {"sed 's,^load/5,load/7,' $F", "line 1: the columns are not those of load/7"},
     {"head -1 $F", "no rows after the header, so its schema is unknown; delete it"},
 };

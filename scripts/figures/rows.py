@@ -11,7 +11,7 @@ import json
 import pathlib
 import shlex
 
-ROW_SCHEMAS = ("synth/7", "load/7", "train/7", "infer/4", "exchange/1")
+ROW_SCHEMAS = ("synth/7", "load/7", "train/7", "infer/4", "exchange/1", "ops/1")
 MONITOR_SCHEMAS = ("monitor/1", "monitor/2")
 
 # The parameters of workload synth in column order, with the defaults of their options. out_res defaults to
@@ -49,6 +49,14 @@ INFER_PARAMETERS = ("data", "checkpoint")
 INFER_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s", "test_acc", "wrong")
 INFER_NEEDED = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s")
 EXCHANGE_DEFAULTS = {"array_bytes": "1048576", "dtype": "f32"}
+# The parameters of workload ops. No figure draws its rows yet.
+OPS_DEFAULTS = {
+    "rows": "65536", "columns": "768", "dtype": "f32", "bad": "0.05", "duplicates": "0", "seed": "0",
+    "steps": "mask,compact,convert,hash", "norm_min": "0.1", "norm_max": "100", "to": "f16", "fp8": "saturate",
+    "dedup": "0", "sample": "",
+}
+OPS_NUMBERS = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "wrong")
+OPS_NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s")
 EXCHANGE_NEEDED = ("ranks", "threads", "array_bytes", "time_min_s", "time_median_s", "time_p95_s", "items")
 
 IDENTITY = ("schema", "time_utc", "host", "revision", "variant", "device", "cuda")
@@ -109,6 +117,10 @@ class Row(dict):
         return self["schema"].startswith("exchange/")
 
     @property
+    def is_ops(self):
+        return self["schema"].startswith("ops/")
+
+    @property
     def unsettled(self):
         """Whether the time limit ended sampling before the median was known to the requested precision."""
         return self.texts["settled"] == "no"
@@ -120,7 +132,7 @@ class Row(dict):
 
     @property
     def defaults(self):
-        return LOAD_DEFAULTS if self.is_load else EXCHANGE_DEFAULTS if self.is_exchange else DEFAULTS
+        return LOAD_DEFAULTS if self.is_load else EXCHANGE_DEFAULTS if self.is_exchange else OPS_DEFAULTS if self.is_ops else DEFAULTS
 
     @property
     def on_gpu(self):
@@ -223,7 +235,8 @@ def columns_of(schema):
         "load": (LOAD_NUMBERS + STEPS, LOAD_NEEDED, ("store",) + tuple(LOAD_DEFAULTS)),
         "train": (TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS + ("init", "scaling", "parallel", "schedule")),
         "infer": (INFER_NUMBERS, INFER_NEEDED, INFER_PARAMETERS),
-        "exchange": (EXCHANGE_NEEDED + ("wrong",), EXCHANGE_NEEDED, ("dtype",))}[workload]
+        "exchange": (EXCHANGE_NEEDED + ("wrong",), EXCHANGE_NEEDED, ("dtype",)),
+        "ops": (OPS_NUMBERS, OPS_NEEDED, tuple(OPS_DEFAULTS))}[workload]
     return numbers, needed, IDENTITY + ("rank", "verified") + NEEDED_TEXTS + others
 
 
@@ -326,6 +339,7 @@ class Measured:
     sweeps, load_sweeps   complete runs of synth and of load: the newest row of each measurement per file and revision
     trains, infers        rows of train (every epoch) and of infer
     exchanges             complete runs of exchange
+    embeddings            complete runs of ops
     pipelines             rows of train with --parallel pipeline (every epoch), which are not in trains
     pretrains             rows of scripts/compare/pretrain.py; None until a figure needs them (pretraining.py)
     monitors              monitor files with their samples: the user's first, newest first
@@ -337,6 +351,7 @@ class Measured:
     def __init__(self, results, reference):
         self.results, self.reference, self.pretrains = results, reference, None
         self.rows, self.loads, self.trains, self.infers, self.exchanges, self.pipelines = [], [], [], [], [], []
+        self.embeddings = []
         self.monitors, self.machines, self.notes = [], [], []
         for source, folder in (("yours", pathlib.Path(results)), ("reference", pathlib.Path(reference))):
             if not folder.is_dir():
@@ -386,11 +401,11 @@ class Measured:
             row.source, row.file = source, str(path)
             if row["wrong"]:
                 items = ("images" if row["schema"].startswith("synth/") else "samples" if row.is_load else
-                         "values" if row.is_exchange else "steps")
+                         "values" if row.is_exchange else "rows" if row.is_ops else "steps")
                 self.notes.append(f"{path}: a row of {row['variant']} with wrong {items} is skipped")
             elif stands_for_run(row):
                 (self.loads if row.is_load else self.pipelines if row.is_pipeline else self.trains if row.is_train else self.infers if row.is_infer else
-                 self.exchanges if row.is_exchange else self.rows).append(row)
+                 self.exchanges if row.is_exchange else self.embeddings if row.is_ops else self.rows).append(row)
 
     def read_machine(self, source, path):
         try:

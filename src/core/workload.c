@@ -2,10 +2,12 @@
 
 #include <string.h>
 
-extern const struct workload workload_synth, workload_load, workload_train, workload_infer, workload_exchange;
+extern const struct workload workload_synth, workload_load, workload_ops, workload_train, workload_infer,
+    workload_exchange;
 
-const struct workload *const workload_table[] = {&workload_synth, &workload_load,     &workload_train,
-                                                 &workload_infer, &workload_exchange, NULL};
+const struct workload *const workload_table[] = {
+    &workload_synth, &workload_load,     &workload_ops, &workload_train,
+    &workload_infer, &workload_exchange, NULL};
 
 const struct workload *workload_find(const char *name)
 {

@@ -162,6 +162,8 @@ static void help_common(FILE *stream, bool all)
         "  fdsl-bench --variant infer-naive --checkpoint run --batch 1   # latency: median and 99th "
         "percentile\n"
         "  mpirun -n 2 fdsl-bench --workload exchange --variant all --bytes 1K:256M:2x   # all-reduces\n"
+        "  fdsl-bench --workload ops --variant all --rows 1000000 --to fp8   # filters and converts "
+        "embeddings\n"
         "  fdsl-bench compare before.csv after.csv       # what became slower; see compare --help\n"
         "  fdsl-bench --monitor results/monitor.csv -- python3 train.py  # GPU and CPU load of any command\n"
         "\n"

@@ -1,0 +1,34 @@
+/* Generated rows: any row can be computed alone. docs/ops.md defines them. */
+#ifndef FDSL_OPS_INPUT_H
+#define FDSL_OPS_INPUT_H
+
+#include <stdint.h>
+
+#include "core/dtype.h"
+#include "core/portable.h"
+
+#define INPUT_ROWS_MAX 4294967295.0 /* the products in input_is_bad() fit into 64 bits */
+
+struct input {
+    uint64_t seed;
+    uint32_t columns;
+    enum dtype dtype;
+    uint64_t bad, duplicates; /* shares of the rows, times 2^32 */
+};
+
+FDSL_C_BEGIN
+
+struct input input_begin(uint64_t seed, uint32_t columns, enum dtype dtype, double bad, double duplicates);
+
+/* Whether a row is bad: one of five kinds, in turn (too small, too large, NaN, infinity, zero). */
+bool input_is_bad(const struct input *input, uint64_t row);
+
+/* Returns the row whose values a row has: itself, or for a duplicate an earlier row. */
+uint64_t input_source(const struct input *input, uint64_t row);
+
+/* Writes a row. */
+void input_fill(const struct input *input, uint64_t row, void *values);
+
+FDSL_C_END
+
+#endif

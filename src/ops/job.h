@@ -1,0 +1,141 @@
+/* The interface between the workload `ops` and its variants. A variant passes a set of rows through steps:
+ * norm mask, compaction, permutation, conversion, hash. docs/ops.md defines the steps and their results. */
+#ifndef FDSL_OPS_JOB_H
+#define FDSL_OPS_JOB_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/permutation.h"
+#include "core/portable.h"
+#include "core/status.h"
+#include "ops/row.h"
+
+/* Steps in the order in which they run. OPS_DEDUP is part of no list of --steps: --dedup adds it. */
+enum ops_step { OPS_MASK, OPS_DEDUP, OPS_COMPACT, OPS_PERMUTE, OPS_CONVERT, OPS_HASH, OPS_STEPS };
+
+/* Settings that change between runs. */
+struct ops_control {
+    bool timed; /* variants that combine steps in one pass measure the time of each step */
+};
+
+/* The input. Run n sees the rows rotated by n: its row i is row (i + n) mod count of `rows`, and its
+ * permutation has the seed `seed` + n. So the results of consecutive runs differ. With a sample, the rows are
+ * not rotated, and consecutive runs draw consecutive batches of one permutation (ops_draw()). */
+struct ops {
+    bool steps[OPS_STEPS];
+    struct ops_format format; /* `to` is the stored type if rows are not converted; the variant computes
+                                 tensor_scale */
+    float norm_min, norm_max;
+    uint64_t sample; /* number of output rows that a permutation selects; 0: all rows */
+    uint64_t seed;
+    uint64_t first, count; /* this rank's rows; `first` is the number of the first one within the set */
+    const uint8_t *rows;   /* `count` rows without gaps, aligned to OPS_ALIGNMENT */
+    size_t row_bytes;
+    struct ops_control *control;
+};
+
+#define OPS_ALIGNMENT 64 /* cache line */
+
+/* A permutation of rows, and its element from which output row 0 is made. */
+struct ops_draw {
+    struct permutation permutation;
+    uint64_t first;
+};
+
+/* Returns the candidate row that output row j is made of. */
+FDSL_HD uint64_t ops_drawn(const struct ops_draw *draw, uint64_t j)
+{
+    return permutation_at(&draw->permutation, draw->first + j);
+}
+
+/* The results of a run. Output row j is what the last steps made of one input row. */
+enum ops_array {
+    OPS_KEPT, /* uint8_t per input row of the run: 1 if it is valid (and, with dedup, no duplicate), else 0 */
+    OPS_ORDER,  /* uint64_t per output row: the number of its input row within the set */
+    OPS_VALUES, /* the values of the output rows, ops_value_bytes() each */
+    OPS_SCALES, /* the scales of the output rows, ops_scale_bytes() each */
+    OPS_HASHES, /* uint64_t per output row: XXH3-64 of the stored bytes of its input row */
+    OPS_ARRAYS
+};
+
+struct ops_summary {
+    uint64_t number;          /* number of the run; UINT64_MAX before the first */
+    uint64_t kept;            /* input rows that the mask kept; all rows without a mask */
+    uint64_t outputs;         /* output rows */
+    float tensor_scale;       /* NVFP4 */
+    double step_s[OPS_STEPS]; /* mean over the threads; negative if unknown */
+    uint64_t memory_bytes; /* allocated for results and for memory that the steps need; without the input */
+};
+
+/* fetch() copies elements [first, first + count) of one array to host memory, unless `to` is NULL, and fills
+ * `summary`. */
+struct ops_fetch {
+    enum ops_array array;
+    uint64_t first, count;
+    void *to;
+    struct ops_summary summary;
+};
+
+/* Properties of a variant of `ops`. */
+struct ops_traits {
+    /* Measures the reference bandwidth of the memory that holds the rows, in bytes per second: STREAM triad
+     * with the threads of the variant on the CPU, a copy on a device. */
+    enum status (*stream)(void *state, double *bytes_per_s);
+};
+
+FDSL_C_BEGIN
+
+/* Returns the position in `rows` of row 0 of a run. */
+static inline uint64_t ops_shift(const struct ops *ops, uint64_t number)
+{
+    return ops->count && !ops->sample ? number % ops->count : 0;
+}
+
+/* Returns the position in `rows` of row `i` of a run with this shift. */
+static inline uint64_t ops_position(const struct ops *ops, uint64_t shift, uint64_t i)
+{
+    return i < ops->count - shift ? i + shift : i + shift - ops->count;
+}
+
+/* Bytes per element of a result; 0 if these steps do not have this result. */
+size_t ops_array_bytes(const struct ops *ops, enum ops_array array);
+
+/* Returns what run `number` draws if the mask keeps `kept` rows. floor(rows / sample) consecutive runs, an
+ * epoch, draw no row twice. The next epoch has another permutation. */
+struct ops_draw ops_draw(const struct ops *ops, uint64_t number, uint64_t kept);
+
+/* Number of output rows if the mask keeps `kept` rows. */
+uint64_t ops_outputs(const struct ops *ops, uint64_t kept);
+
+/* The bytes that any program must read or write for these steps: rows that are read, and results. */
+double ops_least_bytes(const struct ops *ops, uint64_t kept);
+
+/* ---- For variants on the CPU ---- */
+
+/* Results in host memory. Arrays that the steps do not have are NULL. */
+struct ops_results {
+    struct ops_summary summary;
+    uint8_t *kept;
+    uint64_t *order;
+    uint8_t *values, *scales;
+    uint64_t *hashes;
+    uint64_t *rows; /* positions of the kept rows within the run, in order; NULL unless needed */
+    uint64_t *table, *row_hashes; /* dedup: the hash table, and one hash per row of the run */
+};
+
+/* Allocates results for the largest number of output rows. The caller frees them, also after a failure. */
+enum status ops_results_open(const struct ops *ops, struct ops_results *results);
+void ops_results_free(struct ops_results *results);
+
+/* Implements fetch(). */
+enum status ops_results_fetch(const struct ops *ops, const struct ops_results *results,
+                              struct ops_fetch *fetch);
+
+/* Allocates memory at OPS_ALIGNMENT, in huge pages if it is large. Returns NULL if memory runs out. */
+void *ops_allocate(size_t bytes);
+
+FDSL_C_END
+
+#endif

@@ -1,0 +1,273 @@
+/* The columns of `ops`, in addition to those that every workload has. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/timer.h"
+#include "data/checksum.h"
+#include "ops/ops_parts.h"
+
+const struct measure ops_measures[] = {
+    {"timed_stages", COMBINE_FIRST},
+    {"rows_in", COMBINE_SUM},
+    {"rows_kept", COMBINE_SUM},
+    {"duplicate_rows", COMBINE_NONE},
+    {"mask_s", COMBINE_MAX},
+    {"dedup_s", COMBINE_MAX},
+    {"compact_s", COMBINE_MAX},
+    {"permute_s", COMBINE_MAX},
+    {"convert_s", COMBINE_MAX},
+    {"hash_s", COMBINE_MAX},
+    {"least_bytes", COMBINE_SUM_REAL},
+    {"stream_bytes_per_s", COMBINE_NONE},
+    {"stream_share", COMBINE_NONE},
+    {"peak_memory_bytes", COMBINE_SUM},
+    {"memory_efficiency", COMBINE_MIN},
+    {"error_max", COMBINE_MAX},
+    {"error_mean", COMBINE_MEAN},
+    {"digest", COMBINE_HASHES},
+    {NULL, COMBINE_FIRST},
+};
+
+static enum status summarize(const struct variant *variant, void *state, struct ops_summary *summary)
+{
+    struct ops_fetch fetch = {0};
+    TRY(variant->fetch(state, &fetch));
+    *summary = fetch.summary;
+    return STATUS_OK;
+}
+
+/* Memory efficiency: the bytes of the rows and the results over the bytes allocated. */
+static void put_memory(const struct ops *ops, const struct ops_summary *summary, struct measures *measures)
+{
+    double rows = (double)ops->count * (double)ops->row_bytes, useful = rows;
+    for (int array = 0; array < OPS_ARRAYS; array++)
+        useful += (double)(array == OPS_KEPT ? ops->count : summary->outputs) *
+                  (double)ops_array_bytes(ops, (enum ops_array)array);
+    double allocated = rows + (double)summary->memory_bytes;
+    measures_put(measures, "peak_memory_bytes", "%.0f", allocated);
+    if (allocated > 0)
+        measures_real(measures, "memory_efficiency", useful / allocated, 4);
+}
+
+enum status ops_observe(const void *input, const struct variant *variant, void *state,
+                        struct measures *measures)
+{
+    const struct ops *ops = input;
+    struct ops_summary summary;
+    char stages[MEASURE_TEXT_MAX] = "";
+    size_t used = 0;
+    TRY(summarize(variant, state, &summary));
+    for (int step = 0; step < OPS_STEPS; step++)
+        if (ops->steps[step])
+            used += (size_t)snprintf(stages + used, sizeof stages - used, "%s%s", used ? "+" : "",
+                                     ops_step_names[step]);
+    measures_put(measures, "timed_stages", "%s", stages);
+    measures_put(measures, "rows_in", "%" PRIu64, ops->count);
+    measures_put(measures, "rows_kept", "%" PRIu64, summary.kept);
+    measures_put(measures, "least_bytes", "%.0f", ops_least_bytes(ops, summary.kept));
+    put_memory(ops, &summary, measures);
+    return STATUS_OK;
+}
+
+/* ---- Extra runs ---- */
+
+/* Measures the time of each step in one extra run. */
+static enum status measure_steps(const struct ops *ops, const struct variant *variant, void *state,
+                                 struct measures *measures)
+{
+    struct run_time unused;
+    struct ops_summary summary;
+    ops->control->timed = true;
+    enum status status = variant_run(variant, state, 0, &unused);
+    ops->control->timed = false;
+    TRY(status);
+    TRY(summarize(variant, state, &summary));
+    for (int step = 0; step < OPS_STEPS; step++) {
+        char column[32];
+        snprintf(column, sizeof column, "%s_s", ops_step_names[step]);
+        if (ops->steps[step] && summary.step_s[step] >= 0)
+            measures_real(measures, column, summary.step_s[step], 6);
+    }
+    return STATUS_OK;
+}
+
+#define STREAM_ROUNDS 9
+#define STREAM_TIME_S 2.0 /* no round starts after this time, except the first */
+
+static int by_value(const void *a, const void *b)
+{
+    double left = *(const double *)a, right = *(const double *)b;
+    return (left > right) - (left < right);
+}
+
+/* Compares the rate of runs with the reference bandwidth. Runs and measurements of the bandwidth alternate,
+ * so that both see the same state of the machine. */
+static enum status measure_stream(const struct ops *ops, const struct variant *variant, void *state,
+                                  struct measures *measures)
+{
+    const struct ops_traits *traits = variant->traits;
+    double rates[STREAM_ROUNDS], shares[STREAM_ROUNDS], begin_s = timer_now_s();
+    struct ops_summary summary;
+    size_t rounds = 0;
+    TRY(summarize(variant, state, &summary));
+    double bytes = ops_least_bytes(ops, summary.kept);
+    while (rounds < STREAM_ROUNDS && (rounds == 0 || timer_now_s() - begin_s < STREAM_TIME_S)) {
+        struct run_time time = {.device_s = -1};
+        double run_begin_s = timer_now_s();
+        TRY(variant_run(variant, state, rounds, &time));
+        double run_s = time.device_s >= 0 ? time.device_s : timer_now_s() - run_begin_s;
+        TRY(traits->stream(state, &rates[rounds]));
+        shares[rounds] = bytes / run_s / rates[rounds];
+        rounds++;
+    }
+    qsort(rates, rounds, sizeof *rates, by_value);
+    qsort(shares, rounds, sizeof *shares, by_value);
+    measures_real(measures, "stream_bytes_per_s", rates[rounds / 2], 6);
+    measures_real(measures, "stream_share", shares[rounds / 2], 4);
+    return STATUS_OK;
+}
+
+/* ---- Results of run 0 ---- */
+
+#define CHUNK_ROWS     1024
+#define ERROR_VALUES   ((uint64_t)1 << 24) /* values that the errors are computed from, at most */
+#define DIGEST_MEMBERS 3
+
+/* Results of consecutive output rows. */
+struct chunk {
+    uint64_t first, count;
+    uint64_t order[CHUNK_ROWS], hashes[CHUNK_ROWS];
+    uint8_t *values, *scales;
+};
+
+struct errors {
+    double largest, sum;
+    uint64_t values, relative; /* values compared; values of these that are not 0 */
+};
+
+static double output_value(const struct ops *ops, float tensor_scale, const struct chunk *chunk, uint64_t k,
+                           uint32_t i)
+{
+    enum ops_type to = ops->format.to;
+    const uint8_t *values = chunk->values + k * ops_value_bytes(to, ops->format.columns);
+    if (to == OPS_F32 || to == OPS_F16 || to == OPS_BF16)
+        return (double)ops_value(values,
+                                 to == OPS_F32   ? DTYPE_F32
+                                 : to == OPS_F16 ? DTYPE_F16
+                                                 : DTYPE_BF16,
+                                 i);
+    if (to == OPS_FP8)
+        return (double)fp8_to_float(values[i]);
+    uint8_t scale = chunk->scales[k * ops_scale_bytes(to, ops->format.columns) + i / ops_block(to)];
+    double value = (double)fp4_to_float((uint8_t)(values[i / 2] >> 4 * (i % 2)));
+    return to == OPS_MXFP4 ? value * ldexp(1, scale - 127)
+                           : value * (double)fp8_to_float(scale) * (double)tensor_scale;
+}
+
+/* Adds the errors of the values that are finite before and after the conversion. */
+static void add_errors(const struct ops *ops, float tensor_scale, const struct chunk *chunk,
+                       struct errors *errors)
+{
+    for (uint64_t k = 0; k < chunk->count && errors->values < ERROR_VALUES; k++) {
+        const uint8_t *row = ops->rows + (chunk->order[k] - ops->first) * ops->row_bytes;
+        for (uint32_t i = 0; i < ops->format.columns; i++) {
+            double before = (double)ops_value(row, ops->format.from, i);
+            double error = fabs(output_value(ops, tensor_scale, chunk, k, i) - before);
+            if (!isfinite(error))
+                continue;
+            errors->values++;
+            errors->largest = error > errors->largest ? error : errors->largest;
+            errors->relative += before != 0;
+            errors->sum += before != 0 ? error / fabs(before) : 0;
+        }
+    }
+}
+
+/* Returns the sum over the rows of a hash of the row's number and results, so the sums of ranks add up to
+ * that of one rank. */
+static uint64_t digest(const struct ops *ops, const struct chunk *chunk)
+{
+    size_t value_bytes = ops_array_bytes(ops, OPS_VALUES), scale_bytes = ops_array_bytes(ops, OPS_SCALES);
+    uint64_t sum = 0;
+    for (uint64_t k = 0; k < chunk->count; k++) {
+        uint64_t members[DIGEST_MEMBERS] = {checksum_whole(chunk->values + k * value_bytes, value_bytes),
+                                            checksum_whole(chunk->scales + k * scale_bytes, scale_bytes),
+                                            ops->steps[OPS_HASH] ? chunk->hashes[k] : 0};
+        sum += checksum_sample(chunk->order[k], members, DIGEST_MEMBERS);
+    }
+    return sum;
+}
+
+static enum status fetch_chunk(const struct ops *ops, const struct variant *variant, void *state,
+                               struct chunk *chunk)
+{
+    void *const to[OPS_ARRAYS] = {NULL, chunk->order, chunk->values, chunk->scales, chunk->hashes};
+    for (int array = OPS_ORDER; array < OPS_ARRAYS; array++) {
+        struct ops_fetch fetch = {(enum ops_array)array, chunk->first, chunk->count, to[array], {0}};
+        if (ops_array_bytes(ops, (enum ops_array)array))
+            TRY(variant->fetch(state, &fetch));
+    }
+    for (uint64_t k = 0; !ops_array_bytes(ops, OPS_ORDER) && k < chunk->count; k++)
+        chunk->order[k] = ops->first + chunk->first + k; /* run 0 does not rotate the rows */
+    return STATUS_OK;
+}
+
+static enum status read_results(const struct ops *ops, const struct variant *variant, void *state,
+                                struct chunk *chunk, struct measures *measures)
+{
+    struct ops_summary summary;
+    struct errors errors = {0};
+    uint64_t sum = 0;
+    bool converts = ops->steps[OPS_CONVERT];
+    TRY(summarize(variant, state, &summary));
+    for (; chunk->first < summary.outputs; chunk->first += chunk->count) {
+        uint64_t left = summary.outputs - chunk->first;
+        chunk->count = left < CHUNK_ROWS ? left : CHUNK_ROWS;
+        TRY(fetch_chunk(ops, variant, state, chunk));
+        if (converts)
+            add_errors(ops, summary.tensor_scale, chunk, &errors);
+        sum += digest(ops, chunk);
+    }
+    measures_put(measures, "digest", "%016" PRIx64, sum);
+    if (converts && errors.values > 0)
+        measures_real(measures, "error_max", errors.largest, 5);
+    if (converts && errors.relative > 0)
+        measures_real(measures, "error_mean", errors.sum / (double)errors.relative, 5);
+    return STATUS_OK;
+}
+
+static enum status measure_results(const struct ops *ops, const struct variant *variant, void *state,
+                                   struct measures *measures)
+{
+    struct chunk *chunk = calloc(1, sizeof *chunk);
+    enum status status = STATUS_OK;
+    if (!chunk)
+        return status_set(STATUS_FAILED, "out of memory for measures");
+    chunk->values = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_VALUES) + 1);
+    chunk->scales = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_SCALES) + 1);
+    if (!chunk->values || !chunk->scales)
+        status = status_set(STATUS_FAILED, "out of memory for measures");
+    if (status == STATUS_OK)
+        status = read_results(ops, variant, state, chunk, measures);
+    free(chunk->values);
+    free(chunk->scales);
+    free(chunk);
+    return status;
+}
+
+enum status ops_measure(const void *input, const struct variant *variant, void *state,
+                        struct measures *measures)
+{
+    const struct ops_job *job = input;
+    const struct ops *ops = &job->ops;
+    TRY(measure_steps(ops, variant, state, measures));
+    TRY(measure_results(ops, variant, state, measures));
+    if (ops->steps[OPS_HASH]) {
+        TRY(ops_oracle_hash(ops, job->oracle));
+        measures_put(measures, "duplicate_rows", "%" PRIu64,
+                     job->oracle->valid_count - job->oracle->distinct);
+    }
+    return measure_stream(ops, variant, state, measures);
+}

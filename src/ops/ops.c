@@ -1,0 +1,283 @@
+/* The workload `ops`: options, input and verification. docs/ops.md describes it. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/parallel.h"
+#include "core/workload.h"
+#include "machine/memory.h"
+#include "ops/ops_parts.h"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#define COLUMNS_MAX 65536
+#define NORM_LEAST  1e-15 /* the squares of the bounds are normal floats */
+#define NORM_MOST   1e19
+
+struct parameters {
+    uint64_t rows, columns, seed, sample;
+    double bad, duplicates, norm_min, norm_max;
+    int dtype, to, fp8;
+    bool dedup;
+    const char *steps;
+};
+
+static const char *const types[] = {"f32", "f16", "bf16", NULL};
+static const enum dtype type_values[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
+static const char *const output_types[] = {"f32", "f16", "bf16", "fp8", "nvfp4", "mxfp4", NULL};
+static const char *const fp8_modes[] = {"saturate", "nan", NULL};
+const char *const ops_step_names[OPS_STEPS] = {"mask", "dedup", "compact", "permute", "convert", "hash"};
+
+#define AT(field) offsetof(struct parameters, field)
+static const struct option_spec options[] = {
+    {"rows", "N", OPTION_COUNT, AT(rows), "65536", 0, INPUT_ROWS_MAX, NULL, true,
+     "rows of the generated set"},
+    {"columns", "N", OPTION_COUNT, AT(columns), "768", 1, COLUMNS_MAX, NULL, true, "values per row"},
+    {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "f32", 0, 0, types, true,
+     "element type of the generated rows"},
+    {"bad", "SHARE", OPTION_REAL, AT(bad), "0.05", 0, 1, NULL, true,
+     "share of the generated rows that are bad: too small, too large, with NaN, with infinity, and zero, in "
+     "turn"},
+    {"duplicates", "SHARE", OPTION_REAL, AT(duplicates), "0", 0, 1, NULL, true,
+     "share of the generated rows that are copies of earlier rows"},
+    {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
+     "seed of the generated rows and of the permutation"},
+    {"steps", "LIST", OPTION_TEXT, AT(steps), "mask,compact,convert,hash", 0, 0, NULL, true,
+     "the steps, in this order: mask (validates norms), compact (keeps valid rows), permute (in random "
+     "order), "
+     "convert (to --to), hash (XXH3-64 of each row)"},
+    {"norm-min", "X", OPTION_REAL, AT(norm_min), "0.1", 0, NORM_MOST, NULL, true,
+     "smallest valid norm: 0, or at least 1e-15"},
+    {"norm-max", "X", OPTION_REAL, AT(norm_max), "100", NORM_LEAST, NORM_MOST, NULL, true,
+     "largest valid norm"},
+    {"to", "TYPE", OPTION_CHOICE, AT(to), "f16", 0, 0, output_types, true,
+     "type that rows are converted to. nvfp4 and mxfp4 have one scale per 16 and 32 values. TYPE is one of"},
+    {"fp8", "MODE", OPTION_CHOICE, AT(fp8), "saturate", 0, 0, fp8_modes, true,
+     "what fp8 values larger than 448 become: 448 (saturate) or NaN (nan)"},
+    {"dedup", NULL, OPTION_FLAG, AT(dedup), NULL, 0, 0, NULL, true,
+     "drop rows whose hash equals that of an earlier row"},
+    {"sample", "K", OPTION_COUNT, AT(sample), NULL, 1, INPUT_ROWS_MAX, NULL, true,
+     "every run copies only the next K rows of the permutation, a random batch"},
+};
+
+static const char *const shown[] = {"rows_kept", "stream_share", NULL};
+static const char *const baselines[] = {"ops-naive", NULL};
+
+/* ---- Opening the input ---- */
+
+static enum status read_steps(const char *text, bool steps[OPS_STEPS])
+{
+    int latest = -1;
+    for (const char *name = text;;) {
+        size_t length = strcspn(name, ",");
+        int step = 0;
+        while (step < OPS_STEPS && (step == OPS_DEDUP || strlen(ops_step_names[step]) != length ||
+                                    memcmp(ops_step_names[step], name, length) != 0))
+            step++;
+        if (step == OPS_STEPS)
+            return status_set(STATUS_USAGE,
+                              "--steps: '%.*s' is not a step; the steps are mask, compact, permute, convert "
+                              "and hash",
+                              (int)length, name);
+        if (step <= latest)
+            return status_set(
+                STATUS_USAGE,
+                "--steps %s: name each step once, in the order mask, compact, permute, convert, "
+                "hash",
+                text);
+        steps[latest = step] = true;
+        if (!name[length])
+            return STATUS_OK;
+        name += length + 1;
+    }
+}
+
+/* Rejects options that have no effect with these steps, so that no option is silently ignored. */
+static enum status check_steps(const struct options *given, const struct parameters *parameters,
+                               const bool steps[OPS_STEPS])
+{
+    static const struct {
+        const char *option;
+        enum ops_step step;
+    } needs[] = {{"norm-min", OPS_MASK}, {"norm-max", OPS_MASK}, {"to", OPS_CONVERT},    {"fp8", OPS_CONVERT},
+                 {"dedup", OPS_COMPACT}, {"dedup", OPS_HASH},    {"sample", OPS_PERMUTE}};
+    for (size_t i = 0; i < COUNT_OF(needs); i++)
+        if (options_given(given, needs[i].option) && !steps[needs[i].step])
+            return status_set(STATUS_USAGE, "--%s has an effect only with the step %s; add it to --steps",
+                              needs[i].option, ops_step_names[needs[i].step]);
+    if (options_given(given, "fp8") && parameters->to != OPS_FP8)
+        return status_set(STATUS_USAGE, "--fp8 has an effect only with --to fp8; add it, or drop --fp8");
+    return STATUS_OK;
+}
+
+static enum status check_bounds(const struct parameters *parameters)
+{
+    if (parameters->norm_min > 0 && parameters->norm_min < NORM_LEAST)
+        return status_set(STATUS_USAGE, "--norm-min %g: use 0 or at least %g, so that its square is a float",
+                          parameters->norm_min, NORM_LEAST);
+    if (parameters->norm_min > parameters->norm_max)
+        return status_set(STATUS_USAGE, "--norm-min %g is larger than --norm-max %g", parameters->norm_min,
+                          parameters->norm_max);
+    return STATUS_OK;
+}
+
+static int threads(void)
+{
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+#define TASK_ROWS 256
+
+static void generate(void *context, uint64_t task, int thread)
+{
+    const struct ops_job *job = context;
+    const struct ops *ops = &job->ops;
+    (void)thread;
+    for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < ops->count; i++)
+        input_fill(&job->generated, ops->first + i, job->memory + i * ops->row_bytes);
+}
+
+/* Generates the rows of this rank's share. */
+static enum status take_share(struct ops_job *job, const struct partition *partition)
+{
+    struct ops *ops = &job->ops;
+    struct share share = partition_share(partition, job->rows);
+    ops_oracle_free(job->oracle);
+    free(job->memory);
+    ops->first = share.first;
+    ops->count = share.count;
+    TRY(memory_check(ops->count * ops->row_bytes, "the rows", "lower --rows or --columns"));
+    ops->rows = job->memory = ops_allocate(ops->count * ops->row_bytes);
+    if (!ops->rows)
+        return status_set(STATUS_FAILED, "out of memory for the rows; lower --rows or --columns");
+    parallel_for(threads(), (ops->count + TASK_ROWS - 1) / TASK_ROWS, generate, job);
+    TRY(ops_oracle_open(ops, job->oracle));
+    return ops->steps[OPS_DEDUP] ? ops_oracle_hash(ops, job->oracle) : STATUS_OK;
+}
+
+static enum status ops_repartition(void *input, void *parameters, const struct partition *partition)
+{
+    (void)parameters;
+    return take_share(input, partition);
+}
+
+static void ops_close(void *input)
+{
+    struct ops_job *job = input;
+    if (job->oracle)
+        ops_oracle_free(job->oracle);
+    free(job->oracle);
+    free(job->memory);
+    free(job);
+}
+
+/* The stored type as an output type. */
+static enum ops_type stored_type(enum dtype type)
+{
+    return type == DTYPE_F32 ? OPS_F32 : type == DTYPE_F16 ? OPS_F16 : OPS_BF16;
+}
+
+static void fill_ops(const struct parameters *parameters, struct ops_job *job)
+{
+    struct ops *ops = &job->ops;
+    enum dtype type = type_values[parameters->dtype];
+    uint32_t columns = (uint32_t)parameters->columns;
+    ops->steps[OPS_DEDUP] = parameters->dedup;
+    ops->format = (struct ops_format){
+        .from = type,
+        .to = ops->steps[OPS_CONVERT] ? (enum ops_type)parameters->to : stored_type(type),
+        .columns = columns,
+        .saturate = parameters->fp8 == 0,
+    };
+    ops->norm_min = (float)parameters->norm_min;
+    ops->norm_max = (float)parameters->norm_max;
+    ops->sample = parameters->sample;
+    ops->seed = parameters->seed;
+    ops->row_bytes = columns * dtype_bytes(type);
+    ops->control = &job->control;
+    job->rows = parameters->rows;
+    job->generated = input_begin(parameters->seed, columns, type, parameters->bad, parameters->duplicates);
+}
+
+static enum status ops_open(const struct options *given, void *parameters_, const struct partition *partition,
+                            void **input)
+{
+    const struct parameters *parameters = parameters_;
+#ifndef HAVE_XXHASH
+    return status_set(STATUS_UNAVAILABLE, "not built: this build has no xxHash");
+#endif
+    struct ops_job *job = *input = calloc(1, sizeof *job);
+    if (!job || !(job->oracle = calloc(1, sizeof *job->oracle)))
+        return status_set(STATUS_FAILED, "out of memory");
+    TRY(read_steps(parameters->steps, job->ops.steps));
+    TRY(check_steps(given, parameters, job->ops.steps));
+    TRY(check_bounds(parameters));
+    if (parameters->dedup && partition->ranks > 1)
+        return status_set(STATUS_USAGE, "--dedup compares all rows with each other and needs a single rank; "
+                                        "use one rank with more --threads");
+    fill_ops(parameters, job);
+    return take_share(job, partition);
+}
+
+static bool ops_applies(const void *parameters_, const struct variant *variant, const char *option)
+{
+    const struct parameters *parameters = parameters_;
+    bool steps[OPS_STEPS] = {false};
+    (void)variant;
+    if (read_steps(parameters->steps, steps) != STATUS_OK)
+        return true;
+    if (strcmp(option, "norm-min") == 0 || strcmp(option, "norm-max") == 0)
+        return steps[OPS_MASK];
+    if (strcmp(option, "fp8") == 0)
+        return steps[OPS_CONVERT] && parameters->to == OPS_FP8;
+    if (strcmp(option, "to") == 0)
+        return steps[OPS_CONVERT];
+    return strcmp(option, "sample") != 0 || parameters->sample > 0;
+}
+
+/* ---- Work and verification ---- */
+
+static struct work ops_work(const void *input, const struct variant *variant)
+{
+    const struct ops_job *job = input;
+    const struct ops *ops = &job->ops;
+    uint64_t kept = ops->steps[OPS_DEDUP] ? job->oracle->distinct : job->oracle->valid_count;
+    double bytes = ops_least_bytes(ops, kept);
+    (void)variant;
+    return (struct work){.items = (double)ops->count, .bytes = bytes, .least.once_bytes = bytes};
+}
+
+static enum status ops_verify(const void *input, const struct variant *variant, void *state, uint64_t number,
+                              uint64_t *wrong)
+{
+    const struct ops_job *job = input;
+    return ops_oracle_verify(&job->ops, job->oracle, variant, state, number, wrong);
+}
+
+const struct workload workload_ops = {
+    .name = "ops",
+    .schema = "ops/1",
+    .summary = "validates, filters, samples, converts and hashes sets of embeddings",
+    .item = "rows",
+    .options = options,
+    .option_count = COUNT_OF(options),
+    .parameters_bytes = sizeof(struct parameters),
+    .measures = ops_measures,
+    .shown = shown,
+    .baselines = baselines,
+    .ranks.share_items = true,
+    .open = ops_open,
+    .close = ops_close,
+    .repartition = ops_repartition,
+    .applies = ops_applies,
+    .work = ops_work,
+    .verify = ops_verify,
+    .observe = ops_observe,
+    .measure = ops_measure,
+};

@@ -1,0 +1,35 @@
+/* Verifies the results of `ops` variants: recomputes all of them, one row at a time, with the definitions in
+ * ops/row.h. */
+#ifndef FDSL_OPS_ORACLE_H
+#define FDSL_OPS_ORACLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/status.h"
+#include "core/variant.h"
+#include "ops/job.h"
+
+/* Properties of the rows, by position in ops->rows. */
+struct ops_oracle {
+    uint8_t *valid; /* 1 if the mask keeps the row; all 1 without a mask */
+    uint64_t valid_count;
+    uint64_t *hashes;  /* XXH3-64 of the stored bytes of each row; NULL until ops_oracle_hash() */
+    uint64_t *by_hash; /* the valid rows in order of their hashes, then of their positions */
+    uint64_t distinct; /* number of different hashes of valid rows */
+};
+
+/* Computes which rows are valid. The caller frees the oracle, also after a failure. */
+enum status ops_oracle_open(const struct ops *ops, struct ops_oracle *oracle);
+void ops_oracle_free(struct ops_oracle *oracle);
+
+/* Computes the hashes, unless they are known. */
+enum status ops_oracle_hash(const struct ops *ops, struct ops_oracle *oracle);
+
+/* Counts the wrong rows of run `number`: input rows for which the mask is wrong or for which the output row
+ * has a wrong number, value, scale or hash. If the number of the run, the number of rows or the tensor scale
+ * is wrong, all rows are. */
+enum status ops_oracle_verify(const struct ops *ops, struct ops_oracle *oracle, const struct variant *variant,
+                              void *state, uint64_t number, uint64_t *wrong);
+
+#endif

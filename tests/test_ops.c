@@ -1,0 +1,319 @@
+/* Tests the workload `ops`: generated rows, results that are computed here in another way, faults that
+ * verification must catch, refused options. */
+#include "ops_support.h"
+
+#include <math.h>
+
+#include "data/checksum.h"
+#include "ops/duplicates.h"
+#include "ops/input.h"
+
+TestSuite(ops, .timeout = 60);
+
+/* ---- Generated rows ---- */
+
+static double norm_of(const struct ops *ops, uint64_t i)
+{
+    double sum = 0;
+    for (uint32_t c = 0; c < ops->format.columns; c++)
+        sum += pow((double)ops_value(ops->rows + i * ops->row_bytes, ops->format.from, c), 2);
+    return sqrt(sum);
+}
+
+Test(ops, share_of_bad_rows_is_exact)
+{
+    static const char *const types[] = {"f32", "f16", "bf16"};
+    static const unsigned columns[] = {1, 2, 3, 16, 100, 768};
+    for (size_t t = 0; t < COUNT_OF(types); t++)
+        for (size_t c = 0; c < COUNT_OF(columns); c++) {
+            struct job job;
+            unsigned small = 0, large = 0, nan = 0, infinite = 0, zero = 0;
+            open_well(&job, "--rows 2000 --columns %u --dtype %s --bad 0.05", columns[c], types[t]);
+            for (uint64_t i = 0; i < 2000; i++) {
+                double norm = norm_of(job.ops, i);
+                nan += isnan(norm);
+                infinite += isinf(norm);
+                zero += norm == 0;
+                small += norm > 0 && norm < 0.1;
+                large += isfinite(norm) && norm > 100;
+            }
+            cr_expect(small == 20 && large == 20 && nan == 20 && infinite == 20 && zero == 20,
+                      "%s, %u columns: %u %u %u %u %u", types[t], columns[c], small, large, nan, infinite,
+                      zero);
+            close_job(&job);
+        }
+}
+
+Test(ops, rows_do_not_depend_on_their_neighbours)
+{
+    struct job all, part;
+    open_well(&all, "--rows 100 --columns 7 --duplicates 0.3 --seed 5");
+    cr_assert_eq(open_rank(&part, 1, 3, "--rows 100 --columns 7 --duplicates 0.3 --seed 5"), STATUS_OK);
+    cr_expect(part.ops->first == 34 && part.ops->count == 33);
+    cr_expect_arr_eq(part.ops->rows, all.ops->rows + 34 * all.ops->row_bytes, 33 * all.ops->row_bytes);
+    close_job(&all);
+    open_well(&all, "--rows 100 --columns 7 --duplicates 0.3 --seed 6");
+    cr_expect_arr_neq(part.ops->rows, all.ops->rows + 34 * all.ops->row_bytes, 33 * all.ops->row_bytes);
+    close_job(&part);
+    close_job(&all);
+}
+
+Test(ops, duplicates_are_copies_of_earlier_rows)
+{
+    struct input input = input_begin(3, 8, DTYPE_F32, 0.1, 0.4);
+    unsigned copies = 0;
+    for (uint64_t row = 0; row < 1000; row++) {
+        uint64_t source = input_source(&input, row);
+        cr_assert(source <= row && (source == row || !input_is_bad(&input, row)));
+        cr_assert_eq(input_source(&input, source), source);
+        copies += source < row;
+    }
+    cr_expect(copies > 300 && copies <= 400, "%u", copies);
+    /* All rows want a source, and none has one. */
+    input = input_begin(3, 8, DTYPE_F32, 0, 1);
+    cr_expect_eq(input_source(&input, 0), 0);
+    cr_expect_eq(input_source(&input, 999), 999);
+}
+
+Test(ops, duplicates_are_dropped_on_any_number_of_threads)
+{
+    enum { COUNT = 200000 };
+    static uint64_t hashes[COUNT], table[1 << 19];
+    static uint8_t kept[COUNT], first_kept[COUNT];
+    cr_assert_leq(duplicates_slots(COUNT), COUNT_OF(table));
+    for (int threads = 1; threads <= 8; threads *= 2) {
+        for (uint64_t i = 0; i < COUNT; i++) {
+            hashes[i] = i * i % 70001 * 65536; /* many share the low bits */
+            kept[i] = i % 11 != 0;
+        }
+        duplicates_drop(threads, hashes, COUNT, kept, table);
+        if (threads == 1)
+            memcpy(first_kept, kept, COUNT);
+        cr_expect_arr_eq(kept, first_kept, COUNT, "%d threads", threads);
+    }
+    static uint8_t seen[70001];
+    for (uint64_t i = 0; i < COUNT; i++) {
+        bool expected = i % 11 != 0 && !seen[i * i % 70001];
+        if (i % 11 != 0)
+            seen[i * i % 70001] = 1;
+        cr_assert_eq(first_kept[i], expected, "row %llu", (unsigned long long)i);
+    }
+}
+
+/* ---- Results ---- */
+
+/* Computes the norms in double precision, and compares the kept rows, their values and their hashes. */
+Test(ops, results_of_each_step)
+{
+    struct job job;
+    void *state;
+    open_well(&job, "--rows 500 --columns 20 --to f32 --bad 0.25");
+    const struct variant *variant = set_up(&job, "ops-naive", &state);
+    cr_assert_eq(wrong_rows(&job, variant, state, 7, 7), 0);
+    uint8_t *kept = results_of(&job, variant, state, OPS_KEPT);
+    uint64_t *order = results_of(&job, variant, state, OPS_ORDER);
+    uint8_t *values = results_of(&job, variant, state, OPS_VALUES);
+    uint64_t *hashes = results_of(&job, variant, state, OPS_HASHES), j = 0;
+    for (uint64_t i = 0; i < 500; i++) {
+        uint64_t row = (i + 7) % 500;
+        double norm = norm_of(job.ops, row);
+        const uint8_t *stored = job.ops->rows + row * job.ops->row_bytes;
+        cr_assert_eq(kept[i], norm >= 0.1 && norm <= 100, "row %llu", (unsigned long long)row);
+        if (!kept[i])
+            continue;
+        cr_assert_eq(order[j], row);
+        cr_assert_eq(hashes[j], checksum_whole(stored, job.ops->row_bytes));
+        cr_assert_arr_eq(values + j * 80, stored, 80);
+        j++;
+    }
+    cr_expect(j == 375 && summary_of(variant, state).kept == 375 &&
+              summary_of(variant, state).outputs == 375);
+    free(kept);
+    free(order);
+    free(values);
+    free(hashes);
+    variant->teardown(state);
+    close_job(&job);
+}
+
+Test(ops, samples_of_an_epoch_have_no_row_twice)
+{
+    struct job job;
+    void *state;
+    unsigned seen[2][300] = {{0}}, both = 0; /* by epoch */
+    open_well(&job, "--rows 300 --columns 5 --steps mask,compact,permute,convert --sample 100");
+    const struct variant *variant = set_up(&job, "ops-naive", &state);
+    for (unsigned run = 0; run < 4; run++) {
+        cr_assert_eq(wrong_rows(&job, variant, state, run, run), 0);
+        cr_assert_eq(summary_of(variant, state).outputs, 100);
+        uint64_t *order = results_of(&job, variant, state, OPS_ORDER);
+        for (int j = 0; j < 100; j++)
+            cr_assert_eq(seen[run / 2][order[j]]++, 0, "row %d of run %u", (int)order[j], run);
+        free(order);
+    }
+    for (int i = 0; i < 300; i++)
+        both += seen[0][i] && seen[1][i];
+    cr_expect_lt(both, 180, "two epochs must draw different samples");
+    variant->teardown(state);
+    close_job(&job);
+}
+
+Test(ops, dedup_keeps_the_first_row)
+{
+    struct job job;
+    void *state;
+    open_well(&job, "--rows 400 --columns 6 --dedup --duplicates 0.5");
+    const struct variant *variant = set_up(&job, "ops-naive", &state);
+    cr_assert_eq(wrong_rows(&job, variant, state, 0, 0), 0);
+    uint8_t *kept = results_of(&job, variant, state, OPS_KEPT);
+    for (uint64_t i = 0; i < 400; i++) {
+        bool copy = false;
+        for (uint64_t k = 0; k < i; k++)
+            copy |= memcmp(job.ops->rows + i * 24, job.ops->rows + k * 24, 24) == 0;
+        double norm = norm_of(job.ops, i);
+        cr_expect_eq(kept[i], norm >= 0.1 && norm <= 100 && !copy, "row %llu", (unsigned long long)i);
+    }
+    for (uint64_t number = 1; number < 900; number += 101)
+        cr_expect_eq(wrong_rows(&job, variant, state, number, number), 0);
+    free(kept);
+    variant->teardown(state);
+    close_job(&job);
+}
+
+/* ---- Verification ---- */
+
+/* A variant that returns the results of `real`, with one planted fault. */
+static struct {
+    const struct variant *real;
+    enum ops_array array; /* OPS_ARRAYS: none */
+    uint64_t element;     /* the element of the array whose first byte is changed */
+    void (*change)(struct ops_summary *summary);
+} fault;
+
+static enum status faulty_fetch(void *state, void *result)
+{
+    struct ops_fetch *fetch = result;
+    TRY(fault.real->fetch(state, result));
+    if (fetch->to && fetch->array == fault.array && fetch->first <= fault.element &&
+        fault.element < fetch->first + fetch->count) {
+        size_t bytes = fault.array == OPS_KEPT     ? 1
+                       : fault.array == OPS_VALUES ? 48
+                       : fault.array == OPS_SCALES ? 6
+                                                   : 8;
+        ((uint8_t *)fetch->to)[(fault.element - fetch->first) * bytes] ^= 1;
+    }
+    if (fault.change)
+        fault.change(&fetch->summary);
+    return STATUS_OK;
+}
+
+static void change_number(struct ops_summary *summary)
+{
+    summary->number++;
+}
+static void change_kept(struct ops_summary *summary)
+{
+    summary->kept--;
+}
+static void change_outputs(struct ops_summary *summary)
+{
+    summary->outputs--;
+}
+static void change_scale(struct ops_summary *summary)
+{
+    summary->tensor_scale *= 1.0000002f;
+}
+
+Test(ops, planted_faults_are_caught)
+{
+    static void (*const changes[])(struct ops_summary *) = {change_number, change_kept, change_outputs,
+                                                            change_scale};
+    struct job job;
+    void *state;
+    uint64_t wrong;
+    open_well(&job, "--rows 100 --columns 96 --steps mask,compact,permute,convert,hash --to nvfp4");
+    fault.real = set_up(&job, "ops-naive", &state);
+    struct variant faulty = *fault.real;
+    faulty.fetch = faulty_fetch;
+    fault.array = OPS_ARRAYS;
+    cr_assert_eq(wrong_rows(&job, &faulty, state, 3, 3), 0);
+    for (int array = 0; array < OPS_ARRAYS; array++)
+        for (fault.element = 0; fault.element < 95; fault.element += 47) {
+            fault.array = (enum ops_array)array;
+            cr_assert_eq(job.workload->verify(job.input, &faulty, state, 3, &wrong), STATUS_OK);
+            cr_expect_eq(wrong, 1, "array %d, element %d: %d wrong", array, (int)fault.element, (int)wrong);
+        }
+    fault.array = OPS_ARRAYS;
+    for (size_t i = 0; i < COUNT_OF(changes); i++) {
+        fault.change = changes[i];
+        cr_assert_eq(job.workload->verify(job.input, &faulty, state, 3, &wrong), STATUS_OK);
+        cr_expect_eq(wrong, 100, "change %zu", i);
+    }
+    fault.real->teardown(state);
+    close_job(&job);
+}
+
+/* A variant that claims to have done run 4, but did run 3. */
+static void claim_4(struct ops_summary *summary)
+{
+    summary->number = 4;
+}
+
+Test(ops, results_of_another_run_are_wrong)
+{
+    static const char *const steps[] = {"mask",    "compact", "permute",
+                                        "convert", "hash",    "mask,compact,convert,hash"};
+    for (size_t i = 0; i < COUNT_OF(steps); i++) {
+        struct job job;
+        void *state;
+        open_well(&job, "--rows 100 --columns 9 --steps %s", steps[i]);
+        fault.real = set_up(&job, "ops-naive", &state);
+        fault.array = OPS_ARRAYS;
+        fault.change = claim_4;
+        struct variant faulty = *fault.real;
+        faulty.fetch = faulty_fetch;
+        cr_expect_gt(wrong_rows(&job, &faulty, state, 3, 4), 0, "%s", steps[i]);
+        fault.real->teardown(state);
+        close_job(&job);
+    }
+}
+
+/* ---- Options ---- */
+
+Test(ops, bad_options_are_refused)
+{
+    static const struct {
+        const char *line, *says;
+    } cases[] = {
+        {"--steps mask,sort", "'sort' is not a step"},
+        {"--steps mask,", "'' is not a step"},
+        {"--steps dedup", "'dedup' is not a step"},
+        {"--steps hash,mask", "in the order"},
+        {"--steps mask,mask", "each step once"},
+        {"--steps hash --to f16", "--to has an effect only with the step convert"},
+        {"--steps mask --fp8 nan", "--fp8 has an effect only with the step convert"},
+        {"--fp8 nan", "--fp8 has an effect only with --to fp8"},
+        {"--steps mask,hash --dedup", "--dedup has an effect only with the step compact"},
+        {"--steps compact --dedup", "--dedup has an effect only with the step hash"},
+        {"--steps mask --sample 3", "--sample has an effect only with the step permute"},
+        {"--steps hash --norm-min 1", "--norm-min has an effect only with the step mask"},
+        {"--norm-min 1e-16", "--norm-min 1e-16: use 0 or at least 1e-15"},
+        {"--norm-min 2 --norm-max 1", "--norm-min 2 is larger than --norm-max 1"},
+        {"--columns 0", "--columns"},
+        {"--columns 65537", "--columns"},
+        {"--rows 4294967296", "--rows"},
+        {"--bad 1.5", "--bad"},
+        {"--rows 4294967295 --columns 65536", "lower --rows or --columns"},
+    };
+    struct job job;
+    open_well(&job, "--rows 1");
+    close_job(&job);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        cr_expect_eq(open_rank(&job, 0, 1, cases[i].line), STATUS_USAGE, "%s", cases[i].line);
+        cr_expect(strstr(status_text(), cases[i].says), "%s: %s", cases[i].line, status_text());
+        close_job(&job);
+    }
+    cr_expect_eq(open_rank(&job, 0, 2, "--dedup"), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "--dedup compares all rows"), "%s", status_text());
+    close_job(&job);
+}
