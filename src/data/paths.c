@@ -30,6 +30,11 @@ static int compare_names(const void *a, const void *b)
 
 static enum status add_entry(FTS *walk, FTSENT *entry, bool (*wanted)(const char *path), struct paths *paths)
 {
+    if (entry->fts_level > 0 && strcmp(entry->fts_name, ".prepare") == 0)
+        return status_set(
+            STATUS_USAGE,
+            "%.*s is incomplete: its --prepare was interrupted; repeat that command to continue",
+            (int)(entry->fts_pathlen - strlen("/.prepare")), entry->fts_path);
     if (entry->fts_level > 0 && entry->fts_name[0] == '.') {
         (void)fts_set(walk, entry, FTS_SKIP);
         return STATUS_OK;

@@ -16,7 +16,7 @@ struct paths {
  * and its subfolders, adds the files for which `wanted` returns true, sorted by path; names that begin with a
  * dot are skipped. A path that exists may contain ',' or the characters of patterns. The caller frees
  * `paths`, also after a failure. STATUS_USAGE if a path or pattern names no file; STATUS_FAILED if a folder
- * cannot be read. */
+ * cannot be read. A folder that --prepare has begun and not completed is refused. */
 enum status paths_find(const char *text, bool (*wanted)(const char *path), struct paths *paths);
 void paths_free(struct paths *paths);
 

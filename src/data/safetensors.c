@@ -32,20 +32,25 @@ static void print_header(FILE *stream, const char *const about[], const struct s
         fputc(' ', stream);
 }
 
-static enum status make_header(const char *const about[], const struct safetensor *tensors, size_t count,
+enum status safetensors_header(const char *const about[], const struct safetensor *tensors, size_t count,
                                char **header, size_t *size)
 {
+    uint64_t length = 0;
     *header = NULL;
     FILE *stream = open_memstream(header, size);
     if (!stream)
         return status_set(STATUS_FAILED, "out of memory");
+    fwrite(&length, sizeof length, 1, stream);
     print_header(stream, about, tensors, count);
     bool whole = !ferror(stream);
     whole = fclose(stream) == 0 && whole;
-    if (whole)
-        return STATUS_OK;
-    free(*header);
-    return status_set(STATUS_FAILED, "out of memory");
+    if (!whole) {
+        free(*header);
+        return status_set(STATUS_FAILED, "out of memory");
+    }
+    length = *size - sizeof length; /* little-endian, like every machine that this program is built for */
+    memcpy(*header, &length, sizeof length);
+    return STATUS_OK;
 }
 
 enum status safetensors_write(const char *path, const char *const about[], const struct safetensor *tensors,
@@ -54,11 +59,8 @@ enum status safetensors_write(const char *path, const char *const about[], const
     struct file_writer writer;
     char *header;
     size_t size;
-    TRY(make_header(about, tensors, count, &header, &size));
-    uint64_t length = size; /* little-endian, like every machine that this program is built for */
+    TRY(safetensors_header(about, tensors, count, &header, &size));
     enum status status = file_begin(&writer, path);
-    if (status == STATUS_OK)
-        status = file_add(&writer, &length, sizeof length);
     if (status == STATUS_OK)
         status = file_add(&writer, header, size);
     for (size_t i = 0; status == STATUS_OK && i < count; i++)

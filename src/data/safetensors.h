@@ -27,6 +27,11 @@ FDSL_C_BEGIN
 enum status safetensors_write(const char *path, const char *const about[], const struct safetensor *tensors,
                               size_t count);
 
+/* Formats what precedes the values in such a file: the length, and the header. The caller frees `*header`.
+ * The values of `tensors` are not used. STATUS_FAILED if memory runs out. */
+enum status safetensors_header(const char *const about[], const struct safetensor *tensors, size_t count,
+                               char **header, size_t *size);
+
 /* Checks that safetensors_write() can write `path` without destroying other data. An existing file must be
  * empty or written by safetensors_write(). STATUS_USAGE with the reason and a remedy. */
 enum status safetensors_check(const char *path);

@@ -13,8 +13,6 @@
 #endif
 
 #define COLUMNS_MAX 65536
-#define NORM_LEAST  1e-15 /* the squares of the bounds are normal floats */
-#define NORM_MOST   1e19
 
 struct parameters {
     uint64_t rows, columns, seed, sample;
@@ -26,8 +24,8 @@ struct parameters {
 
 static const char *const types[] = {"f32", "f16", "bf16", NULL};
 static const enum dtype type_values[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
-static const char *const output_types[] = {"f32", "f16", "bf16", "fp8", "nvfp4", "mxfp4", NULL};
-static const char *const fp8_modes[] = {"saturate", "nan", NULL};
+const char *const ops_type_names[] = {"f32", "f16", "bf16", "fp8", "nvfp4", "mxfp4", NULL};
+const char *const ops_fp8_modes[] = {"saturate", "nan", NULL};
 const char *const ops_step_names[OPS_STEPS] = {"mask", "dedup", "compact", "permute", "convert", "hash"};
 
 #define AT(field) offsetof(struct parameters, field)
@@ -48,13 +46,13 @@ static const struct option_spec options[] = {
      "the steps, in this order: mask (validates norms), compact (keeps valid rows), permute (in random "
      "order), "
      "convert (to --to), hash (XXH3-64 of each row)"},
-    {"norm-min", "X", OPTION_REAL, AT(norm_min), "0.1", 0, NORM_MOST, NULL, true,
+    {"norm-min", "X", OPTION_REAL, AT(norm_min), "0.1", 0, OPS_NORM_MOST, NULL, true,
      "smallest valid norm: 0, or at least 1e-15"},
-    {"norm-max", "X", OPTION_REAL, AT(norm_max), "100", NORM_LEAST, NORM_MOST, NULL, true,
+    {"norm-max", "X", OPTION_REAL, AT(norm_max), "100", OPS_NORM_LEAST, OPS_NORM_MOST, NULL, true,
      "largest valid norm"},
-    {"to", "TYPE", OPTION_CHOICE, AT(to), "f16", 0, 0, output_types, true,
+    {"to", "TYPE", OPTION_CHOICE, AT(to), "f16", 0, 0, ops_type_names, true,
      "type that rows are converted to. nvfp4 and mxfp4 have one scale per 16 and 32 values. TYPE is one of"},
-    {"fp8", "MODE", OPTION_CHOICE, AT(fp8), "saturate", 0, 0, fp8_modes, true,
+    {"fp8", "MODE", OPTION_CHOICE, AT(fp8), "saturate", 0, 0, ops_fp8_modes, true,
      "what fp8 values larger than 448 become: 448 (saturate) or NaN (nan)"},
     {"dedup", NULL, OPTION_FLAG, AT(dedup), NULL, 0, 0, NULL, true,
      "drop rows whose hash equals that of an earlier row"},
@@ -112,14 +110,13 @@ static enum status check_steps(const struct options *given, const struct paramet
     return STATUS_OK;
 }
 
-static enum status check_bounds(const struct parameters *parameters)
+enum status ops_check_bounds(double norm_min, double norm_max)
 {
-    if (parameters->norm_min > 0 && parameters->norm_min < NORM_LEAST)
+    if (norm_min > 0 && norm_min < OPS_NORM_LEAST)
         return status_set(STATUS_USAGE, "--norm-min %g: use 0 or at least %g, so that its square is a float",
-                          parameters->norm_min, NORM_LEAST);
-    if (parameters->norm_min > parameters->norm_max)
-        return status_set(STATUS_USAGE, "--norm-min %g is larger than --norm-max %g", parameters->norm_min,
-                          parameters->norm_max);
+                          norm_min, OPS_NORM_LEAST);
+    if (norm_min > norm_max)
+        return status_set(STATUS_USAGE, "--norm-min %g is larger than --norm-max %g", norm_min, norm_max);
     return STATUS_OK;
 }
 
@@ -177,12 +174,6 @@ static void ops_close(void *input)
     free(job);
 }
 
-/* The stored type as an output type. */
-static enum ops_type stored_type(enum dtype type)
-{
-    return type == DTYPE_F32 ? OPS_F32 : type == DTYPE_F16 ? OPS_F16 : OPS_BF16;
-}
-
 static void fill_ops(const struct parameters *parameters, struct ops_job *job)
 {
     struct ops *ops = &job->ops;
@@ -191,7 +182,7 @@ static void fill_ops(const struct parameters *parameters, struct ops_job *job)
     ops->steps[OPS_DEDUP] = parameters->dedup;
     ops->format = (struct ops_format){
         .from = type,
-        .to = ops->steps[OPS_CONVERT] ? (enum ops_type)parameters->to : stored_type(type),
+        .to = ops->steps[OPS_CONVERT] ? (enum ops_type)parameters->to : ops_stored_type(type),
         .columns = columns,
         .saturate = parameters->fp8 == 0,
     };
@@ -217,7 +208,7 @@ static enum status ops_open(const struct options *given, void *parameters_, cons
         return status_set(STATUS_FAILED, "out of memory");
     TRY(read_steps(parameters->steps, job->ops.steps));
     TRY(check_steps(given, parameters, job->ops.steps));
-    TRY(check_bounds(parameters));
+    TRY(ops_check_bounds(parameters->norm_min, parameters->norm_max));
     if (parameters->dedup && partition->ranks > 1)
         return status_set(STATUS_USAGE, "--dedup compares all rows with each other and needs a single rank; "
                                         "use one rank with more --threads");

@@ -1,5 +1,5 @@
-/* Internal interface of the workload `ops`: ops.c (options, input, verification) and measure.c (columns of
- * the rows). No other file includes this header. */
+/* Internal interface of the workload `ops`: ops.c (options, input, verification), measure.c (columns of
+ * the rows) and source.c (--prepare). No other file includes this header. */
 #ifndef FDSL_OPS_OPS_PARTS_H
 #define FDSL_OPS_OPS_PARTS_H
 
@@ -18,6 +18,22 @@ struct ops_job {
     uint8_t *memory; /* the rows */
     struct ops_oracle *oracle;
 };
+
+/* Limits of the bounds of norms: the squares are normal floats. */
+#define OPS_NORM_LEAST 1e-15
+#define OPS_NORM_MOST  1e19
+
+/* The choices of --to, in the order of enum ops_type, and of --fp8. */
+extern const char *const ops_type_names[], *const ops_fp8_modes[];
+
+/* Checks --norm-min and --norm-max. STATUS_USAGE with a remedy. */
+enum status ops_check_bounds(double norm_min, double norm_max);
+
+/* Returns the output type of rows that are not converted. */
+static inline enum ops_type ops_stored_type(enum dtype type)
+{
+    return type == DTYPE_F32 ? OPS_F32 : type == DTYPE_F16 ? OPS_F16 : OPS_BF16;
+}
 
 /* The names of the steps, indexed by enum ops_step; "dedup" is part of no list of --steps. */
 extern const char *const ops_step_names[OPS_STEPS];
