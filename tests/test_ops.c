@@ -17,7 +17,7 @@ static double norm_of(const struct ops *ops, uint64_t i)
 {
     double sum = 0;
     for (uint32_t c = 0; c < ops->format.columns; c++)
-        sum += pow((double)ops_value(ops->rows + i * ops->row_bytes, ops->format.from, c), 2);
+        sum += pow((double)ops_value(ops->parts->rows + i * ops->row_bytes, ops->format.from, c), 2);
     return sqrt(sum);
 }
 
@@ -51,10 +51,12 @@ Test(ops, rows_do_not_depend_on_their_neighbours)
     open_well(&all, "--rows 100 --columns 7 --duplicates 0.3 --seed 5");
     cr_assert_eq(open_rank(&part, 1, 3, "--rows 100 --columns 7 --duplicates 0.3 --seed 5"), STATUS_OK);
     cr_expect(part.ops->first == 34 && part.ops->count == 33);
-    cr_expect_arr_eq(part.ops->rows, all.ops->rows + 34 * all.ops->row_bytes, 33 * all.ops->row_bytes);
+    cr_expect_arr_eq(part.ops->parts->rows, all.ops->parts->rows + 34 * all.ops->row_bytes,
+                     33 * all.ops->row_bytes);
     close_job(&all);
     open_well(&all, "--rows 100 --columns 7 --duplicates 0.3 --seed 6");
-    cr_expect_arr_neq(part.ops->rows, all.ops->rows + 34 * all.ops->row_bytes, 33 * all.ops->row_bytes);
+    cr_expect_arr_neq(part.ops->parts->rows, all.ops->parts->rows + 34 * all.ops->row_bytes,
+                      33 * all.ops->row_bytes);
     close_job(&part);
     close_job(&all);
 }
@@ -118,7 +120,7 @@ Test(ops, results_of_each_step)
     for (uint64_t i = 0; i < 500; i++) {
         uint64_t row = (i + 7) % 500;
         double norm = norm_of(job.ops, row);
-        const uint8_t *stored = job.ops->rows + row * job.ops->row_bytes;
+        const uint8_t *stored = job.ops->parts->rows + row * job.ops->row_bytes;
         cr_assert_eq(kept[i], norm >= 0.1 && norm <= 100, "row %llu", (unsigned long long)row);
         if (!kept[i])
             continue;
@@ -170,7 +172,7 @@ Test(ops, dedup_keeps_the_first_row)
     for (uint64_t i = 0; i < 400; i++) {
         bool copy = false;
         for (uint64_t k = 0; k < i; k++)
-            copy |= memcmp(job.ops->rows + i * 24, job.ops->rows + k * 24, 24) == 0;
+            copy |= memcmp(job.ops->parts->rows + i * 24, job.ops->parts->rows + k * 24, 24) == 0;
         double norm = norm_of(job.ops, i);
         cr_expect_eq(kept[i], norm >= 0.1 && norm <= 100 && !copy, "row %llu", (unsigned long long)i);
     }

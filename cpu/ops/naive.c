@@ -173,7 +173,7 @@ static enum status naive_run(void *state, uint64_t number, struct run_time *time
         hash(naive, permuted);
     end_step(naive, OPS_HASH, &begin_s);
     summary->number = number;
-    return STATUS_OK;
+    return ops_check_rows(ops);
 }
 
 static enum status naive_fetch(void *state, void *result)

@@ -375,7 +375,7 @@ static enum status omp_run(void *state, uint64_t number, struct run_time *time)
         omp->results.summary.step_s[step] = ops->control->timed ? sum_s / omp->threads : -1;
     }
     omp->results.summary.number = number;
-    return STATUS_OK;
+    return ops_check_rows(ops);
 }
 
 static enum status omp_fetch(void *state, void *result)

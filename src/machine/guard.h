@@ -13,7 +13,7 @@
 /* Initialise with zeros. Guards nest: opening the first one installs the signal handler, and closing the last
  * one removes it. The same thread must open and close all guards. */
 struct guard {
-    bool open;
+    bool open, fills;
 };
 
 FDSL_C_BEGIN
@@ -22,6 +22,12 @@ FDSL_C_BEGIN
  * STATUS_FAILED with the reason. */
 enum status guard_open(struct guard *guard);
 void guard_close(struct guard *guard);
+
+/* While an open guard fills, lost pages are replaced by pages of zeros, except in guard_run() and
+ * guard_copy(): the work goes on with wrong values. guard_filled() returns whether that has happened since
+ * guard_fill(). Only one guard may fill at a time. Reads on any thread are covered. */
+void guard_fill(struct guard *guard);
+bool guard_filled(void);
 
 /* Calls `work(context)`. Returns false if it touched a page that no longer exists. `work` was then left in
  * the middle, so it must not hold a lock, allocate memory or change the shared state of a library while it
