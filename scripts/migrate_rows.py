@@ -57,7 +57,7 @@ PARAMETERS = {
         parallel stages microbatches schedule""",
     "infer": "checkpoint data train_size test_size classes res batch",
     "exchange": "array_bytes dtype",
-    "ops": "rows columns dtype bad duplicates seed steps norm_min norm_max to fp8 dedup sample",
+    "ops": "data tensor rows columns dtype bad duplicates seed steps norm_min norm_max to fp8 dedup sample",
 }
 MEASURES = {
     "synth": f"noise_s vertices_s painting_s digest {COMPUTE}",
@@ -69,7 +69,7 @@ MEASURES = {
         exchange exchange_share samples_per_step layers bubble bubble_ideal bubble_formula batch_probes""",
     "infer": "model epoch parameters test_samples test_loss test_acc memory_bytes batch_probes",
     "exchange": "count redop calls time_us algbw_gbs busbw_gbs checksum memory_bytes nccl_version",
-    "ops": """rows_in rows_kept duplicate_rows mask_s dedup_s compact_s permute_s convert_s hash_s least_bytes stream_bytes_per_s
+    "ops": """load_s rows_in rows_kept duplicate_rows mask_s dedup_s compact_s permute_s convert_s hash_s least_bytes stream_bytes_per_s
         stream_share peak_memory_bytes memory_efficiency error_max error_mean digest""",
 }
 MONITOR = """schema time_utc host job_id revision rank gpu device variant phase time_s gpu_utilisation_percent gpu_memory_bytes

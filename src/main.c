@@ -14,12 +14,13 @@
 #include "run/settings.h"
 #include "launcher.h"
 #include "data/prepare.h"
+#include "data/verify_set.h"
 
 #ifndef FDSL_VERSION
 #define FDSL_VERSION "unknown"
 #endif
 
-/* Prints the output of --help, --version, --list or --env. These need no variant and no other ranks. */
+/* Performs --help, --version, --list, --env or --verify-set. These need no variant and no other ranks. */
 static enum status inform(struct settings *settings)
 {
     if (settings->help) {
@@ -30,6 +31,8 @@ static enum status inform(struct settings *settings)
         puts("fdsl-bench " FDSL_VERSION);
         return STATUS_OK;
     }
+    if (settings->verify_set)
+        return verify_set_run(settings->verify_set);
     struct resources resources = {.threads = 1, .device = (int)settings->device};
     if (settings->list)
         return report_list(&resources, settings);

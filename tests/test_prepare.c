@@ -255,7 +255,8 @@ Test(prepare, synth_refusals)
     expect_refusal(2, "a --from synth", "set the number of samples");
     expect_refusal(2, "a --classes 3",
                    "--classes is an option of --from synth; --prepare --help lists all options");
-    expect_refusal(2, "a --encode npy", "--encode is an option of --from synth, idx, cifar and digits; ");
+    expect_refusal(2, "a --encode npy",
+                   "--encode is an option of --from synth, idx, cifar, digits and embeddings; ");
     expect_refusal(2, "a --verify",
                    "--verify does not apply to --prepare; --prepare --help lists the options that do");
     expect_refusal(2, "a --frobnicate", "unknown option '--frobnicate'");

@@ -2,7 +2,7 @@
  * its slot. `shards-mmap` uses one thread. `shards-omp` uses all threads, each with its own share of the
  * samples.
  *
- * If a mapped file shrinks, access to the lost pages raises SIGBUS. Copies are guarded (load/guard.h), so
+ * If a mapped file shrinks, access to the lost pages raises SIGBUS. Copies are guarded (machine/guard.h), so
  * such a sample is reported like any other broken sample. */
 #include <errno.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "core/phase.h"
-#include "load/guard.h"
+#include "machine/guard.h"
 #include "reader.h"
 
 struct mapped {

@@ -10,7 +10,7 @@
 
 #include "core/timer.h"
 #include "data/label.h"
-#include "load/guard.h"
+#include "machine/guard.h"
 #include "machine/memory.h"
 
 #define HUGE_BYTES     ((size_t)2 << 20)

@@ -1,7 +1,7 @@
 /* `shards-gpu`: all threads read chunks of shards into pinned buffers, which are copied to the device and
  * unpacked there.
  *
- * With a warm page cache, shards are mapped once, and data is copied from the mappings (load/guard.h).
+ * With a warm page cache, shards are mapped once, and data is copied from the mappings (machine/guard.h).
  * Otherwise, data is read with pread(), because page faults on missing pages are slower than reads.
  * docs/notes/load_gpu.md has measurements. */
 #include <errno.h>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "core/phase.h"
-#include "load/guard.h"
+#include "machine/guard.h"
 #include "machine/device.h"
 #include "load/ring.cuh"
 

@@ -51,7 +51,7 @@ INFER_NEEDED = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "ite
 EXCHANGE_DEFAULTS = {"array_bytes": "1048576", "dtype": "f32"}
 # The parameters of workload ops. No figure draws its rows yet.
 OPS_DEFAULTS = {
-    "rows": "65536", "columns": "768", "dtype": "f32", "bad": "0.05", "duplicates": "0", "seed": "0",
+    "data": "", "tensor": "", "rows": "65536", "columns": "768", "dtype": "f32", "bad": "0.05", "duplicates": "0", "seed": "0",
     "steps": "mask,compact,convert,hash", "norm_min": "0.1", "norm_max": "100", "to": "f16", "fp8": "saturate",
     "dedup": "0", "sample": "",
 }

@@ -86,7 +86,7 @@ _fdsl_bench()
         mapfile -t COMPREPLY < <(compgen -f -- "$current")
         return
         ;;
-    --png | --prepare)
+    --png | --prepare | --verify-set)
         mapfile -t COMPREPLY < <(compgen -d -- "$current")
         return
         ;;

@@ -104,18 +104,6 @@ static enum status check_extensions(const struct dataset *dataset)
     return STATUS_OK;
 }
 
-/* Refuses a target inside the source, because a run that continues an interrupted copy would read the copied
- * samples as part of the source. */
-static enum status check_target(const char *source, const char *target)
-{
-    return target && file_is_inside(target, source)
-               ? status_set(
-                     STATUS_USAGE,
-                     "--prepare %s: this folder is inside its source, %s; name a folder outside the source",
-                     target, source)
-               : STATUS_OK;
-}
-
 static enum status dataset_source_open(const struct source_request *request, struct source_facts *facts,
                                        void **state)
 {
@@ -125,7 +113,7 @@ static enum status dataset_source_open(const struct source_request *request, str
 #endif
     if (!parameters->source)
         return status_set(STATUS_USAGE, "name the folder to read with --source DIR");
-    TRY(check_target(parameters->source, request->target));
+    TRY(source_check_target(parameters->source, request->target));
     struct dataset *dataset = *state = calloc(1, sizeof *dataset);
     if (!dataset)
         return status_set(STATUS_FAILED, "out of memory");

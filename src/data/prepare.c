@@ -210,6 +210,19 @@ static enum status check_name(const char *name)
     return status_set(STATUS_USAGE, "--name '%.80s': use up to 64 letters, digits, '_' and '-'", name);
 }
 
+/* Options that a source does not use if each of its samples is a file of its own. */
+static enum status check_whole_files(struct job *job)
+{
+    struct parameters *parameters = &job->parameters;
+    if (options_given(&job->options, "samples"))
+        return status_set(STATUS_USAGE, "--samples does not apply to --from %s; drop it", job->source->name);
+    if (options_given(&job->options, "store") && parameters->store != INDEX_FILES)
+        return status_set(STATUS_USAGE, "--from %s writes only --store files; drop --store",
+                          job->source->name);
+    parameters->store = INDEX_FILES;
+    return STATUS_OK;
+}
+
 static enum status check_counts(struct parameters *parameters, const struct source_facts *facts)
 {
     bool shards = parameters->store == INDEX_SHARDS;
@@ -308,6 +321,8 @@ static enum status open_job(struct job *job)
     if (!parameters->name)
         parameters->name = job->source->name;
     TRY(check_name(parameters->name));
+    if (job->source->whole_files)
+        TRY(check_whole_files(job));
     const struct source_request request = {
         .options = &job->options,
         .parameters = job->source_parameters,

@@ -5,20 +5,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/file.h"
 #include "core/workload.h"
 #include "data/npy.h"
 
 extern const struct source source_counter, source_synth, source_idx, source_cifar, source_dataset,
-    source_digits, source_clips;
+    source_digits, source_clips, source_embeddings;
 
 const struct source *const source_table[] = {
-    &source_counter, /* generated tensors of known content */
-    &source_synth,   /* VisualAtom images */
-    &source_idx,     /* MNIST and similar data sets */
-    &source_cifar,   /* CIFAR-10 */
-    &source_dataset, /* an existing data set */
-    &source_digits,  /* generated digits */
-    &source_clips,   /* generated clips of a moving blob */
+    &source_counter,    /* generated tensors of known content */
+    &source_synth,      /* VisualAtom images */
+    &source_idx,        /* MNIST and similar data sets */
+    &source_cifar,      /* CIFAR-10 */
+    &source_dataset,    /* an existing data set */
+    &source_digits,     /* generated digits */
+    &source_clips,      /* generated clips of a moving blob */
+    &source_embeddings, /* cleaned embeddings */
     NULL,
 };
 
@@ -31,6 +33,16 @@ const struct source *source_find(const char *name)
         if (strcmp(source_table[i]->name, name) == 0)
             return source_table[i];
     return NULL;
+}
+
+enum status source_check_target(const char *source, const char *target)
+{
+    return target && file_is_inside(target, source)
+               ? status_set(
+                     STATUS_USAGE,
+                     "--prepare %s: this folder is inside its source, %s; name a folder outside the source",
+                     target, source)
+               : STATUS_OK;
 }
 
 enum status source_open(const char *name, const char *const words[], const struct resources *resources,

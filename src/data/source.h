@@ -64,6 +64,9 @@ struct source {
     const char *workload;
     const char *const *indifferent;
 
+    /* Each sample is a file of its own: --prepare always stores it so, and all samples. */
+    bool whole_files;
+
     /* Columns that source_describe() fills for samples.csv. NULL-terminated, at most SOURCE_COLUMNS_MAX. */
     const char *const *columns;
 
@@ -95,6 +98,10 @@ extern const char *const source_label_columns[];
 
 /* All sources, NULL-terminated. */
 extern const struct source *const source_table[];
+
+/* Checks that the folder `target` (may be NULL) is not inside the folder `source`: a run that continues an
+ * interrupted one would read what that one wrote. STATUS_USAGE otherwise. */
+enum status source_check_target(const char *source, const char *target);
 
 /* Returns the source of this name, or NULL. */
 const struct source *source_find(const char *name);

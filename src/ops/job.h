@@ -10,17 +10,24 @@
 #include "core/permutation.h"
 #include "core/portable.h"
 #include "core/status.h"
+#include "data/embeddings.h"
 #include "ops/row.h"
 
 /* Steps in the order in which they run. OPS_DEDUP is part of no list of --steps: --dedup adds it. */
 enum ops_step { OPS_MASK, OPS_DEDUP, OPS_COMPACT, OPS_PERMUTE, OPS_CONVERT, OPS_HASH, OPS_STEPS };
+
+/* Consecutive rows without gaps. Rows of files may be unaligned. */
+struct ops_part {
+    const uint8_t *rows;
+    uint64_t first, count; /* `first` is the position of the first one within this rank's rows */
+};
 
 /* Settings that change between runs. */
 struct ops_control {
     bool timed; /* variants that combine steps in one pass measure the time of each step */
 };
 
-/* The input. Run n sees the rows rotated by n: its row i is row (i + n) mod count of `rows`, and its
+/* The input. Run n sees the rows rotated by n: its row i is row (i + n) mod count of this rank, and its
  * permutation has the seed `seed` + n. So the results of consecutive runs differ. With a sample, the rows are
  * not rotated, and consecutive runs draw consecutive batches of one permutation (ops_draw()). */
 struct ops {
@@ -31,8 +38,10 @@ struct ops {
     uint64_t sample; /* number of output rows that a permutation selects; 0: all rows */
     uint64_t seed;
     uint64_t first, count; /* this rank's rows; `first` is the number of the first one within the set */
-    const uint8_t *rows;   /* `count` rows without gaps, aligned to OPS_ALIGNMENT */
+    const struct ops_part *parts; /* the rows; parts that have none are left out */
+    size_t part_count;
     size_t row_bytes;
+    const struct embeddings *set; /* NULL: generated rows */
     struct ops_control *control;
 };
 
@@ -87,17 +96,33 @@ struct ops_traits {
 
 FDSL_C_BEGIN
 
-/* Returns the position in `rows` of row 0 of a run. */
+/* Returns the position of row 0 of a run. */
 static inline uint64_t ops_shift(const struct ops *ops, uint64_t number)
 {
     return ops->count && !ops->sample ? number % ops->count : 0;
 }
 
-/* Returns the position in `rows` of row `i` of a run with this shift. */
+/* Returns the position of row `i` of a run with this shift. */
 static inline uint64_t ops_position(const struct ops *ops, uint64_t shift, uint64_t i)
 {
     return i < ops->count - shift ? i + shift : i + shift - ops->count;
 }
+
+/* Returns the row at a position, and sets `*count` to the number of rows from it on that follow without a
+ * gap. Thread safe. */
+const uint8_t *ops_span(const struct ops *ops, uint64_t position, uint64_t *count);
+
+/* Returns the row at a position. Thread safe. */
+static inline const uint8_t *ops_row(const struct ops *ops, uint64_t position)
+{
+    uint64_t count;
+    return ops->part_count == 1 ? ops->parts->rows + position * ops->row_bytes
+                                : ops_span(ops, position, &count);
+}
+
+/* Variants call this after they read rows. STATUS_FAILED with the file if rows of a file have disappeared
+ * while they were read. Their values are then wrong. */
+enum status ops_check_rows(const struct ops *ops);
 
 /* Bytes per element of a result; 0 if these steps do not have this result. */
 size_t ops_array_bytes(const struct ops *ops, enum ops_array array);
@@ -121,7 +146,7 @@ struct ops_results {
     uint64_t *order;
     uint8_t *values, *scales;
     uint64_t *hashes;
-    uint64_t *rows; /* positions of the kept rows within the run, in order; NULL unless needed */
+    uint64_t *rows;               /* the kept rows of the run, in order; NULL unless needed */
     uint64_t *table, *row_hashes; /* dedup: the hash table, and one hash per row of the run */
 };
 

@@ -10,6 +10,7 @@
 
 const struct measure ops_measures[] = {
     {"timed_stages", COMBINE_FIRST},
+    {"load_s", COMBINE_MAX},
     {"rows_in", COMBINE_SUM},
     {"rows_kept", COMBINE_SUM},
     {"duplicate_rows", COMBINE_NONE},
@@ -64,6 +65,8 @@ enum status ops_observe(const void *input, const struct variant *variant, void *
             used += (size_t)snprintf(stages + used, sizeof stages - used, "%s%s", used ? "+" : "",
                                      ops_step_names[step]);
     measures_put(measures, "timed_stages", "%s", stages);
+    if (ops->set)
+        measures_real(measures, "load_s", ((const struct ops_job *)input)->load_s, 6);
     measures_put(measures, "rows_in", "%" PRIu64, ops->count);
     measures_put(measures, "rows_kept", "%" PRIu64, summary.kept);
     measures_put(measures, "least_bytes", "%.0f", ops_least_bytes(ops, summary.kept));
@@ -171,7 +174,7 @@ static void add_errors(const struct ops *ops, float tensor_scale, const struct c
                        struct errors *errors)
 {
     for (uint64_t k = 0; k < chunk->count && errors->values < ERROR_VALUES; k++) {
-        const uint8_t *row = ops->rows + (chunk->order[k] - ops->first) * ops->row_bytes;
+        const uint8_t *row = ops_row(ops, chunk->order[k] - ops->first);
         for (uint32_t i = 0; i < ops->format.columns; i++) {
             double before = (double)ops_value(row, ops->format.from, i);
             double error = fabs(output_value(ops, tensor_scale, chunk, k, i) - before);
@@ -269,5 +272,6 @@ enum status ops_measure(const void *input, const struct variant *variant, void *
         measures_put(measures, "duplicate_rows", "%" PRIu64,
                      job->oracle->valid_count - job->oracle->distinct);
     }
-    return measure_stream(ops, variant, state, measures);
+    TRY(measure_stream(ops, variant, state, measures));
+    return ops_check_rows(ops);
 }

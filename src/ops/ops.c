@@ -1,37 +1,35 @@
-/* The workload `ops`: options, input and verification. docs/ops.md describes it. */
+/* The workload `ops`: options and verification. docs/ops.md describes it. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/parallel.h"
 #include "core/workload.h"
-#include "machine/memory.h"
 #include "ops/ops_parts.h"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #define COLUMNS_MAX 65536
-#define NORM_LEAST  1e-15 /* the squares of the bounds are normal floats */
-#define NORM_MOST   1e19
 
 struct parameters {
     uint64_t rows, columns, seed, sample;
     double bad, duplicates, norm_min, norm_max;
     int dtype, to, fp8;
     bool dedup;
-    const char *steps;
+    const char *steps, *data, *tensor;
 };
 
 static const char *const types[] = {"f32", "f16", "bf16", NULL};
 static const enum dtype type_values[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
-static const char *const output_types[] = {"f32", "f16", "bf16", "fp8", "nvfp4", "mxfp4", NULL};
-static const char *const fp8_modes[] = {"saturate", "nan", NULL};
+const char *const ops_type_names[] = {"f32", "f16", "bf16", "fp8", "nvfp4", "mxfp4", NULL};
+const char *const ops_fp8_modes[] = {"saturate", "nan", NULL};
 const char *const ops_step_names[OPS_STEPS] = {"mask", "dedup", "compact", "permute", "convert", "hash"};
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
+    {"data", "PATH", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, true,
+     "reads the rows from files: .npy, .safetensors, .pt or .pth, a folder with such files, a pattern, or "
+     "several of these separated by commas; the default is a generated set"},
+    {"tensor", "NAME", OPTION_TEXT, AT(tensor), NULL, 0, 0, NULL, true,
+     "the tensor of each file of --data, or a pattern; by default, all floating-point tensors with two axes"},
     {"rows", "N", OPTION_COUNT, AT(rows), "65536", 0, INPUT_ROWS_MAX, NULL, true,
      "rows of the generated set"},
     {"columns", "N", OPTION_COUNT, AT(columns), "768", 1, COLUMNS_MAX, NULL, true, "values per row"},
@@ -48,13 +46,13 @@ static const struct option_spec options[] = {
      "the steps, in this order: mask (validates norms), compact (keeps valid rows), permute (in random "
      "order), "
      "convert (to --to), hash (XXH3-64 of each row)"},
-    {"norm-min", "X", OPTION_REAL, AT(norm_min), "0.1", 0, NORM_MOST, NULL, true,
+    {"norm-min", "X", OPTION_REAL, AT(norm_min), "0.1", 0, OPS_NORM_MOST, NULL, true,
      "smallest valid norm: 0, or at least 1e-15"},
-    {"norm-max", "X", OPTION_REAL, AT(norm_max), "100", NORM_LEAST, NORM_MOST, NULL, true,
+    {"norm-max", "X", OPTION_REAL, AT(norm_max), "100", OPS_NORM_LEAST, OPS_NORM_MOST, NULL, true,
      "largest valid norm"},
-    {"to", "TYPE", OPTION_CHOICE, AT(to), "f16", 0, 0, output_types, true,
+    {"to", "TYPE", OPTION_CHOICE, AT(to), "f16", 0, 0, ops_type_names, true,
      "type that rows are converted to. nvfp4 and mxfp4 have one scale per 16 and 32 values. TYPE is one of"},
-    {"fp8", "MODE", OPTION_CHOICE, AT(fp8), "saturate", 0, 0, fp8_modes, true,
+    {"fp8", "MODE", OPTION_CHOICE, AT(fp8), "saturate", 0, 0, ops_fp8_modes, true,
      "what fp8 values larger than 448 become: 448 (saturate) or NaN (nan)"},
     {"dedup", NULL, OPTION_FLAG, AT(dedup), NULL, 0, 0, NULL, true,
      "drop rows whose hash equals that of an earlier row"},
@@ -112,59 +110,29 @@ static enum status check_steps(const struct options *given, const struct paramet
     return STATUS_OK;
 }
 
-static enum status check_bounds(const struct parameters *parameters)
+enum status ops_check_bounds(double norm_min, double norm_max)
 {
-    if (parameters->norm_min > 0 && parameters->norm_min < NORM_LEAST)
+    if (norm_min > 0 && norm_min < OPS_NORM_LEAST)
         return status_set(STATUS_USAGE, "--norm-min %g: use 0 or at least %g, so that its square is a float",
-                          parameters->norm_min, NORM_LEAST);
-    if (parameters->norm_min > parameters->norm_max)
-        return status_set(STATUS_USAGE, "--norm-min %g is larger than --norm-max %g", parameters->norm_min,
-                          parameters->norm_max);
+                          norm_min, OPS_NORM_LEAST);
+    if (norm_min > norm_max)
+        return status_set(STATUS_USAGE, "--norm-min %g is larger than --norm-max %g", norm_min, norm_max);
     return STATUS_OK;
 }
 
-static int threads(void)
+static enum status take_rows(struct ops_job *job, const struct partition *partition)
 {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
-
-#define TASK_ROWS 256
-
-static void generate(void *context, uint64_t task, int thread)
-{
-    const struct ops_job *job = context;
-    const struct ops *ops = &job->ops;
-    (void)thread;
-    for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < ops->count; i++)
-        input_fill(&job->generated, ops->first + i, job->memory + i * ops->row_bytes);
-}
-
-/* Generates the rows of this rank's share. */
-static enum status take_share(struct ops_job *job, const struct partition *partition)
-{
-    struct ops *ops = &job->ops;
-    struct share share = partition_share(partition, job->rows);
     ops_oracle_free(job->oracle);
-    free(job->memory);
-    ops->first = share.first;
-    ops->count = share.count;
-    TRY(memory_check(ops->count * ops->row_bytes, "the rows", "lower --rows or --columns"));
-    ops->rows = job->memory = ops_allocate(ops->count * ops->row_bytes);
-    if (!ops->rows)
-        return status_set(STATUS_FAILED, "out of memory for the rows; lower --rows or --columns");
-    parallel_for(threads(), (ops->count + TASK_ROWS - 1) / TASK_ROWS, generate, job);
-    TRY(ops_oracle_open(ops, job->oracle));
-    return ops->steps[OPS_DEDUP] ? ops_oracle_hash(ops, job->oracle) : STATUS_OK;
+    TRY(ops_rows_take(job, partition));
+    TRY(ops_oracle_open(&job->ops, job->oracle));
+    TRY(job->ops.steps[OPS_DEDUP] ? ops_oracle_hash(&job->ops, job->oracle) : STATUS_OK);
+    return ops_check_rows(&job->ops);
 }
 
 static enum status ops_repartition(void *input, void *parameters, const struct partition *partition)
 {
     (void)parameters;
-    return take_share(input, partition);
+    return take_rows(input, partition);
 }
 
 static void ops_close(void *input)
@@ -173,25 +141,34 @@ static void ops_close(void *input)
     if (job->oracle)
         ops_oracle_free(job->oracle);
     free(job->oracle);
-    free(job->memory);
+    ops_rows_free(job);
     free(job);
 }
 
-/* The stored type as an output type. */
-static enum ops_type stored_type(enum dtype type)
+/* Rejects options of generated rows for rows of files, and the other way round. */
+static enum status check_data(const struct options *given, const struct parameters *parameters)
 {
-    return type == DTYPE_F32 ? OPS_F32 : type == DTYPE_F16 ? OPS_F16 : OPS_BF16;
+    static const char *const generated[] = {"rows", "columns", "dtype", "bad", "duplicates"};
+    for (size_t i = 0; parameters->data && i < COUNT_OF(generated); i++)
+        if (options_given(given, generated[i]))
+            return status_set(
+                STATUS_USAGE,
+                "--%s describes generated rows, and --data reads rows from files; drop one of them",
+                generated[i]);
+    if (parameters->tensor && !parameters->data)
+        return status_set(STATUS_USAGE, "--tensor has an effect only with --data");
+    return STATUS_OK;
 }
 
 static void fill_ops(const struct parameters *parameters, struct ops_job *job)
 {
     struct ops *ops = &job->ops;
-    enum dtype type = type_values[parameters->dtype];
-    uint32_t columns = (uint32_t)parameters->columns;
+    enum dtype type = job->set ? job->set->dtype : type_values[parameters->dtype];
+    uint32_t columns = job->set ? job->set->columns : (uint32_t)parameters->columns;
     ops->steps[OPS_DEDUP] = parameters->dedup;
     ops->format = (struct ops_format){
         .from = type,
-        .to = ops->steps[OPS_CONVERT] ? (enum ops_type)parameters->to : stored_type(type),
+        .to = ops->steps[OPS_CONVERT] ? (enum ops_type)parameters->to : ops_stored_type(type),
         .columns = columns,
         .saturate = parameters->fp8 == 0,
     };
@@ -201,7 +178,8 @@ static void fill_ops(const struct parameters *parameters, struct ops_job *job)
     ops->seed = parameters->seed;
     ops->row_bytes = columns * dtype_bytes(type);
     ops->control = &job->control;
-    job->rows = parameters->rows;
+    ops->set = job->set;
+    job->rows = job->set ? job->set->rows : parameters->rows;
     job->generated = input_begin(parameters->seed, columns, type, parameters->bad, parameters->duplicates);
 }
 
@@ -217,12 +195,15 @@ static enum status ops_open(const struct options *given, void *parameters_, cons
         return status_set(STATUS_FAILED, "out of memory");
     TRY(read_steps(parameters->steps, job->ops.steps));
     TRY(check_steps(given, parameters, job->ops.steps));
-    TRY(check_bounds(parameters));
+    TRY(ops_check_bounds(parameters->norm_min, parameters->norm_max));
     if (parameters->dedup && partition->ranks > 1)
         return status_set(STATUS_USAGE, "--dedup compares all rows with each other and needs a single rank; "
                                         "use one rank with more --threads");
+    TRY(check_data(given, parameters));
+    if (parameters->data)
+        TRY(ops_rows_open(job, parameters->data, parameters->tensor ? parameters->tensor : ""));
     fill_ops(parameters, job);
-    return take_share(job, partition);
+    return take_rows(job, partition);
 }
 
 static bool ops_applies(const void *parameters_, const struct variant *variant, const char *option)
@@ -232,6 +213,12 @@ static bool ops_applies(const void *parameters_, const struct variant *variant, 
     (void)variant;
     if (read_steps(parameters->steps, steps) != STATUS_OK)
         return true;
+    if (strcmp(option, "tensor") == 0)
+        return parameters->tensor != NULL;
+    if (strcmp(option, "data") == 0)
+        return parameters->data != NULL;
+    if (parameters->data && (strcmp(option, "bad") == 0 || strcmp(option, "duplicates") == 0))
+        return false;
     if (strcmp(option, "norm-min") == 0 || strcmp(option, "norm-max") == 0)
         return steps[OPS_MASK];
     if (strcmp(option, "fp8") == 0)
@@ -257,7 +244,8 @@ static enum status ops_verify(const void *input, const struct variant *variant, 
                               uint64_t *wrong)
 {
     const struct ops_job *job = input;
-    return ops_oracle_verify(&job->ops, job->oracle, variant, state, number, wrong);
+    TRY(ops_oracle_verify(&job->ops, job->oracle, variant, state, number, wrong));
+    return ops_check_rows(&job->ops);
 }
 
 const struct workload workload_ops = {

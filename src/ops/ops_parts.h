@@ -1,10 +1,12 @@
-/* Internal interface of the workload `ops`: ops.c (options, input, verification) and measure.c (columns of
- * the rows). No other file includes this header. */
+/* Internal interface of the workload `ops`: ops.c (options and verification), rows.c (input),
+ * measure.c (columns of the rows) and source.c (--prepare). No other file includes this header. */
 #ifndef FDSL_OPS_OPS_PARTS_H
 #define FDSL_OPS_OPS_PARTS_H
 
 #include "core/measures.h"
 #include "core/variant.h"
+#include "core/workload.h"
+#include "machine/guard.h"
 #include "ops/input.h"
 #include "ops/job.h"
 #include "ops/oracle.h"
@@ -15,9 +17,37 @@ struct ops_job {
     struct ops_control control;
     uint64_t rows; /* of all ranks */
     struct input generated;
-    uint8_t *memory; /* the rows */
+    uint8_t *memory;        /* generated rows */
+    struct ops_part *parts; /* NULL before the first ops_rows_take() */
+    struct embeddings *set; /* NULL: generated rows */
+    struct guard guard;     /* of the files of `set` */
+    double load_s;          /* time until the rows were in memory */
     struct ops_oracle *oracle;
 };
+
+/* Limits of the bounds of norms: the squares are normal floats. */
+#define OPS_NORM_LEAST 1e-15
+#define OPS_NORM_MOST  1e19
+
+/* The choices of --to, in the order of enum ops_type, and of --fp8. */
+extern const char *const ops_type_names[], *const ops_fp8_modes[];
+
+/* Checks --norm-min and --norm-max. STATUS_USAGE with a remedy. */
+enum status ops_check_bounds(double norm_min, double norm_max);
+
+/* Returns the output type of rows that are not converted. */
+static inline enum ops_type ops_stored_type(enum dtype type)
+{
+    return type == DTYPE_F32 ? OPS_F32 : type == DTYPE_F16 ? OPS_F16 : OPS_BF16;
+}
+
+/* Opens the files of a set. */
+enum status ops_rows_open(struct ops_job *job, const char *path, const char *tensor);
+
+/* Generates this rank's rows, or reads those of files into the page cache. Replaces the rows of another
+ * share. */
+enum status ops_rows_take(struct ops_job *job, const struct partition *partition);
+void ops_rows_free(struct ops_job *job);
 
 /* The names of the steps, indexed by enum ops_step; "dedup" is part of no list of --steps. */
 extern const char *const ops_step_names[OPS_STEPS];

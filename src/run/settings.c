@@ -33,6 +33,10 @@ static const struct option_spec specs[] = {
      "with --variant all, run the variants of this workload (default: synth)"},
     {"prepare", "DIR", OPTION_TEXT, AT(prepare), NULL, 0, 0, NULL, false,
      "write a data set into this folder and measure nothing; --prepare --help lists its options"},
+    {"verify-set", "DIR", OPTION_TEXT, AT(verify_set), NULL, 0, 0, NULL, false,
+     "compare the files of a set that --prepare --from embeddings wrote with their hashes, and name bad "
+     "files "
+     "and rows"},
     {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
      "list all variants, or only the variants of --workload or --variant. If a variant cannot run here, the "
      "list says why. Scripts can use --format csv or json"},
@@ -145,6 +149,7 @@ static void help_common(FILE *stream, bool all)
         "\n"
         "usage: fdsl-bench --variant NAME[,NAME...] [options]\n"
         "       fdsl-bench --prepare DIR [--from SOURCE] [options]\n"
+        "       fdsl-bench --verify-set DIR\n"
         "       fdsl-bench compare A.csv B.csv [options]\n"
         "       fdsl-bench --monitor FILE[:MS] [--device N] -- COMMAND [ARGUMENT...]\n"
         "       fdsl-bench --list [-v] | --env | --version | --help\n"
@@ -256,7 +261,8 @@ bool settings_has_option(const char *name)
 
 bool settings_informational(const struct settings *settings)
 {
-    return settings->help || settings->version || settings->list || settings->environment;
+    return settings->help || settings->version || settings->list || settings->environment ||
+           settings->verify_set;
 }
 
 /* Returns output file number `number`, counted in the order of the option tables, or NULL after the last one.

@@ -19,7 +19,7 @@ enum binding { BINDING_AUTO, BINDING_NONE };
 
 struct settings {
     /* As given */
-    const char *variant_names, *workload_name, *out, *samples, *prepare, *config;
+    const char *variant_names, *workload_name, *out, *samples, *prepare, *verify_set, *config;
     const char *baseline;    /* the baseline of speed-ups; NULL: the workload's default */
     const char *rank_device; /* NULL: not given */
     const char *monitor;     /* FILE[:MS]; after settings_read(), only FILE */
@@ -53,7 +53,8 @@ struct settings {
     uint64_t monitor_period_ms;
 };
 
-/* Parses and checks the command line. --help, --version, --list and --env require no other option. With
+/* Parses and checks the command line. --help, --version, --list, --env and --verify-set require no other
+ * option. With
  * --prepare, only settings->prepare is set, and prepare_run() parses the rest. `--prepare --help` also sets
  * `help`, and sets `prepare` to "". `config` must outlive the settings. The caller calls settings_free(),
  * also after a failure. STATUS_USAGE or STATUS_UNAVAILABLE with the reason; STATUS_FAILED if memory runs

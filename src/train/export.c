@@ -5,8 +5,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/safetensors.h"
 #include "train/feed.h"
-#include "train/safetensors.h"
+
+/* ---- The tensors of an arena ---- */
+
+/* Fills model->tensor_count entries of `tensors`, one for each tensor of a model whose values are in `arena`.
+ * Each name begins with `prefix`. The entries point into `arena`. */
+static void describe_arena(const struct model *model, const char *prefix, const float *arena,
+                           struct safetensor *tensors)
+{
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        const struct model_tensor *of = &model->tensors[t];
+        tensors[t] = (struct safetensor){.type = "F32",
+                                         .axes = of->axes,
+                                         .values = arena + of->first,
+                                         .bytes = of->values * sizeof *arena};
+        snprintf(tensors[t].name, sizeof tensors[t].name, "%.15s%.31s", prefix, of->name);
+        memcpy(tensors[t].shape, of->shape, sizeof of->shape);
+    }
+}
 
 /* ---- One step ---- */
 
@@ -121,7 +139,7 @@ static void step_describe(const struct model *model, const struct train_state *b
                   {"gradient.", parts->gradients},
                   {"after.", parts->after.parameters}};
     for (size_t i = 0; i < COUNT_OF(arenas); i++) {
-        safetensors_of_arena(model, arenas[i].prefix, arenas[i].arena, parts->tensors + parts->tensor_count);
+        describe_arena(model, arenas[i].prefix, arenas[i].arena, parts->tensors + parts->tensor_count);
         parts->tensor_count += model->tensor_count;
     }
 }
@@ -197,7 +215,7 @@ enum status export_data(const struct train *train, const float *initial, const c
                                              .bytes = data->shape.channels * sizeof(float)};
         snprintf(tensors[count].name, sizeof tensors[count].name, "%s", i ? "offset" : "scale");
     }
-    safetensors_of_arena(model, "initial.", initial, tensors + count);
+    describe_arena(model, "initial.", initial, tensors + count);
     const char *const about[] = {"fdsl-bench", identity, NULL};
     return safetensors_write(path, about, tensors, count + model->tensor_count);
 }
@@ -231,6 +249,6 @@ enum status export_parameters(const struct train *train, const float *parameters
     list(train->data->offset, in->channels, offset);
     const char *const about[] = {"fdsl-bench", identity, "input",  input,  "classes", classes,
                                  "scale",      scale,    "offset", offset, NULL};
-    safetensors_of_arena(model, "", parameters, tensors);
+    describe_arena(model, "", parameters, tensors);
     return safetensors_write(path, about, tensors, model->tensor_count);
 }

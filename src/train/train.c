@@ -8,11 +8,11 @@
 
 #include "core/fnv.h"
 #include "core/workload.h"
+#include "data/safetensors.h"
 #include "train/export.h"
 #include "train/init.h"
 #include "train/job.h"
 #include "train/pipeline.h"
-#include "train/safetensors.h"
 #include "train/trainer.h"
 
 struct parameters {

@@ -22,7 +22,9 @@
 #include "data/key.h"
 #include "data/npy.h"
 #include "data/png_image.h"
+#include "data/safetensors.h"
 #include "data/tar.h"
+#include "data/torch_file.h"
 #include "run/record.h"
 #include "run/table.h"
 #include "synth/class.h"
@@ -201,6 +203,55 @@ static inline bool fuzz_file(const uint8_t *data, size_t size, int *fd, char pat
     return true;
 }
 
+/* Tensors that a reader accepts: their values must be inside the file and have the size of the shape. */
+static inline void fuzz_tensors(const struct tensor_file *file)
+{
+    for (size_t i = 0; i < file->count; i++) {
+        const struct tensor *tensor = &file->tensors[i];
+        uint64_t values = 1;
+        if (tensor->fault)
+            continue;
+        if (tensor->axes > TENSOR_AXES_MAX || tensor->offset > file->bytes ||
+            tensor->bytes > file->bytes - tensor->offset)
+            abort();
+        for (uint32_t axis = 0; axis < tensor->axes; axis++)
+            values *= tensor->shape[axis];
+        if (tensor->readable && values * dtype_bytes(tensor->dtype) != tensor->bytes)
+            abort();
+    }
+}
+
+static inline void fuzz_list(const uint8_t *data, size_t size, enum status (*list)(struct tensor_file *))
+{
+    char path[64];
+    struct tensor_file file = {.path = path, .bytes = size};
+    if (fuzz_file(data, size, &file.fd, path) && list(&file) == STATUS_OK)
+        fuzz_tensors(&file);
+    tensor_file_close(&file);
+}
+
+static inline void fuzz_safetensors(const uint8_t *data, size_t size)
+{
+    fuzz_list(data, size, safetensors_list);
+}
+
+/* A file of torch.save(): a zip archive with a pickle. */
+static inline void fuzz_torch(const uint8_t *data, size_t size)
+{
+    fuzz_list(data, size, torch_list);
+}
+
+/* The pickle of such a file alone, with a storage of 60 bytes. */
+static inline void fuzz_pickle(const uint8_t *data, size_t size)
+{
+    struct zip_member storage = {.name = "x/data/0", .bytes = 60};
+    const struct zip zip = {.members = &storage, .count = 1};
+    struct tensor_file file = {.fd = -1, .bytes = storage.bytes};
+    if (torch_list_pickle(data, size, &zip, "x/", &file) == STATUS_OK)
+        fuzz_tensors(&file);
+    tensor_file_close(&file);
+}
+
 /* A CSV list of classes: every class that is read must be within the limits. */
 static inline void fuzz_classes(const uint8_t *data, size_t size)
 {
@@ -319,10 +370,13 @@ static inline void fuzz_table(const uint8_t *data, size_t size)
 static const struct {
     const char *name;
     void (*feed)(const uint8_t *data, size_t size);
-} fuzz_targets[] = {{"tar", fuzz_tar},       {"npy", fuzz_npy},   {"idx", fuzz_idx},
-                    {"cifar", fuzz_cifar},   {"png", fuzz_png},   {"wids", fuzz_wids},
-                    {"index", fuzz_index},   {"gzip", fuzz_gzip}, {"classes", fuzz_classes},
-                    {"ranges", fuzz_ranges}, {"rows", fuzz_rows}, {"checkpoint", fuzz_checkpoint},
-                    {"table", fuzz_table}};
+} fuzz_targets[] = {{"tar", fuzz_tar},         {"npy", fuzz_npy},
+                    {"idx", fuzz_idx},         {"cifar", fuzz_cifar},
+                    {"png", fuzz_png},         {"wids", fuzz_wids},
+                    {"index", fuzz_index},     {"gzip", fuzz_gzip},
+                    {"classes", fuzz_classes}, {"ranges", fuzz_ranges},
+                    {"rows", fuzz_rows},       {"checkpoint", fuzz_checkpoint},
+                    {"table", fuzz_table},     {"safetensors", fuzz_safetensors},
+                    {"torch", fuzz_torch},     {"pickle", fuzz_pickle}};
 
 #endif

@@ -1,4 +1,4 @@
-#include "train/safetensors.h"
+#include "data/safetensors.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -32,20 +32,25 @@ static void print_header(FILE *stream, const char *const about[], const struct s
         fputc(' ', stream);
 }
 
-static enum status make_header(const char *const about[], const struct safetensor *tensors, size_t count,
+enum status safetensors_header(const char *const about[], const struct safetensor *tensors, size_t count,
                                char **header, size_t *size)
 {
+    uint64_t length = 0;
     *header = NULL;
     FILE *stream = open_memstream(header, size);
     if (!stream)
         return status_set(STATUS_FAILED, "out of memory");
+    fwrite(&length, sizeof length, 1, stream);
     print_header(stream, about, tensors, count);
     bool whole = !ferror(stream);
     whole = fclose(stream) == 0 && whole;
-    if (whole)
-        return STATUS_OK;
-    free(*header);
-    return status_set(STATUS_FAILED, "out of memory");
+    if (!whole) {
+        free(*header);
+        return status_set(STATUS_FAILED, "out of memory");
+    }
+    length = *size - sizeof length; /* little-endian, like every machine that this program is built for */
+    memcpy(*header, &length, sizeof length);
+    return STATUS_OK;
 }
 
 enum status safetensors_write(const char *path, const char *const about[], const struct safetensor *tensors,
@@ -54,11 +59,8 @@ enum status safetensors_write(const char *path, const char *const about[], const
     struct file_writer writer;
     char *header;
     size_t size;
-    TRY(make_header(about, tensors, count, &header, &size));
-    uint64_t length = size; /* little-endian, like every machine that this program is built for */
+    TRY(safetensors_header(about, tensors, count, &header, &size));
     enum status status = file_begin(&writer, path);
-    if (status == STATUS_OK)
-        status = file_add(&writer, &length, sizeof length);
     if (status == STATUS_OK)
         status = file_add(&writer, header, size);
     for (size_t i = 0; status == STATUS_OK && i < count; i++)
@@ -72,18 +74,4 @@ enum status safetensors_check(const char *path)
     static const struct file_kind ours = {"safetensors file of fdsl-bench", sizeof(uint64_t), BEGINNING,
                                           sizeof BEGINNING - 1};
     return file_check_kind(path, &ours);
-}
-
-void safetensors_of_arena(const struct model *model, const char *prefix, const float *arena,
-                          struct safetensor *tensors)
-{
-    for (uint32_t t = 0; t < model->tensor_count; t++) {
-        const struct model_tensor *of = &model->tensors[t];
-        tensors[t] = (struct safetensor){.type = "F32",
-                                         .axes = of->axes,
-                                         .values = arena + of->first,
-                                         .bytes = of->values * sizeof *arena};
-        snprintf(tensors[t].name, sizeof tensors[t].name, "%.15s%.31s", prefix, of->name);
-        memcpy(tensors[t].shape, of->shape, sizeof of->shape);
-    }
 }

@@ -1,14 +1,14 @@
-/* Writes the safetensors format, which PyTorch, JAX and other programs read: a length (8 bytes,
+/* Writes and reads the safetensors format, which PyTorch, JAX and other programs read: a length (8 bytes,
  * little-endian), a JSON header with names, types, shapes and offsets, then the values. */
-#ifndef FDSL_TRAIN_SAFETENSORS_H
-#define FDSL_TRAIN_SAFETENSORS_H
+#ifndef FDSL_DATA_SAFETENSORS_H
+#define FDSL_DATA_SAFETENSORS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
 #include "core/portable.h"
 #include "core/status.h"
-#include "train/model.h"
+#include "data/tensor_file.h"
 
 /* A tensor in C order. Names and texts must not need JSON escapes. */
 struct safetensor {
@@ -27,14 +27,19 @@ FDSL_C_BEGIN
 enum status safetensors_write(const char *path, const char *const about[], const struct safetensor *tensors,
                               size_t count);
 
+/* Formats what precedes the values in such a file: the length, and the header. The caller frees `*header`.
+ * The values of `tensors` are not used. STATUS_FAILED if memory runs out. */
+enum status safetensors_header(const char *const about[], const struct safetensor *tensors, size_t count,
+                               char **header, size_t *size);
+
 /* Checks that safetensors_write() can write `path` without destroying other data. An existing file must be
  * empty or written by safetensors_write(). STATUS_USAGE with the reason and a remedy. */
 enum status safetensors_check(const char *path);
 
-/* Fills model->tensor_count entries of `tensors`, one for each tensor of a model whose values are in `arena`.
- * Each name begins with `prefix`. The entries point into `arena`. */
-void safetensors_of_arena(const struct model *model, const char *prefix, const float *arena,
-                          struct safetensor *tensors);
+/* Lists the tensors of an open file. STATUS_FAILED with the reason; STATUS_UNAVAILABLE in builds without
+ * jansson. The header may have at most 100 MB. Its names must be unique, and its tensors must follow one
+ * another without holes until the end of the file. */
+enum status safetensors_list(struct tensor_file *file);
 
 FDSL_C_END
 

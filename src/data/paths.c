@@ -1,0 +1,123 @@
+#include "data/paths.h"
+
+#include <errno.h>
+#include <fts.h>
+#include <glob.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static enum status add_name(struct paths *paths, const char *name)
+{
+    if (paths->count == paths->capacity) {
+        size_t capacity = paths->capacity ? 2 * paths->capacity : 16;
+        char **larger = realloc(paths->names, capacity * sizeof *larger);
+        if (!larger)
+            return status_set(STATUS_FAILED, "out of memory for the list of files");
+        paths->names = larger;
+        paths->capacity = capacity;
+    }
+    paths->names[paths->count] = strdup(name);
+    return paths->names[paths->count++] ? STATUS_OK
+                                        : status_set(STATUS_FAILED, "out of memory for the list of files");
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static enum status add_entry(FTS *walk, FTSENT *entry, bool (*wanted)(const char *path), struct paths *paths)
+{
+    if (entry->fts_level > 0 && strcmp(entry->fts_name, ".prepare") == 0)
+        return status_set(
+            STATUS_USAGE,
+            "%.*s is incomplete: its --prepare was interrupted; repeat that command to continue",
+            (int)(entry->fts_pathlen - strlen("/.prepare")), entry->fts_path);
+    if (entry->fts_level > 0 && entry->fts_name[0] == '.') {
+        (void)fts_set(walk, entry, FTS_SKIP);
+        return STATUS_OK;
+    }
+    switch (entry->fts_info) {
+    case FTS_F:
+        return wanted(entry->fts_path) ? add_name(paths, entry->fts_path) : STATUS_OK;
+    case FTS_DC:
+        return status_set(STATUS_USAGE, "%s links back to one of its parent folders; remove that link",
+                          entry->fts_path);
+    case FTS_DNR:
+    case FTS_ERR:
+    case FTS_NS:
+        return status_set(STATUS_FAILED, "%s: %s", entry->fts_path, strerror(entry->fts_errno));
+    default: /* folders, other kinds of files, and links without a target */
+        return STATUS_OK;
+    }
+}
+
+static enum status add_folder(const char *path, bool (*wanted)(const char *path), struct paths *paths)
+{
+    char *roots[] = {(char *)path, NULL};
+    size_t first = paths->count;
+    FTS *walk = fts_open(roots, FTS_LOGICAL | FTS_NOCHDIR, NULL);
+    if (!walk)
+        return status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
+    enum status status = STATUS_OK;
+    FTSENT *entry = NULL;
+    while (status == STATUS_OK && (errno = 0, entry = fts_read(walk)))
+        status = add_entry(walk, entry, wanted, paths);
+    if (status == STATUS_OK && errno != 0)
+        status = status_set(STATUS_FAILED, "%s: %s", path, strerror(errno));
+    fts_close(walk);
+    if (paths->count > first)
+        qsort(paths->names + first, paths->count - first, sizeof *paths->names, compare_names);
+    return status;
+}
+
+static enum status add_path(const char *path, bool (*wanted)(const char *path), struct paths *paths)
+{
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return status_set(STATUS_USAGE, "%s: %s", path, strerror(errno));
+    return S_ISDIR(info.st_mode) ? add_folder(path, wanted, paths) : add_name(paths, path);
+}
+
+static enum status add_pattern(const char *pattern, bool (*wanted)(const char *path), struct paths *paths)
+{
+    glob_t found;
+    if (access(pattern, F_OK) == 0 || !strpbrk(pattern, "*?["))
+        return add_path(pattern, wanted, paths);
+    int result = glob(pattern, GLOB_ERR, NULL, &found);
+    enum status status = STATUS_OK;
+    if (result == GLOB_NOMATCH)
+        status = status_set(STATUS_USAGE, "no file matches '%s'", pattern);
+    else if (result != 0)
+        status = status_set(STATUS_FAILED, "'%s': cannot list the files: %s", pattern,
+                            result == GLOB_NOSPACE ? "out of memory" : strerror(errno));
+    for (size_t i = 0; status == STATUS_OK && i < found.gl_pathc; i++)
+        status = add_path(found.gl_pathv[i], wanted, paths);
+    if (result == 0)
+        globfree(&found);
+    return status;
+}
+
+enum status paths_find(const char *text, bool (*wanted)(const char *path), struct paths *paths)
+{
+    *paths = (struct paths){0};
+    if (access(text, F_OK) == 0)
+        return add_path(text, wanted, paths);
+    char *copy = strdup(text), *rest = copy, *name;
+    enum status status = copy ? STATUS_OK : status_set(STATUS_FAILED, "out of memory");
+    while (status == STATUS_OK && (name = strsep(&rest, ",")))
+        status = *name ? add_pattern(name, wanted, paths)
+                       : status_set(STATUS_USAGE, "'%s' has an empty name between commas", text);
+    free(copy);
+    return status;
+}
+
+void paths_free(struct paths *paths)
+{
+    for (size_t i = 0; i < paths->count; i++)
+        free(paths->names[i]);
+    free(paths->names);
+    *paths = (struct paths){0};
+}

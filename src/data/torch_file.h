@@ -1,0 +1,21 @@
+/* Reads the tensors of files that PyTorch's torch.save() writes (version 1.6 and newer). */
+#ifndef FDSL_DATA_TORCH_FILE_H
+#define FDSL_DATA_TORCH_FILE_H
+
+#include "data/pickle.h"
+#include "data/tensor_file.h"
+#include "data/zip.h"
+
+/* Lists the tensors of an open file, in their order in the file. The file is a zip archive with a pickle and
+ * one member per storage. The pickle may contain tensors, and dicts, lists and tuples of them, nested. The
+ * name of a tensor has its keys and indexes, separated by dots: "layers.0"; the name is "" if the file
+ * contains only one tensor. Nothing is executed: data/pickle.h refuses everything else. STATUS_FAILED with
+ * the reason. */
+enum status torch_list(struct tensor_file *file);
+
+/* The second half of torch_list(), for tests: lists the tensors in a pickle. The members of the archive that
+ * store the values are named `prefix`data/KEY. */
+enum status torch_list_pickle(const uint8_t *bytes, size_t size, const struct zip *zip, const char *prefix,
+                              struct tensor_file *file);
+
+#endif

@@ -1,0 +1,44 @@
+/* Guarded reads of file mappings. If a mapped file shrinks, access to the lost pages raises SIGBUS. A guarded
+ * copy or function returns false instead. A check of the file size before the copy would leave a race. */
+#ifndef FDSL_MACHINE_GUARD_H
+#define FDSL_MACHINE_GUARD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+
+/* Initialise with zeros. Guards nest: opening the first one installs the signal handler, and closing the last
+ * one removes it. The same thread must open and close all guards. */
+struct guard {
+    bool open, fills;
+};
+
+FDSL_C_BEGIN
+
+/* Catches SIGBUS in this process until guard_close(). Closing a guard that is not open does nothing.
+ * STATUS_FAILED with the reason. */
+enum status guard_open(struct guard *guard);
+void guard_close(struct guard *guard);
+
+/* While an open guard fills, lost pages are replaced by pages of zeros, except in guard_run() and
+ * guard_copy(): the work goes on with wrong values. guard_filled() returns whether that has happened since
+ * guard_fill(). Only one guard may fill at a time. Reads on any thread are covered. */
+void guard_fill(struct guard *guard);
+bool guard_filled(void);
+
+/* Calls `work(context)`. Returns false if it touched a page that no longer exists. `work` was then left in
+ * the middle, so it must not hold a lock, allocate memory or change the shared state of a library while it
+ * reads mapped pages. Needs an open guard. Thread safe, but only reads by the calling thread are guarded:
+ * each thread of a parallel region calls guard_run() itself. `work` calls no function of this header. */
+bool guard_run(void (*work)(void *context), void *context);
+
+/* Copies `bytes` bytes. Returns false if a page of the source no longer exists. Needs an open guard. Thread
+ * safe. */
+bool guard_copy(uint8_t *to, const uint8_t *from, size_t bytes);
+
+FDSL_C_END
+
+#endif

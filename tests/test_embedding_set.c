@@ -1,0 +1,285 @@
+/* Tests --prepare --from embeddings and --verify-set: which rows are kept, what is written, interrupted runs,
+ * and damage that must be found and named. */
+#include "shell.h"
+
+#include <math.h>
+#include <string.h>
+#ifdef HAVE_XXHASH
+#include <xxhash.h>
+#endif
+
+#include "core/half.h"
+#include "data/embeddings.h"
+#include "data/npy.h"
+
+#if defined HAVE_XXHASH && defined HAVE_JANSSON
+
+TestSuite(embedding_set, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
+
+enum { ROWS = 300, COLUMNS = 19 };
+
+static float rows[ROWS][COLUMNS];
+
+/* Rows 3, 5, 7, 9 and 11 are invalid, and rows 20 and 290 are copies of row 2. */
+static void fill_rows(void)
+{
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < COLUMNS; j++)
+            rows[i][j] = (float)((i * 101 + j * 1723) % 6007 - 3003) / 12000;
+    memset(rows[3], 0, sizeof *rows);
+    rows[5][18] = NAN;
+    rows[7][0] = -INFINITY;
+    rows[9][4] = 1000;
+    memset(rows[11], 0, sizeof *rows);
+    rows[11][6] = 0.0999f;
+    memcpy(rows[20], rows[2], sizeof *rows);
+    memcpy(rows[290], rows[2], sizeof *rows);
+}
+
+static void put_rows(const char *name, int first, int count)
+{
+    static char file[NPY_HEADER_MAX + sizeof rows];
+    char shape[64];
+    snprintf(shape, sizeof shape, "%d, %d", count, COLUMNS);
+    size_t header = npy_header_make(file, "<f4", shape), bytes = (size_t)count * sizeof *rows;
+    memcpy(file + header, rows[first], bytes);
+    put(name, file, header + bytes);
+}
+
+/* Writes the rows to two files. */
+static void put_set(void)
+{
+    fill_rows();
+    put_rows("a.npy", 0, 120);
+    put_rows("b.npy", 120, ROWS - 120);
+}
+
+static bool is_kept(int row)
+{
+    return row != 3 && row != 5 && row != 7 && row != 9 && row != 11 && row != 20 && row != 290;
+}
+
+#define PREPARE "$P --prepare set --from embeddings --source a.npy,b.npy --rows-per-file 50 "
+
+/* ---- What is written ---- */
+
+/* Compares the set with rows and hashes that are computed here. */
+static void expect_rows(bool half)
+{
+    char path[PATH_MAX];
+    struct embeddings *set;
+    int row = 0;
+    snprintf(path, sizeof path, "%s/set", folder);
+    cr_assert_eq(embeddings_open(path, "", &set), STATUS_OK, "%s", status_text());
+    cr_assert(set->rows == ROWS - 7 && set->columns == COLUMNS && set->part_count == 6);
+    for (size_t part = 0; part < set->part_count; part++) {
+        char *hashes;
+        size_t size;
+        snprintf(path, sizeof path, "%s/set/000/%06zu.xxh3", folder, part);
+        cr_assert_eq(file_read(path, &hashes, &size), STATUS_OK, "%s", status_text());
+        cr_assert_eq(size, set->parts[part].rows * sizeof(uint64_t));
+        for (uint64_t i = 0; i < set->parts[part].rows; i++, row++) {
+            uint16_t converted[COLUMNS];
+            uint64_t hash;
+            while (!is_kept(row))
+                row++;
+            for (int j = 0; j < COLUMNS; j++)
+                converted[j] = half_from_float(rows[row][j]);
+            const void *wanted = half ? (const void *)converted : rows[row];
+            size_t bytes = half ? sizeof converted : sizeof *rows;
+            cr_assert_eq(memcmp(set->parts[part].values + i * bytes, wanted, bytes), 0, "row %d", row);
+            memcpy(&hash, hashes + i * sizeof hash, sizeof hash);
+            cr_assert_eq(hash, XXH3_64bits(wanted, bytes), "row %d", row);
+        }
+        free(hashes);
+    }
+    embeddings_close(set);
+}
+
+Test(embedding_set, keeps_valid_rows_in_order)
+{
+    put_set();
+    EXPECT(0, PREPARE "--dedup 2>&1");
+    cr_assert(strstr(out, "293 of 300 rows are kept; 5 are invalid, and 2 are duplicates"), "%s", out);
+    expect_rows(false);
+    EXPECT(0, "sed -n '1p;$p' set/samples.csv");
+    cr_assert_str_eq(out, "key,first_row,rows,file_safetensors,file_xxh3\n"
+                          "000005,250,43,000/000005.safetensors,000/000005.xxh3\n");
+    EXPECT(0, "$P --verify-set set");
+    cr_assert(strstr(out, "set: all hashes match: 12 files, 293 rows"), "%s", out);
+    EXPECT(0, PREPARE "--dedup 2>&1");
+    cr_assert(strstr(out, "already complete"), "%s", out);
+}
+
+Test(embedding_set, converts_rows)
+{
+    put_set();
+    EXPECT(0, PREPARE "--dedup --to f16 --encode npy --threads 3");
+    expect_rows(true);
+    EXPECT(
+        0,
+        "for to in stored f32 bf16 fp8 nvfp4 mxfp4; do $P --prepare $to --from embeddings --source '?.npy' "
+        "--to $to --rows-per-file 128 && $P --verify-set $to || exit; done");
+    EXPECT(0, "cmp stored/000/000001.safetensors f32/000/000001.safetensors");
+    /* Bytes per file: header, 39 rows; the last of three files */
+    EXPECT(
+        0,
+        "cd nvfp4/000 && tail -c 4 000000.safetensors > scale && tail -c 4 000002.safetensors | cmp scale");
+    EXPECT(
+        0,
+        "$P --prepare again --from embeddings --source a.npy,b.npy --to nvfp4 --rows-per-file 128 --threads "
+        "1 && diff -r again/000 nvfp4/000 | grep -v 'Only in nvfp4/000: scale'; test $? = 1");
+}
+
+Test(embedding_set, refusals)
+{
+    put_set();
+    static const struct {
+        int status;
+        const char *options, *words;
+    } refused[] = {
+        {2, "", "name the files or folders to read with --source"},
+        {2, "--source x.npy", "x.npy: No such file"},
+        {2, "--source a.npy --samples 3", "--samples does not apply to --from embeddings"},
+        {2, "--source a.npy --store shards", "writes only --store files"},
+        {2, "--source a.npy --encode npy --to bf16", "NumPy has no type bf16"},
+        {2, "--source a.npy --fp8 nan", "only with --to fp8"},
+        {2, "--source a.npy --norm-min 2 --norm-max 1", "larger than --norm-max"},
+        {1, "--source a.npy --norm-min 50", "none of the 120 rows has a norm from 50 to 100"},
+        {1, "--source a.npy --tensor x", "a.npy: no tensor matches"},
+    };
+    for (size_t i = 0; i < COUNT_OF(refused); i++) {
+        EXPECT(refused[i].status, "$P --prepare set --from embeddings %s", refused[i].options);
+        cr_assert(strstr(out, refused[i].words), "%s: %s", refused[i].options, out);
+        EXPECT(1, "test -e set");
+    }
+    EXPECT(2, "mkdir d && cp a.npy d && $P --prepare d/set --from embeddings --source d");
+    cr_assert(strstr(out, "inside its source"), "%s", out);
+}
+
+/* ---- Interrupted runs ---- */
+
+/* Kills a run after its first files. Until the command is repeated, the folder must not pass for a set. */
+Test(embedding_set, killed_runs_are_continued)
+{
+    put_set();
+    EXPECT(0, "$P --prepare whole --from embeddings --source a.npy,b.npy --rows-per-file 1");
+    EXPECT(0, "$P --prepare set --from embeddings --source a.npy,b.npy --rows-per-file 1 >log 2>&1 & pid=$!; "
+              "until test -e set/000/000004.safetensors || ! kill -0 $pid 2>/dev/null; do sleep 0.005; done; "
+              "kill -9 $pid 2>/dev/null; wait $pid 2>/dev/null; true");
+    if (run("test -e set/.prepare") == 0) { /* else the run was faster than the kill */
+        EXPECT(2, "$P --verify-set set");
+        cr_assert(strstr(out, "its --prepare was interrupted"), "%s", out);
+        EXPECT(2, "$P --prepare other --from embeddings --source set");
+        cr_assert(strstr(out, "set is incomplete"), "%s", out);
+    }
+    EXPECT(
+        0,
+        "$P --prepare set --from embeddings --source a.npy,b.npy --rows-per-file 1 && diff -r set whole && "
+        "$P --verify-set set");
+}
+
+/* A write that fails, as on a full disk. */
+Test(embedding_set, full_disk)
+{
+    put_set();
+    EXPECT(1, "ulimit -f 4; $P --prepare set --from embeddings --source a.npy,b.npy --rows-per-file 1000");
+    EXPECT(0, "test -z \"$(find set -name '*.tmp' -o -name '*.safetensors' -o -name '*.index')\"");
+    EXPECT(2, "$P --verify-set set");
+    EXPECT(0, "$P --prepare set --from embeddings --source a.npy,b.npy --rows-per-file 1000 && $P "
+              "--verify-set set");
+}
+
+/* ---- Damage ---- */
+
+/* Inverts a byte of a file in set/000; a negative offset counts from the end. */
+static void flip(const char *name, long offset)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/set/000/%s", folder, name);
+    FILE *file = fopen(path, "r+");
+    cr_assert(file && fseek(file, offset, offset < 0 ? SEEK_END : SEEK_SET) == 0);
+    int byte = fgetc(file);
+    cr_assert(byte != EOF && fseek(file, -1, SEEK_CUR) == 0 && fputc(byte ^ 0xFF, file) != EOF);
+    cr_assert_eq(fclose(file), 0);
+}
+
+/* Checks the exit status of --verify-set and two texts in its output, and restores the set. */
+static void expect_damage(int wanted, const char *words, const char *more)
+{
+    EXPECT(wanted, "$P --verify-set set");
+    cr_assert(strstr(out, words) && strstr(out, more), "%s", out);
+    EXPECT(0, "rm -rf set && cp -r whole set");
+}
+
+/* File 1 has rows 50 to 99 of the set; a row has 76 bytes. */
+Test(embedding_set, damaged_rows_are_named)
+{
+    put_set();
+    EXPECT(0, PREPARE "--dedup && cp -r set whole");
+    flip("000001.safetensors", -1);
+    expect_damage(3, "set/000/000001.safetensors: rows 99 to 99 differ from their hashes (1 of 50 rows",
+                  "1 of 12 files");
+    flip("000001.safetensors", -76 * 50);
+    flip("000001.safetensors", -76 * 49 + 75);
+    flip("000001.safetensors", -76 * 10);
+    flip("000004.safetensors", -1);
+    expect_damage(3, "set/000/000001.safetensors: rows 50 to 51, 90 to 90 differ",
+                  "set/000/000004.safetensors: rows 249 to 249 differ");
+    for (long row = 1; row <= 19; row += 2)
+        flip("000000.safetensors", -76 * row);
+    expect_damage(3, "rows 31 to 31, 33 to 33", "45 to 45, and 2 more ranges differ");
+}
+
+Test(embedding_set, damaged_files_are_named)
+{
+    put_set();
+    EXPECT(0, PREPARE "--dedup && cp -r set whole");
+    flip("000000.safetensors", 8);
+    expect_damage(3, "000000.safetensors: its header differs", "1 of 12 files");
+    flip("000000.safetensors", 50); /* in the metadata */
+    expect_damage(3, "000000.safetensors: its", "header");
+    flip("000002.xxh3", 9);
+    expect_damage(3, "set/000/000002.xxh3: it differs from its hash", "1 of 12 files");
+    flip("000002.xxh3", 9);
+    flip("000002.safetensors", -9);
+    expect_damage(3, "000002.safetensors: it differs from its hash in the index; without", "2 of 12 files");
+    EXPECT(0, "rm set/000/000003.safetensors");
+    expect_damage(3, "set/000/000003.safetensors: cannot be read", "1 of 12 files");
+    EXPECT(0, "truncate -s -1 set/000/000003.safetensors");
+    expect_damage(3, "000003.safetensors: it has", "instead of");
+    EXPECT(0, "sed -i 's/^sample/samplf/' set/embeddings.index");
+    expect_damage(1, "embeddings.index", "truncated or changed");
+    EXPECT(0, "rm set/embeddings.index");
+    expect_damage(2, "it has no index", "--from embeddings");
+    EXPECT(0, "cp set/embeddings.index set/b.index");
+    expect_damage(2, "more than one index", "set");
+    EXPECT(0, "rm -rf set && $P --prepare set --samples 2 --sample-shape 3 --store files");
+    expect_damage(2, "not a set of embeddings", "--workload load --verify");
+    EXPECT(2, "$P --verify-set nowhere");
+}
+
+/* Bad rows of npy files and of fp4 with its scales are named, too. */
+Test(embedding_set, damage_in_other_formats)
+{
+    put_set();
+    EXPECT(0, PREPARE "--encode npy && cp -r set whole");
+    flip("000001.npy", -77);
+    expect_damage(3, "000001.npy: rows 98 to 98 differ", "");
+    EXPECT(0, "rm -r whole set; " PREPARE "--to nvfp4 && cp -r set whole");
+    flip("000001.safetensors", -5); /* at the end: 50 rows of 2 scales, and the scale of the set */
+    expect_damage(3, "rows 99 to 99 differ", "");
+    flip("000001.safetensors", -105);
+    expect_damage(3, "rows 99 to 99 differ", "");
+    flip("000001.safetensors", -1);
+    expect_damage(3, "its rows match", "scale");
+}
+
+#else
+
+Test(embedding_set, needs_libraries)
+{
+    cr_skip_test("this build has no xxHash or no jansson");
+}
+
+#endif

@@ -1,0 +1,149 @@
+/* Tests rows of files in the workload `ops`: several files, parts of ranks, unaligned rows, and files that
+ * shrink while they are read. */
+#include "ops_support.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+TestSuite(ops_files, .timeout = 60);
+
+static const char *const variants[] = {"ops-naive", "ops-omp"};
+
+static char folder[] = "/tmp/fdsl-ops-XXXXXX";
+
+static float value_of(uint64_t row, uint32_t column)
+{
+    return row % 5 == 3 ? 0 : 0.125F * (float)(1 + row) + (float)column;
+}
+
+/* Writes rows [first, first + rows) as a safetensors file. A header of `odd` more bytes moves the rows to an
+ * unaligned offset. */
+static void write_rows(const char *name, uint64_t first, uint64_t rows, uint32_t columns, int odd)
+{
+    char path[256], header[256];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    int length =
+        snprintf(header, sizeof header,
+                 "{\"rows\":{\"dtype\":\"F32\",\"shape\":[%llu,%u],\"data_offsets\":[0,%llu]}}%*s",
+                 (unsigned long long)rows, columns, (unsigned long long)(rows * columns * 4), odd, "");
+    uint64_t bytes = (uint64_t)length;
+    FILE *file = fopen(path, "wb");
+    cr_assert(file && fwrite(&bytes, 8, 1, file) == 1 && fwrite(header, bytes, 1, file) == 1);
+    for (uint64_t row = first; row < first + rows; row++)
+        for (uint32_t column = 0; column < columns; column++) {
+            float value = value_of(row, column);
+            cr_assert_eq(fwrite(&value, sizeof value, 1, file), 1);
+        }
+    cr_assert_eq(fclose(file), 0);
+}
+
+static void make_set(void)
+{
+    cr_assert(mkdtemp(folder));
+    write_rows("a.safetensors", 0, 5, 6, 0);
+    write_rows("b.safetensors", 5, 0, 6, 1);
+    write_rows("c.safetensors", 5, 12, 6, 1);
+    write_rows("d.safetensors", 17, 1, 6, 2);
+}
+
+static void remove_set(void)
+{
+    char command[300];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    cr_assert_eq(system(command), 0);
+}
+
+static void open_files(struct job *job, uint64_t rank, uint64_t ranks, const char *options)
+{
+    char line[512];
+    snprintf(line, sizeof line, "--data %s %s", folder, options);
+    enum status status = open_rank(job, rank, ranks, line);
+    if (status == STATUS_UNAVAILABLE)
+        cr_skip_test("this build has no xxHash or no jansson");
+    cr_assert_eq(status, STATUS_OK, "%s", status_text());
+}
+
+Test(ops_files, all_files_are_one_set, .init = make_set, .fini = remove_set)
+{
+    for (uint64_t ranks = 1; ranks <= 7; ranks++)
+        for (uint64_t rank = 0, next = 0; rank < ranks; rank++) {
+            struct job job;
+            open_files(&job, rank, ranks, "");
+            cr_assert(job.ops->first == next && job.ops->format.columns == 6);
+            next += job.ops->count;
+            cr_expect(rank + 1 < ranks || next == 18);
+            for (uint64_t i = 0; i < job.ops->count; i++)
+                for (uint32_t column = 0; column < 6; column++)
+                    cr_assert_eq(ops_value(ops_row(job.ops, i), DTYPE_F32, column),
+                                 value_of(job.ops->first + i, column));
+            close_job(&job);
+        }
+}
+
+Test(ops_files, variants_compute_the_same_bits, .init = make_set, .fini = remove_set)
+{
+    static const char *const options[] = {"", "--dedup --to nvfp4",
+                                          "--steps compact,permute,convert,hash --sample 4",
+                                          "--steps mask,compact,convert --to mxfp4 --norm-min 3"};
+    for (size_t i = 0; i < COUNT_OF(options); i++)
+        for (uint64_t rank = 0; rank < (strstr(options[i], "dedup") ? 1 : 3); rank++)
+            for (size_t v = 0; v < COUNT_OF(variants); v++) {
+                struct job job;
+                void *state;
+                open_files(&job, rank, strstr(options[i], "dedup") ? 1 : 3, options[i]);
+                const struct variant *variant = set_up(&job, variants[v], &state);
+                for (uint64_t number = 0; variant && number < 20; number++)
+                    cr_assert_eq(wrong_rows(&job, variant, state, number, number), 0, "%s %s", variants[v],
+                                 options[i]);
+                if (variant)
+                    variant->teardown(state);
+                close_job(&job);
+            }
+}
+
+/* A file that shrinks ends the run with an error that names the file, not with a signal. */
+Test(ops_files, a_file_that_shrinks_is_named, .init = make_set, .fini = remove_set)
+{
+    char path[256];
+    for (size_t v = 0; v < COUNT_OF(variants); v++) {
+        struct job job;
+        struct run_time unused;
+        void *state;
+        uint64_t wrong;
+        write_rows("c.safetensors", 5, 60000, 6, 0);
+        open_files(&job, 0, 1, "");
+        const struct variant *variant = set_up(&job, variants[v], &state);
+        if (variant) {
+            cr_assert_eq(wrong_rows(&job, variant, state, 0, 0), 0);
+            snprintf(path, sizeof path, "%s/c.safetensors", folder);
+            cr_assert_eq(truncate(path, 9000), 0);
+            cr_expect_eq(variant_run(variant, state, 1, &unused), STATUS_FAILED);
+            cr_expect(strstr(status_text(), "c.safetensors was changed while it was read"), "%s",
+                      status_text());
+            cr_expect_eq(job.workload->verify(job.input, variant, state, 0, &wrong), STATUS_FAILED);
+            variant->teardown(state);
+        }
+        close_job(&job);
+    }
+}
+
+Test(ops_files, options_of_generated_rows_are_refused, .init = make_set, .fini = remove_set)
+{
+    static const char *const options[] = {"--rows 5", "--columns 6", "--dtype f32", "--bad 0.1",
+                                          "--duplicates 0"};
+    struct job job;
+    open_files(&job, 0, 1, "");
+    close_job(&job);
+    for (size_t i = 0; i < COUNT_OF(options); i++) {
+        char line[512];
+        snprintf(line, sizeof line, "--data %s %s", folder, options[i]);
+        cr_expect_eq(open_rank(&job, 0, 1, line), STATUS_USAGE);
+        cr_expect(strstr(status_text(), "describes generated rows"), "%s", status_text());
+        close_job(&job);
+    }
+    cr_expect_eq(open_rank(&job, 0, 1, "--tensor x"), STATUS_USAGE);
+    close_job(&job);
+    cr_expect_eq(open_rank(&job, 0, 1, "--data /nonexistent"), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "/nonexistent"), "%s", status_text());
+    close_job(&job);
+}
