@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "../cpu/ops/omp_kernel.h"
 #include "data/checksum.h"
 #include "ops/duplicates.h"
 #include "ops/input.h"
@@ -178,6 +179,135 @@ Test(ops, dedup_keeps_the_first_row)
     free(kept);
     variant->teardown(state);
     close_job(&job);
+}
+
+/* ---- ops-omp ---- */
+
+/* Runs `ops-omp` with each instruction set, and compares each result with the oracle. */
+static void verify_omp(const char *options)
+{
+    static const char *const isas[] = {"avx512", "avx2", "scalar"};
+    struct job job;
+    open_well(&job, "%s", options);
+    for (size_t i = 0; i < COUNT_OF(isas); i++) {
+        void *state;
+        if (!ops_omp_force_isa(isas[i]))
+            continue;
+        const struct variant *variant = set_up(&job, "ops-omp", &state);
+        for (uint64_t number = 0; variant && number < 3; number++)
+            cr_expect_eq(wrong_rows(&job, variant, state, number, number), 0, "%s, %s, run %llu", options,
+                         isas[i], (unsigned long long)number);
+        if (variant)
+            variant->teardown(state);
+    }
+    ops_omp_force_isa(NULL);
+    close_job(&job);
+}
+
+Test(ops, omp_computes_the_same_bits)
+{
+    static const unsigned columns[] = {1, 3, 16, 31, 127, 128, 129, 768, 4096}, rows[] = {0, 1, 7, 1031};
+    static const char *const types[] = {"f32", "f16", "bf16"}, *const to[] = {"f32", "f16",   "bf16",
+                                                                              "fp8", "nvfp4", "mxfp4"};
+    char line[256];
+    for (size_t c = 0; c < COUNT_OF(columns); c++)
+        for (size_t t = 0; t < COUNT_OF(to); t++) {
+            snprintf(line, sizeof line, "--rows %u --columns %u --dtype %s --to %s --bad 0.3 --seed %zu",
+                     columns[c] < 1000 ? rows[(c + t) % 4] : 37, columns[c], types[(c + t) % 3], to[t], c);
+            verify_omp(line);
+        }
+}
+
+/* Random bits, among them NaN with any sign and payload, infinity, subnormal values, and values halfway
+ * between two values of smaller types. */
+static void fill_with_kinds(uint32_t *bits, size_t count, enum dtype type)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct philox_block random = philox(philox_key(7), (uint32_t)i, (uint32_t)type, 0, 0);
+        uint32_t kind = random.word[1] % 4, word = random.word[0];
+        if (type == DTYPE_F32)
+            bits[i] = kind == 0   ? word | 0x7F800000
+                      : kind == 1 ? word & 0xFFFFF000
+                      : kind == 2 ? (word & 0x81FFFFFF) | 0x38000000
+                                  : word;
+        else
+            bits[i] = kind == 0 ? word | 0x7C007C00 : word;
+    }
+    bits[3] = 0xFF800000;
+}
+
+static const struct ops_kernel *const kernels[] = {
+#if defined(__x86_64__)
+    &ops_kernel_avx512, &ops_kernel_avx2,
+#endif
+    &ops_kernel_scalar};
+
+/* Few rows have norms near a bound, so the mask alone would not show a sum in another order. */
+Test(ops, omp_adds_squares_in_the_same_order)
+{
+    static float row[4099];
+    for (uint32_t i = 0; i < COUNT_OF(row); i++)
+        row[i] = (float)philox(philox_key(1), i, 0, 0, 0).word[0] * 0x1p-32f;
+    for (size_t k = 0; k < COUNT_OF(kernels); k++)
+        for (uint32_t columns = 1; kernels[k]->supported() && columns <= 4099;
+             columns += columns < 400 ? 1 : 1233)
+            for (int type = 0; type < 3; type++) {
+                static const enum dtype types[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
+                float sum = kernels[k]->square_sum(row, types[type], columns);
+                float expected = ops_square_sum(row, types[type], columns);
+                cr_expect(memcmp(&sum, &expected, sizeof sum) == 0 || (isnan(sum) && isnan(expected)),
+                          "%s: %u columns, type %d", kernels[k]->name, columns, type);
+            }
+}
+
+Test(ops, omp_converts_every_kind_of_value)
+{
+    enum { COLUMNS = 5003 };
+    static uint32_t bits[COLUMNS + 1];
+    static uint8_t values[2][4 * COLUMNS], scales[2][COLUMNS];
+    for (int type = 0; type < 3; type++)
+        for (int to = OPS_F32; to <= OPS_MXFP4; to++)
+            for (size_t k = 0; k < COUNT_OF(kernels); k++) {
+                static const enum dtype types[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
+                const struct ops_format format = {types[type], (enum ops_type)to, COLUMNS, k % 2, 0.01f};
+                if (!kernels[k]->supported())
+                    continue;
+                fill_with_kinds(bits, COLUMNS + 1, format.from);
+                const uint8_t *row = (const uint8_t *)bits + k; /* rows of files may be unaligned */
+                ops_convert_row(&format, row, values[0], scales[0]);
+                kernels[k]->convert(&format, row, values[1], scales[1]);
+                cr_expect(memcmp(values[0], values[1], ops_value_bytes(format.to, COLUMNS)) == 0 &&
+                              memcmp(scales[0], scales[1], ops_scale_bytes(format.to, COLUMNS)) == 0,
+                          "%s: type %d to %d", kernels[k]->name, type, to);
+                cr_expect_eq(kernels[k]->largest_finite(row, format.from, COLUMNS, 5),
+                             ops_largest_finite(row, format.from, COLUMNS, 5));
+            }
+}
+
+Test(ops, omp_computes_all_lists_of_steps)
+{
+    static const char *const options[] = {
+        "--steps mask",
+        "--steps compact",
+        "--steps permute",
+        "--steps convert --to bf16",
+        "--steps hash",
+        "--steps mask,convert,hash --to fp8 --fp8 nan",
+        "--steps mask,compact,permute",
+        "--steps mask,compact,permute,convert,hash --to mxfp4",
+        "--steps compact,permute,hash --sample 300",
+        "--steps permute --sample 5000",
+        "--dedup --duplicates 0.4",
+        "--dedup --duplicates 0.4 --steps compact,permute,convert,hash --to nvfp4",
+        "--norm-min 0 --norm-max 1e19 --steps mask,compact,permute,hash --sample 1",
+    };
+    char line[256];
+    for (size_t i = 0; i < COUNT_OF(options); i++) {
+        snprintf(line, sizeof line, "--rows 2003 --columns 50 --bad 0.2 %s", options[i]);
+        verify_omp(line);
+    }
+    verify_omp("--rows 100003 --columns 4 --dedup --duplicates 0.2 --bad 0.01");
+    verify_omp("--rows 100003 --columns 2 --to fp8");
 }
 
 /* ---- Verification ---- */

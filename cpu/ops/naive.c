@@ -35,7 +35,7 @@ static enum status naive_setup(const struct resources *resources, const void *in
 /* Returns row i of the current run. */
 static const uint8_t *row_at(const struct naive *naive, uint64_t i)
 {
-    return naive->ops->rows + ops_position(naive->ops, naive->shift, i) * naive->ops->row_bytes;
+    return ops_row(naive->ops, ops_position(naive->ops, naive->shift, i));
 }
 
 FDSL_FMA_CLONES static bool row_valid(const struct ops *ops, const void *row)
@@ -107,15 +107,8 @@ static void convert(struct naive *naive, const struct ops_draw *draw)
     }
     for (uint64_t j = 0; j < results->summary.outputs; j++) {
         const uint8_t *row = output_source(naive, draw, j);
-        uint8_t *values = results->values + j * value_bytes;
-        if (ops_copies(format.from, format.to))
-            memcpy(values, row, value_bytes);
-        else if (scale_bytes)
-            for (uint32_t block = 0; block < scale_bytes; block++)
-                ops_convert_block(&format, row, block, values, results->scales + j * scale_bytes);
-        else
-            for (uint32_t i = 0; i < format.columns; i++)
-                ops_store(&format, ops_value(row, format.from, i), values, i);
+        ops_convert_row(&format, row, results->values + j * value_bytes,
+                        scale_bytes ? results->scales + j * scale_bytes : NULL);
     }
 }
 

@@ -99,6 +99,12 @@ static inline uint64_t ops_position(const struct ops *ops, uint64_t shift, uint6
     return i < ops->count - shift ? i + shift : i + shift - ops->count;
 }
 
+/* Returns the row at a position in `rows`. */
+static inline const uint8_t *ops_row(const struct ops *ops, uint64_t position)
+{
+    return ops->rows + position * ops->row_bytes;
+}
+
 /* Bytes per element of a result; 0 if these steps do not have this result. */
 size_t ops_array_bytes(const struct ops *ops, enum ops_array array);
 
@@ -121,7 +127,7 @@ struct ops_results {
     uint64_t *order;
     uint8_t *values, *scales;
     uint64_t *hashes;
-    uint64_t *rows; /* positions of the kept rows within the run, in order; NULL unless needed */
+    uint64_t *rows;               /* the kept rows of the run, in order; NULL unless needed */
     uint64_t *table, *row_hashes; /* dedup: the hash table, and one hash per row of the run */
 };
 

@@ -171,7 +171,7 @@ static void add_errors(const struct ops *ops, float tensor_scale, const struct c
                        struct errors *errors)
 {
     for (uint64_t k = 0; k < chunk->count && errors->values < ERROR_VALUES; k++) {
-        const uint8_t *row = ops->rows + (chunk->order[k] - ops->first) * ops->row_bytes;
+        const uint8_t *row = ops_row(ops, chunk->order[k] - ops->first);
         for (uint32_t i = 0; i < ops->format.columns; i++) {
             double before = (double)ops_value(row, ops->format.from, i);
             double error = fabs(output_value(ops, tensor_scale, chunk, k, i) - before);

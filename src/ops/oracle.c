@@ -18,7 +18,7 @@ void ops_oracle_free(struct ops_oracle *oracle)
 
 FDSL_FMA_CLONES static bool row_valid(const struct ops *ops, uint64_t position)
 {
-    const uint8_t *row = ops->rows + position * ops->row_bytes;
+    const uint8_t *row = ops_row(ops, position);
     return !ops->steps[OPS_MASK] || ops_in_bounds(ops_square_sum(row, ops->format.from, ops->format.columns),
                                                   ops->norm_min, ops->norm_max);
 }
@@ -64,7 +64,7 @@ enum status ops_oracle_hash(const struct ops *ops, struct ops_oracle *oracle)
         return status_set(STATUS_FAILED, "out of memory for the hashes of the rows");
 #pragma omp parallel for
     for (uint64_t i = 0; i < ops->count; i++)
-        oracle->hashes[i] = checksum_whole(ops->rows + i * ops->row_bytes, ops->row_bytes);
+        oracle->hashes[i] = checksum_whole(ops_row(ops, i), ops->row_bytes);
     for (uint64_t i = 0; i < ops->count; i++)
         if (oracle->valid[i])
             oracle->by_hash[listed++] = i;
@@ -122,7 +122,7 @@ static uint64_t source_of(const struct expected *expected, uint64_t j)
 static const uint8_t *output_source(const struct expected *expected, uint64_t j)
 {
     const struct ops *ops = expected->ops;
-    return ops->rows + ops_position(ops, expected->shift, source_of(expected, j)) * ops->row_bytes;
+    return ops_row(ops, ops_position(ops, expected->shift, source_of(expected, j)));
 }
 
 static void expect_tensor_scale(struct expected *expected)
@@ -195,14 +195,7 @@ static bool values_correct(const struct expected *expected, const struct chunk *
     const uint8_t *row = output_source(expected, chunk->first + k);
     const struct ops_format *format = &expected->format;
     size_t bytes = chunk->bytes[OPS_VALUES], scale_bytes = chunk->bytes[OPS_SCALES];
-    if (ops_copies(format->from, format->to))
-        memcpy(scratch, row, bytes);
-    else if (scale_bytes)
-        for (uint32_t block = 0; block < scale_bytes; block++)
-            ops_convert_block(format, row, block, scratch, scratch + bytes);
-    else
-        for (uint32_t i = 0; i < format->columns; i++)
-            ops_store(format, ops_value(row, format->from, i), scratch, i);
+    ops_convert_row(format, row, scratch, scratch + bytes);
     return memcmp(scratch, chunk->results[OPS_VALUES] + k * bytes, bytes) == 0 &&
            (!scale_bytes ||
             memcmp(scratch + bytes, chunk->results[OPS_SCALES] + k * scale_bytes, scale_bytes) == 0);

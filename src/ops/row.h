@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "core/dtype.h"
 #include "core/fp4.h"
@@ -29,12 +30,22 @@ struct ops_format {
     float tensor_scale; /* NVFP4 */
 };
 
-/* Returns value `i` of a row. The conversion to float is exact. */
+/* Returns value `i` of a row. The conversion to float is exact. On the host, rows may be unaligned. */
 FDSL_HD float ops_value(const void *row, enum dtype type, uint32_t i)
 {
+#ifdef __CUDA_ARCH__
     if (type == DTYPE_F32)
         return ((const float *)row)[i];
     uint16_t bits = ((const uint16_t *)row)[i];
+#else
+    float value;
+    uint16_t bits;
+    if (type == DTYPE_F32) {
+        memcpy(&value, (const uint8_t *)row + 4 * (size_t)i, sizeof value);
+        return value;
+    }
+    memcpy(&bits, (const uint8_t *)row + 2 * (size_t)i, sizeof bits);
+#endif
     return type == DTYPE_F16 ? half_to_float(bits) : bf16_to_float(bits);
 }
 
@@ -141,6 +152,22 @@ FDSL_HD void ops_convert_block(const struct ops_format *format, const void *row,
         float odd = i + 1 < count ? ops_value(row, format->from, first + i + 1) : 0;
         values[(first + i) / 2] = fp4_pair(even, odd, factor);
     }
+}
+
+/* Converts a row. Writes ops_value_bytes() and ops_scale_bytes() bytes; `scales` may be NULL for types
+ * without blocks. */
+FDSL_HD void ops_convert_row(const struct ops_format *format, const void *row, uint8_t *values,
+                             uint8_t *scales)
+{
+    size_t scale_count = ops_scale_bytes(format->to, format->columns);
+    if (ops_copies(format->from, format->to)) {
+        memcpy(values, row, ops_value_bytes(format->to, format->columns));
+        return;
+    }
+    for (uint32_t block = 0; scales && block < scale_count; block++)
+        ops_convert_block(format, row, block, values, scales);
+    for (uint32_t i = 0; !scale_count && i < format->columns; i++)
+        ops_store(format, ops_value(row, format->from, i), values, i);
 }
 
 /* Returns the larger of `largest` and the largest finite magnitude of a row, as bits. */

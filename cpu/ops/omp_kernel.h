@@ -1,0 +1,33 @@
+/* The functions of `ops-omp` that are compiled once per instruction set: omp_simd.h implements them, and one
+ * file per instruction set defines its vectors. Results are bit-identical to the definitions in ops/row.h.
+ * All are single-threaded and have no state. */
+#ifndef FDSL_CPU_OPS_OMP_KERNEL_H
+#define FDSL_CPU_OPS_OMP_KERNEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ops/row.h"
+
+struct ops_kernel {
+    const char *name;
+    bool (*supported)(void);
+
+    /* ops_square_sum() and ops_largest_finite(). Rows may be unaligned. */
+    float (*square_sum)(const void *row, enum dtype type, uint32_t columns);
+    uint32_t (*largest_finite)(const void *row, enum dtype type, uint32_t columns, uint32_t largest);
+
+    /* Converts a row to format->to. Writes ops_value_bytes() and ops_scale_bytes() bytes. */
+    void (*convert)(const struct ops_format *format, const void *row, uint8_t *values, uint8_t *scales);
+};
+
+extern const struct ops_kernel ops_kernel_scalar;
+#if defined(__x86_64__)
+extern const struct ops_kernel ops_kernel_avx2, ops_kernel_avx512;
+#endif
+
+/* Makes `ops-omp` use the kernel with this name, or the best one if `name` is NULL. Returns false if this
+ * processor does not support it. Tests use this function. Not thread-safe. */
+bool ops_omp_force_isa(const char *name);
+
+#endif

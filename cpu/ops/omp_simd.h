@@ -1,0 +1,153 @@
+/* The vector kernel of `ops-omp`. One source file per instruction set defines LANES, vreal and the operations
+ * v_...(), and includes this file. Loads and stores may be unaligned.
+ *
+ * Types are constant arguments of functions that are always inlined, so that the compiler makes one loop per
+ * pair of types and vectorises the conversions of core/fp8.h, core/half.h and core/fp4.h, which have no
+ * branches. */
+#include <string.h>
+
+#include "omp_kernel.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { GROUP = 8 /* vectors of sums at a time: with AVX2, 16 would not leave registers for values */ };
+
+INLINE vreal load(const void *row, enum dtype type, uint32_t i)
+{
+    const void *at = (const uint8_t *)row + (size_t)i * (type == DTYPE_F32 ? 4 : 2);
+    return type == DTYPE_F32 ? v_load(at) : type == DTYPE_F16 ? v_load_half(at) : v_load_bf16(at);
+}
+
+/* Adds the squares of `count` values, a multiple of OPS_ACCUMULATORS, to the accumulators. */
+INLINE void add_squares(float *sums, const void *row, enum dtype type, uint32_t count)
+{
+    for (uint32_t first = 0; first < OPS_ACCUMULATORS; first += GROUP * LANES) {
+        vreal group[GROUP];
+        for (uint32_t v = 0; v < GROUP; v++)
+            group[v] = v_load(sums + first + v * LANES);
+        for (uint32_t i = first; i < count; i += OPS_ACCUMULATORS)
+            for (uint32_t v = 0; v < GROUP; v++) {
+                vreal values = load(row, type, i + v * LANES);
+                group[v] = v_fma(values, values, group[v]);
+            }
+        for (uint32_t v = 0; v < GROUP; v++)
+            v_store(sums + first + v * LANES, group[v]);
+    }
+}
+
+/* The values after the last multiple of OPS_ACCUMULATORS are padded with zeros, which change no sum. */
+INLINE float sum_of(const void *row, enum dtype type, uint32_t columns)
+{
+    float sums[OPS_ACCUMULATORS] = {0};
+    uint32_t whole = columns / OPS_ACCUMULATORS * OPS_ACCUMULATORS;
+    add_squares(sums, row, type, whole);
+    if (whole < columns) {
+        float rest[OPS_ACCUMULATORS] = {0};
+        for (uint32_t i = whole; i < columns; i++)
+            rest[i - whole] = ops_value(row, type, i);
+        add_squares(sums, rest, DTYPE_F32, OPS_ACCUMULATORS);
+    }
+    for (uint32_t distance = OPS_ACCUMULATORS / 2; distance > 0; distance /= 2)
+        for (uint32_t j = 0; j < distance; j++)
+            sums[j] += sums[j + distance];
+    return sums[0];
+}
+
+static float square_sum(const void *row, enum dtype type, uint32_t columns)
+{
+    return type == DTYPE_F32   ? sum_of(row, DTYPE_F32, columns)
+           : type == DTYPE_F16 ? sum_of(row, DTYPE_F16, columns)
+                               : sum_of(row, DTYPE_BF16, columns);
+}
+
+INLINE uint32_t largest_of(const void *row, enum dtype type, uint32_t columns, uint32_t largest)
+{
+    for (uint32_t i = 0; i < columns; i++) {
+        uint32_t magnitude = magnitude_max(0, ops_value(row, type, i));
+        magnitude = magnitude < FLOAT_INFINITE ? magnitude : 0;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+
+static uint32_t largest_finite(const void *row, enum dtype type, uint32_t columns, uint32_t largest)
+{
+    return type == DTYPE_F32   ? largest_of(row, DTYPE_F32, columns, largest)
+           : type == DTYPE_F16 ? largest_of(row, DTYPE_F16, columns, largest)
+                               : largest_of(row, DTYPE_BF16, columns, largest);
+}
+
+/* ---- Conversions ---- */
+
+/* f16 has an instruction; the compiler vectorises the definition of the others. */
+INLINE void convert_values(const struct ops_format *format, const void *row, enum dtype from,
+                           enum ops_type to, uint8_t *values)
+{
+    const struct ops_format known = {from, to, format->columns, format->saturate, 0};
+    uint32_t first = 0;
+    if (to == OPS_F16)
+        for (; first + LANES <= known.columns; first += LANES)
+            v_store_half(values + 2 * (size_t)first, load(row, from, first));
+    for (uint32_t i = first; i < known.columns; i++)
+        ops_store(&known, ops_value(row, from, i), values, i);
+}
+
+/* As ops_convert_block(), for all blocks. */
+INLINE void convert_blocks(const struct ops_format *format, const void *row, enum dtype from,
+                           enum ops_type to, uint8_t *values, uint8_t *scales)
+{
+    const struct ops_format known = {from, to, format->columns, false, format->tensor_scale};
+    const uint32_t size = ops_block(to);
+    for (uint32_t first = 0, block = 0; first < known.columns; first += size, block++) {
+        float in[MXFP4_BLOCK] = {0}, factor;
+        uint8_t codes[MXFP4_BLOCK];
+        uint32_t count = known.columns - first < size ? known.columns - first : size, largest = 0;
+        if (count == size)
+            for (uint32_t i = 0; i < size; i++)
+                in[i] = ops_value(row, from, first + i);
+        else
+            for (uint32_t i = 0; i < count; i++)
+                in[i] = ops_value(row, from, first + i);
+        for (uint32_t i = 0; i < size; i++)
+            largest = magnitude_max(largest, in[i]);
+        scales[block] = ops_block_scale(&known, largest, &factor);
+        for (uint32_t i = 0; i < size; i++)
+            codes[i] = factor > 0 ? fp4_from_float(in[i] * factor) : 0;
+        for (uint32_t i = 0; i < size / 2; i++)
+            values[first / 2 + i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
+    }
+}
+
+INLINE void convert_from(const struct ops_format *format, const void *row, enum dtype from, uint8_t *values,
+                         uint8_t *scales)
+{
+    switch (format->to) {
+    case OPS_F32:
+        return convert_values(format, row, from, OPS_F32, values);
+    case OPS_F16:
+        return convert_values(format, row, from, OPS_F16, values);
+    case OPS_BF16:
+        return convert_values(format, row, from, OPS_BF16, values);
+    case OPS_FP8:
+        return convert_values(format, row, from, OPS_FP8, values);
+    case OPS_NVFP4:
+        return convert_blocks(format, row, from, OPS_NVFP4, values, scales);
+    case OPS_MXFP4:
+        return convert_blocks(format, row, from, OPS_MXFP4, values, scales);
+    }
+}
+
+static void convert(const struct ops_format *format, const void *row, uint8_t *values, uint8_t *scales)
+{
+    if (ops_copies(format->from, format->to))
+        memcpy(values, row, ops_value_bytes(format->to, format->columns));
+    else if (format->from == DTYPE_F32)
+        convert_from(format, row, DTYPE_F32, values, scales);
+    else if (format->from == DTYPE_F16)
+        convert_from(format, row, DTYPE_F16, values, scales);
+    else
+        convert_from(format, row, DTYPE_BF16, values, scales);
+}
+
+#define OPS_KERNEL(kernel, isa) \
+    const struct ops_kernel kernel = {isa, supported, square_sum, largest_finite, convert}
