@@ -420,6 +420,7 @@ Test(embeddings, bad_safetensors)
         {"{" ENTRY("a", "[1,2]", "[0,8.0]") "}", "not two counts", 8},
         {"{" ENTRY("a", "[1,2]", "[0,8,8]") "}", "not two counts", 8},
         {"{" ENTRY("a", "[1,3]", "[0,8]") "}", "3 values of type F32", 8},
+        {"{" ENTRY("a", "[1,1]", "[0,8]") "}", "1 values of type F32", 8},
         {"{" ENTRY("a", "[1,-2]", "[0,8]") "}", "not a length", 8},
         {"{" ENTRY("a", "[4294967296,4294967296]", "[0,8]") "}", "more values than any file", 8},
         {"{" ENTRY("a", "[4611686018427387904]", "[0,0]") "}", "values of type F32", 0},
@@ -608,6 +609,8 @@ Test(embeddings, bad_pickles)
         {PICKLE("t."), "lacks a mark"},
         {PICKLE("(\x85."), "mark inside a tuple"},
         {PICKLE("h\x05."), "memo that is not set"},
+        {PICKLE("Nq\0q\x01q\x02q\x03h\x04."), "memo that is not set"},
+        {PICKLE("Nq\x01h\0."), "memo that is not set"},
         {PICKLE("Nr\xFF\xFF\xFF\xFF."), "memo that is too large"},
         {PICKLE("NK\x01"
                 "a."),
