@@ -149,7 +149,7 @@ endif
 
 LIB_SOURCES := $(wildcard src/lib/*.c)
 C_SOURCES := $(filter-out $(LIB_SOURCES),$(wildcard src/*.c src/*/*.c)) $(filter-out $(if $(call on,OMP),,cpu/synth/omp% cpu/ops/omp% cpu/train/omp%),$(wildcard cpu/*/*.c)) \
-             mpi/launcher.c mpi/launcher_watch.c $(addprefix mpi/,$(if $(call on,MPI),comm_mpi.c comm_channel.c,comm_serial.c))
+             mpi/launcher.c mpi/launcher_watch.c $(addprefix mpi/,$(if $(call on,MPI),comm_mpi.c comm_channel.c comm_shared.c,comm_serial.c))
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu cuda/*/*/*.cu)))
 CU_SOURCES := $(filter-out $(if $(call on,CUDNN),,cuda/train/cudnn.cu),$(CU_SOURCES))
@@ -208,7 +208,7 @@ $(BUILD)/revision: FORCE
 	@revision='$(REVISION)'; [ "$$revision" ] || [ "$$(git rev-parse --show-toplevel 2>/dev/null)" != '$(CURDIR)' ] || \
 	  revision=$$(git describe --always --dirty --abbrev=12 2>/dev/null); \
 	  echo "$${revision:-unknown}" | cmp -s - $@ || echo "$${revision:-unknown}" > $@
-$(BUILD)/mpi/comm_mpi.c.o $(BUILD)/mpi/comm_channel.c.o: private ALL_CPPFLAGS += $(MPI_CFLAGS)
+$(patsubst %,$(BUILD)/mpi/comm_%.c.o,mpi channel shared): private ALL_CPPFLAGS += $(MPI_CFLAGS)
 $(BUILD)/src/core/phase.c.o: private ALL_CPPFLAGS += $(if $(call on,NVTX),-idirafter $(NVTX_INCLUDE:/nvtx3/nvToolsExt.h=))
 $(BUILD)/src/machine/env.c.o: private ALL_CPPFLAGS += -DFDSL_REVISION='"$(file <$(BUILD)/revision)"'
 $(BUILD)/src/machine/env.c.o: $(BUILD)/revision

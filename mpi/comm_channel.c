@@ -8,7 +8,7 @@
 #include "machine/comm.h"
 #include "machine/shared_ring.h"
 
-bool comm_channels_share = true;
+bool comm_shares_memory = true;
 
 struct comm_channel {
     struct comm_channel_spec spec;
@@ -71,7 +71,7 @@ static enum status make_offer(struct comm_channel *channel, struct handshake *ha
     const struct comm_channel_spec *spec = &channel->spec;
     bool near;
     TRY(comm_on_same_machine(spec->peer, &near));
-    if (near && comm_channels_share &&
+    if (near && comm_shares_memory &&
         shared_ring_create(spec->bytes, spec->buffers + 1, &channel->ring, &handshake->offer) != STATUS_OK)
         status_warn("no shared memory for messages to rank %d, so MPI copies them: %s", spec->peer,
                     status_text());

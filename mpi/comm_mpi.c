@@ -399,10 +399,11 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all)
 /* ---- Sums of arrays ---- */
 
 struct comm_reducer {
-    int *counts, *offsets; /* of each rank's part of the array */
-    int *mine, *mine_at;   /* this rank's part, received once from each rank */
-    float *received;       /* this rank's part of each rank's array, in rank order */
-    int failed;            /* whether a rank's step failed */
+    struct shared_sum *shared; /* NULL: MPI exchanges the values, with the members below */
+    int *counts, *offsets;     /* of each rank's part of the array */
+    int *mine, *mine_at;       /* this rank's part, received once from each rank */
+    float *received;           /* this rank's part of each rank's array, in rank order */
+    int failed;                /* whether a rank's step failed */
 };
 
 /* Divides the array among the ranks. Returns false if memory runs out. */
@@ -438,7 +439,10 @@ enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
     /* A rank receives up to ranks - 1 values more than `count`, because the parts can differ by one. */
     TRY(comm_agree(comm_check_message(count + (size_t)size)));
     *reducer = calloc(1, sizeof **reducer);
-    return comm_agree(*reducer && divide(*reducer, count)
+    TRY(comm_agree(*reducer ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for sums")));
+    if (size > 1)
+        TRY(shared_sum_open(count, &(*reducer)->shared));
+    return comm_agree((*reducer)->shared || divide(*reducer, count)
                           ? STATUS_OK
                           : status_set(STATUS_FAILED, "out of memory for the sums of %zu gradients", count));
 }
@@ -447,6 +451,7 @@ void comm_reducer_close(struct comm_reducer *reducer)
 {
     if (!reducer || broken) /* broken: MPI may still write to the memory; comm_close() ends the process */
         return;
+    shared_sum_close(reducer->shared);
     free(reducer->counts);
     free(reducer->received);
     free(reducer);
@@ -468,6 +473,8 @@ enum status comm_reduce(struct comm_reducer *reducer, enum status status, float 
 {
     if (size == 1 || broken)
         return broken ? STATUS_FAILED : status;
+    if (reducer->shared)
+        return shared_sum_add(reducer->shared, status, values);
     MPI_Request statuses, request;
     reducer->failed = status != STATUS_OK;
     MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, &reducer->failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &statuses));

@@ -1,4 +1,4 @@
-/* Shared by comm_mpi.c and comm_channel.c. */
+/* Shared by comm_mpi.c, comm_channel.c and comm_shared.c. */
 #ifndef FDSL_MPI_COMM_PARTS_H
 #define FDSL_MPI_COMM_PARTS_H
 
@@ -35,5 +35,12 @@ enum status comm_look_at(int peer, double waited_s, double *warn_s);
 
 /* Sets `*same` to whether rank `peer` runs on this machine. */
 enum status comm_on_same_machine(int peer, bool *same);
+
+/* Sums of arrays of `count` floats in shared memory, for comm_reduce(). Collective. If the ranks cannot share
+ * memory, `*sum` becomes NULL, and the first such call prints a warning with the reason. */
+struct shared_sum;
+enum status shared_sum_open(size_t count, struct shared_sum **sum);
+enum status shared_sum_add(struct shared_sum *sum, enum status status, float *values);
+void shared_sum_close(struct shared_sum *sum); /* ignores NULL */
 
 #endif

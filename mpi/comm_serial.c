@@ -126,7 +126,7 @@ static enum status no_peer(void)
     return status_set(STATUS_UNAVAILABLE, "messages between ranks need a build with MPI");
 }
 
-bool comm_channels_share = true;
+bool comm_shares_memory = true;
 
 enum status comm_channels_open(const struct comm_channel_spec *specs, size_t count,
                                struct comm_channel **channels)

@@ -287,13 +287,20 @@ static inline void expect_end(pid_t mpirun, const char *words, int rank)
     cr_expect(named, "rank %d is not named: %s", rank, err);
 }
 
-/* Runs the program on two ranks, with a library that is preloaded before MPI. In every sum of arrays, it
- * multiplies the first sum by `factor` on rank `rank`, or on all ranks if `rank` is -1. */
+/* Runs the program on two ranks, with a library that is preloaded before MPI. Without memfd_create(), MPI
+ * exchanges the values of sums of arrays. In every sum, the library multiplies the first value by `factor` on
+ * rank `rank`, or on all ranks if `rank` is -1. */
 static inline void run_with_fault(int rank, int factor, const char *options)
 {
     static const char faulty[] =
+        "#include <errno.h>\n"
         "#include <mpi.h>\n"
         "#include <stdlib.h>\n"
+        "int memfd_create(const char *name, unsigned flags)\n"
+        "{\n"
+        "    errno = ENOSYS;\n"
+        "    return -1;\n"
+        "}\n"
         "int MPI_Iallgatherv(const void *from, int count, MPI_Datatype type, void *to, const int *counts,\n"
         "                    const int *offsets, MPI_Datatype into, MPI_Comm ranks, MPI_Request *request)\n"
         "{\n"

@@ -123,6 +123,15 @@ Test(mpi_exchange, wrong_sums_are_detected)
     cr_expect_eq(count_of(out, "\n"), 0, "%s", out);
 }
 
+/* Two sizes need two reducers, but the warning appears once. */
+Test(mpi_exchange, ranks_without_shared_memory_use_mpi)
+{
+    static const char warning[] = "no shared memory for sums, so MPI exchanges the values: rank 0: cannot "
+                                  "create shared memory: Function not implemented";
+    run_with_fault(-1, 1, EXCHANGE "--bytes 64,300000");
+    cr_expect(status == 0 && count_of(err, warning) == 1, "%d: %s", status, err);
+}
+
 /* Even without --verify. */
 Test(mpi_exchange, ranks_with_different_sums_are_detected)
 {

@@ -202,7 +202,7 @@ __attribute__((constructor)) static void be_rank(void)
         return;
     int wrong = comm_open() != STATUS_OK;
     if (!wrong)
-        comm_channels_share = !strstr(name, "through MPI");
+        comm_shares_memory = !strstr(name, "through MPI");
     if (!wrong)
         wrong = strstr(name, "messages") ? pass_messages() : train_stages();
     comm_close();

@@ -168,30 +168,36 @@ Test(mpi_train, different_engines_exchange_the_same_parts)
 }
 #endif
 
-/* Runs before main() in all processes. A process that is a rank does its work here and exits. */
+/* Runs before main() in all processes. A process that is a rank does its work here and exits. The counts are
+ * at and near the sizes of cache lines, small blocks and blocks of mpi/comm_shared.c. */
 __attribute__((constructor)) static void be_rank(void)
 {
-    static const size_t counts[] = {0, 1, 3, 4, 1000, 300007};
+    static const size_t counts[] = {0,    1,    3,    4,    15,    16,    17,    1000,
+                                    1023, 1024, 1025, 1031, 32767, 32768, 32769, 300007};
     if (!getenv(COUNTED))
         return;
     int wrong = comm_open() != STATUS_OK || comm_size() != atoi(getenv(COUNTED));
-    for (size_t i = 0; !wrong && i < COUNT_OF(counts); i++)
-        wrong = add_up(counts[i]);
-    if (!wrong && comm_size() > 1)
-        wrong = fail_on_one_rank();
+    for (int shares = 0; shares < 2; shares++) {
+        comm_shares_memory = shares;
+        for (size_t i = 0; !wrong && i < COUNT_OF(counts); i++)
+            wrong = add_up(counts[i]);
+        if (!wrong && comm_size() > 1)
+            wrong = fail_on_one_rank();
+    }
     comm_close();
     _exit(wrong);
 }
 
-/* All ranks must get the sums in rank order, bit for bit, also if the array has fewer values than there are
- * ranks. */
+/* All ranks must get the sums in rank order, bit for bit, in shared memory and over MPI, also if the array
+ * has fewer values than there are ranks. */
 Test(mpi_train, arrays_are_added_up_in_rank_order)
 {
     char self[PATH_MAX] = "";
     cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
-    for (int ranks = 1; ranks <= 4; ranks++) {
+    for (int ranks = 1; ranks <= 5; ranks++) {
         shell("timeout 50 mpirun --bind-to none -x " COUNTED "=%d -n %d %s", ranks, ranks, self);
         cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
+        cr_expect_str_empty(err); /* no warning about shared memory */
     }
 }
 

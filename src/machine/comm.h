@@ -1,7 +1,7 @@
 /* Communication between the ranks of a run, independent of MPI: only mpi/comm_mpi.c and
- * mpi/comm_channel.c use MPI, and mpi/comm_serial.c replaces them in a build without MPI. Only one thread may
- * call these functions. All ranks must call collective functions in the same order. Before comm_open() and
- * after comm_close() there is one rank.
+ * mpi/comm_channel.c use MPI, and mpi/comm_serial.c replaces the files mpi/comm_*.c in a build without MPI.
+ * Only one thread may call these functions. All ranks must call collective functions in the same order.
+ * Before comm_open() and after comm_close() there is one rank.
  *
  * If MPI itself fails or a wait takes too long (comm_set_timeout()), functions return STATUS_FAILED, and
  * comm_close() then aborts all ranks. */
@@ -71,7 +71,8 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all);
 
 /* Adds up arrays of `count` floats over all ranks, many times. Each rank adds up one contiguous part of the
  * array in rank order and sends the sums to all ranks, so all ranks get the same bits, and repeated sums get
- * the same bits. Each rank sends 2 (N - 1) / N times the array's bytes, for N ranks. */
+ * the same bits. If all ranks are on one machine, they exchange the values through shared memory, else over
+ * MPI; the sums have the same bits. Each rank sends 2 (N - 1) / N times the array's bytes, for N ranks. */
 struct comm_reducer;
 
 /* Collective: allocates memory for comm_reduce(). STATUS_USAGE if the ranks give different counts. The caller
@@ -86,6 +87,9 @@ enum status comm_reduce(struct comm_reducer *reducer, enum status status, float 
 /* Collective: rank i has the values begins[i] to begins[i + 1] - 1 of an array; sends them to all ranks.
  * `begins` has comm_size() + 1 entries, which are the same on all ranks. */
 enum status comm_share_parts(float *values, const size_t *begins);
+
+/* false: ranks of one machine exchange messages and sums over MPI, too. For tests. */
+extern bool comm_shares_memory;
 
 /* A channel passes messages from one rank to another, in order, through a ring of buffers in host memory. The
  * ranks of one machine share the buffers, so nothing is copied; between machines, MPI copies the messages. */
@@ -109,9 +113,6 @@ struct comm_channel_spec {
 enum status comm_channels_open(const struct comm_channel_spec *specs, size_t count,
                                struct comm_channel **channels);
 void comm_channel_close(struct comm_channel *channel);
-
-/* false: MPI copies messages between ranks of one machine, too. For tests. */
-extern bool comm_channels_share;
 
 /* Returns the memory of all buffers, for example to pin it, and their size in `*bytes`. `*own_bytes` is the
  * part that this rank allocated: 0 for the receiver of shared buffers. */

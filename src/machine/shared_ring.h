@@ -34,7 +34,8 @@ enum status shared_ring_attach(const struct shared_ring_offer *offer, size_t byt
 /* Unmaps the memory; the other end may still use it. Ignores NULL. */
 void shared_ring_close(struct shared_ring *ring);
 
-/* Returns the memory of all buffers, for example to pin it, and its size in `*size`. */
+/* Returns the memory of all buffers, for example to pin it, and its size in `*size`. Any number of processes
+ * can attach to a ring if they use only this memory, which is 0 at first, and no messages. */
 void *shared_ring_memory(const struct shared_ring *ring, size_t *size);
 
 /* Writer: returns the buffer of the next message; NULL while the reader has not freed it. */
