@@ -48,7 +48,7 @@ only 'status, text, portable, timer and philox depend on libc alone' \
     'src/core/status.h src/core/status.c src/core/text.h src/core/text.c src/core/portable.h src/core/timer.h src/core/philox.h' \
     "$libc|core/(status|portable|text)\.h"
 forbid 'cpu/ and cuda/ do not use options, workloads or runs' 'cpu/*/* cuda/*/*.* cuda/*/*/*' 'core/(options|workload)\.h|run/.*'
-# Exchanges between ranks communicate; nothing else in these folders does.
+# Only the exchanges between ranks communicate.
 forbid 'of cpu/ and cuda/, only exchanges communicate' \
     "$(find cpu cuda -type f | grep -vE '/train/(exchange|allreduce)[a-z_]*\.(c|cu)$')" 'machine/comm\.h'
 forbid 'includes name the folder under src/, and never use a parent folder' 'src/*.[ch] src/*/* cpu/*/* cuda/*/*.* cuda/*/*/* mpi/*' '\.\./'

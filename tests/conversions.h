@@ -7,13 +7,12 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-/* The values of a type with a sign bit, `exponent_bits` and `mantissa_bits`, from its definition. The codes
- * of positive values are in order. */
+/* A floating-point type with one sign bit. Larger positive values have larger codes. */
 struct small_type {
     int exponent_bits, mantissa_bits;
     int largest;     /* code of the largest finite value */
-    double *values;  /* of the codes 0 to largest */
-    double overflow; /* the value that follows the largest one, if the exponent were unlimited */
+    double *values;  /* values of the codes 0 to `largest` */
+    double overflow; /* the value after the largest one, if the exponent were unlimited */
 };
 
 static inline double small_value(const struct small_type *type, int code)
@@ -34,9 +33,8 @@ static inline struct small_type small_open(int exponent_bits, int mantissa_bits,
     return type;
 }
 
-/* Returns the code of the value nearest to `magnitude` (finite, at least 0); of two equally near values, the
- * one with an even code. Returns largest + 1 for a magnitude that is rounded to the value after the largest
- * one. */
+/* Returns the code of the value nearest to `magnitude`, which must be finite and at least 0. If two values
+ * are equally near, returns the even code. If the nearest value is `overflow`, returns largest + 1. */
 static inline int small_nearest(const struct small_type *type, double magnitude)
 {
     int low = 0, high = type->largest;

@@ -7,11 +7,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Macros that vary the library: OLD has only the functions of older drivers and refuses to read the power,
- * BROKEN fails to initialize, BARE has only the required functions, MUTE refuses all readings, BUSY computes
- * for 2 ms per reading of the utilisation, SLOW waits for 30 ms per reading of the utilisation, and UNSTEADY
- * returns a different SM clock at every third reading. GENERATION is the generation of the GPU's PCIe link
- * (default: 5). The reported power is 312.5 W, but the energy counter grows by 250 J per second. */
+/* The reported power is 312.5 W, but the energy counter grows by 250 J per second. Macros change the library:
+ *   OLD         has only the functions of older drivers, and refuses to read the power
+ *   BROKEN      fails to initialize
+ *   BARE        has only the required functions
+ *   MUTE        refuses all readings
+ *   BUSY        computes for 2 ms per reading of the utilisation
+ *   SLOW        waits for 30 ms per reading of the utilisation
+ *   UNSTEADY    returns a different SM clock at every third reading
+ *   GENERATION  generation of the GPU's PCIe link (default: 5) */
 static const char fake_nvml[] =
     "#include <stdio.h>\n"
     "#include <string.h>\n"

@@ -1,8 +1,8 @@
-/* Checks the all-reduces in device memory. Run by a launcher, with one rank per GPU or several:
+/* Checks the all-reduces in device memory. A launcher runs this program with one or more ranks per GPU:
  *
  *     mpirun -n 2 gpu_allreduce            checks every method, type and size
  *     mpirun -n 2 gpu_allreduce --time     prints microseconds per call
- *     mpirun -n 2 gpu_allreduce --sweep    prints them for several numbers of blocks of `peer`
+ *     mpirun -n 2 gpu_allreduce --sweep    prints microseconds per call for several numbers of thread blocks
  *
  * Rank 0 prints one line per check. Exit status 1 if a check failed, 4 if no method works here. */
 #include <math.h>
@@ -61,8 +61,8 @@ static float rounded(float value)
     return __bfloat162float(__float2bfloat16_rn(value));
 }
 
-/* The value of a rank: both signs, exact in bf16, and magnitudes so different that the order of a sum in
- * f32 matters. */
+/* Returns value i of a rank. Values have both signs and are exact in bf16. Their magnitudes differ so much
+ * that the order of additions changes a sum in f32. */
 static float value_of(int rank, size_t i, uint32_t round)
 {
     uint64_t hash =
@@ -72,7 +72,7 @@ static float value_of(int rank, size_t i, uint32_t round)
     return rounded(ldexpf((float)(int32_t)(hash & 0xff) - 127.5f, (int)(hash >> 8 & 31) - 16));
 }
 
-/* The sum in rank order, rounded as the type says; `*size` is the sum of the magnitudes. */
+/* Returns the sum in rank order, rounded to the type. Sets `*size` to the sum of the magnitudes. */
 static float sum_of(size_t i, uint32_t round, enum allreduce_type type, float *size)
 {
     float sum = value_of(0, i, round);
@@ -91,7 +91,7 @@ struct array {
     size_t count;
     std::vector<float> floats;
     std::vector<__nv_bfloat16> halves;
-    void *values; /* device memory with 16 more values, which no call may change */
+    void *values; /* device memory; GUARD more values follow, which no call may change */
 };
 
 #define GUARD 16
@@ -116,7 +116,7 @@ static void fill(struct array *array, uint32_t round)
             array->floats[i] = value;
     }
     MUST(cudaMemcpy(array->values, host_of(array), bytes_of(array), cudaMemcpyHostToDevice));
-    MUST(cudaDeviceSynchronize()); /* a copy of pageable memory may return early */
+    MUST(cudaDeviceSynchronize()); /* a copy from pageable memory may return before it is complete */
 }
 
 static struct array make(enum allreduce_type type, size_t count)
@@ -132,8 +132,9 @@ static float at(struct array *array, size_t i)
     return array->type == ALLREDUCE_BF16 ? __bfloat162float(array->halves[i]) : array->floats[i];
 }
 
-/* Compares with the reference. `exact`: bit by bit; otherwise the order of the sums and intermediate rounding
- * are free: N terms, each rounded to the type's precision u, differ by at most N u Σ|terms|. */
+/* Returns the number of values that differ from the reference. With `exact`, compares bits. Otherwise, the
+ * order of additions and intermediate rounding may differ. With the type's rounding error u, sums of N terms
+ * then differ by at most N u Σ|terms|. */
 static uint64_t count_wrong(struct array *array, uint32_t round, bool exact)
 {
     uint64_t wrong = 0;
@@ -177,7 +178,7 @@ static void check_counts(const struct allreduce_method *method, int t, void *sta
             struct array array = make(types[t].type, count);
             fill(&array, round);
             if (comm_rank() == comm_size() - 1 && count == 1000)
-                usleep(300000); /* a late rank */
+                usleep(300000); /* the last rank is late */
             must(method->enqueue(state, array.values, count, stream));
             MUST(cudaStreamSynchronize(stream));
             must(method->check(state));
@@ -189,8 +190,8 @@ static void check_counts(const struct allreduce_method *method, int t, void *sta
         }
 }
 
-/* A graph with calls of different sizes, replayed: the sums of one replay are the values of the next one, so
- * every value is multiplied by the number of ranks. */
+/* Replays a graph with calls of different sizes. The sums of one replay are the input of the next replay, so
+ * each replay after the first multiplies every value by the number of ranks. */
 static void check_graph(const struct allreduce_method *method, int t, void *state, cudaStream_t stream)
 {
     static const size_t counts[] = {5, 300001, 70000};
@@ -246,8 +247,8 @@ static __global__ void delay_kernel(uint64_t ns)
     while (now - begin < ns);
 }
 
-/* Calls of random sizes, without waiting in between. All ranks draw the same sizes and numbers of blocks, but
- * different delays. `peer` takes all of its kernels. */
+/* Makes calls of random sizes without waiting between them. All ranks draw the same sizes and numbers of
+ * thread blocks, but different delays. With these sizes, `peer` uses all of its kernels. */
 static void check_mixed(const struct allreduce_method *method, int t, void *state, cudaStream_t stream)
 {
     enum { CALLS = 24, ROUNDS = 20, COUNT_MAX = 400000 };
@@ -285,8 +286,8 @@ static void check_mixed(const struct allreduce_method *method, int t, void *stat
     report(wrong == 0 && agree, text);
 }
 
-/* All bits of the values are 1, a NaN: the eager kernel marks empty memory with these bits, and must not wait
- * for them. */
+/* Sets all bits of the values, which makes them NaN. The eager kernel marks empty memory with these bits, but
+ * must not mistake such values for empty memory and wait for ever. */
 static void check_nan(const struct allreduce_method *method, int t, void *state, cudaStream_t stream)
 {
     struct array array = make(types[t].type, 10007);
@@ -373,7 +374,7 @@ static void print_times(const struct allreduce_method *method, int t, const char
     MUST(cudaMemset(values, 0, 2 * sizes[11] + 64));
     if (comm_rank() == 0)
         printf("%-14s %-11s %-8s", method->name, types[t].name, label);
-    for (size_t bytes : sizes) { /* of wire data */
+    for (size_t bytes : sizes) { /* bytes that are sent per array */
         double us = time_us(method, state, values, bytes / (types[t].type == ALLREDUCE_F32 ? 4 : 2), stream);
         if (comm_rank() == 0)
             printf(" %8.1f", us);
@@ -461,7 +462,7 @@ int main(int argc, char *argv[])
             check_mixed(method, t, state, stream);
             check_nan(method, t, state, stream);
             if (method == &allreduce_peer_one_shot) {
-                allreduce_peer_tuning.eager_bytes = 1; /* the same counts with flags */
+                allreduce_peer_tuning.eager_bytes = 1; /* selects the kernel with flags */
                 check_counts(method, t, state, stream);
                 allreduce_peer_tuning.eager_bytes = 0;
             }

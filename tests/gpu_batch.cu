@@ -2,8 +2,8 @@
  * (core/step_backend.h). The same images must give bit-identical losses, for any element type, layout,
  * distance between images, and source of the labels. The losses must agree with those of the trainer on the
  * same images, within 0.5 %. The second kind takes a given time (common/product.cuh).
- * --product tests only this kind. The duration is not calibrated, because sanitizers make calibration too
- * slow. make check-gpu runs this program.
+ * --product tests only the second kind. This program does not calibrate the time of a step, because
+ * sanitizers make calibration too slow. make check-gpu runs this program.
  *
  * Prints one line per case. Exit status 2 for invalid arguments, 3 if a case fails, 4 without a GPU. */
 #include <math.h>

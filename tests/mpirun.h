@@ -157,8 +157,8 @@ static inline void nap(void)
 
 /* A library that is preloaded before MPI. Between runs, the ranks vote in an MPI_Iallreduce(). Rank
  * HELD_RANK stops at its third vote: it writes its process id to the file "held" and waits for the file "go".
- * A rank that sleeps while it waits in a vote creates the file "slept"; a rank that calls MPI_Send() more
- * than ten times creates "noisy". */
+ * A rank that sleeps while it waits in a vote creates the file "slept". A rank that calls MPI_Send() more
+ * than ten times creates the file "noisy". */
 static const char vote_holder[] =
     "#include <fcntl.h>\n"
     "#include <mpi.h>\n"

@@ -20,7 +20,7 @@ struct job {
     char *line;
 };
 
-/* Opens rank `rank` of `ranks`. */
+/* Opens the workload as rank `rank` of `ranks` ranks, with the options in `line`. */
 static inline enum status open_rank(struct job *job, uint64_t rank, uint64_t ranks, const char *line)
 {
     char *argv[32] = {(char *)"test"};
@@ -74,7 +74,7 @@ static inline const struct variant *set_up(const struct job *job, const char *na
     return entry->variant;
 }
 
-/* Performs run `number` and verifies it as run `claimed`. */
+/* Performs run `number`, and verifies it as if it were run `claimed`. Returns the number of wrong rows. */
 static inline uint64_t wrong_rows(const struct job *job, const struct variant *variant, void *state,
                                   uint64_t number, uint64_t claimed)
 {
@@ -93,7 +93,7 @@ static inline struct ops_summary summary_of(const struct variant *variant, void 
     return fetch.summary;
 }
 
-/* Returns a whole array of the latest run, which the caller frees. */
+/* Returns all elements of an array of the latest run. The caller frees them. */
 static inline void *results_of(const struct job *job, const struct variant *variant, void *state,
                                enum ops_array array)
 {

@@ -320,7 +320,7 @@ check_ranks() {
     check 'both runs generate the same images' test "$(cells $rows rank digest | sed -n 's/^0 //p;s/^all //p' | sort | uniq -c | awk '$1 == 2' | wc -l)" = 1
 }
 
-# As check_training(), on two ranks, one per node.
+# Repeats check_training() on two ranks, one per node.
 check_training_ranks() {
     local job options=(--variant train-naive --model lenet --train-size 1500 --test-size 50 --batch 16 --epochs 6)
     local place=(--nodes=2 --ntasks-per-node=1)

@@ -19,7 +19,7 @@ static float rounded(const struct allreduce_job *job, float value)
     return job->bf16 ? float_from_bits((uint32_t)bf16_from_float(value) << 16) : value;
 }
 
-/* Adds up terms of equal precision; `each` rounds every sum to the type, otherwise only the last one. */
+/* Adds up `count` terms. With `each`, rounds every intermediate sum to the type. */
 static float add_up(const struct allreduce_job *job, const float *terms, uint32_t count, enum way way,
                     bool each)
 {
@@ -30,7 +30,7 @@ static float add_up(const struct allreduce_job *job, const float *terms, uint32_
     return each ? rounded(job, sum) : sum;
 }
 
-/* Writes the result of a run in `values`. */
+/* Computes the result of run RUN, and writes it to `values`. */
 static void perform(const struct allreduce_job *job, enum way way, bool each, void *values)
 {
     float terms[RANKS_MAX];

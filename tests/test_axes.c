@@ -50,7 +50,7 @@ static enum status parse(const char *line)
     return status;
 }
 
-/* The values of the first axis, separated by blanks. */
+/* Returns the values of the first axis, separated by blanks. */
 static const char *expanded(const char *line)
 {
     static char text[1024];
@@ -206,7 +206,7 @@ Test(axes, the_last_option_changes_fastest)
     cr_expect_str_eq(cut, "--noise ");
 }
 
-/* Entry i of `expected` describes the combinations that remain after i have completed. */
+/* Entry i of `expected` describes the combinations that remain after i combinations have completed. */
 Test(axes, remaining_combinations_as_commands)
 {
     static const char *const expected[] = {"",

@@ -50,7 +50,7 @@ static void put_table(const char *lines)
 
 #ifdef HAVE_XXHASH
 #ifdef HAVE_INIH
-Test(break_even, without_a_gpu_rates_without_a_step_are_compared)
+Test(break_even, without_a_gpu_training_steps_are_skipped)
 {
     put_table("naive\\t16\\t24\\t3\\t-" QUICK "naive\\t16\\t24\\t3\\t5" QUICK "bat\\t16\\t24\\t3\\t-" QUICK);
     shell(BREAK_EVEN);
@@ -67,8 +67,9 @@ Test(break_even, without_a_gpu_rates_without_a_step_are_compared)
     expect(0, "1\n"); /* the other lines of the table were skipped */
     expect(0, "files ");
 
-    /* Prints rows that break a rule: all batches of all threads are full; runs with a warm page cache have 4
-     * epochs; the shuffle buffer has at most a quarter of the samples that a thread reads from shards. */
+    /* Prints rows that break one of three rules. All batches of all threads are full. Runs with a warm page
+     * cache have 4 epochs. The shuffle buffer has at most a quarter of the samples that a thread reads from
+     * shards. */
     shell(
         "awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } $at[\"items\"] %% ($at[\"batch\"] "
         "* "

@@ -16,7 +16,7 @@
 
 #include "command.h"
 
-/* Removes variables that a check script which runs this suite may have set for its own checks. */
+/* Removes environment variables. A check script may have set them before it started this suite. */
 static void forget_settings(void)
 {
     unsetenv("ONLY");

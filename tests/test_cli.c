@@ -405,7 +405,8 @@ Test(cli, unsupported_outputs_are_reported_before_missing_hardware)
     if (!variant_find("bat")->variant)
         SKIP("no variant of this build is limited to u8 images of one channel: no CUDA");
     run("--variant bat --dtype f16 " TINY);
-    expect_error(2, "variant 'bat' cannot do this: supports only u8 images of one channel", "--dtype f16");
+    expect_error(2, "variant 'bat' cannot run with these options: supports only u8 images of one channel",
+                 "--dtype f16");
 }
 
 Test(cli, files_may_have_names_of_element_types)

@@ -265,7 +265,7 @@ Test(cli, the_digest_depends_only_on_the_images)
 #ifdef HAVE_PNG
 /* An image depends only on seed, class and instance. So it is the same in batches that begin with different
  * instances. */
-Test(cli, a_shifted_batch_holds_the_same_images)
+Test(cli, images_do_not_depend_on_the_first_instance)
 {
     run_well(NAIVE " --batch 6 --seed 4 --png whole");
     run_well("--variant " VARIANTS " " TINY " --batch 2 --seed 4 --instance 3 --png shifted");
@@ -358,7 +358,7 @@ static void put_two_classes(void)
                    "7,20,4,1,1,0,1,2,3,0\n4000000000,20,9,1,1,2,3,2,3,0\n");
 }
 
-Test(cli, npy_holds_the_batch_and_its_labels)
+Test(cli, npy_files_have_the_batch_and_its_labels)
 {
     static const struct {
         const char *arguments, *expected; /* type, shape, conversion, means, deviations */

@@ -240,8 +240,8 @@ static const char monitor_header[] =
     "gpu_memory_bytes,temperature_c,power_w,sm_clock_mhz,memory_clock_mhz,pcie_rx_bytes_per_s,"
     "pcie_tx_bytes_per_s,throttled,cpu_cores,rss_bytes,read_bytes_per_s,write_bytes_per_s\n";
 
-/* Options of a run that is long enough for many monitor samples at a period of 10 ms. Even on a busy machine,
- * it gets some. */
+/* Options of a run that is long enough for many monitor samples at a period of 10 ms. On a busy machine, the
+ * run has fewer samples, but not none. */
 #define WATCHED                                                                                           \
     "--variant naive --res 32 --batch 2 --vertices 20 --orbits 4 --radius 3 --warmups 0 --warmup-time 0 " \
     "--min-time 0.6 --max-error 100 "

@@ -122,10 +122,9 @@ Test(combinations, dry_run_lists_and_checks_each_combination)
     run_well("--variant naive --res 16,4096 --batch 1,16777216 --dry-run --ranks 1");
     run("--variant naive --res 16,4096 --batch 1,16777216 --dry-run");
     cr_expect_eq(status, 2);
-    cr_expect(
-        strstr(err, "--res 4096 --batch 16777216: variant 'naive' cannot do this: the batch: 281474.98 GB of "
-                    "memory needed"),
-        "%s", err);
+    cr_expect(strstr(err, "--res 4096 --batch 16777216: variant 'naive' cannot run with these options: the "
+                          "batch: 281474.98 GB of memory needed"),
+              "%s", err);
     cr_expect_str_eq(out, "--res 16 --batch 1\n--res 16 --batch 16777216\n--res 4096 --batch 1\n");
 }
 

@@ -105,7 +105,7 @@ Test(comm_serial, refuses_several_tasks_of_srun)
 
 Test(comm_serial, runs_inside_a_batch_script)
 {
-    expect_start("SLURM_NTASKS", "8"); /* what the job may start; srun has launched nothing */
+    expect_start("SLURM_NTASKS", "8"); /* tasks that the job may start; srun has started none */
     expect_start("SLURM_PROCID", "0");
 }
 

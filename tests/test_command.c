@@ -165,8 +165,8 @@ Test(command, is_watched_with_all_its_descendants)
     cr_expect_leq(sum.cpu_s, said_s + 0.1);
 }
 
-/* If a process ignores SIGCHLD, Linux does not add the CPU time of its ended children to its own. */
-Test(command, keeps_the_time_of_children_that_nobody_waits_for)
+/* If a process ignores SIGCHLD, Linux does not add the CPU time of ended children to that of the process. */
+Test(command, counts_children_of_a_process_that_ignores_sigchld)
 {
     watch("signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
           "for i in range(3):\n"
@@ -223,7 +223,7 @@ Test(command, remaining_processes_are_reported)
 
 /* ---- SIGCHLD ---- */
 
-/* An alarm ends the monitor if it does not notice the end of its command. */
+/* An alarm ends the monitor if the monitor does not notice that its command has ended. */
 Test(command, ends_if_sigchld_is_ignored)
 {
     static const char ignore[] = "import os, signal, sys\n"
@@ -243,7 +243,7 @@ Test(command, ends_if_sigchld_is_ignored)
     read_sums();
 }
 
-Test(command, a_command_collected_elsewhere_counts_as_ended)
+Test(command, a_command_reaped_by_other_code_counts_as_ended)
 {
     struct process_tree *processes;
     int wait_status = 0;
@@ -303,7 +303,7 @@ Test(command, a_forwarded_signal_that_ends_the_command_is_reported)
 }
 
 /* On Ctrl-C, the terminal sends SIGINT to the whole process group. The monitor must not forward it. */
-Test(command, gets_one_interrupt_for_one_ctrl_c)
+Test(command, ctrl_c_interrupts_the_command_once)
 {
     static const char count[] = "import signal, time\n"
                                 "got = []\n"

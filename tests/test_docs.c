@@ -116,7 +116,7 @@ Test(numbers, changes_are_detected)
     }
 }
 
-Test(numbers, a_page_has_one_list_which_an_argument_must_name)
+Test(numbers, unknown_pages_and_repeated_lists_are_refused)
 {
     shell("scripts/check/docs_numbers.py docs/laod.md");
     cr_expect(status == 2 && says("no page 'docs/laod.md' in docs/numbers.txt; did you mean 'docs/load.md'?"),

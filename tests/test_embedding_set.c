@@ -121,7 +121,7 @@ Test(embedding_set, converts_rows)
         "for to in stored f32 bf16 fp8 nvfp4 mxfp4; do $P --prepare $to --from embeddings --source '?.npy' "
         "--to $to --rows-per-file 128 && $P --verify-set $to || exit; done");
     EXPECT(0, "cmp stored/000/000001.safetensors f32/000/000001.safetensors");
-    /* Bytes per file: header, 39 rows; the last of three files */
+    /* Each file ends with the scale of the whole set. */
     EXPECT(
         0,
         "cd nvfp4/000 && tail -c 4 000000.safetensors > scale && tail -c 4 000002.safetensors | cmp scale");
@@ -159,7 +159,7 @@ Test(embedding_set, refusals)
 
 /* ---- Interrupted runs ---- */
 
-/* Until its command is repeated, an interrupted run must not pass for a set. */
+/* An interrupted run leaves an incomplete set, which must be refused until the command is repeated. */
 Test(embedding_set, unfinished_sets_are_refused)
 {
     put_set();
@@ -189,7 +189,7 @@ Test(embedding_set, killed_runs_are_continued)
         "$P --verify-set set");
 }
 
-/* A write that fails, as on a full disk. */
+/* A limit on the size of files makes a write fail, as on a full disk. */
 Test(embedding_set, full_disk)
 {
     put_set();
@@ -202,7 +202,7 @@ Test(embedding_set, full_disk)
 
 /* ---- Damage ---- */
 
-/* Inverts a byte of a file in set/000; a negative offset counts from the end. */
+/* Inverts a byte of a file in set/000. A negative offset is relative to the end of the file. */
 static void flip(const char *name, long offset)
 {
     char path[PATH_MAX];
@@ -269,7 +269,7 @@ Test(embedding_set, damaged_files_are_named)
     EXPECT(2, "$P --verify-set nowhere");
 }
 
-/* Bad rows of npy files and of fp4 with its scales are named, too. */
+/* Tests damaged rows of .npy files and of nvfp4, whose rows have scales. */
 Test(embedding_set, damage_in_other_formats)
 {
     put_set();
@@ -277,7 +277,8 @@ Test(embedding_set, damage_in_other_formats)
     flip("000001.npy", -77);
     expect_damage(3, "000001.npy: rows 98 to 98 differ", "");
     EXPECT(0, "rm -r whole set; " PREPARE "--to nvfp4 && cp -r set whole");
-    flip("000001.safetensors", -5); /* at the end: 50 rows of 2 scales, and the scale of the set */
+    /* The file ends with 2 scales for each of 50 rows, and the scale of the set. */
+    flip("000001.safetensors", -5);
     expect_damage(3, "rows 99 to 99 differ", "");
     flip("000001.safetensors", -105);
     expect_damage(3, "rows 99 to 99 differ", "");

@@ -117,7 +117,7 @@ static void expect_set(const char *path, const char *tensor, uint64_t rows, uint
     embeddings_close(set);
 }
 
-/* Checks that a set of f32 has the values 0, 1, 2, ... in all of its parts together. */
+/* Checks that all parts of a set together have the f32 values 0, 1, 2, ... */
 static void expect_counting(const char *path, uint64_t rows, uint32_t columns)
 {
     struct embeddings *set = open_well(path, "");
@@ -129,7 +129,7 @@ static void expect_counting(const char *path, uint64_t rows, uint32_t columns)
     embeddings_close(set);
 }
 
-/* Opening must fail with a message that has both texts. */
+/* Expects that a set cannot be opened, and that the message contains `name` and `words`. */
 static void expect_refusal(const char *path, const char *tensor, enum status wanted, const char *name,
                            const char *words)
 {
@@ -187,7 +187,7 @@ Test(embeddings, safetensors)
     embeddings_close(set);
 }
 
-/* The header has an odd length, and the tensors are not in the order of their values. */
+/* One header has an odd length, and its tensors are not in the order of their data. */
 Test(embeddings, safetensors_of_other_writers)
 {
     put_header("odd.safetensors",
@@ -213,7 +213,7 @@ Test(embeddings, torch)
     put_tensor("row.pth", 7, 0);
     put_tensor("large.pt", 40, 1000);
     expect_counting("large.pt", 40, 1000);
-    pickle_begin(&blob); /* {"a": tensor, "n": {3: [tensor, (tensor,)]}} of one storage */
+    pickle_begin(&blob); /* {"a": tensor, "n": {3: [tensor, (tensor,)]}}; the tensors share one storage */
     blob_text(&blob, "}(");
     pickle_text(&blob, "a");
     pickle_tensor(&blob, &(struct written){"FloatStorage", "0", 20, 0, 1, 5});
@@ -302,7 +302,7 @@ Test(embeddings, one_type_and_number_of_columns)
     expect_refusal("a.npy,c.npy", "", STATUS_FAILED, "c.npy has 5 columns of f16", "a.npy has 5 of f32");
 }
 
-/* A page of a mapped file that disappears must be an error, not a signal. */
+/* If a mapped file becomes shorter, reading a missing page must cause an error, not a signal. */
 struct reading {
     const struct embeddings *set;
     volatile uint8_t last;
@@ -336,7 +336,7 @@ Test(embeddings, a_file_that_shrinks)
 
 /* ---- Bad files ---- */
 
-/* A file that was truncated at any byte must be refused. */
+/* Expects that the file `whole` is refused if it is truncated at any byte. */
 static void expect_truncated(const char *whole, const char *path)
 {
     char *bytes;
@@ -498,7 +498,7 @@ Test(embeddings, archives_with_bad_members)
     put_archive();
     expect_bad("bad.pt", "'x/bomb' is compressed (method 8");
     begin_tensor();
-    archive_list(&archive, "x/data/1", 0, 60); /* another name for the local header of data.pkl */
+    archive_list(&archive, "x/data/1", 0, 60); /* the local header at offset 0 has the name of data.pkl */
     put_archive();
     expect_bad("bad.pt", "differs from its local header");
     begin_tensor();
@@ -518,7 +518,7 @@ Test(embeddings, archives_with_bad_members)
     expect_bad("bad.pt", "no FOLDER/data.pkl");
 }
 
-/* A member inside another one: 10 bytes of data that begin with a local header. */
+/* The data of member x/out contain the member x/in with its local header. */
 Test(embeddings, archives_with_overlapping_members)
 {
     static struct archive inner;
@@ -532,7 +532,7 @@ Test(embeddings, archives_with_overlapping_members)
     expect_bad("bad.pt", "'x/out' and 'x/in' overlap");
 }
 
-/* Changes `count` bytes at `offset` from the end, or from the beginning if it is not negative. */
+/* Overwrites `count` bytes of a good archive with `number`. A negative offset is relative to the end. */
 static void patch(long offset, uint64_t number, size_t count)
 {
     begin_tensor();
@@ -545,7 +545,7 @@ static void patch(long offset, uint64_t number, size_t count)
 Test(embeddings, archives_with_bad_records)
 {
     begin_tensor();
-    long first = (long)archive.file.count; /* of the central directory */
+    long first = (long)archive.file.count; /* offset of the central directory */
     patch(-22, 0, 1);
     expect_bad("bad.pt", "not a zip archive, or truncated");
     patch(-18, 1, 2);
@@ -556,7 +556,7 @@ Test(embeddings, archives_with_bad_records)
     expect_bad("bad.pt", "central directory of");
     patch(-6, 0, 4);
     expect_bad("bad.pt", "central directory of");
-    patch(-14, 0x00010001, 4); /* one member */
+    patch(-14, 0x00010001, 4); /* the record gives one member; there are two */
     expect_bad("bad.pt", "lists more members");
     patch(-14, 0x00030003, 4);
     expect_bad("bad.pt", "cannot list 3 members");
@@ -564,7 +564,7 @@ Test(embeddings, archives_with_bad_records)
     expect_bad("bad.pt", "central directory is not valid");
     patch(first + 8, 1, 2);
     expect_bad("bad.pt", "encrypted");
-    patch(first + 24, 0x7FFFFFFF, 4); /* a member that says to be large */
+    patch(first + 24, 0x7FFFFFFF, 4); /* the uncompressed size of a member */
     expect_bad("bad.pt", "compressed");
     patch(first + 20, 0x7FFFFFF07FFFFFF0, 8);
     expect_bad("bad.pt", "differs from its local header");
@@ -580,7 +580,7 @@ Test(embeddings, archives_with_bad_records)
 
 /* ---- Bad pickles ---- */
 
-/* The words after the protocol; offsets count from the beginning of the pickle. */
+/* Each pickle follows the opcode that gives the protocol. `words` must be in the error message. */
 Test(embeddings, bad_pickles)
 {
     static const struct {
@@ -645,8 +645,8 @@ Test(embeddings, bad_pickles)
     expect_bad("bad.pt", "before 1.6");
 }
 
-/* Each list holds the list before it ten times: 10^20 values in 300 bytes. */
-Test(embeddings, a_pickle_that_multiplies)
+/* Each list contains the previous list ten times, so a few hundred bytes describe 10^20 values. */
+Test(embeddings, nested_lists_that_expand_are_refused)
 {
     pickle_begin(&blob);
     blob_text(&blob, "(]q");

@@ -483,9 +483,9 @@ Test(figures, usage)
         cr_expect(says(names[i]), "%s", out);
 }
 
-/* All lines have one number of ranks and one element type: those with most of the user's points. */
+/* The figure shows one combination of rank count and element type: the one with most of the user's points. */
 Test(figures, all_reduces_have_one_line_per_variant)
-{ /* four lines of the rows here, and five of the reference rows */
+{ /* the first figure has four lines of the fixture and five of the reference rows */
     shell("cp " FIXTURES "/exchange.csv $D/results && " SELECT
           "exchange >/dev/null && cat $D/work/exchange.vars $D/work/exchange.dat");
     cr_assert_eq(status, 0, "%s", out);
@@ -498,8 +498,9 @@ Test(figures, all_reduces_have_one_line_per_variant)
     cr_expect(status == 0 && says("series = 1") && says("4 ranks, bf16") && !says("'mpi'"), "%s", out);
 }
 
-/* One line per schedule and kind of value. The rows of a pipeline are in no other figure of training. */
-Test(figures, bubbles_are_measured_and_by_formula)
+/* Each schedule has one line of measured bubbles and one line of the formula. No other figure of training
+ * shows rows of pipelines. */
+Test(figures, bubbles_have_lines_by_measurement_and_formula)
 {
     shell("cp " FIXTURES "/pipeline.csv $D/results && " SELECT
           "pipeline learning_loss --reference $D/reference >/dev/null && cat $D/work/pipeline.vars "
@@ -510,9 +511,9 @@ Test(figures, bubbles_are_measured_and_by_formula)
     cr_expect(says("\n8\t") && !says("learning_loss.vars"), "%s", out);
 }
 
-/* The share of the sum of the speeds alone, from the third epoch on. A rank that trains another job, or a sum
- * of threads that differs, is no part of a comparison. */
-Test(figures, uneven_ranks_are_compared_with_ranks_alone)
+/* The figure shows the speed of all ranks together as a share of the sum of the speeds of single ranks, from
+ * the third epoch on. Both sides of a comparison must have the same job and the same total of threads. */
+Test(figures, speeds_of_uneven_ranks_are_compared_with_single_ranks)
 {
     shell("cp " FIXTURES "/balance.csv $D/results && " SELECT
           "balance --reference $D/reference >/dev/null && cat $D/work/balance.vars $D/work/balance.dat");

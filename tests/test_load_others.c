@@ -242,7 +242,7 @@ Test(load_others, global_pax_header_applies_in_every_share, .init = make_folder,
     fwrite(header, 1, sizeof header, stream);
     fwrite(record, 1, sizeof record - 1, stream);
     fwrite(zeros, 1, tar_padding(sizeof record - 1), stream);
-    for (uint32_t i = 0; i < 101; i++) { /* each header says 3 bytes, the global one 700 */
+    for (uint32_t i = 0; i < 101; i++) { /* each member's header gives 3 bytes, the global header 700 */
         char name[64];
         snprintf(name, sizeof name, "%06u.bin", i);
         cr_assert_eq(tar_header(header, name, 3), STATUS_OK);

@@ -62,7 +62,7 @@ Test(mpi_exchange, any_number_of_ranks_has_correct_sums)
     }
 }
 
-/* The table shows what users of nccl-tests look for. */
+/* The table has the columns that nccl-tests prints: time, algbw, busbw and #wrong. */
 Test(mpi_exchange, the_table_has_bandwidths)
 {
     run_well(2, EXCHANGE "--format table --bytes 1K:4K:2x");
@@ -88,7 +88,7 @@ Test(mpi_exchange, rows_are_appended_and_compared)
               status, out, err);
 }
 
-Test(mpi_exchange, what_it_cannot_do_is_refused)
+Test(mpi_exchange, invalid_options_are_refused)
 {
     static const struct {
         const char *options, *message;
@@ -97,7 +97,7 @@ Test(mpi_exchange, what_it_cannot_do_is_refused)
         {"--bytes 0", "--bytes: '0' is out of range; it must be 1 to 1099511627776"},
         {"--bytes 1Q", "--bytes: '1Q' is not a size; write a number of bytes, or a number and K, M or G"},
         {"--bytes 1024G", "the arrays: "},
-        {"--dtype bf16", "variant 'mpi' cannot do this: it adds up f32 only; use --dtype f32"},
+        {"--dtype bf16", "variant 'mpi' cannot run with these options: it adds up f32 only; use --dtype f32"},
         {"--dtype f16", "--dtype: 'f16' is not one of f32, bf16"},
         {"--scaling weak", "--scaling: all ranks of exchange take part in each of its all-reduces"},
         {"--byts 4", "unknown option '--byts'; did you mean '--bytes'?"},
@@ -108,7 +108,7 @@ Test(mpi_exchange, what_it_cannot_do_is_refused)
         run(2, line);
         cr_expect(status == 2 && strstr(err, cases[i].message), "%s: %d: %s", cases[i].options, status, err);
     }
-    /* Only the refused size of a list has no row. */
+    /* In a list of sizes, only the refused size has no row. */
     run(2, EXCHANGE "--bytes 4,6,8");
     cr_expect(status == 2 && count_of(out, "\n") == 1 + 2 * 3 && strstr(err, "1 of 3 combinations failed"),
               "%d: %s%s", status, out, err);
@@ -132,7 +132,7 @@ Test(mpi_exchange, ranks_without_shared_memory_use_mpi)
     cr_expect(status == 0 && count_of(err, warning) == 1, "%d: %s", status, err);
 }
 
-/* Even without --verify. */
+/* The program compares the sums of all ranks even without --verify. */
 Test(mpi_exchange, ranks_with_different_sums_are_detected)
 {
     run_with_fault(1, 3, EXCHANGE "--verify=no --bytes 64");

@@ -1,6 +1,6 @@
-/* Tests training on a pipeline under mpirun: the gradients of one rank with any stages, micro-batches and
- * schedule, rows, checkpoints, refusals, and failures of one rank. Skipped if the build has no MPI or mpirun
- * is missing. */
+/* Tests training on a pipeline under mpirun. With any number of stages and micro-batches, and with any
+ * schedule, the gradients must equal those of one rank. Also tests rows, checkpoints, refusals, and failures
+ * of one rank. Skipped if the build has no MPI or mpirun is missing. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -18,10 +18,10 @@ TestSuite(mpi_pipeline, .init = start, .fini = stop, .timeout = 240);
 
 /* ---- Messages ---- */
 
-#define STAGE "FDSL_TEST_STAGE" /* set in a process that is a rank: the name of its test */
+#define STAGE "FDSL_TEST_STAGE" /* set in processes that are ranks; its value names the test */
 
-/* Each rank sends messages to the next one, ahead of the receiver by as many messages as there are buffers.
- * Returns an exit status. */
+/* Each rank sends messages to the next rank. The sender may be ahead of the receiver by as many messages as
+ * there are buffers. Returns an exit status. */
 static int pass_messages(void)
 {
     enum { BUFFERS = 3, MESSAGES = 20 };
@@ -47,7 +47,7 @@ static int pass_messages(void)
         }
         comm_channel_close(in);
         comm_channel_close(next);
-        wrong |= comm_agree(STATUS_OK) != STATUS_OK; /* no rank opens a channel before all have closed it */
+        wrong |= comm_agree(STATUS_OK) != STATUS_OK; /* waits until all ranks have closed their channels */
     }
     return wrong;
 }
@@ -56,7 +56,7 @@ static int pass_messages(void)
 
 #define EPOCHS 2
 
-/* What a training run computed. */
+/* The results of a training run. */
 struct outcome {
     struct train_state end;
     float *gradients, *logits;
@@ -96,7 +96,7 @@ static enum status train_with(const struct engine *engine, const struct net *net
     return STATUS_OK;
 }
 
-/* The norm of the difference of two arrays, divided by the norm of `wanted`. */
+/* Returns the norm of the difference of two arrays, divided by the norm of `wanted`. */
 static double distance(const float *mine, const float *wanted, size_t count)
 {
     double off = 0, norm = 0;
@@ -107,7 +107,7 @@ static double distance(const float *mine, const float *wanted, size_t count)
     return sqrt(off / norm);
 }
 
-/* Returns the worst distance of two outcomes; 0 if all arrays have the same bits. */
+/* Returns the largest distance() of the arrays of two outcomes; 0 if all arrays are equal. */
 static double compare(const struct net *net, const struct outcome *mine, const struct outcome *wanted)
 {
     const size_t values = net->model.arena_values;
@@ -118,7 +118,7 @@ static double compare(const struct net *net, const struct outcome *mine, const s
                                  (size_t)net->data.sets[DATA_TEST].count * net->model.classes));
 }
 
-/* Trains on a pipeline with every schedule, and twice with the last one. All runs must have the same bits.
+/* Trains on a pipeline with every schedule, and twice with the last one. All runs must be bit-identical.
  * Returns the largest distance from `wanted`. */
 static double train_piped(const struct engine *engine, struct net *net, uint32_t micros,
                           const struct outcome *wanted)
@@ -148,9 +148,10 @@ static double train_piped(const struct engine *engine, struct net *net, uint32_t
     return worst;
 }
 
-/* Compares a pipeline with one rank. 11 samples in batches of `batch`; the last step is short. The reference
- * adds one sample after the other, so it must have the same bits. train-omp differs by rounding, about 1e-7;
- * a sample that is left out, repeated or weighted wrongly changes the gradients by more than 1e-2. */
+/* Compares a pipeline with one rank, on 11 samples in batches of `batch`. The last step has fewer samples.
+ * The reference adds up samples one by one, so its results must be bit-identical. train-omp differs by a
+ * rounding error of about 1e-7. A sample that is left out, repeated or weighted wrongly changes the gradients
+ * by more than 1e-2. */
 static int expect_same_training(const struct engine *engine, int model, struct shape input, uint32_t batch,
                                 uint32_t micros)
 {
@@ -170,7 +171,8 @@ static int expect_same_training(const struct engine *engine, int model, struct s
     return !(off <= bound);
 }
 
-/* Models lenet, cnn (dropout) and cnn-fdsl (additions, which use the input of a stage after some cuts). */
+/* Tests lenet, cnn, which has dropout, and cnn-fdsl, which has additions. With some cuts, an addition uses
+ * the input of a stage. */
 static int train_stages(void)
 {
     static const struct engine *const engines[] = {
@@ -179,7 +181,7 @@ static int train_stages(void)
         &engine_omp,
 #endif
     };
-#ifdef FDSL_SANITIZED /* several times slower */
+#ifdef FDSL_SANITIZED /* sanitizers make training several times slower */
     static const uint32_t micros[] = {3, 8};
 #else
     static const uint32_t micros[] = {1, 2, 3, 8};
@@ -254,8 +256,8 @@ Test(mpi_pipeline, four_stages_train_what_one_rank_trains)
 
 #define BATCH 13
 
-/* Computes the gradients of a step in micro-batches of `size` samples, on a stage that holds the whole
- * network. */
+/* Computes the gradients of a step in micro-batches of `size` samples, on a stage that contains the
+ * whole network. */
 static void find_gradients(const struct engine *engine, void *state, uint32_t size, float *gradients)
 {
     static const uint32_t numbers[BATCH] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
@@ -272,8 +274,8 @@ static void find_gradients(const struct engine *engine, void *state, uint32_t si
     must(engine->gradients(state, gradients));
 }
 
-/* Both engines add up the gradients of a linear layer sample by sample, so micro-batches do not change a bit.
- */
+/* Both engines add up the gradients of a linear layer sample by sample, so the sizes of micro-batches must
+ * not change a bit. */
 static void expect_same_gradients(const struct engine *engine, struct net *net)
 {
     const struct stage stage = {.first = true, .last = true, .splits = true, .slots = 1, .capacity = BATCH};
@@ -401,7 +403,7 @@ Test(mpi_pipeline, rows_describe_the_stages)
     cr_expect(same_files("alone.safetensors", "piped.safetensors"), "the parameters differ");
 }
 
-/* Activations: gpipe keeps all micro-batches, 1f1b as many as stages follow. */
+/* gpipe keeps the activations of all micro-batches. With 1f1b, the first of two stages keeps at most two. */
 Test(mpi_pipeline, a_stage_has_the_memory_of_its_layers)
 {
     double first[2];
@@ -443,7 +445,7 @@ static pid_t start_training(pid_t ranks[8])
 {
     char line[512] = PIPE "--epochs 1000000 --checkpoint k --rank-timeout 2";
     drop_repeated_in(line);
-    pid_t mpirun = start_ranks(9, "-n 3 $PROGRAM %s", line); /* no rank has number 9, so none is held */
+    pid_t mpirun = start_ranks(9, "-n 3 $PROGRAM %s", line); /* there is no rank 9, so no rank stops */
     double begin_s = timer_now_s();
     while (timer_now_s() - begin_s < 60 && access("k/epoch-000003.ckpt", F_OK) != 0)
         nap();
@@ -459,7 +461,7 @@ Test(mpi_pipeline, a_killed_stage_ends_all_ranks)
     expect_end(mpirun, "noticed that process rank", rank);
 }
 
-/* Its neighbours name the stopped rank, unless they wait for each other in a collective call. */
+/* The stopped rank's neighbours name it, unless they wait for each other in a collective call. */
 Test(mpi_pipeline, a_stage_that_does_not_answer_ends_all_ranks)
 {
     pid_t ranks[8], mpirun = start_training(ranks), middle = 0;

@@ -27,8 +27,8 @@ TestSuite(mpi_train, .init = start, .fini = stop, .timeout = 120);
 
 /* ---- The sum of arrays ---- */
 
-#define COUNTED     "FDSL_TEST_SUM"   /* set in a process that is a rank of comm_reduce()'s test */
-#define MIXED_RANKS "FDSL_TEST_MIXED" /* set in a process that is a rank of the test of different engines */
+#define COUNTED     "FDSL_TEST_SUM"   /* set in the ranks of the test of comm_reduce() */
+#define MIXED_RANKS "FDSL_TEST_MIXED" /* set in the ranks of the test of different engines */
 
 static float part(int rank, size_t i)
 {
@@ -57,7 +57,7 @@ static int add_up(size_t count)
     return wrong;
 }
 
-/* A failure on rank 1 must become the failure of all ranks, and the next sum must work. */
+/* All ranks must report a failure on rank 1, and the next sum must succeed. */
 static int fail_on_one_rank(void)
 {
     struct comm_reducer *reducer = NULL;
@@ -77,7 +77,7 @@ static int fail_on_one_rank(void)
 #ifdef _OPENMP
 #define MIXED_STEPS 3
 
-/* Trains a few steps from the initial parameters. `end` becomes the state after them. */
+/* Trains MIXED_STEPS steps from the initial parameters. Sets `end` to the final state. */
 static enum status train_steps_of(const struct engine *engine, const struct train *train,
                                   const float *initial, struct train_state *end)
 {
@@ -108,9 +108,9 @@ static bool close_to(const struct train_state *one, const struct train_state *ot
     return sqrt(off) < 1e-5 * sqrt(norm);
 }
 
-/* Even ranks train with train-omp, odd ones with train-naive, whose layout of the gradients differs. All must
- * get the same bits, which must be those of one rank up to rounding. The model has several parts and pieces.
- */
+/* Even ranks train with train-omp, odd ranks with train-naive, whose layout of the gradients differs. All
+ * ranks must get the same bits. Their result must equal that of one rank up to rounding. The model is so
+ * large that its gradients are exchanged in several parts and pieces (exchange_pieces.h). */
 static int train_mixed(void)
 {
     static const uint32_t shares[] = {2, 4, 0, 1};
@@ -188,8 +188,8 @@ __attribute__((constructor)) static void be_rank(void)
     _exit(wrong);
 }
 
-/* All ranks must get the sums in rank order, bit for bit, in shared memory and over MPI, also if the array
- * has fewer values than there are ranks. */
+/* All ranks must get the same bits as a sum in rank order, in shared memory and over MPI. This must also be
+ * true for arrays with fewer values than there are ranks. */
 Test(mpi_train, arrays_are_added_up_in_rank_order)
 {
     char self[PATH_MAX] = "";
@@ -229,7 +229,7 @@ Test(mpi_train, any_number_of_ranks_trains_what_one_rank_trains)
     cr_expect(same_files("2.safetensors", "weak.safetensors"), "weak and strong scaling differ: %s", err);
 }
 
-/* 62 samples on 3 ranks in steps of 24, 24 and 14. */
+/* 3 ranks train on 62 samples in steps of 24, 24 and 14 samples. */
 Test(mpi_train, one_row_per_rank_and_one_of_all_ranks)
 {
     static const char *const items[] = {"21", "21", "20", "62"}, *const names[] = {"0", "1", "2", "all"};
@@ -252,7 +252,8 @@ Test(mpi_train, one_row_per_rank_and_one_of_all_ranks)
     }
 }
 
-/* The training set limits the batch of a rank, or with --scaling strong, of all ranks. */
+/* The size of the training set limits the batch of all ranks together. With --scaling strong, --batch is that
+ * batch; otherwise it is the batch of one rank. */
 Test(mpi_train, ranks_agree_on_the_largest_batch)
 {
 #define LARGEST                                                                                   \
@@ -267,7 +268,7 @@ Test(mpi_train, ranks_agree_on_the_largest_batch)
     cr_expect_eq(number(out, 4, "batch_probes"), 2);
 }
 
-/* The row of all ranks has the sum of the rates, which are not integers. */
+/* The row of all ranks has the sum of the ranks' rates. Rates are not integers. */
 Test(mpi_train, ranks_generate_their_own_samples)
 {
     run_well(2, LEARN "--model logreg --data synth --feed live --res 48 --classes 5 --epochs 1");
@@ -299,7 +300,7 @@ Test(mpi_train, the_learning_rate_follows_the_batch)
 
 /* ---- Shares ---- */
 
-/* 62 samples in steps of 24, 24 and 14. */
+/* The ranks train on 62 samples in steps of 24, 24 and 14 samples. */
 Test(mpi_train, any_shares_train_what_one_rank_trains)
 {
     static const struct {
@@ -338,7 +339,7 @@ Test(mpi_train, any_shares_train_what_one_rank_trains)
     cr_expect_str_empty(value(out, 1, "samples_per_step"));
 }
 
-/* 62 samples in steps of 24: two full steps. */
+/* 62 samples in steps of 24 give two full steps. */
 Test(mpi_train, ranks_drop_the_same_last_batch)
 {
     run_well(3, DIVIDE "--drop-last --verify --balance 5:1:2 --export three.safetensors");
@@ -414,7 +415,8 @@ Test(mpi_train, uneven_ranks_are_reported_once)
 }
 
 #ifdef _OPENMP
-/* A rank with cpu runs train-omp under the name of the GPU variant, also in a build without CUDA. */
+/* A rank whose device is cpu runs train-omp, but its row names the GPU variant. A build without CUDA can do
+ * this too. */
 Test(mpi_train, a_rank_on_a_cpu_stands_in_for_a_gpu)
 {
     run_well(2, LEARN "--variant train-omp --export omp.safetensors");
@@ -452,7 +454,7 @@ Test(mpi_train, wrong_lists_of_devices_are_refused)
 }
 
 #ifdef HAVE_XXHASH
-/* The shares of the next epoch belong to the checkpoint. */
+/* A checkpoint contains the shares of the next epoch. */
 Test(mpi_train, a_resumed_run_has_the_measured_shares)
 {
     static char before[TEXT_MAX];
@@ -502,7 +504,7 @@ Test(mpi_train, training_resumes_on_any_number_of_ranks)
               "%d: %s", status, err);
 }
 
-/* --lr-scale would change the rate with the number of ranks. --lr can keep it. */
+/* With --lr-scale, the learning rate depends on the number of ranks. --lr can keep the rate unchanged. */
 Test(mpi_train, training_resumes_with_the_scaled_learning_rate)
 {
     run_well(2, LEARN "--lr-scale linear --checkpoint k");
@@ -521,7 +523,8 @@ Test(mpi_train, training_resumes_with_the_scaled_learning_rate)
     cr_expect(fabs(three - two) < 1e-5 * two, "%.9g on three ranks, %.9g on two", three, two);
 }
 
-/* A run that is killed after a checkpoint and before its rows are written loses no row. */
+/* A run may be killed after it wrote a checkpoint but before it wrote the rows. The resumed run must add
+ * these rows. */
 Test(mpi_train, rows_that_were_not_written_are_added_on_resumption)
 {
     static char before[TEXT_MAX];
@@ -545,7 +548,7 @@ static pid_t start_training(pid_t ranks[8])
 {
     char line[512] = LEARN "--epochs 1000000 --checkpoint k --rank-timeout 2";
     drop_repeated_in(line);
-    pid_t mpirun = start_ranks(9, "-n 3 $PROGRAM %s", line); /* no rank has number 9, so none is held */
+    pid_t mpirun = start_ranks(9, "-n 3 $PROGRAM %s", line); /* there is no rank 9, so no rank stops */
     double begin_s = timer_now_s();
     while (timer_now_s() - begin_s < 60 && access("k/epoch-000003.ckpt", F_OK) != 0)
         nap();
@@ -553,7 +556,7 @@ static pid_t start_training(pid_t ranks[8])
     return mpirun;
 }
 
-/* The latest checkpoint must be whole, and no temporary file may be left. */
+/* Expects the latest checkpoint to be complete, and no temporary file to remain. */
 static void expect_whole_checkpoint(void)
 {
     unsetenv("LD_PRELOAD");
@@ -573,7 +576,7 @@ Test(mpi_train, a_killed_rank_ends_all_ranks)
     expect_whole_checkpoint();
 }
 
-/* Other ranks may be named, too: those that still wait in an earlier collective call than rank 0. */
+/* The message may also name ranks that still wait in an earlier collective call than rank 0. */
 Test(mpi_train, a_rank_that_does_not_answer_ends_all_ranks)
 {
     pid_t ranks[8], mpirun = start_training(ranks);
@@ -586,7 +589,7 @@ Test(mpi_train, a_rank_that_does_not_answer_ends_all_ranks)
 
 /* ---- Differences between ranks ---- */
 
-/* Runs two ranks with different commands. $PROGRAM is the program. */
+/* Runs two ranks with different commands, in which $PROGRAM is the program. */
 static void run_two(const char *one, const char *other)
 {
     shell("timeout 50 mpirun --bind-to none -n 1 %s : -n 1 %s", one, other);
@@ -659,7 +662,7 @@ Test(mpi_train, ranks_with_other_initial_parameters_are_refused)
 }
 #endif
 
-Test(mpi_train, what_ranks_cannot_do_is_refused)
+Test(mpi_train, options_that_ranks_cannot_use_are_refused)
 {
     static const struct {
         const char *options, *message;

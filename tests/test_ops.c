@@ -1,5 +1,5 @@
-/* Tests the workload `ops`: generated rows, results that are computed here in another way, faults that
- * verification must catch, refused options. */
+/* Tests the workload `ops`: generated rows, results, which are compared with simple code of this suite,
+ * faults that verification must detect, and refused options. */
 #include "ops_support.h"
 
 #include <math.h>
@@ -72,7 +72,7 @@ Test(ops, duplicates_are_copies_of_earlier_rows)
         copies += source < row;
     }
     cr_expect(copies > 300 && copies <= 400, "%u", copies);
-    /* All rows want a source, and none has one. */
+    /* If all rows are chosen as duplicates, no row can be a source. */
     input = input_begin(3, 8, DTYPE_F32, 0, 1);
     cr_expect_eq(input_source(&input, 0), 0);
     cr_expect_eq(input_source(&input, 999), 999);
@@ -86,7 +86,7 @@ Test(ops, duplicates_are_dropped_on_any_number_of_threads)
     cr_assert_leq(duplicates_slots(COUNT), COUNT_OF(table));
     for (int threads = 1; threads <= 8; threads *= 2) {
         for (uint64_t i = 0; i < COUNT; i++) {
-            hashes[i] = i * i % 70001 * 65536; /* many share the low bits */
+            hashes[i] = i * i % 70001 * 65536; /* the low 16 bits of all hashes are equal */
             kept[i] = i % 11 != 0;
         }
         duplicates_drop(threads, hashes, COUNT, kept, table);
@@ -105,7 +105,7 @@ Test(ops, duplicates_are_dropped_on_any_number_of_threads)
 
 /* ---- Results ---- */
 
-/* Computes the norms in double precision, and compares the kept rows, their values and their hashes. */
+/* Computes norms in double precision. Compares which rows are kept, their order, values and hashes. */
 Test(ops, results_of_each_step)
 {
     struct job job;
@@ -143,7 +143,7 @@ Test(ops, samples_of_an_epoch_have_no_row_twice)
 {
     struct job job;
     void *state;
-    unsigned seen[2][300] = {{0}}, both = 0; /* by epoch */
+    unsigned seen[2][300] = {{0}}, both = 0; /* index: the epoch */
     open_well(&job, "--rows 300 --columns 5 --steps mask,compact,permute,convert --sample 100");
     const struct variant *variant = set_up(&job, "ops-naive", &state);
     for (unsigned run = 0; run < 4; run++) {
@@ -220,8 +220,8 @@ Test(ops, omp_computes_the_same_bits)
         }
 }
 
-/* Random bits, among them NaN with any sign and payload, infinity, subnormal values, and values halfway
- * between two values of smaller types. */
+/* Fills a row with random bits. Among its values are NaN with any sign and payload, infinity, subnormal
+ * values, and values halfway between two values of smaller types. */
 static void fill_with_kinds(uint32_t *bits, size_t count, enum dtype type)
 {
     for (size_t i = 0; i < count; i++) {
@@ -244,7 +244,8 @@ static const struct ops_kernel *const kernels[] = {
 #endif
     &ops_kernel_scalar};
 
-/* Few rows have norms near a bound, so the mask alone would not show a sum in another order. */
+/* Compares sums of squares directly. Few rows have norms near a bound, so the mask would rarely show that a
+ * sum was computed in another order. */
 Test(ops, omp_adds_squares_in_the_same_order)
 {
     static float row[4099];
@@ -314,11 +315,11 @@ Test(ops, omp_computes_all_lists_of_steps)
 
 /* ---- Verification ---- */
 
-/* A variant that returns the results of `real`, with one planted fault. */
+/* The fault of a variant that returns the results of `real` with one planted fault. */
 static struct {
     const struct variant *real;
-    enum ops_array array; /* OPS_ARRAYS: none */
-    uint64_t element;     /* the element of the array whose first byte is changed */
+    enum ops_array array; /* the array with the fault; OPS_ARRAYS: none */
+    uint64_t element;     /* the element whose first byte is changed */
     void (*change)(struct ops_summary *summary);
 } fault;
 
@@ -356,7 +357,7 @@ static void change_scale(struct ops_summary *summary)
     summary->tensor_scale *= 1.0000002f;
 }
 
-Test(ops, planted_faults_are_caught)
+Test(ops, planted_faults_are_detected)
 {
     static void (*const changes[])(struct ops_summary *) = {change_number, change_kept, change_outputs,
                                                             change_scale};
@@ -385,7 +386,7 @@ Test(ops, planted_faults_are_caught)
     close_job(&job);
 }
 
-/* A variant that claims to have done run 4, but did run 3. */
+/* Changes the results of run 3, so that the variant claims that they are of run 4. */
 static void claim_4(struct ops_summary *summary)
 {
     summary->number = 4;

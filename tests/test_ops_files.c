@@ -1,5 +1,5 @@
-/* Tests rows of files in the workload `ops`: several files, parts of ranks, unaligned rows, and files that
- * shrink while they are read. */
+/* Tests the workload `ops` with rows from files: several files, the parts that ranks read, unaligned rows,
+ * and files that shrink while they are read. */
 #include "ops_support.h"
 
 #include <stdio.h>
@@ -16,8 +16,8 @@ static float value_of(uint64_t row, uint32_t column)
     return row % 5 == 3 ? 0 : 0.125F * (float)(1 + row) + (float)column;
 }
 
-/* Writes rows [first, first + rows) as a safetensors file. A header of `odd` more bytes moves the rows to an
- * unaligned offset. */
+/* Writes `rows` rows, beginning with row `first`, to a safetensors file. The header ends with `odd` blanks,
+ * which can move the rows to an unaligned offset. */
 static void write_rows(const char *name, uint64_t first, uint64_t rows, uint32_t columns, int odd)
 {
     char path[256], header[256];
@@ -101,7 +101,7 @@ Test(ops_files, variants_compute_the_same_bits, .init = make_set, .fini = remove
             }
 }
 
-/* A file that shrinks ends the run with an error that names the file, not with a signal. */
+/* If a file shrinks, the run must end with an error that names the file, not with a signal. */
 Test(ops_files, a_file_that_shrinks_is_named, .init = make_set, .fini = remove_set)
 {
     char path[256];

@@ -25,7 +25,7 @@ Test(ops_row, square_sum_follows_its_definition)
     }
     /* Values 0 and 128 share an accumulator, so fmaf() keeps 2^-24 only if 1 is added after it. */
     float row[129] = {[0] = 0x1p-12f, [128] = 1};
-    cr_expect_eq(ops_square_sum(row, DTYPE_F32, 129), 1); /* a tie, rounded to even */
+    cr_expect_eq(ops_square_sum(row, DTYPE_F32, 129), 1); /* the sum is a tie, which is rounded to even */
     row[0] = 1, row[128] = 0x1.000002p-12f;
     cr_expect_eq(ops_square_sum(row, DTYPE_F32, 129), 0x1.000002p0f);
 }
@@ -56,7 +56,7 @@ Test(ops_row, bounds_are_inclusive)
 
 /* ---- Conversions ---- */
 
-/* Checks each value of a type, each midpoint between two, and the float neighbours of both. */
+/* Checks each value of a type, each midpoint between two values, and the floats next to these numbers. */
 static void expect_boundaries(const struct small_type *type, uint32_t (*convert)(float),
                               uint32_t after_largest, const char *name)
 {
@@ -161,12 +161,12 @@ Test(ops_row, mxfp4_blocks)
     ops_convert_block(&format, row, 1, values, scales);
     cr_expect_eq(scales[0], 127); /* floor(log2 6) - 2 = 0 */
     cr_expect_eq(values[0], 0xE7);
-    cr_expect_eq(values[1], 0x21); /* 0.75 is between 0.5 and 1: to the even code */
+    cr_expect_eq(values[1], 0x21); /* 0.75 is halfway between 0.5 and 1, so it gets the even code */
     cr_expect_eq(values[2], 0);
     cr_expect_eq(scales[1], 127 - 7 - 2);
-    cr_expect_eq(values[16], 0x07 & 0xF); /* 0.01 * 2^9 = 5.12: above the midpoint 5 */
+    cr_expect_eq(values[16], 0x07 & 0xF); /* 0.01 * 2^9 = 5.12 is above the midpoint 5, so it gets 6 */
     cr_expect_eq(values[17], 0, "padding must be 0");
-    /* The largest and the smallest floats, zero, and values that are not finite. */
+    /* Scales of the largest float, the smallest normal float, zero and infinity. */
     cr_expect_eq(mxfp4_scale(float_bits(0x1.fffffep127f)), 252);
     cr_expect_eq(mxfp4_scale(float_bits(0x1p-126f)), 0);
     cr_expect_eq(mxfp4_scale(0), 0);
@@ -188,7 +188,8 @@ Test(ops_row, nvfp4_blocks)
     ops_convert_block(&format, row, 0, values, &scale);
     cr_expect_eq(scale, 0x7E);
     cr_expect(values[0] == (0x7 | 0xD << 4) && values[1] == 0x2);
-    /* A block far below the largest value: its scale is the smallest fp8 value, or 0. */
+    /* If all values of a block are far below the largest value of the tensor, its scale is the smallest fp8
+     * value, or 0. */
     row[0] = 6 * 0x1p-9f, row[1] = row[2] = 0;
     ops_convert_block(&format, row, 0, values, &scale);
     cr_expect(scale == 1 && values[0] == 7);
@@ -198,7 +199,7 @@ Test(ops_row, nvfp4_blocks)
     row[0] = INFINITY;
     ops_convert_block(&format, row, 0, values, &scale);
     cr_expect(scale == FP8_NAN && values[0] == 0);
-    /* A tensor of zeros, and one of the smallest floats: no NaN, no infinity. */
+    /* A tensor of zeros and a tensor of subnormal floats must not give NaN or infinity. */
     memset(row, 0, sizeof row);
     format.tensor_scale = nvfp4_tensor_scale(0);
     ops_convert_block(&format, row, 0, values, &scale);
@@ -209,8 +210,10 @@ Test(ops_row, nvfp4_blocks)
     cr_expect_eq(values[0], 0);
 }
 
-/* The value that a block represents is near the original one: at most half of the largest distance between
- * two e2m1 values, which is 2, times the scale; values of 4 to 8 are limited to 6 in MXFP4. */
+/* A converted value must be near the original value. Neighbouring e2m1 values differ by at most 2, so the
+ * rounding error of a value is at most the scale. In MXFP4, scaled values may be almost 8 and are limited to
+ * 6, so the error may be 2 times the scale. NVFP4 also rounds the scale, so its bound is 1.3 times the scale.
+ */
 Test(ops_row, blocks_approximate_values)
 {
     static float row[320];

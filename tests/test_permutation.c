@@ -1,6 +1,6 @@
-/* Tests the random permutations of core/permutation.h: every one is a bijection, and the statistics are those
- * of permutations that are drawn at random. Permutations are pure functions of seeds, so the counts in these
- * tests never change. docs/ops.md lists the tests. */
+/* Tests the random permutations of core/permutation.h. Every permutation must be a bijection, and the
+ * statistics must agree with those of uniformly random permutations. Permutations are pure functions of
+ * seeds, so the counts in these tests never change. docs/ops.md lists the tests. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -13,7 +13,8 @@
  * probability of 3 in 100,000; no test draws more than a few dozen statistics. */
 #define DEVIATIONS_MAX 4.0
 
-/* Deviation of chi-square over `count` counts, which should all be `expected`, from its mean. */
+/* Returns the deviation of chi-square from its mean `freedom`, in units of its standard deviation. Chi-square
+ * is computed from `count` counts, whose expected value is `expected`. */
 static double deviation(const unsigned *counts, size_t count, double expected, double freedom)
 {
     double chi_square = 0;
@@ -47,7 +48,7 @@ Test(permutation, is_a_bijection)
     expect_bijection(7, 1000001);
 }
 
-/* Golden values: the same on every machine and device. */
+/* These values must be the same on every machine and device. */
 Test(permutation, known_answers)
 {
     static const struct {
@@ -92,8 +93,8 @@ Test(permutation, small_permutations_are_equally_likely)
         }
 }
 
-/* Each element is equally likely at each position, consecutive elements differ by each distance equally
- * often, and there is one fixed point on average. */
+/* Each element must be equally likely at each position. All differences of consecutive elements (modulo n)
+ * must be equally frequent. A permutation must have one fixed point on average. */
 Test(permutation, positions_pairs_and_fixed_points)
 {
     static const unsigned sizes[] = {16, 17, 63, 256, 257};

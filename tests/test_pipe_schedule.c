@@ -45,7 +45,7 @@ Test(pipe_schedule, has_each_operation_once_in_ascending_order)
     for_each(expect_each_once);
 }
 
-/* Whether the operations that this one needs are done. done[stage][kind] counts those that are. */
+/* Whether all operations that `op` depends on are done. done[stage][kind] counts completed operations. */
 static bool may_run(const struct pipe_op *op, uint32_t (*done)[PIPE_KINDS], uint32_t stage, uint32_t stages)
 {
     if (op->kind == PIPE_FORWARD)
@@ -56,8 +56,8 @@ static bool may_run(const struct pipe_op *op, uint32_t (*done)[PIPE_KINDS], uint
            (stage + 1 == stages || done[stage + 1][PIPE_INPUTS] + done[stage + 1][PIPE_BOTH] > op->micro);
 }
 
-/* Runs all stages one operation at a time. If none can continue before all are done, they wait for each
- * other. */
+/* Runs all stages one operation at a time. If no stage can continue before all operations are done, the
+ * stages deadlock. */
 static void expect_no_deadlock(enum pipe_schedule schedule, uint32_t stages, uint32_t micros)
 {
     struct pipe_op ops[STAGES_MAX][3 * MICROS_MAX];
@@ -77,7 +77,7 @@ static void expect_no_deadlock(enum pipe_schedule schedule, uint32_t stages, uin
                  pipe_schedule_names[schedule], stages, micros, left);
 }
 
-Test(pipe_schedule, stages_never_wait_for_each_other)
+Test(pipe_schedule, stages_never_deadlock)
 {
     for_each(expect_no_deadlock);
 }
@@ -102,7 +102,7 @@ static void expect_live(enum pipe_schedule schedule, uint32_t stages, uint32_t m
     }
 }
 
-Test(pipe_schedule, keeps_as_many_activations_as_it_says)
+Test(pipe_schedule, pipe_live_is_the_number_of_activations)
 {
     for_each(expect_live);
 }
@@ -126,7 +126,7 @@ static void expect_formula(enum pipe_schedule schedule, uint32_t stages, uint32_
                   pipe_schedule_names[schedule], s, stages, micros, waits[s], formula);
 }
 
-Test(pipe_schedule, formula_is_the_simulated_bubble)
+Test(pipe_schedule, formula_equals_the_simulated_bubble)
 {
     for_each(expect_formula);
 }
@@ -141,13 +141,14 @@ Test(pipe_schedule, bubbles_of_known_sizes)
         cr_expect_eq(pipe_bubble((enum pipe_schedule)schedule, 1, 7), 0);
 }
 
-/* With one micro-batch, nothing overlaps: a step takes the sum of all stages. */
+/* With one micro-batch, stages do not overlap, so a step takes the sum of the times of all stages. */
 Test(pipe_schedule, simulates_stages_of_unequal_cost)
 {
     const struct pipe_times times[] = {{{1, 0, 0, 2}, 3}, {{4, 0, 0, 5}, 0}};
     double waits[2];
     cr_assert(pipe_simulate(PIPE_1F1B, 2, 1, times, waits));
-    cr_expect(fabs(waits[0] - 9.0 / 12) < 1e-12, "%g", waits[0]); /* the update is no wait and no operation */
+    /* The update takes 3 s, which count neither as waiting nor as part of the step. */
+    cr_expect(fabs(waits[0] - 9.0 / 12) < 1e-12, "%g", waits[0]);
     cr_expect(fabs(waits[1] - 6.0 / 15) < 1e-12, "%g", waits[1]);
 }
 

@@ -1,5 +1,5 @@
-/* Tests scripts/compare/pretrain.py as far as it works without PyTorch (scripts/compare/pretrain_test.py
- * tests the rest), and the figures of its rows. The rows in tests/data/pretrain are invented. */
+/* Tests the parts of scripts/compare/pretrain.py that need no PyTorch, and the figures of its rows.
+ * scripts/compare/pretrain_test.py tests the other parts. The rows in tests/data/pretrain are invented. */
 #include "figures.h"
 
 #include "core/portable.h"
@@ -124,7 +124,7 @@ Test(pretrain, share_of_constant_needs_the_same_settings)
     expect_line(0, "[0.97, 0.485, 1.0]");
 }
 
-/* Options that only say how long a run is or where its output goes are not settings. */
+/* Options that set only the length of a run or the place of its output are not settings. */
 Test(pretrain, settings_are_the_options_that_are_not_default)
 {
     shell(PYTHON "'import pretrain as p\n"

@@ -53,8 +53,8 @@ Test(partition, a_large_batch_does_not_overflow)
     cr_expect(share.first + share.count == UINT64_MAX);
 }
 
-/* With weights, all parts are consecutive, their sum is the batch, and a batch as large as the sum of the
- * weights gives each rank its weight. No rank gets more in a smaller batch. */
+/* With weights, the parts of all ranks must be consecutive, and their sum must be the batch. If the batch
+ * equals the sum of the weights, each rank must get its weight. In a smaller batch, no rank may get more. */
 Test(partition, weights_divide_any_batch)
 {
     static const uint32_t cases[][4] = {
@@ -77,8 +77,8 @@ Test(partition, weights_divide_any_batch)
     }
 }
 
-/* Checks the sum, the least share, and that a rank with a larger weight, or a lower rank with the same
- * weight, never gets less. */
+/* Checks the sum and the minimum of the shares. A rank with a larger weight must not get less than a rank
+ * with a smaller weight. Of two ranks with the same weight, the lower rank must not get less. */
 static void expect_fair(const double *weights, uint32_t count, uint32_t total, uint32_t least)
 {
     uint32_t shares[7], again[7], sum = 0;

@@ -12,7 +12,7 @@ TestSuite(rows, .init = start, .fini = stop, .timeout = 120);
 
 /* ---- Whether the median settled ---- */
 
-Test(rows, have_whether_the_median_settled)
+Test(rows, say_whether_the_median_settled)
 {
     run_well("--variant naive " SMALL
              "--max-error 100 --min-samples 100 --min-time 0 --max-time 20 --format csv");

@@ -208,7 +208,8 @@ Test(runner, variants_without_the_output_are_refused_or_skipped)
     cr_redirect_stdout();
     cr_redirect_stderr();
     cr_expect_eq(run_with(&plain, "fake,naive", NULL, "f16", out), STATUS_USAGE);
-    cr_expect(strstr(status_text(), "variant 'fake' cannot do this: supports only u8"), "%s", status_text());
+    cr_expect(strstr(status_text(), "variant 'fake' cannot run with these options: supports only u8"), "%s",
+              status_text());
     cr_expect(strstr(status_text(), "use naive"), "%s", status_text());
     char *rows = read_file(out);
     cr_expect_str_empty(rows, "a variant ran: %s", rows);

@@ -36,7 +36,7 @@ Test(setup, prints_packages_and_command_before_it_installs)
     expect(0, "install -y --no-install-recommends git ");
 }
 
-Test(setup, probes_a_compiler_behind_a_wrapper)
+Test(setup, probes_a_compiler_that_a_wrapper_runs)
 {
     static const char ccache[] = "#!/bin/sh\nexec \"$@\"\n";
     put("bin/ccache", ccache, sizeof ccache - 1);

@@ -236,7 +236,7 @@ Test(train_cli, rejects_checkpoints_of_other_trainings)
 Test(train_cli, fine_tuning_starts_from_the_checkpoint)
 {
 #define TAUGHT "$P --variant train-omp --model cnn-fdsl --train-size 30 --test-size 10 --batch 10 "
-/* Bytes of all tensors except the last layer's (KEPT), and of the last layer for 7 classes (LAST_7). */
+/* KEPT: bytes of all tensors before the last layer. LAST_7: bytes of the last layer for 7 classes. */
 #define KEPT   1920768
 #define LAST_7 3612
     EXPECT(0, TAUGHT "--data synth --res 16 --classes 7 --epochs 2 --checkpoint pre --export taught");
@@ -306,7 +306,7 @@ Test(train_cli, the_largest_batch_is_the_whole_set)
     cr_expect_not_null(strstr(out, "--batch max: 200 fits, and the samples allow no more (3 tried)"), "%s",
                        out);
     cr_expect(number(out, 1, "batch") == 200 && number(out, 1, "batch_probes") == 3);
-    /* The search left no trace, so the result is that of the same number. */
+    /* The search must not change the training: --batch 200 must give the same parameters. */
     EXPECT(0, "$P " LARGEST "--train-size 200 --export a >/dev/null && $P --batch 200 " FIXED
               "--train-size 200 --export b --format csv && cmp a b");
     cr_expect_str_eq(value(out, 1, "batch_probes"), "");
@@ -319,7 +319,7 @@ Test(train_cli, the_largest_batch_is_the_whole_set)
     EXPECT(0, "$P " LARGEST "--train-size 200 --dry-run");
 }
 
-Test(train_cli, the_largest_batch_is_refused)
+Test(train_cli, batch_max_is_refused_where_it_does_not_apply)
 {
     EXPECT(2, "$P --workload train --variant all --batch max --train-size 100 --test-size 10");
     EXPECT(2, "$P --variant naive --batch max");
@@ -330,7 +330,7 @@ Test(train_cli, the_largest_batch_is_refused)
 }
 
 #ifndef FDSL_SANITIZED /* sanitizers reserve more address space than the limit */
-/* The limit of the address space leaves memory for some hundreds of samples. */
+/* The limit of the address space leaves memory for a batch of some hundreds of samples. */
 Test(train_cli, the_largest_batch_fits_into_memory)
 {
     EXPECT(0, "ulimit -v 150000 && $P --variant train-naive --model lenet --train-size 4000 --test-size 50 "
@@ -653,7 +653,8 @@ Test(train_cli, rejects_impossible_comparisons)
     cr_expect_not_null(strstr(out, "none: No such file or directory; build it"), "%s", out);
 }
 
-/* The line about a failed rank, from the files of the ranks or from the output of torchrun, and the table. */
+/* Tests two outputs of the comparison: the table, and the line about a failed rank. The reason of a failure
+ * is in the files of the ranks or in the output of torchrun. */
 Test(train_cli, comparison_on_ranks_reports)
 {
     if (run("command -v python3") != 0)
@@ -703,7 +704,7 @@ Test(train_cli, comparison_on_ranks_reports)
         "    2 a               mpi          16     2.00        150.0      0.750   0.5000      1.5  0.9000\n"
         "    2 b               mpi          16     3.00        100.0              0.5000      1.5  0.9000\n"
         "batch: samples per step of all ranks; weak scaling\n");
-    /* Without PyTorch. */
+    /* Tests the script without PyTorch. */
     run("mkdir -p n && echo 'raise ImportError(\"no torch\")' > n/torch.py && PYTHONPATH=n "
         "%s/scripts/compare/pytorch.py --ranks "
         "1,2",

@@ -27,7 +27,7 @@ static const struct engine *const engines[] = {
 
 #define RANKS_MAX 13
 
-/* Data that all ranks can read: the latest gradients and status of each rank. */
+/* Data that all ranks can read. `parts` and `statuses` are the latest gradients and status of each rank. */
 struct meeting {
     pthread_barrier_t barrier;
     uint32_t ranks;
@@ -42,7 +42,7 @@ struct member {
     const struct engine *engine;
     struct train train;
     const struct train_state *begin;
-    const uint32_t *shares; /* of each rank in the first epoch, then in the second, and so on; NULL: equal */
+    const uint32_t *shares; /* shares of all ranks, one epoch after another; NULL: equal */
     uint32_t epochs;
     float *own, *sums;
     size_t own_count;
@@ -331,9 +331,9 @@ Test(train_ranks, gradients_differ_only_by_the_order_of_their_sums)
     }
 }
 
-/* Trains on several ranks, and compares with one rank. Rounding changes the gradients of a convolution by
- * about 1e-7 of their norm per step; a sample that is left out, repeated or weighted wrongly changes them by
- * more than 1e-2. */
+/* Compares training on several ranks with training on one rank. Per step, rounding changes the gradients of a
+ * convolution by about 1e-7 of their norm. A sample that is left out, repeated or weighted wrongly changes
+ * them by more than 1e-2. */
 static void expect_equal_training(const struct engine *engine, const struct net *net, uint32_t ranks,
                                   const uint32_t *shares, uint32_t epochs)
 {
@@ -360,7 +360,7 @@ static void expect_equal_training(const struct engine *engine, const struct net 
     free_all(again, ranks);
 }
 
-/* 23 samples in batches of 7: the last step has 2 samples, so some ranks have none. */
+/* With 23 samples in batches of 7, the last step has 2 samples, so some ranks have none. */
 Test(train_ranks, ranks_without_samples_take_part_in_short_steps)
 {
     for (size_t e = 0; e < COUNT_OF(engines); e++)
@@ -382,8 +382,8 @@ Test(train_ranks, a_batch_may_be_smaller_than_the_number_of_ranks)
     }
 }
 
-/* Without the last batch, 23 samples in batches of 7 are trained like the first 21 of their order. */
-Test(train_ranks, the_last_batch_can_be_left_out)
+/* 23 samples in batches of 7: an epoch without the last batch must equal the first 3 steps of an epoch. */
+Test(train_ranks, the_last_batch_can_be_dropped)
 {
     for (size_t e = 0; e < COUNT_OF(engines); e++) {
         struct net net;
@@ -409,7 +409,8 @@ Test(train_ranks, the_last_batch_can_be_left_out)
     }
 }
 
-/* 23 samples in batches of 7. The shares change between the epochs; a rank gets none, and later most. */
+/* The ranks train on 23 samples in batches of 7. The shares change between epochs: one rank first gets no
+ * samples, and later most of them. */
 Test(train_ranks, shares_may_change_between_epochs)
 {
     static const uint32_t shares[3][3] = {{5, 2, 0}, {0, 1, 6}, {3, 3, 1}};
@@ -443,8 +444,8 @@ Test(train_ranks, a_rank_without_a_share_tests_like_the_others)
 }
 
 #ifdef _OPENMP
-/* Engines with other layouts train together, as on a CPU and a GPU. After each update they have the same
- * bits. */
+/* Engines with different layouts train together, as CPU and GPU engines do. After each update, their
+ * parameters must be bit-identical. */
 Test(train_ranks, different_engines_train_together)
 {
     static const struct engine *const mixes[][3] = {{&engine_naive, &engine_omp, &engine_naive},
@@ -566,14 +567,14 @@ Test(train_ranks, shares_follow_speeds)
     cr_expect_arr_eq(next, fair, sizeof next);
     cr_expect_eq(balance_improve(speeds, 2, BALANCE_GAIN_MIN, fair, next), 0);
     cr_expect_arr_eq(next, fair, sizeof next);
-    /* From 0.17 to 0.16 s per step. */
+    /* The new shares shorten a step from 0.17 s to 0.16 s. */
     cr_expect_float_eq(balance_improve(speeds, 2, 0.058, nearly, next), 1. / 17, 1e-12);
     cr_expect_arr_eq(next, fair, sizeof next);
     cr_expect_eq(balance_improve(speeds, 2, 0.059, nearly, next), 0);
     cr_expect_arr_eq(next, nearly, sizeof next);
 }
 
-/* A rank keeps at least one sample, because its speed could not be measured without. */
+/* Each rank keeps at least one sample. Otherwise, its speed could not be measured. */
 Test(train_ranks, a_very_slow_rank_keeps_one_sample)
 {
     static const double speeds[] = {1000, 1e-3, 1000};
@@ -594,7 +595,7 @@ Test(train_ranks, unknown_speeds_change_nothing)
     }
 }
 
-/* With any speeds: the sum stays, each rank has a sample, and no step takes longer. */
+/* For any speeds, new shares have the same sum, give each rank a sample, and do not make a step longer. */
 Test(train_ranks, new_shares_are_valid_and_no_slower)
 {
     for (uint32_t seed = 0; seed < 2000; seed++) {

@@ -190,8 +190,8 @@ Test(variants, omp_mixed_classes)
     }
 }
 
-/* Tests lines of many vectors, lines that are too long for vectors, and lines with ends far outside the
- * image. */
+/* Tests lines that fill many SIMD vectors, lines that are too long for vectors, and lines with ends far
+ * outside the image. */
 Test(variants, omp_long_lines)
 {
     static const char *const formulas[] = {"uji", "visualatom"};

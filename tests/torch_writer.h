@@ -52,10 +52,10 @@ static inline void pickle_int(struct blob *blob, int32_t number)
     blob_number(blob, (uint32_t)number, 4);
 }
 
-/* A tensor with one or two axes (`columns` is 0 for one) and the strides of an array in C order. */
+/* A contiguous tensor. If `columns` is 0, the tensor has one axis, otherwise two. */
 struct written {
     const char *storage, *key;
-    int32_t values, first; /* values in the storage; number of the tensor's first value */
+    int32_t values, first; /* number of values in the storage; index of the tensor's first value */
     int32_t rows, columns;
 };
 
@@ -92,7 +92,7 @@ static inline void pickle_tensor(struct blob *blob, const struct written *tensor
 struct archive {
     struct blob file, directory;
     unsigned members;
-    uint16_t method; /* of the next members; 0: stored */
+    uint16_t method; /* compression method of members that are added next; 0: stored */
 };
 
 static inline void archive_begin(struct archive *archive)
@@ -136,7 +136,7 @@ static inline void archive_add(struct archive *archive, const char *name, const 
     blob_add(to, bytes, count);
 }
 
-/* Adds the directory and the record at the end. archive->file is then complete. */
+/* Completes archive->file: adds the central directory and the record at its end. */
 static inline void archive_end(struct archive *archive)
 {
     struct blob *to = &archive->file;

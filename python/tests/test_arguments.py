@@ -1,4 +1,4 @@
-"""Every wrong argument raises an error with a message of one line, which names the argument."""
+"""Tests that every wrong argument raises an error whose message is one line and names the argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays: DLPack, array interfaces, lifetimes and memory."""
+"""Tests arrays: DLPack, array interfaces, lifetimes and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA: images, streams, graphs, DLPack, the Loader, memory and host time. Skips without a GPU.
+"""Tests CUDA: images, streams, graphs, DLPack, the Loader, memory and host time. Skipped if there is no GPU.
 
     make lib && python3 -m pytest -s python/tests/test_gpu.py
 
@@ -178,7 +178,7 @@ def test_fill_does_not_wait(count: int) -> None:
         indices = torch.zeros(count, dtype=torch.int64, device="cuda:0")
         selections: list[dict[str, Any]] = [{"first": 0}, {"numbers": numbers}, {"next": counter, "step": 0}]
         for words, stream in itertools.product(selections, (None, side, side.cuda_stream)):
-            g.fill(tensor, indices, **words, stream=stream)  # does the work that CUDA does only at a first call
+            g.fill(tensor, indices, **words, stream=stream)  # the first call, in which CUDA does its initial work
             torch.cuda.synchronize()
             tensor.zero_()
             indices.zero_()
@@ -365,7 +365,7 @@ def test_full_batches_alternate_with_replays(full: Full) -> None:
     replayed, outside = full.outputs(2 * FULL_BATCHES), full.outputs(2 * FULL_BATCHES)
     counter = torch.zeros(1, dtype=torch.int64, device="cuda:0")
     torch.cuda.synchronize()
-    for begin in (0, FULL_BATCHES):  # the second capture comes after calls outside
+    for begin in (0, FULL_BATCHES):  # the second capture follows calls that were not captured
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             g.fill(captured, captured_labels, next=counter)
@@ -509,7 +509,7 @@ def test_loader_on_other_streams_and_without_synchronisation() -> None:
             assert [result.cpu() for result in results] == sums
 
 
-def test_loader_resumes_and_is_left() -> None:
+def test_loader_resumes_after_an_abandoned_epoch() -> None:
     torch = with_torch()
     from fdsl.torch import Loader
 

@@ -1,4 +1,4 @@
-"""Images are those of the program fdsl-bench, for every format, batch size, destination and way to select images."""
+"""Tests that images equal those of fdsl-bench, for every format, batch size, destination and selection of images."""
 
 from __future__ import annotations
 

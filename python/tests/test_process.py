@@ -1,4 +1,4 @@
-"""Processes and threads: fork, spawn, pickling, parallel calls and import."""
+"""Tests processes and threads: fork, spawn, pickling, parallel calls and import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch: tensors as destinations, DLPack, and the Loader on the CPU."""
+"""Tests PyTorch: tensors as destinations, DLPack, and the Loader on the CPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_dlpack_shares_the_memory(name: str) -> None:
 
 
 def test_a_tensor_that_dies_in_a_failing_call_keeps_its_exception() -> None:
-    """A deleter in Python would turn the exception into a SystemError."""
+    """If the deleter were Python code, the exception would become a SystemError."""
     with small(out_res=24) as g:
         images, _ = g.generate(0, 8)
     for _ in range(3):
@@ -192,7 +192,7 @@ def test_images_belong_to_labels() -> None:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_ranks_together_make_what_one_makes(world_size: int, shuffle: bool) -> None:
+def test_ranks_together_generate_the_images_of_one_rank(world_size: int, shuffle: bool) -> None:
     one = Loader(numbered(batch=12), 5, seed=9, shuffle=shuffle)
     ranks = [
         Loader(numbered(batch=12 // world_size), 5, rank, world_size, seed=9, shuffle=shuffle)
@@ -227,7 +227,7 @@ def test_an_iterator_that_is_not_used_keeps_the_loaded_position() -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
 @pytest.mark.parametrize("received", [0, 1, 4, 5, 7])
-def test_resuming_continues_after_what_was_received(prefetch: int, received: int) -> None:
+def test_resuming_continues_after_the_last_received_batch(prefetch: int, received: int) -> None:
     whole = Loader(numbered(), 5, seed=2)
     expected = labels_of(whole) + labels_of(whole) + labels_of(whole)
     loader = Loader(numbered(), 5, seed=2, prefetch=prefetch)
@@ -242,7 +242,7 @@ def test_resuming_continues_after_what_was_received(prefetch: int, received: int
     resumed = Loader(numbered(), 5, seed=2, prefetch=prefetch)
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
-    resumed.set_epoch(state["epoch"])  # as a training loop does: keeps the position
+    resumed.set_epoch(state["epoch"])  # training loops make this call; it must keep the position
     rest = []
     for _ in range(resumed.epoch, 3):
         rest += labels_of(resumed)
@@ -252,7 +252,7 @@ def test_resuming_continues_after_what_was_received(prefetch: int, received: int
     assert labels_of(resumed) == expected[10:]
 
 
-def test_an_epoch_that_was_left_starts_again() -> None:
+def test_an_abandoned_epoch_starts_again() -> None:
     loader = Loader(numbered(), 5)
     first = next(iter(loader))[1].tolist()
     batches = labels_of(loader)

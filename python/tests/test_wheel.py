@@ -1,4 +1,4 @@
-"""scripts/packaging/wheel.py: contents of a wheel, refusals, and an installation in a new environment."""
+"""Tests scripts/packaging/wheel.py: contents of a wheel, refusals, and an installation in a new environment."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ FDSL_C_BEGIN
 
 /* Fills `values` with the `count` values of sample `number`. They are uniformly distributed: bytes from 0 to
  * 255, float16 in [1, 2), float32 in [0, 1). The values are computed from consecutive Philox blocks. A byte
- * takes one byte of a block, a float16 two and a float32 four. The Philox key is the seed. The counter is
- * (block, low word of `number`, high word of `number`, 0x4C4F4144). */
+ * uses one byte of a block, a float16 uses two bytes, and a float32 uses four. The Philox key is the seed.
+ * The counter is (block, low word of `number`, high word of `number`, 0x4C4F4144). */
 void counter_fill(uint64_t seed, uint64_t number, enum dtype type, size_t count, void *values);
 
 FDSL_C_END

@@ -61,8 +61,8 @@ enum status index_read(const char *path, struct index *index);
 enum status index_parse(char *text, size_t size, struct index *index);
 void index_free(struct index *index);
 
-/* Checks that the index file and DALI's index can store this extension or key. Neither format can quote names.
- * STATUS_FAILED if the name is empty or contains a blank or a control character. */
+/* Checks that the index file and DALI's index can store this extension or key. Neither format can quote
+ * names. STATUS_FAILED if the name is empty or contains a blank or a control character. */
 enum status index_check_name(const char *name);
 
 /* The distinct extensions of a data set's members, in order of first appearance. */

@@ -60,7 +60,8 @@ static const struct option_spec specs[] = {
     {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
      "number of samples (default: all, if the source is finite)"},
     {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,
-     "number of tar files (default: the smallest number with at most 10000 samples and about 1 GiB per file)"},
+     "number of tar files (default: the smallest number with at most 10000 samples and about 1 GiB per "
+     "file)"},
     {"name", "NAME", OPTION_TEXT, AT(name), NULL, 0, 0, NULL, true,
      "prefix of the file names, as in NAME-000000.tar and NAME.index (default: the name of the source)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
@@ -356,7 +357,7 @@ static uint64_t unit_begins(const struct job *job, uint64_t unit)
     uint64_t samples = job->parameters.samples, units = job->folder.unit_count;
     if (job->folder.layout == INDEX_FILES)
         return unit * FOLDER_SAMPLES < samples ? unit * FOLDER_SAMPLES : samples;
-    uint64_t least = samples / units, larger = samples % units; /* the first `larger` units have one more sample */
+    uint64_t least = samples / units, larger = samples % units; /* the first `larger` units have one more */
     return unit * least + (unit < larger ? unit : larger);
 }
 

@@ -80,7 +80,8 @@ static inline size_t tar_padding(uint64_t size)
 }
 
 /* Fills the header of a regular file: ustar, mode 0444, owner 0, time 0. Equal names and sizes therefore give
- * equal headers. STATUS_FAILED if the name is empty or longer than TAR_NAME_FIELD, or the size is 8 GiB or more. */
+ * equal headers. STATUS_FAILED if the name is empty or longer than TAR_NAME_FIELD, or the size is 8 GiB or
+ * more. */
 enum status tar_header(uint8_t block[TAR_BLOCK_BYTES], const char *name, uint64_t size);
 
 /* Fills all headers of a regular file with a name of up to TAR_NAME_MAX bytes. A name longer than

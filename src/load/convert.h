@@ -1,9 +1,9 @@
 /* Conversion of sample values to a batch tensor. Host and device share this definition.
  *
  * One fused multiply-add in float32, x * scale + bias, converts a value x. The result is then rounded to the
- * tensor's type. Scale and bias are computed from --mean and --std. For bytes, the scale includes a division by 255.
- * Any NaN becomes the canonical NaN of GPUs, whatever its payload. With --dtype raw, the tensor keeps the
- * bits of the values. */
+ * tensor's type. Scale and bias are computed from --mean and --std. For bytes, the scale includes a division
+ * by 255. Any NaN becomes the canonical NaN of GPUs, whatever its payload. With --dtype raw, the tensor keeps
+ * the bits of the values. */
 #ifndef FDSL_LOAD_CONVERT_H
 #define FDSL_LOAD_CONVERT_H
 

@@ -6,10 +6,10 @@
  * Files: one permutation of all samples, divided into one share per worker.
  *
  * Shards: a permutation of the shards, with their samples in sequence, divided into one share per worker.
- * Every epoch therefore distributes the shards anew over all workers of all ranks. The sizes of the shares differ by at
- * most one sample. If a shard straddles a boundary between shares, the worker of each share reads a part of
- * it. Within a share, each group of shuffle_buffer consecutive samples is shuffled, so a stream reader needs
- * a buffer for only one group.
+ * Every epoch therefore distributes the shards anew over all workers of all ranks. The sizes of the shares
+ * differ by at most one sample. If a shard straddles a boundary between shares, the worker of each share
+ * reads a part of it. Within a share, each group of shuffle_buffer consecutive samples is shuffled, so a
+ * stream reader needs a buffer for only one group.
  *
  * Keyed: one permutation of all samples, for files and shards. It is defined by sorting random keys, because
  * a GPU sorts faster than a CPU shuffles. */

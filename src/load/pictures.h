@@ -23,7 +23,7 @@ FDSL_C_BEGIN
 
 /* Decodes the first image and reads every label. STATUS_USAGE, with a message that names the sample, in three
  * cases: a sample does not have exactly one image (.npy, .png) and one label (.cls); its label is negative or
- * not a number; or the array of the first sample is not an image. STATUS_FAILED if a sample cannot be read. */
+ * not a number; or the array of the first sample is not an image. STATUS_FAILED if reading fails. */
 enum status pictures_find(const struct dataset *dataset, struct pictures *pictures);
 
 /* Checks that an image has the shape, type and layout of the first image. STATUS_FAILED otherwise. */

@@ -342,8 +342,8 @@ static unsigned note_ignored(struct comparison *comparison, const struct entry *
     return marks;
 }
 
-/* Warns if pooled rows differ in a column of compare_origins or in an ignored parameter. The usual cause is that
- * runs of another machine or revision were appended to the file, or that the file has a sweep over the
+/* Warns if pooled rows differ in a column of compare_origins or in an ignored parameter. The usual cause is
+ * that runs of another machine or revision were appended to the file, or that the file has a sweep over the
  * parameter. */
 static void warn_mixed(const struct comparison *comparison, size_t side)
 {

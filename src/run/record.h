@@ -73,8 +73,8 @@ enum status csv_append(const char *path, const struct row *rows, size_t count);
 enum status csv_text(const struct row *rows, size_t count, char **text);
 
 /* Appends those rows of `text` that the file does not contain. `text` is the result of csv_text(), perhaps in
- * an earlier process; no two of its rows are the same. `like` is any row with the same columns. `*added` becomes
- * the number of rows that were appended. STATUS_USAGE if the columns differ. */
+ * an earlier process; no two of its rows are the same. `like` is any row with the same columns. `*added`
+ * becomes the number of rows that were appended. STATUS_USAGE if the columns differ. */
 enum status csv_complete(const char *path, const struct row *like, const char *text, size_t *added);
 
 #endif

@@ -314,7 +314,7 @@ static const char *alternative(const struct runner *runner)
 static enum status refuse(const struct runner *runner, const struct variant_entry *entry, enum status status)
 {
     if (status != STATUS_UNAVAILABLE)
-        return status_prefix(status, "variant '%s' cannot do this", entry->name);
+        return status_prefix(status, "variant '%s' cannot run with these options", entry->name);
     char reason[512];
     snprintf(reason, sizeof reason, "%s", status_text());
     const char *other = alternative(runner);

@@ -9,7 +9,7 @@
 #include "run/runner_parts.h"
 
 #define FIRST     64 /* the first batch size tried */
-#define PRECISION 32 /* the last steps are 1/32 of the batch; the search ends when fewer than two remain */
+#define PRECISION 32 /* steps are 1/32 of the batch; the search ends when the interval is below two steps */
 #define KEPT      16 /* on a CPU, 1/16 of the memory that was free before the search must stay free */
 
 struct search {
@@ -104,8 +104,9 @@ enum status runner_find_batch(struct runner *runner)
     struct search search = {.runner = runner, .kept_bytes = memory_available_bytes() / KEPT};
     uint64_t least, most, batch, above;
     if (settings->variant_count > 1)
-        return status_set(STATUS_USAGE, "--batch max: each variant needs a different amount of memory; name one "
-                                        "with --variant, or give --batch a number");
+        return status_set(STATUS_USAGE,
+                          "--batch max: each variant needs a different amount of memory; name one "
+                          "with --variant, or give --batch a number");
     if (settings->dry_run)
         return STATUS_OK;
     workload->largest.range(runner->input, settings->parameters, &runner->partition, &least, &most);

@@ -41,7 +41,8 @@ static const struct option_spec specs[] = {
      "list all variants, or only the variants of --workload or --variant. If a variant cannot run here, the "
      "list says why. Scripts can use --format csv or json"},
     {"verify", NULL, OPTION_FLAG, AT(verify), NULL, 0, 0, NULL, false,
-     "compare results with the reference before and after the timing; if results are wrong, no row is written"},
+     "compare results with the reference before and after the timing; if results are wrong, no row is "
+     "written"},
     {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
      "the variant that the column speedup compares with; it runs first (default: naive, train-naive or "
      "infer-naive; for load, files, or shards if files does not run; for exchange, nccl, or mpi if nccl does "

@@ -62,8 +62,8 @@ struct settings {
 enum status settings_read(struct settings *settings, const struct config *config);
 void settings_free(struct settings *settings);
 
-/* Selects combination number `combination` of the axes. First restores the variants and parameters as they
- * were given, which the first call saves. STATUS_FAILED if memory runs out. */
+/* Selects combination number `combination` of the axes. The first call saves the variants and parameters as
+ * given; each call first restores them. STATUS_FAILED if memory runs out. */
 enum status settings_combine(struct settings *settings, size_t combination);
 
 /* Sets settings->resources.threads to --threads, or to the number of hardware threads that this process may

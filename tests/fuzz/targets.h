@@ -45,8 +45,8 @@ static inline void fuzz_tar_as_it_is(const uint8_t *data, size_t size)
         const char *extension;
         enum status status_a = tar_next(&whole, data + at, size - at, true, &a, &step_a, &need), status_b;
         for (window = 0;;) {
-            if (sparing.position > size) /* the member ends past the shard; only a parser that knows the
-                                            shard's size can refuse it */
+            if (sparing.position > size) /* the member ends after the shard; only a parser that knows the
+                                            shard's size can refuse this member */
                 return;
             at = (size_t)sparing.position;
             size_t available = size - at < window ? size - at : window;
@@ -161,8 +161,8 @@ static inline void fuzz_offsets(const struct index *index)
     }
 }
 
-/* The project's own index format. `data` has all lines except the last. The last line has the hash of the
- * other lines. It is added here, because a fuzzer cannot guess a hash. */
+/* Parses the project's own index format. `data` has all lines except the last. The last line is the hash of
+ * the other lines. This function adds it, because a fuzzer cannot guess a hash. */
 static inline void fuzz_index(const uint8_t *data, size_t size)
 {
     struct index_text text;
@@ -179,7 +179,8 @@ static inline void fuzz_index(const uint8_t *data, size_t size)
         index_text_free(&text);
 }
 
-/* An IDX file, which may be gzipped: the unpacked data must have the size that the header specifies. */
+/* Parses an IDX file, which may be gzipped. The unpacked data must have the size that the header specifies.
+ */
 static inline void fuzz_gzip(const uint8_t *data, size_t size)
 {
     uint8_t *owned = malloc(size + 1);
@@ -203,7 +204,8 @@ static inline bool fuzz_file(const uint8_t *data, size_t size, int *fd, char pat
     return true;
 }
 
-/* Tensors that a reader accepts: their values must be inside the file and have the size of the shape. */
+/* Checks the tensors that a reader accepts. Their values must be inside the file and have the size of the
+ * shape. */
 static inline void fuzz_tensors(const struct tensor_file *file)
 {
     for (size_t i = 0; i < file->count; i++) {
@@ -235,13 +237,13 @@ static inline void fuzz_safetensors(const uint8_t *data, size_t size)
     fuzz_list(data, size, safetensors_list);
 }
 
-/* A file of torch.save(): a zip archive with a pickle. */
+/* Parses a file of torch.save(), which is a zip archive with a pickle. */
 static inline void fuzz_torch(const uint8_t *data, size_t size)
 {
     fuzz_list(data, size, torch_list);
 }
 
-/* The pickle of such a file alone, with a storage of 60 bytes. */
+/* Parses the pickle of a file of torch.save(). Its tensors are in a storage of 60 bytes. */
 static inline void fuzz_pickle(const uint8_t *data, size_t size)
 {
     struct zip_member storage = {.name = "x/data/0", .bytes = 60};
@@ -252,7 +254,7 @@ static inline void fuzz_pickle(const uint8_t *data, size_t size)
     tensor_file_close(&file);
 }
 
-/* A CSV list of classes: every class that is read must be within the limits. */
+/* Parses a CSV list of classes. Every class that is read must be within the limits. */
 static inline void fuzz_classes(const uint8_t *data, size_t size)
 {
     char path[64];
@@ -267,7 +269,7 @@ static inline void fuzz_classes(const uint8_t *data, size_t size)
     close(fd);
 }
 
-/* Class ranges: classes drawn from them must be within the limits. */
+/* Parses class ranges. Classes drawn from them must be within the limits. */
 static inline void fuzz_ranges(const uint8_t *data, size_t size)
 {
     char path[64];
@@ -283,7 +285,7 @@ static inline void fuzz_ranges(const uint8_t *data, size_t size)
     close(fd);
 }
 
-/* A checkpoint, first unchanged and then with a correct checksum, and the model that it describes. */
+/* Parses a checkpoint and the model that it describes, first unchanged and then with a correct checksum. */
 static inline void fuzz_checkpoint(const uint8_t *data, size_t size)
 {
     enum { DIGEST_AT = 16 }; /* offset of the checksum, after magic, schema and size */
@@ -314,7 +316,7 @@ static inline void fuzz_checkpoint(const uint8_t *data, size_t size)
     }
 }
 
-/* A CSV file of rows, which another program may have written. */
+/* Parses a CSV file of rows, which another program may have written. */
 static inline void fuzz_rows(const uint8_t *data, size_t size)
 {
     char path[64];

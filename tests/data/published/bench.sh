@@ -1,5 +1,5 @@
 #!/bin/sh
-# Stands in for fdsl-bench in tests: a row of the variant asked for, of the size asked for, without measuring anything.
+# Replaces fdsl-bench in tests. Prints a row of the requested variant and sizes, and measures nothing.
 rows=${0%/*}/../figures/synth.csv out=/dev/stdout
 variant=naive res=512 vertices=1000 batch=32 revision=0123456789ab
 while [ $# -gt 0 ]; do

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Stands in for nvcc in tests: makes a program that prints a time which follows from the constants of the source.
+# Replaces nvcc in tests. Writes a program that prints a time, which it computes from the constants of the source.
 for word; do case $word in *.cu) source=$word ;; esac done
 while [ "$1" != -o ]; do shift; done
 {

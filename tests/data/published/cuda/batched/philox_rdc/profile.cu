@@ -1,5 +1,5 @@
-/* A stand-in for the published program of this name, for tests: its constants. tests/data/published/nvcc.sh
- * makes of them a program that prints a time. */
+/* Replaces the published program of this name in tests. It has only the constants, from which
+ * tests/data/published/nvcc.sh writes a program that prints a time. */
 int main()
 {
     constexpr int nvertex = 1000;
