@@ -18,11 +18,9 @@
 #include "machine/comm.h"
 #include "machine/shared_ring.h"
 
-#define BLOCK_VALUES                                                                                      \
-    ((size_t)32 << 10)                 /* 128 KiB: two slots of a few ranks fit into the caches of a core \
-                                        */
-#define SMALL_VALUES ((size_t)1 << 10) /* up to this size, a rank adds up the whole block itself */
-#define LINE_VALUES  16                /* of a cache line; parts begin at multiples */
+#define BLOCK_VALUES ((size_t)128 << 10) /* 512 KiB: few waits, and slots of a few ranks fit into caches */
+#define SMALL_VALUES ((size_t)1 << 10)   /* up to this size, a rank adds up the whole block itself */
+#define LINE_VALUES  16                  /* of a cache line; parts begin at multiples */
 #define LINE_BYTES   64
 #define SPINS        1000 /* polls of a waiting rank before it offers its core to other ranks */
 #define GRACE_S      5    /* other ranks wait this much longer than the one that reports a missing rank */

@@ -172,8 +172,8 @@ Test(mpi_train, different_engines_exchange_the_same_parts)
  * at and near the sizes of cache lines, small blocks and blocks of mpi/comm_shared.c. */
 __attribute__((constructor)) static void be_rank(void)
 {
-    static const size_t counts[] = {0,    1,    3,    4,    15,    16,    17,    1000,
-                                    1023, 1024, 1025, 1031, 32767, 32768, 32769, 300007};
+    static const size_t counts[] = {0,    1,    3,    4,    15,     16,     17,     1000,
+                                    1023, 1024, 1025, 1031, 131071, 131072, 131073, 300007};
     if (!getenv(COUNTED))
         return;
     int wrong = comm_open() != STATUS_OK || comm_size() != atoi(getenv(COUNTED));

@@ -78,8 +78,9 @@ static enum status check_gpus(int device)
                                      __FILE__, __LINE__);
     TRY(comm_agree(status));
     cudaUUID_t *all = static_cast<cudaUUID_t *>(calloc((size_t)comm_local_size(), sizeof *all));
-    TRY(comm_agree(all ? STATUS_OK : status_set(STATUS_FAILED, "out of memory")));
-    status = comm_gather_local(&properties.uuid, sizeof *all, all);
+    status = comm_agree(all ? STATUS_OK : status_set(STATUS_FAILED, "out of memory"));
+    if (status == STATUS_OK)
+        status = comm_gather_local(&properties.uuid, sizeof *all, all);
     int other = -1;
     for (int i = 0; status == STATUS_OK && i < comm_local_size(); i++)
         if (i != comm_local_rank() && memcmp(&all[i], &properties.uuid, sizeof *all) == 0)

@@ -6,6 +6,7 @@
 
 #include "common/check.cuh"
 #include "common/stream.cuh"
+#include "machine/comm.h"
 #include "machine/device.h"
 #include "train/allreduce.h"
 
@@ -70,25 +71,24 @@ static enum status allocate(struct allreduce_run *self)
     return STATUS_OK;
 }
 
-/* Opens the method before anything else that is likely to fail: opening is collective, so a rank that failed
- * before would leave the other ranks waiting. */
+/* The ranks agree before each step in which they wait for each other: opening the method, and capturing
+ * calls, because NCCL connects the ranks in its first call. */
 static enum status open_run(const struct allreduce_method *method, const struct resources *resources,
                             const void *input, void **state)
 {
     struct allreduce_run *self = static_cast<struct allreduce_run *>(calloc(1, sizeof *self));
-    if (!self)
-        return status_set(STATUS_FAILED, "out of memory");
     *state = self;
+    TRY(comm_agree(self ? STATUS_OK : status_set(STATUS_FAILED, "out of memory")));
     self->job = static_cast<const struct allreduce_job *>(input);
     self->method = method;
     self->number = UINT64_MAX;
     const struct allreduce_request request = {.device = resources->device,
                                               .count_max = self->job->count,
                                               .type = self->job->bf16 ? ALLREDUCE_BF16 : ALLREDUCE_F32};
-    CUDA_TRY(cudaSetDevice(resources->device));
+    TRY(comm_agree(cuda_status(cudaSetDevice(resources->device), "cudaSetDevice", __FILE__, __LINE__)));
     TRY(method->open(&request, &self->state));
-    TRY(allocate(self));
-    return capture(self);
+    TRY(comm_agree(allocate(self)));
+    return comm_agree(capture(self));
 }
 
 static void close_run(void *state)
