@@ -151,7 +151,7 @@ LIB_SOURCES := $(wildcard src/lib/*.c)
 C_SOURCES := $(filter-out $(LIB_SOURCES),$(wildcard src/*.c src/*/*.c)) $(filter-out $(if $(call on,OMP),,cpu/synth/omp% cpu/ops/omp% cpu/train/omp%),$(wildcard cpu/*/*.c)) \
              mpi/launcher.c mpi/launcher_watch.c $(addprefix mpi/,$(if $(call on,MPI),comm_mpi.c comm_channel.c comm_shared.c,comm_serial.c))
 S_SOURCES := $(wildcard src/*/*.S)
-CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu cuda/*/*/*.cu)))
+CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/% cuda/ops/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu cuda/*/*/*.cu)))
 CU_SOURCES := $(filter-out $(if $(call on,CUDNN),,cuda/train/cudnn.cu),$(CU_SOURCES))
 # Files that take longest to compile come first, which shortens parallel builds.
 LONG_SOURCES := $(addprefix cuda/,train/conv_input.cu train/conv_forward.cu train/conv_weights.cu load/unpack.cu \

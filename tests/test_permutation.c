@@ -32,6 +32,8 @@ static void expect_bijection(uint64_t seed, uint64_t count)
         uint64_t at = permutation_at(&permutation, i);
         cr_assert(at < count && !seen[at], "%llu elements: element %llu", (unsigned long long)count,
                   (unsigned long long)i);
+        cr_assert_eq(permutation_inverse(&permutation, at), i, "%llu elements: inverse of element %llu",
+                     (unsigned long long)count, (unsigned long long)i);
         seen[at] = 1;
     }
     free(seen);

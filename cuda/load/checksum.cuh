@@ -4,7 +4,7 @@
 #define FDSL_CUDA_LOAD_CHECKSUM_CUH
 
 #include "data/checksum.h"
-#include "load/xxh3.cuh"
+#include "common/xxh3.cuh"
 
 /* Returns one part of the hash of a member's edges. `part` is 0 to XXH3_PARTS - 1. The member must be larger
  * than 2 * CHECKSUM_EDGE bytes. xxh3_of_parts() computes the hash from the sum of all parts. */

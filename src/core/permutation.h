@@ -66,4 +66,20 @@ FDSL_HD uint64_t permutation_at(const struct permutation *permutation, uint64_t 
     return i;
 }
 
+/* Returns the i for which permutation_at() returns `element`, element < count. */
+FDSL_HD uint64_t permutation_inverse(const struct permutation *permutation, uint64_t element)
+{
+    uint32_t half = permutation->half, mask = 0xFFFFFFFFu >> (32 - half);
+    do {
+        uint32_t left = (uint32_t)(element >> half) & mask, right = (uint32_t)element & mask;
+        for (int round = PERMUTATION_ROUNDS - 1; round >= 0; round--) {
+            uint32_t before = right ^ (permutation_mix(left, permutation->keys[round]) & mask);
+            right = left;
+            left = before;
+        }
+        element = (uint64_t)left << half | right;
+    } while (element >= permutation->count);
+    return element;
+}
+
 #endif

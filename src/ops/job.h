@@ -43,6 +43,14 @@ struct ops {
     size_t row_bytes;
     const struct embeddings *set; /* NULL: generated rows */
     struct ops_control *control;
+
+    /* For variants on a GPU. */
+    bool resident; /* the rows are copied to the device before the timing */
+    bool async;    /* filling chunks, copying them and computing overlap */
+    bool pool;     /* memory of a run comes from a pool */
+    uint32_t ring; /* chunks in flight */
+    uint64_t chunk_bytes;
+    uint64_t memory_limit; /* bytes of device memory; 0: what is free */
 };
 
 #define OPS_ALIGNMENT 64 /* cache line */
@@ -75,6 +83,7 @@ struct ops_summary {
     uint64_t outputs;         /* output rows */
     float tensor_scale;       /* NVFP4 */
     double step_s[OPS_STEPS]; /* mean over the threads; negative if unknown */
+    uint64_t copied_bytes;    /* of rows to the device, during the run; 0: none */
     uint64_t memory_bytes; /* allocated for results and for memory that the steps need; without the input */
 };
 
@@ -92,6 +101,7 @@ struct ops_traits {
     /* Measures the reference bandwidth of the memory that holds the rows, in bytes per second: STREAM triad
      * with the threads of the variant on the CPU, a copy on a device. */
     enum status (*stream)(void *state, double *bytes_per_s);
+    bool device; /* uses the options for GPUs */
 };
 
 FDSL_C_BEGIN

@@ -115,7 +115,7 @@ static enum status measure_stream(const struct ops *ops, const struct variant *v
     struct ops_summary summary;
     size_t rounds = 0;
     TRY(summarize(variant, state, &summary));
-    double bytes = ops_least_bytes(ops, summary.kept);
+    double bytes = summary.copied_bytes ? (double)summary.copied_bytes : ops_least_bytes(ops, summary.kept);
     while (rounds < STREAM_ROUNDS && (rounds == 0 || timer_now_s() - begin_s < STREAM_TIME_S)) {
         struct run_time time = {.device_s = -1};
         double run_begin_s = timer_now_s();

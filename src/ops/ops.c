@@ -10,10 +10,10 @@
 #define COLUMNS_MAX 65536
 
 struct parameters {
-    uint64_t rows, columns, seed, sample;
+    uint64_t rows, columns, seed, sample, ring, chunk, gpu_memory_limit;
     double bad, duplicates, norm_min, norm_max;
-    int dtype, to, fp8;
-    bool dedup;
+    int dtype, to, fp8, async, pool;
+    bool dedup, resident;
     const char *steps, *data, *tensor;
 };
 
@@ -21,6 +21,7 @@ static const char *const types[] = {"f32", "f16", "bf16", NULL};
 static const enum dtype type_values[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
 const char *const ops_type_names[] = {"f32", "f16", "bf16", "fp8", "nvfp4", "mxfp4", NULL};
 const char *const ops_fp8_modes[] = {"saturate", "nan", NULL};
+static const char *const switches[] = {"on", "off", NULL};
 const char *const ops_step_names[OPS_STEPS] = {"mask", "dedup", "compact", "permute", "convert", "hash"};
 
 #define AT(field) offsetof(struct parameters, field)
@@ -58,6 +59,21 @@ static const struct option_spec options[] = {
      "drop rows whose hash equals that of an earlier row"},
     {"sample", "K", OPTION_COUNT, AT(sample), NULL, 1, INPUT_ROWS_MAX, NULL, true,
      "every run copies only the next K rows of the permutation, a random batch"},
+    {"resident", NULL, OPTION_FLAG, AT(resident), NULL, 0, 0, NULL, true,
+     "GPU variants: copy the set to GPU memory once, before the timing"},
+    {"ring", "N", OPTION_COUNT, AT(ring), "4", 2, 64, NULL, true,
+     "GPU variants without --resident: chunks of rows in flight"},
+    {"chunk", "KIB", OPTION_COUNT, AT(chunk), "16384", 4, 1 << 20, NULL, true,
+     "GPU variants without --resident: size of a chunk"},
+    {"async", "MODE", OPTION_CHOICE, AT(async), "on", 0, 0, switches, true,
+     "GPU variants without --resident: on fills, copies and processes different chunks at the same time; "
+     "with "
+     "off, each of these waits for the one before. MODE is one of"},
+    {"pool", "MODE", OPTION_CHOICE, AT(pool), "on", 0, 0, switches, true,
+     "GPU variants: memory for the results of a run comes from a stream-ordered pool (on) or from cudaMalloc "
+     "(off). MODE is one of"},
+    {"gpu-memory-limit", "BYTES", OPTION_BYTES, AT(gpu_memory_limit), NULL, 1, 18446744073709551615.0, NULL,
+     true, "GPU variants: largest amount of GPU memory for rows and results (default: what is free)"},
 };
 
 static const char *const shown[] = {"rows_kept", "stream_share", NULL};
@@ -180,6 +196,12 @@ static void fill_ops(const struct parameters *parameters, struct ops_job *job)
     ops->control = &job->control;
     ops->set = job->set;
     job->rows = job->set ? job->set->rows : parameters->rows;
+    ops->resident = parameters->resident;
+    ops->async = parameters->async == 0;
+    ops->pool = parameters->pool == 0;
+    ops->ring = (uint32_t)parameters->ring;
+    ops->chunk_bytes = parameters->chunk << 10;
+    ops->memory_limit = parameters->gpu_memory_limit;
     job->generated = input_begin(parameters->seed, columns, type, parameters->bad, parameters->duplicates);
 }
 
@@ -208,9 +230,15 @@ static enum status ops_open(const struct options *given, void *parameters_, cons
 
 static bool ops_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
+    static const char *const device_options[] = {"resident", "ring", "chunk",
+                                                 "async",    "pool", "gpu-memory-limit"};
     const struct parameters *parameters = parameters_;
+    const struct ops_traits *traits = variant ? variant->traits : NULL;
     bool steps[OPS_STEPS] = {false};
-    (void)variant;
+    for (size_t i = 0; i < COUNT_OF(device_options); i++)
+        if (strcmp(option, device_options[i]) == 0)
+            return traits && traits->device && (i == 0 || i > 3 || !parameters->resident) &&
+                   (i < 5 || parameters->gpu_memory_limit);
     if (read_steps(parameters->steps, steps) != STATUS_OK)
         return true;
     if (strcmp(option, "tensor") == 0)

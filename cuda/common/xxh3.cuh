@@ -3,8 +3,8 @@
  * Follows the xxHash specification (doc/xxhash_spec.md of Cyan4973/xxHash, "XXH3 algorithm overview") with
  * its default secret. A seed modifies the secret as specified. tests/test_load_gpu.c compares this
  * implementation with libxxhash. */
-#ifndef FDSL_CUDA_LOAD_XXH3_CUH
-#define FDSL_CUDA_LOAD_XXH3_CUH
+#ifndef FDSL_CUDA_COMMON_XXH3_CUH
+#define FDSL_CUDA_COMMON_XXH3_CUH
 
 #include <stdint.h>
 #include <string.h>

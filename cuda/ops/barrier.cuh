@@ -1,0 +1,142 @@
+/* Barriers in shared memory, asynchronous copies, and words in device memory by which blocks communicate. */
+#ifndef FDSL_CUDA_OPS_BARRIER_CUH
+#define FDSL_CUDA_OPS_BARRIER_CUH
+
+#include <stdint.h>
+
+static __device__ __forceinline__ uint32_t shared_at(const void *pointer)
+{
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+/* ---- Barriers (mbarrier) ---- */
+
+static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" : : "r"(shared_at(barrier)), "r"(arrivals) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
+{
+    asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}"
+                 :
+                 : "r"(shared_at(barrier))
+                 : "memory");
+}
+
+/* Whether the phase with this parity is complete. The parity of the phase before the first one is 1. */
+static __device__ __forceinline__ bool barrier_complete(uint64_t *barrier, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(shared_at(barrier)), "r"(parity)
+                 : "memory");
+    return done;
+}
+
+static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity)
+{
+#if __CUDA_ARCH__ >= 900
+    uint32_t done;
+    do /* the hardware suspends the thread for a while */
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                     : "=r"(done)
+                     : "r"(shared_at(barrier)), "r"(parity)
+                     : "memory");
+    while (!done);
+#else
+    while (!barrier_complete(barrier, parity))
+        continue;
+#endif
+}
+
+/* ---- Copies ---- */
+
+/* Copies 16 bytes from device to shared memory asynchronously. */
+static __device__ __forceinline__ void copy_async(uint8_t *to, const uint8_t *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared_at(to)), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void copy_async_commit(void)
+{
+    asm volatile("cp.async.commit_group;" : : : "memory");
+}
+
+/* Waits until at most PENDING of the latest groups of copies are in flight. */
+template <int PENDING> static __device__ __forceinline__ void copy_async_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory");
+}
+
+/* Makes what this thread has done to shared memory visible to bulk copies. */
+static __device__ __forceinline__ void bulk_fence(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+#endif
+}
+
+/* Copies from device to shared memory. The barrier completes after the copy. Addresses and sizes of bulk
+ * copies are multiples of 16. */
+static __device__ __forceinline__ void bulk_load(uint8_t *to, const uint8_t *from, uint32_t bytes,
+                                                 uint64_t *barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :
+                 : "r"(shared_at(barrier)), "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :
+                 : "r"(shared_at(to)), "l"(from), "r"(bytes), "r"(shared_at(barrier))
+                 : "memory");
+#endif
+}
+
+/* Copies from shared to device memory. */
+static __device__ __forceinline__ void bulk_store(uint8_t *to, const uint8_t *from, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 :
+                 : "l"(to), "r"(shared_at(from)), "r"(bytes)
+                 : "memory");
+#endif
+}
+
+/* Waits until this thread's bulk_store() calls have read shared memory. */
+static __device__ __forceinline__ void bulk_store_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+    asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+#endif
+}
+
+/* ---- Words in device memory: 1 + a value; 0 if it is not known yet ---- */
+
+static __device__ __forceinline__ void word_publish(uint32_t *word, uint32_t value)
+{
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" : : "l"(word), "r"(value + 1) : "memory");
+}
+
+static __device__ __forceinline__ uint32_t word_poll(const uint32_t *word)
+{
+    uint32_t value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+
+static __device__ __forceinline__ uint4 words_poll(const uint32_t *words)
+{
+    uint4 value;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(words)
+                 : "memory");
+    return value;
+}
+
+#endif

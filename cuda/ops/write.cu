@@ -1,0 +1,138 @@
+/* Writes output rows. If all rows are in device memory, each warp gathers the input row of an output row.
+ * Otherwise each warp scatters: it takes a row of a chunk and computes to which output row it belongs. */
+#include "ops/barrier.cuh"
+#include "ops/write.cuh"
+
+#define GATHER_BYTES 49152 /* shared memory that every kernel may have */
+#define LOADS        3     /* loads in flight per lane; twice as many when rows are copied */
+
+/* Sets `*at` to the number of kept rows before row `i`. Returns false if the row is not kept. */
+static __device__ __forceinline__ bool find_row(const struct gpu_job &job, uint64_t i, uint64_t *at)
+{
+    const uint32_t *rows = job.arrays.rows;
+    uint64_t begin = 0, end = job.candidates;
+    *at = i;
+    if (!rows)
+        return true;
+    while (begin < end) {
+        uint64_t middle = (begin + end) / 2;
+        if (rows[middle] < i)
+            begin = middle + 1;
+        else
+            end = middle;
+    }
+    *at = begin;
+    return begin < job.candidates && rows[begin] == i;
+}
+
+/* Sets `*j` to the output row that row `i` of the run becomes. Returns false if there is none. */
+static __device__ __forceinline__ bool output_of(const struct gpu_job &job, uint64_t i, uint64_t *j)
+{
+    uint64_t at;
+    if (!find_row(job, i, &at))
+        return false;
+    *j = job.permutes ? permutation_inverse(&job.draw.permutation, at) - job.draw.first : at;
+    return *j < job.outputs;
+}
+
+template <enum dtype TYPE, bool FAST>
+static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
+    write_rows(const __grid_constant__ struct gpu_job job, const struct chunk chunk, bool scatter,
+               uint64_t count)
+{
+    const struct gpu_arrays &arrays = job.arrays;
+    __shared__ struct hash_keys keys;
+    if (arrays.hashes && threadIdx.x < WARP_LANES)
+        hash_keys_begin(keys);
+    __syncthreads();
+    for (uint64_t m = WARP_OF_GRID; m < count; m += WARPS_OF_GRID) {
+        uint64_t i = chunk.first + m, j = m;
+        if (!scatter)
+            i = source_of(job, j);
+        else if (!output_of(job, i, &j))
+            continue;
+        const uint8_t *row = chunk_row(chunk, i - chunk.first, job.row_bytes);
+        if (arrays.values)
+            warp_convert<TYPE, FAST, LOADS>(job.format, row, arrays.values + j * job.value_bytes,
+                                            arrays.scales + j * job.scale_bytes);
+        uint64_t hash = 0;
+        if (arrays.hashes)
+            hash = arrays.row_hashes ? arrays.row_hashes[i] : warp_hash<TYPE, FAST>(keys, row, job.row_bytes);
+        if (threadIdx.x % WARP_LANES == 0) {
+            if (arrays.hashes)
+                arrays.hashes[j] = hash;
+            if (arrays.order)
+                arrays.order[j] = number_of(job, i);
+        }
+    }
+}
+
+/* Gathers rows that are only copied, one per warp. Bulk copies bring them to shared memory and from there to
+ * the output, which needs few registers: all warps of a multiprocessor wait for their rows at the same time.
+ */
+static __global__ void __launch_bounds__(BLOCK_THREADS)
+    gather_rows(const __grid_constant__ struct gpu_job job, const struct chunk chunk)
+{
+    extern __shared__ __align__(128) uint8_t rows[];
+    __shared__ uint64_t barriers[BLOCK_WARPS];
+    uint32_t warp = threadIdx.x / WARP_LANES;
+    uint64_t j = WARP_OF_GRID;
+    if (threadIdx.x % WARP_LANES != 0 || j >= job.outputs)
+        return;
+    uint8_t *row = rows + warp * job.row_bytes;
+    barrier_init(&barriers[warp], 1);
+    bulk_fence();
+    uint64_t i = source_of(job, j);
+    bulk_load(row, chunk_row(chunk, i, job.row_bytes), job.row_bytes, &barriers[warp]);
+    if (job.arrays.order)
+        job.arrays.order[j] = number_of(job, i);
+    barrier_wait(&barriers[warp], 0);
+    bulk_store(job.arrays.values + j * job.value_bytes, row, job.row_bytes);
+    bulk_store_wait();
+}
+
+/* Whether gather_rows() can write the output rows. */
+static bool gathers(const struct gpu_ops *gpu, const struct gpu_job *job)
+{
+    return gpu->bulk && gpu->resident && !job->arrays.hashes && job->row_bytes % 16 == 0 &&
+           ops_copies(job->format.from, job->format.to) && job->row_bytes * BLOCK_WARPS <= GATHER_BYTES;
+}
+
+enum status gpu_write(struct gpu_ops *gpu, const struct chunk *chunk, const struct gpu_arrays *arrays)
+{
+    struct gpu_job job = gpu->job;
+    bool scatter = !gpu->resident;
+    uint64_t count = scatter ? chunk->count : job.outputs;
+    job.arrays = *arrays;
+    if (gathers(gpu, &job)) {
+        gather_rows<<<(unsigned)((count + BLOCK_WARPS - 1) / BLOCK_WARPS), BLOCK_THREADS,
+                      BLOCK_WARPS * job.row_bytes, gpu->compute>>>(job, *chunk);
+        CUDA_TRY_LAUNCH("gather_rows");
+        return STATUS_OK;
+    }
+    return for_rows(
+        job, [&]<enum dtype TYPE, bool FAST>() {
+            unsigned blocks;
+            TRY(grid_for(gpu, write_rows<TYPE, FAST>, count, &blocks));
+            write_rows<TYPE, FAST><<<blocks, BLOCK_THREADS, 0, gpu->compute>>>(job, *chunk, scatter, count);
+            CUDA_TRY_LAUNCH("write_rows");
+            return STATUS_OK;
+        });
+}
+
+static __global__ void __launch_bounds__(BLOCK_THREADS)
+    write_order(const __grid_constant__ struct gpu_job job)
+{
+    for (uint64_t j = blockIdx.x * BLOCK_THREADS + threadIdx.x; j < job.outputs;
+         j += gridDim.x * BLOCK_THREADS)
+        job.arrays.order[j] = number_of(job, source_of(job, j));
+}
+
+enum status gpu_write_order(struct gpu_ops *gpu)
+{
+    unsigned blocks;
+    TRY(grid_for(gpu, write_order, (gpu->job.outputs + WARP_LANES - 1) / WARP_LANES, &blocks));
+    write_order<<<blocks, BLOCK_THREADS, 0, gpu->compute>>>(gpu->job);
+    CUDA_TRY_LAUNCH("write_order");
+    return STATUS_OK;
+}

@@ -1,0 +1,60 @@
+/* Launches of kernels that give each row to a warp. */
+#ifndef FDSL_CUDA_OPS_WRITE_CUH
+#define FDSL_CUDA_OPS_WRITE_CUH
+
+#include "ops/gpu.cuh"
+#include "ops/row.cuh"
+
+#define WARP_OF_GRID  ((blockIdx.x * BLOCK_THREADS + threadIdx.x) / WARP_LANES)
+#define WARPS_OF_GRID (gridDim.x * BLOCK_WARPS)
+
+/* Returns row `k` of a chunk. */
+static __device__ __forceinline__ const uint8_t *chunk_row(const struct chunk &chunk, uint64_t k,
+                                                           uint32_t row_bytes)
+{
+    uint64_t at = k + chunk.shift;
+    return chunk.rows + (at < chunk.count ? at : at - chunk.count) * row_bytes;
+}
+
+/* Returns the row of the run that output row `j` is made of. */
+static __device__ __forceinline__ uint64_t source_of(const struct gpu_job &job, uint64_t j)
+{
+    uint64_t at = job.permutes ? ops_drawn(&job.draw, j) : j;
+    return job.arrays.rows ? job.arrays.rows[at] : at;
+}
+
+/* Returns the number of row `i` of the run within the set. */
+static __device__ __forceinline__ uint64_t number_of(const struct gpu_job &job, uint64_t i)
+{
+    uint64_t position = i + job.shift;
+    return job.first + (position < job.count ? position : position - job.count);
+}
+
+/* Calls launch.operator()<TYPE, FAST>() for the stored type and size of the rows (row.cuh). */
+template <class LAUNCH> static enum status for_rows(const struct gpu_job &job, LAUNCH launch)
+{
+    bool fast = job.row_bytes % 16 == 0;
+    if (job.format.from == DTYPE_F32)
+        return fast ? launch.template operator()<DTYPE_F32, true>()
+                    : launch.template operator()<DTYPE_F32, false>();
+    if (job.format.from == DTYPE_F16)
+        return fast ? launch.template operator()<DTYPE_F16, true>()
+                    : launch.template operator()<DTYPE_F16, false>();
+    return fast ? launch.template operator()<DTYPE_BF16, true>()
+                : launch.template operator()<DTYPE_BF16, false>();
+}
+
+/* Number of blocks that process `count` rows: as many as the device runs concurrently, at most one warp per
+ * row. */
+template <class KERNEL>
+static enum status grid_for(const struct gpu_ops *gpu, KERNEL kernel, uint64_t count, unsigned *blocks)
+{
+    int per_multiprocessor;
+    CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, BLOCK_THREADS, 0));
+    uint64_t most = (uint64_t)per_multiprocessor * (uint64_t)gpu->multiprocessors;
+    uint64_t wanted = (count + BLOCK_WARPS - 1) / BLOCK_WARPS;
+    *blocks = (unsigned)(wanted < most ? wanted : most);
+    return STATUS_OK;
+}
+
+#endif

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Verifies the GPU variants of ops on a machine with a GPU: every result of every step, for odd sizes, all types, and
+# with the set in GPU memory or in chunks. With --sanitize, runs small cases under compute-sanitizer. Needs
+# build/tests/gpu_ops from `make tests`, which checks conversions, hashes and permutations on their own.
+#
+#   scripts/check/ops_gpu.sh [--sanitize] [--variant NAMES]
+#
+# Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed, 4 if no GPU variant is
+# available. ONLY=REGEX: run only the checks whose names match. JOBS=N: parallel checks (default: half of the processors,
+# at most 8). LIMIT=N: time limit per check in seconds (default 600).
+set -euo pipefail
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
+cd "$(dirname "$0")/../.."
+
+bench=${FDSL_BENCH:-./fdsl-bench}
+own=${FDSL_GPU_OPS:-build/tests/gpu_ops}
+sanitize=0
+variants=$("$bench" --list | awk '$1 ~ /^ops-(cuda|fused)$/ && $2 == "available" { print $1 }' | paste -sd,)
+while (($#)); do
+    case $1 in
+    --sanitize) sanitize=1 ;;
+    --variant)
+        [[ -n ${2:-} ]] || { echo 'check/ops_gpu.sh: --variant: give names, as in ops-cuda,ops-fused' >&2 && exit 2; }
+        variants=$2 && shift
+        ;;
+    *) echo "check/ops_gpu.sh: unknown option '$1'; see --help" >&2 && exit 2 ;;
+    esac
+    shift
+done
+[[ -n $variants ]] || { echo 'check/ops_gpu.sh: no GPU variant of ops runs here; see fdsl-bench --list' >&2 && exit 4; }
+
+# shellcheck source=scripts/check/parallel.sh
+source scripts/check/parallel.sh # checks run in parallel, because CUDA initialisation dominates most of them
+share_processors
+runner=()
+verify() { # options ...
+    check "${tool:+$tool: }$*" "${runner[@]}" "$bench" --workload ops --variant "$variants" --verify --loops 2 --warmups 0 \
+        --warmup-time 0 --threads 3 "$@"
+}
+types=(--to 'f32,f16,bf16,fp8,nvfp4,mxfp4')
+whole=mask,compact,convert,hash permuted=mask,compact,permute,convert,hash
+modes=(--resident '--resident --pool off' '--chunk 64' '--chunk 4 --ring 2 --async off' '--chunk 16 --ring 3 --pool off')
+
+sanitized() {
+    for tool in memcheck racecheck initcheck synccheck; do
+        runner=(compute-sanitizer --tool "$tool" --error-exitcode 9)
+        [[ $tool != memcheck ]] || runner+=(--leak-check full)
+        for mode in --resident '--chunk 16 --ring 2'; do
+            # shellcheck disable=SC2086  # a mode is a list of options
+            for steps in $whole $permuted; do
+                verify $mode --steps $steps --rows 301 --columns 31,768 "${types[@]}" --bad 0.3
+            done
+            # shellcheck disable=SC2086
+            verify $mode --steps $permuted --rows 301 --columns 768 --dedup --duplicates 0.3 --to nvfp4
+            # shellcheck disable=SC2086
+            verify $mode --steps permute --rows 301 --columns 768 --sample 100
+        done
+        verify --resident --steps $whole --rows 5 --columns 65536 --to fp8
+        # shellcheck disable=SC2043
+        [[ $tool != memcheck ]] || check "$tool: gpu_ops" "${runner[@]}" "$own" --quick
+    done
+}
+
+everything() {
+    local mode steps
+    check 'gpu_ops: conversions of all floats, hashes, permutations' "$own"
+    check 'gpu_ops --fault fails' fails_with 1 '0 passed' "$own" --fault
+    for mode in "${modes[@]}"; do
+        for steps in $whole $permuted; do
+            # shellcheck disable=SC2086  # a mode is a list of options
+            {
+                verify $mode --steps $steps --rows 257 --columns 31,768 --dtype f32,f16,bf16 "${types[@]}" --bad 0.3
+                verify $mode --steps $steps --rows 1,67 --columns 1,3,96,4096 "${types[@]}" --bad 0.3
+            }
+        done
+        for steps in mask mask,compact compact convert hash permute mask,convert compact,permute,hash mask,permute,convert; do
+            # shellcheck disable=SC2086
+            verify $mode --steps $steps --rows 0,1,1021 --columns 3,96
+        done
+        # shellcheck disable=SC2086
+        {
+            verify $mode --steps $whole --rows 0,1,999 --columns 768 --bad 0,1 "${types[@]}"
+            verify $mode --steps $whole --rows 2,1021 --columns 5,768 --dedup --duplicates 0,0.4 --to f16,nvfp4
+            verify $mode --steps $permuted --rows 1,1021 --columns 768 --dedup --duplicates 0.4 --to bf16,nvfp4
+            verify $mode --steps compact,hash --rows 1021 --columns 768 --dedup --duplicates 1
+            verify $mode --steps mask,compact,permute --rows 1,1021 --columns 31,768 --sample 1,100,5000
+            verify $mode --steps permute,convert --rows 1021 --columns 31,768 --sample 100 "${types[@]}"
+            verify $mode --steps $whole --to fp8 --fp8 nan --rows 1021 --columns 31,768 --norm-max 1e19
+        }
+        # shellcheck disable=SC2086
+        [[ $mode == *--ring\ 2* ]] || verify $mode --steps $whole --rows 1000001 --columns 1,3,31 --to f16
+    done
+    # Rows that do not fit into the stages, rows of several megabytes per tile, and many tiles
+    for steps in $whole $permuted; do
+        verify --resident --steps "$steps" --rows 37 --columns 9000,16384,20001,65536 --to f16,mxfp4
+        verify --chunk 4 --steps "$steps" --rows 37 --columns 16384,65535 --dtype f16 --to fp8
+    done
+    verify --resident --steps $whole --rows 300007 --columns 768 --to fp8
+    verify --steps $whole --rows 300007 --columns 768 --to f16
+    verify --resident --steps permute --rows 300007 --columns 768 --sample 8192
+    if command -v mpirun >/dev/null; then
+        for mode in --resident '--chunk 64'; do
+            # shellcheck disable=SC2086
+            check "3 ranks: $mode" mpirun -n 3 --oversubscribe "$bench" --workload ops --variant "$variants" --verify --loops 2 --warmups 0 \
+                --warmup-time 0 --threads 2 $mode --steps $permuted --rows 2,10007 --columns 31,768 --to f16,mxfp4
+        done
+    fi
+    check 'a set that does not fit is refused' fails_with 2 'gpu-memory-limit allows 0.00105 GB; drop --resident' \
+        "$bench" --variant ops-fused --resident --gpu-memory-limit 1M
+    check 'results that do not fit are refused' fails_with 2 'use --sample' "$bench" --variant ops-cuda --gpu-memory-limit 100M --rows 100000
+}
+
+if ((sanitize)); then sanitized; else everything; fi
+conclude
