@@ -1,8 +1,9 @@
-/* Checks the device code of `ops` that other checks reach only in part:
+/* Checks the device code of `ops` that other checks reach only in part: conversions of all 2^32 floats to
+ * f16, bf16 and fp8, hashes of rows of up to 5120 bytes, and inverses of permutations.
  *
- *     gpu_ops            all 2^32 floats converted to f16, bf16 and fp8; hashes of rows of every length up to
- * 5000 bytes; permutations and their inverses gpu_ops --quick    without the conversions gpu_ops --fault
- * plants a fault in each check; every check must then fail
+ *     gpu_ops            runs all checks
+ *     gpu_ops --quick    omits the conversions
+ *     gpu_ops --fault    plants a fault in each check; every check must then fail
  *
  * Prints one line per check. Exit status 1 if a check failed, 4 without a GPU. */
 #include <stdio.h>

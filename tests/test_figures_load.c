@@ -65,9 +65,8 @@ Test(figures_load, one_row_of_yours_does_not_replace_reference_lines)
 
 Test(figures_load, rows_of_decoded_or_wrong_samples_are_ignored)
 {
-    /* Changes rows to rows of decoded files, and of shards with skipped or wrong samples. The columns are
-     * variant
-     * ($7), decode ($25), skipped ($69) and wrong ($102). */
+    /* Turns rows into rows of decoded files, and of shards with skipped or wrong samples. The columns are
+     * variant ($7), decode ($25), skipped ($69) and wrong ($102). */
     shell(LOADING("awk -F, -v OFS=, 'NR > 1 && $7 ~ /^files/ { $25 = 1 } $7 == \"shards\" { $69 = 3 } "
                   "$7 == \"shards-uring\" { $102 = 2 } !/torch/'",
                   "loading"));

@@ -212,8 +212,7 @@ Test(ops_row, nvfp4_blocks)
 
 /* A converted value must be near the original value. Neighbouring e2m1 values differ by at most 2, so the
  * rounding error of a value is at most the scale. In MXFP4, scaled values may be almost 8 and are limited to
- * 6, so the error may be 2 times the scale. NVFP4 also rounds the scale, so its bound is 1.3 times the scale.
- */
+ * 6, so the error may be 2 times the scale. NVFP4 also rounds the scale, so its bound is 1.3 times. */
 Test(ops_row, blocks_approximate_values)
 {
     static float row[320];
