@@ -323,7 +323,8 @@ Test(train_cli, batch_max_is_refused_where_it_does_not_apply)
 {
     EXPECT(2, "$P --workload train --variant all --batch max --train-size 100 --test-size 10");
     EXPECT(2, "$P --variant naive --batch max");
-    cr_expect_not_null(strstr(out, "so it is for the workloads train and infer; give a number"), "%s", out);
+    cr_expect_not_null(strstr(out, "only the workloads train and infer can search for the largest batch"),
+                       "%s", out);
     EXPECT(2, "$P " LARGEST "--train-size 20 --export-data d");
     cr_expect_not_null(strstr(out, "give --batch a number"), "%s", out);
     EXPECT(2, "$P " FIXED "--train-size 20 --batch maximum");

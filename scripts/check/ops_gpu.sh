@@ -105,7 +105,7 @@ everything() {
                 --warmup-time 0 --threads 2 $mode --steps $permuted --rows 2,10007 --columns 31,768 --to f16,mxfp4
         done
     fi
-    check 'a set that does not fit is refused' fails_with 2 'gpu-memory-limit allows 0.00105 GB; drop --resident' \
+    check 'a set that does not fit is refused' fails_with 2 'gpu-memory-limit allows 0.001049 GB; drop --resident' \
         "$bench" --variant ops-fused --resident --gpu-memory-limit 1M
     check 'results that do not fit are refused' fails_with 2 'use --sample' "$bench" --variant ops-cuda --gpu-memory-limit 100M --rows 100000
 }
