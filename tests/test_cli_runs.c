@@ -31,8 +31,9 @@ Test(cli, compute_needs_a_valid_step_and_a_gpu)
     };
     expect_refusals(of_training, COUNT_OF(of_training), "--variant train-naive");
     run("--data x");
-    expect_error(2, "--data is an option of the workloads load, train and infer; --list shows their variants",
-                 "--data x");
+    expect_error(
+        2, "--data is an option of the workloads load, ops, train and infer; --list shows their variants",
+        "--data x");
     /* Errors that do not depend on the machine are reported first. */
     run("--variant fused --device 1023 --out nowhere/rows.csv");
     expect_error(2, "its folder does not exist", "--out nowhere/rows.csv");
