@@ -311,6 +311,7 @@ static __device__ __noinline__ void write_tiles(const struct fused_job &fused, s
         uint32_t tile = full ? pipeline.output_tile[mine.slot] : NO_TILE;
         uint32_t before = tile != NO_TILE ? word_poll(fused.before + tile) : 0;
         uint32_t waits = __ballot_sync(ALL_LANES, before == 0);
+        __syncwarp(); /* lanes read tiles whose barriers other lanes have observed */
         uint32_t count = waits ? __ffs((int)waits) - 1 : WARP_LANES;
         for (uint32_t k = 0; k < count; k++)
             write_tile(fused, pipeline, __shfl_sync(ALL_LANES, mine.slot, k),
