@@ -57,7 +57,8 @@ PARAMETERS = {
         parallel stages microbatches schedule""",
     "infer": "checkpoint data train_size test_size classes res batch",
     "exchange": "array_bytes dtype",
-    "ops": "data tensor rows columns dtype bad duplicates seed steps norm_min norm_max to fp8 dedup sample",
+    "ops": "data tensor rows columns dtype bad duplicates seed steps norm_min norm_max to fp8 dedup sample resident ring chunk async "
+           "pool gpu_memory_limit",
 }
 MEASURES = {
     "synth": f"noise_s vertices_s painting_s digest {COMPUTE}",
@@ -216,17 +217,22 @@ def examine(path, data):
 # ---- Converting ------------------------------------------------------------------------------------------------
 
 
+def is_of_samples(header):
+    """Whether a file was written by --samples-out. Files of --out of the workload ops have a column `sample`, too."""
+    return "sample" in header and "samples" not in header
+
+
 def new_columns(workload, header):
     """Returns the columns that a file has after the conversion. Files of --samples-out have fewer columns than files of --out."""
     columns = COLUMNS[workload]
-    return columns[:columns.index("warmups")] + SAMPLE if "sample" in header else columns
+    return columns[:columns.index("warmups")] + SAMPLE if is_of_samples(header) else columns
 
 
 def names_of(path, workload, version, header):
     """Returns the current name of each column of an older file. Refuses unknown, repeated and missing columns."""
     columns, schema = new_columns(workload, header), f"{workload}/{version}"
     names = [RENAMED[workload].get(name, name) for name in header]
-    if "sample" in header and "compute" not in names:  # in files of --samples-out, compute_ms has the value of --compute
+    if is_of_samples(header) and "compute" not in names:  # in files of --samples-out, compute_ms has the value of --compute
         names = ["compute" if name == "compute_ms" else name for name in names]
     for old, name in zip(header, names):
         if name not in columns:

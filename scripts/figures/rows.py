@@ -53,7 +53,7 @@ EXCHANGE_DEFAULTS = {"array_bytes": "1048576", "dtype": "f32"}
 OPS_DEFAULTS = {
     "data": "", "tensor": "", "rows": "65536", "columns": "768", "dtype": "f32", "bad": "0.05", "duplicates": "0", "seed": "0",
     "steps": "mask,compact,convert,hash", "norm_min": "0.1", "norm_max": "100", "to": "f16", "fp8": "saturate",
-    "dedup": "0", "sample": "",
+    "dedup": "0", "sample": "", "resident": "0", "ring": "4", "chunk": "16384", "async": "on", "pool": "on", "gpu_memory_limit": "",
 }
 OPS_NUMBERS = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "wrong")
 OPS_NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s")
@@ -254,7 +254,7 @@ def refuse_schema(path, line, schema):
 def read_file(path):
     """Returns (kind, rows) of a CSV file. `kind` is "rows", "monitor", or "other" for files without measurements."""
     header, records = read_csv(path)
-    if not header or header[0] != "schema" or "sample" in header:  # env.csv, classes, samples
+    if not header or header[0] != "schema" or ("sample" in header and "samples" not in header):  # env.csv, classes, samples
         return "other", []
     kind, rows = "rows", []
     for line, fields in records:
