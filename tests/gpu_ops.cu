@@ -96,7 +96,7 @@ static void check_conversions(void)
 /* ---- Hashes ---- */
 
 /* Warp w hashes bytes [0, (w + 1) * unit) of `bytes`. */
-template <enum dtype TYPE, bool FAST>
+template <enum dtype TYPE, enum row_kind KIND>
 static __global__ void hash_all(const uint8_t *bytes, uint32_t unit, uint32_t count, uint64_t *hashes)
 {
     __shared__ struct hash_keys keys;
@@ -106,14 +106,17 @@ static __global__ void hash_all(const uint8_t *bytes, uint32_t unit, uint32_t co
     __syncthreads();
     if (warp >= count)
         return;
-    uint64_t hash = warp_hash<TYPE, FAST>(keys, bytes, (warp + 1) * unit);
+    struct window<TYPE, 6> window;
+    uint32_t size = (warp + 1) * unit;
+    uint64_t hash = size > XXH3_SHORT_MAX ? warp_hash<KIND>(keys, window, bytes, size)
+                                          : warp_hash<ROW_ANY>(keys, window, bytes, size);
     if (threadIdx.x % WARP_LANES == 0)
         hashes[warp] = hash;
 }
 
 #define HASH_BYTES 5120
 
-template <enum dtype TYPE, bool FAST> static void check_hashes(uint32_t unit, const char *name)
+template <enum dtype TYPE, enum row_kind KIND> static void check_hashes(uint32_t unit, const char *name)
 {
     std::vector<uint8_t> bytes(HASH_BYTES);
     uint32_t count = HASH_BYTES / unit, wrong = 0;
@@ -126,7 +129,7 @@ template <enum dtype TYPE, bool FAST> static void check_hashes(uint32_t unit, co
     MUST(cudaMalloc(&device, HASH_BYTES));
     MUST(cudaMalloc(&device_hashes, count * sizeof *device_hashes));
     MUST(cudaMemcpy(device, bytes.data(), HASH_BYTES, cudaMemcpyHostToDevice));
-    hash_all<TYPE, FAST><<<(count + WARPS - 1) / WARPS, THREADS>>>(device, unit, count, device_hashes);
+    hash_all<TYPE, KIND><<<(count + WARPS - 1) / WARPS, THREADS>>>(device, unit, count, device_hashes);
     MUST(cudaGetLastError());
     MUST(cudaMemcpy(hashes.data(), device_hashes, count * sizeof *device_hashes, cudaMemcpyDeviceToHost));
     bytes[0] ^= fault;
@@ -169,9 +172,11 @@ int main(int argc, char **argv)
     }
     if (argc < 2 || strcmp(argv[1], "--quick") != 0)
         check_conversions();
-    check_hashes<DTYPE_F32, true>(16, "rows of f32, 16-byte loads");
-    check_hashes<DTYPE_F32, false>(4, "rows of f32");
-    check_hashes<DTYPE_F16, false>(2, "rows of f16");
+    check_hashes<DTYPE_F32, ROW_WHOLE>(1024, "rows of f32, multiples of 256 values");
+    check_hashes<DTYPE_F32, ROW_ALIGNED>(16, "rows of f32, 16-byte loads");
+    check_hashes<DTYPE_F32, ROW_ANY>(4, "rows of f32");
+    check_hashes<DTYPE_F16, ROW_WHOLE>(512, "rows of f16, multiples of 256 values");
+    check_hashes<DTYPE_F16, ROW_ANY>(2, "rows of f16");
     check_permutations();
     printf("%u passed, %u failed\n", passed, failed);
     return failed > 0;

@@ -400,7 +400,6 @@ Test(mpi_train, measured_shares_follow_the_speeds)
     cr_expect_str_eq(value(out, 2, "samples_per_step"), "16");
     expect_uneven(4, "second epoch");
     expect_uneven(7, "third epoch");
-    cr_expect(number(out, 9, "time_median_s") < 0.8 * number(out, 3, "time_median_s"), "%s", out);
     cr_expect_str_eq(value(out, 4, "batch"), "16");
     cr_expect_null(strstr(err, "uneven"), "%s", err);
 }

@@ -25,6 +25,7 @@
 #define XXH3_STRIPE    64                 /* bytes; the secret advances by 8 per stripe */
 #define XXH3_SECRET    192                /* bytes */
 #define XXH3_BLOCK     (16 * XXH3_STRIPE) /* bytes after which the secret is reused from its start */
+#define XXH3_SHORT_MAX 240                /* bytes; longer inputs are hashed in stripes */
 #define XXH3_LAST_KEY  (XXH3_SECRET - XXH3_STRIPE)
 
 /* The secret as words of 8 bytes, lowest byte first. */
@@ -243,7 +244,7 @@ FDSL_HD uint64_t xxh3_long(const uint8_t *bytes, uint64_t size, uint64_t seed)
 /* Returns XXH3-64 of `size` bytes at any address. */
 FDSL_HD uint64_t xxh3_64(const uint8_t *bytes, uint64_t size, uint64_t seed)
 {
-    if (size > 240)
+    if (size > XXH3_SHORT_MAX)
         return xxh3_long(bytes, size, seed);
     if (size > 128)
         return xxh3_up_to_240(bytes, size, seed);

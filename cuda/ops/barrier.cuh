@@ -1,4 +1,4 @@
-/* Barriers in shared memory, asynchronous copies, and words in device memory by which blocks communicate. */
+/* Barriers in shared memory, bulk copies, and counts in device memory by which blocks communicate. */
 #ifndef FDSL_CUDA_OPS_BARRIER_CUH
 #define FDSL_CUDA_OPS_BARRIER_CUH
 
@@ -53,23 +53,6 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t 
 
 /* ---- Copies ---- */
 
-/* Copies 16 bytes from device to shared memory asynchronously. */
-static __device__ __forceinline__ void copy_async(uint8_t *to, const uint8_t *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared_at(to)), "l"(from) : "memory");
-}
-
-static __device__ __forceinline__ void copy_async_commit(void)
-{
-    asm volatile("cp.async.commit_group;" : : : "memory");
-}
-
-/* Waits until at most PENDING of the latest groups of copies are in flight. */
-template <int PENDING> static __device__ __forceinline__ void copy_async_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory");
-}
-
 /* Makes what this thread has done to shared memory visible to bulk copies. */
 static __device__ __forceinline__ void bulk_fence(void)
 {
@@ -115,28 +98,20 @@ static __device__ __forceinline__ void bulk_store_wait(void)
 #endif
 }
 
-/* ---- Words in device memory: 1 + a value; 0 if it is not known yet ---- */
+/* ---- Counts in device memory: one byte each, 1 + the value; 0 if it is not known yet ---- */
 
-static __device__ __forceinline__ void word_publish(uint32_t *word, uint32_t value)
+static __device__ __forceinline__ void count_publish(uint8_t *count, uint32_t value)
 {
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" : : "l"(word), "r"(value + 1) : "memory");
+    asm volatile("st.relaxed.gpu.global.u8 [%0], %1;" : : "l"(count), "r"(value + 1) : "memory");
 }
 
-static __device__ __forceinline__ uint32_t word_poll(const uint32_t *word)
+/* Reads 16 counts. */
+static __device__ __forceinline__ void words_poll(const uint8_t *counts, uint32_t (&words)[4])
 {
-    uint32_t value;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-    return value;
-}
-
-static __device__ __forceinline__ uint4 words_poll(const uint32_t *words)
-{
-    uint4 value;
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "l"(words)
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "l"(counts)
                  : "memory");
-    return value;
 }
 
 #endif

@@ -1,39 +1,36 @@
 /* `ops-fused`: one kernel reads each row once from device memory and does all steps, if the place of an
  * output row depends only on the rows before it. Otherwise this kernel does the first pass.
  *
- * One block per multiprocessor stays until no rows are left. Its warps have different roles:
+ * One block per multiprocessor stays until no rows are left. Blocks take tiles of consecutive rows in turn.
+ * The warps of a block have two roles:
  *
- * - The dispatcher takes tiles of consecutive rows, in order.
- * - Consumers process one row of a tile at a time, while the next one is being copied to shared memory. A
- * consumer that keeps its row converts it to an output tile in shared memory. The number of kept rows of the
- * tile is published as soon as all its rows have been examined.
- * - The scanner, in one block only, computes the number of kept rows before each tile (scan.cuh).
- * - The writer waits for this number and copies output tiles to device memory. So only converted rows wait.
+ * - Consumers process one row of a tile at a time, which they hold in registers, while the next one is being
+ * copied to shared memory. The number of kept rows of the tile is published as soon as the norms of all its
+ * rows are known. A consumer that keeps its row converts it to an output tile in shared memory.
+ * - The writer adds up the counts of all tiles before its own ones (scan.cuh) and copies output tiles to
+ * device memory. So only converted rows wait for the counts of other blocks.
  *
- * If no rows are dropped, there is no scanner and no writer: consumers write to device memory. */
+ * If no rows are dropped, there is no writer: consumers write to device memory. */
 #include "machine/device.h"
 #include "ops/scan.cuh"
 #include "ops/write.cuh"
 
-#define CONSUMERS_MAX 24 /* warps */
-#define TILE_ROWS_MAX 8
-#define BUFFERS       2 /* rows per consumer in shared memory: the one that it processes, and the next one */
-#define POSTS         8 /* tiles that the dispatcher is ahead, at most: the order of writing should be kept */
-#define TICKETS       2 /* tickets in flight */
-#define OUTPUTS_MAX   32 /* output tiles in shared memory */
-#define LAG_BYTES \
-    131072        /* output tiles should suffice for this many bytes of rows that wait for the scanner */
-#define LOADS   3 /* loads in flight per lane */
-#define NO_TILE 0xFFFFFFFFu
-#define REPORT  (1u << 16) /* counts the warps that have reported; the low bits say which rows are kept */
+#define CONSUMERS_MAX  27 /* warps; more would leave a lane too few registers for its part of a row */
+#define TILE_ROWS_MAX  9
+#define OUTPUTS_MAX    32 /* output tiles in shared memory */
+#define OUTPUTS_MIN    3  /* per group of consumers, so that consumers need not wait for other blocks */
+#define REPORTS        64 /* at least OUTPUTS_MAX + the number of groups */
+#define QUADS          8  /* per lane, of its row */
+#define ROW_VALUES_MAX (4 * WARP_LANES * QUADS) /* of rows that a warp holds in registers */
+#define REPORT         (1u << 16) /* counts the warps that have reported; the low bits say which rows are kept */
 
 /* How a launch divides rows and shared memory. Warps of a group process one tile at a time. */
 struct fused_plan {
-    bool fits, staged,
-        bulk; /* output tiles fit; rows are copied to shared memory; output rows are bulk copies */
+    bool fits;                    /* output tiles fit */
+    bool loads_bulk, stores_bulk; /* rows are read, and values written, with bulk copies */
     uint32_t tile_rows, groups, outputs;
-    uint32_t output_bytes, scales_at; /* per output row in shared memory; offset of its scales */
-    uint32_t shared_bytes;
+    uint32_t value_bytes, scale_bytes; /* per output row in shared memory */
+    uint32_t buffers_at, shared_bytes; /* shared memory: output tiles, then a buffer per consumer */
 };
 
 struct fused_job {
@@ -42,18 +39,15 @@ struct fused_job {
     struct fused_plan plan;
     bool lists, writes; /* rows that are not kept are dropped; there are results per output row */
     uint32_t tiles;
-    uint32_t *tickets;         /* of this launch: the next tile, and the blocks that have begun */
-    uint32_t *counts, *before; /* per tile of this launch: kept rows of the tile and before the tile */
+    uint8_t *counts; /* per tile of this launch */
 };
 
 struct pipeline {
-    uint64_t posted[POSTS], taken[POSTS]; /* barriers of `tile`, between dispatcher and consumers */
-    uint64_t full[OUTPUTS_MAX],
-        empty[OUTPUTS_MAX]; /* barriers of output tiles, between consumers and writer */
+    uint64_t loaded[CONSUMERS_MAX];                 /* barriers: the consumer's next row has been copied */
+    uint64_t full[OUTPUTS_MAX], empty[OUTPUTS_MAX]; /* barriers, between consumers and writer */
     uint64_t hashes[OUTPUTS_MAX][TILE_ROWS_MAX];
-    uint32_t tile[POSTS];
-    uint32_t output_tile[OUTPUTS_MAX], reports[OUTPUTS_MAX];
-    uint32_t kept[OUTPUTS_MAX]; /* which rows of the tile are kept, as bits */
+    uint32_t reports[REPORTS], kept[REPORTS]; /* per tile; `kept` has a bit per row */
+    uint32_t listed;                          /* kept rows before this launch */
     struct hash_keys keys;
 };
 
@@ -71,28 +65,10 @@ static __device__ __forceinline__ void advance(struct place &place, uint32_t ste
     }
 }
 
-/* ---- The dispatcher: one thread ---- */
-
-static __device__ __noinline__ void dispatch(const struct fused_job &fused, struct pipeline &pipeline)
+/* Returns number `turn` of the tiles that this block takes. */
+static __device__ __forceinline__ uint32_t tile_of_turn(uint32_t turn)
 {
-    struct place at = {0, 0};
-    uint32_t ends = 0, ahead[TICKETS];
-#pragma unroll
-    for (int i = 0; i < TICKETS; i++)
-        ahead[i] = atomicAdd(&fused.tickets[0], 1);
-    for (;;)
-#pragma unroll
-        for (int i = 0; i < TICKETS; i++) {
-            uint32_t tile = ahead[i];
-            if (tile < fused.tiles)
-                ahead[i] = atomicAdd(&fused.tickets[0], 1);
-            else if (ends++ == fused.plan.groups) /* each group has seen one end */
-                return;
-            barrier_wait(&pipeline.taken[at.slot], at.parity ^ 1);
-            pipeline.tile[at.slot] = tile < fused.tiles ? tile : NO_TILE;
-            barrier_arrive(&pipeline.posted[at.slot]);
-            advance(at, 1, POSTS);
-        }
+    return blockIdx.x + turn * gridDim.x;
 }
 
 /* ---- Consumers ---- */
@@ -100,11 +76,33 @@ static __device__ __noinline__ void dispatch(const struct fused_job &fused, stru
 /* What a consumer knows about itself. */
 struct consumer {
     uint32_t row;        /* its row of each tile */
-    struct place post;   /* of the next tile of its group */
     struct place output; /* of the current tile */
-    uint8_t *buffers;    /* in shared memory */
+    uint8_t *buffer;     /* for its next row, in shared memory */
+    uint64_t *loaded;
+    uint32_t parity; /* of the next phase of `loaded` */
     uint32_t kept;
 };
+
+/* Begins to copy the consumer's row of a tile to its buffer. */
+static __device__ __forceinline__ void begin_load(const struct fused_job &fused, const struct consumer &self,
+                                                  uint32_t tile)
+{
+    uint64_t i = (uint64_t)tile * fused.plan.tile_rows + self.row;
+    if (fused.plan.loads_bulk && threadIdx.x % WARP_LANES == 0 && tile < fused.tiles && i < fused.chunk.count)
+        bulk_load(self.buffer, fused.chunk.rows + i * fused.job.row_bytes, fused.job.row_bytes, self.loaded);
+}
+
+/* Takes the row that was copied to the buffer, and begins to copy the consumer's row of tile `next`. */
+template <enum row_kind KIND, enum dtype TYPE>
+static __device__ __forceinline__ void take_row(const struct fused_job &fused, struct consumer &self,
+                                                struct window<TYPE, QUADS> &window, uint32_t next)
+{
+    barrier_wait(self.loaded, self.parity);
+    self.parity ^= 1;
+    window_move<KIND>(window, self.buffer, 0, fused.job.format.columns / 4);
+    __syncwarp();
+    begin_load(fused, self, next);
+}
 
 static __device__ __forceinline__ uint32_t rows_of_tile(const struct fused_job &fused, uint32_t tile)
 {
@@ -112,68 +110,67 @@ static __device__ __forceinline__ uint32_t rows_of_tile(const struct fused_job &
     return left < fused.plan.tile_rows ? (uint32_t)left : fused.plan.tile_rows;
 }
 
-static __device__ __forceinline__ const uint8_t *row_in_device(const struct fused_job &fused, uint32_t tile,
-                                                               uint32_t row)
-{
-    return fused.chunk.rows + ((uint64_t)tile * fused.plan.tile_rows + row) * fused.job.row_bytes;
-}
-
-/* Takes the next tile of the group, and begins to copy the warp's row of it. */
-static __device__ __forceinline__ uint32_t take_tile(const struct fused_job &fused, struct pipeline &pipeline,
-                                                     struct consumer &self, uint32_t buffer)
-{
-    uint32_t lane = threadIdx.x % WARP_LANES, row_bytes = fused.job.row_bytes;
-    barrier_wait(&pipeline.posted[self.post.slot], self.post.parity);
-    uint32_t tile = pipeline.tile[self.post.slot];
-    __syncwarp();
-    if (lane == 0)
-        barrier_arrive(&pipeline.taken[self.post.slot]);
-    advance(self.post, fused.plan.groups, POSTS);
-    if (fused.plan.staged && tile != NO_TILE && self.row < rows_of_tile(fused, tile)) {
-        const uint8_t *from = row_in_device(fused, tile, self.row);
-        uint8_t *to = self.buffers + buffer * row_bytes;
-        for (uint32_t at = 16 * lane; at < row_bytes; at += 16 * WARP_LANES)
-            copy_async(to + at, from + at);
-    }
-    copy_async_commit();
-    return tile;
-}
-
-/* Reports whether a row is kept. The last report of a tile publishes their number. */
+/* Reports whether a row is kept. The last report of a tile publishes their number. The entry of the tile is
+ * free: the tile that used it before has been written, as its output tile has been reused. */
 static __device__ __forceinline__ void report(const struct fused_job &fused, struct pipeline &pipeline,
-                                              const struct consumer &self, uint32_t tile, bool kept)
+                                              const struct consumer &self, uint32_t turn, bool kept)
 {
-    uint32_t slot = self.output.slot, mine = REPORT | (uint32_t)kept << self.row;
+    uint32_t entry = turn % REPORTS, tile = tile_of_turn(turn), mine = REPORT | (uint32_t)kept << self.row;
     if (threadIdx.x % WARP_LANES != 0)
         return;
-    uint32_t reports = atomicAdd(&pipeline.reports[slot], mine) + mine;
+    uint32_t reports = atomicAdd(&pipeline.reports[entry], mine) + mine;
     if (reports / REPORT < rows_of_tile(fused, tile))
         return;
-    pipeline.kept[slot] = reports & (REPORT - 1);
-    pipeline.reports[slot] = 0;
-    word_publish(fused.counts + tile, __popc(reports & (REPORT - 1)));
+    pipeline.kept[entry] = reports & (REPORT - 1);
+    pipeline.reports[entry] = 0;
+    count_publish(fused.counts + tile, __popc(reports & (REPORT - 1)));
 }
 
-/* Processes a row. If rows may be dropped, the results go to the output tile, else to device memory. */
-template <enum dtype TYPE, bool FAST>
-static __device__ __forceinline__ void process_row(const struct fused_job &fused, struct pipeline &pipeline,
-                                                   struct consumer &self, uint32_t tile, const uint8_t *row,
-                                                   uint8_t *outputs)
+/* Finds out whether a row is kept. */
+template <enum dtype TYPE, enum row_kind KIND>
+static __device__ __forceinline__ bool examine_row(const struct fused_job &fused, struct pipeline &pipeline,
+                                                   struct consumer &self, uint32_t turn,
+                                                   struct window<TYPE, QUADS> &window, const uint8_t *row)
 {
     const struct gpu_job &job = fused.job;
-    const struct gpu_arrays &arrays = job.arrays;
-    bool first_lane = threadIdx.x % WARP_LANES == 0;
-    uint64_t i = fused.chunk.first + (uint64_t)tile * fused.plan.tile_rows + self.row, hash = 0;
-    bool kept = !job.masks || ops_in_bounds(warp_square_sum<TYPE, FAST, LOADS>(row, job.format.columns),
+    bool kept = !job.masks || ops_in_bounds(warp_square_sum<KIND>(window, row, job.format.columns),
                                             job.norm_min, job.norm_max);
     self.kept += kept;
     if (fused.lists)
-        report(fused, pipeline, self, tile, kept);
+        report(fused, pipeline, self, turn, kept);
+    return kept;
+}
+
+/* Returns the place of a row's values and scales in an output tile, which has all values before all scales.
+ */
+static __device__ __forceinline__ uint8_t *values_in_tile(const struct fused_plan &plan, uint8_t *outputs,
+                                                          uint32_t slot, uint32_t row)
+{
+    return outputs + slot * plan.tile_rows * (plan.value_bytes + plan.scale_bytes) + row * plan.value_bytes;
+}
+
+static __device__ __forceinline__ uint8_t *scales_in_tile(const struct fused_plan &plan, uint8_t *outputs,
+                                                          uint32_t slot, uint32_t row)
+{
+    return values_in_tile(plan, outputs, slot, plan.tile_rows) + row * plan.scale_bytes;
+}
+
+/* Computes the results of row `i`. If rows may be dropped, those of an output row go to the output tile, else
+ * to device memory. */
+template <enum dtype TYPE, enum row_kind KIND, bool FP4>
+static __device__ __forceinline__ void
+process_row(const struct fused_job &fused, struct pipeline &pipeline, const struct consumer &self, uint64_t i,
+            bool kept, struct window<TYPE, QUADS> &window, const uint8_t *row, uint8_t *outputs)
+{
+    const struct gpu_job &job = fused.job;
+    const struct gpu_arrays &arrays = job.arrays;
+    bool first_lane = threadIdx.x % WARP_LANES == 0, written = fused.writes && (kept || !fused.lists);
+    uint32_t slot = self.output.slot;
+    uint64_t hash = 0;
     if (arrays.kept && first_lane)
         arrays.kept[i] = kept;
-    bool written = fused.writes && (kept || !fused.lists);
     if ((arrays.hashes && written) || (arrays.row_hashes && kept))
-        hash = warp_hash<TYPE, FAST>(pipeline.keys, row, job.row_bytes);
+        hash = warp_hash<KIND>(pipeline.keys, window, row, job.row_bytes);
     if (arrays.row_hashes && first_lane)
         arrays.row_hashes[i] = hash;
     if (arrays.row_largest) {
@@ -183,61 +180,55 @@ static __device__ __forceinline__ void process_row(const struct fused_job &fused
     }
     if (!written)
         return;
-    uint64_t *hash_to = fused.lists ? &pipeline.hashes[self.output.slot][self.row] : arrays.hashes + i;
-    uint8_t *output =
-        outputs + (self.output.slot * fused.plan.tile_rows + self.row) * fused.plan.output_bytes;
     if (first_lane && arrays.hashes)
-        *hash_to = hash;
+        *(fused.lists ? &pipeline.hashes[slot][self.row] : arrays.hashes + i) = hash;
     if (first_lane && arrays.order && !fused.lists)
         arrays.order[i] = number_of(job, i);
     if (arrays.values)
-        warp_convert<TYPE, FAST, LOADS>(
-            job.format, row, fused.lists ? output : arrays.values + i * job.value_bytes,
-            fused.lists ? output + fused.plan.scales_at : arrays.scales + i * job.scale_bytes);
+        warp_convert<KIND, FP4>(job.format, window, row,
+                                fused.lists ? values_in_tile(fused.plan, outputs, slot, self.row)
+                                            : arrays.values + i * job.value_bytes,
+                                fused.lists ? scales_in_tile(fused.plan, outputs, slot, self.row)
+                                            : arrays.scales + i * job.scale_bytes);
 }
 
 /* Hands the warp's row of the output tile to the writer. */
 static __device__ __forceinline__ void hand_over(const struct fused_job &fused, struct pipeline &pipeline,
-                                                 struct consumer &self, uint32_t tile)
+                                                 struct consumer &self)
 {
-    if (fused.plan.bulk)
+    if (fused.plan.stores_bulk)
         bulk_fence();
     __syncwarp();
-    if (threadIdx.x % WARP_LANES == 0) {
-        pipeline.output_tile[self.output.slot] = tile;
+    if (threadIdx.x % WARP_LANES == 0)
         barrier_arrive(&pipeline.full[self.output.slot]);
-    }
     advance(self.output, fused.plan.groups, fused.plan.outputs);
 }
 
-template <enum dtype TYPE, bool FAST>
-static __device__ void consume(const struct fused_job &fused, struct pipeline &pipeline, uint8_t *shared)
+template <enum dtype TYPE, enum row_kind KIND, bool FP4>
+static __device__ void consume(const struct fused_job &fused, struct pipeline &pipeline, uint8_t *buffers,
+                               uint8_t *outputs)
 {
     const struct fused_plan &plan = fused.plan;
-    uint32_t warp = threadIdx.x / WARP_LANES, group = warp / plan.tile_rows, row_bytes = fused.job.row_bytes;
-    uint8_t *outputs = shared + (plan.staged ? plan.groups * plan.tile_rows * BUFFERS * row_bytes : 0);
-    struct consumer self = {
-        warp % plan.tile_rows, {group, 0}, {group, 0}, shared + warp * BUFFERS * row_bytes, 0};
-    uint32_t tile = take_tile(fused, pipeline, self, 0);
-    for (uint32_t buffer = 0; tile != NO_TILE; buffer ^= 1) {
-        uint32_t next = take_tile(fused, pipeline, self, buffer ^ 1);
-        copy_async_wait<1>();
-        __syncwarp();
+    uint32_t warp = threadIdx.x / WARP_LANES, group = warp / plan.tile_rows;
+    struct consumer self = {warp % plan.tile_rows,  {group, 0}, buffers + warp * fused.job.row_bytes,
+                            &pipeline.loaded[warp], 0,          0};
+    begin_load(fused, self, tile_of_turn(group));
+    for (uint32_t turn = group; tile_of_turn(turn) < fused.tiles; turn += plan.groups) {
+        uint32_t tile = tile_of_turn(turn);
+        uint64_t i = (uint64_t)tile * plan.tile_rows + self.row;
+        const uint8_t *row = fused.chunk.rows + i * fused.job.row_bytes;
+        bool exists = i < fused.chunk.count;
+        struct window<TYPE, QUADS> window;
+        if (KIND != ROW_ANY && plan.loads_bulk && exists)
+            take_row<KIND>(fused, self, window, tile_of_turn(turn + plan.groups));
+        bool kept = exists && examine_row<TYPE, KIND>(fused, pipeline, self, turn, window, row);
         if (fused.lists)
             barrier_wait(&pipeline.empty[self.output.slot], self.output.parity ^ 1);
-        if (self.row < rows_of_tile(fused, tile))
-            process_row<TYPE, FAST>(fused, pipeline, self, tile,
-                                    plan.staged ? self.buffers + buffer * row_bytes
-                                                : row_in_device(fused, tile, self.row),
-                                    outputs);
+        if (exists)
+            process_row<TYPE, KIND, FP4>(fused, pipeline, self, fused.chunk.first + i, kept, window, row,
+                                         outputs);
         if (fused.lists)
-            hand_over(fused, pipeline, self, tile);
-        __syncwarp(); /* the next tile is copied to this buffer */
-        tile = next;
-    }
-    if (fused.lists) {
-        barrier_wait(&pipeline.empty[self.output.slot], self.output.parity ^ 1);
-        hand_over(fused, pipeline, self, NO_TILE);
+            hand_over(fused, pipeline, self);
     }
     if (self.kept && threadIdx.x % WARP_LANES == 0)
         atomicAdd((unsigned long long *)&fused.job.arrays.words->kept, self.kept);
@@ -263,154 +254,161 @@ static __device__ __forceinline__ void copy_output(uint8_t *to, const uint8_t *f
         copy_units<uint8_t>(to, from, bytes);
 }
 
-/* Writes an output tile. `before` is the number of kept rows before it. Lane l writes what is small of row l.
- */
-static __device__ void write_tile(const struct fused_job &fused, const struct pipeline &pipeline,
-                                  uint32_t slot, uint64_t before, const uint8_t *outputs)
+/* Writes the values of consecutive output rows. */
+static __device__ __forceinline__ void write_values(const struct fused_job &fused, uint8_t *to,
+                                                    const uint8_t *from, uint32_t rows)
+{
+    const struct fused_plan &plan = fused.plan;
+    uint64_t bytes = fused.job.value_bytes;
+    if (plan.stores_bulk) {
+        if (threadIdx.x % WARP_LANES == 0)
+            bulk_store(to, from, rows * plan.value_bytes);
+    } else {
+        for (uint32_t row = 0; row < rows; row++)
+            copy_output(to + row * bytes, from + row * plan.value_bytes, bytes);
+    }
+}
+
+/* Writes output tile number `turn`. `before` is the number of kept rows before it. Lane l writes what is
+ * small of row l. */
+static __device__ __forceinline__ void write_tile(const struct fused_job &fused,
+                                                  const struct pipeline &pipeline, uint32_t turn,
+                                                  uint32_t slot, uint64_t before, uint8_t *outputs)
 {
     const struct gpu_job &job = fused.job;
     const struct gpu_arrays &arrays = job.arrays;
     const struct fused_plan &plan = fused.plan;
-    uint32_t lane = threadIdx.x % WARP_LANES, kept = pipeline.kept[slot];
-    const uint8_t *rows = outputs + slot * plan.tile_rows * plan.output_bytes;
+    uint32_t lane = threadIdx.x % WARP_LANES, kept = pipeline.kept[turn % REPORTS], tile = tile_of_turn(turn);
+    if (tile == fused.tiles - 1 && lane == 0)
+        arrays.words->listed = before + __popc(kept);
     if (kept >> lane & 1) {
         uint64_t j = before + __popc(kept & ((1u << lane) - 1));
-        uint64_t i = fused.chunk.first + (uint64_t)pipeline.output_tile[slot] * plan.tile_rows + lane;
+        uint64_t i = fused.chunk.first + (uint64_t)tile * plan.tile_rows + lane;
         if (arrays.order)
             arrays.order[j] = number_of(job, i);
         if (arrays.rows)
             arrays.rows[j] = (uint32_t)i;
         if (arrays.hashes)
             arrays.hashes[j] = pipeline.hashes[slot][lane];
-        if (plan.bulk && arrays.values)
-            bulk_store(arrays.values + j * job.value_bytes, rows + lane * plan.output_bytes,
-                       (uint32_t)job.value_bytes);
     }
-    for (uint32_t left = arrays.values && (!plan.bulk || arrays.scales) ? kept : 0; left; left &= left - 1) {
+    uint64_t j = before;
+    for (uint32_t left = arrays.values ? kept : 0, count; left; j += count) {
         uint32_t row = __ffs((int)left) - 1;
-        const uint8_t *output = rows + row * plan.output_bytes;
-        uint64_t j = before + __popc(kept & ((1u << row) - 1));
-        if (!plan.bulk)
-            copy_output(arrays.values + j * job.value_bytes, output, job.value_bytes);
+        count = __ffs((int)~(left >> row)) - 1; /* consecutive kept rows, which the output has together */
+        left &= left + (1u << row);
+        write_values(fused, arrays.values + j * job.value_bytes, values_in_tile(plan, outputs, slot, row),
+                     count);
         if (arrays.scales)
-            copy_output(arrays.scales + j * job.scale_bytes, output + plan.scales_at, job.scale_bytes);
+            for (uint32_t k = 0; k < count; k++)
+                copy_output(arrays.scales + (j + k) * job.scale_bytes,
+                            scales_in_tile(plan, outputs, slot, row + k), job.scale_bytes);
     }
 }
 
-/* Lane l watches output tile number `next` + l. Tiles are written in order, several at a time. */
-static __device__ __noinline__ void write_tiles(const struct fused_job &fused, struct pipeline &pipeline,
-                                                const uint8_t *outputs)
+/* Writes the block's tiles in order, several at a time. Lane l watches the one number `turn` + l. */
+static __device__ __forceinline__ void write_tiles(const struct fused_job &fused, struct pipeline &pipeline,
+                                                   uint8_t *outputs)
 {
     const struct fused_plan &plan = fused.plan;
-    uint32_t lane = threadIdx.x % WARP_LANES;
+    uint32_t lane = threadIdx.x % WARP_LANES, count;
     struct place next = {0, 0};
-    for (;;) {
-        struct place mine = next;
-        advance(mine, lane < plan.outputs ? lane : 0, plan.outputs);
-        bool full = lane < plan.outputs && barrier_complete(&pipeline.full[mine.slot], mine.parity);
-        uint32_t tile = full ? pipeline.output_tile[mine.slot] : NO_TILE;
-        uint32_t before = tile != NO_TILE ? word_poll(fused.before + tile) : 0;
-        uint32_t waits = __ballot_sync(ALL_LANES, before == 0);
+    struct scan scan = {};
+    scan.sum = pipeline.listed;
+    for (uint32_t turn = 0; tile_of_turn(turn) < fused.tiles; turn += count) {
+        uint32_t tile = tile_of_turn(turn + lane);
+        struct place place = next;
+        advance(place, lane < plan.outputs ? lane : 0, plan.outputs);
+        scan_read(scan, fused.counts);
+        uint32_t before = scan_before(scan, tile);
+        bool ready = lane < plan.outputs && tile < fused.tiles && before != NOT_KNOWN &&
+                     barrier_complete(&pipeline.full[place.slot], place.parity);
+        uint32_t waits = __ballot_sync(ALL_LANES, !ready);
         __syncwarp(); /* lanes read tiles whose barriers other lanes have observed */
-        uint32_t count = waits ? __ffs((int)waits) - 1 : WARP_LANES;
+        count = waits ? __ffs((int)waits) - 1 : WARP_LANES;
         for (uint32_t k = 0; k < count; k++)
-            write_tile(fused, pipeline, __shfl_sync(ALL_LANES, mine.slot, k),
-                       __shfl_sync(ALL_LANES, before, k) - 1, outputs);
+            write_tile(fused, pipeline, turn + k, __shfl_sync(ALL_LANES, place.slot, k),
+                       __shfl_sync(ALL_LANES, before, k), outputs);
         if (count > 0)
             bulk_store_wait();
         __syncwarp();
         if (lane < count)
-            barrier_arrive(&pipeline.empty[mine.slot]);
+            barrier_arrive(&pipeline.empty[place.slot]);
         advance(next, count, plan.outputs);
-        if (count == 0 && __shfl_sync(ALL_LANES, full && tile == NO_TILE, 0))
-            return;
+        scan_move(scan, tile_of_turn(turn + count));
     }
 }
 
 /* ---- The kernel ---- */
 
-template <enum dtype TYPE, bool FAST>
-static __global__ void __launch_bounds__((CONSUMERS_MAX + 3) * WARP_LANES, 1)
+template <enum dtype TYPE, enum row_kind KIND, bool FP4>
+static __global__ void __launch_bounds__((CONSUMERS_MAX + 1) * WARP_LANES, 1)
     fused_rows(const __grid_constant__ struct fused_job fused)
 {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ struct pipeline pipeline;
-    __shared__ bool scans;
     const struct fused_plan &plan = fused.plan;
     uint32_t consumers = plan.groups * plan.tile_rows, warp = threadIdx.x / WARP_LANES;
-    if (threadIdx.x < POSTS) {
-        barrier_init(&pipeline.posted[threadIdx.x], 1);
-        barrier_init(&pipeline.taken[threadIdx.x], plan.tile_rows);
-    }
+    if (threadIdx.x < consumers)
+        barrier_init(&pipeline.loaded[threadIdx.x], 1);
     if (threadIdx.x < OUTPUTS_MAX) {
         barrier_init(&pipeline.full[threadIdx.x], plan.tile_rows);
         barrier_init(&pipeline.empty[threadIdx.x], 1);
-        pipeline.reports[threadIdx.x] = 0;
         hash_keys_begin(pipeline.keys);
     }
-    if (threadIdx.x ==
-        0) /* the first block that runs, so that the scanner never waits for a free multiprocessor */
-        scans = fused.lists && atomicAdd(&fused.tickets[1], 1) == 0;
+    for (uint32_t entry = threadIdx.x; entry < REPORTS; entry += blockDim.x)
+        pipeline.reports[entry] = 0;
+    bulk_fence();
+    if (threadIdx.x == 0) /* the last tile changes it, which needs the counts of all blocks */
+        pipeline.listed = (uint32_t)fused.job.arrays.words->listed;
     __syncthreads();
     if (warp < consumers)
-        consume<TYPE, FAST>(fused, pipeline, shared);
-    else if (threadIdx.x == consumers * WARP_LANES)
-        dispatch(fused, pipeline);
-    else if (warp == consumers + 1 && fused.lists)
-        write_tiles(fused, pipeline, shared + (plan.staged ? consumers * BUFFERS * fused.job.row_bytes : 0));
-    else if (warp == consumers + 2 && scans)
-        scan(fused.counts, fused.before, fused.tiles, &fused.job.arrays.words->listed);
+        consume<TYPE, KIND, FP4>(fused, pipeline, shared + plan.buffers_at, shared);
+    else
+        write_tiles(fused, pipeline, shared);
 }
 
 /* ---- The host ---- */
 
 /* Fills the sizes for this number of warps. */
-static struct fused_plan plan_for(const struct gpu_ops *gpu, bool staged, uint32_t tile_rows, uint32_t groups)
+static struct fused_plan plan_for(const struct gpu_ops *gpu, uint32_t tile_rows, uint32_t groups)
 {
-    const struct ops *ops = gpu->ops;
-    uint64_t row_bytes = ops->row_bytes, value_bytes = ops_array_bytes(ops, OPS_VALUES);
-    uint64_t room = (uint64_t)gpu->shared_bytes - sizeof(struct pipeline) - 256;
-    uint64_t buffers = staged ? tile_rows * groups * BUFFERS * row_bytes : 0;
+    uint64_t value_bytes = ops_array_bytes(gpu->ops, OPS_VALUES);
+    uint64_t row_bytes = gpu->ops->row_bytes, tile_bytes = 0;
+    uint64_t room = (uint64_t)gpu->shared_bytes - sizeof(struct pipeline) - 256, buffers = 0;
     struct fused_plan plan = {};
     plan.tile_rows = tile_rows;
     plan.groups = groups;
-    plan.staged = staged;
-    plan.bulk = gpu->bulk && value_bytes % 16 == 0;
-    plan.scales_at = (uint32_t)((value_bytes + 15) / 16 * 16);
-    plan.output_bytes = plan.scales_at + (uint32_t)((ops_array_bytes(ops, OPS_SCALES) + 15) / 16 * 16);
-    plan.output_bytes = gpu->lists && gpu->one_pass ? plan.output_bytes : 0;
-    if (buffers > room || (staged && row_bytes % 16 != 0))
-        return plan;
-    uint64_t outputs = plan.output_bytes ? (room - buffers) / (tile_rows * plan.output_bytes) : OUTPUTS_MAX;
-    plan.outputs = (uint32_t)(outputs < OUTPUTS_MAX ? outputs : OUTPUTS_MAX);
-    plan.fits = plan.outputs > groups;
-    plan.shared_bytes = (uint32_t)buffers + plan.outputs * tile_rows * plan.output_bytes;
+    plan.loads_bulk = gpu->bulk && row_kind_of(row_bytes, gpu->ops->format.columns) != ROW_ANY &&
+                      gpu->ops->format.columns <= ROW_VALUES_MAX;
+    plan.stores_bulk = gpu->bulk && value_bytes % 16 == 0;
+    plan.outputs = OUTPUTS_MAX;
+    plan.fits = true;
+    if (plan.loads_bulk)
+        buffers = tile_rows * groups * row_bytes;
+    if (gpu->lists && gpu->one_pass) {
+        plan.value_bytes = (uint32_t)((value_bytes + 15) / 16 * 16);
+        plan.scale_bytes = (uint32_t)((ops_array_bytes(gpu->ops, OPS_SCALES) + 15) / 16 * 16);
+        tile_bytes = tile_rows * (plan.value_bytes + plan.scale_bytes);
+        if (tile_bytes * OUTPUTS_MAX > room - buffers)
+            plan.outputs = (uint32_t)((room - buffers) / tile_bytes);
+        plan.fits = plan.outputs >= OUTPUTS_MIN * groups;
+    }
+    plan.buffers_at = (uint32_t)(plan.outputs * tile_bytes);
+    plan.shared_bytes = (uint32_t)(plan.buffers_at + buffers);
     return plan;
 }
 
 /* Chooses the largest number of warps that leaves enough room for output tiles. */
-static struct fused_plan choose_plan(const struct gpu_ops *gpu, bool staged)
-{
-    struct fused_plan best = {};
-    uint64_t best_lag = 0;
-    for (uint32_t tile_rows = TILE_ROWS_MAX; tile_rows > 0; tile_rows /= 2)
-        for (uint32_t groups = CONSUMERS_MAX / TILE_ROWS_MAX; groups > 0; groups--) {
-            struct fused_plan plan = plan_for(gpu, staged, tile_rows, groups);
-            uint64_t lag = plan.fits ? (plan.outputs - groups) * tile_rows * gpu->ops->row_bytes : 0;
-            if (plan.fits && (lag >= LAG_BYTES || plan.outputs == OUTPUTS_MAX))
-                return plan;
-            if (lag > best_lag) {
-                best = plan;
-                best_lag = lag;
-            }
-        }
-    return best;
-}
-
 static struct fused_plan make_plan(const struct gpu_ops *gpu)
 {
-    struct fused_plan plan = choose_plan(gpu, true);
-    return plan.fits ? plan : choose_plan(gpu, false);
+    struct fused_plan plan = {};
+    for (uint32_t tile_rows = TILE_ROWS_MAX; tile_rows > 0; tile_rows /= 2)
+        for (uint32_t groups = CONSUMERS_MAX / TILE_ROWS_MAX; groups > 0; groups--) {
+            plan = plan_for(gpu, tile_rows, groups);
+            if (plan.fits)
+                return plan;
+        }
+    return plan;
 }
 
 bool gpu_fused_fits(const struct gpu_ops *gpu)
@@ -420,8 +418,8 @@ bool gpu_fused_fits(const struct gpu_ops *gpu)
 
 uint64_t gpu_fused_tiles(const struct gpu_ops *gpu)
 {
-    /* The tiles of each chunk begin at a multiple of SCAN_TILES. */
-    return gpu->ops->count / make_plan(gpu).tile_rows + gpu->chunks * (1 + SCAN_TILES) + SCAN_STEP;
+    /* The tiles of each chunk begin at a multiple of SCAN_LANE_TILES. */
+    return gpu->ops->count / make_plan(gpu).tile_rows + gpu->chunks * (1 + SCAN_LANE_TILES) + SCAN_TILES;
 }
 
 /* What the kernel fills: everything if there is one pass, else what the second pass needs. */
@@ -438,16 +436,23 @@ static void choose_results(const struct gpu_ops *gpu, struct fused_job *fused)
     fused->writes = arrays->order || arrays->rows || arrays->values || arrays->hashes;
 }
 
-template <enum dtype TYPE, bool FAST>
+template <enum dtype TYPE, enum row_kind KIND, bool FP4>
 static enum status launch(struct gpu_ops *gpu, const struct fused_job &fused)
 {
     const struct fused_plan &plan = fused.plan;
-    unsigned threads = (plan.groups * plan.tile_rows + (fused.lists ? 3 : 1)) * WARP_LANES;
-    unsigned blocks =
-        fused.tiles < (unsigned)gpu->multiprocessors ? fused.tiles : (unsigned)gpu->multiprocessors;
-    CUDA_TRY(cudaFuncSetAttribute(fused_rows<TYPE, FAST>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute cooperative = {};
+    cooperative.id = cudaLaunchAttributeCooperative; /* blocks wait for each other */
+    cooperative.val.cooperative = 1;
+    config.gridDim = fused.tiles < (unsigned)gpu->multiprocessors ? fused.tiles : gpu->multiprocessors;
+    config.blockDim = (plan.groups * plan.tile_rows + (fused.lists ? 1 : 0)) * WARP_LANES;
+    config.dynamicSmemBytes = plan.shared_bytes;
+    config.stream = gpu->compute;
+    config.attrs = &cooperative;
+    config.numAttrs = fused.lists ? 1 : 0;
+    CUDA_TRY(cudaFuncSetAttribute(fused_rows<TYPE, KIND, FP4>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)plan.shared_bytes));
-    fused_rows<TYPE, FAST><<<blocks, threads, plan.shared_bytes, gpu->compute>>>(fused);
+    CUDA_TRY(cudaLaunchKernelEx(&config, fused_rows<TYPE, KIND, FP4>, fused));
     CUDA_TRY_LAUNCH("fused_rows");
     return STATUS_OK;
 }
@@ -459,15 +464,15 @@ static enum status fused_read(struct gpu_ops *gpu, const struct chunk *chunk)
     fused.chunk = *chunk;
     fused.plan = make_plan(gpu);
     fused.tiles = (uint32_t)((chunk->count + fused.plan.tile_rows - 1) / fused.plan.tile_rows);
-    fused.tickets = gpu->tickets + 2 * gpu->launches++;
     fused.counts = gpu->counts + gpu->tiles;
-    fused.before = gpu->before + gpu->tiles;
-    gpu->tiles += (fused.tiles + SCAN_TILES - 1) / SCAN_TILES * SCAN_TILES;
+    gpu->tiles += (fused.tiles + SCAN_LANE_TILES - 1) / SCAN_LANE_TILES * SCAN_LANE_TILES;
     choose_results(gpu, &fused);
     if (!fused.lists && !fused.writes && !gpu->arrays.row_hashes && !gpu->arrays.row_largest)
         return gpu_read_steps(gpu, chunk); /* only a mask, for which more warps fit into a multiprocessor */
     return for_rows(
-        gpu->job, [&]<enum dtype TYPE, bool FAST>() { return launch<TYPE, FAST>(gpu, fused); });
+        gpu->job, [&]<enum dtype TYPE, enum row_kind KIND, bool FP4>() {
+            return launch<TYPE, KIND, FP4>(gpu, fused);
+        });
 }
 
 static enum status fused_write(struct gpu_ops *gpu, const struct chunk *chunk)

@@ -103,7 +103,7 @@ static void begin_job(struct gpu_ops *gpu, uint64_t number)
     gpu->summary.kept = ops->count;
     gpu->summary.tensor_scale = 0;
     gpu->summary.copied_bytes = 0;
-    gpu->launches = gpu->tiles = 0;
+    gpu->tiles = 0;
     for (int step = 0; step < OPS_STEPS; step++)
         gpu->summary.step_s[step] = gpu->steps->fused ? -1 : 0;
     gpu_step_begin(gpu);

@@ -93,23 +93,21 @@ struct gpu_ops {
     cudaMemPool_t pool;
     uint8_t *arena; /* the arrays below */
     uint64_t arena_bytes;
-    struct gpu_job job;       /* of the latest run */
-    struct gpu_arrays arrays; /* same as job.arrays */
-    uint64_t
-        cleared_bytes; /* at the start of the arena: words and the next three arrays, which a run clears */
-    uint32_t *tickets; /* two per launch of the fused kernel */
-    uint32_t *counts, *before;  /* per tile of the fused kernel */
+    struct gpu_job job;         /* of the latest run */
+    struct gpu_arrays arrays;   /* same as job.arrays */
+    uint64_t cleared_bytes;     /* at the start of the arena: words and counts, which a run clears */
+    uint8_t *counts;            /* per tile of the fused kernel */
     uint64_t *sorted_hashes[2]; /* dedup */
     uint32_t *sorted_rows;
     uint8_t *scratch; /* of CUB */
     uint64_t scratch_bytes;
 
-    bool lists;               /* some rows may be dropped, so kept rows have to be listed */
-    bool scaled;              /* nvfp4: the largest magnitude must be known before rows are converted */
-    bool reads;               /* there is a first pass */
-    bool one_pass;            /* it writes all results */
-    uint32_t launches, tiles; /* of the fused kernel in this run */
-    uint8_t *copy_target;     /* of measured copies of resident rows */
+    bool lists;           /* some rows may be dropped, so kept rows have to be listed */
+    bool scaled;          /* nvfp4: the largest magnitude must be known before rows are converted */
+    bool reads;           /* there is a first pass */
+    bool one_pass;        /* it writes all results */
+    uint32_t tiles;       /* of the fused kernel in this run */
+    uint8_t *copy_target; /* of measured copies of resident rows */
     uint64_t copies_measured;
     double step_begin_s;
     struct run_words *host_words; /* pinned */
@@ -196,7 +194,7 @@ enum status gpu_read_steps(struct gpu_ops *gpu, const struct chunk *chunk);
 /* Whether one pass is possible: output rows fit into shared memory. */
 bool gpu_fused_fits(const struct gpu_ops *gpu);
 
-/* Number of elements of gpu->counts and gpu->before. */
+/* Number of elements of gpu->counts. */
 uint64_t gpu_fused_tiles(const struct gpu_ops *gpu);
 
 #endif

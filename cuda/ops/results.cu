@@ -18,12 +18,10 @@ static size_t list_parts(struct gpu_ops *gpu, struct part parts[PARTS_MAX], size
     const struct ops *ops = gpu->ops;
     struct gpu_arrays *arrays = &gpu->arrays;
     uint64_t count = ops->count, outputs = ops_outputs(ops, count);
-    bool dedup = ops->steps[OPS_DEDUP], fused = gpu->steps->fused, tiles = fused && gpu->lists && !dedup;
+    bool dedup = ops->steps[OPS_DEDUP], tiles = gpu->steps->fused && gpu->lists && !dedup;
     const struct part all[] = {
         {(void **)&arrays->words, sizeof *arrays->words},
-        {(void **)&gpu->tickets, fused ? 2 * gpu->chunks * sizeof *gpu->tickets : 0},
-        {(void **)&gpu->counts, tiles ? gpu_fused_tiles(gpu) * sizeof *gpu->counts : 0},
-        {(void **)&gpu->before, tiles ? gpu_fused_tiles(gpu) * sizeof *gpu->before : 0},
+        {(void **)&gpu->counts, tiles ? gpu_fused_tiles(gpu) : 0},
         {(void **)&arrays->kept, count * ops_array_bytes(ops, OPS_KEPT)},
         {(void **)&arrays->order, outputs * ops_array_bytes(ops, OPS_ORDER)},
         {(void **)&arrays->values, outputs * ops_array_bytes(ops, OPS_VALUES)},
@@ -39,7 +37,7 @@ static size_t list_parts(struct gpu_ops *gpu, struct part parts[PARTS_MAX], size
     };
     for (size_t i = 0; i < COUNT_OF(all); i++)
         parts[i] = all[i];
-    *cleared = 4;
+    *cleared = 2;
     return COUNT_OF(all);
 }
 

@@ -1,8 +1,11 @@
 /* The steps of src/ops/row.h for one row, computed by a warp. The results are bit-identical to those of
  * row.h. All 32 lanes call these functions with the same arguments, and all of them get the result.
  *
- * FAST selects loads of 16 bytes (8 bytes for quads of 16-bit values). It requires that rows have a multiple
- * of 16 bytes and begin at such an address. Otherwise, loads have the size of a value. */
+ * KIND says how a row can be read:
+ * - ROW_ANY: one value at a time.
+ * - ROW_ALIGNED: four values (a quad) at a time. Rows have a multiple of 16 bytes and begin at such an
+ * address.
+ * - ROW_WHOLE: rows also have a multiple of 256 values, so that all lanes have equally many quads. */
 #ifndef FDSL_CUDA_OPS_ROW_CUH
 #define FDSL_CUDA_OPS_ROW_CUH
 
@@ -13,23 +16,74 @@
 #include "common/xxh3.cuh"
 #include "ops/row.h"
 
-#define WARP_LANES 32
-#define ALL_LANES  0xFFFFFFFFu
+#define WARP_LANES     32
+#define ALL_LANES      0xFFFFFFFFu
+
+enum row_kind { ROW_ANY, ROW_ALIGNED, ROW_WHOLE };
+
+static inline enum row_kind row_kind_of(uint64_t row_bytes, uint32_t columns)
+{
+    if (row_bytes % 16 != 0 || row_bytes <= XXH3_SHORT_MAX)
+        return ROW_ANY;
+    return columns % 256 == 0 ? ROW_WHOLE : ROW_ALIGNED;
+}
 
 /* ---- Loads ---- */
 
-/* Returns values 4 * quad .. 4 * quad + 3 of a row. */
-template <enum dtype TYPE>
-static __device__ __forceinline__ float4 load_quad(const uint8_t *row, uint32_t quad)
+/* Four values of a row, as they are stored. */
+template <enum dtype TYPE> struct stored_quad {
+    using type = uint2;
+};
+template <> struct stored_quad<DTYPE_F32> {
+    using type = uint4;
+};
+
+/* What the lanes hold of a row: quads first + lane, first + lane + 32, ... as far as the row has them, then
+ * zeros. So the steps for a row that fits into a window read it once. */
+template <enum dtype TYPE, int COUNT> struct window {
+    typename stored_quad<TYPE>::type quads[COUNT];
+    uint32_t first = UINT32_MAX;
+};
+
+/* Whether a row of `quads` quads has the lane's quad number k of a window. */
+template <enum row_kind KIND>
+static __device__ __forceinline__ bool has_quad(uint32_t first, int k, uint32_t quads)
 {
-    if constexpr (TYPE == DTYPE_F32)
-        return reinterpret_cast<const float4 *>(row)[quad];
-    uint2 bits = reinterpret_cast<const uint2 *>(row)[quad];
-    if constexpr (TYPE == DTYPE_BF16)
-        return make_float4(__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xFFFF0000u),
-                           __uint_as_float(bits.y << 16), __uint_as_float(bits.y & 0xFFFF0000u));
-    float2 low = __half22float2(*reinterpret_cast<__half2 *>(&bits.x));
-    float2 high = __half22float2(*reinterpret_cast<__half2 *>(&bits.y));
+    if (KIND == ROW_WHOLE)
+        return first + (k & ~1) * WARP_LANES < quads; /* the same for all lanes */
+    return first + k * WARP_LANES + threadIdx.x % WARP_LANES < quads;
+}
+
+/* Moves a window to quad `first` of a row of `quads` quads. All loads are in flight together. */
+template <enum row_kind KIND, enum dtype TYPE, int COUNT>
+static __device__ __forceinline__ void window_move(struct window<TYPE, COUNT> &window, const uint8_t *row,
+                                                   uint32_t first, uint32_t quads)
+{
+    if (window.first == first)
+        return;
+    window.first = first;
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        uint32_t quad = first + k * WARP_LANES + threadIdx.x % WARP_LANES;
+        window.quads[k] = {};
+        if (has_quad<KIND>(first, k, quads))
+            window.quads[k] = reinterpret_cast<const typename stored_quad<TYPE>::type *>(row)[quad];
+    }
+}
+
+static __device__ __forceinline__ float4 quad_values(uint4 quad, enum dtype)
+{
+    return make_float4(__uint_as_float(quad.x), __uint_as_float(quad.y), __uint_as_float(quad.z),
+                       __uint_as_float(quad.w));
+}
+
+static __device__ __forceinline__ float4 quad_values(uint2 quad, enum dtype type)
+{
+    if (type == DTYPE_BF16)
+        return make_float4(__uint_as_float(quad.x << 16), __uint_as_float(quad.x & 0xFFFF0000u),
+                           __uint_as_float(quad.y << 16), __uint_as_float(quad.y & 0xFFFF0000u));
+    float2 low = __half22float2(*reinterpret_cast<__half2 *>(&quad.x));
+    float2 high = __half22float2(*reinterpret_cast<__half2 *>(&quad.y));
     return make_float4(low.x, low.y, high.x, high.y);
 }
 
@@ -41,23 +95,16 @@ template <enum dtype TYPE> static __device__ __forceinline__ float load_value(co
     return TYPE == DTYPE_F16 ? __half2float(__ushort_as_half(bits)) : bf16_to_float(bits);
 }
 
-/* Loads the quads `first` + lane, `first` + lane + 32, ... of a row; zeros after the end of the row. */
-template <enum dtype TYPE, int COUNT>
-static __device__ __forceinline__ void load_quads(const uint8_t *row, uint32_t first, uint32_t quads,
-                                                  float4 (&values)[COUNT])
+static __device__ __forceinline__ ulonglong2 quad_words(uint4 quad)
 {
-#pragma unroll
-    for (int k = 0; k < COUNT; k++) {
-        uint32_t quad = first + k * WARP_LANES + threadIdx.x % WARP_LANES;
-        values[k] = quad < quads ? load_quad<TYPE>(row, quad) : make_float4(0, 0, 0, 0);
-    }
+    return make_ulonglong2(quad.x | (uint64_t)quad.y << 32, quad.z | (uint64_t)quad.w << 32);
 }
 
-/* Returns 16 bytes of a row as two words. Loads with FAST are aligned; otherwise values are. */
-template <enum dtype TYPE, bool FAST>
+/* Returns 16 bytes of a row as two words. If KIND is ROW_ANY, only values are aligned. */
+template <enum dtype TYPE, enum row_kind KIND>
 static __device__ __forceinline__ ulonglong2 load_words(const uint8_t *bytes)
 {
-    if constexpr (FAST)
+    if constexpr (KIND != ROW_ANY)
         return *reinterpret_cast<const ulonglong2 *>(bytes);
     constexpr uint32_t parts = TYPE == DTYPE_F32 ? 2 : 4; /* per word */
     uint64_t words[2] = {0, 0};
@@ -92,20 +139,23 @@ static __device__ __forceinline__ float sum_of_quads(float4 sums)
     return add_across(add_across(sum, 16), 8);
 }
 
-/* Computes ops_square_sum(). A lane loads COUNT quads before it uses the first one. */
-template <enum dtype TYPE, bool FAST, int COUNT>
-static __device__ __forceinline__ float warp_square_sum(const uint8_t *row, uint32_t columns)
+/* Computes ops_square_sum(). */
+template <enum row_kind KIND, enum dtype TYPE, int COUNT>
+static __device__ __forceinline__ float warp_square_sum(struct window<TYPE, COUNT> &window,
+                                                        const uint8_t *row, uint32_t columns)
 {
-    if constexpr (FAST) {
+    if constexpr (KIND != ROW_ANY) {
         float4 sums = make_float4(0, 0, 0, 0);
         for (uint32_t first = 0; first < columns / 4; first += COUNT * WARP_LANES) {
-            float4 values[COUNT];
-            load_quads<TYPE>(row, first, columns / 4, values);
+            window_move<KIND>(window, row, first, columns / 4);
 #pragma unroll
-            for (int k = 0; k < COUNT; k++)
-                sums = make_float4(
-                    fmaf(values[k].x, values[k].x, sums.x), fmaf(values[k].y, values[k].y, sums.y),
-                    fmaf(values[k].z, values[k].z, sums.z), fmaf(values[k].w, values[k].w, sums.w));
+            for (int k = 0; k < COUNT; k++) {
+                if (KIND == ROW_WHOLE && !has_quad<KIND>(first, k, columns / 4))
+                    break;
+                float4 quad = quad_values(window.quads[k], TYPE);
+                sums = make_float4(fmaf(quad.x, quad.x, sums.x), fmaf(quad.y, quad.y, sums.y),
+                                   fmaf(quad.z, quad.z, sums.z), fmaf(quad.w, quad.w, sums.w));
+            }
         }
         return sum_of_quads(sums);
     }
@@ -143,7 +193,7 @@ static __device__ __forceinline__ uint32_t warp_largest(const uint8_t *row, uint
  * added up, each lane has one accumulator of XXH3: number 2 * (l % 4) + l / 16. */
 struct hash_keys {
     uint64_t block[2][2][WARP_LANES]; /* by half of the block, by word */
-    uint64_t last[2][WARP_LANES];     /* for the last 64 bytes, by word; only lanes 0 to 3 use these */
+    uint64_t last[2][WARP_LANES];     /* for the last 64 bytes, by word */
     uint64_t initial[WARP_LANES], scramble[WARP_LANES], merge[WARP_LANES];
 };
 
@@ -180,41 +230,66 @@ static __device__ __noinline__ uint64_t hash_short(const uint8_t *row, uint32_t 
     return xxh3_64(row, bytes, 0);
 }
 
-/* Computes XXH3-64 of a row, with seed 0. */
-template <enum dtype TYPE, bool FAST>
-static __device__ __forceinline__ uint64_t warp_hash(const struct hash_keys &keys, const uint8_t *row,
-                                                     uint32_t bytes)
+/* Adds the sums of all lanes to the accumulators. */
+static __device__ __forceinline__ uint64_t hash_collect(uint64_t accumulator, const uint64_t sums[2])
 {
-    uint32_t lane = threadIdx.x % WARP_LANES, stripes = (bytes - 1) / XXH3_STRIPE;
-    bool upper = lane & 16;
-    uint64_t accumulator = keys.initial[lane];
-    if (bytes <= 240)
-        return hash_short(row, bytes);
-    for (uint32_t first = 0;; first += 16) {
-        uint64_t sums[2] = {0, 0};
-        bool ends = stripes - first < 16;
-#pragma unroll
-        for (uint32_t half = 0; half < 2; half++) {
-            uint32_t stripe = first + 8 * half + lane / 4;
-            if (stripe < stripes)
-                hash_add(load_words<TYPE, FAST>(row + stripe * XXH3_STRIPE + lane % 4 * 16), keys.block[half],
-                         sums);
-        }
-        if (ends && lane < 4)
-            hash_add(load_words<TYPE, FAST>(row + bytes - XXH3_STRIPE + lane * 16), keys.last, sums);
-        uint64_t sum =
-            (upper ? sums[1] : sums[0]) + __shfl_xor_sync(ALL_LANES, upper ? sums[0] : sums[1], 16);
-        sum += __shfl_xor_sync(ALL_LANES, sum, 8);
-        accumulator += sum + __shfl_xor_sync(ALL_LANES, sum, 4);
-        if (ends)
-            break;
-        accumulator = (accumulator ^ accumulator >> 47 ^ keys.scramble[lane]) * XXH3_PRIME32_1;
-    }
-    uint64_t merged = accumulator ^ keys.merge[lane];
+    bool upper = threadIdx.x & 16;
+    uint64_t sum = (upper ? sums[1] : sums[0]) + __shfl_xor_sync(ALL_LANES, upper ? sums[0] : sums[1], 16);
+    sum += __shfl_xor_sync(ALL_LANES, sum, 8);
+    return accumulator + sum + __shfl_xor_sync(ALL_LANES, sum, 4);
+}
+
+static __device__ __forceinline__ uint64_t hash_end(const struct hash_keys &keys, uint64_t accumulator,
+                                                    uint32_t bytes)
+{
+    uint64_t merged = accumulator ^ keys.merge[threadIdx.x % WARP_LANES];
     merged = xxh3_fold(merged, __shfl_xor_sync(ALL_LANES, merged, 16));
     merged += __shfl_xor_sync(ALL_LANES, merged, 1);
     merged += __shfl_xor_sync(ALL_LANES, merged, 2);
     return xxh3_avalanche(bytes * XXH3_PRIME64_1 + merged);
+}
+
+/* Computes XXH3-64 of a row, with seed 0. A lane takes every 32nd part of 16 bytes, which is a quad if values
+ * have 4 bytes. The last 64 bytes are added with keys of their own. */
+template <enum row_kind KIND, enum dtype TYPE, int COUNT>
+static __device__ __forceinline__ uint64_t warp_hash(const struct hash_keys &keys,
+                                                     struct window<TYPE, COUNT> &window, const uint8_t *row,
+                                                     uint32_t bytes)
+{
+    constexpr bool held = KIND != ROW_ANY && TYPE == DTYPE_F32, simple = held && KIND == ROW_WHOLE;
+    uint32_t lane = threadIdx.x % WARP_LANES, stripes = (bytes - 1) / XXH3_STRIPE;
+    bool whole = bytes % XXH3_STRIPE == 0; /* the last 64 bytes are a stripe */
+    uint64_t accumulator = keys.initial[lane];
+    if (KIND == ROW_ANY && bytes <= XXH3_SHORT_MAX)
+        return hash_short(row, bytes);
+    for (uint32_t first = 0;; first += COUNT * WARP_LANES) {
+        if constexpr (held)
+            window_move<KIND>(window, row, first, bytes / 16);
+#pragma unroll
+        for (uint32_t block = 0; block < COUNT / 2; block++) {
+            uint32_t part = first + 2 * block * WARP_LANES + lane;
+            bool ends = stripes - (part - lane) / 4 < 16;
+            uint64_t sums[2] = {0, 0};
+#pragma unroll
+            for (uint32_t half = 0; half < 2; half++, part += WARP_LANES) {
+                bool last = simple ? half == 1 && ends && lane >= 28 : part / 4 == stripes && whole;
+                if (!simple && part / 4 >= stripes && !last)
+                    continue;
+                ulonglong2 words;
+                if constexpr (held)
+                    words = quad_words(window.quads[2 * block + half]);
+                else
+                    words = load_words<TYPE, KIND>(row + part * 16);
+                hash_add(words, last ? keys.last : keys.block[half], sums);
+            }
+            if (!simple && ends && !whole && lane < 4)
+                hash_add(load_words<TYPE, KIND>(row + bytes - XXH3_STRIPE + lane * 16), keys.last, sums);
+            accumulator = hash_collect(accumulator, sums);
+            if (ends)
+                return hash_end(keys, accumulator, bytes);
+            accumulator = (accumulator ^ accumulator >> 47 ^ keys.scramble[lane]) * XXH3_PRIME32_1;
+        }
+    }
 }
 
 /* ---- Conversion ---- */
@@ -303,51 +378,37 @@ static __device__ __forceinline__ void store_quad(const struct ops_format &forma
     }
 }
 
-template <enum dtype TYPE, enum ops_type TO, int COUNT>
-static __device__ __forceinline__ void convert_quads(const struct ops_format &format, const uint8_t *row,
+template <enum ops_type TO, enum row_kind KIND, enum dtype TYPE, int COUNT>
+static __device__ __forceinline__ void convert_quads(const struct ops_format &format,
+                                                     struct window<TYPE, COUNT> &window, const uint8_t *row,
                                                      uint8_t *values, uint8_t *scales)
 {
     uint32_t quads = format.columns / 4, padded = quads;
     if constexpr (TO == OPS_NVFP4 || TO == OPS_MXFP4)
         padded = (uint32_t)ops_value_bytes(TO, format.columns) / 2;
     for (uint32_t first = 0; first < padded; first += COUNT * WARP_LANES) {
-        float4 quad[COUNT];
-        load_quads<TYPE>(row, first, quads, quad);
+        window_move<KIND>(window, row, first, quads);
 #pragma unroll
         for (int k = 0; k < COUNT; k++) {
             uint32_t at = first + k * WARP_LANES + threadIdx.x % WARP_LANES;
-            store_quad<TO>(format, quad[k], at, at < padded, values, scales);
+            store_quad<TO>(format, quad_values(window.quads[k], TYPE), at, has_quad<KIND>(first, k, padded),
+                           values, scales);
         }
     }
 }
 
-/* Not inlined, so that the registers that fp4 needs do not limit kernels that convert to other types. */
-template <enum dtype TYPE, int COUNT>
-static __device__ __noinline__ void convert_fp4(const struct ops_format &format, const uint8_t *row,
-                                                uint8_t *values, uint8_t *scales)
+template <enum row_kind KIND, enum dtype TYPE, int COUNT>
+static __device__ __forceinline__ void copy_quads(struct window<TYPE, COUNT> &window, const uint8_t *row,
+                                                  uint8_t *values, uint32_t quads)
 {
-    if (format.to == OPS_NVFP4)
-        convert_quads<TYPE, OPS_NVFP4, COUNT>(format, row, values, scales);
-    else
-        convert_quads<TYPE, OPS_MXFP4, COUNT>(format, row, values, scales);
-}
-
-/* Copies a row of a multiple of 16 bytes. */
-template <int COUNT>
-static __device__ __forceinline__ void copy_row(const uint8_t *row, uint8_t *values, uint32_t bytes)
-{
-    const uint4 *from = reinterpret_cast<const uint4 *>(row);
-    uint4 *to = reinterpret_cast<uint4 *>(values);
-    for (uint32_t first = threadIdx.x % WARP_LANES; first < bytes / 16; first += COUNT * WARP_LANES) {
-        uint4 words[COUNT];
+    for (uint32_t first = 0; first < quads; first += COUNT * WARP_LANES) {
+        window_move<KIND>(window, row, first, quads);
 #pragma unroll
-        for (uint32_t k = 0; k < COUNT; k++)
-            if (first + k * WARP_LANES < bytes / 16)
-                words[k] = from[first + k * WARP_LANES];
-#pragma unroll
-        for (uint32_t k = 0; k < COUNT; k++)
-            if (first + k * WARP_LANES < bytes / 16)
-                to[first + k * WARP_LANES] = words[k];
+        for (int k = 0; k < COUNT; k++) {
+            uint32_t at = first + k * WARP_LANES + threadIdx.x % WARP_LANES;
+            if (has_quad<KIND>(first, k, quads))
+                reinterpret_cast<typename stored_quad<TYPE>::type *>(values)[at] = window.quads[k];
+        }
     }
 }
 
@@ -372,26 +433,29 @@ static __device__ __forceinline__ void convert_values(const struct ops_format &f
     }
 }
 
-/* Converts a row. `scales` is used only by types with scales. A lane loads COUNT quads, or 2 * COUNT that are
- * only copied, before it uses the first one. */
-template <enum dtype TYPE, bool FAST, int COUNT>
-static __device__ __forceinline__ void warp_convert(const struct ops_format &format, const uint8_t *row,
+/* Converts a row. FP4 says whether the type is one of the two fp4 types, whose conversion needs so many
+ * registers that it would slow down a kernel that also has others. `scales` is used only by these types. */
+template <enum row_kind KIND, bool FP4, enum dtype TYPE, int COUNT>
+static __device__ __forceinline__ void warp_convert(const struct ops_format &format,
+                                                    struct window<TYPE, COUNT> &window, const uint8_t *row,
                                                     uint8_t *values, uint8_t *scales)
 {
-    if constexpr (!FAST)
+    if constexpr (KIND == ROW_ANY)
         convert_values<TYPE>(format, row, values, scales);
+    else if (FP4 && format.to == OPS_NVFP4)
+        convert_quads<OPS_NVFP4, KIND>(format, window, row, values, scales);
+    else if (FP4)
+        convert_quads<OPS_MXFP4, KIND>(format, window, row, values, scales);
     else if (ops_copies(TYPE, format.to))
-        copy_row<2 * COUNT>(row, values, format.columns * (uint32_t)dtype_bytes(TYPE));
+        copy_quads<KIND>(window, row, values, format.columns / 4);
     else if (TYPE != DTYPE_F32 && format.to == OPS_F32)
-        convert_quads<TYPE, OPS_F32, COUNT>(format, row, values, scales);
+        convert_quads<OPS_F32, KIND>(format, window, row, values, scales);
     else if (format.to == OPS_F16)
-        convert_quads<TYPE, OPS_F16, COUNT>(format, row, values, scales);
+        convert_quads<OPS_F16, KIND>(format, window, row, values, scales);
     else if (format.to == OPS_BF16)
-        convert_quads<TYPE, OPS_BF16, COUNT>(format, row, values, scales);
-    else if (format.to == OPS_FP8)
-        convert_quads<TYPE, OPS_FP8, COUNT>(format, row, values, scales);
+        convert_quads<OPS_BF16, KIND>(format, window, row, values, scales);
     else
-        convert_fp4<TYPE, COUNT>(format, row, values, scales);
+        convert_quads<OPS_FP8, KIND>(format, window, row, values, scales);
 }
 
 #endif

@@ -8,79 +8,83 @@
 #include "ops/row.cuh"
 
 /* Tiles of consecutive rows are numbered in order. When the rows of a tile have been examined, a warp
- * publishes how many of them are kept. One warp of the grid, the scanner, adds up these counts in order, and
- * publishes for each tile the number of kept rows before it. Both arrays have 1 + the value; 0 means that it
- * is not known yet. */
+ * publishes how many of them are kept. One warp per block reads these counts in order and adds them up. It
+ * sees them through a window of SCAN_TILES tiles, of which each lane has SCAN_LANE_TILES. */
 
-#define SCAN_TILES 16 /* tiles per lane and step */
-#define SCAN_STEP  (SCAN_TILES * WARP_LANES)
+#define SCAN_LANE_TILES 16
+#define SCAN_TILES      (SCAN_LANE_TILES * WARP_LANES)
+#define NOT_KNOWN       0xFFFFFFFFu
 
-/* Reads the counts of SCAN_TILES tiles. Returns how many of them, from the first one on, are known. */
-static __device__ __forceinline__ uint32_t scan_read(const uint32_t *counts, uint32_t (&known)[SCAN_TILES])
+struct scan {
+    uint32_t first, sum; /* the window's first tile, a multiple of SCAN_LANE_TILES; kept rows before it */
+    uint32_t known;      /* the counts of this many tiles of the window, from the first one on, are known */
+    uint32_t words[SCAN_LANE_TILES / 4]; /* the lane's counts, one byte each: 1 + count, 0 if not known */
+    uint32_t before;                     /* kept rows before the lane's tiles, if they are known */
+};
+
+/* Returns the number of kept rows of the first `tiles` tiles of a lane, whose counts are known. */
+static __device__ __forceinline__ uint32_t scan_sum(const uint32_t (&words)[SCAN_LANE_TILES / 4],
+                                                    uint32_t tiles)
 {
-    uint32_t ready = 0;
-    bool all = true;
+    uint32_t sum = 0;
 #pragma unroll
-    for (int i = 0; i < SCAN_TILES; i += 4) {
-        uint4 four = words_poll(counts + i);
-        known[i] = four.x, known[i + 1] = four.y, known[i + 2] = four.z, known[i + 3] = four.w;
+    for (uint32_t i = 0; i < SCAN_LANE_TILES / 4; i++) {
+        uint32_t bytes = min(max(tiles, 4 * i) - 4 * i, 4u);
+        uint32_t mask = bytes == 4 ? 0xFFFFFFFFu : (1u << 8 * bytes) - 1;
+        sum = __dp4a(words[i] & mask, 0x01010101u, sum);
     }
-#pragma unroll
-    for (int i = 0; i < SCAN_TILES; i++) {
-        all = all && known[i];
-        ready += all;
-    }
-    return ready;
+    return sum - tiles;
 }
 
-/* Returns the sum of `value` over the lanes before this one. */
-static __device__ __forceinline__ uint32_t sum_before(uint32_t value)
+/* Returns how many of a lane's counts, from the first one on, are known. */
+static __device__ __forceinline__ uint32_t scan_known(const uint32_t (&words)[SCAN_LANE_TILES / 4])
 {
-    uint32_t lane = threadIdx.x % WARP_LANES, sum = value;
+    uint32_t known = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < SCAN_LANE_TILES / 4; i++) {
+        uint32_t zeros = (words[i] - 0x01010101u) & ~words[i] & 0x80808080u; /* the lowest bit is exact */
+        if (known == 4 * i)
+            known += zeros ? (__ffs((int)zeros) - 1) / 8 : 4;
+    }
+    return known;
+}
+
+/* Reads the counts of the window. `counts` is aligned to 16 bytes and ends with SCAN_TILES zeros. */
+static __device__ __forceinline__ void scan_read(struct scan &scan, const uint8_t *counts)
+{
+    uint32_t lane = threadIdx.x % WARP_LANES;
+    words_poll(counts + scan.first + lane * SCAN_LANE_TILES, scan.words);
+    uint32_t known = scan_known(scan.words), sum = scan_sum(scan.words, known), total = sum;
+    uint32_t partial = __ballot_sync(ALL_LANES, known < SCAN_LANE_TILES);
+    uint32_t last = partial ? __ffs((int)partial) - 1 : WARP_LANES; /* counts after this lane's do not help */
+    scan.known = last * SCAN_LANE_TILES + (partial ? __shfl_sync(ALL_LANES, known, last % WARP_LANES) : 0);
 #pragma unroll
     for (uint32_t distance = 1; distance < WARP_LANES; distance *= 2) {
-        uint32_t other = __shfl_up_sync(ALL_LANES, sum, distance);
-        sum += lane >= distance ? other : 0;
+        uint32_t other = __shfl_up_sync(ALL_LANES, total, distance);
+        total += lane >= distance ? other : 0;
     }
-    return sum - value;
+    scan.before = scan.sum + total - sum;
 }
 
-/* The scanner. `counts` and `before` are aligned to 16 bytes; `counts` ends with at least SCAN_STEP zeros.
- * `*listed` is the number of kept rows before the first tile; the scanner sets it to that after the last one.
- */
-static __device__ __noinline__ void scan(const uint32_t *counts, uint32_t *before, uint32_t tiles,
-                                         uint64_t *listed)
+/* Returns the number of kept rows before a tile, which may differ between lanes; NOT_KNOWN if it is not known
+ * or the tile is not in the window. */
+static __device__ __forceinline__ uint32_t scan_before(const struct scan &scan, uint32_t tile)
 {
-    uint32_t lane = threadIdx.x % WARP_LANES, sum = (uint32_t)*listed;
-    for (uint32_t first = 0;;) {
-        uint32_t at = first + lane * SCAN_TILES, known[SCAN_TILES];
-        uint32_t ready = scan_read(counts + at, known);
-        uint32_t partial = __ballot_sync(ALL_LANES, ready < SCAN_TILES);
-        uint32_t last = partial ? __ffs((int)partial) - 1 : WARP_LANES; /* lanes after this one must wait */
-        uint32_t mine = 0;
-        ready = lane <= last ? ready : 0;
+    uint32_t offset = tile - scan.first, lane = offset / SCAN_LANE_TILES % WARP_LANES;
+    uint32_t words[SCAN_LANE_TILES / 4], before = __shfl_sync(ALL_LANES, scan.before, lane);
 #pragma unroll
-        for (uint32_t i = 0; i < SCAN_TILES; i++)
-            mine += i < ready ? known[i] - 1 : 0;
-        uint32_t running = sum + sum_before(mine);
-#pragma unroll
-        for (uint32_t i = 0; i < SCAN_TILES; i++)
-            if (i < ready) {
-                word_publish(before + at + i, running);
-                running += known[i] - 1;
-            }
-        uint32_t after = __shfl_sync(ALL_LANES, running, last < WARP_LANES ? last : WARP_LANES - 1);
-        uint32_t done =
-            first + last * SCAN_TILES + (last < WARP_LANES ? __shfl_sync(ALL_LANES, ready, last) : 0);
-        if (done >= tiles) {
-            if (lane == 0)
-                *listed = after;
-            return;
-        }
-        /* The next step begins with the tiles of lane `last`, and reads their counts again. */
-        sum = last < WARP_LANES ? __shfl_sync(ALL_LANES, running - mine, last) : after;
-        first += last * SCAN_TILES;
-    }
+    for (uint32_t i = 0; i < SCAN_LANE_TILES / 4; i++)
+        words[i] = __shfl_sync(ALL_LANES, scan.words[i], lane);
+    bool known = offset < SCAN_TILES && offset <= scan.known;
+    return known ? before + scan_sum(words, offset % SCAN_LANE_TILES) : NOT_KNOWN;
+}
+
+/* Moves the window forward, so that it begins before `tile` and after tiles that are all known. */
+static __device__ __forceinline__ void scan_move(struct scan &scan, uint32_t tile)
+{
+    uint32_t lanes = min(min(tile - scan.first, scan.known) / SCAN_LANE_TILES, WARP_LANES - 1u);
+    scan.sum = __shfl_sync(ALL_LANES, scan.before, lanes);
+    scan.first += lanes * SCAN_LANE_TILES;
 }
 
 #endif

@@ -2,16 +2,16 @@
 #include "machine/device.h"
 #include "ops/write.cuh"
 
-#define LOADS 6 /* loads in flight per lane */
+#define LOADS 6 /* in flight per lane */
 
-template <enum dtype TYPE, bool FAST>
+template <enum dtype TYPE, enum row_kind KIND>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     mask_rows(const __grid_constant__ struct gpu_job job, const struct chunk chunk)
 {
     uint32_t kept = 0;
     for (uint64_t k = WARP_OF_GRID; k < chunk.count; k += WARPS_OF_GRID) {
-        float sum =
-            warp_square_sum<TYPE, FAST, LOADS>(chunk_row(chunk, k, job.row_bytes), job.format.columns);
+        struct window<TYPE, LOADS> window;
+        float sum = warp_square_sum<KIND>(window, chunk_row(chunk, k, job.row_bytes), job.format.columns);
         bool valid = ops_in_bounds(sum, job.norm_min, job.norm_max);
         kept += valid;
         if (threadIdx.x % WARP_LANES == 0)
@@ -22,7 +22,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
 }
 
 /* Hashes the kept rows. */
-template <enum dtype TYPE, bool FAST>
+template <enum dtype TYPE, enum row_kind KIND>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     hash_rows(const __grid_constant__ struct gpu_job job, const struct chunk chunk)
 {
@@ -33,13 +33,14 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     for (uint64_t k = WARP_OF_GRID; k < chunk.count; k += WARPS_OF_GRID) {
         if (!job.arrays.kept[chunk.first + k])
             continue;
-        uint64_t hash = warp_hash<TYPE, FAST>(keys, chunk_row(chunk, k, job.row_bytes), job.row_bytes);
+        struct window<TYPE, LOADS> window;
+        uint64_t hash = warp_hash<KIND>(keys, window, chunk_row(chunk, k, job.row_bytes), job.row_bytes);
         if (threadIdx.x % WARP_LANES == 0)
             job.arrays.row_hashes[chunk.first + k] = hash;
     }
 }
 
-template <enum dtype TYPE, bool FAST>
+template <enum dtype TYPE, enum row_kind KIND>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     measure_rows(const __grid_constant__ struct gpu_job job, const struct chunk chunk)
 {
@@ -50,28 +51,28 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     }
 }
 
-template <enum dtype TYPE, bool FAST>
+template <enum dtype TYPE, enum row_kind KIND>
 static enum status read_rows(struct gpu_ops *gpu, const struct chunk *chunk)
 {
     const bool *steps = gpu->ops->steps;
     unsigned blocks;
     if (steps[OPS_MASK]) {
-        TRY(grid_for(gpu, mask_rows<TYPE, FAST>, chunk->count, &blocks));
-        mask_rows<TYPE, FAST><<<blocks, BLOCK_THREADS, 0, gpu->compute>>>(gpu->job, *chunk);
+        TRY(grid_for(gpu, mask_rows<TYPE, KIND>, chunk->count, &blocks));
+        mask_rows<TYPE, KIND><<<blocks, BLOCK_THREADS, 0, gpu->compute>>>(gpu->job, *chunk);
         CUDA_TRY_LAUNCH("mask_rows");
         TRY(gpu_step_done(gpu, OPS_MASK));
     }
     if (steps[OPS_DEDUP]) {
         if (!steps[OPS_MASK])
             CUDA_TRY(cudaMemsetAsync(gpu->arrays.kept + chunk->first, 1, chunk->count, gpu->compute));
-        TRY(grid_for(gpu, hash_rows<TYPE, FAST>, chunk->count, &blocks));
-        hash_rows<TYPE, FAST><<<blocks, BLOCK_THREADS, 0, gpu->compute>>>(gpu->job, *chunk);
+        TRY(grid_for(gpu, hash_rows<TYPE, KIND>, chunk->count, &blocks));
+        hash_rows<TYPE, KIND><<<blocks, BLOCK_THREADS, 0, gpu->compute>>>(gpu->job, *chunk);
         CUDA_TRY_LAUNCH("hash_rows");
         TRY(gpu_step_done(gpu, OPS_DEDUP));
     }
     if (gpu->scaled) {
-        TRY(grid_for(gpu, measure_rows<TYPE, FAST>, chunk->count, &blocks));
-        measure_rows<TYPE, FAST><<<blocks, BLOCK_THREADS, 0, gpu->compute>>>(gpu->job, *chunk);
+        TRY(grid_for(gpu, measure_rows<TYPE, KIND>, chunk->count, &blocks));
+        measure_rows<TYPE, KIND><<<blocks, BLOCK_THREADS, 0, gpu->compute>>>(gpu->job, *chunk);
         CUDA_TRY_LAUNCH("measure_rows");
         TRY(gpu_step_done(gpu, OPS_CONVERT));
     }
@@ -81,7 +82,9 @@ static enum status read_rows(struct gpu_ops *gpu, const struct chunk *chunk)
 enum status gpu_read_steps(struct gpu_ops *gpu, const struct chunk *chunk)
 {
     return for_rows(
-        gpu->job, [&]<enum dtype TYPE, bool FAST>() { return read_rows<TYPE, FAST>(gpu, chunk); });
+        gpu->job, [&]<enum dtype TYPE, enum row_kind KIND, bool>() {
+            return read_rows<TYPE, KIND>(gpu, chunk);
+        });
 }
 
 /* Rows are copied in the step that they are copied for, as in ops-naive. */

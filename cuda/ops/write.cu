@@ -4,7 +4,7 @@
 #include "ops/write.cuh"
 
 #define GATHER_BYTES 49152 /* shared memory that every kernel may have */
-#define LOADS        3     /* loads in flight per lane; twice as many when rows are copied */
+#define LOADS        6     /* in flight per lane */
 
 /* Sets `*at` to the number of kept rows before row `i`. Returns false if the row is not kept. */
 static __device__ __forceinline__ bool find_row(const struct gpu_job &job, uint64_t i, uint64_t *at)
@@ -35,7 +35,7 @@ static __device__ __forceinline__ bool output_of(const struct gpu_job &job, uint
     return *j < job.outputs;
 }
 
-template <enum dtype TYPE, bool FAST>
+template <enum dtype TYPE, enum row_kind KIND, bool FP4>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     write_rows(const __grid_constant__ struct gpu_job job, const struct chunk chunk, bool scatter,
                uint64_t count)
@@ -52,12 +52,14 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
         else if (!output_of(job, i, &j))
             continue;
         const uint8_t *row = chunk_row(chunk, i - chunk.first, job.row_bytes);
+        struct window<TYPE, LOADS> window;
         if (arrays.values)
-            warp_convert<TYPE, FAST, LOADS>(job.format, row, arrays.values + j * job.value_bytes,
-                                            arrays.scales + j * job.scale_bytes);
+            warp_convert<KIND, FP4>(job.format, window, row, arrays.values + j * job.value_bytes,
+                                    arrays.scales + j * job.scale_bytes);
         uint64_t hash = 0;
         if (arrays.hashes)
-            hash = arrays.row_hashes ? arrays.row_hashes[i] : warp_hash<TYPE, FAST>(keys, row, job.row_bytes);
+            hash =
+                arrays.row_hashes ? arrays.row_hashes[i] : warp_hash<KIND>(keys, window, row, job.row_bytes);
         if (threadIdx.x % WARP_LANES == 0) {
             if (arrays.hashes)
                 arrays.hashes[j] = hash;
@@ -111,10 +113,11 @@ enum status gpu_write(struct gpu_ops *gpu, const struct chunk *chunk, const stru
         return STATUS_OK;
     }
     return for_rows(
-        job, [&]<enum dtype TYPE, bool FAST>() {
+        job, [&]<enum dtype TYPE, enum row_kind KIND, bool FP4>() {
             unsigned blocks;
-            TRY(grid_for(gpu, write_rows<TYPE, FAST>, count, &blocks));
-            write_rows<TYPE, FAST><<<blocks, BLOCK_THREADS, 0, gpu->compute>>>(job, *chunk, scatter, count);
+            TRY(grid_for(gpu, write_rows<TYPE, KIND, FP4>, count, &blocks));
+            write_rows<TYPE, KIND, FP4>
+                <<<blocks, BLOCK_THREADS, 0, gpu->compute>>>(job, *chunk, scatter, count);
             CUDA_TRY_LAUNCH("write_rows");
             return STATUS_OK;
         });

@@ -30,18 +30,34 @@ static __device__ __forceinline__ uint64_t number_of(const struct gpu_job &job, 
     return job.first + (position < job.count ? position : position - job.count);
 }
 
-/* Calls launch.operator()<TYPE, FAST>() for the stored type and size of the rows (row.cuh). */
+/* for_rows() calls launch.operator()<TYPE, KIND, FP4>() for the stored type and the kind of the rows, and for
+ * the type to which they are converted (row.cuh). */
+template <enum dtype TYPE, bool FP4, class LAUNCH>
+static enum status for_rows_of(const struct gpu_job &job, LAUNCH launch)
+{
+    enum row_kind kind = row_kind_of(job.row_bytes, job.format.columns);
+    if (kind == ROW_ANY)
+        return launch.template operator()<TYPE, ROW_ANY, false>();
+    if (kind == ROW_ALIGNED)
+        return launch.template operator()<TYPE, ROW_ALIGNED, FP4>();
+    return launch.template operator()<TYPE, ROW_WHOLE, FP4>();
+}
+
+template <enum dtype TYPE, class LAUNCH>
+static enum status for_rows_to(const struct gpu_job &job, LAUNCH launch)
+{
+    if (job.format.to == OPS_NVFP4 || job.format.to == OPS_MXFP4)
+        return for_rows_of<TYPE, true>(job, launch);
+    return for_rows_of<TYPE, false>(job, launch);
+}
+
 template <class LAUNCH> static enum status for_rows(const struct gpu_job &job, LAUNCH launch)
 {
-    bool fast = job.row_bytes % 16 == 0;
     if (job.format.from == DTYPE_F32)
-        return fast ? launch.template operator()<DTYPE_F32, true>()
-                    : launch.template operator()<DTYPE_F32, false>();
+        return for_rows_to<DTYPE_F32>(job, launch);
     if (job.format.from == DTYPE_F16)
-        return fast ? launch.template operator()<DTYPE_F16, true>()
-                    : launch.template operator()<DTYPE_F16, false>();
-    return fast ? launch.template operator()<DTYPE_BF16, true>()
-                : launch.template operator()<DTYPE_BF16, false>();
+        return for_rows_to<DTYPE_F16>(job, launch);
+    return for_rows_to<DTYPE_BF16>(job, launch);
 }
 
 /* Number of blocks that process `count` rows: as many as the device runs concurrently, at most one warp per

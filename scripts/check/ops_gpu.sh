@@ -39,7 +39,7 @@ verify() { # options ...
 }
 types=(--to 'f32,f16,bf16,fp8,nvfp4,mxfp4')
 whole=mask,compact,convert,hash permuted=mask,compact,permute,convert,hash
-modes=(--resident '--resident --pool off' '--chunk 64' '--chunk 4 --ring 2 --async off' '--chunk 16 --ring 3 --pool off')
+modes=(--resident '--resident --pool off' '--chunk 64' '--chunk 64 --ring 2 --async off' '--chunk 16 --ring 3 --pool off')
 
 sanitized() {
     for tool in memcheck racecheck initcheck synccheck; do
