@@ -182,9 +182,9 @@ static int train_stages(void)
 #endif
     };
 #ifdef FDSL_SANITIZED /* sanitizers make training several times slower */
-    static const uint32_t micros[] = {3, 8};
+    static const uint32_t micros[] = {3};
 #else
-    static const uint32_t micros[] = {1, 2, 3, 8};
+    static const uint32_t micros[] = {1, 3, 8};
 #endif
     int wrong = 0;
     for (size_t e = 0; e < COUNT_OF(engines); e++)

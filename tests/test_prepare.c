@@ -376,7 +376,7 @@ static void kill_and_resume(const char *launcher, const char *options, const cha
 
 Test(prepare, killed_shards_resume)
 {
-    kill_and_resume("", "--samples 4000 --shards 400 --sample-shape 1000", "counter-000000.tar", 400, 10);
+    kill_and_resume("", "--samples 4000 --shards 400 --sample-shape 1000", "counter-000000.tar", 400, 5);
 }
 
 Test(prepare, killed_files_resume)

@@ -24,7 +24,7 @@ static void expect_refusal(int wanted, const char *options, const char *words)
 #else
 #define SLOWER 1
 #endif
-#define KILLS  (20 / SLOWER)
+#define KILLS  (10 / SLOWER)
 #define EPOCHS (90 / SLOWER)
 
 TestSuite(train_cli, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
@@ -113,13 +113,13 @@ static void kill_and_resume(const char *variant, unsigned samples)
 
 Test(train_cli, killed_and_resumed)
 {
-    kill_and_resume("train-naive", 100 / SLOWER);
+    kill_and_resume("train-naive", 50 / SLOWER);
 }
 
 #ifdef _OPENMP
 Test(train_cli, train_omp_killed_and_resumed)
 {
-    kill_and_resume("train-omp", 1500 / SLOWER);
+    kill_and_resume("train-omp", 750 / SLOWER);
 }
 #endif
 

@@ -16,8 +16,8 @@
 #include "common/xxh3.cuh"
 #include "ops/row.h"
 
-#define WARP_LANES     32
-#define ALL_LANES      0xFFFFFFFFu
+#define WARP_LANES 32
+#define ALL_LANES  0xFFFFFFFFu
 
 enum row_kind { ROW_ANY, ROW_ALIGNED, ROW_WHOLE };
 
