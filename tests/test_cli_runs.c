@@ -90,6 +90,8 @@ Test(cli, omp_num_threads_is_the_default_of_threads)
     unsetenv("OMP_NUM_THREADS");
     run("--variant omp " TINY " --format csv");
     cr_expect_eq(number(out, 1, "threads"), all);
+    run("--variant ops-omp --rows 9 --loops 1 --threads 2 --format csv");
+    cr_expect(status == 4 || number(out, 1, "threads") == 2, "%s", err); /* 4: a build without xxHash */
 }
 
 Test(cli, omp_num_threads_may_exceed_the_cores)

@@ -5,16 +5,15 @@
 
 TestSuite(figures, .init = open_folder, .fini = remove_folder, .timeout = 120);
 
-static const char *const names[] = {"vertices",          "resolution",       "batch",
-                                    "training",          "ladder",           "stages",
-                                    "scaling",           "monitor",          "roofline",
-                                    "loading",           "loading_threads",  "loading_cold",
-                                    "loading_latency",   "loading_loops",    "learning_loss",
-                                    "learning_accuracy", "learning_time",    "fine_tuning",
-                                    "monitor_loading",   "break_even",       "training_time",
-                                    "pretraining_tiny",  "pretraining_base", "pretraining_accuracy",
-                                    "pretraining_loss",  "exchange",         "training_ranks",
-                                    "pipeline",          "balance",          "loading_ranks"};
+/* clang-format off */
+static const char *const names[] = {
+    "vertices", "resolution", "batch", "training", "ladder", "stages", "scaling", "monitor", "roofline",
+    "loading", "loading_threads", "loading_cold", "loading_latency", "loading_loops", "learning_loss",
+    "learning_accuracy", "learning_time", "fine_tuning", "monitor_loading", "break_even", "training_time",
+    "pretraining_tiny", "pretraining_base", "pretraining_accuracy", "pretraining_loss", "exchange",
+    "training_ranks", "pipeline", "balance", "loading_ranks", "ops"
+};
+/* clang-format on */
 /* Indices in `names` at which a group of figures ends. */
 #define OF_IMAGES   9  /* figures of generating: from index 0 */
 #define OF_LOADING  14 /* figures of loading: from OF_IMAGES */
@@ -86,6 +85,7 @@ Test(figures, missing_data_skips_a_figure_and_names_the_command)
     cr_assert(
         says("skipped exchange: no data; to measure it: mpirun -n 2 ./fdsl-bench --workload exchange "));
     cr_assert(says("skipped pipeline: no data; to measure it: for m in 1 2 4 8 16; do "));
+    cr_assert(says("skipped ops: no data; to measure it: scripts/sweep/run.sh configs/sweep_ops.tsv"));
     cr_assert(says("skipped balance: no data; to measure it: scripts/compare/balance.py --threads 3,1 "));
     cr_assert(says("skipped loading_ranks: no data; to measure it: for n in 1 2; do mpirun "));
     cr_assert(says("skipped fine_tuning: no data; to measure it: scripts/compare/fine_tuning.sh DIR"));
@@ -496,6 +496,38 @@ Test(figures, all_reduces_have_one_line_per_variant)
     shell("sed -i '/,f32,/d' $D/results/exchange.csv && " SELECT
           "exchange >/dev/null && cat $D/work/exchange.vars");
     cr_expect(status == 0 && says("series = 1") && says("4 ranks, bf16") && !says("'mpi'"), "%s", out);
+}
+
+/* Bars are grouped by steps and coloured by the reference bandwidth. The largest set counts; sets with other
+ * columns are left out. */
+Test(figures, embedding_sets_have_one_bar_per_steps_and_variant)
+{
+    shell("cp " FIXTURES "/ops.csv $D/results && " SELECT "ops --reference $D/reference >/dev/null && "
+          "scripts/figures/draw.py --work $D/work --out $D/out --results $D/results --reference $D/reference "
+          "ops && "
+          "cat $D/work/ops.vars $D/work/ops.dat");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("kinds = 3") && says("kind_slot[3] = [6, 3, 5]") && says("x_high = 120"), "%s", out);
+    cr_expect(says("110\t-2\t110 % of 4 TB/s, 4 M rows, not settled\n"), "%s", out);
+    cr_expect(says("95\t") && says("25 % of 50 GB/s, 1 M rows, --async off\n"), "%s", out);
+    cr_expect(says("70 % of 100 GB/s, 1 M rows\n") && !says("90 % of") && !says("40 % of"), "%s", out);
+    cr_expect(says("\tmask; f16 rows\n") && says("\tmask, compact, convert to f16\n"), "%s", out);
+    cr_expect(says("ops-omp, Made-up 9000 (yours)") && says("STREAM triad on the CPU"), "%s", out);
+    cr_expect(
+        says(
+            "2 of your rows are on no line, because other parameters differ: ops-omp, rows 1000, columns 64"),
+        "%s", out);
+}
+
+/* Rows of ops/ are drawn, and its files without rows are not mentioned. */
+Test(figures, embedding_sets_of_the_reference_are_in_a_subfolder)
+{
+    shell(FIGURES "ops");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("drawn ") && says("reference rows only") && !says("no rows of a run"), "%s", out);
+    shell("mkdir $D/results/ops && sed 's|^ops/1,|ops/0,|' " FIXTURES
+          "/ops.csv > $D/results/ops/a.csv; " FIGURES "ops");
+    cr_expect(status == 2 && says("/ops/a.csv, line 2: unknown schema 'ops/0'"), "%s", out);
 }
 
 /* Each schedule has one line of measured bubbles and one line of the formula. No other figure of training

@@ -394,6 +394,7 @@ static const struct ops_traits traits = {.stream = omp_stream};
 
 const struct variant variant_ops_omp = {
     .platform = "cpu",
+    .threaded = true,
     .instruction_set = omp_instruction_set,
     .traits = &traits,
     .setup = omp_setup,

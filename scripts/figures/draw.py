@@ -32,6 +32,7 @@ import learning  # noqa: E402
 import loading  # noqa: E402
 import loading_ranks  # noqa: E402
 import monitoring  # noqa: E402
+import ops  # noqa: E402
 import pipeline  # noqa: E402
 import pretraining  # noqa: E402
 import roofline  # noqa: E402
@@ -67,6 +68,7 @@ FIGURES = {
     "break_even": (break_even.figure, "images per second during a training step: generated or read"),
     "pipeline": (pipeline.figure, "bubble of a pipeline vs. micro-batches per step, measured and by formula"),
     "exchange": (exchange.figure, "time per all-reduce vs. size of the array, by variant"),
+    "ops": (ops.figure, "speed of steps on embedding sets as a share of the measured bandwidth"),
     "training_ranks": (distributed.figure, "samples per second in training vs. ranks, with PyTorch DDP, and efficiency"),
     "balance": (balance.figure, "speed of uneven ranks as a share of the sum of their speeds, by --balance"),
     "learning_loss": (learning.loss, "training loss vs. epoch, by variant"),

@@ -49,14 +49,15 @@ INFER_PARAMETERS = ("data", "checkpoint")
 INFER_NUMBERS = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s", "test_acc", "wrong")
 INFER_NEEDED = ("ranks", "threads", "batch", "time_median_s", "time_p99_s", "items", "items_per_s")
 EXCHANGE_DEFAULTS = {"array_bytes": "1048576", "dtype": "f32"}
-# The parameters of workload ops. No figure draws its rows yet.
+# The parameters of workload ops. Only the figure ops draws its rows.
 OPS_DEFAULTS = {
     "data": "", "tensor": "", "rows": "65536", "columns": "768", "dtype": "f32", "bad": "0.05", "duplicates": "0", "seed": "0",
     "steps": "mask,compact,convert,hash", "norm_min": "0.1", "norm_max": "100", "to": "f16", "fp8": "saturate",
     "dedup": "0", "sample": "", "resident": "0", "ring": "4", "chunk": "16384", "async": "on", "pool": "on", "gpu_memory_limit": "",
 }
-OPS_NUMBERS = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "wrong")
-OPS_NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s")
+OPS_NUMBERS = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items", "items_per_s", "stream_bytes_per_s",
+               "stream_share", "wrong")
+OPS_NEEDED = ("ranks", "threads", "time_min_s", "time_median_s", "time_p95_s", "items")
 EXCHANGE_NEEDED = ("ranks", "threads", "array_bytes", "time_min_s", "time_median_s", "time_p95_s", "items")
 
 IDENTITY = ("schema", "time_utc", "host", "revision", "variant", "device", "cuda")
@@ -379,12 +380,12 @@ class Measured:
 
     def read_folder(self, source, folder):
         monitors = []
-        for path in sorted(folder.glob("*.csv")):
+        for path in sorted(folder.glob("*.csv")) + sorted(folder.glob("ops/*.csv")):
             if path.name.startswith("published_"):
                 continue
             kind, rows = read_file(path)
             if kind == "other":
-                if path.name != "env.csv":
+                if path.name != "env.csv" and path.parent == folder:  # rows of scripts/compare/ops.py are in ops/
                     self.notes.append(f"{path}: no rows of a run; skipped")
             elif not rows:
                 self.notes.append(f"{path}: no rows after the header")
