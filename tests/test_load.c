@@ -2,6 +2,7 @@
 #include "../cpu/load/reader.h"
 #include "load_support.h"
 
+#include <math.h>
 #include <sys/resource.h>
 
 #include "data/npy.h"
@@ -91,6 +92,16 @@ Test(load, quality_of_known_orders)
         samples[i] = 63 - i;
     cr_assert_eq(order_measure(&plan, &order, 32, &quality), STATUS_OK);
     cr_assert_float_eq(quality.displacement, 0.5, 1e-12);
+}
+
+Test(load, batches_of_all_workers_are_added)
+{
+    struct order_plan plan = plan_of(0, 1, 5); /* shares of 12, 13, 13, 13 and 13 samples */
+    cr_expect_eq(order_batch_samples(&plan, 0, 5, 1), 5);
+    cr_expect_eq(order_batch_samples(&plan, 0, 5, 12), 60);
+    cr_expect_eq(order_batch_samples(&plan, 0, 5, 13), 64);
+    cr_expect_eq(order_batch_samples(&plan, 0, 2, UINT32_MAX), 25);
+    cr_expect_eq(order_batch_samples(&plan, 3, 2, 100), 26);
 }
 
 /* ---- Checksums and latencies ---- */
@@ -452,6 +463,60 @@ Test(load, measures_are_plausible, .init = make_folder, .fini = remove_folder)
             expect_between(shard_variants[v], "--cache warm", "resident_share_before", 0.99, 1);
         }
 }
+
+/* Rounds up to whole pages of 2 MiB. */
+static double huge(double bytes)
+{
+    return ceil(bytes / (2 << 20)) * (2 << 20);
+}
+
+/* Expects the memory of a variant: `bytes`, of which one batch of `samples` samples of the mean size, and
+ * `images` bytes of images, are useful. */
+static void expect_memory(const char *name, const char *line, double bytes, double samples, double images)
+{
+    struct job job;
+    if (variant_available(variant_find(name), &(const struct resources){.threads = 3}) != STATUS_OK)
+        return;
+    cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
+    const struct dataset *dataset = ((const struct load *)job.input)->dataset;
+    double useful = samples * (double)dataset->bytes / dataset->sample_count + images;
+    close_job(&job);
+    expect_between(name, line, "peak_memory_bytes", bytes, bytes);
+    expect_between(name, line, "memory_efficiency", useful / bytes * 0.999, useful / bytes * 1.001);
+}
+
+/* Slots of 9024 bytes have room for the largest sample of 8999 bytes and one byte more. Mapped files do not
+ * count. */
+Test(load, memory_is_that_of_all_buffers, .init = make_folder, .fini = remove_folder)
+{
+    const char *line = "--cache any --batch 16 --shuffle 700 --iodepth 40 --block 128";
+    const double slot = 9024, labels = 4 * 16, slots = huge(slot * 16) + labels;
+    make_files(1010);
+    expect_memory("files", line, slots, 16, 0);
+    expect_memory("files-omp", line, 3 * slots, 48, 0);
+    expect_memory("files-omp", "--cache any --batch 500", 3 * (huge(slot * 500) + 4 * 500), 1010, 0);
+    expect_memory("files-uring", line, huge(slot * (40 / 16 + 2) * 16) + labels, 16, 0);
+    remove_folder();
+    make_folder();
+    make_shards(1010);
+    const double shuffled = huge(slot * 720) + labels; /* 700 + 16 samples, in whole batches */
+    expect_memory("shards", line, shuffled + huge(128 << 10), 16, 0);
+    expect_memory("shards-mmap", line, slots, 16, 0);
+    expect_memory("shards-omp", line, 3 * slots, 48, 0);
+    expect_memory("shards-uring", line, shuffled + huge(40 * (128 << 10)), 16, 0);
+}
+
+#ifdef HAVE_PNG
+/* One image of 45 values is decoded at a time, and the images of the largest batch are kept. */
+Test(load, memory_includes_decoded_images, .init = make_folder, .fini = remove_folder)
+{
+    make_pictures(true);
+    expect_memory("shards-mmap", "--cache any --on-error skip --batch 20 --decode",
+                  huge(1) + 4 * 20 + 45 + 19 * 45, 20, 19 * 45);
+    expect_memory("shards-mmap", "--cache any --on-error skip --batch 20 --augment",
+                  huge(1) + 4 * 20 + 45 + 4 * 19 * 45, 20, 4 * 19 * 45);
+}
+#endif
 
 /* Replaces the test's folder by a new one in `where`, because some tests need a disk and some a file system
  * in memory, and /tmp may be either. */

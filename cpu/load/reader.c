@@ -18,14 +18,14 @@
 
 /* ---- Memory ---- */
 
-static size_t in_huge_pages(size_t bytes)
+size_t buffer_allocated(size_t bytes)
 {
     return (bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
 }
 
 void *buffer_open(size_t bytes)
 {
-    size_t wanted = in_huge_pages(bytes);
+    size_t wanted = buffer_allocated(bytes);
     void *buffer = mmap(NULL, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (buffer == MAP_FAILED)
         return NULL;
@@ -38,7 +38,7 @@ void *buffer_open(size_t bytes)
 void buffer_close(void *buffer, size_t bytes)
 {
     if (buffer)
-        munmap(buffer, in_huge_pages(bytes));
+        munmap(buffer, buffer_allocated(bytes));
 }
 
 static void close_worker(const struct reader *reader, struct worker *worker)
@@ -84,6 +84,18 @@ static enum status open_worker(struct reader *reader, struct worker *worker)
                       reader->slots, reader->stride);
 }
 
+/* Computes the memory of the slots and labels, and the part of it that one batch per worker fills. */
+static void count_memory(struct reader *reader, const struct order_plan *plan)
+{
+    const struct load *load = reader->load;
+    uint32_t threads = (uint32_t)reader->threads;
+    uint64_t samples = order_batch_samples(plan, load->rank * threads, threads, load->batch);
+    reader->result.memory_bytes =
+        threads * (buffer_allocated(reader->slots * reader->stride) + load->batch * sizeof(int32_t));
+    reader->result.useful_bytes =
+        (double)samples * (double)load->dataset->bytes / load->dataset->sample_count;
+}
+
 enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots,
                         reader_epoch *epoch)
 {
@@ -100,6 +112,7 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
     struct order_plan plan = load_plan(load, threads);
     TRY(verifier_open(&reader->verifier, load, &plan));
     reader->result.number = UINT64_MAX;
+    count_memory(reader, &plan);
     reader->workers = calloc((size_t)threads, sizeof *reader->workers);
     if (!reader->workers)
         return status_set(STATUS_FAILED, "out of memory");
@@ -524,6 +537,17 @@ enum status reader_copy(void *state, double *bytes_per_s)
     return STATUS_OK;
 }
 
+/* Adds the memory that workers have allocated during runs, for images. worker->images grows to exactly the
+ * size of the largest batch, so all of it is useful. */
+static void add_images(const struct reader *reader, struct load_result *result)
+{
+    for (int w = 0; w < reader->threads; w++) {
+        const struct worker *worker = &reader->workers[w];
+        result->memory_bytes += worker->decoded_bytes + worker->images_room;
+        result->useful_bytes += (double)worker->images_room;
+    }
+}
+
 enum status reader_fetch(void *state, void *result)
 {
     struct reader *reader = state;
@@ -535,5 +559,6 @@ enum status reader_fetch(void *state, void *result)
             latency_merge(&reader->result.latency[call], &reader->workers[w].latency[call]);
     }
     *(struct load_result *)result = reader->result;
+    add_images(reader, result);
     return STATUS_OK;
 }

@@ -59,8 +59,8 @@ struct reader {
     struct load_result result;
 };
 
-/* Sets up `threads` workers with at least `slots` slots each, in whole batches. The caller closes
- * `reader`, also after a failure. */
+/* Sets up `threads` workers with at least `slots` slots each, in whole batches. A variant that allocates more
+ * buffers adds their bytes to result.memory_bytes. The caller closes `reader`, also after a failure. */
 enum status reader_open(struct reader *reader, const struct load *load, int threads, uint32_t slots,
                         reader_epoch *epoch);
 void reader_close(struct reader *reader);
@@ -107,5 +107,8 @@ enum status worker_lose(struct worker *worker, uint32_t sample, enum status stat
  * out. The caller frees it with buffer_close() and the same size. */
 void *buffer_open(size_t bytes);
 void buffer_close(void *buffer, size_t bytes);
+
+/* Returns the number of bytes that buffer_open(bytes) allocates: whole huge pages. */
+size_t buffer_allocated(size_t bytes);
 
 #endif

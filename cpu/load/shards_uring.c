@@ -328,6 +328,7 @@ static enum status open_ring(struct shards_uring *uring, const struct load *load
     size_t bytes = (size_t)load->iodepth * load->block_bytes;
     struct iovec whole = {.iov_len = bytes};
     uring->buffers = buffer_open(bytes);
+    uring->reader.result.memory_bytes += buffer_allocated(bytes);
     uring->blocks = calloc(load->iodepth, sizeof *uring->blocks);
     uring->fds = malloc(load->dataset->file_count * sizeof *uring->fds);
     if (!uring->buffers || !uring->blocks || !uring->fds)

@@ -247,6 +247,7 @@ static enum status stream_setup(const struct resources *resources, const void *i
     stream->buffer_bytes = load->block_bytes;
     stream->buffer = buffer_open(stream->buffer_bytes);
     TRY(reader_open(&stream->reader, load, 1, reader_stream_slots(load), stream_epoch));
+    stream->reader.result.memory_bytes += buffer_allocated(stream->buffer_bytes);
     return stream->buffer
                ? STATUS_OK
                : status_set(STATUS_FAILED, "out of memory for a buffer of %zu bytes; lower --block",

@@ -73,6 +73,17 @@ static enum status open_all(struct delivery *delivery)
     return STATUS_OK;
 }
 
+/* `device_bytes` is all memory that is allocated on the device. Useful are the values and the labels of one
+ * batch per worker. */
+static void count_memory(struct delivery *delivery, uint64_t device_bytes)
+{
+    const struct load *load = delivery->load;
+    uint64_t samples = order_batch_samples(&delivery->verifier.plan, load->rank * delivery->workers,
+                                           delivery->workers, load->batch);
+    delivery->result.memory_bytes = device_bytes;
+    delivery->result.useful_bytes = (double)samples * (double)(delivery->slot_bytes + sizeof(int32_t));
+}
+
 enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes)
 {
     const struct load *load = delivery->load;
@@ -88,6 +99,7 @@ enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t mo
     TRY(device_check_room(
         delivery->device, bytes, "the buffers and batches need",
         "lower --batch, --shuffle, --threads, --ring or --chunk, or use a smaller --dtype"));
+    count_memory(delivery, bytes);
     delivery->buffers = (uint32_t)buffers;
     delivery->slots = (uint32_t)(buffers * load->batch);
     return open_all(delivery);

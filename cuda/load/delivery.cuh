@@ -112,7 +112,8 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
                            const struct load *load, bool packed, bool keyed, uint32_t workers);
 
 /* Creates the workers' queues with at least `slots` slots each, rounded up to whole batches. The variant will
- * allocate `more_bytes` in addition. STATUS_USAGE if all this does not fit in device memory. */
+ * allocate `more_bytes` of device memory in addition. Sets result.memory_bytes to the sum; the variant adds
+ * its buffers in host memory. STATUS_USAGE if all this does not fit in device memory. */
 enum status delivery_open(struct delivery *delivery, uint64_t slots, uint64_t more_bytes);
 void delivery_close(struct delivery *delivery);
 

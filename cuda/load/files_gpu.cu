@@ -123,6 +123,7 @@ static enum status open_files(struct files_gpu *files, const struct resources *r
     uint64_t bytes = files->table + sizeof(struct unpack_entry);
     TRY(delivery_open(&files->delivery, (uint64_t)BATCHES * load->batch, bytes));
     files->delivery.queues[0].own = files;
+    files->delivery.result.memory_bytes += bytes; /* files->host */
     files->host = static_cast<uint8_t *>(calloc(bytes, 1));
     if (!files->host)
         return status_set(STATUS_FAILED, "out of memory for a sample of %llu bytes",

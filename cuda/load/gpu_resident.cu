@@ -214,10 +214,8 @@ static enum status fill(struct resident *resident, uint8_t *stage, uint64_t stag
     return status;
 }
 
-static enum status bring_in(struct resident *resident, uint64_t set_bytes)
+static enum status bring_in(struct resident *resident, uint64_t set_bytes, uint64_t stage_bytes)
 {
-    uint64_t largest = resident->delivery.arrays.bytes_max;
-    uint64_t stage_bytes = largest > STAGE_BYTES ? largest : STAGE_BYTES;
     uint8_t *stage;
     CUDA_TRY(cudaMalloc(&resident->bytes, set_bytes));
     CUDA_TRY(cudaMallocHost(&stage, stage_bytes));
@@ -255,6 +253,14 @@ static enum status open_order(struct resident *resident)
     return record_sort(resident);
 }
 
+/* Adds the data set to the useful bytes. Adds the pinned buffer of the upload to the memory. This buffer is
+ * freed before the memory for the order is allocated, so only the larger of the two counts. */
+static void count_memory(struct delivery *delivery, uint64_t stage_bytes, uint64_t order_bytes)
+{
+    delivery->result.useful_bytes += (double)delivery->load->dataset->bytes;
+    delivery->result.memory_bytes += stage_bytes > order_bytes ? stage_bytes - order_bytes : 0;
+}
+
 static enum status open_resident(struct resident *resident, const struct resources *resources,
                                  const struct load *load)
 {
@@ -267,13 +273,16 @@ static enum status open_resident(struct resident *resident, const struct resourc
     uint64_t batches = LAUNCH_BYTES / (load->batch * delivery->stride);
     uint64_t all_batches = ((uint64_t)count + load->batch - 1) / load->batch;
     batches = batches < 1 ? 1 : batches < all_batches ? batches : all_batches;
-    uint64_t kept_bytes = set_bytes + resident->scratch_bytes + /* keys and numbers: see open_order() */
-                          count * (2 * sizeof *resident->keys[0] + 2 * sizeof *resident->order[0]);
+    uint64_t order_bytes = resident->scratch_bytes + /* keys and numbers: see open_order() */
+                           count * (2 * sizeof *resident->keys[0] + 2 * sizeof *resident->order[0]);
+    uint64_t kept_bytes = set_bytes + order_bytes, largest = delivery->arrays.bytes_max;
+    uint64_t stage_bytes = largest > STAGE_BYTES ? largest : STAGE_BYTES;
     TRY(device_check_room(delivery->device, kept_bytes + LAUNCHES * batches * load->batch * delivery->stride,
                           "the set and its batches need",
                           "use a smaller set, or shards-gpu, which reads the set in every epoch"));
     TRY(delivery_open(delivery, LAUNCHES * batches * load->batch, kept_bytes));
-    TRY(bring_in(resident, set_bytes));
+    count_memory(delivery, stage_bytes, order_bytes);
+    TRY(bring_in(resident, set_bytes, stage_bytes));
     resident->launch_slots = (uint32_t)(batches * load->batch);
     delivery->queues[0].own = resident;
     return open_order(resident);

@@ -505,6 +505,7 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
     uint64_t bytes = (uint64_t)workers * ring->buffers * ring->buffer_bytes;
     TRY(memory_check(bytes, "the pinned buffers", "lower --ring, --chunk or --threads"));
     TRY(delivery_open(&ring->delivery, delivery_stream_slots(load, workers, ring->span), bytes));
+    ring->delivery.result.memory_bytes += bytes; /* the pinned buffers */
     ring->workers = static_cast<struct ring_worker *>(calloc(workers, sizeof *ring->workers));
     ring->shares = static_cast<struct ring_share *>(calloc(workers, sizeof *ring->shares));
     if (!ring->workers || !ring->shares)

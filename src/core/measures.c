@@ -31,6 +31,13 @@ void measures_real(struct measures *measures, const char *column, double value, 
         measures_put(measures, column, "%.*g", digits, value);
 }
 
+void measures_memory(struct measures *measures, double useful, double allocated)
+{
+    measures_put(measures, "peak_memory_bytes", "%.0f", allocated);
+    if (allocated > 0)
+        measures_real(measures, "memory_efficiency", useful / allocated, 4);
+}
+
 const char *measures_get(const struct measures *measures, const char *column)
 {
     return measures->texts[find(measures, column)];

@@ -97,9 +97,12 @@ struct load_result {
     bool device_known;         /* Linux reports device_bytes */
     uint64_t device_bytes;     /* bytes that the process read from storage devices during the run */
     int threads;               /* threads that shared the run */
-    uint64_t moved_bytes; /* bytes that the run moved, for comparing its rate with copy(); 0 if the run moved
-                             only the delivered bytes */
-    const char *gds;      /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
+    uint64_t moved_bytes;  /* bytes that the run moved, for comparing its rate with copy(); 0 if the run moved
+                              only the delivered bytes */
+    const char *gds;       /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
+    uint64_t memory_bytes; /* the most memory allocated for data at a time: buffers in host and device memory,
+                              without mapped files */
+    double useful_bytes;   /* bytes of that memory in one batch per thread, and in a resident data set */
     double decode_s, augment_s;         /* decode and augmentation time within the run, mean over threads */
     struct latency latency[LOAD_CALLS]; /* only with control->timed_calls */
 };

@@ -450,7 +450,7 @@ static const char *const shown[] = {"skipped", NULL};
 
 const struct workload workload_load = {
     .name = "load",
-    .schema = "load/7",
+    .schema = "load/8",
     .summary = "reads samples from files or shards into batches",
     .item = "samples",
     .options = options,

@@ -32,6 +32,7 @@ const struct measure load_measures[] = {
     {"close_p999_s", COMBINE_MAX},
     {"decode_s", COMBINE_MAX},
     {"augment_s", COMBINE_MAX},
+    MEMORY_MEASURES,
     {"checksum", COMBINE_HASHES},
     COMPUTE_MEASURES,
     {NULL, COMBINE_FIRST},
@@ -176,6 +177,7 @@ enum status load_observe(const void *input, const struct variant *variant, void 
             measures_put(measures, "resident_share_after", "%.4f", cache_share(&after));
         if (result->device_known)
             measures_put(measures, "storage_read_bytes", "%llu", (unsigned long long)result->device_bytes);
+        measures_memory(measures, result->useful_bytes, (double)result->memory_bytes);
         measures_put(measures, "checksum", "%016llx", (unsigned long long)result->checksum.sum);
         if (result->gds)
             measures_put(measures, "gds", "%s", result->gds);

@@ -37,6 +37,17 @@ void order_share(const struct order_plan *plan, uint32_t worker, uint32_t *begin
     *end = (uint32_t)((uint64_t)plan->samples * (worker + 1) / plan->workers);
 }
 
+uint64_t order_batch_samples(const struct order_plan *plan, uint32_t first, uint32_t workers, uint32_t batch)
+{
+    uint64_t samples = 0;
+    for (uint32_t w = first; w < first + workers; w++) {
+        uint32_t begin, end;
+        order_share(plan, w, &begin, &end);
+        samples += end - begin < batch ? end - begin : batch;
+    }
+    return samples;
+}
+
 enum status order_open(const struct order_plan *plan, struct order *order)
 {
     size_t share = plan->samples / plan->workers + 1;

@@ -23,8 +23,7 @@ const struct measure ops_measures[] = {
     {"least_bytes", COMBINE_SUM_REAL},
     {"stream_bytes_per_s", COMBINE_NONE},
     {"stream_share", COMBINE_NONE},
-    {"peak_memory_bytes", COMBINE_SUM},
-    {"memory_efficiency", COMBINE_MIN},
+    MEMORY_MEASURES,
     {"error_max", COMBINE_MAX},
     {"error_mean", COMBINE_MEAN},
     {"digest", COMBINE_HASHES},
@@ -46,10 +45,7 @@ static void put_memory(const struct ops *ops, const struct ops_summary *summary,
     for (int array = 0; array < OPS_ARRAYS; array++)
         useful += (double)(array == OPS_KEPT ? ops->count : summary->outputs) *
                   (double)ops_array_bytes(ops, (enum ops_array)array);
-    double allocated = rows + (double)summary->memory_bytes;
-    measures_put(measures, "peak_memory_bytes", "%.0f", allocated);
-    if (allocated > 0)
-        measures_real(measures, "memory_efficiency", useful / allocated, 4);
+    measures_memory(measures, useful, rows + (double)summary->memory_bytes);
 }
 
 enum status ops_observe(const void *input, const struct variant *variant, void *state,
