@@ -6,6 +6,7 @@
 #
 #   JOBS=N        number of parallel suites; default: one per core
 #   ONLY=REGEX    runs only the suites whose names match (the scripts are the suites lint, cross and python)
+#   SKIP=REGEX    leaves out the test_* suites whose names match
 #
 # Prints one line per suite, the output of failed suites, and last "N passed, N failed" over all tests. Exit status 1 if
 # anything failed.
@@ -71,6 +72,7 @@ list_suites() # prints each suite once, the longest first
 ((san)) || check python run_script scripts/check/python.sh
 for suite in $(list_suites); do
     ((san == 0)) || [[ ! $suite =~ ^($only_scripts)$ ]] || continue
+    [[ -z ${SKIP:-} || ! $suite =~ $SKIP ]] || continue
     [[ ! -x $build/tests/$suite ]] || check "$suite" run_suite "$build/tests/$suite"
 done
 conclude >"$counts.checks" || true
