@@ -15,7 +15,7 @@
 #   make lint         runs the linters; make format formats the C and CUDA files
 #   make clean        removes build/, dist/ and the program
 #
-#   CUDA=0            builds without CUDA; the same works for MPI, OMP, PNG, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUDNN, NCCL, NVTX
+#   CUDA=0            builds without CUDA; the same works for MPI, OMP, PNG, JPEG, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUDNN, NCCL, NVTX
 #   CUDA_ARCHS="90"   GPU architectures, or all. Default: those of this machine's GPUs; without a GPU, sm_80
 #                     and PTX, which the driver of a newer GPU compiles when it loads kernels
 #   -j4               number of jobs; default: one per core
@@ -95,6 +95,7 @@ endif
 CUDA    ?= $(if $(NVCC),1)
 OMP     ?= $(found_OMP)
 PNG     ?= $(found_PNG)
+JPEG    ?= $(found_JPEG)
 JANSSON ?= $(found_JANSSON)
 XXHASH  ?= $(found_XXHASH)
 ZLIB    ?= $(found_ZLIB)
@@ -113,8 +114,8 @@ NCCL    ?= $(call header,nccl.h)
 on = $(filter 1,$($(1)))
 
 ALL_CPPFLAGS = -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
-            $(foreach part,CUDA MPI PNG JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX CUDNN NCCL,$(if $(call on,$(part)),-DHAVE_$(part)=1)) $(CPPFLAGS)
-ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
+            $(foreach part,CUDA MPI PNG JPEG JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX CUDNN NCCL,$(if $(call on,$(part)),-DHAVE_$(part)=1)) $(CPPFLAGS)
+ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
             $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
             $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm $(CUDA_LIBS)
 
@@ -184,6 +185,7 @@ report-parts:
 	  '$(call mark,OMP) OpenMP    $(if $(call on,OMP),,variants named *omp* are left out)' \
 	  '$(call mark,MPI) MPI       $(if $(call on,MPI),,one rank only; mpirun with more ranks is refused)' \
 	  '$(call mark,PNG) libpng    $(if $(call on,PNG),,no PNG files)' \
+	  '$(call mark,JPEG) libjpeg   $(if $(call on,JPEG),,no JPEG files)' \
 	  '$(call mark,JANSSON) jansson   $(if $(call on,JANSSON),,no --format json, no wids index)' \
 	  '$(call mark,INIH) inih      $(if $(call on,INIH),,no --config, no presets except paper-1000 and lowercompute-1000)' \
 	  '$(call mark,XXHASH) xxHash    $(if $(call on,XXHASH),,no digests of images, no --prepare, no loading, no ops)' \

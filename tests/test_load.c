@@ -143,7 +143,7 @@ Test(load, augmentation_matches_definition)
     float values[2 * 4 * 5];
     struct image image = {
         .channels = 2, .depth = 1, .height = 4, .width = 5, .interleaved = true, .pixels = pixels};
-    struct augmentation augment = {.move = {3, true}, .mean = 0.5f, .scale = 2, .seed = 1};
+    struct augmentation augment = {.move = {3, true}, .mean = {0.5f}, .scale = {2}, .seed = 1};
     int flips = 0, moves = 0, below = 0, right_of = 0, flips_below = 0, flips_right_of = 0;
     for (uint32_t i = 0; i < sizeof pixels; i++)
         pixels[i] = (uint8_t)(i + 1);
@@ -188,36 +188,36 @@ Test(load, a_png_decodes_to_its_pixels)
     const uint8_t pixels[2 * 3 * 3] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 250, 251, 252, 253, 254, 255, 0, 10, 20};
     const struct png_shape shape = {.width = 3, .height = 2, .channels = 3};
     void *bytes;
-    size_t size, room_bytes = 0;
-    uint8_t *room = NULL;
+    size_t size;
+    struct image_scratch scratch = {0};
     struct image image;
     bool is_image;
     cr_assert_eq(png_encode(pixels, &shape, &bytes, &size), STATUS_OK, "%s", status_text());
-    cr_assert_eq(image_decode("PNG", bytes, size, &room, &room_bytes, &image, &is_image), STATUS_OK);
+    cr_assert_eq(image_decode("PNG", bytes, size, &scratch, &image, &is_image), STATUS_OK);
     cr_assert(is_image && image.interleaved && image.type == DTYPE_U8);
     cr_assert(image.channels == 3 && image.height == 2 && image.width == 3);
     cr_assert_arr_eq(image.pixels, pixels, sizeof pixels);
-    cr_assert_eq(image_decode("png", bytes, size / 2, &room, &room_bytes, &image, &is_image), STATUS_FAILED);
-    cr_assert_eq(image_decode("cls", bytes, size, &room, &room_bytes, &image, &is_image), STATUS_OK);
+    cr_assert_eq(image_decode("png", bytes, size / 2, &scratch, &image, &is_image), STATUS_FAILED);
+    cr_assert_eq(image_decode("cls", bytes, size, &scratch, &image, &is_image), STATUS_OK);
     cr_assert_not(is_image);
     free(bytes);
-    free(room);
+    image_scratch_close(&scratch);
 }
 #endif
 
 Test(load, half_precision_samples_are_augmented_exactly)
 {
     char file[NPY_HEADER_MAX + 8];
-    size_t header = npy_header_make(file, "<f2", "1, 1, 4"), room_bytes = 0;
+    size_t header = npy_header_make(file, "<f2", "1, 1, 4");
     const uint16_t halves[] = {0x3c00, 0xc000, 0x0001, 0x7bff}; /* 1, -2, 2^-24, 65504 */
     float values[4];
-    uint8_t *room = NULL;
+    struct image_scratch scratch = {0};
     struct image image;
-    struct augmentation augment = {.scale = 1};
+    struct augmentation augment = {.scale = {1}};
     bool is_image;
     memcpy(file + header, halves, sizeof halves);
     cr_assert_eq(
-        image_decode("npy", (const uint8_t *)file, header + 8, &room, &room_bytes, &image, &is_image),
+        image_decode("npy", (const uint8_t *)file, header + 8, &scratch, &image, &is_image),
         STATUS_OK, "%s", status_text());
     cr_assert(is_image && image.channels == 1 && image.height == 1 && image.width == 4);
     image_augment(&augment, &image, 0, 0, values);

@@ -9,6 +9,7 @@
 
 #include "core/portable.h"
 #include "synth/npy.h"
+#include "core/options.h"
 #include "synth/output.h"
 
 TestSuite(output, .timeout = 120);
@@ -409,22 +410,22 @@ Test(output, a_large_enlargement)
 Test(output, lists_of_values)
 {
     double values[3];
-    cr_assert_eq(output_parse_values("--mean", "0.5", 3, -1, 1, values), STATUS_OK);
+    cr_assert_eq(parse_channels("--mean", "0.5", 3, -1, 1, values), STATUS_OK);
     cr_expect(values[0] == 0.5 && values[1] == 0.5 && values[2] == 0.5);
-    cr_assert_eq(output_parse_values("--mean", "0.5,-0.25,1e-1", 3, -1, 1, values), STATUS_OK);
+    cr_assert_eq(parse_channels("--mean", "0.5,-0.25,1e-1", 3, -1, 1, values), STATUS_OK);
     cr_expect(values[0] == 0.5 && values[1] == -0.25 && values[2] == 0.1);
-    cr_assert_eq(output_parse_values("--mean", "1", 1, -1, 1, values), STATUS_OK);
+    cr_assert_eq(parse_channels("--mean", "1", 1, -1, 1, values), STATUS_OK);
     static const char *const wrong[] = {"",     ",", "0.5,0.5", "0.5,0.5,", "0.5,0.5,0.5,0.5",
                                         "0.5 ", "x", "0,2,0",   "nan"};
     for (size_t i = 0; i < COUNT_OF(wrong); i++) {
-        cr_expect_eq(output_parse_values("--mean", wrong[i], 3, -1, 1, values), STATUS_USAGE, "%s", wrong[i]);
+        cr_expect_eq(parse_channels("--mean", wrong[i], 3, -1, 1, values), STATUS_USAGE, "%s", wrong[i]);
         cr_expect(strncmp(status_text(), "--mean: ", 8) == 0, "%s", status_text());
     }
-    cr_expect_eq(output_parse_values("--std", "1,1,1", 1, 0, 1, values), STATUS_USAGE);
+    cr_expect_eq(parse_channels("--std", "1,1,1", 1, 0, 1, values), STATUS_USAGE);
     cr_expect(strstr(status_text(), "3 values for 1 channel; give one"), "%s", status_text());
     char digits[200] = "0.";
     memset(digits + 2, '1', sizeof digits - 3);
-    cr_expect_eq(output_parse_values("--std", digits, 1, 0, 1, values), STATUS_USAGE);
+    cr_expect_eq(parse_channels("--std", digits, 1, 0, 1, values), STATUS_USAGE);
 }
 
 Test(output, names_of_labels)

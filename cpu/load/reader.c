@@ -47,7 +47,7 @@ static void close_worker(const struct reader *reader, struct worker *worker)
     buffer_close(worker->slots, reader->slots * reader->stride);
     free(worker->held);
     free(worker->latency);
-    free(worker->decoded);
+    image_scratch_close(&worker->decoded);
     free(worker->images);
     free(worker->labels);
 }
@@ -250,6 +250,12 @@ static enum status finish_image(struct worker *worker, const struct image *image
     if (load->pictures)
         TRY(pictures_check(load->pictures, image));
     if (load->augment) {
+        if (load->augmentation.channels > 1 && image->channels != load->augmentation.channels)
+            return status_set(
+                STATUS_FAILED,
+                "--mean and --std have %u values, but this image has %u channel%s; add --out-res "
+                "and --channels 3, or give one value",
+                load->augmentation.channels, image->channels, image->channels == 1 ? "" : "s");
         TRY(add_image(worker, count * sizeof(float), &room));
         image_augment(&load->augmentation, image, (uint32_t)worker->epoch, number, room);
         worker->augment_s += timer_now_s() - begin_s;
@@ -269,6 +275,17 @@ static enum status at_member(const struct dataset *dataset, const struct dataset
                          dataset->files[member->file].name, (unsigned long long)member->offset, sample->key);
 }
 
+/* Decodes a member. With --out-res, every image gets the same size. */
+static enum status decode(struct worker *worker, uint32_t number, const struct dataset_member *member,
+                          const uint8_t *data, struct image *image, bool *is_image)
+{
+    const struct image_fit *fit = &worker->load->fit;
+    if (fit->res == 0)
+        return image_decode(member->extension, data, member->size, &worker->decoded, image, is_image);
+    return image_fit(fit, member->extension, data, member->size, (uint32_t)worker->epoch, number,
+                     &worker->decoded, image, is_image);
+}
+
 /* Decodes and augments the images of one sample. With --compute train, a sample must have exactly one image,
  * so that a batch has as many images as labels. */
 static enum status prepare(struct worker *worker, uint32_t number, const uint8_t *data)
@@ -281,8 +298,7 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
         struct image image;
         bool is_image;
         double begin_s = timer_now_s();
-        enum status status = image_decode(members[m].extension, data, members[m].size, &worker->decoded,
-                                          &worker->decoded_bytes, &image, &is_image);
+        enum status status = decode(worker, number, &members[m], data, &image, &is_image);
         worker->decode_s += timer_now_s() - begin_s;
         if (status == STATUS_OK && is_image && image.depth == 1)
             status = finish_image(worker, &image, number);
@@ -543,7 +559,7 @@ static void add_images(const struct reader *reader, struct load_result *result)
 {
     for (int w = 0; w < reader->threads; w++) {
         const struct worker *worker = &reader->workers[w];
-        result->memory_bytes += worker->decoded_bytes + worker->images_room;
+        result->memory_bytes += image_scratch_bytes(&worker->decoded) + worker->images_room;
         result->useful_bytes += (double)worker->images_room;
     }
 }

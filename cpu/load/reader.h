@@ -30,8 +30,7 @@ struct worker {
     struct losses losses;     /* samples that could not be read or decoded */
     struct latency *latency;  /* LOAD_CALLS histograms */
     double decode_s, augment_s;
-    uint8_t *decoded; /* scratch buffer of image_decode() */
-    size_t decoded_bytes;
+    struct image_scratch decoded;
     uint8_t *images; /* decoded or augmented images of the batch, stored consecutively for the consumer */
     size_t images_bytes, images_room;
     int32_t *labels; /* labels of the batch, with --compute train */

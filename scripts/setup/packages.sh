@@ -31,6 +31,7 @@ build must make                  make            make              build
 build may  git                   git             git               revision in results
 build may  hwloc.h               libhwloc-dev    hwloc-devel       cores and placement
 build may  png.h                 libpng-dev      libpng-devel      PNG files
+build may  jpeglib.h             libjpeg-dev     libjpeg-turbo-devel JPEG files
 build may  jansson.h             libjansson-dev  jansson-devel     JSON output
 build may  xxhash.h              libxxhash-dev   xxhash-devel      hashes
 build may  zlib.h                zlib1g-dev      zlib-devel        gzipped data sets

@@ -48,6 +48,7 @@ find_architectures()
 # The probes run in parallel. Each line is a single write, so lines do not mix. Their order does not matter.
 found OMP omp.h '' -fopenmp &
 found PNG png.h -lpng '' &
+found JPEG jpeglib.h -ljpeg '' &
 found JANSSON jansson.h -ljansson '' &
 found XXHASH xxhash.h -lxxhash '' &
 found ZLIB zlib.h -lz '' &

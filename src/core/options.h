@@ -127,4 +127,10 @@ enum status parse_bytes(const char *name, const char *text, double minimum, doub
 /* Parses a finite real number in [minimum, maximum]. STATUS_USAGE with a message that begins with `name`. */
 enum status parse_real(const char *name, const char *text, double minimum, double maximum, double *value);
 
+/* Parses one value for all channels, "V", or one value per channel, "V,V,V", each in [minimum, maximum]. Sets
+ * all PARSE_CHANNELS_MAX values. STATUS_USAGE with a message that begins with `name`. */
+#define PARSE_CHANNELS_MAX 3
+enum status parse_channels(const char *name, const char *text, uint32_t channels, double minimum,
+                           double maximum, double values[PARSE_CHANNELS_MAX]);
+
 #endif

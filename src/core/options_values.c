@@ -92,6 +92,32 @@ enum status parse_real(const char *name, const char *text, double minimum, doubl
     return STATUS_OK;
 }
 
+enum status parse_channels(const char *name, const char *text, uint32_t channels, double minimum,
+                           double maximum, double values[PARSE_CHANNELS_MAX])
+{
+    uint32_t count = 0;
+    size_t bytes = strlen(text);
+    if (bytes > 0 && text[bytes - 1] == ',')
+        return status_set(STATUS_USAGE, "%s: '%.80s': a value is missing after the last comma", name, text);
+    for (const char *at = text; at; count++) {
+        size_t length = strcspn(at, ",");
+        char value[80];
+        if (length >= sizeof value)
+            return status_set(STATUS_USAGE, "%s: '%.80s' is too long for a number", name, at);
+        snprintf(value, sizeof value, "%.*s", (int)length, at);
+        at = at[length] ? at + length + 1 : NULL;
+        if (count < PARSE_CHANNELS_MAX)
+            TRY(parse_real(name, value, minimum, maximum, &values[count]));
+    }
+    if (count != 1 && count != channels)
+        return status_set(STATUS_USAGE,
+                          "%s: '%.80s' has %u values for %u channel%s; give one, or one per channel", name,
+                          text, count, channels, channels == 1 ? "" : "s");
+    for (uint32_t c = count; c < PARSE_CHANNELS_MAX; c++)
+        values[c] = values[0];
+    return STATUS_OK;
+}
+
 bool options_is_choice(const struct option_spec *spec, const char *text)
 {
     for (size_t i = 0; spec->kind == OPTION_CHOICE && spec->choices[i]; i++)

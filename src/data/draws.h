@@ -23,6 +23,7 @@
 #define DRAW_DIGIT   0x54560000u
 #define DRAW_CLIP    0x54580000u
 #define DRAW_HOLD    0x54570000u
+#define DRAW_FIT     0x54590000u
 
 /* ---- Initial parameters ---- */
 

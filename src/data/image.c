@@ -1,33 +1,109 @@
 #include "data/image.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <strings.h>
 
+#include "data/image_parts.h"
 #include "data/npy.h"
+#include "data/orientation.h"
 #include "data/png_image.h"
 
-static enum status decode_png(const uint8_t *data, size_t size, uint8_t **room, size_t *room_bytes,
+/* ---- Scratch memory ---- */
+
+enum status image_room(uint8_t **room, size_t *room_bytes, size_t bytes)
+{
+    if (bytes <= *room_bytes)
+        return STATUS_OK;
+    free(*room);
+    *room = malloc(bytes);
+    *room_bytes = *room ? bytes : 0;
+    return *room ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for an image of %zu bytes", bytes);
+}
+
+void image_scratch_close(struct image_scratch *scratch)
+{
+    free(scratch->pixels);
+    free(scratch->turned);
+    free(scratch->resized);
+    jpeg_close(scratch->jpeg);
+    resampler_close(&scratch->resampler);
+    *scratch = (struct image_scratch){0};
+}
+
+uint64_t image_scratch_bytes(const struct image_scratch *scratch)
+{
+    return scratch->pixels_bytes + scratch->turned_bytes + scratch->resized_bytes +
+           scratch->resampler.rows_bytes;
+}
+
+/* ---- Decoding ---- */
+
+enum image_format image_format(const char *extension, const uint8_t *data, size_t size)
+{
+    static const uint8_t jpeg[] = {0xff, 0xd8, 0xff}, png[] = {0x89, 'P', 'N', 'G'};
+    if (strcasecmp(extension, "npy") == 0)
+        return IMAGE_NPY;
+    bool is_png = strcasecmp(extension, "png") == 0;
+    if (!is_png && strcasecmp(extension, "jpg") != 0 && strcasecmp(extension, "jpeg") != 0)
+        return IMAGE_NONE;
+    if (size >= sizeof jpeg && memcmp(data, jpeg, sizeof jpeg) == 0)
+        return IMAGE_JPEG;
+    if (size >= sizeof png && memcmp(data, png, sizeof png) == 0)
+        return IMAGE_PNG;
+    return is_png ? IMAGE_PNG : IMAGE_JPEG; /* the decoder will say what is wrong */
+}
+
+/* Describes an image of interleaved bytes. */
+static struct image interleaved(uint32_t channels, uint32_t height, uint32_t width, const uint8_t *pixels)
+{
+    return (struct image){.channels = channels,
+                          .depth = 1,
+                          .height = height,
+                          .width = width,
+                          .type = DTYPE_U8,
+                          .interleaved = true,
+                          .pixels = pixels};
+}
+
+static enum status decode_png(const uint8_t *data, size_t size, struct image_scratch *scratch,
                               struct image *image)
 {
     struct png_shape shape;
     TRY(png_shape(data, size, &shape));
-    size_t bytes = (size_t)shape.width * shape.height * shape.channels;
-    if (bytes > *room_bytes) {
-        uint8_t *larger = realloc(*room, bytes);
-        if (!larger)
-            return status_set(STATUS_FAILED, "out of memory for an image of %u x %u", shape.width,
-                              shape.height);
-        *room = larger;
-        *room_bytes = bytes;
-    }
-    TRY(png_decode(data, size, *room, *room_bytes, &shape));
-    *image = (struct image){.channels = shape.channels,
-                            .depth = 1,
-                            .height = shape.height,
-                            .width = shape.width,
-                            .type = DTYPE_U8,
-                            .interleaved = true,
-                            .pixels = *room};
+    TRY(image_room(&scratch->pixels, &scratch->pixels_bytes,
+                   (size_t)shape.width * shape.height * shape.channels));
+    TRY(png_decode(data, size, scratch->pixels, scratch->pixels_bytes, &shape));
+    *image = interleaved(shape.channels, shape.height, shape.width, scratch->pixels);
+    return STATUS_OK;
+}
+
+enum status image_begin_jpeg(struct image_scratch *scratch, const uint8_t *data, size_t size,
+                             struct jpeg_shape *shape)
+{
+    if (!scratch->jpeg)
+        scratch->jpeg = jpeg_open();
+    return jpeg_begin(scratch->jpeg, data, size, shape);
+}
+
+static enum status decode_jpeg(const uint8_t *data, size_t size, struct image_scratch *scratch,
+                               struct image *image)
+{
+    struct jpeg_shape shape;
+    TRY(image_begin_jpeg(scratch, data, size, &shape));
+    struct jpeg_window whole = {.width = shape.width, .height = shape.height, .denominator = 1};
+    size_t row_bytes, skip, stride = (size_t)shape.width * shape.channels;
+    TRY(jpeg_start(scratch->jpeg, whole, (enum jpeg_format)shape.channels, &row_bytes, &skip));
+    TRY(image_room(&scratch->pixels, &scratch->pixels_bytes, (shape.height - 1) * stride + row_bytes));
+    TRY(jpeg_read(scratch->jpeg, scratch->pixels, stride, shape.height));
+    struct orientation turn = orientation_of(shape.orientation);
+    *image = interleaved(shape.channels, shape.height, shape.width, scratch->pixels);
+    if (shape.orientation == 1)
+        return STATUS_OK;
+    TRY(image_room(&scratch->turned, &scratch->turned_bytes, image_values(image)));
+    orientation_turn(turn, scratch->pixels, shape.width, shape.height, shape.channels, scratch->turned);
+    *image = interleaved(shape.channels, turn.transpose ? shape.width : shape.height,
+                         turn.transpose ? shape.height : shape.width, scratch->turned);
     return STATUS_OK;
 }
 
@@ -52,13 +128,20 @@ static enum status decode_npy(const uint8_t *data, size_t size, struct image *im
     return STATUS_OK;
 }
 
-enum status image_decode(const char *extension, const uint8_t *data, size_t size, uint8_t **room,
-                         size_t *room_bytes, struct image *image, bool *is_image)
+enum status image_decode(const char *extension, const uint8_t *data, size_t size,
+                         struct image_scratch *scratch, struct image *image, bool *is_image)
 {
-    *is_image = strcasecmp(extension, "png") == 0;
-    if (*is_image)
-        return decode_png(data, size, room, room_bytes, image);
-    if (strcasecmp(extension, "npy") == 0)
+    enum image_format format = image_format(extension, data, size);
+    *is_image = format != IMAGE_NONE;
+    switch (format) {
+    case IMAGE_PNG:
+        return decode_png(data, size, scratch, image);
+    case IMAGE_JPEG:
+        return decode_jpeg(data, size, scratch, image);
+    case IMAGE_NPY:
         return decode_npy(data, size, image, is_image);
+    case IMAGE_NONE:
+        break;
+    }
     return STATUS_OK;
 }

@@ -9,6 +9,8 @@
 #include "core/dtype.h"
 #include "core/portable.h"
 #include "core/status.h"
+#include "data/jpeg_image.h"
+#include "data/resample.h"
 
 struct image {
     uint32_t channels, depth, height, width; /* depth is 1 except for volumes */
@@ -23,15 +25,44 @@ static inline size_t image_values(const struct image *image)
     return (size_t)image->channels * image->depth * image->height * image->width;
 }
 
+/* Memory of a thread that decodes images. Zero it before the first use. Its buffers grow as needed and are
+ * owned by it. */
+struct image_scratch {
+    uint8_t *pixels; /* pixels of the latest image */
+    size_t pixels_bytes;
+    uint8_t *turned; /* upright pixels */
+    size_t turned_bytes;
+    uint8_t *resized; /* resized pixels, as stored */
+    size_t resized_bytes;
+    struct jpeg_decoder *jpeg;
+    struct resampler resampler;
+};
+
+/* The formats that image_decode() reads. The first bytes of a file decide between PNG and JPEG, because
+ * files with the extension of the other format exist in well-known data sets. */
+enum image_format { IMAGE_NONE, IMAGE_NPY, IMAGE_PNG, IMAGE_JPEG };
+
 FDSL_C_BEGIN
 
-/* Decodes a member according to its extension. "png" is decoded with libpng into `*room`, a buffer of the
- * caller that grows by realloc(). "npy" becomes a view of `data`, with axes (height, width), (channels,
- * height, width) or (channels, depth, height, width). `*is_image` is false for all other members and arrays.
- * STATUS_FAILED, with the reason, for a broken member; STATUS_UNAVAILABLE for PNG in a build without libpng.
- * Thread safe. */
-enum status image_decode(const char *extension, const uint8_t *data, size_t size, uint8_t **room,
-                         size_t *room_bytes, struct image *image, bool *is_image);
+void image_scratch_close(struct image_scratch *scratch);
+
+/* The memory that `scratch` has allocated, in bytes, except that of libjpeg. */
+uint64_t image_scratch_bytes(const struct image_scratch *scratch);
+
+/* Returns the format of a member, from its extension (npy, png, jpg, jpeg, in any case) and its first bytes.
+ */
+enum image_format image_format(const char *extension, const uint8_t *data, size_t size);
+
+/* Decodes a member. PNG and JPEG are decoded into `scratch`, and a JPEG is turned upright as its EXIF header
+ * says. "npy" becomes a view of `data`, with axes (height, width), (channels, height, width) or (channels,
+ * depth, height, width). `*is_image` is false for all other members and arrays. STATUS_FAILED, with the
+ * reason, for a broken member; STATUS_UNAVAILABLE for a format that this build cannot decode. Threads need a
+ * scratch each. */
+enum status image_decode(const char *extension, const uint8_t *data, size_t size,
+                         struct image_scratch *scratch, struct image *image, bool *is_image);
+
+/* Makes room for `bytes` bytes in a buffer of a scratch; its content is lost. */
+enum status image_room(uint8_t **room, size_t *room_bytes, size_t bytes);
 
 FDSL_C_END
 

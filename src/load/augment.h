@@ -11,10 +11,15 @@
 #include "data/draws.h"
 #include "data/image.h"
 
+#define AUGMENT_CHANNELS_MAX 3
+
 /* Parameters of augmentation. */
 struct augmentation {
     struct augment move;
-    float mean, scale; /* (value - mean) * scale, after the shift; bytes are first divided by 255 */
+    /* Per channel, after the shift: (value - mean) * scale; bytes are first divided by 255. The first mean
+     * and scale apply to all channels from `channels` on. */
+    float mean[AUGMENT_CHANNELS_MAX], scale[AUGMENT_CHANNELS_MAX];
+    uint32_t channels;
     uint64_t seed;
 };
 

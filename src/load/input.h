@@ -11,6 +11,7 @@
 #include "core/status.h"
 #include "data/dataset.h"
 #include "data/checksum.h"
+#include "data/image_fit.h"
 #include "load/augment.h"
 #include "load/cache.h"
 #include "load/convert.h"
@@ -49,6 +50,7 @@ struct load {
     uint32_t prefetch;    /* number of shards that Linux is asked to read ahead */
     enum load_cache cache;
     bool skip, decode, augment;
+    struct image_fit fit; /* with `decode`: the size of the delivered images */
     struct augmentation augmentation;
     enum dtype dtype; /* dtype, mean, std, ring and chunk_bytes are for variants that deliver on a device */
     double mean, std;

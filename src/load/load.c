@@ -10,13 +10,14 @@
 #include "load/load_parts.h"
 
 struct parameters {
-    const char *data;
-    uint64_t batch, shuffle, seed, epochs, iodepth, block, prefetch, shift, ring, chunk;
-    double mean, std;
-    int cache, on_error, dtype;
+    const char *data, *mean_text, *std_text;
+    uint64_t batch, shuffle, seed, epochs, iodepth, block, prefetch, shift, ring, chunk, out_res, channels;
+    double mean[PARSE_CHANNELS_MAX], std[PARSE_CHANNELS_MAX]; /* set by load_open() */
+    int cache, on_error, dtype, fit;
     struct compute compute;
     bool decode, augment;
-    bool normalised; /* --mean or --std was given; set by load_open() */
+    bool normalised,
+        by_channel; /* --mean or --std was given, and with one value per channel; set by load_open() */
 };
 
 static const char *const dtypes[] = {"raw", "f32", "f16", "bf16", NULL};
@@ -49,16 +50,25 @@ static const struct option_spec options[] = {
      "what to do with a sample that cannot be read. fail ends the run; skip omits the sample and counts it. "
      "With skip, all data are first compared with the index of --prepare, if there is one. WHAT is one of"},
     {"decode", NULL, OPTION_FLAG, AT(decode), NULL, 0, 0, NULL, true,
-     "decode images: PNG files with libpng, .npy files as their headers say"},
+     "decode images: PNG files with libpng, JPEG files with libjpeg-turbo, .npy files as their headers say"},
+    {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), NULL, 1, FIT_RES_MAX, NULL, true,
+     "width and height of the decoded images (default: as stored); implies --decode"},
+    {"fit", "HOW", OPTION_CHOICE, AT(fit), "resize", 0, 0, fit_names, true,
+     "how a decoded image gets the size --out-res. resize changes width and height; crop cuts out a part at "
+     "a random position; random-resized-crop cuts out a random part and resizes it, as torchvision's "
+     "RandomResizedCrop. HOW is one of"},
+    {"channels", "1|3", OPTION_COUNT, AT(channels), "3", 1, 3, NULL, true,
+     "channels of the images with --out-res"},
     {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,
      "shift, flip and normalise images, and convert them to float32; implies --decode"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true,
-     "maximum shift of --augment, vertically and horizontally"},
-    {"mean", "M", OPTION_REAL, AT(mean), "0", -1e6, 1e6, NULL, true,
+     "maximum shift of --augment, vertically and horizontally (with --out-res the default is 0)"},
+    {"mean", "M[,M,M]", OPTION_TEXT, AT(mean_text), "0", 0, 0, NULL, true,
      "mean that --augment and GPU variants subtract from the values; bytes are first scaled to the range 0 "
-     "to 1"},
-    {"std", "S", OPTION_REAL, AT(std), "1", 1e-6, 1e6, NULL, true,
-     "standard deviation by which --augment and GPU variants divide the values after --mean is subtracted"},
+     "to 1. One value, or one per channel; GPU variants accept one value"},
+    {"std", "S[,S,S]", OPTION_TEXT, AT(std_text), "1", 0, 0, NULL, true,
+     "standard deviation by which --augment and GPU variants divide the values after --mean is subtracted; "
+     "one value, or one per channel"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "f16", 0, 0, dtypes, true,
      "element type of the batches of a GPU variant; raw keeps the stored type. TYPE is one of"},
     {"ring", "N", OPTION_COUNT, AT(ring), "2", 2, 64, NULL, true,
@@ -134,6 +144,18 @@ enum status load_expect(const struct load *load, const struct order_plan *plan, 
 
 /* ---- Opening ---- */
 
+static enum status check_fit(const struct options *given, const struct parameters *parameters)
+{
+    static const char *const of_fit[] = {"fit", "channels"};
+    for (size_t i = 0; parameters->out_res == 0 && i < COUNT_OF(of_fit); i++)
+        if (options_given(given, of_fit[i]))
+            return status_set(STATUS_USAGE, "--%s requires --out-res PIXELS, the size of the decoded images",
+                              of_fit[i]);
+    if (parameters->channels == 2)
+        return status_set(STATUS_USAGE, "--channels: '2' is neither 1 nor 3");
+    return STATUS_OK;
+}
+
 static enum status check_combination(const struct options *given, const struct parameters *parameters)
 {
     if (!parameters->data)
@@ -155,7 +177,7 @@ static enum status check_combination(const struct options *given, const struct p
         return status_set(STATUS_USAGE, "--dtype raw keeps the values as stored; drop --mean and --std");
     if (!parameters->augment && options_given(given, "shift"))
         return status_set(STATUS_USAGE, "--shift requires --augment; add it");
-    return STATUS_OK;
+    return check_fit(given, parameters);
 }
 
 static void load_close(void *input)
@@ -180,19 +202,27 @@ static void fill_load(const struct parameters *parameters, struct load_job *job)
         .prefetch = (uint32_t)parameters->prefetch,
         .cache = (enum load_cache)parameters->cache,
         .skip = parameters->on_error,
-        .decode = parameters->decode || parameters->augment,
+        .decode = parameters->decode,
         .augment = parameters->augment,
         .augmentation = {.move = {.shift = (uint32_t)parameters->shift, .flip = true},
-                         .mean = (float)parameters->mean,
-                         .scale = (float)(1 / parameters->std),
                          .seed = parameters->seed},
+        .fit = {.how = (enum fit_how)parameters->fit,
+                .res = (uint32_t)parameters->out_res,
+                .channels = (uint32_t)parameters->channels,
+                .seed = parameters->seed},
         .dtype = dtype_values[parameters->dtype],
-        .mean = parameters->mean,
-        .std = parameters->std,
+        .mean = parameters->mean[0],
+        .std = parameters->std[0],
         .ring = (uint32_t)parameters->ring,
         .chunk_bytes = parameters->chunk << 10,
         .normalised = parameters->normalised,
     };
+    struct augmentation *augmentation = &job->load.augmentation;
+    augmentation->channels = parameters->by_channel ? AUGMENT_CHANNELS_MAX : 1;
+    for (int c = 0; c < AUGMENT_CHANNELS_MAX; c++) {
+        augmentation->mean[c] = (float)parameters->mean[c];
+        augmentation->scale[c] = (float)(1 / parameters->std[c]);
+    }
 }
 
 static enum status load_move(void *input, void *parameters, const struct partition *partition)
@@ -223,6 +253,15 @@ static enum status teach(struct parameters *parameters, struct load_job *job)
     return compute_teach(&parameters->compute);
 }
 
+/* Parses --mean and --std. */
+static enum status read_scale(struct parameters *parameters)
+{
+    TRY(parse_channels("--mean", parameters->mean_text, PARSE_CHANNELS_MAX, -1e6, 1e6, parameters->mean));
+    TRY(parse_channels("--std", parameters->std_text, PARSE_CHANNELS_MAX, 1e-6, 1e6, parameters->std));
+    parameters->by_channel = strchr(parameters->mean_text, ',') || strchr(parameters->std_text, ',');
+    return STATUS_OK;
+}
+
 static enum status load_open(const struct options *given, void *parameters_,
                              const struct partition *partition, void **input)
 {
@@ -233,8 +272,11 @@ static enum status load_open(const struct options *given, void *parameters_,
     TRY(workload_refuse_max(parameters->batch));
     parameters->normalised = options_given(given, "mean") || options_given(given, "std");
     TRY(check_combination(given, parameters));
+    TRY(read_scale(parameters));
     TRY(compute_read(&parameters->compute));
-    parameters->decode |= parameters->augment;
+    parameters->decode |= parameters->augment || parameters->out_res;
+    if (parameters->out_res && !options_given(given, "shift"))
+        parameters->shift = 0; /* --fit moves the image already */
     struct load_job *job = *input = calloc(1, sizeof *job);
     if (!job)
         return status_set(STATUS_FAILED, "out of memory");
@@ -271,7 +313,7 @@ static uint64_t load_identity(const void *input)
 
 static bool load_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
-    static const char *const of_cpu[] = {"iodepth", "block", "decode", "augment"};
+    static const char *const of_cpu[] = {"iodepth", "block", "decode", "augment", "out-res"};
     const struct parameters *parameters = parameters_;
     const struct load_traits *traits = variant ? variant->traits : NULL;
     bool device = traits && traits->device;
@@ -281,6 +323,8 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
         return device ? dtype_values[parameters->dtype] != DTYPE_STORED : parameters->augment;
     if (strcmp(option, "dtype") == 0)
         return device;
+    if (strcmp(option, "fit") == 0 || strcmp(option, "channels") == 0)
+        return parameters->out_res && !device;
     if (strcmp(option, "ring") == 0 || strcmp(option, "chunk") == 0)
         return device && traits->ring;
     if (strcmp(option, "shuffle") == 0)
@@ -299,6 +343,10 @@ static enum status accepts_options(const struct load *load, const struct load_tr
     if (!traits->device && load->pictures && !load->decode)
         return status_set(STATUS_USAGE, "--compute train needs images, and this variant delivers files as "
                                         "stored; add --decode or --augment");
+    if (traits->device && load->augmentation.channels > 1)
+        return status_set(
+            STATUS_USAGE,
+            "accepts one value each for --mean and --std; use a CPU variant for one per channel");
     if (!traits->device && load->normalised && !load->augment)
         return status_set(
             STATUS_USAGE,

@@ -72,21 +72,21 @@ static enum status read_label(struct plain *plain, const struct dataset_sample *
 static enum status read_picture(struct plain *plain, const struct dataset_member *member,
                                 struct pictures *pictures)
 {
-    uint8_t *bytes = malloc(member->size + 1), *room = NULL;
-    size_t room_bytes = 0;
+    uint8_t *bytes = malloc(member->size + 1);
+    struct image_scratch scratch = {0};
     struct image image;
     bool is_image = false;
     enum status status = bytes ? plain_bytes(plain, member, member->size, bytes)
                                : status_set(STATUS_FAILED, "out of memory for an image");
     if (status == STATUS_OK)
-        status = image_decode(member->extension, bytes, member->size, &room, &room_bytes, &image, &is_image);
+        status = image_decode(member->extension, bytes, member->size, &scratch, &image, &is_image);
     if (status == STATUS_OK && (!is_image || image.depth > 1))
         status = status_set(STATUS_USAGE, "its array is not an image; an image has shape (height, width) or "
                                           "(channels, height, width) and values of type |u1, <f2 or <f4");
     if (status == STATUS_OK)
         *pictures =
             (struct pictures){image.channels, image.height, image.width, image.type, image.interleaved, 0};
-    free(room);
+    image_scratch_close(&scratch);
     free(bytes);
     return status;
 }

@@ -6,32 +6,6 @@
 
 #define STRIP 2048 /* columns per strip; their sums take 8 KiB of stack */
 
-enum status output_parse_values(const char *name, const char *text, uint32_t channels, double minimum,
-                                double maximum, double values[OUTPUT_CHANNELS_MAX])
-{
-    uint32_t count = 0;
-    size_t bytes = strlen(text);
-    if (bytes > 0 && text[bytes - 1] == ',')
-        return status_set(STATUS_USAGE, "%s: '%.80s': a value is missing after the last comma", name, text);
-    for (const char *at = text; at; count++) {
-        size_t length = strcspn(at, ",");
-        char value[80];
-        if (length >= sizeof value)
-            return status_set(STATUS_USAGE, "%s: '%.80s' is too long for a number", name, at);
-        snprintf(value, sizeof value, "%.*s", (int)length, at);
-        at = at[length] ? at + length + 1 : NULL;
-        if (count < OUTPUT_CHANNELS_MAX)
-            TRY(parse_real(name, value, minimum, maximum, &values[count]));
-    }
-    if (count != 1 && count != channels)
-        return status_set(STATUS_USAGE,
-                          "%s: '%.80s' has %u values for %u channel%s; give one, or one per channel", name,
-                          text, count, channels, channels == 1 ? "" : "s");
-    for (uint32_t c = count; c < OUTPUT_CHANNELS_MAX; c++)
-        values[c] = values[0];
-    return STATUS_OK;
-}
-
 void output_set_scale(struct synth_output *output, uint32_t res, const double mean[OUTPUT_CHANNELS_MAX],
                       const double deviation[OUTPUT_CHANNELS_MAX])
 {

@@ -157,11 +157,6 @@ FDSL_HD void output_store(const struct synth_output *output, uint32_t area, uint
 
 FDSL_C_BEGIN
 
-/* Parses a list of values, each in [minimum, maximum]: "V" is one value for all channels, "V,V,V" has one
- * value per channel. Returns STATUS_USAGE if the text is invalid; the message begins with `name`. */
-enum status output_parse_values(const char *name, const char *text, uint32_t channels, double minimum,
-                                double maximum, double values[OUTPUT_CHANNELS_MAX]);
-
 /* Sets scale and bias from the mean and standard deviation of each channel. Both are given for grays scaled
  * to 0 .. 1. `res` is the side of the canvas. Uses output->fit, which must be set. */
 void output_set_scale(struct synth_output *output, uint32_t res, const double mean[OUTPUT_CHANNELS_MAX],

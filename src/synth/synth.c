@@ -225,8 +225,8 @@ static enum status get_output(struct parameters *parameters, struct synth *synth
                               .fit = whole ? OUTPUT_WHOLE : (enum output_fit)(parameters->fit + 1),
                               .res = (uint32_t)parameters->out_res,
                               .channels = channels};
-    TRY(output_parse_values("--mean", parameters->mean, channels, -OUTPUT_MEAN_MAX, OUTPUT_MEAN_MAX, mean));
-    TRY(output_parse_values("--std", parameters->std, channels, OUTPUT_DEVIATION_MIN, OUTPUT_DEVIATION_MAX,
+    TRY(parse_channels("--mean", parameters->mean, channels, -OUTPUT_MEAN_MAX, OUTPUT_MEAN_MAX, mean));
+    TRY(parse_channels("--std", parameters->std, channels, OUTPUT_DEVIATION_MIN, OUTPUT_DEVIATION_MAX,
                             deviation));
     output_set_scale(&synth->output, synth->res, mean, deviation);
     warn_about_scale(&synth->output, mean, deviation);

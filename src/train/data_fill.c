@@ -19,17 +19,17 @@
 
 /* ---- Decoding ---- */
 
-/* Decodes the image or volume of a sample. The caller frees `*room`. */
-static enum status decode(const struct source_sample *sample, struct image *image, uint8_t **room)
+/* Decodes the image or volume of a sample. The pixels are valid while `scratch` and the sample are unchanged. */
+static enum status decode(const struct source_sample *sample, struct image_scratch *scratch,
+                          struct image *image)
 {
     const struct source_member *member = source_member(sample, "npy");
-    size_t room_bytes = 0;
     bool is_image;
     if (!member)
         member = source_member(sample, "png");
     if (!member)
         return status_set(STATUS_FAILED, "it has no member npy or png; store images as one of the two");
-    TRY(image_decode(member->extension, member->bytes, member->size, room, &room_bytes, image, &is_image));
+    TRY(image_decode(member->extension, member->bytes, member->size, scratch, image, &is_image));
     if (is_image && image->type != DTYPE_F32 && image_values(image) <= INT32_MAX)
         return STATUS_OK;
     return status_set(
@@ -144,9 +144,9 @@ static enum status add_sample(struct data *data, struct data_set *set, bool know
                               const struct source_sample *sample)
 {
     struct image image;
-    uint8_t *decoded = NULL;
+    struct image_scratch scratch = {0};
     int32_t label = 0;
-    enum status status = decode(sample, &image, &decoded);
+    enum status status = decode(sample, &scratch, &image);
     if (status == STATUS_OK)
         status = fit(data, &image);
     if (status == STATUS_OK)
@@ -157,7 +157,7 @@ static enum status add_sample(struct data *data, struct data_set *set, bool know
         status = make_room(data, set, known, room);
     if (status == STATUS_OK)
         append(data, set, &image, label);
-    free(decoded);
+    image_scratch_close(&scratch);
     return status;
 }
 

@@ -1,0 +1,219 @@
+#include "data/image_fit.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/draws.h"
+#include "data/image_parts.h"
+#include "data/orientation.h"
+
+#define PIXEL    RESAMPLE_PIXEL_BYTES
+#define ROWS     16 /* rows that are decoded at a time */
+#define ATTEMPTS 10
+#define AREA_MIN 0.08
+
+const char *const fit_names[] = {"resize", "crop", "random-resized-crop", NULL};
+
+/* ---- The part of the image ---- */
+
+static double draw_between(uint32_t word, double low, double high)
+{
+    return low + (high - low) * (word * 0x1p-32);
+}
+
+/* Returns the largest rectangle at the centre whose sides have a ratio between 3/4 and 4/3. */
+static struct image_box central(uint32_t width, uint32_t height)
+{
+    struct image_box box = {0, 0, width, height};
+    if (3 * (uint64_t)width > 4 * (uint64_t)height)
+        box.width = (uint32_t)lround(height * 4.0 / 3);
+    else if (4 * (uint64_t)width < 3 * (uint64_t)height)
+        box.height = (uint32_t)lround(width * 4.0 / 3);
+    box.left = (width - box.width) / 2;
+    box.top = (height - box.height) / 2;
+    return box;
+}
+
+static struct image_box random_resized(const struct image_fit *fit, uint32_t width, uint32_t height,
+                                       uint32_t epoch, uint32_t sample)
+{
+    double area = (double)width * height, bound = log(4.0 / 3);
+    for (uint32_t attempt = 0; attempt < ATTEMPTS; attempt++) {
+        struct philox_block block = philox(philox_key(fit->seed), attempt, sample, epoch, DRAW_FIT);
+        double part = area * draw_between(block.word[0], AREA_MIN, 1);
+        double ratio = exp(draw_between(block.word[1], -bound, bound));
+        double w = rint(sqrt(part * ratio)), h = rint(sqrt(part / ratio));
+        if (w >= 1 && h >= 1 && w <= width && h <= height)
+            return (struct image_box){philox_below(block.word[2], width - (uint32_t)w + 1),
+                                      philox_below(block.word[3], height - (uint32_t)h + 1), (uint32_t)w,
+                                      (uint32_t)h};
+    }
+    return central(width, height);
+}
+
+struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
+                               uint32_t sample)
+{
+    if (fit->how == FIT_RANDOM_RESIZED_CROP)
+        return random_resized(fit, width, height, epoch, sample);
+    if (fit->how == FIT_RESIZE)
+        return (struct image_box){0, 0, width, height};
+    struct philox_block block = philox(philox_key(fit->seed), 0, sample, epoch, DRAW_FIT);
+    return (struct image_box){philox_below(block.word[2], width - fit->res + 1),
+                              philox_below(block.word[3], height - fit->res + 1), fit->res, fit->res};
+}
+
+/* Sets the part of an image of this size, after checking that the part exists. */
+static enum status choose_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
+                              uint32_t sample, struct image_box *box)
+{
+    if (fit->how == FIT_CROP && (width < fit->res || height < fit->res))
+        return status_set(STATUS_FAILED,
+                          "an image of %u x %u pixels is too small for a crop of %u x %u; use --fit resize, "
+                          "or lower --out-res",
+                          width, height, fit->res, fit->res);
+    *box = image_fit_box(fit, width, height, epoch, sample);
+    return STATUS_OK;
+}
+
+/* ---- Decoding the part ---- */
+
+/* Returns the rectangle of the stored image that contains the pixels of an upright rectangle. */
+static struct image_box stored_box(struct image_box box, struct orientation turn, uint32_t width,
+                                   uint32_t height)
+{
+    struct image_box stored = box;
+    if (turn.transpose)
+        stored = (struct image_box){box.top, box.left, box.height, box.width};
+    if (turn.flip_x)
+        stored.left = width - stored.left - stored.width;
+    if (turn.flip_y)
+        stored.top = height - stored.top - stored.height;
+    return stored;
+}
+
+/* Returns the window that contains the rectangle when the image is decoded at a fraction of its size: the
+ * smallest fraction at which the rectangle is larger than the output. The window is in whole pixels of the
+ * smaller image, so it can differ from the rectangle by less than one such pixel on each side. */
+static struct jpeg_window window_of(struct image_box box, uint32_t res)
+{
+    struct jpeg_window window = {.denominator = 1};
+    uint32_t side = box.width < box.height ? box.width : box.height;
+    while (window.denominator < 8 && side > 2 * window.denominator * res)
+        window.denominator *= 2;
+    uint32_t d = window.denominator;
+    window.left = (box.left + d / 2) / d;
+    window.top = (box.top + d / 2) / d;
+    window.width = (box.left + box.width + d / 2) / d - window.left;
+    window.height = (box.top + box.height + d / 2) / d - window.top;
+    return window;
+}
+
+/* Decodes a window and resizes it, a few rows at a time, so that they stay in the cache. */
+static enum status resize_window(struct image_scratch *scratch, struct jpeg_window window, uint32_t res)
+{
+    size_t stride, skip;
+    TRY(resample_begin(&scratch->resampler, window.width, window.height, res, res));
+    TRY(jpeg_start(scratch->jpeg, window, JPEG_RGBX, &stride, &skip));
+    TRY(image_room(&scratch->pixels, &scratch->pixels_bytes, ROWS * stride + RESAMPLE_SLACK_BYTES));
+    for (uint32_t y = 0; y < window.height; y += ROWS) {
+        uint32_t count = window.height - y < ROWS ? window.height - y : ROWS;
+        TRY(jpeg_read(scratch->jpeg, scratch->pixels, stride, count));
+        resample_rows(&scratch->resampler, y, scratch->pixels + skip, stride, count);
+    }
+    return STATUS_OK;
+}
+
+static enum status fit_jpeg(const struct image_fit *fit, const uint8_t *data, size_t size, uint32_t epoch,
+                            uint32_t sample, struct image_scratch *scratch, struct orientation *turn)
+{
+    struct jpeg_shape shape;
+    struct image_box box;
+    TRY(image_begin_jpeg(scratch, data, size, &shape));
+    *turn = orientation_of(shape.orientation);
+    bool lying = turn->transpose;
+    TRY(choose_box(fit, lying ? shape.height : shape.width, lying ? shape.width : shape.height, epoch, sample,
+                   &box));
+    return resize_window(scratch, window_of(stored_box(box, *turn, shape.width, shape.height), fit->res),
+                         fit->res);
+}
+
+/* Copies `width` pixels of a decoded image, whose values are bytes, to pixels of PIXEL bytes. */
+static void expand_row(const struct image *image, uint32_t x, uint32_t y, uint32_t width, uint8_t *pixels)
+{
+    size_t step = image->interleaved ? image->channels : 1;
+    size_t plane = image->channels == 1 ? 0 : image->interleaved ? 1 : (size_t)image->height * image->width;
+    const uint8_t *from = image->pixels + ((size_t)y * image->width + x) * step;
+    for (uint32_t i = 0; i < width; i++, from += step, pixels += PIXEL)
+        for (uint32_t c = 0; c < 3; c++)
+            pixels[c] = from[c * plane];
+}
+
+static enum status fit_whole(const struct image_fit *fit, const struct image *image, uint32_t epoch,
+                             uint32_t sample, struct image_scratch *scratch)
+{
+    struct image_box box;
+    if (image->type != DTYPE_U8 || image->depth > 1 || (image->channels != 1 && image->channels != 3))
+        return status_set(STATUS_FAILED, "only bytes (|u1) with one or three channels can be resized; drop "
+                                         "--out-res, or prepare the data set with --dtype u8");
+    TRY(choose_box(fit, image->width, image->height, epoch, sample, &box));
+    size_t stride = (size_t)box.width * PIXEL;
+    TRY(image_room(&scratch->turned, &scratch->turned_bytes, 2 * stride + RESAMPLE_SLACK_BYTES));
+    memset(scratch->turned, 0, 2 * stride + RESAMPLE_SLACK_BYTES);
+    TRY(resample_begin(&scratch->resampler, box.width, box.height, fit->res, fit->res));
+    for (uint32_t y = 0; y < box.height; y += 2) {
+        uint32_t count = box.height - y < 2 ? 1 : 2;
+        for (uint32_t r = 0; r < count; r++)
+            expand_row(image, box.left, box.top + y + r, box.width, scratch->turned + r * stride);
+        resample_rows(&scratch->resampler, y, scratch->turned, stride, count);
+    }
+    return STATUS_OK;
+}
+
+/* ---- The output ---- */
+
+/* Converts the first `count` pixels from colour to gray, in place. */
+static void make_gray(uint8_t *pixels, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const uint8_t *from = pixels + 3 * i;
+        pixels[i] = (uint8_t)((19595 * from[0] + 38470 * from[1] + 7471 * from[2] + 32768) >> 16);
+    }
+}
+
+enum status image_fit(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
+                      uint32_t epoch, uint32_t sample, struct image_scratch *scratch, struct image *image,
+                      bool *is_image)
+{
+    struct orientation turn = {0};
+    size_t res = fit->res;
+    if (image_format(extension, data, size) == IMAGE_JPEG) {
+        *is_image = true;
+        TRY(fit_jpeg(fit, data, size, epoch, sample, scratch, &turn));
+    } else {
+        TRY(image_decode(extension, data, size, scratch, image, is_image));
+        if (!*is_image)
+            return STATUS_OK;
+        TRY(fit_whole(fit, image, epoch, sample, scratch));
+    }
+    size_t bytes = 3 * res * res + RESAMPLE_SLACK_BYTES;
+    TRY(image_room(&scratch->resized, &scratch->resized_bytes, bytes));
+    resample_end(&scratch->resampler, scratch->resized);
+    uint8_t *pixels = scratch->resized;
+    if (turn.transpose || turn.flip_x || turn.flip_y) {
+        TRY(image_room(&scratch->turned, &scratch->turned_bytes, bytes));
+        orientation_turn(turn, scratch->resized, fit->res, fit->res, 3, scratch->turned);
+        pixels = scratch->turned;
+    }
+    if (fit->channels == 1)
+        make_gray(pixels, res * res);
+    *image = (struct image){.channels = fit->channels,
+                            .depth = 1,
+                            .height = fit->res,
+                            .width = fit->res,
+                            .type = DTYPE_U8,
+                            .interleaved = true,
+                            .pixels = pixels};
+    return STATUS_OK;
+}

@@ -1,0 +1,57 @@
+/* Decodes images of any size into images of one size: --out-res and --fit. */
+#ifndef FDSL_DATA_IMAGE_FIT_H
+#define FDSL_DATA_IMAGE_FIT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+#include "data/image.h"
+
+enum fit_how {
+    FIT_RESIZE,             /* the whole image, resized; a rectangle becomes a square */
+    FIT_CROP,               /* a part at a random position, at the scale of the image */
+    FIT_RANDOM_RESIZED_CROP /* a random part, resized */
+};
+extern const char *const fit_names[]; /* option values, in enum order, NULL-terminated */
+
+/* The output has res x res pixels. Random parts are functions of the seed, the epoch and the sample. */
+struct image_fit {
+    enum fit_how how;
+    uint32_t res;      /* 0: images keep their size, and nothing else in here applies */
+    uint32_t channels; /* 1 or 3 */
+    uint64_t seed;
+};
+
+#define FIT_RES_MAX 16384
+
+/* A rectangle of pixels of the upright image. */
+struct image_box {
+    uint32_t left, top, width, height;
+};
+
+FDSL_C_BEGIN
+
+/* Returns the part of an upright image of width x height pixels that becomes the output.
+ *
+ * FIT_RANDOM_RESIZED_CROP follows torchvision's RandomResizedCrop: the area is uniform between 8 % and 100 %
+ * of the image, and the logarithm of width / height is uniform between log(3/4) and log(4/3). Both are drawn
+ * up to ten times, until the rectangle fits. Otherwise it is the largest rectangle at the centre whose sides
+ * have a ratio between 3/4 and 4/3. Philox counter of each attempt: attempt, sample, epoch. */
+struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
+                               uint32_t sample);
+
+/* Decodes a member and fits it. `*image` has interleaved bytes, in `scratch`. Only the part that is
+ * needed is decoded where the format permits. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the part is
+ * still larger than the output then. Gray is converted to three channels by repetition; colour is converted
+ * to one channel as 0.299 R + 0.587 G + 0.114 B. `*is_image` is false for members that are not images.
+ * STATUS_FAILED, with the reason, for a broken member, for an array of other values than bytes, and, with
+ * FIT_CROP, for an image smaller than the output. Threads need a scratch each. */
+enum status image_fit(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
+                      uint32_t epoch, uint32_t sample, struct image_scratch *scratch, struct image *image,
+                      bool *is_image);
+
+FDSL_C_END
+
+#endif

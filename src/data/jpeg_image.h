@@ -1,0 +1,72 @@
+/* Encodes and decodes JPEG files in memory, with libjpeg-turbo. */
+#ifndef FDSL_DATA_JPEG_IMAGE_H
+#define FDSL_DATA_JPEG_IMAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+
+#define JPEG_PIXELS_MAX (UINT32_C(1) << 28) /* maximum number of pixels per image */
+
+/* Size of an image as stored, before the orientation of its EXIF header is applied. */
+struct jpeg_shape {
+    uint32_t width, height;
+    uint32_t channels;    /* 1 for gray, 3 for colour */
+    uint32_t orientation; /* 1 to 8, as in EXIF; 1 is upright */
+};
+
+/* Part of an image. All numbers are in pixels of the stored image, divided by `denominator`. */
+struct jpeg_window {
+    uint32_t left, top, width, height;
+    uint32_t denominator; /* 1, 2, 4 or 8: the image is decoded at 1/denominator of its size */
+};
+
+enum jpeg_format {
+    JPEG_GRAY = 1, /* one byte per pixel */
+    JPEG_RGB = 3,  /* three bytes per pixel */
+    JPEG_RGBX = 4  /* red, green, blue and an undefined byte */
+};
+
+FDSL_C_BEGIN
+
+/* Returns a decoder, or NULL if memory runs out or this build has no libjpeg-turbo. One thread at a time can
+ * use a decoder. The caller closes it. */
+struct jpeg_decoder *jpeg_open(void);
+void jpeg_close(struct jpeg_decoder *decoder);
+
+/* Reads the header of a file. `bytes` must stay valid until the image is decoded. STATUS_FAILED if the file
+ * is broken, has more than JPEG_PIXELS_MAX pixels, or is of a kind that libjpeg cannot convert to gray or
+ * RGB. STATUS_UNAVAILABLE in builds without libjpeg-turbo; `decoder` may then be NULL. */
+enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t size,
+                       struct jpeg_shape *shape);
+
+/* Returns the size of a side at 1/denominator, as libjpeg rounds it. */
+static inline uint32_t jpeg_scaled(uint32_t side, uint32_t denominator)
+{
+    return (side + denominator - 1) / denominator;
+}
+
+/* Starts to decode a window of the file that the latest jpeg_begin() read. The pixels are those of a whole
+ * decoding with libjpeg's default settings; rows and columns outside the window are skipped where that is
+ * possible. Sets `*row_bytes` to the size of the rows that jpeg_read() writes, and `*skip` to the number of
+ * bytes before the window in each. STATUS_FAILED if the data are damaged. */
+enum status jpeg_start(struct jpeg_decoder *decoder, struct jpeg_window window, enum jpeg_format format,
+                       size_t *row_bytes, size_t *skip);
+
+/* Decodes the next `count` rows of the window to `rows`, `stride` bytes apart; `stride` is at least
+ * `*row_bytes` of jpeg_start(). STATUS_FAILED if the data are damaged: each warning of libjpeg counts,
+ * because it means lost data. Data after the last row of the window are not examined. */
+enum status jpeg_read(struct jpeg_decoder *decoder, uint8_t *rows, size_t stride, uint32_t count);
+
+/* Encodes 8-bit pixels, interleaved, with 1 or 3 channels. `quality` is 1 to 100. Colour is stored at half
+ * the resolution (4:2:0). The caller frees `*bytes`. STATUS_USAGE if a side is 0 or larger than 65,500;
+ * STATUS_UNAVAILABLE in builds without libjpeg-turbo. */
+enum status jpeg_encode(const uint8_t *pixels, const struct jpeg_shape *shape, int quality, void **bytes,
+                        size_t *size);
+
+FDSL_C_END
+
+#endif

@@ -1,0 +1,51 @@
+/* The eight orientations of EXIF: how a stored image is turned or mirrored to be upright. */
+#ifndef FDSL_DATA_ORIENTATION_H
+#define FDSL_DATA_ORIENTATION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+
+/* The upright pixel (x, y) is the stored pixel (a, b), where (a, b) is (y, x) with `transpose`, otherwise
+ * (x, y); with `flip_x`, a then becomes width - 1 - a, and with `flip_y`, b becomes height - 1 - b. Width and
+ * height are those of the stored image. */
+struct orientation {
+    bool transpose, flip_x, flip_y;
+};
+
+/* Returns the orientation with this EXIF number, 1 to 8 (EXIF 2.32, tag Orientation). */
+FDSL_HD struct orientation orientation_of(uint32_t number)
+{
+    struct orientation turn = {number >= 5, number == 2 || number == 3 || number == 7 || number == 8,
+                               number == 3 || number == 4 || number == 6 || number == 7};
+    return turn;
+}
+
+/* Index of the stored pixel that is the upright pixel (x, y). */
+FDSL_HD size_t orientation_from(struct orientation turn, uint32_t width, uint32_t height, uint32_t x,
+                                uint32_t y)
+{
+    uint32_t a = turn.transpose ? y : x, b = turn.transpose ? x : y;
+    if (turn.flip_x)
+        a = width - 1 - a;
+    if (turn.flip_y)
+        b = height - 1 - b;
+    return (size_t)b * width + a;
+}
+
+/* Turns an image of width x height pixels of `channels` bytes each. `out` does not overlap `pixels`. */
+static inline void orientation_turn(struct orientation turn, const uint8_t *pixels, uint32_t width,
+                                    uint32_t height, uint32_t channels, uint8_t *out)
+{
+    uint32_t rows = turn.transpose ? width : height, columns = turn.transpose ? height : width;
+    for (uint32_t y = 0; y < rows; y++)
+        for (uint32_t x = 0; x < columns; x++) {
+            const uint8_t *from = pixels + orientation_from(turn, width, height, x, y) * channels;
+            for (uint32_t c = 0; c < channels; c++)
+                *out++ = from[c];
+        }
+}
+
+#endif

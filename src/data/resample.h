@@ -1,0 +1,104 @@
+/* Resizes 8-bit images with a bilinear filter that also averages when it shrinks ("antialiased"), as Pillow
+ * and torchvision do. All arithmetic on pixels is in integers, so all implementations give the same bits.
+ *
+ * Along one axis, output i is a weighted mean of the inputs around (i + 1/2) * in / out. The weights are a
+ * triangle that reaches `scale` inputs to each side, where scale = max(in / out, 1). The triangle is cut off
+ * at the ends of the input. Rows are resized first and rounded to 8 bits, then columns. */
+#ifndef FDSL_DATA_RESAMPLE_H
+#define FDSL_DATA_RESAMPLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+
+/* An axis. Weights are multiples of 2^-bits. The weights of an output add up to exactly 1, so a flat image
+ * stays flat. */
+struct resample_axis {
+    uint32_t in, out;
+    double scale, inverse; /* the reach of the triangle in inputs, and 1 / scale */
+    uint32_t bits;
+    uint32_t taps; /* maximum number of inputs per output */
+};
+
+/* The axis from `in` to `out` values; both at least 1. */
+FDSL_HD struct resample_axis resample_axis(uint32_t in, uint32_t out)
+{
+    struct resample_axis axis = {in, out, in > out ? (double)in / out : 1, 1, 14, 0};
+    axis.inverse = 1 / axis.scale;
+    for (double scale = axis.scale; scale >= 2 && axis.bits < 20; scale /= 2)
+        axis.bits++; /* no weight exceeds 2 / scale, nor 1, so every weight is below 2^15 */
+    axis.taps = (uint32_t)(2 * axis.scale) + 1;
+    if (axis.taps > in)
+        axis.taps = in;
+    return axis;
+}
+
+/* The triangle at input `x`, for an output at `centre`. */
+FDSL_HD double resample_triangle(const struct resample_axis *axis, uint32_t x, double centre)
+{
+    double distance = (x + 0.5 - centre) * axis->inverse;
+    return 1 - (distance < 0 ? -distance : distance);
+}
+
+/* Computes the weights of output `i`, and returns their number, at most axis->taps. Weight t belongs to input
+ * *first + t. */
+FDSL_HD uint32_t resample_weights(const struct resample_axis *axis, uint32_t i, uint32_t *first,
+                                  int16_t *weights)
+{
+    double centre = (i + 0.5) * axis->in / axis->out, total = 0, sum = 0;
+    double low = centre - axis->scale + 0.5, high = centre + axis->scale + 0.5;
+    uint32_t begin = low > 0 ? (uint32_t)low : 0, end = high < axis->in ? (uint32_t)high : axis->in;
+    int32_t done = 0;
+    for (uint32_t x = begin; x < end; x++)
+        total += resample_triangle(axis, x, centre);
+    double unit = (1 << axis->bits) / total;
+    for (uint32_t x = begin; x < end; x++) {
+        sum += resample_triangle(axis, x, centre);
+        int32_t next = x + 1 < end ? (int32_t)(sum * unit + 0.5) : 1 << axis->bits;
+        weights[x - begin] = (int16_t)(next - done);
+        done = next;
+    }
+    *first = begin;
+    return end - begin;
+}
+
+FDSL_C_BEGIN
+
+#define RESAMPLE_PIXEL_BYTES 4 /* red, green, blue, and a byte that is not used */
+
+/* Tables and scratch memory. Zero it before the first use; the tables are computed again only if an axis
+ * changes. One thread at a time can use it. */
+struct resampler {
+    bool plain; /* without SIMD instructions; for tests, which compare the results */
+    struct resample_axis across, down;
+    uint32_t taps_across, taps_down; /* row length of `weights_*`, padded with zeros to a multiple of 2 */
+    uint32_t *first_across, *first_down;
+    int16_t *weights_across, *weights_down;
+    size_t across_room, down_room; /* allocated outputs times taps */
+    uint8_t *rows;                 /* resized rows */
+    size_t rows_bytes;
+};
+
+/* Begins an image of in_width x in_height pixels of RESAMPLE_PIXEL_BYTES, which becomes out_width x
+ * out_height pixels of 3 bytes. STATUS_FAILED if memory runs out. */
+enum status resample_begin(struct resampler *resampler, uint32_t in_width, uint32_t in_height,
+                           uint32_t out_width, uint32_t out_height);
+
+/* Adds `count` rows of the image, the first of which is row `y`. They are `stride` bytes apart. Reads up to
+ * RESAMPLE_SLACK_BYTES after the last pixel of each row, which may have any value. */
+#define RESAMPLE_SLACK_BYTES 16
+void resample_rows(struct resampler *resampler, uint32_t y, const uint8_t *pixels, size_t stride,
+                   uint32_t count);
+
+/* Computes the result, after all rows were added: pixels of 3 bytes, without gaps. May write up to
+ * RESAMPLE_SLACK_BYTES after the last pixel. */
+void resample_end(const struct resampler *resampler, uint8_t *out);
+
+void resampler_close(struct resampler *resampler);
+
+FDSL_C_END
+
+#endif

@@ -1,0 +1,496 @@
+/* Tests of decoding and resizing images: data/jpeg_image.h, data/resample.h, data/image_fit.h. */
+#include <criterion/criterion.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/image_fit.h"
+#include "data/orientation.h"
+#include "data/png_image.h"
+
+static uint32_t state;
+
+static uint32_t next(void) /* xorshift32 */
+{
+    state ^= state << 13;
+    state ^= state >> 17;
+    return state ^= state << 5;
+}
+
+/* ---- Resampling ---- */
+
+static void resample(struct resampler *resampler, const uint8_t *pixels, const uint32_t n[4], uint8_t *out)
+{
+    cr_assert_eq(resample_begin(resampler, n[0], n[1], n[2], n[3]), STATUS_OK, "%s", status_text());
+    uint32_t half = n[1] / 2;
+    resample_rows(resampler, 0, pixels, n[0] * 4, half);
+    resample_rows(resampler, half, pixels + (size_t)half * n[0] * 4, n[0] * 4, n[1] - half);
+    resample_end(resampler, out);
+}
+
+/* The definition in double precision, without rounding between the passes. */
+static double exact(const uint8_t *pixels, uint32_t width, uint32_t height, uint32_t out_width,
+                    uint32_t out_height, uint32_t x, uint32_t y, uint32_t c)
+{
+    double scale_x = fmax((double)width / out_width, 1), scale_y = fmax((double)height / out_height, 1);
+    double at_x = (x + 0.5) * width / out_width, at_y = (y + 0.5) * height / out_height;
+    double sum = 0, total = 0;
+    for (uint32_t j = 0; j < height; j++)
+        for (uint32_t i = 0; i < width; i++) {
+            double weight = fmax(1 - fabs(i + 0.5 - at_x) / scale_x, 0);
+            weight *= fmax(1 - fabs(j + 0.5 - at_y) / scale_y, 0);
+            total += weight;
+            sum += weight * pixels[((size_t)j * width + i) * 4 + c];
+        }
+    return sum / total;
+}
+
+static const uint32_t sizes[][4] = {{1, 1, 1, 1},    {1, 1, 7, 5},     {2, 3, 1, 1},     {5, 7, 5, 7},
+                                    {13, 11, 3, 4},  {31, 17, 32, 19}, {64, 48, 33, 31}, {97, 89, 8, 7},
+                                    {101, 3, 12, 9}, {3, 101, 9, 12}};
+
+Test(image, resampling_is_within_one_and_a_half_of_the_definition)
+{
+    state = 1;
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const uint32_t *n = sizes[s];
+        struct resampler resampler = {0};
+        uint8_t *pixels = malloc((size_t)n[0] * n[1] * 4 + RESAMPLE_SLACK_BYTES),
+                *out = malloc((size_t)n[2] * n[3] * 3 + RESAMPLE_SLACK_BYTES);
+        for (size_t i = 0; i < (size_t)n[0] * n[1] * 4; i++)
+            pixels[i] = (uint8_t)next();
+        resample(&resampler, pixels, n, out);
+        for (uint32_t y = 0; y < n[3]; y++)
+            for (uint32_t x = 0; x < n[2]; x++)
+                for (uint32_t c = 0; c < 3; c++) {
+                    double wanted = exact(pixels, n[0], n[1], n[2], n[3], x, y, c);
+                    cr_assert_lt(fabs(out[(y * n[2] + x) * 3 + c] - wanted), 1.5,
+                                 "%ux%u to %ux%u: (%u, %u, %u)", n[0], n[1], n[2], n[3], x, y, c);
+                }
+        resampler_close(&resampler);
+        free(pixels);
+        free(out);
+    }
+}
+
+Test(image, resampling_with_simd_gives_the_bits_of_the_reference)
+{
+    struct resampler fast = {0}, slow = {.plain = true};
+    state = 2;
+    for (int i = 0; i < 300; i++) {
+        uint32_t n[4] = {1 + next() % 120, 1 + next() % 120, 1 + next() % 60, 1 + next() % 60};
+        size_t in = (size_t)n[0] * n[1] * 4 + RESAMPLE_SLACK_BYTES, bytes = (size_t)n[2] * n[3] * 3;
+        uint8_t *pixels = malloc(in), *a = calloc(1, bytes + RESAMPLE_SLACK_BYTES),
+                *b = calloc(1, bytes + RESAMPLE_SLACK_BYTES);
+        for (size_t j = 0; j < in; j++)
+            pixels[j] = (uint8_t)(i % 3 ? next() : 255);
+        resample(&fast, pixels, n, a);
+        resample(&slow, pixels, n, b);
+        cr_assert_arr_eq(a, b, bytes, "%ux%u to %ux%u", n[0], n[1], n[2], n[3]);
+        for (size_t j = 0; i % 3 == 0 && j < bytes; j++)
+            cr_assert_eq(a[j], 255, "a flat image changed");
+        free(pixels), free(a), free(b);
+    }
+    resampler_close(&fast);
+    resampler_close(&slow);
+}
+
+Test(image, weights_fit_16_bits_and_add_up_to_one)
+{
+    static int16_t weights[2 * 65536 + 3];
+    const uint32_t ins[] = {1, 2, 3, 7, 223, 224, 225, 447, 448, 449, 500, 896, 1793, 7168, 65500};
+    const uint32_t outs[] = {1, 2, 7, 224};
+    for (size_t i = 0; i < sizeof ins / sizeof *ins; i++)
+        for (size_t o = 0; o < sizeof outs / sizeof *outs; o++) {
+            struct resample_axis axis = resample_axis(ins[i], outs[o]);
+            for (uint32_t x = 0; x < axis.out; x++) {
+                uint32_t first, count = resample_weights(&axis, x, &first, weights);
+                int64_t sum = 0;
+                cr_assert(count >= 1 && count <= axis.taps && first + count <= axis.in, "%u to %u: %u of %u",
+                          axis.in, axis.out, count, axis.taps);
+                for (uint32_t t = 0; t < count; t++) {
+                    cr_assert_geq(weights[t], 0);
+                    sum += weights[t];
+                }
+                cr_assert_eq(sum, 1 << axis.bits);
+            }
+        }
+}
+
+/* ---- Orientation ---- */
+
+/* Where EXIF's standard puts row 0 and column 0 of the stored image: for each orientation, the upright
+ * positions of the stored pixels (0, 0), (2, 0) and (0, 1) of a 3 x 2 image. */
+Test(image, orientations_are_those_of_exif)
+{
+    static const uint32_t wanted[8][3][2] = {{{0, 0}, {2, 0}, {0, 1}}, {{2, 0}, {0, 0}, {2, 1}},
+                                             {{2, 1}, {0, 1}, {2, 0}}, {{0, 1}, {2, 1}, {0, 0}},
+                                             {{0, 0}, {0, 2}, {1, 0}}, {{1, 0}, {1, 2}, {0, 0}},
+                                             {{1, 2}, {1, 0}, {0, 2}}, {{0, 2}, {0, 0}, {1, 2}}};
+    static const size_t stored[3] = {0, 2, 3};
+    for (uint32_t o = 1; o <= 8; o++)
+        for (int p = 0; p < 3; p++)
+            cr_expect_eq(orientation_from(orientation_of(o), 3, 2, wanted[o - 1][p][0], wanted[o - 1][p][1]),
+                         stored[p], "orientation %u, point %d", o, p);
+}
+
+/* ---- The part of the image ---- */
+
+Test(image, random_parts_follow_the_rule_and_repeat)
+{
+    const struct image_fit fit = {.how = FIT_RANDOM_RESIZED_CROP, .res = 224, .channels = 3, .seed = 5};
+    double area = 0, log_ratio = 0;
+    uint32_t least = UINT32_MAX, most = 0;
+    for (uint32_t i = 0; i < 20000; i++) {
+        struct image_box box = image_fit_box(&fit, 500, 375, i % 3, i),
+                         again = image_fit_box(&fit, 500, 375, i % 3, i);
+        cr_assert(memcmp(&box, &again, sizeof box) == 0);
+        cr_assert(box.left + box.width <= 500 && box.top + box.height <= 375);
+        double ratio = (double)box.width / box.height;
+        cr_assert(ratio > 0.74 && ratio < 1.35, "%u x %u", box.width, box.height);
+        area += (double)box.width * box.height / (500 * 375) / 20000;
+        log_ratio += log(ratio) / 20000;
+        least = box.width * box.height < least ? box.width * box.height : least;
+        most = box.width * box.height > most ? box.width * box.height : most;
+    }
+    /* The means of a million draws by the rule, computed in Python with another generator. Parts that are
+     * larger than the image are drawn again, so the mean area is not 0.54. */
+    cr_expect(fabs(area - 0.433) < 0.01, "mean area %g", area);
+    cr_expect(fabs(log_ratio - 0.031) < 0.006, "mean log ratio %g", log_ratio);
+    cr_expect(least < 0.085 * 500 * 375 && least > 0.079 * 500 * 375 && most > 0.95 * 500 * 375);
+}
+
+Test(image, a_part_of_a_very_long_image_is_central)
+{
+    const struct image_fit fit = {.how = FIT_RANDOM_RESIZED_CROP, .res = 8, .channels = 3};
+    struct image_box wide = image_fit_box(&fit, 10000, 3, 0, 0), high = image_fit_box(&fit, 3, 10000, 0, 0);
+    cr_expect(wide.width == 4 && wide.height == 3 && wide.left == 4998, "%u %u", wide.width, wide.left);
+    cr_expect(high.width == 3 && high.height == 4 && high.top == 4998, "%u %u", high.height, high.top);
+}
+
+#ifdef HAVE_JPEG
+#include <stdio.h>
+
+#include <jpeglib.h>
+
+/* ---- JPEG ---- */
+
+struct kind {
+    const char *name;
+    int components, h, v;
+    bool progressive, ycck;
+};
+
+static const struct kind kinds[] = {
+    {"gray", 1, 1, 1, false, false},       {"4:4:4", 3, 1, 1, false, false}, {"4:2:2", 3, 2, 1, false, false},
+    {"4:2:0", 3, 2, 2, false, false},      {"4:4:0", 3, 1, 2, false, false}, {"4:1:1", 3, 4, 1, false, false},
+    {"progressive", 3, 2, 2, true, false}, {"cmyk", 4, 1, 1, false, false},  {"ycck", 4, 2, 2, false, true}};
+
+/* Encodes a smooth image with noise. With `exif`, adds an EXIF header with that orientation. The caller frees
+ * the result. */
+static uint8_t *encode(const struct kind *kind, uint32_t width, uint32_t height, uint32_t exif, size_t *size)
+{
+    struct jpeg_compress_struct jpeg;
+    struct jpeg_error_mgr errors;
+    unsigned char *bytes = NULL;
+    unsigned long count = 0;
+    jpeg.err = jpeg_std_error(&errors);
+    jpeg_create_compress(&jpeg);
+    jpeg_mem_dest(&jpeg, &bytes, &count);
+    jpeg.image_width = width;
+    jpeg.image_height = height;
+    jpeg.input_components = kind->components;
+    jpeg.in_color_space = kind->components == 1 ? JCS_GRAYSCALE : kind->components == 3 ? JCS_RGB : JCS_CMYK;
+    jpeg_set_defaults(&jpeg);
+    if (kind->ycck)
+        jpeg_set_colorspace(&jpeg, JCS_YCCK);
+    jpeg_set_quality(&jpeg, 90, TRUE);
+    jpeg.comp_info[0].h_samp_factor = kind->h;
+    jpeg.comp_info[0].v_samp_factor = kind->v;
+    if (kind->progressive)
+        jpeg_simple_progression(&jpeg);
+    jpeg_start_compress(&jpeg, TRUE);
+    if (exif) {
+        uint8_t marker[32] = "Exif\0\0II*\0\10\0\0\0\1\0\x12\1\3\0\1\0\0\0";
+        marker[24] = (uint8_t)exif;
+        jpeg_write_marker(&jpeg, JPEG_APP0 + 1, marker, sizeof marker);
+    }
+    uint8_t *row = malloc((size_t)width * (size_t)kind->components);
+    for (uint32_t y = 0; y < height; y++) {
+        for (uint32_t x = 0; x < width; x++)
+            for (int c = 0; c < kind->components; c++)
+                row[x * (uint32_t)kind->components + (uint32_t)c] =
+                    (uint8_t)(128 + 80 * sin(x * 0.11 + c) * cos(y * 0.07 + 2 * c) + next() % 40);
+        jpeg_write_scanlines(&jpeg, &row, 1);
+    }
+    free(row);
+    jpeg_finish_compress(&jpeg);
+    jpeg_destroy_compress(&jpeg);
+    *size = count;
+    return bytes;
+}
+
+/* Decodes a whole image with libjpeg alone. */
+static uint8_t *decode_plainly(const uint8_t *bytes, size_t size, J_COLOR_SPACE space, uint32_t denominator,
+                               uint32_t *width, uint32_t *height)
+{
+    struct jpeg_decompress_struct jpeg;
+    struct jpeg_error_mgr errors;
+    jpeg.err = jpeg_std_error(&errors);
+    jpeg_create_decompress(&jpeg);
+    jpeg_mem_src(&jpeg, bytes, size);
+    jpeg_read_header(&jpeg, TRUE);
+    jpeg.out_color_space = space;
+    jpeg.scale_num = 1;
+    jpeg.scale_denom = denominator;
+    jpeg_start_decompress(&jpeg);
+    *width = jpeg.output_width;
+    *height = jpeg.output_height;
+    size_t stride = (size_t)*width * (size_t)jpeg.output_components;
+    uint8_t *pixels = malloc(stride * *height);
+    while (jpeg.output_scanline < *height) {
+        uint8_t *row = pixels + jpeg.output_scanline * stride;
+        jpeg_read_scanlines(&jpeg, &row, 1);
+    }
+    jpeg_finish_decompress(&jpeg);
+    jpeg_destroy_decompress(&jpeg);
+    return pixels;
+}
+
+/* Compares a window with the same pixels of the whole image. */
+static void compare_window(struct jpeg_decoder *decoder, const struct kind *kind, const uint8_t *bytes,
+                           size_t size, const uint8_t *whole, uint32_t stride, struct jpeg_window window)
+{
+    struct jpeg_shape shape;
+    size_t row_bytes, skip;
+    cr_assert_eq(jpeg_begin(decoder, bytes, size, &shape), STATUS_OK, "%s", status_text());
+    cr_assert_eq(jpeg_start(decoder, window, JPEG_RGBX, &row_bytes, &skip), STATUS_OK, "%s", status_text());
+    uint8_t *pixels = malloc(row_bytes * window.height);
+    uint32_t half = window.height / 2;
+    cr_assert_eq(jpeg_read(decoder, pixels, row_bytes, half), STATUS_OK, "%s", status_text());
+    cr_assert_eq(jpeg_read(decoder, pixels + half * row_bytes, row_bytes, window.height - half), STATUS_OK,
+                 "%s: %s", kind->name, status_text());
+    for (uint32_t y = 0; y < window.height; y++)
+        for (uint32_t x = 0; x < window.width; x++)
+            cr_assert(memcmp(pixels + y * row_bytes + skip + 4 * x,
+                             whole + ((size_t)(window.top + y) * stride + window.left + x) * 4, 3) == 0,
+                      "%s, 1/%u: pixel (%u, %u) of the window at (%u, %u) of %u x %u", kind->name,
+                      window.denominator, x, y, window.left, window.top, window.width, window.height);
+    free(pixels);
+}
+
+static void compare_windows(const struct kind *kind, uint32_t width, uint32_t height, uint32_t denominator)
+{
+    struct jpeg_decoder *decoder = jpeg_open();
+    uint32_t columns, lines;
+    size_t size;
+    uint8_t *bytes = encode(kind, width, height, 0, &size);
+    uint8_t *whole = decode_plainly(bytes, size, JCS_EXT_RGBX, denominator, &columns, &lines);
+    cr_assert(columns == jpeg_scaled(width, denominator) && lines == jpeg_scaled(height, denominator));
+    for (int i = 0; i < 12; i++) {
+        struct jpeg_window window = {.denominator = denominator};
+        window.left = i ? next() % columns : 0;
+        window.top = i ? next() % lines : 0;
+        window.width = i ? 1 + next() % (columns - window.left) : columns;
+        window.height = i ? 1 + next() % (lines - window.top) : lines;
+        compare_window(decoder, kind, bytes, size, whole, columns, window);
+    }
+    free(bytes);
+    free(whole);
+    jpeg_close(decoder);
+}
+
+Test(image, a_window_of_a_jpeg_has_the_pixels_of_the_whole)
+{
+    state = 3;
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+        for (uint32_t d = 1; d <= 8 && kinds[k].components < 4; d *= 2) {
+            compare_windows(&kinds[k], 1, 1, d);
+            compare_windows(&kinds[k], 97, 83, d);
+            compare_windows(&kinds[k], 256, 64, d);
+        }
+}
+
+Test(image, cmyk_becomes_rgb)
+{
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        struct image_scratch scratch = {0};
+        struct image image;
+        uint32_t width, height;
+        bool is_image;
+        size_t size;
+        if (kinds[k].components < 4)
+            continue;
+        state = 4;
+        uint8_t *bytes = encode(&kinds[k], 40, 30, 0, &size);
+        uint8_t *cmyk = decode_plainly(bytes, size, JCS_CMYK, 1, &width, &height);
+        cr_assert_eq(image_decode("jpg", bytes, size, &scratch, &image, &is_image), STATUS_OK, "%s",
+                     status_text());
+        cr_assert(image.channels == 3 && image.width == 40 && image.height == 30);
+        for (uint32_t i = 0; i < 40 * 30; i++)
+            for (uint32_t c = 0; c < 3;
+                 c++) /* libjpeg writes an Adobe marker, so the values are complements */
+                cr_assert_eq(image.pixels[3 * i + c], (int)lround(cmyk[4 * i + c] * cmyk[4 * i + 3] / 255.0));
+        free(bytes);
+        free(cmyk);
+        image_scratch_close(&scratch);
+    }
+}
+
+static void decode_or_fail(const uint8_t *bytes, size_t size, const char *words)
+{
+    struct image_scratch scratch = {0};
+    struct image image;
+    bool is_image;
+    enum status status = image_decode("jpg", bytes, size, &scratch, &image, &is_image);
+    if (words) {
+        cr_expect_eq(status, STATUS_FAILED, "%zu bytes: decoded", size);
+        cr_expect(strstr(status_text(), words), "'%s' is not in '%s'", words, status_text());
+    } else
+        cr_expect_eq(status, STATUS_OK, "%s", status_text());
+    image_scratch_close(&scratch);
+}
+
+Test(image, broken_jpegs_are_refused)
+{
+    size_t size;
+    state = 5;
+    uint8_t *bytes = encode(&kinds[3], 64, 64, 0, &size);
+    decode_or_fail(bytes, size, NULL);
+    decode_or_fail(bytes, 0, "libjpeg: ");
+    for (size_t cut = 1; cut < size; cut += 37)
+        decode_or_fail(bytes, size - cut, "libjpeg: ");
+    decode_or_fail(bytes, size - 2, "libjpeg: Premature end of JPEG file");
+    size_t frame = 0; /* the frame header: its height and width are bytes 5 to 8 */
+    while (frame + 9 < size && !(bytes[frame] == 0xff && bytes[frame + 1] == 0xc0))
+        frame++;
+    memset(bytes + frame + 5, 0xff, 4);
+    decode_or_fail(bytes, size, "65500 pixels"); /* libjpeg's limit */
+    memcpy(bytes + frame + 5, (uint8_t[]){0xff, 0x00, 0xff, 0x00}, 4);
+    decode_or_fail(bytes, size, "65280 x 65280 pixels is too large");
+    free(bytes);
+}
+
+Test(image, the_content_of_a_file_decides_its_format)
+{
+    static const uint8_t pixels[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+    struct image_scratch scratch = {0};
+    struct image image;
+    void *bytes;
+    size_t size;
+    bool is_image;
+    cr_assert_eq(jpeg_encode(pixels, &(struct jpeg_shape){2, 2, 3, 1}, 90, &bytes, &size), STATUS_OK);
+    cr_expect_eq(image_decode("PNG", bytes, size, &scratch, &image, &is_image), STATUS_OK, "%s",
+                 status_text());
+    cr_expect(is_image && image.width == 2 && image.channels == 3);
+    cr_expect_eq(image_decode("json", bytes, size, &scratch, &image, &is_image), STATUS_OK);
+    cr_expect_not(is_image);
+    free(bytes);
+    cr_assert_eq(png_encode(pixels, &(struct png_shape){2, 2, 3}, &bytes, &size), STATUS_OK);
+    cr_expect_eq(image_decode("JpG", bytes, size, &scratch, &image, &is_image), STATUS_OK, "%s",
+                 status_text());
+    cr_expect_arr_eq(image.pixels, pixels, sizeof pixels);
+    free(bytes);
+    cr_expect_eq(jpeg_encode(pixels, &(struct jpeg_shape){0, 2, 3, 1}, 90, &bytes, &size), STATUS_USAGE);
+    image_scratch_close(&scratch);
+}
+
+/* ---- Fitting ---- */
+
+/* Decodes the whole image, cuts out the part and resizes it. */
+static void fit_slowly(const struct image_fit *fit, const uint8_t *bytes, size_t size, uint32_t sample,
+                       uint8_t *out)
+{
+    struct image_scratch scratch = {0};
+    struct image image;
+    bool is_image;
+    cr_assert_eq(image_decode("jpg", bytes, size, &scratch, &image, &is_image), STATUS_OK, "%s",
+                 status_text());
+    struct image_box box = image_fit_box(fit, image.width, image.height, 1, sample);
+    uint8_t *part = malloc((size_t)box.width * box.height * 4 + RESAMPLE_SLACK_BYTES), *at = part;
+    uint8_t *resized = malloc((size_t)fit->res * fit->res * 4);
+    for (uint32_t y = 0; y < box.height; y++)
+        for (uint32_t x = 0; x < box.width; x++)
+            for (uint32_t c = 0; c < 4; c++)
+                *at++ = image.pixels[((size_t)(box.top + y) * image.width + box.left + x) * image.channels +
+                                     (image.channels == 1 ? 0 : c % 3)];
+    scratch.resampler.plain = true;
+    resample(&scratch.resampler, part, (const uint32_t[]){box.width, box.height, fit->res, fit->res},
+             resized);
+    memcpy(out, resized, (size_t)fit->res * fit->res * 3);
+    free(part);
+    free(resized);
+    image_scratch_close(&scratch);
+}
+
+/* The passes over rows and columns change places if the image is turned by 90 degrees, so roundings differ.
+ */
+static void compare_fit(const struct image_fit *fit, const uint8_t *bytes, size_t size, uint32_t sample,
+                        int most)
+{
+    struct image_scratch scratch = {0};
+    struct image image;
+    bool is_image;
+    uint8_t wanted[3 * 32 * 32];
+    cr_assert_eq(image_fit(fit, "jpg", bytes, size, 1, sample, &scratch, &image, &is_image), STATUS_OK, "%s",
+                 status_text());
+    cr_assert(is_image && image.width == fit->res && image.height == fit->res && image.channels == 3);
+    fit_slowly(fit, bytes, size, sample, wanted);
+    for (uint32_t i = 0; i < 3 * fit->res * fit->res; i++)
+        cr_assert_leq(abs(image.pixels[i] - wanted[i]), most, "sample %u, byte %u: %u, not %u", sample, i,
+                      image.pixels[i], wanted[i]);
+    image_scratch_close(&scratch);
+}
+
+Test(image, a_fitted_image_is_the_resized_part_of_the_whole)
+{
+    state = 6;
+    for (uint32_t exif = 0; exif <= 8; exif++)
+        for (int k = 0; k < 4; k++)
+            for (int how = FIT_RESIZE; how <= FIT_RANDOM_RESIZED_CROP; how++) {
+                const struct image_fit fit = {
+                    .how = (enum fit_how)how, .res = 31, .channels = 3, .seed = exif};
+                size_t size;
+                uint8_t *bytes = encode(&kinds[k], 55, 41, exif, &size);
+                for (uint32_t sample = 0; sample < 4; sample++)
+                    compare_fit(&fit, bytes, size, sample, exif >= 5 && how != FIT_CROP ? 1 : 0);
+                free(bytes);
+            }
+}
+
+Test(image, a_scaled_jpeg_is_close_to_the_whole)
+{
+    const struct image_fit fit = {.how = FIT_RESIZE, .res = 16, .channels = 3};
+    size_t size;
+    state = 7;
+    uint8_t *bytes = encode(&kinds[3], 333, 271, 0, &size);
+    compare_fit(&fit, bytes, size, 0, 20);
+    free(bytes);
+}
+
+Test(image, gray_and_colour_are_converted)
+{
+    struct image_scratch scratch = {0};
+    struct image image;
+    void *bytes;
+    size_t size;
+    bool is_image;
+    static const uint8_t pixels[12] = {255, 0, 0, 0, 255, 0, 0, 0, 255, 10, 20, 30};
+    struct image_fit fit = {.how = FIT_RESIZE, .res = 2, .channels = 1};
+    cr_assert_eq(png_encode(pixels, &(struct png_shape){2, 2, 3}, &bytes, &size), STATUS_OK);
+    cr_assert_eq(image_fit(&fit, "png", bytes, size, 0, 0, &scratch, &image, &is_image), STATUS_OK);
+    cr_expect_arr_eq(image.pixels, ((uint8_t[]){76, 150, 29, 18}), 4); /* as Pillow's convert("L") */
+    free(bytes);
+    fit.channels = 3;
+    cr_assert_eq(png_encode(pixels, &(struct png_shape){2, 2, 1}, &bytes, &size), STATUS_OK);
+    cr_assert_eq(image_fit(&fit, "png", bytes, size, 0, 0, &scratch, &image, &is_image), STATUS_OK);
+    cr_expect_arr_eq(image.pixels, ((uint8_t[]){255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0, 0}), 12);
+    fit = (struct image_fit){.how = FIT_CROP, .res = 3, .channels = 3};
+    cr_expect_eq(image_fit(&fit, "png", bytes, size, 0, 0, &scratch, &image, &is_image), STATUS_FAILED);
+    cr_expect(strstr(status_text(), "2 x 2 pixels is too small for a crop of 3 x 3"), "%s", status_text());
+    free(bytes);
+    image_scratch_close(&scratch);
+}
+
+#endif
