@@ -132,9 +132,9 @@ static enum status make_one(const void *state, uint64_t number, struct source_sa
     uint8_t pixels[SIDE * SIDE];
     draw_digit(parameters->seed, number, pixels);
     TRY(source_add_label(sample, digits_label(state, number)));
-    return parameters->encoding == SOURCE_PNG
-               ? source_add_png(sample, pixels, &shape)
-               : source_add_array(sample, "|u1", "28, 28", pixels, sizeof pixels, NULL);
+    return parameters->encoding == SOURCE_NPY
+               ? source_add_array(sample, "|u1", "28, 28", pixels, sizeof pixels, NULL)
+               : source_add_image(sample, parameters->encoding, pixels, &shape);
 }
 
 static enum status digits_open(const struct source_request *request, struct source_facts *facts, void **state)
@@ -149,7 +149,7 @@ static enum status digits_open(const struct source_request *request, struct sour
 static const struct option_spec options[] = {
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true, "seed of all digits"},
     {"encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true,
-     "file format of an image"},
+     "file format of an image; jpeg has quality 90"},
 };
 
 const struct source source_digits = {

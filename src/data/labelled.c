@@ -62,9 +62,9 @@ static void labelled_close(void *state)
 
 /* ---- Samples ---- */
 
-/* Encodes an image as PNG. Interleaves the channels first if they are stored as planes. */
-static enum status encode_png(const struct labelled *labelled, const uint8_t *values,
-                              struct source_sample *sample)
+/* Encodes an image as PNG or JPEG. Interleaves the channels first if they are stored as planes. */
+static enum status encode(const struct labelled *labelled, const uint8_t *values,
+                          struct source_sample *sample)
 {
     uint8_t pixels[CIFAR_IMAGE_BYTES];
     if (labelled->planar) {
@@ -72,7 +72,7 @@ static enum status encode_png(const struct labelled *labelled, const uint8_t *va
             pixels[i] = values[i % CIFAR_CHANNELS * CIFAR_SIDE * CIFAR_SIDE + i / CIFAR_CHANNELS];
         values = pixels;
     }
-    return source_add_png(sample, values, &labelled->shape);
+    return source_add_image(sample, labelled->encoding, values, &labelled->shape);
 }
 
 static uint64_t labelled_label(const void *state, uint64_t number)
@@ -86,9 +86,9 @@ static enum status make_one(const void *state, uint64_t number, struct source_sa
     struct picture picture = at(labelled, number);
     size_t bytes = (size_t)labelled->shape.width * labelled->shape.height * labelled->shape.channels;
     TRY(source_add_label(sample, picture.label));
-    return labelled->encoding == SOURCE_PNG
-               ? encode_png(labelled, picture.values, sample)
-               : source_add_array(sample, "|u1", labelled->npy_shape, picture.values, bytes, NULL);
+    return labelled->encoding == SOURCE_NPY
+               ? source_add_array(sample, "|u1", labelled->npy_shape, picture.values, bytes, NULL)
+               : encode(labelled, picture.values, sample);
 }
 
 /* ---- Opening ---- */
@@ -233,7 +233,7 @@ static enum status cifar_open(const struct source_request *request, struct sourc
 #define ENCODE                                                                              \
     {                                                                                       \
         "encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true, \
-            "file format of an image"                                                       \
+            "file format of an image; jpeg has quality 90"                                  \
     }
 
 static const struct option_spec idx_options[] = {

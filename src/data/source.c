@@ -7,6 +7,7 @@
 
 #include "core/file.h"
 #include "core/workload.h"
+#include "data/jpeg_image.h"
 #include "data/npy.h"
 
 extern const struct source source_counter, source_synth, source_idx, source_cifar, source_dataset,
@@ -24,7 +25,7 @@ const struct source *const source_table[] = {
     NULL,
 };
 
-const char *const source_encodings[] = {"png", "npy", NULL};
+const char *const source_encodings[] = {"png", "npy", "jpeg", NULL};
 const char *const source_label_columns[] = {"class", NULL};
 
 const struct source *source_find(const char *name)
@@ -97,12 +98,17 @@ void source_add(struct source_sample *sample, const char *extension, void *bytes
     sample->members[sample->count++] = (struct source_member){extension, bytes, size};
 }
 
-enum status source_add_png(struct source_sample *sample, const uint8_t *pixels, const struct png_shape *shape)
+enum status source_add_image(struct source_sample *sample, int encoding, const uint8_t *pixels,
+                             const struct png_shape *shape)
 {
+    const struct jpeg_shape jpeg = {shape->width, shape->height, shape->channels, 1};
     void *bytes;
     size_t size;
-    TRY(png_encode(pixels, shape, &bytes, &size));
-    source_add(sample, "png", bytes, size);
+    if (encoding == SOURCE_JPEG)
+        TRY(jpeg_encode(pixels, &jpeg, SOURCE_JPEG_QUALITY, &bytes, &size));
+    else
+        TRY(png_encode(pixels, shape, &bytes, &size));
+    source_add(sample, encoding == SOURCE_JPEG ? "jpg" : "png", bytes, size);
     return STATUS_OK;
 }
 

@@ -139,15 +139,17 @@ const struct source_member *source_member(const struct source_sample *sample, co
 /* ---- Producing samples ---- */
 
 /* Encoding of an image in a sample. */
-enum source_encoding { SOURCE_PNG, SOURCE_NPY };
+#define SOURCE_JPEG_QUALITY 90
+enum source_encoding { SOURCE_PNG, SOURCE_NPY, SOURCE_JPEG };
 extern const char *const source_encodings[]; /* option values, in enum order */
 
 /* Adds a member and takes ownership of `bytes`. Does not check SOURCE_MEMBERS_MAX. */
 void source_add(struct source_sample *sample, const char *extension, void *bytes, size_t size);
 
-/* Adds the member "png": the encoded image. */
-enum status source_add_png(struct source_sample *sample, const uint8_t *pixels,
-                           const struct png_shape *shape);
+/* Adds the encoded image as the member "png", or with SOURCE_JPEG as the member "jpg" of quality
+ * SOURCE_JPEG_QUALITY. */
+enum status source_add_image(struct source_sample *sample, int encoding, const uint8_t *pixels,
+                             const struct png_shape *shape);
 
 /* Adds the member "cls": the label in decimal digits. */
 enum status source_add_label(struct source_sample *sample, uint64_t label);

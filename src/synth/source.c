@@ -64,10 +64,10 @@ static enum status encode(const void *state, uint64_t number, struct source_samp
     size_t image_bytes = synth_output_bytes(synth);
     const uint8_t *pixels = finished->pixels + (number - finished->first) * image_bytes;
     TRY(source_add_label(sample, synth->classes[image_of(synth, number).class_index].id));
-    return finished->maker->encoding == SOURCE_PNG
-               ? source_add_png(sample, pixels, &shape)
-               : source_add_array(sample, dtype_npy(output->type), finished->maker->shape, pixels,
-                                  image_bytes, NULL);
+    return finished->maker->encoding == SOURCE_NPY
+               ? source_add_array(sample, dtype_npy(output->type), finished->maker->shape, pixels,
+                                  image_bytes, NULL)
+               : source_add_image(sample, finished->maker->encoding, pixels, &shape);
 }
 
 /* Fills `samples` with images first to first + count - 1, which must belong to one run of the variant.
@@ -183,8 +183,10 @@ static enum status check_encoding(const struct maker *maker)
     const struct synth_output *output = &maker->synth->output;
     if (maker->encoding == SOURCE_NPY || (output->type == DTYPE_U8 && output->channels == 1))
         return STATUS_OK;
-    return status_set(STATUS_USAGE, "--encode png holds u8 images of one channel (three channels would "
-                                    "repeat the same gray); use --encode npy for other images");
+    return status_set(STATUS_USAGE,
+                      "--encode %s holds u8 images of one channel (three channels would "
+                      "repeat the same gray); use --encode npy for other images",
+                      source_encodings[maker->encoding]);
 }
 
 static enum status synth_source_open(const struct source_request *request, struct source_facts *facts,
@@ -221,7 +223,7 @@ static const struct option_spec options[] = {
     {"variant", "NAME", OPTION_TEXT, AT(variant), NULL, 0, 0, NULL, false,
      "bit-exact variant that generates the images, such as naive, omp or fused (default: omp)"},
     {"encode", "KIND", OPTION_CHOICE, AT(encoding), "png", 0, 0, source_encodings, true,
-     "file format of an image"},
+     "file format of an image; jpeg has quality 90"},
 };
 
 static const char *const columns[] = {"class", "instance", "seed", NULL};
