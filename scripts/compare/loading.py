@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Times other loaders on the same samples: PyTorch's DataLoader and, if installed, webdataset and NVIDIA DALI.
 
-    scripts/compare/loading.py --files DIR --shards DIR [--gpu] [--out FILE] [--workers N] [--batch N] [--time S]
-                               [--bench PROGRAM]
+    scripts/compare/loading.py --files DIR --shards DIR [--gpu | --decode RES] [--out FILE] [--workers N] [--batch N]
+                               [--time S] [--bench PROGRAM]
 
 A run is one epoch. Samples are delivered in batches of bytes, as in fdsl-bench. Only the data of a sample (npy, bin, png,
 jpg) are read. Labels (.cls and the like) are skipped, but fdsl-bench delivers labels. Therefore compare on samples without
@@ -27,6 +27,11 @@ With --gpu, the loaders are torch-files-gpu and torch-shards-gpu, which deliver 
 recommends: workers (16 by default) stack batches in shared memory, a thread copies them to pinned memory (pin_memory), and
 non_blocking=True copies them to the GPU. An epoch ends after the last copy. These loaders do not process the bytes on the
 GPU; the GPU variants of fdsl-bench do.
+
+With --decode RES, every loader decodes its images (JPEG, PNG) on the CPU, cuts out a random part as torchvision's
+RandomResizedCrop, and delivers bytes of shape (3, RES, RES). The suffix names the decoder: -pil (Pillow) or -io
+(torchvision.io). The fdsl-bench variants run with --out-res RES --fit random-resized-crop. The random parts differ between
+the loaders, so only the number of samples and their shape are checked.
 """
 import argparse
 import contextlib
@@ -34,6 +39,8 @@ import csv
 import datetime
 import hashlib
 import importlib
+import io
+import math
 import os
 import random
 import shlex
@@ -122,8 +129,13 @@ class DaliLoader:
         indexes = [shard[:-len("tar")] + "idx" for shard in shards]
         self.pipeline = dali.Pipeline(batch_size=options.batch, num_threads=max(options.workers, 1), device_id=None)
         with self.pipeline:
-            self.pipeline.set_outputs(dali.fn.readers.webdataset(
-                paths=shards, index_paths=indexes, ext=[extension], name="reader", pad_last_batch=True))
+            samples = dali.fn.readers.webdataset(
+                paths=shards, index_paths=indexes, ext=[extension], name="reader", pad_last_batch=True)
+            if options.decode:
+                samples = dali.fn.decoders.image_random_crop(
+                    samples, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
+                samples = dali.fn.resize(samples, resize_x=options.decode, resize_y=options.decode)
+            self.pipeline.set_outputs(samples)
         self.pipeline.build()
         self.size = self.pipeline.reader_meta("reader")["epoch_size"]
         self.batch = options.batch
@@ -135,7 +147,7 @@ class DaliLoader:
     @staticmethod
     def count(batch):
         tensors, samples = batch
-        return samples, sum(shape[0] for shape in tensors.shape()[:samples])
+        return samples, sum(math.prod(shape) for shape in tensors.shape()[:samples])
 
     @staticmethod
     def samples(batch):
@@ -157,23 +169,39 @@ def read_whole(path):
     return data
 
 
+def make_decoder(name, size):
+    """Returns a function that converts the bytes of an image to a tensor (3, size, size), or None, with a message, if a module
+    is not installed."""
+    torchvision = find_module("torchvision.transforms.v2")
+    module = torchvision and find_module({"pil": "PIL.Image", "io": "torchvision.io"}[name])
+    if not module:
+        return None
+    crop = torchvision.RandomResizedCrop(size, antialias=True)
+    if name == "pil":
+        return lambda data: torchvision.functional.pil_to_tensor(crop(module.open(io.BytesIO(data)).convert("RGB")))
+    import torch
+    return lambda data: crop(module.decode_image(as_tensor(torch, data), mode=module.ImageReadMode.RGB))
+
+
 def make_datasets(torch):
-    """Returns the two classes of data sets for a DataLoader: files and shards."""
+    """Returns the two classes of data sets for a DataLoader: files and shards. `convert` makes a tensor of a sample's bytes."""
     class Files(torch.utils.data.Dataset):
-        def __init__(self, paths):
+        def __init__(self, paths, convert):
             self.paths = paths
+            self.convert = convert
 
         def __len__(self):
             return len(self.paths)
 
         def __getitem__(self, index):
-            return as_tensor(torch, read_whole(self.paths[index]))
+            return self.convert(read_whole(self.paths[index]))
 
     class Shards(torch.utils.data.IterableDataset):
         """Each worker has a copy of this object and counts epochs itself, so all workers use the same order of shards."""
 
-        def __init__(self, paths):
+        def __init__(self, paths, convert):
             self.paths = list(paths)
+            self.convert = convert
             self.epoch = 0
 
         def __iter__(self):
@@ -185,7 +213,7 @@ def make_datasets(torch):
                 with tarfile.open(path, "r|") as shard:
                     for member in shard:
                         if member.isfile() and is_data(member.name):
-                            yield as_tensor(torch, shard.extractfile(member).read())
+                            yield self.convert(shard.extractfile(member).read())
     return Files, Shards
 
 
@@ -198,25 +226,34 @@ def find_module(name):
         return None
 
 
+def make_converters(torch, options):
+    """Returns pairs of a suffix and a function that makes a tensor of a sample's bytes."""
+    if not options.decode:
+        return [("-gpu" if options.gpu else "", lambda data: as_tensor(torch, data))]
+    decoders = [("-" + name, make_decoder(name, options.decode)) for name in ("pil", "io")]
+    return [(suffix, decode) for suffix, decode in decoders if decode]
+
+
 def make_loaders(torch, options):
     """Yields (name, layout, folder, number of shards, function that creates the loader)."""
     Files, Shards = make_datasets(torch)
-    torch_loader, suffix = (GpuLoader, "-gpu") if options.gpu else (TorchLoader, "")
-    if options.files:
-        yield "torch-files" + suffix, "files", options.files, "", lambda: torch_loader(
-            torch, Files(data_files(options.files)), options, shuffle=True)
-    if not options.shards:
-        return
-    shards = data_shards(options.shards)
-    yield "torch-shards" + suffix, "shards", options.shards, len(shards), lambda: torch_loader(
-        torch, Shards(shards), options)
-    if options.gpu:
+    torch_loader = GpuLoader if options.gpu else TorchLoader
+    shards = data_shards(options.shards) if options.shards else []
+    converters = make_converters(torch, options)
+    for suffix, convert in converters:
+        if options.files:
+            yield "torch-files" + suffix, "files", options.files, "", lambda: torch_loader(
+                torch, Files(data_files(options.files), convert), options, shuffle=True)
+        if shards:
+            yield "torch-shards" + suffix, "shards", options.shards, len(shards), lambda: torch_loader(
+                torch, Shards(shards, convert), options)
+    if options.gpu or not shards:
         return
     webdataset = find_module("webdataset")
-    if webdataset:
+    for suffix, convert in converters if webdataset else []:
         def tensor_of(sample):
-            return as_tensor(torch, next(value for key, value in sample.items() if is_data("." + key)))
-        yield "webdataset", "shards", options.shards, len(shards), lambda: TorchLoader(
+            return convert(next(value for key, value in sample.items() if is_data("." + key)))
+        yield "webdataset" + suffix, "shards", options.shards, len(shards), lambda: TorchLoader(
             torch, webdataset.WebDataset(shards, shardshuffle=len(shards), empty_check=False).map(tensor_of), options)
     dali = find_module("nvidia.dali")
     if dali:
@@ -317,9 +354,13 @@ def check(name, what, found, wanted):
 
 def measure(name, loader, wanted, options):
     """Returns the seconds of each epoch. Before the timing, runs one epoch and checks its hashes. Every epoch must deliver all
-    samples."""
+    samples. `wanted` are the samples, bytes and hash of the data set."""
     times = []
-    check(name, "the first epoch", hash_epoch(loader), wanted)
+    if options.decode:
+        wanted = wanted[0], wanted[0] * 3 * options.decode**2, "random"
+        count_epoch(loader)
+    else:
+        check(name, "the first epoch", hash_epoch(loader), wanted)
     while len(times) < options.min_samples or sum(times) < options.time:
         begin = time.perf_counter()
         found = count_epoch(loader)
@@ -353,6 +394,9 @@ def row_of(name, layout, folder, shards, wanted, times, options):
         "store": layout, "shards": shards,
         "sample_bytes": "%.9g" % (wanted[1] / wanted[0]), "skipped": 0, "cache": "any", "verified": "yes", "wrong": 0,
     })
+    if options.decode:
+        row.update({"out_res": options.decode, "fit": "random-resized-crop", "channels": 3,
+                    "timed_stages": "order+read+decode+collate"})
     if options.gpu:
         import torch
         row.update({"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "ranks_per_device": 1})
@@ -392,9 +436,10 @@ def append(path, rows):
 def run_ours(options):
     """Runs fdsl-bench on the same data with the same number of threads. Returns its rows."""
     several = options.workers > 1
+    decode = ["--out-res", str(options.decode), "--fit", "random-resized-crop"] if options.decode else []
     of_files, of_shards, more = (
         ("files-gpu", "shards-gpu", ["--dtype", "raw"]) if options.gpu else
-        ("files-omp", "shards-omp", []) if several else ("files,files-uring", "shards,shards-mmap,shards-uring", []))
+        ("files-omp", "shards-omp", decode) if several or decode else ("files,files-uring", "shards,shards-mmap,shards-uring", []))
     runs = [(of_files, options.files, more)] if options.files else []
     if options.shards:
         runs += [(of_shards, options.shards, more + ["--shuffle", shuffle]) for shuffle in ("1000", "0")]
@@ -429,6 +474,7 @@ def main():
     parser.add_argument("--shards", metavar="DIR", help="the same samples as tar shards")
     parser.add_argument("--out", metavar="FILE", help="append rows to this CSV file")
     parser.add_argument("--gpu", action="store_true", help="deliver batches on the GPU")
+    parser.add_argument("--decode", type=int, metavar="RES", help="decode images on the CPU to RES x RES pixels")
     parser.add_argument("--workers", type=int, metavar="N",
                         help="worker processes; 0: read in the main process (default 1; with --gpu 16)")
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="samples per batch (default 32)")
@@ -440,6 +486,8 @@ def main():
         parser.error("name --files DIR, --shards DIR or both")
     if options.bench and not options.out:
         parser.error("--bench prints a table; name --out FILE for the rows")
+    if options.decode is not None and (options.gpu or options.decode < 1):
+        parser.error("--decode RES is at least 1, and does not work with --gpu")
     if options.workers is None:
         options.workers = 16 if options.gpu else 1
     if options.batch < 1 or options.min_samples < 1 or options.workers < 0:
