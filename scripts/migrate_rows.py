@@ -50,8 +50,8 @@ SAMPLE = ["sample", "wall_s", "device_s"]  # columns of --samples-out after the 
 PARAMETERS = {
     "synth": """batch res vertices orbits formula seed instance classes preset preset_file class noise line_width radius oval_x
         oval_y freq1 freq2 dtype channels layout out_res fit mean std compute""",
-    "load": """data batch shuffle seed epochs iodepth block prefetch on_error decode augment shift mean std dtype ring chunk
-        compute""",
+    "load": """data image label member batch shuffle seed epochs iodepth block prefetch on_error decode
+        out_res fit channels augment shift mean std dtype ring chunk compute""",
     "train": """data train_size test_size classes res model batch drop_last epochs optimizer lr momentum beta1 beta2 epsilon weight_decay
         lr_schedule lr_warmup lr_step lr_gamma label_smoothing feed fresh shift flip raw seed sync lr_scale balance
         parallel stages microbatches schedule""",
@@ -78,7 +78,7 @@ MONITOR = """schema time_utc host job_id revision rank gpu device variant phase 
     read_bytes_per_s write_bytes_per_s"""
 COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}".split() for name in PARAMETERS}
 COLUMNS["monitor"] = MONITOR.split()
-CURRENT = {"synth": 7, "load": 8, "train": 7, "infer": 4, "exchange": 1, "ops": 1, "monitor": 2}
+CURRENT = {"synth": 7, "load": 9, "train": 7, "infer": 4, "exchange": 1, "ops": 1, "monitor": 2}
 
 # Former names of columns.
 RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
@@ -103,7 +103,8 @@ ADDED_AFTER = {
     "synth": {1: "dtype channels layout out_res fit mean std", 2: "scaling ranks_per_device imbalance efficiency", 3: STEPS,
               4: "compute bus_share bus_slowdown loss", 5: ROOFLINE},
     "load": {3: STEPS, 4: "dtype ring chunk gds compute bus_share bus_slowdown loss", 5: ROOFLINE,
-             7: "peak_memory_bytes memory_efficiency"},
+             7: "peak_memory_bytes memory_efficiency",
+             8: "image label member out_res fit channels"},
     "train": {2: f"feed fresh generate_share generated_per_s opening_s init skipped_steps loss_scale {ROOFLINE}",
               4: "sync lr_scale exchange exchange_share",
               5: "drop_last balance samples_per_step parallel stages microbatches schedule layers bubble bubble_ideal "

@@ -417,18 +417,19 @@ Test(compute, sets_without_labelled_images_are_refused)
     make_arrays("|u1");
     expect_no_task("--cache any --compute train --on-error skip", "drop --on-error skip");
     put_label(5, -1);
-    expect_no_task(line, "sample '000005': its label is not a class");
+    expect_no_task(line, "sample '000005': its label -1 is not a class");
     put("cls", 5, "five", 4);
-    expect_no_task(line, "its label is not a class");
+    expect_no_task(line, "its cls is not a label");
     cr_assert_eq(remove(in_folder("000005.cls")), 0);
-    expect_no_task(line, "sample '000005': it does not have exactly one label (.cls)");
+    expect_no_task(line, "sample '000005': it has no member for --label");
     put_label(5, 1);
     put_array(0, "|u1", "64, 3", 64 * 3);
     expect_no_task(line, "too small");
     put_array(0, "|u1", "64", 64);
     expect_no_task(line, "sample '000000': its array is not an image");
     cr_assert_eq(remove(in_folder("000000.npy")), 0);
-    expect_no_task(line, "it does not have exactly one image (.npy, .png)");
+    expect_no_task(line,
+                   "sample '000000': it has no member for --image jpg;jpeg;png;npy; its members are: cls;");
     remove_folder();
 }
 

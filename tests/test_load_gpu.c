@@ -202,18 +202,19 @@ Test(load_gpu, arrays_locate_values_and_labels, .init = make_folder, .fini = rem
     put_array("a.npy", "<f2", "3, 5", 30, 0);
     put("a.cls", "12", 2);
     put_array("b.npy", "<f2", "3, 5", 30, 0);
-    cr_assert_eq(dataset_open(folder, false, &dataset), STATUS_OK, "%s", status_text());
+    cr_assert_eq(dataset_open(folder, false, NULL, &dataset), STATUS_OK, "%s", status_text());
     cr_assert_eq(arrays_open(&dataset, true, &arrays), STATUS_OK, "%s", status_text());
     cr_expect(arrays.type == DTYPE_F16 && arrays.values == 15);
     const struct array_sample *a = &arrays.samples[0], *b = &arrays.samples[1];
-    uint64_t npy = dataset.members[2].size, array = a->label ? 0 : 1;
+    uint64_t npy = dataset.members[2].size, array = dataset.samples[0].image;
     cr_expect_eq(a->members, 2);
-    cr_expect_eq(a->size[a->label], 2);
+    cr_expect_eq(a->size[1 - array], 2);
+    cr_expect_eq(a->label, 12);
     cr_expect_eq(a->bytes, npy + 2);
     cr_expect_eq(a->values, a->at[array] + npy - 30);
     cr_expect_eq(a->at[1] % ARRAY_ALIGNMENT, 0);
     cr_expect_eq(arrays.extents[0].bytes, a->at[1] + a->size[1]);
-    cr_expect(b->members == 1 && b->label == 1 && b->at[0] == 0 && b->values == npy - 30);
+    cr_expect(b->members == 1 && b->label == LABEL_NONE && b->at[0] == 0 && b->values == npy - 30);
     cr_expect_eq(arrays.bytes_max, arrays.extents[0].bytes);
     arrays_close(&arrays);
     dataset_close(&dataset);
@@ -223,7 +224,7 @@ static void expect_unfit(const char *words)
 {
     struct dataset dataset;
     struct arrays arrays;
-    cr_assert_eq(dataset_open(folder, false, &dataset), STATUS_OK, "%s", status_text());
+    cr_assert_eq(dataset_open(folder, false, NULL, &dataset), STATUS_OK, "%s", status_text());
     cr_expect_eq(arrays_open(&dataset, true, &arrays), STATUS_USAGE, "%s", words);
     cr_expect(strstr(status_text(), words), "'%s' lacks '%s'", status_text(), words);
     cr_expect(strstr(status_text(), "sample 'b'"), "'%s' names no sample", status_text());
@@ -248,12 +249,12 @@ Test(load_gpu, unsuitable_samples_are_refused_with_remedy, .init = make_folder, 
     put("b.png", "x", 1);
     expect_unfit("shards-omp --decode");
     put("b.json", "{}", 2);
-    expect_unfit("one .npy");
+    expect_unfit("its members are: json;");
     put("b.cls", "1", 1);
-    expect_unfit("a GPU variant needs exactly one .npy per sample");
+    expect_unfit("it has no member for --image jpg;jpeg;png;npy; its members are: cls;");
     put_array("b.npy", "|u1", "3, 5", 15, 0);
     put("b.cls", "cat", 3);
-    expect_unfit("a label is a decimal 32-bit integer");
+    expect_unfit("a label is a decimal integer of 32 bits");
     remove_folder();
     make_folder();
     put_array("b.npy", "<i8", "2", 16, 0);

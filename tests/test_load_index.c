@@ -40,7 +40,7 @@ Test(load_index, flipped_bits_are_detected_by_index, .init = make_folder, .fini 
     struct job job;
     struct dataset dataset;
     prepare("shards");
-    cr_assert_eq(dataset_open(folder, false, &dataset), STATUS_OK, "%s", status_text());
+    cr_assert_eq(dataset_open(folder, false, NULL, &dataset), STATUS_OK, "%s", status_text());
     const struct dataset_member *member = &dataset.members[dataset.samples[20].member];
     char shard[64];
     snprintf(shard, sizeof shard, "%s", dataset.files[member->file].name);
@@ -115,7 +115,7 @@ Test(load_index, header_mismatch_with_index_is_detected, .init = make_folder, .f
     struct dataset dataset;
     char words[256], shard[64];
     prepare("shards");
-    cr_assert_eq(dataset_open(folder, false, &dataset), STATUS_OK, "%s", status_text());
+    cr_assert_eq(dataset_open(folder, false, NULL, &dataset), STATUS_OK, "%s", status_text());
     const struct dataset_member member = dataset.members[dataset.samples[20].member];
     snprintf(shard, sizeof shard, "%s", dataset.files[member.file].name);
     cr_assert_eq(dataset_hash(&dataset), STATUS_OK, "%s", status_text());
@@ -142,7 +142,7 @@ Test(load_index, missing_shard_and_unreadable_folder_are_reported, .init = make_
     expect_refused("counter-000001.tar: the shard is missing");
     expect_skipped(27, "13");
     struct dataset dataset;
-    cr_assert_eq(dataset_open(folder, true, &dataset), STATUS_OK, "%s", status_text());
+    cr_assert_eq(dataset_open(folder, true, NULL, &dataset), STATUS_OK, "%s", status_text());
     cr_assert(dataset.faults == 1 && dataset.skipped == 13, "%d faults", (int)dataset.faults);
     dataset_close(&dataset);
     cr_assert_eq(unlink("/tmp/fdsl-load-moved.tar"), 0);
@@ -250,7 +250,7 @@ Test(load_index, extensions_differing_in_case_are_reported, .init = make_folder,
     make_files(101);
     FILE *stream = fopen(in_folder("000/000004.CLS"), "w");
     cr_assert(stream && putc('7', stream) == '7' && fclose(stream) == 0);
-    expect_refused("000/000004.cls: offset 0: sample '000/000004' has 'cls' twice");
+    expect_refused("000/000004.cls: offset 0: sample '000/000004': it has 'cls' twice");
     expect_skipped(100, "1");
 }
 
@@ -288,6 +288,6 @@ Test(load_index, duplicate_extension_is_reported, .init = make_folder, .fini = r
         put_member(stream, sample, 0);
     fwrite(zeros, 1, sizeof zeros, stream);
     fclose(stream);
-    expect_refused("twice.tar: offset 2048: sample '000001' has 'bin' twice");
+    expect_refused("twice.tar: offset 2048: sample '000001': it has 'bin' twice");
     expect_skipped(8, "1"); /* all other samples can be read */
 }

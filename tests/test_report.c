@@ -90,8 +90,8 @@ Test(report, commands_of_loading)
               out);
     /* Sets ranks, rank, scaling and batch of a row. In a row of all ranks, batch is the sum over ranks. */
     shell("awk -F, -v OFS=, '$7 == \"shards-omp\" && $13 == 2 { $11 = 2; $12 = \"all\"; $14 = \"strong\"; "
-          "$17 = "
-          "128 } NR == 1 || $17 == 128' " FIXTURES "/load.csv > $D/results/load.csv && " REPORT
+          "$20 = "
+          "128 } NR == 1 || $20 == 128' " FIXTURES "/load.csv > $D/results/load.csv && " REPORT
           "--reference $D/reference && grep -o '<pre>mpirun[^<]*' $D/report.html | head -1");
     cr_assert(says("-n 2 ./fdsl-bench --variant shards-omp --data data/2048-shards --batch 64 --shuffle 0 "
                    "--scaling strong --threads 1 --verify\n"),

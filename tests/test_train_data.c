@@ -189,14 +189,17 @@ Test(train_data, datasets_and_their_faults)
     cr_expect(number(out, 1, "train_samples") == 300 && number(out, 1, "test_samples") == 30);
     EXPECT(0, "mkdir f && tar xf m/digits-000000.tar -C f");
     EXPECT(0, "$P --prepare odd --sample-shape 3,4,5 --samples 20");
-    expect_refusal(1, "--model cnn3d --data odd", "sample 0, '000000': it has no member cls");
+    expect_refusal(
+        1, "--model cnn3d --data odd",
+        "sample '000000': it has no member for --label cls;json:label;txt;folder; its members are: npy;");
     EXPECT(0, "rm -r m && mkdir m && printf 3 > m/a.cls && printf 4 > m/a.txt");
-    expect_refusal(1, ON, "no member npy or png");
+    expect_refusal(1, ON,
+                   "sample 'a': it has no member for --image jpg;jpeg;png;npy; its members are: cls, txt;");
     EXPECT(0, "rm m/* && for i in 1 2 3 4 5 6 7 8 9; do cp f/00000$i.png m/; printf 3 > m/00000$i.cls; done");
     EXPECT(0, "printf %%070d 4 > m/000004.cls"); /* truncated to 64 digits, the label would be 0 */
-    expect_refusal(1, ON, "sample 3, '000004': its label is not a class from 0 to 16777215");
+    expect_refusal(1, ON, "sample 3, '000004': its cls is not a label");
     EXPECT(0, "printf '4\\0005' > m/000004.cls");
-    expect_refusal(1, ON, "sample 3, '000004': its label is not a class from 0 to 16777215");
+    expect_refusal(1, ON, "sample 3, '000004': its cls is not a label");
     EXPECT(0, "rm m/* && mkdir two/none");
     expect_refusal(2, "--data two/none", "--data two/none");
     cr_expect_null(strstr(strstr(out, "--data") + 1, "--data two/none: "), "%s", out);

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "core/timer.h"
-#include "data/label.h"
 #include "machine/guard.h"
 #include "machine/memory.h"
 
@@ -280,39 +279,53 @@ static enum status decode(struct worker *worker, uint32_t number, const struct d
                           const uint8_t *data, struct image *image, bool *is_image)
 {
     const struct image_fit *fit = &worker->load->fit;
+    const char *extension = members_format(member->extension);
     if (fit->res == 0)
-        return image_decode(member->extension, data, member->size, &worker->decoded, image, is_image);
-    return image_fit(fit, member->extension, data, member->size, (uint32_t)worker->epoch, number,
-                     &worker->decoded, image, is_image);
+        return image_decode(extension, data, member->size, &worker->decoded, image, is_image);
+    return image_fit(fit, extension, data, member->size, (uint32_t)worker->epoch, number, &worker->decoded,
+                     image, is_image);
 }
 
-/* Decodes and augments the images of one sample. With --compute train, a sample must have exactly one image,
- * so that a batch has as many images as labels. */
+/* Decodes and augments the image of a sample. With --compute train, every sample needs an image, so that a
+ * batch has as many images as labels. */
+static enum status prepare_image(struct worker *worker, uint32_t number, const struct dataset_member *member,
+                                 const uint8_t *data)
+{
+    const struct load *load = worker->load;
+    struct image image;
+    bool is_image = false;
+    double begin_s = timer_now_s();
+    TRY(decode(worker, number, member, data, &image, &is_image));
+    worker->decode_s += timer_now_s() - begin_s;
+    if (is_image && image.depth == 1)
+        return finish_image(worker, &image, number);
+    return load->pictures ? status_set(STATUS_FAILED,
+                                       "its array is not an image of the same shape and type as the others")
+                          : STATUS_OK;
+}
+
+/* Decodes the image of one sample and, with --compute train, reads its label. */
 static enum status prepare(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct load *load = worker->load;
     const struct dataset_sample *sample = &load->dataset->samples[number];
     const struct dataset_member *members = &load->dataset->members[sample->member];
-    uint64_t images = worker->image_count;
-    for (uint32_t m = 0; m < sample->members; data += members[m++].size) {
-        struct image image;
-        bool is_image;
-        double begin_s = timer_now_s();
-        enum status status = decode(worker, number, &members[m], data, &image, &is_image);
-        worker->decode_s += timer_now_s() - begin_s;
-        if (status == STATUS_OK && is_image && image.depth == 1)
-            status = finish_image(worker, &image, number);
-        if (status == STATUS_OK && load->pictures && pictures_is_label(&members[m]))
-            status = label_read(data, members[m].size, load->pictures->classes,
-                                &worker->labels[worker->label_count++]);
-        if (status != STATUS_OK)
-            return at_member(load->dataset, sample, &members[m], status);
+    const uint8_t *label = NULL;
+    enum status status = STATUS_OK;
+    uint32_t m = 0;
+    for (; status == STATUS_OK && m < sample->members; data += members[m++].size) {
+        label = m == sample->label ? data : label;
+        if (m == sample->image)
+            status = prepare_image(worker, number, &members[m], data);
     }
-    if (load->pictures && worker->image_count != images + 1)
-        return at_member(
-            load->dataset, sample, members,
-            status_set(STATUS_FAILED, "its array is not an image of the same shape and type as the others"));
-    return STATUS_OK;
+    if (status != STATUS_OK)
+        return at_member(load->dataset, sample, &members[sample->image], status);
+    if (load->pictures)
+        status = dataset_label(load->dataset, sample, label, label ? members[sample->label].size : 0,
+                               load->pictures->classes, &worker->labels[worker->label_count++]);
+    return status == STATUS_OK
+               ? STATUS_OK
+               : at_member(load->dataset, sample, &members[label ? sample->label : 0], status);
 }
 
 /* Returns the hash of a sample. `hash_member` hashes each member. */

@@ -52,18 +52,15 @@ static enum status want(struct output_queue *queue, uint32_t number, int32_t *la
     const struct delivery *delivery = queue->delivery;
     const struct dataset *dataset = delivery->load->dataset;
     const struct array_sample *array = &delivery->arrays.samples[number];
-    const struct dataset_member *members = &dataset->members[dataset->samples[number].member];
+    const struct dataset_sample *sample = &dataset->samples[number];
+    const struct dataset_member *image = &dataset->members[sample->member + sample->image];
     *label = LABEL_NONE;
-    for (uint32_t m = 0; m < array->members; m++) {
-        TRY(plain_bytes(&queue->plain, &members[m], members[m].size, queue->check.read));
-        if (m == array->label) {
-            (void)label_parse(queue->check.read, members[m].size, label);
-            continue;
-        }
-        for (uint64_t i = 0; i < delivery->arrays.values; i++)
-            convert_one(&delivery->convert, queue->check.read + (array->values - array->at[m]), i,
-                        queue->check.wanted);
-    }
+    if (sample->rule)
+        TRY(plain_label(&queue->plain, sample, 0, label));
+    TRY(plain_bytes(&queue->plain, image, image->size, queue->check.read));
+    for (uint64_t i = 0; i < delivery->arrays.values; i++)
+        convert_one(&delivery->convert, queue->check.read + (array->values - array->at[sample->image]), i,
+                    queue->check.wanted);
     return STATUS_OK;
 }
 

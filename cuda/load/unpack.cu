@@ -79,7 +79,7 @@ static __device__ void block_add(struct checksum *to, struct checksum own)
     add(&to->sum, own.sum);
 }
 
-/* Hashes CHECKSUM_SAMPLES samples and parses their labels. */
+/* Hashes CHECKSUM_SAMPLES samples and delivers their labels. */
 static __device__ void checksum_samples(const struct unpack &job, uint32_t block)
 {
     uint32_t i = block * CHECKSUM_SAMPLES + threadIdx.x / XXH3_PARTS, lane = threadIdx.x % XXH3_PARTS;
@@ -92,11 +92,8 @@ static __device__ void checksum_samples(const struct unpack &job, uint32_t block
     for (uint32_t m = 0; m < ARRAY_MEMBERS_MAX; m++)
         members[m] = hash_member(bytes + sample.at[m], sample.size[m], job.whole, lane, m < sample.members);
     if (lane == 0 && i < job.count) {
-        int32_t label = LABEL_NONE;
         own = {1, sample.bytes, device_checksum_sample(sample.key_hash, members, sample.members)};
-        if (sample.label < sample.members)
-            label_parse(bytes + sample.at[sample.label], sample.size[sample.label], &label);
-        job.labels[entry.slot] = label;
+        job.labels[entry.slot] = sample.label;
         job.hashes[entry.slot] = own.sum;
     }
     block_add(job.checksum, own);

@@ -9,11 +9,12 @@
 
 #include "core/file.h"
 #include "data/dataset_open.h"
+#include "data/label.h"
 #include "data/plain.h"
 #include "data/source.h"
 
 struct parameters {
-    const char *source;
+    const char *source, *image, *label, *member;
 };
 
 static void dataset_source_close(void *state)
@@ -34,6 +35,13 @@ static enum status add_member(struct plain *plain, const struct dataset_member *
                           plain->dataset->files[member->file].name, (unsigned long long)member->size);
     source_add(sample, member->extension, bytes, member->size);
     return plain_bytes(plain, member, member->size, bytes);
+}
+
+/* Adds the number of the sample's class folder as the member "cls". */
+static enum status add_folder(const struct dataset_sample *sample, struct source_sample *made)
+{
+    return sample->class_folder == LABEL_NONE ? STATUS_OK
+                                              : source_add_label(made, (uint64_t)sample->class_folder);
 }
 
 /* Sorts members by extension. */
@@ -58,15 +66,32 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
     for (uint64_t i = 0; status == STATUS_OK && i < count; i++) {
         const struct dataset_sample *sample = &dataset->samples[first + i];
         samples[i].key = sample->key;
-        if (sample->members > SOURCE_MEMBERS_MAX)
-            status = status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d", dataset->path,
-                                sample->key, sample->members, SOURCE_MEMBERS_MAX);
+        if (sample->members + (dataset->classes != NULL) > SOURCE_MEMBERS_MAX)
+            status = status_set(STATUS_FAILED,
+                                "%s: sample '%s' has %u members, more than %d; choose some with --image and "
+                                "--label, or --member",
+                                dataset->path, sample->key, sample->members, SOURCE_MEMBERS_MAX);
         for (uint32_t m = 0; status == STATUS_OK && m < sample->members; m++)
             status = add_member(&plain, &dataset->members[sample->member + m], &samples[i]);
+        if (status == STATUS_OK && dataset->classes && dataset->choice.only.count == 0)
+            status = add_folder(sample, &samples[i]);
         sort_members(&samples[i]);
     }
     plain_close(&plain);
     return status;
+}
+
+/* Returns UINT64_MAX and sets a message if the sample has no label that is a class. */
+static uint64_t dataset_source_label(const void *state, uint64_t number)
+{
+    const struct dataset *dataset = state;
+    struct plain plain = {.dataset = dataset, .fd = -1};
+    int32_t label = 0;
+    enum status status = plain_label(&plain, &dataset->samples[number], INT32_MAX, &label);
+    plain_close(&plain);
+    if (status != STATUS_OK)
+        status_prefix(status, "%s: sample '%s'", dataset->path, dataset->samples[number].key);
+    return status == STATUS_OK ? (uint64_t)label : UINT64_MAX;
 }
 
 static void dataset_source_describe(const void *state, uint64_t number, char texts[][SOURCE_TEXT_MAX])
@@ -95,12 +120,13 @@ static uint64_t identify(const struct dataset *dataset)
 static enum status check_extensions(const struct dataset *dataset)
 {
     struct index_extensions extensions = {.count = 0};
-    for (uint32_t m = 0; m < dataset->member_count; m++) {
-        const struct dataset_member *member = &dataset->members[m];
-        enum status status = index_extensions_add(&extensions, member->extension);
-        if (status != STATUS_OK)
-            return status_prefix(status, "%s/%s", dataset->path, dataset->files[member->file].name);
-    }
+    for (uint32_t i = 0; i < dataset->sample_count; i++)
+        for (uint32_t m = 0; m < dataset->samples[i].members; m++) {
+            const struct dataset_member *member = &dataset->members[dataset->samples[i].member + m];
+            enum status status = index_extensions_add(&extensions, member->extension);
+            if (status != STATUS_OK)
+                return status_prefix(status, "%s/%s", dataset->path, dataset->files[member->file].name);
+        }
     return STATUS_OK;
 }
 
@@ -114,10 +140,13 @@ static enum status dataset_source_open(const struct source_request *request, str
     if (!parameters->source)
         return status_set(STATUS_USAGE, "name the folder to read with --source DIR");
     TRY(source_check_target(parameters->source, request->target));
+    struct members members;
+    bool chosen = parameters->image || parameters->label || parameters->member;
+    TRY(members_parse(parameters->image, parameters->label, chosen ? parameters->member : "all", &members));
     struct dataset *dataset = *state = calloc(1, sizeof *dataset);
     if (!dataset)
         return status_set(STATUS_FAILED, "out of memory");
-    TRY(dataset_open(parameters->source, false, dataset));
+    TRY(dataset_open(parameters->source, false, &members, dataset));
     if (request->target)
         TRY(check_extensions(dataset));
     facts->samples = dataset->sample_count;
@@ -129,6 +158,8 @@ static enum status dataset_source_open(const struct source_request *request, str
 static const struct option_spec options[] = {
     {"source", "DIR", OPTION_TEXT, offsetof(struct parameters, source), NULL, 0, 0, NULL, false,
      "folder with the samples: single files or tar shards"},
+    MEMBER_OPTIONS(offsetof(struct parameters, image), offsetof(struct parameters, label),
+                   offsetof(struct parameters, member)),
 };
 
 static const char *const columns[] = {"source_key", NULL};
@@ -143,5 +174,6 @@ const struct source source_dataset = {
     .open = dataset_source_open,
     .close = dataset_source_close,
     .make = dataset_source_make,
+    .label = dataset_source_label,
     .describe = dataset_source_describe,
 };

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "data/dataset_parts.h"
+#include "data/label.h"
 
 enum status dataset_out_of_memory(void)
 {
@@ -108,6 +109,26 @@ int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags)
     return failure ? -1 : fd;
 }
 
+enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sample *sample,
+                          const struct member_list *list, const char *option)
+{
+    const char *extensions[DATASET_MEMBERS_MAX];
+    for (uint32_t m = 0; m < sample->members; m++)
+        extensions[m] = dataset->members[sample->member + m].extension;
+    return members_lack(list, option, extensions, sample->members);
+}
+
+enum status dataset_label(const struct dataset *dataset, const struct dataset_sample *sample,
+                          const uint8_t *bytes, uint64_t size, uint32_t classes, int32_t *label)
+{
+    if (!sample->rule)
+        return dataset_lacks(dataset, sample, &dataset->choice.label, "label");
+    *label = sample->class_folder;
+    if (!sample->rule->folder)
+        TRY(members_label(sample->rule, bytes, size, label));
+    return classes ? label_check(*label, classes) : STATUS_OK;
+}
+
 void dataset_close(struct dataset *dataset)
 {
     if (dataset->directory >= 0)
@@ -119,6 +140,7 @@ void dataset_close(struct dataset *dataset)
     free(dataset->members);
     free(dataset->samples);
     free(dataset->shard_first);
+    free(dataset->classes);
     index_free(&dataset->index);
     free(dataset->path);
 }

@@ -13,6 +13,7 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "data/index.h"
+#include "data/members.h"
 
 #define DATASET_MEMBERS_MAX 64 /* largest number of members per sample */
 
@@ -27,6 +28,7 @@ struct dataset_file {
 struct dataset_member {
     const char *extension;
     uint64_t offset, size; /* position of the data in the file, in bytes */
+    uint64_t headers;      /* with our index: offset where the member's headers begin in the shard */
     uint64_t edges;        /* checksum_edges() of the data */
     uint64_t whole;        /* checksum_whole() of the data; set from the index or by dataset_hash() */
     uint32_t file;         /* index in dataset->files */
@@ -39,8 +41,12 @@ struct dataset_sample {
     uint64_t bytes;        /* total over the members */
     uint32_t member;       /* index of the first member in dataset->members */
     uint32_t members;      /* number of members, stored consecutively */
+    uint32_t image, label; /* which of them is the image, and the label; equal to `members` if none is */
+    int32_t class_folder;  /* number of its class folder; LABEL_NONE without class folders */
+    const struct member_rule *rule; /* how to read its label; NULL if it has none */
 };
 
+/* Must not be moved while it is open. */
 struct dataset {
     char *path;
     int directory; /* open file descriptor */
@@ -48,6 +54,10 @@ struct dataset {
     bool indexed;  /* the list was read from our index */
     bool hashed;   /* `whole` is set for all samples */
     bool skip;     /* skip unreadable samples with a warning */
+    bool chosen;   /* the samples have only their image and label; other members are not read */
+    struct members choice;
+    const char **classes; /* sorted names of the class folders; NULL if the labels are not in folders */
+    uint32_t class_count, class_capacity;
     struct dataset_file *files;
     struct dataset_member *members;
     struct dataset_sample *samples; /* samples of one shard are contiguous, in shard order */
@@ -73,6 +83,16 @@ void dataset_close(struct dataset *dataset);
 /* Opens dataset->files[file] read-only, with additional open(2) flags. Returns a descriptor. On failure
  * returns -1 and sets a message and errno. ESPIPE or EISDIR means that the file is not a regular file. */
 int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags);
+
+/* Returns the label of a sample. `bytes` holds the `size` bytes of the member that is the label, if there is
+ * one. STATUS_FAILED if the sample has no label, or if it is not a class from 0 to `classes` - 1; with
+ * `classes` = 0, any integer is accepted. Thread safe. */
+enum status dataset_label(const struct dataset *dataset, const struct dataset_sample *sample,
+                          const uint8_t *bytes, uint64_t size, uint32_t classes, int32_t *label);
+
+/* Sets the message that a sample lacks a member for an option; see members_lack(). */
+enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sample *sample,
+                          const struct member_list *list, const char *option);
 
 FDSL_C_END
 

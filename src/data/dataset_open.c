@@ -189,6 +189,9 @@ static enum status add_indexed(struct dataset *dataset, const struct index_sampl
             TRY(dataset_keep_name(dataset, path, strlen(path), &kept));
             TRY(dataset_add_file(dataset, kept, from->size));
             member.file = dataset->file_count - 1;
+        } else if (dataset->member_count && dataset->members[dataset->member_count - 1].file == member.file) {
+            const struct dataset_member *before = &dataset->members[dataset->member_count - 1];
+            member.headers = before->offset + before->size + tar_padding(before->size);
         }
         TRY(dataset_add_member(dataset, member));
         dataset->samples[dataset->sample_count - 1].members++;
@@ -250,7 +253,8 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
 
 /* ---- Checking the samples ---- */
 
-/* Reads the edges or all bytes of every sample, and removes skipped samples from the list. */
+/* Chooses the members of every sample, reads their edges or all their bytes, and removes skipped samples from
+ * the list. */
 static enum status read_all_samples(struct dataset *dataset, bool whole)
 {
     struct plain plain = {.dataset = dataset, .fd = -1};
@@ -263,7 +267,9 @@ static enum status read_all_samples(struct dataset *dataset, bool whole)
         for (; dataset->shards && shard < dataset->file_count && dataset->shard_first[shard] == i; shard++)
             dataset->shard_first[shard] = kept;
         bool said = closed && dataset->members[sample->member].file == plain.file;
-        status = plain_sample(&plain, sample, whole);
+        status = dataset_choose(dataset, sample);
+        if (status == STATUS_OK)
+            status = plain_sample(&plain, sample, whole);
         closed = plain.fd < 0;
         if (status != STATUS_OK && said && dataset->skip) {
             status = STATUS_OK;
@@ -389,16 +395,24 @@ static enum status list_samples(struct dataset *dataset)
     return status;
 }
 
-enum status dataset_open(const char *path, bool skip, struct dataset *dataset)
+enum status dataset_open(const char *path, bool skip, const struct members *choice, struct dataset *dataset)
 {
     *dataset = (struct dataset){.path = strdup(path), .directory = -1, .skip = skip};
     if (!dataset->path)
         return dataset_out_of_memory();
+    if (choice)
+        dataset->choice = *choice;
+    else
+        TRY(members_parse(NULL, NULL, "all", &dataset->choice));
     dataset->directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dataset->directory < 0)
         return status_set(STATUS_USAGE, "--data %s: %s", path, strerror(errno));
     TRY(list_samples(dataset));
+    TRY(dataset_find_classes(dataset));
+    dataset_decide(dataset);
     TRY(read_all_samples(dataset, skip && dataset->indexed));
+    if (!dataset->shards)
+        dataset_drop_files(dataset);
     if (dataset->faults > DATASET_WARNINGS_MAX)
         status_warn("%s: %llu more faults like these; %llu samples skipped in total%s", path,
                     (unsigned long long)(dataset->faults - DATASET_WARNINGS_MAX),

@@ -11,7 +11,7 @@
 
 FDSL_C_BEGIN
 
-/* Opens a directory and lists its samples.
+/* Opens a directory and lists its samples. `choice` selects the members of each sample; NULL selects all.
  *
  * If `skip` is false, returns STATUS_FAILED at the first broken sample or shard, with a message that names
  * the shard and the offset. If `skip` is true, skips broken samples and shards with a warning, and counts
@@ -21,7 +21,7 @@ FDSL_C_BEGIN
  * STATUS_USAGE if the directory cannot be opened, is incomplete or contains no samples. STATUS_FAILED, for
  * any `skip`, if a wids index names a shard outside the directory. The caller closes the dataset, also after
  * a failure. */
-enum status dataset_open(const char *path, bool skip, struct dataset *dataset);
+enum status dataset_open(const char *path, bool skip, const struct members *choice, struct dataset *dataset);
 
 /* Reads every byte with the plain reader and fills `whole` of all samples and members. Does nothing if
  * dataset->hashed is set. A sample is broken if a hash differs from our index, or if a shard header names

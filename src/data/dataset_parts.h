@@ -1,6 +1,6 @@
 /* Internal interface of the files that open a dataset: dataset.c (the lists), dataset_open.c (fills the
- * lists), dataset_list.c (files under a directory) and dataset_scan.c (shards without an index of --prepare).
- * No other file includes this header. */
+ * lists), dataset_list.c (files under a directory), dataset_scan.c (shards without an index of --prepare) and
+ * dataset_choose.c (members and class folders). No other file includes this header. */
 #ifndef FDSL_DATA_DATASET_PARTS_H
 #define FDSL_DATA_DATASET_PARTS_H
 
@@ -56,5 +56,23 @@ enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_name
 /* Adds the samples of one shard. `listed` is the shard's entry in a wids index, or NULL. If the shard is
  * broken and dataset->skip is set, keeps the samples before the broken part. */
 enum status dataset_scan_shard(struct dataset *dataset, const char *name, const struct wids_shard *listed);
+
+/* ---- dataset_choose.c ---- */
+
+/* Finds class folders as ImageFolder defines them: samples are single files in folders, and none has a .cls.
+ * The sorted names of the top folders are the classes. */
+enum status dataset_find_classes(struct dataset *dataset);
+
+/* Decides whether samples are reduced to their image and label: if --image or --label was given, or if the
+ * first sample has an image. */
+void dataset_decide(struct dataset *dataset);
+
+/* Finds the image and the label of a sample, and removes the members that are not chosen from the sample.
+ * Calling it again changes nothing. STATUS_FAILED if the sample has an extension twice, has more than
+ * DATASET_MEMBERS_MAX members, or lacks a chosen member. */
+enum status dataset_choose(struct dataset *dataset, struct dataset_sample *sample);
+
+/* Removes the files that hold no chosen member from the list of files. Only for samples in single files. */
+void dataset_drop_files(struct dataset *dataset);
 
 #endif

@@ -2,10 +2,10 @@
 
 #include <inttypes.h>
 
-enum status label_read(const uint8_t *text, uint64_t size, uint32_t classes, int32_t *label)
+enum status label_check(int32_t label, uint32_t classes)
 {
-    if (size <= LABEL_BYTES_MAX && label_parse(text, size, label) && *label >= 0 &&
-        (uint32_t)*label < classes)
+    if (label >= 0 && (uint32_t)label < classes)
         return STATUS_OK;
-    return status_set(STATUS_FAILED, "its label is not a class from 0 to %" PRIu32, classes - 1);
+    return status_set(STATUS_FAILED, "its label %" PRIi32 " is not a class from 0 to %" PRIu32, label,
+                      classes - 1);
 }

@@ -1,4 +1,4 @@
-/* Labels in `.cls` members. */
+/* Labels of samples. */
 #ifndef FDSL_DATA_LABEL_H
 #define FDSL_DATA_LABEL_H
 
@@ -8,7 +8,7 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-#define LABEL_BYTES_MAX 64   /* maximum size of a `.cls` member */
+#define LABEL_BYTES_MAX 64   /* maximum size of a member that is a label in decimal digits */
 #define LABEL_NONE      (-1) /* label of a sample that has none */
 
 /* Parses a label: a decimal integer, optionally surrounded by blanks, tabs and line breaks. Returns false for
@@ -33,9 +33,8 @@ FDSL_HD bool label_parse(const uint8_t *text, uint64_t size, int32_t *label)
 
 FDSL_C_BEGIN
 
-/* Parses a `.cls` member of `size` bytes; `text` holds at least the first min(size, LABEL_BYTES_MAX) bytes.
- * STATUS_FAILED if the member is not a class from 0 to `classes` - 1. Thread safe. */
-enum status label_read(const uint8_t *text, uint64_t size, uint32_t classes, int32_t *label);
+/* STATUS_FAILED if the label is not a class from 0 to `classes` - 1. Thread safe. */
+enum status label_check(int32_t label, uint32_t classes);
 
 FDSL_C_END
 

@@ -7,8 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/key.h"
 #include "data/checksum.h"
+#include "data/key.h"
+#include "data/label.h"
 #include "data/tar.h"
 
 void plain_close(struct plain *plain)
@@ -106,16 +107,6 @@ enum status plain_bytes(struct plain *plain, const struct dataset_member *member
 
 /* ---- Comparing tar headers with the index ---- */
 
-/* Offset where the headers of a member start: the end of the previous member in the shard, or the start of
- * the shard. */
-static uint64_t headers_begin(const struct dataset *dataset, const struct dataset_member *member)
-{
-    if (member == dataset->members || member[-1].file != member->file)
-        return 0;
-    const struct dataset_member *before = member - 1;
-    return before->offset + before->size + tar_padding(before->size);
-}
-
 static enum status compare_name(const struct plain *plain, const struct dataset_sample *sample,
                                 const struct dataset_member *member, const struct tar_member *found)
 {
@@ -163,7 +154,7 @@ static enum status parse_headers(struct plain *plain, const struct dataset_sampl
 static enum status plain_headers(struct plain *plain, const struct dataset_sample *sample,
                                  const struct dataset_member *member)
 {
-    uint64_t begin = headers_begin(plain->dataset, member);
+    uint64_t begin = member->headers;
     if (begin >= member->offset)
         return plain_fail(plain, member->offset, "the index leaves no room for the member's header");
     size_t bytes = (size_t)(member->offset - begin);
@@ -198,29 +189,11 @@ static enum status plain_whole(struct plain *plain, struct dataset_member *membe
     return STATUS_OK;
 }
 
-/* Refuses a sample with two members of the same extension. Upper and lower case do not matter, so "cls" and
- * "CLS" are the same. */
-static enum status check_extensions(const struct dataset *dataset, const struct dataset_sample *sample)
-{
-    const struct dataset_member *members = &dataset->members[sample->member];
-    for (uint32_t m = 1; m < sample->members; m++)
-        for (uint32_t other = 0; other < m; other++)
-            if (strcasecmp(members[m].extension, members[other].extension) == 0)
-                return status_set(STATUS_FAILED, "%s/%s: offset %llu: sample '%s' has '%s' twice",
-                                  dataset->path, dataset->files[members[m].file].name,
-                                  (unsigned long long)members[m].offset, sample->key, members[m].extension);
-    return STATUS_OK;
-}
-
 enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole)
 {
     const struct dataset *dataset = plain->dataset;
     uint64_t edges[DATASET_MEMBERS_MAX], wholes[DATASET_MEMBERS_MAX];
     sample->bytes = 0;
-    if (sample->members > DATASET_MEMBERS_MAX)
-        return status_set(STATUS_FAILED, "%s: sample '%s' has %u members, more than %d", dataset->path,
-                          sample->key, sample->members, DATASET_MEMBERS_MAX);
-    TRY(check_extensions(dataset, sample));
     for (uint32_t m = 0; m < sample->members; m++) {
         struct dataset_member *member = &dataset->members[sample->member + m];
         TRY(plain_open_new(plain, member));
@@ -235,4 +208,20 @@ enum status plain_sample(struct plain *plain, struct dataset_sample *sample, boo
     sample->edges = checksum_sample(sample->key_hash, edges, sample->members);
     sample->whole = checksum_sample(sample->key_hash, wholes, sample->members);
     return STATUS_OK;
+}
+
+/* ---- Labels ---- */
+
+enum status plain_label(struct plain *plain, const struct dataset_sample *sample, uint32_t classes,
+                        int32_t *label)
+{
+    const struct dataset *dataset = plain->dataset;
+    if (sample->label == sample->members)
+        return dataset_label(dataset, sample, NULL, 0, classes, label);
+    const struct dataset_member *member = &dataset->members[sample->member + sample->label];
+    uint64_t most = *sample->rule->field ? MEMBER_JSON_BYTES_MAX : LABEL_BYTES_MAX;
+    uint64_t bytes = member->size < most ? member->size : most;
+    TRY(plain_room(plain, member->offset, bytes));
+    TRY(plain_bytes(plain, member, bytes, plain->buffer));
+    return dataset_label(dataset, sample, plain->buffer, member->size, classes, label);
 }

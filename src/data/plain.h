@@ -34,6 +34,11 @@ enum status plain_sample(struct plain *plain, struct dataset_sample *sample, boo
 enum status plain_bytes(struct plain *plain, const struct dataset_member *member, uint64_t size,
                         uint8_t *bytes);
 
+/* Reads the label of a sample from its member or its folder. STATUS_FAILED if the sample has none, or if it
+ * is not a class from 0 to `classes` - 1; with `classes` = 0, any integer is accepted. */
+enum status plain_label(struct plain *plain, const struct dataset_sample *sample, uint32_t classes,
+                        int32_t *label);
+
 /* Closes the file and frees the buffer. */
 void plain_close(struct plain *plain);
 

@@ -29,15 +29,14 @@ static enum status about(const struct inspection *inspection, const struct datas
                          sample->key, member->extension);
 }
 
-/* Sets the message for a member that GPU variants do not accept. */
-static enum status unfit(const struct dataset_member *member)
+/* Sets the message for an image that GPU variants do not accept. */
+static enum status unfit(const struct dataset_member *image)
 {
-    if (strcasecmp(member->extension, "png") == 0)
-        return status_set(STATUS_USAGE,
-                          "a GPU variant cannot decode PNG; prepare the data set as .npy (--encode npy), or "
-                          "decode on the CPU: --variant shards-omp --decode");
-    return status_set(STATUS_USAGE, "a GPU variant accepts only samples of one .npy and optionally one label "
-                                    "in .cls; leave this member out, or use a CPU variant");
+    return status_set(STATUS_USAGE,
+                      "a GPU variant cannot decode this image; choose an array with --image npy, prepare the "
+                      "data set as .npy (--encode npy), or decode on the CPU: --variant shards-omp --decode; "
+                      "this member is '%s'",
+                      image->extension);
 }
 
 static enum status read_header(struct inspection *inspection, const struct dataset_member *member,
@@ -95,16 +94,6 @@ static enum status look_at_array(struct inspection *inspection, uint32_t number,
     return STATUS_OK;
 }
 
-static enum status look_at_label(struct inspection *inspection, const struct dataset_member *member)
-{
-    int32_t label;
-    uint64_t bytes = member->size < LABEL_BYTES_MAX ? member->size : LABEL_BYTES_MAX;
-    TRY(plain_bytes(&inspection->plain, member, bytes, inspection->head));
-    if (member->size <= LABEL_BYTES_MAX && label_parse(inspection->head, bytes, &label))
-        return STATUS_OK;
-    return status_set(STATUS_USAGE, "not a label: a label is a decimal 32-bit integer");
-}
-
 /* Computes the extent of a sample, and the offsets and sizes of its members. */
 static void lay_out(const struct dataset *dataset, const struct dataset_sample *sample, bool packed,
                     struct array_sample *array, struct array_extent *extent)
@@ -122,35 +111,40 @@ static void lay_out(const struct dataset *dataset, const struct dataset_sample *
     *extent = (struct array_extent){begin, end};
 }
 
+/* Reads the label of a sample, if it has one. */
+static enum status look_at_label(struct inspection *inspection, const struct dataset_sample *sample,
+                                 struct array_sample *array)
+{
+    array->label = LABEL_NONE;
+    enum status status = sample->rule ? plain_label(&inspection->plain, sample, 0, &array->label) : STATUS_OK;
+    return status == STATUS_FAILED ? STATUS_USAGE : status;
+}
+
 static enum status look_at_sample(struct inspection *inspection, uint32_t number, bool packed)
 {
     const struct dataset *dataset = inspection->dataset;
     const struct dataset_sample *sample = &dataset->samples[number];
     const struct dataset_member *members = &dataset->members[sample->member];
     struct array_sample *array = &inspection->arrays->samples[number];
-    uint32_t found = 0;
-    *array = (struct array_sample){
-        .key_hash = sample->key_hash, .members = sample->members, .label = sample->members};
-    for (uint32_t m = 0; m < sample->members; m++) {
-        bool is_array = strcasecmp(members[m].extension, "npy") == 0;
-        bool is_label = strcasecmp(members[m].extension, "cls") == 0;
-        if ((!is_array && !is_label) || sample->members > ARRAY_MEMBERS_MAX)
-            return about(inspection, sample, &members[m], unfit(&members[m]));
-        if (is_label)
-            array->label = m;
-        found += is_array;
+    *array = (struct array_sample){.key_hash = sample->key_hash, .members = sample->members};
+    if (sample->image == sample->members) {
+        (void)dataset_lacks(dataset, sample, &dataset->choice.image, "image");
+        return about(inspection, sample, &members[0], STATUS_USAGE);
     }
-    if (found != 1)
+    if (sample->members > ARRAY_MEMBERS_MAX)
         return about(inspection, sample, &members[0],
-                     status_set(STATUS_USAGE, "a GPU variant needs exactly one .npy per sample"));
+                     status_set(STATUS_USAGE, "a GPU variant accepts one .npy and one label per sample; "
+                                              "choose them with --image npy and --label"));
+    const struct dataset_member *image = &members[sample->image];
+    if (strcasecmp(members_format(image->extension), "npy") != 0)
+        return about(inspection, sample, image, unfit(image));
     lay_out(dataset, sample, packed, array, &inspection->arrays->extents[number]);
-    for (uint32_t m = 0; m < sample->members; m++) {
-        enum status status = m == array->label ? look_at_label(inspection, &members[m])
-                                               : look_at_array(inspection, number, &members[m], array->at[m]);
-        if (status != STATUS_OK)
-            return about(inspection, sample, &members[m], status);
-    }
-    return STATUS_OK;
+    enum status status = look_at_array(inspection, number, image, array->at[sample->image]);
+    if (status != STATUS_OK)
+        return about(inspection, sample, image, status);
+    status = look_at_label(inspection, sample, array);
+    return status == STATUS_OK ? STATUS_OK
+                               : about(inspection, sample, &members[sample->label % sample->members], status);
 }
 
 enum status arrays_open(const struct dataset *dataset, bool packed, struct arrays *arrays)

@@ -1,5 +1,5 @@
 /* Layout of the samples' raw bytes, from which the GPU extracts arrays and labels. Every sample has one .npy,
- * and optionally one label in .cls. All arrays have the same shape and type: uint8, float16 or float32. */
+ * and optionally one label. All arrays have the same shape and type: uint8, float16 or float32. */
 #ifndef FDSL_LOAD_ARRAYS_H
 #define FDSL_LOAD_ARRAYS_H
 
@@ -22,7 +22,7 @@ struct array_sample {
     uint64_t bytes;              /* total over all members */
     uint64_t values;             /* offset of the array's values */
     uint32_t members;
-    uint32_t label; /* index of the member that is the label; equal to `members` if there is none */
+    int32_t label; /* LABEL_NONE if there is none */
 };
 
 /* The range of bytes that holds a sample. */

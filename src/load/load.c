@@ -10,7 +10,7 @@
 #include "load/load_parts.h"
 
 struct parameters {
-    const char *data, *mean_text, *std_text;
+    const char *data, *mean_text, *std_text, *image, *label, *member;
     uint64_t batch, shuffle, seed, epochs, iodepth, block, prefetch, shift, ring, chunk, out_res, channels;
     double mean[PARSE_CHANNELS_MAX], std[PARSE_CHANNELS_MAX]; /* set by load_open() */
     int cache, on_error, dtype, fit;
@@ -29,6 +29,7 @@ static const char *const on_errors[] = {"fail", "skip", NULL};
 static const struct option_spec options[] = {
     {"data", "DIR", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, true,
      "folder with the samples: single files or tar shards; --prepare creates one"},
+    MEMBER_OPTIONS(AT(image), AT(label), AT(member)),
     {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 20, option_max, true, "samples per batch"},
     {"shuffle", "N", OPTION_COUNT, AT(shuffle), "1000", 0, 1 << 24, NULL, true,
      "size of the shuffle buffer in samples, for variants that read shards; 0 shuffles only the order of the "
@@ -277,10 +278,12 @@ static enum status load_open(const struct options *given, void *parameters_,
     parameters->decode |= parameters->augment || parameters->out_res;
     if (parameters->out_res && !options_given(given, "shift"))
         parameters->shift = 0; /* --fit moves the image already */
+    struct members members;
+    TRY(members_parse(parameters->image, parameters->label, parameters->member, &members));
     struct load_job *job = *input = calloc(1, sizeof *job);
     if (!job)
         return status_set(STATUS_FAILED, "out of memory");
-    TRY(dataset_open(parameters->data, parameters->on_error, &job->dataset));
+    TRY(dataset_open(parameters->data, parameters->on_error, &members, &job->dataset));
     if (job->dataset.sample_count < partition->ranks)
         return status_set(STATUS_USAGE, "--data %s has %u samples, too few for %llu ranks; start fewer ranks",
                           parameters->data, job->dataset.sample_count, (unsigned long long)partition->ranks);
@@ -498,7 +501,7 @@ static const char *const shown[] = {"skipped", NULL};
 
 const struct workload workload_load = {
     .name = "load",
-    .schema = "load/8",
+    .schema = "load/9",
     .summary = "reads samples from files or shards into batches",
     .item = "samples",
     .options = options,

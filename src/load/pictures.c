@@ -2,23 +2,8 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
-#include <strings.h>
 
-#include "data/label.h"
 #include "data/plain.h"
-
-#define REMEDY \
-    "prepare the data set from labelled images: --prepare DIR --from idx, cifar or synth (with --classes N)"
-
-bool pictures_is_label(const struct dataset_member *member)
-{
-    return strcasecmp(member->extension, "cls") == 0;
-}
-
-static bool is_picture(const struct dataset_member *member)
-{
-    return strcasecmp(member->extension, "npy") == 0 || strcasecmp(member->extension, "png") == 0;
-}
 
 enum status pictures_check(const struct pictures *pictures, const struct image *image)
 {
@@ -35,34 +20,15 @@ enum status pictures_check(const struct pictures *pictures, const struct image *
         image->channels, image->height, image->width, pictures->channels, pictures->height, pictures->width);
 }
 
-/* Returns the only member of a sample for which `is` is true, or NULL. */
-static const struct dataset_member *only_member(const struct dataset *dataset,
-                                                const struct dataset_sample *sample,
-                                                bool (*is)(const struct dataset_member *))
-{
-    const struct dataset_member *found = NULL;
-    for (uint32_t m = 0; m < sample->members; m++) {
-        const struct dataset_member *member = &dataset->members[sample->member + m];
-        if (is(member) && found)
-            return NULL;
-        found = is(member) ? member : found;
-    }
-    return found;
-}
-
 static enum status read_label(struct plain *plain, const struct dataset_sample *sample,
                               struct pictures *pictures)
 {
-    const struct dataset_member *member = only_member(plain->dataset, sample, pictures_is_label);
-    uint8_t text[LABEL_BYTES_MAX];
     int32_t label;
-    if (!member)
-        return status_set(STATUS_USAGE, "it does not have exactly one label (.cls); " REMEDY);
-    if (!only_member(plain->dataset, sample, is_picture))
-        return status_set(STATUS_USAGE, "it does not have exactly one image (.npy, .png); " REMEDY);
-    TRY(plain_bytes(plain, member, member->size < sizeof text ? member->size : sizeof text, text));
-    if (label_read(text, member->size, INT32_MAX, &label) != STATUS_OK)
-        return STATUS_USAGE;
+    enum status status = sample->image == sample->members
+                             ? dataset_lacks(plain->dataset, sample, &plain->dataset->choice.image, "image")
+                             : plain_label(plain, sample, INT32_MAX, &label);
+    if (status != STATUS_OK)
+        return status == STATUS_FAILED ? STATUS_USAGE : status;
     if ((uint32_t)label >= pictures->classes)
         pictures->classes = (uint32_t)label + 1;
     return STATUS_OK;
@@ -79,7 +45,8 @@ static enum status read_picture(struct plain *plain, const struct dataset_member
     enum status status = bytes ? plain_bytes(plain, member, member->size, bytes)
                                : status_set(STATUS_FAILED, "out of memory for an image");
     if (status == STATUS_OK)
-        status = image_decode(member->extension, bytes, member->size, &scratch, &image, &is_image);
+        status =
+            image_decode(members_format(member->extension), bytes, member->size, &scratch, &image, &is_image);
     if (status == STATUS_OK && (!is_image || image.depth > 1))
         status = status_set(STATUS_USAGE, "its array is not an image; an image has shape (height, width) or "
                                           "(channels, height, width) and values of type |u1, <f2 or <f4");
@@ -101,7 +68,7 @@ enum status pictures_find(const struct dataset *dataset, struct pictures *pictur
         status = read_label(&plain, sample, pictures);
         if (status == STATUS_OK && i == 0) {
             uint32_t classes = pictures->classes;
-            status = read_picture(&plain, only_member(dataset, sample, is_picture), pictures);
+            status = read_picture(&plain, &dataset->members[sample->member + sample->image], pictures);
             pictures->classes = classes;
         }
         if (status != STATUS_OK)

@@ -1,4 +1,4 @@
-/* A training set: exactly one image and one label per sample, all images of the same shape, type and
+/* A training set: one image and one label per sample, all images of the same shape, type and
  * layout. */
 #ifndef FDSL_LOAD_PICTURES_H
 #define FDSL_LOAD_PICTURES_H
@@ -22,15 +22,12 @@ struct pictures {
 FDSL_C_BEGIN
 
 /* Decodes the first image and reads every label. STATUS_USAGE, with a message that names the sample, in three
- * cases: a sample does not have exactly one image (.npy, .png) and one label (.cls); its label is negative or
- * not a number; or the array of the first sample is not an image. STATUS_FAILED if reading fails. */
+ * cases: a sample has no image or no label; its label is negative or not a number; or the array of the first
+ * sample is not an image. STATUS_FAILED if reading fails. */
 enum status pictures_find(const struct dataset *dataset, struct pictures *pictures);
 
 /* Checks that an image has the shape, type and layout of the first image. STATUS_FAILED otherwise. */
 enum status pictures_check(const struct pictures *pictures, const struct image *image);
-
-/* Whether a member is a label (.cls). */
-bool pictures_is_label(const struct dataset_member *member);
 
 FDSL_C_END
 

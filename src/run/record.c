@@ -200,7 +200,7 @@ static bool schema_of(const char *text, size_t bytes, char *schema, size_t size)
 }
 
 /* Whether `theirs` is an older version of the schema `ours`. For example, "load/4" is an older version of
- * "load/8". */
+ * "load/9". */
 static bool is_older(const char *theirs, const char *ours)
 {
     const char *slash = strchr(ours, '/');

@@ -274,7 +274,10 @@ static enum status open_datasets(const struct data_request *request, struct data
                           request->name, learn ? "train" : "test", learn ? "test" : "train");
     for (int part = 0; part < DATA_PARTS; part++) {
         const char *path = !two ? request->name : part == DATA_TRAIN ? train : test;
-        const char *const words[] = {"source", path, NULL};
+        const char *const words[] = {"source", path,
+                                     "image",  request->image ? request->image : MEMBERS_IMAGE,
+                                     "label",  request->label ? request->label : MEMBERS_LABEL,
+                                     NULL};
         TRY(data_read(request, "dataset", words, (struct data_range){0, 0, two ? -1 : part == DATA_TEST},
                       limit_of(request, part), data, (enum data_part)part));
     }
@@ -386,6 +389,7 @@ enum status data_open(const struct data_request *request, struct data *data)
 {
     double begin_s = timer_now_s();
     *data = (struct data){.feed = request->feed == DATA_CONSTANT ? DATA_CONSTANT : DATA_STORED};
+    TRY(members_parse(request->image, request->label, NULL, &data->members));
     TRY(open_sets(request, data));
     TRY(check_sets(request, data));
     TRY(count_classes(request, data));

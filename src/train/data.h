@@ -13,6 +13,7 @@
 #include "core/status.h"
 #include "core/variant.h"
 #include "data/draws.h"
+#include "data/members.h"
 #include "train/model.h"
 
 #define DATA_CHANNELS_MAX 16
@@ -39,6 +40,7 @@ struct data {
     struct shape shape;
     enum dtype type;
     uint32_t classes;
+    struct members members; /* which members of a sample are its image and its label */
     size_t sample_values, sample_bytes;
     struct data_set sets[DATA_PARTS]; /* neither set is empty */
     /* Normalisation: value v of channel c becomes fmaf(v, scale[c], offset[c]). After data_normalise(data,
@@ -106,6 +108,7 @@ FDSL_C_BEGIN
  * divided: samples whose number has a hash divisible by 10 (about one tenth) become the test set. */
 struct data_request {
     const char *name;
+    const char *image, *label;      /* members of a sample (data/members.h); NULL: the defaults */
     uint64_t train_size, test_size; /* number of samples to use, beginning with the first; 0: all, but
                                        for generated data DATA_TRAIN_SIZE and DATA_TEST_SIZE */
     uint64_t classes; /* number of classes; 0: 8 for clips, largest label + 1 for data sets, else 10 */

@@ -19,32 +19,52 @@
 
 /* ---- Decoding ---- */
 
-/* Decodes the image or volume of a sample. The pixels are valid while `scratch` and the sample are unchanged. */
-static enum status decode(const struct source_sample *sample, struct image_scratch *scratch,
-                          struct image *image)
+/* Finds a member of a sample, and sets `*rule` to the entry of `list` that names it. `option` is the name of
+ * the option that sets the list. The source adds the number of a class folder as the member "cls". */
+static enum status find_member(const struct source_sample *sample, const struct member_list *list,
+                               const char *option, const struct source_member **member,
+                               const struct member_rule **rule)
 {
-    const struct source_member *member = source_member(sample, "npy");
+    const char *extensions[SOURCE_MEMBERS_MAX];
+    uint32_t count = (uint32_t)sample->count;
+    for (uint32_t m = 0; m < count; m++)
+        extensions[m] = sample->members[m].extension;
+    *member = source_member(sample, "cls");
+    uint32_t found = members_find(list, extensions, count, *member != NULL, rule);
+    if (!*rule)
+        return members_lack(list, option, extensions, count);
+    if (found < count)
+        *member = &sample->members[found];
+    return STATUS_OK;
+}
+
+/* Decodes the image or volume of a sample. The pixels are valid while `scratch` and the sample are unchanged.
+ */
+static enum status decode(const struct data *data, const struct source_sample *sample,
+                          struct image_scratch *scratch, struct image *image)
+{
+    const struct source_member *member;
+    const struct member_rule *rule;
     bool is_image;
-    if (!member)
-        member = source_member(sample, "png");
-    if (!member)
-        return status_set(STATUS_FAILED, "it has no member npy or png; store images as one of the two");
-    TRY(image_decode(member->extension, member->bytes, member->size, scratch, image, &is_image));
+    TRY(find_member(sample, &data->members.image, "image", &member, &rule));
+    TRY(image_decode(members_format(member->extension), member->bytes, member->size, scratch, image,
+                     &is_image));
     if (is_image && image->type != DTYPE_F32 && image_values(image) <= INT32_MAX)
         return STATUS_OK;
     return status_set(
         STATUS_FAILED,
-        "it is not an array of |u1 or <f2 with the axes (height, width), (channels, height, width) "
-        "or (channels, depth, height, width)");
+        "its %s is not a PNG image, or an array of |u1 or <f2 with the axes (height, width), (channels, "
+        "height, width) or (channels, depth, height, width); name another member with --image",
+        member->extension);
 }
 
-static enum status read_label(const struct source_sample *sample, int32_t *label)
+static enum status read_label(const struct data *data, const struct source_sample *sample, int32_t *label)
 {
-    const struct source_member *member = source_member(sample, "cls");
-    if (!member)
-        return status_set(STATUS_FAILED,
-                          "it has no member cls, which must contain the class in decimal digits");
-    return label_read(member->bytes, member->size, CLASSES_MAX, label);
+    const struct source_member *member;
+    const struct member_rule *rule;
+    TRY(find_member(sample, &data->members.label, "label", &member, &rule));
+    TRY(members_label(rule, member->bytes, member->size, label));
+    return label_check(*label, CLASSES_MAX);
 }
 
 /* ---- Filling a set ---- */
@@ -146,13 +166,13 @@ static enum status add_sample(struct data *data, struct data_set *set, bool know
     struct image image;
     struct image_scratch scratch = {0};
     int32_t label = 0;
-    enum status status = decode(sample, &scratch, &image);
+    enum status status = decode(data, sample, &scratch, &image);
     if (status == STATUS_OK)
         status = fit(data, &image);
     if (status == STATUS_OK)
         status = check_finite(&image);
     if (status == STATUS_OK)
-        status = read_label(sample, &label);
+        status = read_label(data, sample, &label);
     if (status == STATUS_OK)
         status = make_room(data, set, known, room);
     if (status == STATUS_OK)

@@ -8,6 +8,8 @@
 enum status job_open_data(const struct job_parameters *parameters, struct data *data)
 {
     struct data_request request = {.name = parameters->data,
+                                   .image = parameters->image,
+                                   .label = parameters->label,
                                    .train_size = parameters->train_size,
                                    .test_size = parameters->test_size,
                                    .classes = parameters->classes,

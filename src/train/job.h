@@ -8,11 +8,12 @@
 
 #include "core/partition.h"
 #include "core/status.h"
+#include "data/members.h"
 #include "train/data.h"
 
 /* The parameters that both workloads share. They must be the first member of each workload's parameters. */
 struct job_parameters {
-    const char *data;
+    const char *data, *image, *label;
     uint64_t train_size, test_size, classes, res, batch;
     int feed; /* `feed` and `fresh` as in struct data_request */
     bool fresh;
@@ -27,6 +28,7 @@ struct job_parameters {
     {"data", "DIR|NAME", OPTION_TEXT, offsetof(parameters, job.data), data_, 0, 0, NULL, true,                 \
      use ": a folder with MNIST (IDX), with CIFAR-10 (binary) or with a data set of --prepare; "                         \
      "or the name of generated data: digits, clips (for cnn3d) or synth"},                                                        \
+    MEMBER_IMAGE_LABEL(offsetof(parameters, job.image), offsetof(parameters, job.label), false), \
     {"train-size", "N", OPTION_COUNT, offsetof(parameters, job.train_size), NULL, 1, 2147483647, NULL, true,   \
      "take the first N training samples" train_words " (default: " train_sizes ")"},                               \
     {"test-size", "N", OPTION_COUNT, offsetof(parameters, job.test_size), NULL, 1, 2147483647, NULL, true,     \

@@ -20,6 +20,7 @@
 #include "data/idx.h"
 #include "data/index.h"
 #include "data/key.h"
+#include "data/members.h"
 #include "data/npy.h"
 #include "data/png_image.h"
 #include "data/safetensors.h"
@@ -29,6 +30,36 @@
 #include "run/table.h"
 #include "synth/class.h"
 #include "train/checkpoint.h"
+
+/* Parses the choice of members. The first line is the value of --image, --label and --member; the rest is a
+ * member, from which a label is read by each rule. */
+static inline void fuzz_members(const uint8_t *data, size_t size)
+{
+    static const char *const extensions[] = {"JSON", "cls", "a"};
+    const uint8_t *end = memchr(data, '\n', size);
+    size_t length = end ? (size_t)(end - data) : size, rest = end ? size - length - 1 : 0;
+    char *text = strndup((const char *)data, length);
+    struct members members;
+    for (int option = 0; text && option < 3; option++) {
+        const struct member_rule *rule;
+        const struct member_list *list = option == 0   ? &members.image
+                                         : option == 1 ? &members.label
+                                                       : &members.only;
+        if (members_parse(option == 0 ? text : NULL, option == 1 ? text : NULL, option == 2 ? text : NULL,
+                          &members) != STATUS_OK)
+            continue;
+        uint32_t found = members_find(list, extensions, 3, true, &rule);
+        if (found > 3 || (found < 3 && (!rule || rule->folder)) || (option != 1 && rule && found == 3))
+            abort();
+        for (uint32_t r = 0; r < list->count; r++) {
+            int32_t label = 0;
+            if (!list->rules[r].folder && rest > 0)
+                (void)members_label(&list->rules[r], end + 1, rest, &label);
+        }
+        (void)members_lack(list, "label", extensions, 3);
+    }
+    free(text);
+}
 
 /* Parses one shard twice: with all bytes available, and with only the bytes that each step needs. Both
  * parsers must agree. */
@@ -379,6 +410,7 @@ static const struct {
                     {"classes", fuzz_classes}, {"ranges", fuzz_ranges},
                     {"rows", fuzz_rows},       {"checkpoint", fuzz_checkpoint},
                     {"table", fuzz_table},     {"safetensors", fuzz_safetensors},
-                    {"torch", fuzz_torch},     {"pickle", fuzz_pickle}};
+                    {"torch", fuzz_torch},     {"pickle", fuzz_pickle},
+                    {"members", fuzz_members}};
 
 #endif

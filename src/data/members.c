@@ -1,0 +1,184 @@
+#include "data/members.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#ifdef HAVE_JANSSON
+#include <jansson.h>
+#endif
+
+#include "data/label.h"
+
+#define NAMES_MAX 400 /* bytes of a list of members in a message */
+
+/* ---- The options ---- */
+
+static enum status bad_entry(const char *option, const char *entry, size_t length, const char *why)
+{
+    return status_set(STATUS_USAGE, "--%s: '%.*s' %s", option, (int)(length < 80 ? length : 80), entry, why);
+}
+
+/* Parses one entry of `length` bytes. `labels`: the entry belongs to --label. */
+static enum status parse_rule(const char *option, const char *entry, size_t length, bool labels,
+                              struct member_rule *rule)
+{
+    const char *colon = memchr(entry, ':', length);
+    size_t extension = colon ? (size_t)(colon - entry) : length, field = length - extension;
+    *rule = (struct member_rule){.folder = labels && length == 6 && memcmp(entry, "folder", 6) == 0};
+    if (rule->folder)
+        return STATUS_OK;
+    if (length == 0 || extension == 0)
+        return bad_entry(option, entry, length, "has no extension; separate extensions by one ';'");
+    if (*entry == '.' || memchr(entry, '/', length))
+        return bad_entry(option, entry, length, "is not an extension; write it without the dot, as in png");
+    if (extension >= sizeof rule->extension || field > sizeof rule->field)
+        return bad_entry(option, entry, length, "is too long");
+    if (colon && !labels)
+        return bad_entry(option, entry, length, "names a field, which only --label can; drop the ':'");
+    memcpy(rule->extension, entry, extension);
+    if (colon)
+        memcpy(rule->field, colon + 1, field - 1);
+    if (labels && !*rule->field && (colon || strcasecmp(rule->extension, "json") == 0))
+        return bad_entry(option, entry, length, "names no field; write json:FIELD");
+    if (strstr(rule->field, "..") || *rule->field == '.' || (*rule->field && entry[length - 1] == '.'))
+        return bad_entry(option, entry, length, "has an empty name between dots; write json:OUTER.INNER");
+    return STATUS_OK;
+}
+
+/* Parses a list of entries that are separated by ';'. */
+static enum status parse_list(const char *option, const char *text, const char *preset, bool labels,
+                              struct member_list *list)
+{
+    *list = (struct member_list){.given = text != NULL};
+    for (const char *entry = text ? text : preset; entry;) {
+        const char *end = strchr(entry, ';');
+        size_t length = end ? (size_t)(end - entry) : strlen(entry);
+        if (list->count == MEMBER_RULES_MAX)
+            return status_set(STATUS_USAGE, "--%s: more than %d extensions", option, MEMBER_RULES_MAX);
+        TRY(parse_rule(option, entry, length, labels, &list->rules[list->count]));
+        list->count++;
+        entry = end ? end + 1 : NULL;
+    }
+    return STATUS_OK;
+}
+
+enum status members_parse(const char *image, const char *label, const char *member, struct members *members)
+{
+    *members = (struct members){.all = member && strcmp(member, "all") == 0};
+    TRY(parse_list("image", image, MEMBERS_IMAGE, false, &members->image));
+    TRY(parse_list("label", label, MEMBERS_LABEL, true, &members->label));
+    if (member && !members->all)
+        TRY(parse_list("member", member, NULL, false, &members->only));
+    if (member && !members->all && (image || label))
+        return status_set(STATUS_USAGE, "--member %s reads this member alone; drop --image and --label",
+                          member);
+    return STATUS_OK;
+}
+
+/* ---- Choosing ---- */
+
+uint32_t members_find(const struct member_list *list, const char *const extensions[], uint32_t count,
+                      bool folder, const struct member_rule **rule)
+{
+    for (uint32_t r = 0; r < list->count; r++) {
+        *rule = &list->rules[r];
+        if ((*rule)->folder && folder)
+            return count;
+        for (uint32_t m = 0; !(*rule)->folder && m < count; m++)
+            if (strcasecmp((*rule)->extension, extensions[m]) == 0)
+                return m;
+    }
+    *rule = NULL;
+    return count;
+}
+
+enum status members_lack(const struct member_list *list, const char *option, const char *const extensions[],
+                         uint32_t count)
+{
+    char wanted[NAMES_MAX] = "", there[NAMES_MAX] = "";
+    size_t used = 0;
+    for (uint32_t r = 0; r < list->count && used < sizeof wanted; r++) {
+        const struct member_rule *rule = &list->rules[r];
+        used +=
+            (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s%s%s", r ? ";" : "",
+                             rule->folder ? "folder" : rule->extension, *rule->field ? ":" : "", rule->field);
+    }
+    used = 0;
+    for (uint32_t m = 0; m < count && used < sizeof there; m++)
+        used += (size_t)snprintf(there + used, sizeof there - used, "%s%.60s", m ? ", " : "", extensions[m]);
+    return status_set(STATUS_FAILED,
+                      "it has no member for --%s %s; its members are: %s; name one of them with --%s", option,
+                      wanted, there, option);
+}
+
+const char *members_format(const char *extension)
+{
+    const char *dot = strrchr(extension, '.');
+    return dot ? dot + 1 : extension;
+}
+
+/* ---- Labels ---- */
+
+#ifdef HAVE_JANSSON
+/* Follows the names of `field` through nested objects. Returns NULL if a name is missing. */
+static const json_t *find_field(const json_t *value, const char *field)
+{
+    while (value && *field) {
+        size_t length = strcspn(field, ".");
+        char name[MEMBER_FIELD_MAX];
+        memcpy(name, field, length);
+        name[length] = '\0';
+        value = json_object_get(value, name);
+        field += length + (field[length] == '.');
+    }
+    return value;
+}
+
+static enum status json_label(const struct member_rule *rule, const uint8_t *bytes, uint64_t size,
+                              int32_t *label)
+{
+    json_error_t error;
+    if (size > MEMBER_JSON_BYTES_MAX)
+        return status_set(STATUS_FAILED, "its %s has %llu bytes, more than the %d that are parsed",
+                          rule->extension, (unsigned long long)size, MEMBER_JSON_BYTES_MAX);
+    json_t *root = json_loadb((const char *)bytes, size, JSON_REJECT_DUPLICATES, &error);
+    if (!root)
+        return status_set(STATUS_FAILED, "its %s is not valid JSON: line %d: %s", rule->extension, error.line,
+                          error.text);
+    const json_t *value = find_field(root, rule->field);
+    enum status status = STATUS_OK;
+    if (!value)
+        status = status_set(STATUS_FAILED, "its %s has no field '%s'; name another with --label %s:FIELD",
+                            rule->extension, rule->field, rule->extension);
+    else if (!json_is_integer(value) || json_integer_value(value) < INT32_MIN ||
+             json_integer_value(value) > INT32_MAX)
+        status = status_set(STATUS_FAILED, "field '%s' of its %s is not an integer of 32 bits", rule->field,
+                            rule->extension);
+    else
+        *label = (int32_t)json_integer_value(value);
+    json_decref(root);
+    return status;
+}
+#else
+static enum status json_label(const struct member_rule *rule, const uint8_t *bytes, uint64_t size,
+                              int32_t *label)
+{
+    (void)bytes, (void)size, (void)label;
+    return status_set(STATUS_UNAVAILABLE,
+                      "its label is in %s, and this build has no jansson: install it (libjansson-dev) and "
+                      "build again",
+                      rule->extension);
+}
+#endif
+
+enum status members_label(const struct member_rule *rule, const uint8_t *bytes, uint64_t size, int32_t *label)
+{
+    if (*rule->field)
+        return json_label(rule, bytes, size, label);
+    if (size <= LABEL_BYTES_MAX && label_parse(bytes, size, label))
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "its %s is not a label: a label is a decimal integer of 32 bits; name another member "
+                      "with --label",
+                      rule->extension);
+}

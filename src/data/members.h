@@ -1,0 +1,86 @@
+/* The choice of the members of a sample: its image, its label, or one member alone. Members are chosen by
+ * their extensions, without regard to case. `load`, `train` and --prepare share this choice. */
+#ifndef FDSL_DATA_MEMBERS_H
+#define FDSL_DATA_MEMBERS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+
+#define MEMBERS_IMAGE         "jpg;jpeg;png;npy"          /* default of --image */
+#define MEMBERS_LABEL         "cls;json:label;txt;folder" /* default of --label */
+
+#define MEMBER_RULES_MAX      16
+#define MEMBER_EXTENSION_MAX  64         /* bytes, with the terminating zero */
+#define MEMBER_FIELD_MAX      128        /* bytes, with the terminating zero */
+#define MEMBER_JSON_BYTES_MAX (16 << 20) /* largest JSON member that is parsed */
+
+/* One entry of --image or --label. A label with a `field` is an integer in a JSON object, any other label is
+ * a decimal integer. */
+struct member_rule {
+    char extension[MEMBER_EXTENSION_MAX]; /* empty if `folder` */
+    char field[MEMBER_FIELD_MAX]; /* names from the outermost object inwards, separated by dots; or empty */
+    bool folder;                  /* the label is the number of the sample's class folder */
+};
+
+/* The entries of an option, in order of preference. */
+struct member_list {
+    struct member_rule rules[MEMBER_RULES_MAX];
+    uint32_t count;
+    bool given; /* the user gave the option, so a sample without such a member is an error */
+};
+
+struct members {
+    struct member_list image, label;
+    struct member_list only; /* --member EXT: read only this member; otherwise empty */
+    bool all;                /* --member all: read every member */
+};
+
+/* The options that choose members, for a table of options. `image_at`, `label_at` and `member_at` are the
+ * offsets of their values. `column` as in struct option_spec. */
+/* clang-format off */
+#define MEMBER_IMAGE_LABEL(image_at, label_at, column)                                                      \
+    {"image", "LIST", OPTION_TEXT, image_at, NULL, 0, 0, NULL, column,                                      \
+     "extensions of the image of a sample, separated by ';' (quote the list). The first that a sample has " \
+     "is read (default: " MEMBERS_IMAGE ")"},                                                               \
+    {"label", "LIST", OPTION_TEXT, label_at, NULL, 0, 0, NULL, column,                                      \
+     "where the label of a sample is, separated by ';': an extension, for a decimal integer; json:FIELD, "  \
+     "for an integer in a JSON object (OUTER.INNER for nested objects); or folder, for the number of the "  \
+     "class folder. The first that a sample has is read (default: " MEMBERS_LABEL ")"}
+#define MEMBER_OPTIONS(image_at, label_at, member_at)                                                       \
+    MEMBER_IMAGE_LABEL(image_at, label_at, true),                                                           \
+    {"member", "EXT", OPTION_TEXT, member_at, NULL, 0, 0, NULL, true,                                       \
+     "read only the member with this extension, for example bin, or all members: all"}
+/* clang-format on */
+
+FDSL_C_BEGIN
+
+/* Parses the values of --image, --label and --member. A value is NULL if its option was not given.
+ * STATUS_USAGE with the option and the fault. */
+enum status members_parse(const char *image, const char *label, const char *member, struct members *members);
+
+/* Finds the first rule for which there is a member. `extensions` lists the `count` members of a sample.
+ * Returns the number of that member and sets `*rule`. Returns `count` if there is no such member, or if the
+ * rule is `folder`, which applies if `folder` is true; `*rule` is NULL if no rule applies. */
+uint32_t members_find(const struct member_list *list, const char *const extensions[], uint32_t count,
+                      bool folder, const struct member_rule **rule);
+
+/* Sets the message that a sample has none of the members in `list`. `option` is the name of the option. The
+ * message lists the members that the sample has. Returns STATUS_FAILED. */
+enum status members_lack(const struct member_list *list, const char *option, const char *const extensions[],
+                         uint32_t count);
+
+/* Returns the part of an extension that names the format: "png" for "left.png". */
+const char *members_format(const char *extension);
+
+/* Reads a label from the bytes of its member. STATUS_FAILED with the reason if it is not an integer of 32
+ * bits; STATUS_UNAVAILABLE for JSON in builds without jansson. Thread safe. */
+enum status members_label(const struct member_rule *rule, const uint8_t *bytes, uint64_t size,
+                          int32_t *label);
+
+FDSL_C_END
+
+#endif
