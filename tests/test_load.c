@@ -216,9 +216,8 @@ Test(load, half_precision_samples_are_augmented_exactly)
     struct augmentation augment = {.scale = {1}};
     bool is_image;
     memcpy(file + header, halves, sizeof halves);
-    cr_assert_eq(
-        image_decode("npy", (const uint8_t *)file, header + 8, &scratch, &image, &is_image),
-        STATUS_OK, "%s", status_text());
+    cr_assert_eq(image_decode("npy", (const uint8_t *)file, header + 8, &scratch, &image, &is_image),
+                 STATUS_OK, "%s", status_text());
     cr_assert(is_image && image.channels == 1 && image.height == 1 && image.width == 4);
     image_augment(&augment, &image, 0, 0, values);
     cr_assert(values[0] == 1 && values[1] == -2 && values[2] == 0x1p-24f && values[3] == 65504);

@@ -210,9 +210,11 @@ Test(load_others, comparison_uses_matching_variant, .init = make_folder, .fini =
         command, sizeof command,
         "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=scripts/compare python3 -c 'import sys, argparse, loading as "
         "c\n"
-        "def said(gpu): return [row[\"said\"] for row in c.run_ours(argparse.Namespace(gpu=gpu, files=\"F\", "
+        "def said(gpu, decode=None): return [row[\"said\"] for row in c.run_ours(argparse.Namespace(gpu=gpu, "
+        "decode=decode, files=\"F\", "
         "shards=\"S\", workers=16, batch=4, time=1, bench=sys.argv[1]))]\n"
         "cpu, gpu = said(False), said(True)\n"
+        "assert all(\"--out-res 64 --fit random-resized-crop\" in line for line in said(False, 64))\n"
         "assert [line.split()[1] for line in cpu] == [\"files-omp\", \"shards-omp\", \"shards-omp\"], cpu\n"
         "assert [line.split()[1] for line in gpu] == [\"files-gpu\", \"shards-gpu\", \"shards-gpu\"], gpu\n"
         "assert all(\"--threads 16\" in line and \"--dtype raw\" in line for line in gpu), gpu\n"

@@ -227,7 +227,7 @@ static enum status get_output(struct parameters *parameters, struct synth *synth
                               .channels = channels};
     TRY(parse_channels("--mean", parameters->mean, channels, -OUTPUT_MEAN_MAX, OUTPUT_MEAN_MAX, mean));
     TRY(parse_channels("--std", parameters->std, channels, OUTPUT_DEVIATION_MIN, OUTPUT_DEVIATION_MAX,
-                            deviation));
+                       deviation));
     output_set_scale(&synth->output, synth->res, mean, deviation);
     warn_about_scale(&synth->output, mean, deviation);
     return STATUS_OK;
