@@ -6,7 +6,9 @@
 #include <pthread.h>
 
 #include "core/compute.h"
+#include "core/fnv.h"
 #include "core/half.h"
+#include "data/jpeg_image.h"
 #include "data/npy.h"
 #include "synth/input.h"
 
@@ -159,6 +161,26 @@ static void make_labelled_pictures(void)
 }
 #endif
 
+#ifdef HAVE_JPEG
+/* Sample n is a JPEG of 20 + n by 31 pixels. With `flat`, all its pixels are 8 n. */
+static void make_photographs(bool flat)
+{
+    make_folder();
+    for (uint32_t i = 0; i < SAMPLES; i++) {
+        const struct jpeg_shape shape = {20 + i, 31, 3, 1};
+        uint8_t pixels[3 * (20 + SAMPLES) * 31];
+        void *bytes;
+        size_t size;
+        for (size_t p = 0; p < sizeof pixels; p++)
+            pixels[p] = (uint8_t)(flat ? 8 * i : (p * p >> 7) + 5 * i);
+        cr_assert_eq(jpeg_encode(pixels, &shape, 95, &bytes, &size), STATUS_OK, "%s", status_text());
+        put("jpeg", (int)i, bytes, size);
+        put_label((int)i, flat ? (int)i % CLASSES : (int)i);
+        free(bytes);
+    }
+}
+#endif
+
 /* ---- The consumer ---- */
 
 struct looking {
@@ -249,6 +271,78 @@ Test(compute, augmented_arrays_are_floats)
     expect_learnt("--cache any --compute train --augment --shift 1 --batch 4 --epochs 3", DTYPE_F32, false,
                   1.0 / 255);
 }
+
+#ifdef HAVE_JPEG
+Test(compute, images_of_any_size_become_a_batch)
+{
+    static const char *const fits[] = {"resize", "crop", "random-resized-crop"};
+    for (size_t i = 0; i < COUNT_OF(fits); i++) {
+        char line[160];
+        make_photographs(true);
+        snprintf(line, sizeof line, "--cache any --compute train --out-res 8 --fit %s --batch 4 --epochs 3",
+                 fits[i]);
+        expect_learnt(line, DTYPE_U8, true, 8);
+    }
+    make_photographs(true);
+    expect_learnt(
+        "--cache any --compute train --out-res 8 --augment --mean 0,0,0 --std 1,1,1 --batch 4 --epochs 3",
+        DTYPE_F32, false, 8.0 / 255);
+}
+
+/* Sums of hashes of the images of each sample, over three epochs. */
+struct hashing {
+    struct consumer consumer;
+    pthread_mutex_t lock;
+    uint64_t sums[SAMPLES];
+};
+
+static enum status hash(struct consumer *consumer, const struct batch *batch)
+{
+    struct hashing *self = (struct hashing *)consumer;
+    pthread_mutex_lock(&self->lock);
+    for (uint32_t j = 0; j < batch->count; j++) {
+        const uint8_t *image = (const uint8_t *)batch->values + j * batch->stride;
+        self->sums[batch->labels[j]] += fnv_add(FNV_BEGIN, image, batch->stride);
+    }
+    pthread_mutex_unlock(&self->lock);
+    return STATUS_OK;
+}
+
+static void sum_hashes(const char *name, const char *line, uint64_t sums[SAMPLES])
+{
+    static const struct consumer_type type_of_hash = {.take_host = hash};
+    struct hashing hashing = {.consumer = {.type = &type_of_hash}, .lock = PTHREAD_MUTEX_INITIALIZER};
+    struct job job;
+    struct run_time unused;
+    void *state;
+    cr_assert_eq(open_job(&job, line), STATUS_OK, "%s", status_text());
+    job.workload->batches.set_consumer(job.input, &hashing.consumer);
+    const struct variant *variant = start(&job, name, &state);
+    cr_assert_eq(variant_run(variant, state, 1, &unused), STATUS_OK, "%s", status_text());
+    variant->teardown(state);
+    close_job(&job);
+    memcpy(sums, hashing.sums, sizeof hashing.sums);
+}
+
+Test(compute, random_crops_do_not_depend_on_threads_but_on_seed_and_sample)
+{
+    static const char line[] = "--cache any --compute train --out-res 8 --fit random-resized-crop --augment "
+                               "--batch 4 --epochs 3 --seed 1",
+                      other[] = "--cache any --compute train --out-res 8 "
+                                "--fit random-resized-crop --augment --batch 4 --epochs 3 --seed 2";
+    uint64_t alone[SAMPLES], together[SAMPLES], seeded[SAMPLES];
+    make_photographs(false);
+    sum_hashes("files", line, alone);
+    sum_hashes("files", other, seeded);
+    for (int i = 0; i < SAMPLES; i++)
+        cr_expect_neq(alone[i], seeded[i], "sample %d is the same with another seed", i);
+    if (variant_find("files-omp")->variant) {
+        sum_hashes("files-omp", line, together); /* three threads */
+        cr_expect_arr_eq(alone, together, sizeof alone);
+    }
+    remove_folder();
+}
+#endif
 
 /* Sample 5 is a valid array but differs in shape or type. When the input is opened, only the first sample is
  * checked, so the run fails. */

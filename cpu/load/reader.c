@@ -274,18 +274,6 @@ static enum status at_member(const struct dataset *dataset, const struct dataset
                          dataset->files[member->file].name, (unsigned long long)member->offset, sample->key);
 }
 
-/* Decodes a member. With --out-res, every image gets the same size. */
-static enum status decode(struct worker *worker, uint32_t number, const struct dataset_member *member,
-                          const uint8_t *data, struct image *image, bool *is_image)
-{
-    const struct image_fit *fit = &worker->load->fit;
-    const char *extension = members_format(member->extension);
-    if (fit->res == 0)
-        return image_decode(extension, data, member->size, &worker->decoded, image, is_image);
-    return image_fit(fit, extension, data, member->size, (uint32_t)worker->epoch, number, &worker->decoded,
-                     image, is_image);
-}
-
 /* Decodes and augments the image of a sample. With --compute train, every sample needs an image, so that a
  * batch has as many images as labels. */
 static enum status prepare_image(struct worker *worker, uint32_t number, const struct dataset_member *member,
@@ -295,7 +283,8 @@ static enum status prepare_image(struct worker *worker, uint32_t number, const s
     struct image image;
     bool is_image = false;
     double begin_s = timer_now_s();
-    TRY(decode(worker, number, member, data, &image, &is_image));
+    TRY(image_fit(&load->fit, members_format(member->extension), data, member->size, (uint32_t)worker->epoch,
+                  number, &worker->decoded, &image, &is_image));
     worker->decode_s += timer_now_s() - begin_s;
     if (is_image && image.depth == 1)
         return finish_image(worker, &image, number);

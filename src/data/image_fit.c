@@ -188,6 +188,8 @@ enum status image_fit(const struct image_fit *fit, const char *extension, const 
 {
     struct orientation turn = {0};
     size_t res = fit->res;
+    if (res == 0)
+        return image_decode(extension, data, size, scratch, image, is_image);
     if (image_format(extension, data, size) == IMAGE_JPEG) {
         *is_image = true;
         TRY(fit_jpeg(fit, data, size, epoch, sample, scratch, &turn));

@@ -42,7 +42,8 @@ FDSL_C_BEGIN
 struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
                                uint32_t sample);
 
-/* Decodes a member and fits it. `*image` has interleaved bytes, in `scratch`. Only the part that is
+/* Decodes a member and fits it; if fit->res is 0, calls image_decode(). `*image` has interleaved bytes, in
+ * `scratch`. Only the part that is
  * needed is decoded where the format permits. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the part is
  * still larger than the output then. Gray is converted to three channels by repetition; colour is converted
  * to one channel as 0.299 R + 0.587 G + 0.114 B. `*is_image` is false for members that are not images.

@@ -241,7 +241,7 @@ static enum status teach(struct parameters *parameters, struct load_job *job)
     if (parameters->on_error)
         return status_set(STATUS_USAGE, "--compute %s trains on whole batches; drop --on-error skip",
                           parameters->compute.text);
-    enum status status = pictures_find(&job->dataset, &job->pictures);
+    enum status status = pictures_find(&job->dataset, &job->load.fit, &job->pictures);
     if (status != STATUS_OK)
         return status_prefix(status, "--compute %s", parameters->compute.text);
     struct task *task = &parameters->compute.task;

@@ -36,7 +36,7 @@ static enum status read_label(struct plain *plain, const struct dataset_sample *
 
 /* Takes the shape and type of the training set from the first image. */
 static enum status read_picture(struct plain *plain, const struct dataset_member *member,
-                                struct pictures *pictures)
+                                const struct image_fit *fit, struct pictures *pictures)
 {
     uint8_t *bytes = malloc(member->size + 1);
     struct image_scratch scratch = {0};
@@ -45,8 +45,8 @@ static enum status read_picture(struct plain *plain, const struct dataset_member
     enum status status = bytes ? plain_bytes(plain, member, member->size, bytes)
                                : status_set(STATUS_FAILED, "out of memory for an image");
     if (status == STATUS_OK)
-        status =
-            image_decode(members_format(member->extension), bytes, member->size, &scratch, &image, &is_image);
+        status = image_fit(fit, members_format(member->extension), bytes, member->size, 0, 0, &scratch,
+                           &image, &is_image);
     if (status == STATUS_OK && (!is_image || image.depth > 1))
         status = status_set(STATUS_USAGE, "its array is not an image; an image has shape (height, width) or "
                                           "(channels, height, width) and values of type |u1, <f2 or <f4");
@@ -58,7 +58,8 @@ static enum status read_picture(struct plain *plain, const struct dataset_member
     return status;
 }
 
-enum status pictures_find(const struct dataset *dataset, struct pictures *pictures)
+enum status pictures_find(const struct dataset *dataset, const struct image_fit *fit,
+                          struct pictures *pictures)
 {
     struct plain plain = {.dataset = dataset, .fd = -1};
     enum status status = STATUS_OK;
@@ -68,7 +69,7 @@ enum status pictures_find(const struct dataset *dataset, struct pictures *pictur
         status = read_label(&plain, sample, pictures);
         if (status == STATUS_OK && i == 0) {
             uint32_t classes = pictures->classes;
-            status = read_picture(&plain, &dataset->members[sample->member + sample->image], pictures);
+            status = read_picture(&plain, &dataset->members[sample->member + sample->image], fit, pictures);
             pictures->classes = classes;
         }
         if (status != STATUS_OK)

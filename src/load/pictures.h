@@ -10,7 +10,7 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "data/dataset.h"
-#include "data/image.h"
+#include "data/image_fit.h"
 
 struct pictures {
     uint32_t channels, height, width;
@@ -24,7 +24,8 @@ FDSL_C_BEGIN
 /* Decodes the first image and reads every label. STATUS_USAGE, with a message that names the sample, in three
  * cases: a sample has no image or no label; its label is negative or not a number; or the array of the first
  * sample is not an image. STATUS_FAILED if reading fails. */
-enum status pictures_find(const struct dataset *dataset, struct pictures *pictures);
+enum status pictures_find(const struct dataset *dataset, const struct image_fit *fit,
+                          struct pictures *pictures);
 
 /* Checks that an image has the shape, type and layout of the first image. STATUS_FAILED otherwise. */
 enum status pictures_check(const struct pictures *pictures, const struct image *image);
