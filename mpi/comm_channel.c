@@ -1,5 +1,5 @@
-/* Channels (machine/comm.h): messages from one rank to another. Between ranks of one machine, both use the
- * same buffers, so a message is never copied. Otherwise MPI copies it. */
+/* Channels (machine/comm.h): messages from one rank to another. Two ranks of one machine use the same
+ * buffers, so a message is never copied. Between machines, MPI copies the messages. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -22,7 +22,8 @@ struct comm_channel {
 
 /* ---- Waiting ---- */
 
-/* If `request` is NULL: whether the ring has room for a message (sender) or a message (receiver). */
+/* Sets `*ready` to whether `request` is complete. If `request` is NULL: whether the ring has room for a
+ * message (sender) or contains a message (receiver). */
 static enum status is_ready(const struct comm_channel *channel, MPI_Request *request, bool *ready)
 {
     int done;
@@ -58,14 +59,14 @@ static enum status wait_for(const struct comm_channel *channel, MPI_Request *req
 
 /* ---- Opening ---- */
 
-/* What the two ends of a channel tell each other before the first message. */
+/* The data that the two ends of a channel exchange before the first message. */
 struct handshake {
     struct shared_ring_offer offer; /* process 0: no shared memory */
     int attached;
     MPI_Request offered, answered;
 };
 
-/* Without shared memory, MPI transfers the messages, so failures here are not errors. */
+/* If shared memory cannot be created, MPI transfers the messages, so this failure is not an error. */
 static enum status make_offer(struct comm_channel *channel, struct handshake *handshake)
 {
     const struct comm_channel_spec *spec = &channel->spec;
@@ -110,7 +111,7 @@ static enum status take_answer(struct comm_channel *channel, struct handshake *h
     return STATUS_OK;
 }
 
-/* All offers precede all answers, so no two ranks wait for each other. */
+/* Each rank sends all its offers before it waits for a message, so the ranks cannot deadlock. */
 static enum status shake_hands(struct comm_channel **channels, size_t count)
 {
     struct handshake handshakes[COMM_CHANNELS_MAX] = {{.attached = 0}};
@@ -146,7 +147,7 @@ static enum status prepare_mpi(struct comm_channel *channel)
 {
     struct comm_channel_spec *spec = &channel->spec;
     if (!spec->sends)
-        spec->buffers = 2; /* one arrives while the caller uses the other */
+        spec->buffers = 2; /* one message arrives while the caller uses the other */
     TRY(comm_check_message(spec->bytes));
     channel->requests = malloc(spec->buffers * sizeof *channel->requests);
     channel->memory = calloc(spec->buffers, spec->bytes);

@@ -133,14 +133,14 @@ static enum status wait_while(MPI_Request *request, double poll_s, useconds_t na
     }
 }
 
-/* With `asleep` it sleeps from the beginning, which leaves the core free for ranks that time their runs.
- * Otherwise it never sleeps. */
+/* Waits for a collective call. If `asleep` is set, the wait sleeps from the beginning, which leaves the core
+ * free for ranks that time their runs. Otherwise it never sleeps. */
 static enum status wait_for(MPI_Request *request, bool asleep)
 {
     return wait_while(request, asleep ? 0 : HUGE_VAL, NAP_US_MAX);
 }
 
-/* For exchanges of data in timed runs. */
+/* Waits for an exchange of data in a timed run: polls for POLL_S, then sleeps briefly between polls. */
 static enum status wait_briefly(MPI_Request *request)
 {
     return wait_while(request, POLL_S, BRIEF_NAP_US);
@@ -206,11 +206,10 @@ enum status comm_open(void)
             "mpirun, or with srun --mpi=pmix",
             launcher.ranks, launcher.variable, size);
     if (launcher.rank > 0 && size == 1)
-        return status_set(
-            STATUS_UNAVAILABLE,
-            "started as rank %ld of several (%s), but MPI knows of no other; start the program with this "
-            "MPI's own mpirun, or with srun --mpi=pmix",
-            launcher.rank, launcher.variable);
+        return status_set(STATUS_UNAVAILABLE,
+                          "started as rank %ld of several (%s), but MPI knows of no other rank; start the "
+                          "program with this MPI's own mpirun, or with srun --mpi=pmix",
+                          launcher.rank, launcher.variable);
     status_joined(rank, size);
     return STATUS_OK;
 }

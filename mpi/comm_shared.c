@@ -3,9 +3,9 @@
  * The arrays are added up in blocks. Each rank copies a block of its values into its slot of the shared
  * memory. When all ranks have done so, each rank adds up its part of the block in rank order, and writes the
  * sums over its own values of that part, which no other rank needs. When all ranks have done so, each rank
- * copies the parts of the others. In a small block, each rank adds up everything itself, which saves the
- * second wait. Consecutive blocks alternate between two slots per rank, so a rank can fill a slot while
- * others still read the one before. */
+ * copies the sums of the other ranks. In a small block, each rank adds up the whole block itself, which saves
+ * the second wait. Consecutive blocks alternate between two slots per rank, so a rank can fill one slot while
+ * other ranks still read its previous slot. */
 #include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -20,23 +20,24 @@
 
 #define BLOCK_VALUES ((size_t)128 << 10) /* 512 KiB: few waits, and slots of a few ranks fit into caches */
 #define SMALL_VALUES ((size_t)1 << 10)   /* up to this size, a rank adds up the whole block itself */
-#define LINE_VALUES  16                  /* of a cache line; parts begin at multiples */
+#define LINE_VALUES  16                  /* floats per cache line; parts begin at multiples of this number */
 #define LINE_BYTES   64
 #define SPINS        1000 /* polls of a waiting rank before it offers its core to other ranks */
-#define GRACE_S      5    /* other ranks wait this much longer than the one that reports a missing rank */
+#define GRACE_S      5    /* other ranks wait this much longer than the rank that reports a missing rank */
 
-/* What a rank tells the others. Only this rank writes it. */
+/* The progress of one rank, which the other ranks read. Only this rank writes it. */
 struct progress {
     _Alignas(2 * LINE_BYTES) _Atomic uint64_t filled; /* number of blocks whose values are in its slots */
-    _Atomic uint64_t summed;                          /* number of blocks of which its part is added up */
-    int failed[2]; /* whether its step failed; like the slots, of the current block and of the one before */
+    _Atomic uint64_t summed;                          /* number of blocks in which it has added up its part */
+    int failed[2]; /* whether its step failed, one entry per slot: for the current block and for the previous
+                      block */
 };
 
 struct shared_sum {
-    size_t count, block; /* values of an array, and of a block */
-    uint64_t blocks;     /* done so far */
+    size_t count, block; /* number of values in an array, and in a block */
+    uint64_t blocks;     /* number of blocks added up so far */
     struct shared_ring *memory;
-    struct progress *progress; /* of each rank */
+    struct progress *progress; /* one entry per rank */
     float *slots;              /* two per rank */
 };
 
@@ -68,7 +69,7 @@ static enum status open_memory(struct shared_sum *sum)
     if (!comm_shares_memory)
         return comm_agree(status_set(STATUS_UNAVAILABLE, "not wanted"));
     TRY(attach(sum, bytes));
-    sum->progress = shared_ring_memory(sum->memory, &size); /* all 0 at first */
+    sum->progress = shared_ring_memory(sum->memory, &size); /* initially zero */
     sum->slots = (float *)(sum->progress + ranks);
     return STATUS_OK;
 }
@@ -109,7 +110,8 @@ static bool has_come(const struct shared_sum *sum, int rank, bool summed)
            sum->blocks;
 }
 
-/* Waits for one rank. Of the ranks that wait, the first one reports a missing rank. */
+/* Waits for one rank. The lowest of the waiting ranks reports a missing rank; the others wait GRACE_S longer.
+ */
 static enum status wait_for_rank(const struct shared_sum *sum, int peer, bool summed)
 {
     for (int i = 0; i < SPINS; i++) {

@@ -13,8 +13,8 @@ static const struct {
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", 1}, /* Open MPI */
     {"MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", 1},   /* MVAPICH */
     {"PMI_SIZE", "PMI_RANK", 1},                         /* MPICH, Intel MPI, srun --mpi=pmi2 */
-    /* srun. With one task, the process may be an interactive shell. SLURM_NTASKS is not used, because a batch
-     * script has it but is one process. */
+    /* srun. With one task, the process may be an interactive shell. SLURM_NTASKS is not used, because Slurm
+     * also sets it for a batch script, which is one process. */
     {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", 2},
 };
 
@@ -38,7 +38,7 @@ bool launcher_find(struct launcher *launcher)
         *launcher = (struct launcher){launchers[i].ranks, ranks, rank < 0 ? 0 : rank};
         return true;
     }
-    /* PMIx tells its processes their rank but not the number of ranks. */
+    /* PMIx gives each process its rank, but not the number of ranks. */
     long rank = number_in("PMIX_RANK");
     *launcher = (struct launcher){rank >= 0 ? "PMIX_RANK" : NULL, 0, rank >= 0 ? rank : 0};
     return rank >= 0;

@@ -12,7 +12,7 @@
 struct naive {
     const struct ops *ops;
     struct ops_results results;
-    uint64_t shift; /* of the current run */
+    uint64_t shift; /* rotation of the rows in the current run */
 };
 
 static void naive_teardown(void *state)
@@ -73,7 +73,7 @@ static void compact(struct naive *naive)
             results->rows[kept++] = i;
 }
 
-/* Returns the row of the current run that output row j is made of. */
+/* Returns the row of the current run from which output row j is computed. */
 static uint64_t source_of(const struct naive *naive, const struct ops_draw *draw, uint64_t j)
 {
     uint64_t at = draw ? ops_drawn(draw, j) : j;
@@ -129,8 +129,8 @@ static void end_step(struct naive *naive, enum ops_step step, double *begin_s)
     *begin_s = now_s;
 }
 
-/* Rows are copied in the step that they are copied for: convert if they are converted, else compact or
- * permute. */
+/* Rows are copied once: in the step convert if rows are converted, else in permute, or in compact if there is
+ * no permute. */
 static enum status naive_run(void *state, uint64_t number, struct run_time *time)
 {
     struct naive *naive = state;

@@ -1,9 +1,9 @@
 /* The variant `ops-omp`: vectors and threads. The rows are divided into tiles that fit into the L2 cache.
  *
- * If the steps allow it, threads read the rows from memory once: a thread computes the mask of a tile, learns
- * from the tile before how many rows were kept so far, and writes the results of its own kept rows while the
- * tile is in the cache. Duplicates, permutations and the scale of NVFP4 need all rows first; the results are
- * then written in a second pass. */
+ * If the steps allow it, threads read the rows from memory once: a thread computes the mask of a tile, gets
+ * the number of rows kept so far from the previous tile, and writes the results of its own kept rows while
+ * the tile is in the cache. Duplicates, permutations and the scale of NVFP4 need all rows first; the results
+ * are then written in a second pass. */
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,9 +18,9 @@
 #include "ops/stream.h"
 
 #define TILE_BYTES ((size_t)64 << 10)
-#define TILE_ROWS  1024  /* at most */
+#define TILE_ROWS  1024  /* maximum rows per tile */
 #define LIST_ROWS  65536 /* rows per tile of a pass that only lists them */
-#define SPINS      1000  /* before a waiting thread yields its core */
+#define SPINS      1000  /* polls before a waiting thread yields its core */
 
 /* The time of each step on one thread. */
 struct clock {
@@ -37,7 +37,7 @@ struct omp {
     uint64_t *ends; /* per tile: 1 + the number of kept rows up to its end; 0 while unknown */
     size_t ends_bytes;
     struct clock *clocks;
-    /* Of the current run: */
+    /* The state of the current run: */
     uint64_t shift, next_tile;
     uint64_t last; /* the last tile of the latest pass */
     struct ops_format format;
@@ -157,8 +157,8 @@ static void hash_candidates(const struct omp *omp, uint64_t begin, uint64_t end)
             omp->results.row_hashes[i] = checksum_whole(row_at(omp, i), ops->row_bytes);
 }
 
-/* Returns the number of rows that the tiles before `tile` keep. Tiles are started in order, so the tile
- * before is being computed or complete. */
+/* Returns the number of rows that the tiles before `tile` keep. Tiles are started in order, so the previous
+ * tile is being computed or complete. */
 static uint64_t kept_before(const struct omp *omp, uint64_t tile)
 {
     uint64_t end;
@@ -170,7 +170,7 @@ static uint64_t kept_before(const struct omp *omp, uint64_t tile)
     return end - 1;
 }
 
-/* Lists the kept rows of a tile, and returns the number of the first one within the list. */
+/* Lists the kept rows of a tile, and returns the index of the first one within the list. */
 static uint64_t list_kept(const struct omp *omp, uint64_t tile, uint64_t begin, uint64_t end)
 {
     const uint8_t *kept = omp->results.kept;
@@ -185,7 +185,7 @@ static uint64_t list_kept(const struct omp *omp, uint64_t tile, uint64_t begin, 
     return first;
 }
 
-/* Returns the row of the current run that output row j is made of. */
+/* Returns the row of the current run from which output row j is computed. */
 static uint64_t source_of(const struct omp *omp, uint64_t j)
 {
     uint64_t at = omp->ops->steps[OPS_PERMUTE] ? ops_drawn(&omp->draw, j) : j;
@@ -239,7 +239,7 @@ static uint64_t tile_end(uint64_t begin, uint64_t count, uint64_t tile_rows)
     return count - begin < tile_rows ? count : begin + tile_rows;
 }
 
-/* What the threads do with each tile of input rows. */
+/* The work that the threads do on each tile of input rows. */
 enum pass {
     PASS_READ, /* mask, and hashes if duplicates are removed */
     PASS_LIST, /* the list of the kept rows, after PASS_READ */

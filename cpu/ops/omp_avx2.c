@@ -18,7 +18,7 @@ typedef __m256 vreal;
 #define v_load_bf16(p) \
     _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))), 16))
 
-/* NaN becomes 0x7FFF. */
+/* Converts to f16; NaN becomes 0x7FFF. */
 static inline void v_store_half(void *p, __m256 a)
 {
     __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));

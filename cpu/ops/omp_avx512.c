@@ -20,7 +20,7 @@ typedef __m512 vreal;
     _mm512_castsi512_ps( \
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p))), 16))
 
-/* NaN becomes 0x7FFF. */
+/* Converts to f16; NaN becomes 0x7FFF. */
 static inline void v_store_half(void *p, __m512 a)
 {
     __m256i bits = _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -1,6 +1,6 @@
 /* The functions of `ops-omp` that are compiled once per instruction set: omp_simd.h implements them, and one
  * file per instruction set defines its vectors. Results are bit-identical to the definitions in ops/row.h.
- * All are single-threaded and have no state. */
+ * All functions are single-threaded and have no state. */
 #ifndef FDSL_CPU_OPS_OMP_KERNEL_H
 #define FDSL_CPU_OPS_OMP_KERNEL_H
 
@@ -13,7 +13,7 @@ struct ops_kernel {
     const char *name;
     bool (*supported)(void);
 
-    /* ops_square_sum() and ops_largest_finite(). Rows may be unaligned. */
+    /* Implement ops_square_sum() and ops_largest_finite(). Rows may be unaligned. */
     float (*square_sum)(const void *row, enum dtype type, uint32_t columns);
     uint32_t (*largest_finite)(const void *row, enum dtype type, uint32_t columns, uint32_t largest);
 

@@ -1,4 +1,4 @@
-/* The kernel of `ops-omp` for any machine: the shared definitions. */
+/* The kernel of `ops-omp` for any machine. It uses the definitions in ops/row.h. */
 #include <string.h>
 
 #include "core/portable.h"

@@ -35,7 +35,8 @@ INLINE void add_squares(float *sums, const void *row, enum dtype type, uint32_t 
     }
 }
 
-/* The values after the last multiple of OPS_ACCUMULATORS are padded with zeros, which change no sum. */
+/* Returns the sum of the squares of a row. The values after the last multiple of OPS_ACCUMULATORS are padded
+ * with zeros, which change no sum. */
 INLINE float sum_of(const void *row, enum dtype type, uint32_t columns)
 {
     float sums[OPS_ACCUMULATORS] = {0};
@@ -79,7 +80,8 @@ static uint32_t largest_finite(const void *row, enum dtype type, uint32_t column
 
 /* ---- Conversions ---- */
 
-/* f16 has an instruction; the compiler vectorises the definition of the others. */
+/* Converts values to types without blocks. For f16 there is an instruction; for the other types, the compiler
+ * vectorises ops_store(). */
 INLINE void convert_values(const struct ops_format *format, const void *row, enum dtype from,
                            enum ops_type to, uint8_t *values)
 {
@@ -92,7 +94,7 @@ INLINE void convert_values(const struct ops_format *format, const void *row, enu
         ops_store(&known, ops_value(row, from, i), values, i);
 }
 
-/* As ops_convert_block(), for all blocks. */
+/* Converts all blocks of a row, with the same results as ops_convert_block(). */
 INLINE void convert_blocks(const struct ops_format *format, const void *row, enum dtype from,
                            enum ops_type to, uint8_t *values, uint8_t *scales)
 {

@@ -90,7 +90,7 @@ static struct passing passing_of(const struct net *net, uint32_t j, uint32_t epo
     return (struct passing){net->begin + j, net->numbers[j], epoch, part, training};
 }
 
-/* Return a row of the current samples, and the gradient of this row. */
+/* row_of() returns the row of current sample `j` in a block; deltas_of() returns the gradient of this row. */
 static float *row_of(const struct net *net, const struct block *block, uint32_t j)
 {
     return block->rows + (net->begin + j) * block->out_pitch;

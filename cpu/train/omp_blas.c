@@ -84,8 +84,8 @@ static void call(const struct gemm *gemm, const float *a, bool transposed, size_
           gemm->c + first * gemm->c_pitch, (int)gemm->c_pitch);
 }
 
-/* Computes rows first .. end - 1 of c. Piece by piece, copies gathered elements of `a` into a matrix, and
- * multiplies this matrix by `b`. */
+/* Computes rows first .. end - 1 of c. Copies the gathered elements of `a`, one part at a time, into a
+ * matrix, and multiplies this matrix by `b`. */
 static void multiply_copied(const struct gemm *gemm, size_t first, size_t end)
 {
     float few[ROOM_VALUES_MIN],
@@ -132,7 +132,7 @@ enum status omp_blas_open(const struct train *train, const struct resources *res
     return omp_net_open(train, resources, (struct gemm_kernels){tiles, multiply}, state);
 }
 
-/* The variant reports the instruction set that `train-omp` would use. OpenBLAS makes its own choice by the
- * same properties of the CPU. */
+/* The variant reports the instruction set that `train-omp` would use. OpenBLAS chooses its own kernel by the
+ * same CPU features. */
 TRAINING_BY(variant_train_omp_blas, engine_omp_blas, .threaded = true,
             .instruction_set = omp_net_instruction_set, .probe = blas_probe);

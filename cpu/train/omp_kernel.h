@@ -16,9 +16,9 @@
  *     c[i][n] = (bias[n] or c[i][n] or 0) + sum over s of a[rows[i] + steps[s]] * b[s][n]
  *
  * With rows[i] = i * pitch and steps[s] = s, this is a matrix product. If `rows` has image positions and
- * `steps` has offsets of the convolution kernel, this is a convolution without an im2col copy. If these two
- * are exchanged, this is the gradient of the convolution's weights. Each element of c is summed in the order
- * of s, on any thread. Rows of B and C consist of whole vectors. */
+ * `steps` has offsets of the convolution kernel, this is a convolution without an im2col copy. With `rows`
+ * and `steps` exchanged, this is the gradient of the convolution's weights. Each element of c is summed in
+ * the order of s, on any thread. Rows of B and C consist of whole vectors. */
 struct gemm {
     const float *a;
     const uint32_t *rows, *steps;

@@ -146,7 +146,7 @@ struct net {
     uint64_t bytes;
 };
 
-/* Returns whether the input of the network is the samples, so that it needs no gradient. */
+/* Returns whether the network's input is the samples; this input needs no gradient. */
 static inline bool net_begins(const struct net *net)
 {
     return !net->train->stage || net->train->stage->first;
@@ -204,8 +204,7 @@ void net_sample_backward(const struct net *net, struct worker *worker, const str
 /* Runs the forward pass of the samples in net->numbers, up to the logits or the outputs of the stage. */
 void net_forward(struct net *net, uint32_t epoch, enum data_part part, bool training);
 
-/* Adds the losses of the samples, which are those of step `number`, to the totals. Computes the gradients of
- * the logits. */
+/* Adds the losses of the samples of step `number` to the totals. Computes the gradients of the logits. */
 void net_take_losses(struct net *net, uint64_t number);
 
 void net_backward(struct net *net, uint32_t epoch, enum gradients_of of);

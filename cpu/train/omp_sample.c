@@ -273,9 +273,8 @@ static void list_argmax(const struct block *block, struct worker *worker, const 
             size_t at = window * block->out_pitch + o, end = o * count + counts[o];
             worker->list_positions[end] = positions[argmax[at]];
             worker->list_deltas[end] = deltas[at];
-            counts[o] +=
-                deltas[at] !=
-                0; /* the next entry overwrites a zero gradient; this avoids a branch that mispredicts */
+            /* The next entry overwrites a zero gradient. This avoids a branch that mispredicts. */
+            counts[o] += deltas[at] != 0;
         }
 }
 

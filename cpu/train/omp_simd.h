@@ -18,8 +18,8 @@ static size_t least(size_t a, size_t b)
  *
  * A tile of c, ROWS rows of PANEL vectors, stays in registers during the loop over s. Each step loads PANEL
  * vectors of b and broadcasts ROWS elements of a, for ROWS * PANEL multiply-adds. Panels of b are split every
- * STEPS steps, so that each piece (at most 36 KB) stays in an L1 cache of 48 KB while one column of tiles
- * uses it. */
+ * STEPS steps, so that each part of a panel (at most 36 KB) stays in an L1 cache of 48 KB while one column of
+ * tiles uses it. */
 
 #define ROWS_MAX 8
 #define STEPS    144
@@ -300,7 +300,7 @@ static void transpose(const float *restrict from, size_t from_pitch, size_t rows
             to[j * to_pitch + i] = from[i * from_pitch + j];
 }
 
-/* Has one loop per kind of optimizer, so that the kind is not tested for every parameter. */
+/* There is one loop per kind of optimizer, so that the kind is not tested for every parameter. */
 static void update(const struct update *update, const float *restrict gradients, float *restrict parameters,
                    float *restrict m, float *restrict v, size_t count)
 {

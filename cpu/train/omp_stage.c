@@ -15,7 +15,8 @@ static void choose(struct net *net, const struct micro *micro)
     memcpy(net->numbers, micro->numbers, micro->count * sizeof *net->numbers);
 }
 
-/* Copy the current rows of an array like block->rows from and to an array in C order. */
+/* take_rows() copies an array in C order into the current rows of `rows`, an array like block->rows.
+ * give_rows() copies the current rows into an array in C order. */
 static void take_rows(const struct net *net, const struct block *block, const float *from, float *rows)
 {
     const size_t values = shape_values(&block->out);

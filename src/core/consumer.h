@@ -90,11 +90,10 @@ static inline enum status consumer_take_host(struct consumer *consumer, const st
 
 /* Consumes a batch in device memory. The values must not change until the step has ended; the struct `batch`
  * may. On the device, the step waits for `ready_event`, a recorded cudaEvent_t (NULL: the batch is ready
- * now).
- * `*done_event` (NULL: not wanted) becomes a cudaEvent_t recorded after the step; after that event the batch
- * may be overwritten. The consumer owns the event and records it again CONSUMER_STEPS_AHEAD steps later.
- * Returns at once unless CONSUMER_STEPS_AHEAD steps (fewer for real training steps) are in flight; then it
- * blocks. Thread safe. */
+ * now). `*done_event` (NULL: not wanted) becomes a cudaEvent_t recorded after the step; after that event the
+ * batch may be overwritten. The consumer owns the event and records it again CONSUMER_STEPS_AHEAD steps
+ * later. Returns at once unless CONSUMER_STEPS_AHEAD steps (fewer for real training steps) are in flight;
+ * then it blocks. Thread safe. */
 #define CONSUMER_STEPS_AHEAD 256
 static inline enum status consumer_take_device(struct consumer *consumer, const struct batch *batch,
                                                void *ready_event, void **done_event)

@@ -43,8 +43,9 @@ FDSL_HD float fp4_to_float(uint8_t bits)
     return bits & 8 ? -magnitude : magnitude;
 }
 
-/* Returns the scale of an MXFP4 block, an exponent with bias 127: that of the largest power of two <= the
- * largest magnitude, minus 2, the exponent of 6. `largest` has the bits of the largest magnitude. */
+/* Returns the scale of an MXFP4 block as an exponent with bias 127. The exponent is that of the largest
+ * magnitude, rounded down to a power of two, minus 2, because FP4_MAX has the exponent 2. `largest` has the
+ * bits of the largest magnitude. */
 FDSL_HD uint8_t mxfp4_scale(uint32_t largest)
 {
     uint32_t exponent = largest >> 23; /* 0 for subnormal values, whose scale is limited to 2^-127 */

@@ -28,7 +28,7 @@ struct measure {
 };
 
 /* The columns that measures_memory() sets: memory is allocated once per rank, so the sum over the ranks is
- * the memory of all. */
+ * the memory of all ranks. */
 #define MEMORY_MEASURES                  \
     {"peak_memory_bytes", COMBINE_SUM},  \
     {                                    \
@@ -50,8 +50,8 @@ void measures_put(struct measures *measures, const char *column, const char *for
 /* Sets a column to `value` with `digits` significant digits. Does nothing if `value` is not finite. */
 void measures_real(struct measures *measures, const char *column, double value, int digits);
 
-/* Sets the columns MEMORY_MEASURES: the most memory that a variant has allocated for data, and the share of
- * it that useful data fill. Both arguments are in bytes. */
+/* Sets the columns MEMORY_MEASURES: the peak memory that a variant has allocated for data, and the fraction
+ * of that memory that useful data fill. Both arguments are in bytes. */
 void measures_memory(struct measures *measures, double useful, double allocated);
 
 /* Returns the text of a column, "" if it was not set. Owned by `measures`. */

@@ -47,7 +47,7 @@ static const struct option_spec *spec_at(const struct options *options, size_t i
  * option in the tables has the new name. */
 static const struct former {
     const char *was, *now;
-    const char *number; /* advice if the value is a number, because the user then means a count; or NULL */
+    const char *number; /* advice for a value that is a number, which the user means as a count; or NULL */
 } formers[] = {{"samples", "samples-out", "--loops N takes exactly N samples, --min-samples N at least N"},
                {"output", "dtype", NULL},
                {"tensor", "dtype", NULL},
@@ -208,8 +208,8 @@ static struct found resolve(const struct options *options, int value, const char
     return found;
 }
 
-/* Decides by the value whether a name has its current or its former meaning. Where --layout takes nchw or
- * nhwc, `--layout files` means --store files. */
+/* Decides by the value whether a name has its current or its former meaning. In workloads where --layout
+ * accepts nchw or nhwc, `--layout files` means --store files. */
 static void resolve_by_value(const struct options *options, struct found *found, const char *value)
 {
     for (size_t i = 0, index; i < COUNT_OF(formers); i++) {
@@ -274,9 +274,9 @@ static enum status explain_twice(const struct found *found, unsigned char before
 /* Stores the value that getopt_long() found. A list or a range becomes an axis. */
 static enum status take_value(struct options *options, const struct found *found)
 {
+    /* A value on the command line replaces a list in the --config file. */
     if (options->axes)
-        axes_remove(options->axes,
-                    found->spec); /* a value on the command line replaces a list in the --config file */
+        axes_remove(options->axes, found->spec);
     if (options->axes && axes_accept(found->spec, optarg))
         return axes_add(options->axes, found->spec, found->values, optarg);
     return option_set(found->spec, found->values, optarg);
@@ -311,7 +311,7 @@ static bool is_one_of(const char *word, const char *const *words)
     return *words;
 }
 
-/* Takes a flag with a value. `--verify=no` on the command line overrides `verify = yes` in a file. */
+/* Handles a flag that has a value. `--verify=no` on the command line overrides `verify = yes` in a file. */
 static enum status take_flag_value(struct options *options, struct found *found)
 {
     static const char *const on[] = {"true", "yes", "on", NULL}, *const off[] = {"false", "no", "off", NULL};

@@ -26,7 +26,7 @@ enum option_kind {
     OPTION_OUTPUT  /* a text that names an output file: no two options may name the same file */
 };
 
-/* `choices` of a count that also accepts "max", and the value that this word gives. */
+/* `choices` of a count that also accepts "max", and the value that is stored for this word. */
 extern const char *const option_max[];
 #define OPTION_MAX UINT64_C(0)
 
@@ -80,7 +80,7 @@ struct options {
  * each), and -h and -v for flags named "help" and "verbose". In a file of --config, a flag has a value: true,
  * yes, on, false, no or off. Allocates options->given; call options_free(), also after a failure.
  * STATUS_USAGE for an unknown option (suggests the nearest one), an ambiguous one, one that takes a value and
- * is given twice, a missing or unexpected argument, or a value that is not a number or is out of range; if
+ * is given twice, a missing or unexpected argument, or a value that is not a number or is out of range. If
  * the option is in a file, the message names the file and the line. */
 enum status options_parse(struct options *options, int argc, char *const argv[]);
 void options_free(struct options *options);
@@ -109,9 +109,9 @@ void options_text(const struct option_spec *spec, const void *values, char *text
  * array_bytes, because every row has a column bytes for the roofline. */
 void options_column(const struct option_spec *spec, char *column, size_t size);
 
-/* Returns a hash of all option values and axes. For an output file (OPTION_OUTPUT), it covers only
- * whether one is given, because ranks may write to different files. Leaves out the single values of the
- * options that `besides` names, a NULL-terminated list or NULL. */
+/* Returns a hash of all option values and axes. For an output file (OPTION_OUTPUT), it covers only whether
+ * one is given, because ranks may write to different files. `besides` is a NULL-terminated list of options,
+ * or NULL. An option in this list is hashed only if it has a list or range. */
 uint64_t options_hash(const struct options *options, const char *const *besides);
 
 /* Prints the options of one table for --help. */

@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-/* Returns the rank whose exact part exceeds its share by most; among equals the lowest. */
+/* Returns the rank whose exact part exceeds its current share the most; ties go to the lowest rank. */
 static uint32_t most_lacking(const double *weights, double sum, uint32_t count, uint32_t total,
                              const uint32_t *shares)
 {
@@ -18,8 +18,8 @@ static uint32_t most_lacking(const double *weights, double sum, uint32_t count, 
     return found;
 }
 
-/* Returns the rank with the largest share; among equals the highest, so that shares stay in the order of the
- * ranks. */
+/* Returns the rank with the largest share. Ties go to the highest rank, so that, among ranks with equal
+ * weights, a lower rank never gets fewer items. */
 static uint32_t largest(const uint32_t *shares, uint32_t count)
 {
     uint32_t found = 0;
@@ -37,7 +37,7 @@ void partition_divide(const double *weights, uint32_t count, uint32_t total, uin
         sum += weights[i];
     for (uint32_t i = 0; i < count; i++) {
         double part = floor(total * weights[i] / sum);
-        shares[i] = part < left ? (uint32_t)part : left; /* rounding cannot hand out more than there is */
+        shares[i] = part < left ? (uint32_t)part : left; /* limits rounding errors */
         left -= shares[i];
     }
     for (; left > 0; left--)

@@ -54,9 +54,10 @@ FDSL_C_BEGIN
 
 /* Divides `total` items among `count` ranks in proportion to `weights`, which are finite, at least 0, and not
  * all 0. Writes the number of items of each rank to `shares`; their sum is `total`. Each rank gets its exact
- * part, rounded down; the items that remain go to the ranks with the largest fractions, among equals to the
- * lowest rank. So a rank with a larger weight never gets less. Then each rank that has fewer than `least`
- * items gets the missing ones from the rank with the most. `total` >= count * least. A pure function. */
+ * part, rounded down. The remaining items go to the ranks with the largest fractional parts; ties go to the
+ * lowest rank. A rank with a larger weight therefore never gets fewer items. Then each rank that has fewer
+ * than `least` items gets the missing items from the rank that has the most. `total` >= count * least. A pure
+ * function. */
 void partition_divide(const double *weights, uint32_t count, uint32_t total, uint32_t least,
                       uint32_t *shares);
 

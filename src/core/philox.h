@@ -30,7 +30,7 @@ FDSL_HD struct philox_key philox_key(uint64_t seed)
     return key;
 }
 
-/* Computes the high and low words of a * b. On a GPU, the product is one instruction. The code has it as
+/* Computes the high and low words of a * b. On a GPU, one instruction computes the product. The code uses
  * inline PTX, because the compiler does not always generate this instruction. */
 FDSL_HD void philox_multiply(uint32_t a, uint32_t b, uint32_t *high, uint32_t *low)
 {

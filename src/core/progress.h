@@ -20,7 +20,7 @@ void progress_begin(struct progress *progress, bool lines);
 /* Whether the next update is due. */
 bool progress_due(const struct progress *progress);
 
-/* Shows a text without a line end. Call it when progress_due(). */
+/* Shows a text without a line end. Call it when progress_due() returns true. */
 void progress_show(struct progress *progress, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Clears the line on a terminal. */

@@ -1,8 +1,8 @@
 /* The roofline model: a lower bound of the time that a run needs on a machine.
  *
- * It is computed from the least work that any correct program must do and from the peak rates of the machine.
- * Arithmetic or traffic whose amount or peak rate is unknown sets no bound. docs/roofline.md says what is
- * counted and where the peaks come from. */
+ * The bound is computed from the least work that any correct program must do and from the peak rates of the
+ * machine. Arithmetic or traffic whose amount or peak rate is unknown sets no bound. docs/roofline.md says
+ * what is counted and where the peaks come from. */
 #ifndef FDSL_CORE_ROOFLINE_H
 #define FDSL_CORE_ROOFLINE_H
 

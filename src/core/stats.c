@@ -112,7 +112,7 @@ static double effective_count(const double *samples, const double *sorted, size_
         }
         block_square += blocks[b] * blocks[b];
     }
-    if (square == 0) /* all are equal */
+    if (square == 0) /* all samples are equal */
         return (double)count;
     double within = fmax(1, block_square / square);
     return fmax(1, (double)count / (within * inflation(blocks, block_count)));

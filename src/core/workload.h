@@ -125,8 +125,8 @@ struct workload {
     struct {
         bool share_items; /* ranks always divide the items of a run: strong scaling only */
 
-        /* All ranks together do each item, and one rank alone cannot: the row rank=all has the items and
-         * bytes of one rank, rank 0 is not timed alone, and there is no scaling and no efficiency. */
+        /* All ranks together do each item, and one rank alone cannot do it. The row rank=all has the items
+         * and bytes of one rank. Rank 0 is not timed alone, and the rows have no scaling or efficiency. */
         bool joint;
 
         /* Returns a hash of the input files, which must be the same on all ranks. May be NULL. */
@@ -167,8 +167,8 @@ struct workload {
                       uint64_t *least, uint64_t *most);
 
         /* Changes the input and the parameters to another value of --batch. Called only while no variant is
-         * set up. `probes` is the number of batches tried, for the rows; 0: this is such a trial, and the
-         * variant must neither read nor write checkpoints or other files. */
+         * set up. `probes` is the number of batches tried, for the rows; 0: this call sets a batch to try,
+         * and the variant must neither read nor write checkpoints or other files. */
         enum status (*set)(void *input, void *parameters, const struct partition *partition, uint64_t batch,
                            uint32_t probes);
 

@@ -9,8 +9,8 @@
 
 struct pool;
 
-/* Starts threads - 1 threads; the caller of parallel_for() is one more. The caller closes the pool, in the
- * process that opened it. STATUS_FAILED if threads cannot be started. */
+/* Starts threads - 1 threads; the caller of parallel_for() is the remaining thread. The caller closes the
+ * pool, in the process that opened it. STATUS_FAILED if threads cannot be started. */
 enum status pool_open(int threads, struct pool **pool);
 
 /* Ends the threads; accepts NULL. */

@@ -72,7 +72,7 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all);
 /* Adds up arrays of `count` floats over all ranks, many times. Each rank adds up one contiguous part of the
  * array in rank order and sends the sums to all ranks, so all ranks get the same bits, and repeated sums get
  * the same bits. If all ranks are on one machine, they exchange the values through shared memory, else over
- * MPI; the sums have the same bits. Each rank sends 2 (N - 1) / N times the array's bytes, for N ranks. */
+ * MPI; both ways give the same bits. Each rank sends 2 (N - 1) / N times the array's bytes, for N ranks. */
 struct comm_reducer;
 
 /* Collective: allocates memory for comm_reduce(). STATUS_USAGE if the ranks give different counts. The caller
@@ -84,8 +84,8 @@ void comm_reducer_close(struct comm_reducer *reducer);
  * all ranks. */
 enum status comm_reduce(struct comm_reducer *reducer, enum status status, float *values);
 
-/* Collective: rank i has the values begins[i] to begins[i + 1] - 1 of an array; sends them to all ranks.
- * `begins` has comm_size() + 1 entries, which are the same on all ranks. */
+/* Collective: sends the parts of an array to all ranks. Rank i provides the values begins[i] to begins[i + 1]
+ * - 1. `begins` has comm_size() + 1 entries, which are the same on all ranks. */
 enum status comm_share_parts(float *values, const size_t *begins);
 
 /* false: ranks of one machine exchange messages and sums over MPI, too. For tests. */
@@ -118,8 +118,8 @@ void comm_channel_close(struct comm_channel *channel);
  * part that this rank allocated: 0 for the receiver of shared buffers. */
 void *comm_channel_memory(const struct comm_channel *channel, size_t *bytes, size_t *own_bytes);
 
-/* Sender: room() sets `*buffer` to the next buffer, and waits until its earlier message has left. send()
- * sends the first `bytes` bytes of this buffer. */
+/* Sender: room() sets `*buffer` to the next buffer, after waiting until the earlier message in this buffer
+ * has been sent. send() sends the first `bytes` bytes of this buffer. */
 enum status comm_channel_room(struct comm_channel *channel, void **buffer);
 enum status comm_channel_send(struct comm_channel *channel, size_t bytes);
 

@@ -166,13 +166,13 @@ static int find_cores(struct cores_mask *cores, int room)
 }
 #endif
 
-/* What each rank tells the others of its machine. */
+/* The values that each rank sends to the other ranks of its machine. */
 struct claim {
     struct cores_mask mask;
     uint32_t threads;
 };
 
-/* Room for the claims of all ranks of a machine, as cores_share_out() takes them. */
+/* Room for the claims of all ranks of a machine, in the form that cores_share_out() expects. */
 struct claims {
     struct claim *all;
     struct cores_mask *masks;

@@ -33,9 +33,9 @@ struct cores_plan {
 /* Plans the cores of rank number `rank` of the `count` ranks on a machine. `ranks` has the current mask of
  * each rank. `allowed` has all hardware threads that this job may use. `cores` has the hardware threads of
  * each of the `core_count` >= 1 cores, ordered so that neighbours share caches. Divides only cores that at
- * least one rank may run on. With `extra` NULL, all ranks get equally many. Otherwise each rank gets one
- * core, and the ranks divide the others in proportion to `extra`, which has a number for each rank, not all
- * 0. A pure function. */
+ * least one rank may run on. If `extra` is NULL, all ranks get the same number of cores. Otherwise each rank
+ * gets one core, and the ranks divide the other cores in proportion to `extra`, which has one number per
+ * rank, not all 0. A pure function. */
 struct cores_plan cores_share_out(const struct cores_mask *ranks, const uint32_t *extra, int count, int rank,
                                   const struct cores_mask *allowed, const struct cores_mask *cores,
                                   int core_count);

@@ -109,7 +109,7 @@ static int first_sibling_of(int cpu)
     return system_number(path, "", &first_sibling) && first_sibling < CPUS_MAX ? (int)first_sibling : -1;
 }
 
-/* Counts cores: each core has one hardware thread that is its first. */
+/* Returns the number of cores: counts the hardware threads that are the first of their core. */
 static int count_cores(void)
 {
     int cores = 0;

@@ -38,7 +38,7 @@ enum status gpu_best(uint64_t *device)
         if (free_memory(i, &free_bytes[i]) != STATUS_OK)
             return status_prefix(STATUS_UNAVAILABLE, "--best-gpu cannot choose; use --device N");
     *device = gpu_most_free(free_bytes, (size_t)count);
-    status_note("--best-gpu takes device %d of %d devices, with %.1f GB free", (int)*device, count,
+    status_note("--best-gpu chose device %d of %d devices, with %.1f GB free", (int)*device, count,
                 1e-9 * (double)free_bytes[*device]);
     return STATUS_OK;
 }

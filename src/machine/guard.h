@@ -24,13 +24,13 @@ enum status guard_open(struct guard *guard);
 void guard_close(struct guard *guard);
 
 /* While an open guard fills, lost pages are replaced by pages of zeros, except in guard_run() and
- * guard_copy(): the work goes on with wrong values. guard_filled() returns whether that has happened since
- * guard_fill(). Only one guard may fill at a time. Reads on any thread are covered. */
+ * guard_copy(): the program continues with wrong values. guard_filled() returns whether that has happened
+ * since guard_fill(). Only one guard may fill at a time. Reads on any thread are covered. */
 void guard_fill(struct guard *guard);
 bool guard_filled(void);
 
-/* Calls `work(context)`. Returns false if it touched a page that no longer exists. `work` was then left in
- * the middle, so it must not hold a lock, allocate memory or change the shared state of a library while it
+/* Calls `work(context)`. Returns false if it touched a page that no longer exists. `work` is then interrupted
+ * at the access, so it must not hold a lock, allocate memory or change the shared state of a library while it
  * reads mapped pages. Needs an open guard. Thread safe, but only reads by the calling thread are guarded:
  * each thread of a parallel region calls guard_run() itself. `work` calls no function of this header. */
 bool guard_run(void (*work)(void *context), void *context);

@@ -68,7 +68,8 @@ static const struct {
     {"nvmlDeviceGetTotalEnergyConsumption", NULL, &nvml.energy_mj, false},
 };
 
-/* Why NVML cannot be used; empty if it can. Written only by open_nvml(), under open_once. */
+/* The reason why NVML cannot be used; empty if it can be used. Written only by open_nvml(), under open_once.
+ */
 static char obstacle[256];
 static pthread_once_t open_once = PTHREAD_ONCE_INIT;
 

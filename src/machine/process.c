@@ -23,7 +23,7 @@
 
 struct process {
     pid_t pid, parent;
-    unsigned long long started; /* clock ticks since boot; tells processes with the same id apart */
+    unsigned long long started; /* clock ticks since boot; distinguishes processes that reuse an id */
     bool ended;                 /* a zombie */
     double rss_bytes;
     /* `used` counts the process and its ended children. `inherited` is the part that grows when a child ends.

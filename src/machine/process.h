@@ -12,7 +12,7 @@
 enum process_counter {
     PROCESS_CPU_S,
     PROCESS_READ_BYTES,    /* from storage, not from the page cache */
-    PROCESS_WRITTEN_BYTES, /* to storage, counted when the page cache takes them */
+    PROCESS_WRITTEN_BYTES, /* to storage, counted when they are written to the page cache */
     PROCESS_COUNTERS
 };
 struct process_use {

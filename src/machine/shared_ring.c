@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define HEADER_BYTES 4096 /* a page, so that the buffers begin at a page, too */
-#define LINE_BYTES   64   /* of a cache line */
+#define LINE_BYTES   64   /* size of a cache line */
 
 /* The beginning of the shared memory. Each counter is in its own cache line, because only one process writes
  * it. Message n is in buffer n % buffers. */
@@ -140,7 +140,8 @@ void *shared_ring_memory(const struct shared_ring *ring, size_t *size)
 
 /* ---- Messages ---- */
 
-/* Acquire and release: who sees a counter also sees the buffer's contents, or that its reader is done. */
+/* The counters use acquire and release order. A reader that sees a new value of `sent` also sees the contents
+ * of the buffer. When the writer sees a new value of `freed`, the reader no longer uses the buffer. */
 
 void *shared_ring_room(const struct shared_ring *ring)
 {

@@ -16,7 +16,7 @@ struct shared_ring;
 
 /* Identifies a ring to the reader's process. */
 struct shared_ring_offer {
-    int32_t process, file; /* number of the writer's process, and of its open file */
+    int32_t process, file; /* process id of the writer, and its file descriptor */
     uint64_t token;        /* random; also at the beginning of the memory */
 };
 
@@ -35,7 +35,7 @@ enum status shared_ring_attach(const struct shared_ring_offer *offer, size_t byt
 void shared_ring_close(struct shared_ring *ring);
 
 /* Returns the memory of all buffers, for example to pin it, and its size in `*size`. Any number of processes
- * can attach to a ring if they use only this memory, which is 0 at first, and no messages. */
+ * can attach to a ring if they use only this memory, which is initially zero, and no messages. */
 void *shared_ring_memory(const struct shared_ring *ring, size_t *size);
 
 /* Writer: returns the buffer of the next message; NULL while the reader has not freed it. */

@@ -1,5 +1,6 @@
 /* A hash table with open addressing. Each slot is 0 or 1 + the number of a row. Threads insert rows
- * concurrently; the slot of a hash ends up with its lowest row, whatever the order of the insertions. */
+ * concurrently; for any order of the insertions, the slot of a hash finally contains the lowest row with this
+ * hash. */
 #include "ops/duplicates.h"
 
 #include "core/parallel.h"

@@ -40,8 +40,8 @@ static bool wants_source(const struct input *input, uint64_t row)
            !input_is_bad(input, row);
 }
 
-/* Draws earlier rows until one is neither bad nor a duplicate. If none of SOURCE_DRAWS is, the row is no
- * duplicate. */
+/* Draws earlier rows until one is neither bad nor a duplicate. If none of SOURCE_DRAWS draws finds such a
+ * row, `row` is not a duplicate. */
 uint64_t input_source(const struct input *input, uint64_t row)
 {
     if (row == 0 || !wants_source(input, row))

@@ -20,10 +20,12 @@ FDSL_C_BEGIN
 
 struct input input_begin(uint64_t seed, uint32_t columns, enum dtype dtype, double bad, double duplicates);
 
-/* Whether a row is bad: one of five kinds, in turn (too small, too large, NaN, infinity, zero). */
+/* Whether a row is bad. Consecutive bad rows are of five kinds in turn: too small, too large, NaN, infinity,
+ * zero. */
 bool input_is_bad(const struct input *input, uint64_t row);
 
-/* Returns the row whose values a row has: itself, or for a duplicate an earlier row. */
+/* Returns the row that defines the values of `row`: `row` itself, or an earlier row if `row` is a duplicate.
+ */
 uint64_t input_source(const struct input *input, uint64_t row);
 
 /* Writes a row. */

@@ -13,13 +13,13 @@
 #include "data/embeddings.h"
 #include "ops/row.h"
 
-/* Steps in the order in which they run. OPS_DEDUP is part of no list of --steps: --dedup adds it. */
+/* Steps in the order in which they run. OPS_DEDUP cannot be named in --steps; the option --dedup adds it. */
 enum ops_step { OPS_MASK, OPS_DEDUP, OPS_COMPACT, OPS_PERMUTE, OPS_CONVERT, OPS_HASH, OPS_STEPS };
 
 /* Consecutive rows without gaps. Rows of files may be unaligned. */
 struct ops_part {
     const uint8_t *rows;
-    uint64_t first, count; /* `first` is the position of the first one within this rank's rows */
+    uint64_t first, count; /* `first` is the position of the first row within this rank's rows */
 };
 
 /* Settings that change between runs. */
@@ -28,8 +28,9 @@ struct ops_control {
 };
 
 /* The input. Run n sees the rows rotated by n: its row i is row (i + n) mod count of this rank, and its
- * permutation has the seed `seed` + n. So the results of consecutive runs differ. With a sample, the rows are
- * not rotated, and consecutive runs draw consecutive batches of one permutation (ops_draw()). */
+ * permutation has the seed `seed` + n. The results of consecutive runs therefore differ. If `sample` is not
+ * 0, the rows are not rotated, and consecutive runs draw consecutive batches of one permutation (ops_draw()).
+ */
 struct ops {
     bool steps[OPS_STEPS];
     struct ops_format format; /* `to` is the stored type if rows are not converted; the variant computes
@@ -37,8 +38,8 @@ struct ops {
     float norm_min, norm_max;
     uint64_t sample; /* number of output rows that a permutation selects; 0: all rows */
     uint64_t seed;
-    uint64_t first, count; /* this rank's rows; `first` is the number of the first one within the set */
-    const struct ops_part *parts; /* the rows; parts that have none are left out */
+    uint64_t first, count; /* this rank's rows; `first` is the number of the first row within the set */
+    const struct ops_part *parts; /* the rows; empty parts are left out */
     size_t part_count;
     size_t row_bytes;
     const struct embeddings *set; /* NULL: generated rows */
@@ -50,24 +51,24 @@ struct ops {
     bool pool;     /* memory of a run comes from a pool */
     uint32_t ring; /* chunks in flight */
     uint64_t chunk_bytes;
-    uint64_t memory_limit; /* bytes of device memory; 0: what is free */
+    uint64_t memory_limit; /* bytes of device memory; 0: all free memory */
 };
 
 #define OPS_ALIGNMENT 64 /* cache line */
 
-/* A permutation of rows, and its element from which output row 0 is made. */
+/* A permutation of candidate rows, and the index of its element for output row 0. */
 struct ops_draw {
     struct permutation permutation;
     uint64_t first;
 };
 
-/* Returns the candidate row that output row j is made of. */
+/* Returns the candidate row for output row j. */
 FDSL_HD uint64_t ops_drawn(const struct ops_draw *draw, uint64_t j)
 {
     return permutation_at(&draw->permutation, draw->first + j);
 }
 
-/* The results of a run. Output row j is what the last steps made of one input row. */
+/* The results of a run. Each output row is computed from one input row. */
 enum ops_array {
     OPS_KEPT, /* uint8_t per input row of the run: 1 if it is valid (and, with dedup, no duplicate), else 0 */
     OPS_ORDER,  /* uint64_t per output row: the number of its input row within the set */
@@ -83,8 +84,8 @@ struct ops_summary {
     uint64_t outputs;         /* output rows */
     float tensor_scale;       /* NVFP4 */
     double step_s[OPS_STEPS]; /* mean over the threads; negative if unknown */
-    uint64_t copied_bytes;    /* of rows to the device, during the run; 0: none */
-    uint64_t memory_bytes; /* allocated for results and for memory that the steps need; without the input */
+    uint64_t copied_bytes;    /* bytes of rows copied to the device during the run; 0: none */
+    uint64_t memory_bytes;    /* allocated for results and scratch memory; excludes the input */
 };
 
 /* fetch() copies elements [first, first + count) of one array to host memory, unless `to` is NULL, and fills
@@ -118,8 +119,8 @@ static inline uint64_t ops_position(const struct ops *ops, uint64_t shift, uint6
     return i < ops->count - shift ? i + shift : i + shift - ops->count;
 }
 
-/* Returns the row at a position, and sets `*count` to the number of rows from it on that follow without a
- * gap. Thread safe. */
+/* Returns the row at a position, and sets `*count` to the number of rows that are contiguous from this row
+ * on. Thread safe. */
 const uint8_t *ops_span(const struct ops *ops, uint64_t position, uint64_t *count);
 
 /* Returns the row at a position. Thread safe. */
@@ -130,21 +131,23 @@ static inline const uint8_t *ops_row(const struct ops *ops, uint64_t position)
                                 : ops_span(ops, position, &count);
 }
 
-/* Variants call this after they read rows. STATUS_FAILED with the file if rows of a file have disappeared
- * while they were read. Their values are then wrong. */
+/* Variants call this after they read rows. If rows of a file have disappeared while they were read, their
+ * values are wrong; the status is then STATUS_FAILED, and the message names the file. */
 enum status ops_check_rows(const struct ops *ops);
 
 /* Bytes per element of a result; 0 if these steps do not have this result. */
 size_t ops_array_bytes(const struct ops *ops, enum ops_array array);
 
-/* Returns what run `number` draws if the mask keeps `kept` rows. floor(rows / sample) consecutive runs, an
- * epoch, draw no row twice. The next epoch has another permutation. */
+/* Returns the draw of run `number` if the mask keeps `kept` rows. The candidate rows are the kept rows if the
+ * steps compact, else all rows. An epoch is floor(candidates / sample) consecutive runs, which draw no row
+ * twice. The next epoch has another permutation. */
 struct ops_draw ops_draw(const struct ops *ops, uint64_t number, uint64_t kept);
 
 /* Number of output rows if the mask keeps `kept` rows. */
 uint64_t ops_outputs(const struct ops *ops, uint64_t kept);
 
-/* The bytes that any program must read or write for these steps: rows that are read, and results. */
+/* Returns the bytes that any program must read or write for these steps: the rows that are read, and the
+ * results. */
 double ops_least_bytes(const struct ops *ops, uint64_t kept);
 
 /* ---- For variants on the CPU ---- */

@@ -131,7 +131,7 @@ static enum status measure_stream(const struct ops *ops, const struct variant *v
 /* ---- Results of run 0 ---- */
 
 #define CHUNK_ROWS     1024
-#define ERROR_VALUES   ((uint64_t)1 << 24) /* values that the errors are computed from, at most */
+#define ERROR_VALUES   ((uint64_t)1 << 24) /* maximum number of values for the errors */
 #define DIGEST_MEMBERS 3
 
 /* Results of consecutive output rows. */
@@ -143,7 +143,8 @@ struct chunk {
 
 struct errors {
     double largest, sum;
-    uint64_t values, relative; /* values compared; values of these that are not 0 */
+    /* The number of values compared, and the number of those that are not 0 before the conversion. */
+    uint64_t values, relative;
 };
 
 static double output_value(const struct ops *ops, float tensor_scale, const struct chunk *chunk, uint64_t k,
@@ -184,8 +185,8 @@ static void add_errors(const struct ops *ops, float tensor_scale, const struct c
     }
 }
 
-/* Returns the sum over the rows of a hash of the row's number and results, so the sums of ranks add up to
- * that of one rank. */
+/* Returns the sum of one hash per row, over the row's number and results. The sums of several ranks therefore
+ * add up to the sum of a single rank that has all rows. */
 static uint64_t digest(const struct ops *ops, const struct chunk *chunk)
 {
     size_t value_bytes = ops_array_bytes(ops, OPS_VALUES), scale_bytes = ops_array_bytes(ops, OPS_SCALES);

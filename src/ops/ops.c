@@ -27,26 +27,26 @@ const char *const ops_step_names[OPS_STEPS] = {"mask", "dedup", "compact", "perm
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"data", "PATH", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, true,
-     "reads the rows from files: .npy, .safetensors, .pt or .pth, a folder with such files, a pattern, or "
+     "read the rows from files: .npy, .safetensors, .pt or .pth, a folder with such files, a pattern, or "
      "several of these separated by commas; the default is a generated set"},
     {"tensor", "NAME", OPTION_TEXT, AT(tensor), NULL, 0, 0, NULL, true,
-     "the tensor of each file of --data, or a pattern; by default, all floating-point tensors with two axes"},
+     "tensor to read from each file of --data, or a pattern; by default, all floating-point tensors with two "
+     "axes"},
     {"rows", "N", OPTION_COUNT, AT(rows), "65536", 0, INPUT_ROWS_MAX, NULL, true,
      "rows of the generated set"},
     {"columns", "N", OPTION_COUNT, AT(columns), "768", 1, COLUMNS_MAX, NULL, true, "values per row"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "f32", 0, 0, types, true,
      "element type of the generated rows"},
     {"bad", "SHARE", OPTION_REAL, AT(bad), "0.05", 0, 1, NULL, true,
-     "share of the generated rows that are bad: too small, too large, with NaN, with infinity, and zero, in "
-     "turn"},
+     "share of bad rows among the generated rows. Bad rows are in turn too small, too large, with NaN, with "
+     "infinity, and zero"},
     {"duplicates", "SHARE", OPTION_REAL, AT(duplicates), "0", 0, 1, NULL, true,
      "share of the generated rows that are copies of earlier rows"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of the generated rows and of the permutation"},
     {"steps", "LIST", OPTION_TEXT, AT(steps), "mask,compact,convert,hash", 0, 0, NULL, true,
      "the steps, in this order: mask (validates norms), compact (keeps valid rows), permute (in random "
-     "order), "
-     "convert (to --to), hash (XXH3-64 of each row)"},
+     "order), convert (to --to), hash (XXH3-64 of each row)"},
     {"norm-min", "X", OPTION_REAL, AT(norm_min), "0.1", 0, OPS_NORM_MOST, NULL, true,
      "smallest valid norm: 0, or at least 1e-15"},
     {"norm-max", "X", OPTION_REAL, AT(norm_max), "100", OPS_NORM_LEAST, OPS_NORM_MOST, NULL, true,
@@ -58,7 +58,7 @@ static const struct option_spec options[] = {
     {"dedup", NULL, OPTION_FLAG, AT(dedup), NULL, 0, 0, NULL, true,
      "drop rows whose hash equals that of an earlier row"},
     {"sample", "K", OPTION_COUNT, AT(sample), NULL, 1, INPUT_ROWS_MAX, NULL, true,
-     "every run copies only the next K rows of the permutation, a random batch"},
+     "copy only K rows per run, a random batch: the next K rows of the permutation"},
     {"resident", NULL, OPTION_FLAG, AT(resident), NULL, 0, 0, NULL, true,
      "GPU variants: copy the set to GPU memory once, before the timing"},
     {"ring", "N", OPTION_COUNT, AT(ring), "4", 2, 64, NULL, true,
@@ -66,14 +66,13 @@ static const struct option_spec options[] = {
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), "16384", 4, 1 << 20, NULL, true,
      "GPU variants without --resident: size of a chunk"},
     {"async", "MODE", OPTION_CHOICE, AT(async), "on", 0, 0, switches, true,
-     "GPU variants without --resident: on fills, copies and processes different chunks at the same time; "
-     "with "
-     "off, each of these waits for the one before. MODE is one of"},
+     "GPU variants without --resident: with on, different chunks are filled, copied and processed at the "
+     "same time; with off, each of these waits for the previous one. MODE is one of"},
     {"pool", "MODE", OPTION_CHOICE, AT(pool), "on", 0, 0, switches, true,
-     "GPU variants: memory for the results of a run comes from a stream-ordered pool (on) or from cudaMalloc "
-     "(off). MODE is one of"},
+     "GPU variants: allocate memory for the results of a run from a stream-ordered pool (on) or with "
+     "cudaMalloc (off). MODE is one of"},
     {"gpu-memory-limit", "BYTES", OPTION_BYTES, AT(gpu_memory_limit), NULL, 1, 18446744073709551615.0, NULL,
-     true, "GPU variants: largest amount of GPU memory for rows and results (default: what is free)"},
+     true, "GPU variants: largest amount of GPU memory for rows and results (default: all free memory)"},
 };
 
 static const char *const shown[] = {"rows_kept", "stream_share", NULL};
@@ -161,7 +160,7 @@ static void ops_close(void *input)
     free(job);
 }
 
-/* Rejects options of generated rows for rows of files, and the other way round. */
+/* Rejects options for generated rows if --data reads files, and --tensor if it does not. */
 static enum status check_data(const struct options *given, const struct parameters *parameters)
 {
     static const char *const generated[] = {"rows", "columns", "dtype", "bad", "duplicates"};

@@ -15,12 +15,12 @@
 struct ops_job {
     struct ops ops; /* must be the first member: variants cast the input to it */
     struct ops_control control;
-    uint64_t rows; /* of all ranks */
+    uint64_t rows; /* number of rows of all ranks */
     struct input generated;
     uint8_t *memory;        /* generated rows */
     struct ops_part *parts; /* NULL before the first ops_rows_take() */
     struct embeddings *set; /* NULL: generated rows */
-    struct guard guard;     /* of the files of `set` */
+    struct guard guard;     /* guards the files of `set` */
     double load_s;          /* time until the rows were in memory */
     struct ops_oracle *oracle;
 };
@@ -44,12 +44,12 @@ static inline enum ops_type ops_stored_type(enum dtype type)
 /* Opens the files of a set. */
 enum status ops_rows_open(struct ops_job *job, const char *path, const char *tensor);
 
-/* Generates this rank's rows, or reads those of files into the page cache. Replaces the rows of another
- * share. */
+/* Generates this rank's rows, or reads its rows of the files into the page cache. Replaces the rows of an
+ * earlier share. */
 enum status ops_rows_take(struct ops_job *job, const struct partition *partition);
 void ops_rows_free(struct ops_job *job);
 
-/* The names of the steps, indexed by enum ops_step; "dedup" is part of no list of --steps. */
+/* The names of the steps, indexed by enum ops_step; --steps does not accept "dedup". */
 extern const char *const ops_step_names[OPS_STEPS];
 
 /* The workload's columns, and the functions of struct workload that fill them. */

@@ -81,12 +81,12 @@ struct expected {
     const struct ops *ops;
     const struct ops_oracle *oracle;
     uint64_t shift;
-    uint8_t *kept;  /* by row of the run */
+    uint8_t *kept;  /* indexed by row of the run */
     uint64_t *rows; /* with compaction: the kept rows of the run, in order */
     struct ops_draw draw;
     struct ops_format format;
     uint64_t kept_count, outputs;
-    uint8_t *wrong; /* by row of the run */
+    uint8_t *wrong; /* indexed by row of the run */
 };
 
 /* Returns the row of the run at a position. */
@@ -96,8 +96,8 @@ static uint64_t row_of(const struct expected *expected, uint64_t position)
                         position);
 }
 
-/* Keeps of each group of equal hashes only the row that comes first in the run: the first position from the
- * shift on, or else the first position. */
+/* For each group of equal hashes, keeps only the row that comes first in the run: the row at the first
+ * position from the shift on, or else the row at the first position. */
 static void drop_duplicates(const struct expected *expected)
 {
     const struct ops_oracle *oracle = expected->oracle;
@@ -112,7 +112,7 @@ static void drop_duplicates(const struct expected *expected)
     }
 }
 
-/* Returns the row of the run that output row j is made of. */
+/* Returns the row of the run from which output row j is computed. */
 static uint64_t source_of(const struct expected *expected, uint64_t j)
 {
     uint64_t at = expected->ops->steps[OPS_PERMUTE] ? ops_drawn(&expected->draw, j) : j;
@@ -144,7 +144,7 @@ static void expect_free(struct expected *expected)
     free(expected->wrong);
 }
 
-/* The caller frees `expected`, also after a failure. */
+/* Computes the expected results of run `number`. The caller frees `expected`, also after a failure. */
 static enum status expect(const struct ops *ops, struct ops_oracle *oracle, uint64_t number,
                           struct expected *expected)
 {
@@ -201,7 +201,7 @@ static bool values_correct(const struct expected *expected, const struct chunk *
             memcmp(scratch + bytes, chunk->results[OPS_SCALES] + k * scale_bytes, scale_bytes) == 0);
 }
 
-/* `scratch` has space for the values and the scales of a row. */
+/* Whether output row k of the chunk is correct. `scratch` has room for the values and scales of a row. */
 static bool output_correct(const struct expected *expected, const struct chunk *chunk, uint64_t k,
                            uint8_t *scratch)
 {

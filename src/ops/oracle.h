@@ -10,7 +10,7 @@
 #include "core/variant.h"
 #include "ops/job.h"
 
-/* Properties of the rows, by position in ops->rows. */
+/* Properties of this rank's rows, indexed by position. */
 struct ops_oracle {
     uint8_t *valid; /* 1 if the mask keeps the row; all 1 without a mask */
     uint64_t valid_count;
@@ -28,7 +28,7 @@ enum status ops_oracle_hash(const struct ops *ops, struct ops_oracle *oracle);
 
 /* Counts the wrong rows of run `number`: input rows for which the mask is wrong or for which the output row
  * has a wrong number, value, scale or hash. If the number of the run, the number of rows or the tensor scale
- * is wrong, all rows are. */
+ * is wrong, all rows count as wrong. */
 enum status ops_oracle_verify(const struct ops *ops, struct ops_oracle *oracle, const struct variant *variant,
                               void *state, uint64_t number, uint64_t *wrong);
 

@@ -66,8 +66,8 @@ void *ops_allocate(size_t bytes)
     return memory;
 }
 
-/* Adds up the bytes of the results, or allocates them if `results` is not NULL. Returns 0 if memory runs out.
- */
+/* Adds up the bytes of the results, or allocates them if `results` is not NULL. Returns UINT64_MAX if memory
+ * runs out. */
 static uint64_t each_array(const struct ops *ops, struct ops_results *results)
 {
     uint64_t outputs = ops_outputs(ops, ops->count), count = ops->count;

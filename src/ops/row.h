@@ -52,7 +52,7 @@ FDSL_HD float ops_value(const void *row, enum dtype type, uint32_t i)
 /* Returns the sum of the squares of a row. Accumulator j sums the squares of values j, j + 128, j + 256, ...
  * with fmaf; then the accumulators are added in pairs at distances 64, 32, ... 1. All terms are at least 0,
  * and each passes at most ceil(columns / 128) + 7 roundings, so the relative error of a finite sum is at most
- * that number times 2^-24 (to first order), plus the part of squares that are too small for float. */
+ * that number times 2^-24 (to first order), plus the error of squares that are too small for float. */
 FDSL_HD float ops_square_sum(const void *row, enum dtype type, uint32_t columns)
 {
     float sums[OPS_ACCUMULATORS] = {0};
@@ -104,7 +104,7 @@ FDSL_HD bool ops_copies(enum dtype from, enum ops_type to)
            (from == DTYPE_BF16 && to == OPS_BF16);
 }
 
-/* Returns the bits of a float whose NaN is 0x7FFFFFFF, as NaN of f16 and bf16 is 0x7FFF. */
+/* Returns the bits of a float. NaN becomes 0x7FFFFFFF, as NaN of f16 and bf16 becomes 0x7FFF. */
 FDSL_HD uint32_t ops_f32_bits(float value)
 {
     uint32_t bits = float_bits(value);

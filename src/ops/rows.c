@@ -78,7 +78,7 @@ enum status ops_rows_open(struct ops_job *job, const char *path, const char *ten
     return STATUS_OK;
 }
 
-/* Lists the parts of the set that this rank's rows are in. */
+/* Lists the parts of the set that contain this rank's rows. */
 static void list_parts(struct ops_job *job)
 {
     struct ops *ops = &job->ops;

@@ -17,7 +17,7 @@
 #include "ops/duplicates.h"
 #include "ops/ops_parts.h"
 
-#define FILE_BYTES (UINT64_C(128) << 20) /* bytes of the rows of a file, without --rows-per-file */
+#define FILE_BYTES (UINT64_C(128) << 20) /* default size of the rows of a file */
 #define TASK_ROWS  256
 
 enum encoding { SAFETENSORS, NPY };
@@ -189,7 +189,7 @@ struct product {
     uint64_t *hashes;
 };
 
-/* Hash of the stored bytes of a row: its values, then its scales. */
+/* Returns the hash of the stored bytes of a row: its values, then its scales. */
 static uint64_t hash_row(const uint8_t *values, size_t value_bytes, const uint8_t *scales, size_t scale_bytes)
 {
     uint8_t joined[EMBEDDINGS_COLUMNS_MAX / 2 + EMBEDDINGS_COLUMNS_MAX / NVFP4_BLOCK + 2 * MXFP4_BLOCK];
@@ -414,8 +414,8 @@ static const char *const targets[] = {"stored", "f32", "f16", "bf16", "fp8", "nv
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"source", "PATHS", OPTION_TEXT, AT(source), NULL, 0, 0, NULL, false,
-     "files (.npy, .safetensors, .pt, .pth) and folders with such files, separated by ','; patterns of the "
-     "shell are allowed"},
+     "files (.npy, .safetensors, .pt, .pth) and folders with such files, separated by ','; shell patterns "
+     "are allowed"},
     {"tensor", "NAME", OPTION_TEXT, AT(tensor), NULL, 0, 0, NULL, true,
      "read the tensors with this name or pattern (default: the floating-point tensors of each file)"},
     {"norm-min", "X", OPTION_REAL, AT(norm_min), "0.1", 0, OPS_NORM_MOST, NULL, true,
@@ -438,7 +438,7 @@ static const char *const columns[] = {"first_row", "rows", NULL};
 
 const struct source source_embeddings = {
     .name = "embeddings",
-    .summary = "cleaned sets of embeddings: rows with valid norms, without duplicates, converted",
+    .summary = "cleaned sets of embeddings: rows with valid norms, converted, optionally without duplicates",
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
