@@ -210,7 +210,7 @@ static enum status stream_epoch(struct worker *worker)
             dataset_file_ask(stream->reader.load->dataset, order->segments[asked].shard);
         enum status status = read_segment(worker, stream, &order->segments[s], arrival);
         if (stream->fd >= 0)
-            close(stream->fd);
+            dataset_file_close(worker->load->dataset, stream->fd);
         stream->fd = -1;
         TRY(status);
         arrival += order->segments[s].count;

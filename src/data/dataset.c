@@ -102,6 +102,14 @@ static int open_remote(const struct dataset *dataset, uint32_t file, int flags)
     return fd;
 }
 
+void dataset_file_close(const struct dataset *dataset, int fd)
+{
+    if (dataset->remote)
+        remote_done(dataset->remote, fd);
+    else
+        close(fd);
+}
+
 void dataset_file_ask(const struct dataset *dataset, uint32_t file)
 {
     if (dataset->remote) {

@@ -86,6 +86,10 @@ void dataset_close(struct dataset *dataset);
  * returns -1 and sets a message and errno. ESPIPE or EISDIR means that the file is not a regular file. */
 int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags);
 
+/* Closes a descriptor of dataset_file_open(). Its file must not be mapped any more; otherwise, use close().
+ */
+void dataset_file_close(const struct dataset *dataset, int fd);
+
 /* Says that dataset->files[file] will be opened soon: asks Linux to read it into the page cache, or starts to
  * read it from its URL. Does not wait, and reports no error. */
 void dataset_file_ask(const struct dataset *dataset, uint32_t file);

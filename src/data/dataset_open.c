@@ -363,7 +363,7 @@ static enum status check_md5(const struct dataset *dataset, uint32_t file, uint8
         return dataset->skip ? STATUS_OK
                              : STATUS_FAILED; /* read_all_samples() skips and counts the shard's samples */
     enum status status = md5_of(fd, buffer, hex);
-    close(fd);
+    dataset_file_close(dataset, fd);
     if (status == STATUS_OK && *hex && strcasecmp(hex, shard->md5) != 0)
         status = status_set(STATUS_FAILED,
                             "the shard's md5 is %s, but its wids index says %s: the shard may be damaged",

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <strings.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <curl/curl.h>
 
@@ -32,6 +33,7 @@ struct http {
     uint64_t begin;        /* from Content-Range: offset of the first byte of the body */
     uint64_t promised;     /* from Content-Length */
     bool overflows, other; /* the body is longer than wanted; the reply is for another range or version */
+    int unwritten;         /* errno, if the bytes could not be written */
     char url[256];         /* Location of a refused redirection */
 };
 
@@ -118,6 +120,31 @@ static bool same_version(const struct http *http)
             (!*is->tag || !*wanted->tag || strcmp(is->tag, wanted->tag) == 0));
 }
 
+/* Writes the next bytes of the body. */
+static bool store(struct http *http, const char *bytes, size_t size)
+{
+    const struct http_request *request = http->request;
+    struct http_reply *reply = http->reply;
+    if (request->to) {
+        memcpy(request->to + reply->got, bytes, size);
+        reply->got += size;
+        return true;
+    }
+    while (size > 0) {
+        ssize_t count = pwrite(request->fd, bytes, size, (off_t)(request->first + reply->got));
+        if (count < 0 && errno == EINTR)
+            continue;
+        if (count <= 0) {
+            http->unwritten = count < 0 ? errno : ENOSPC;
+            return false;
+        }
+        bytes += count;
+        size -= (size_t)count;
+        reply->got += (uint64_t)count;
+    }
+    return true;
+}
+
 /* Receives a part of the body. Returns less than `size` to end the transfer. */
 static size_t take_body(char *bytes, size_t one, size_t size, void *context)
 {
@@ -139,9 +166,7 @@ static size_t take_body(char *bytes, size_t one, size_t size, void *context)
         http->overflows = true;
         return 0;
     }
-    memcpy(request->to + reply->got, bytes, size);
-    reply->got += size;
-    return size;
+    return store(http, bytes, size) ? size : 0;
 }
 
 /* ---- Requests ---- */
@@ -208,6 +233,8 @@ static enum status explain(const struct http *http, CURLcode code)
 {
     const char *reason = *http->error ? http->error : curl_easy_strerror(code);
     const char *shown = http->request->shown;
+    if (http->unwritten)
+        return status_set(STATUS_FAILED, "%s: cannot store it: %s", shown, strerror(http->unwritten));
     if (http->overflows)
         return status_set(STATUS_FAILED,
                           "%s: the server sends more than the %" PRIu64 " bytes that it should", shown,
@@ -272,7 +299,7 @@ static void set_options(struct http *http, const char *range, struct curl_slist 
     curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_S);
     curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
     curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, (long)STALL_S);
-    curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, 512L << 10);
+    curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, 128L << 10);
     curl_easy_setopt(curl, CURLOPT_USERAGENT, "fdsl-bench/" FDSL_VERSION);
     curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, http->error);
     curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, take_header);
@@ -302,6 +329,7 @@ static enum status attempt(struct http *http, bool *again)
     *http->error = '\0';
     http->code = 0;
     http->overflows = http->other = *again = false;
+    http->unwritten = 0;
     enum status status = set_headers(request, range, &headers);
     CURLcode code = CURLE_OK;
     if (status == STATUS_OK) {
@@ -315,7 +343,7 @@ static enum status attempt(struct http *http, bool *again)
     if (http->code == 200 && !request->whole)
         return STATUS_OK; /* the server ignores the range; the caller decides */
     if (code != CURLE_OK) {
-        *again = !http->overflows && !http->other && is_passing(code);
+        *again = !http->overflows && !http->other && !http->unwritten && is_passing(code);
         return explain(http, code);
     }
     *again = is_busy(http->code);

@@ -25,7 +25,8 @@ struct http_request {
     uint64_t wanted;   /* number of bytes */
     bool whole;        /* asks for the whole file, of at most `wanted` bytes, without a range */
     bool redirects;    /* follow up to five redirections; never from HTTPS to HTTP */
-    uint8_t *to;       /* room for `wanted` bytes */
+    uint8_t *to;       /* receives the bytes: room for `wanted`; or NULL */
+    int fd;            /* if `to` is NULL: the file that receives the bytes, at the same offsets */
 
     /* The version that the file must have; NULL if it is not known yet. */
     const struct http_version *version;
@@ -38,7 +39,7 @@ struct http_request {
 };
 
 struct http_reply {
-    uint64_t got;                /* bytes written to request->to */
+    uint64_t got;                /* bytes written */
     struct http_version version; /* what the server says of the file */
     bool ranged;                 /* the server sent the range that was asked for */
 };

@@ -26,6 +26,7 @@
 #define PIECE_BYTES_MIN (UINT64_C(1) << 20)
 #define PIECE_BYTES_MAX (UINT64_C(8) << 20)
 #define LIST_BYTES_MAX  (UINT64_C(16) << 20) /* size of one page of a list */
+#define SPARE_MAX       4                    /* files in memory that are kept for the next transfers */
 #define NAMES_MAX       1000000
 #define URL_MAX         8192
 
@@ -46,7 +47,6 @@ struct transfer {
     struct file *file;
     struct transfer *later; /* in the queue of transfers with pieces that no connection has taken */
     int fd;
-    uint8_t *map; /* file->version.bytes bytes of the file `fd`; NULL if empty */
     uint64_t piece_bytes, next;
     uint64_t left; /* bytes that have not arrived */
     enum status status;
@@ -73,6 +73,8 @@ struct remote {
     bool stopping;
     pthread_t *threads;
     uint32_t thread_count;
+    int spare[SPARE_MAX]; /* files in memory that are not used any more */
+    uint32_t spare_count;
     pthread_mutex_t alone; /* for `http` */
     struct http *http;     /* for lists and the first request of a file */
 };
@@ -494,8 +496,6 @@ enum status remote_open(const char *url, const struct remote_options *options, s
 
 static void close_transfer(struct transfer *transfer, bool keep_file)
 {
-    if (transfer->map)
-        munmap(transfer->map, transfer->file->version.bytes);
     if (!keep_file && transfer->fd >= 0)
         close(transfer->fd);
     free(transfer);
@@ -521,6 +521,8 @@ void remote_close(struct remote *remote)
     for (uint32_t i = 0; i < remote->thread_count; i++)
         pthread_join(remote->threads[i], NULL);
     tdestroy(remote->tree, free_file);
+    while (remote->spare_count > 0)
+        close(remote->spare[--remote->spare_count]);
     http_close(remote->http);
     memset(&remote->credentials, 0, sizeof remote->credentials);
     free(remote->threads);
@@ -579,7 +581,7 @@ static enum status read_piece(struct remote *remote, struct http *http, const st
     request.first = first;
     request.wanted = bytes;
     request.whole = !file->ranged;
-    request.to = transfer->map + first;
+    request.fd = transfer->fd;
     request.version = &file->version;
     TRY(http_get(http, &request, TRIES, &reply));
     if (reply.got != bytes)
@@ -631,15 +633,6 @@ static enum status start_transfer(struct remote *remote, struct file *file, int 
     *transfer = (struct transfer){.file = file, .fd = fd, .left = bytes};
     if (bytes == 0)
         return STATUS_OK;
-    void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (map == MAP_FAILED) {
-        status_set(STATUS_FAILED, "%s/%s: cannot map %" PRIu64 " bytes: %s", remote->shown, file->name, bytes,
-                   strerror(errno));
-        close_transfer(transfer, false);
-        *started = NULL;
-        return STATUS_FAILED;
-    }
-    transfer->map = map;
     transfer->piece_bytes = bytes / remote->thread_count;
     if (transfer->piece_bytes < PIECE_BYTES_MIN)
         transfer->piece_bytes = PIECE_BYTES_MIN;
@@ -663,21 +656,35 @@ static enum status await(struct remote *remote, const struct transfer *transfer)
     return transfer->status == STATUS_OK ? STATUS_OK : status_set(transfer->status, "%s", transfer->failure);
 }
 
-/* Creates an anonymous file in memory with the size of the file. Returns -1 and sets a message on failure. */
-static int memory_file(const struct remote *remote, const struct file *file)
+/* Returns an anonymous file in memory with the size of the file, if possible one that was used before: Linux
+ * needs longer to allocate memory than a fast server to fill it. Returns -1 and sets a message on failure.
+ * The caller holds the lock. */
+static int memory_file(struct remote *remote, const struct file *file)
 {
-    int fd = -1;
-    if (memory_check(file->version.bytes, "a remote file",
-                     "store the data set in smaller shards, or use --cache-dir") != STATUS_OK)
+    bool reused = remote->spare_count > 0;
+    if (!reused && memory_check(file->version.bytes, "a remote file",
+                                "store the data set in smaller shards, or use --cache-dir") != STATUS_OK)
         return -1;
-    fd = memfd_create("fdsl-remote", MFD_CLOEXEC);
-    if (fd >= 0 && ftruncate(fd, (off_t)file->version.bytes) == 0)
+    int fd = reused ? remote->spare[--remote->spare_count] : memfd_create("fdsl-remote", MFD_CLOEXEC);
+    if (fd >= 0 && ftruncate(fd, (off_t)file->version.bytes) == 0 && lseek(fd, 0, SEEK_SET) == 0)
         return fd;
     status_set(STATUS_FAILED, "%s/%s: cannot create a file in memory: %s", remote->shown, file->name,
                strerror(errno));
     if (fd >= 0)
         close(fd);
     return -1;
+}
+
+void remote_done(struct remote *remote, int fd)
+{
+    pthread_mutex_lock(&remote->lock);
+    if (!remote_cached(remote) && remote->spare_count < SPARE_MAX) {
+        remote->spare[remote->spare_count++] = fd;
+        fd = -1;
+    }
+    pthread_mutex_unlock(&remote->lock);
+    if (fd >= 0)
+        close(fd);
 }
 
 /* Starts a transfer into memory, unless one is there. The caller holds the lock. */
@@ -814,7 +821,7 @@ enum status remote_text(struct remote *remote, const char *name, uint64_t limit,
         done = count > 0;
         *size += done ? (size_t)count : 0;
     }
-    close(fd);
+    remote_done(remote, fd);
     if (!done)
         return status_set(STATUS_FAILED, "%s/%s: cannot read it", remote->shown, name);
     (*text)[bytes] = '\0';

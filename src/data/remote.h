@@ -52,9 +52,11 @@ enum status remote_size(struct remote *remote, const char *name, uint64_t *bytes
 /* Starts to read a file, if that is not already done. Does not wait, and reports no error. */
 void remote_ask(struct remote *remote, const char *name);
 
-/* Reads a whole file and returns a descriptor of its content, opened for reading. The caller closes it.
- * Returns -1 and sets errno and a message on failure. */
+/* Reads a whole file and returns a descriptor of its content. The caller must not write to it. It closes it
+ * with remote_done(), or with close() if the content stays mapped. Returns -1 and sets errno and a message on
+ * failure. */
 int remote_fd(struct remote *remote, const char *name);
+void remote_done(struct remote *remote, int fd);
 
 /* Reads a whole file of at most `limit` bytes into `*text`, from malloc, with a terminating zero. */
 enum status remote_text(struct remote *remote, const char *name, uint64_t limit, char **text, size_t *size);
