@@ -202,7 +202,7 @@ Test(load_gpu, arrays_locate_values_and_labels, .init = make_folder, .fini = rem
     put_array("a.npy", "<f2", "3, 5", 30, 0);
     put("a.cls", "12", 2);
     put_array("b.npy", "<f2", "3, 5", 30, 0);
-    cr_assert_eq(dataset_open(folder, false, NULL, &dataset), STATUS_OK, "%s", status_text());
+    cr_assert_eq(dataset_open(folder, false, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
     cr_assert_eq(arrays_open(&dataset, true, &arrays), STATUS_OK, "%s", status_text());
     cr_expect(arrays.type == DTYPE_F16 && arrays.values == 15);
     const struct array_sample *a = &arrays.samples[0], *b = &arrays.samples[1];
@@ -224,7 +224,7 @@ static void expect_unfit(const char *words)
 {
     struct dataset dataset;
     struct arrays arrays;
-    cr_assert_eq(dataset_open(folder, false, NULL, &dataset), STATUS_OK, "%s", status_text());
+    cr_assert_eq(dataset_open(folder, false, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
     cr_expect_eq(arrays_open(&dataset, true, &arrays), STATUS_USAGE, "%s", words);
     cr_expect(strstr(status_text(), words), "'%s' lacks '%s'", status_text(), words);
     cr_expect(strstr(status_text(), "sample 'b'"), "'%s' names no sample", status_text());

@@ -40,7 +40,7 @@ Test(load_index, flipped_bits_are_detected_by_index, .init = make_folder, .fini 
     struct job job;
     struct dataset dataset;
     prepare("shards");
-    cr_assert_eq(dataset_open(folder, false, NULL, &dataset), STATUS_OK, "%s", status_text());
+    cr_assert_eq(dataset_open(folder, false, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
     const struct dataset_member *member = &dataset.members[dataset.samples[20].member];
     char shard[64];
     snprintf(shard, sizeof shard, "%s", dataset.files[member->file].name);
@@ -115,7 +115,7 @@ Test(load_index, header_mismatch_with_index_is_detected, .init = make_folder, .f
     struct dataset dataset;
     char words[256], shard[64];
     prepare("shards");
-    cr_assert_eq(dataset_open(folder, false, NULL, &dataset), STATUS_OK, "%s", status_text());
+    cr_assert_eq(dataset_open(folder, false, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
     const struct dataset_member member = dataset.members[dataset.samples[20].member];
     snprintf(shard, sizeof shard, "%s", dataset.files[member.file].name);
     cr_assert_eq(dataset_hash(&dataset), STATUS_OK, "%s", status_text());
@@ -142,7 +142,7 @@ Test(load_index, missing_shard_and_unreadable_folder_are_reported, .init = make_
     expect_refused("counter-000001.tar: the shard is missing");
     expect_skipped(27, "13");
     struct dataset dataset;
-    cr_assert_eq(dataset_open(folder, true, NULL, &dataset), STATUS_OK, "%s", status_text());
+    cr_assert_eq(dataset_open(folder, true, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
     cr_assert(dataset.faults == 1 && dataset.skipped == 13, "%d faults", (int)dataset.faults);
     dataset_close(&dataset);
     cr_assert_eq(unlink("/tmp/fdsl-load-moved.tar"), 0);

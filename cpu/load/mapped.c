@@ -56,6 +56,9 @@ static enum status map_shard(struct mapped *mapped, uint32_t file)
 static enum status map_all(struct mapped *mapped)
 {
     const struct dataset *dataset = mapped->reader.load->dataset;
+    for (uint32_t f = 0; dataset->remote && f < dataset->file_count; f++)
+        if (!mapped->shards[f])
+            dataset_file_ask(dataset, f);
     for (uint32_t f = 0; f < dataset->file_count; f++)
         if (!mapped->shards[f] && dataset->shard_first[f] < dataset->shard_first[f + 1]) {
             enum status status = map_shard(mapped, f);

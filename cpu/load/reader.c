@@ -500,7 +500,7 @@ static enum status open_set(struct reader *reader)
         return status_set(STATUS_FAILED, "out of memory for %zu bytes to measure the copy bandwidth", wanted);
     reader->set = memory;
     reader->set_bytes = reader->copied_bytes = wanted;
-    if (dataset->shards)
+    if (dataset->shards && !dataset->remote)
         return map_shards(reader->load, memory, &reader->copied_bytes);
     madvise(memory, wanted, MADV_NOHUGEPAGE);
     memset(memory, 1, wanted);

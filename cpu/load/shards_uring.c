@@ -89,7 +89,7 @@ static void submit_failure(struct shards_uring *uring, int failure)
 static void close_segment(struct shards_uring *uring, uint32_t segment)
 {
     if (uring->fds[segment] >= 0)
-        close(uring->fds[segment]);
+        dataset_file_close(uring->reader.load->dataset, uring->fds[segment]);
     uring->fds[segment] = -1;
 }
 

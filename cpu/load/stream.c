@@ -176,16 +176,6 @@ static enum status begin_segment(struct stream *stream, const struct order_segme
     return STATUS_OK;
 }
 
-/* Asks Linux to read the shard of a later segment into the page cache. */
-static void ask_for(const struct stream *stream, const struct order_segment *segment)
-{
-    int fd = dataset_file_open(stream->reader.load->dataset, segment->shard, 0);
-    if (fd < 0)
-        return; /* read_segment() reports the failure */
-    posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
-    close(fd);
-}
-
 /* Reads the samples of a segment. After a broken header the rest of the shard cannot be parsed, so all later
  * samples of the segment are lost. */
 static enum status read_segment(struct worker *worker, struct stream *stream,
@@ -217,10 +207,10 @@ static enum status stream_epoch(struct worker *worker)
     uint32_t arrival = 0, asked = 1, prefetch = worker->load->cache == LOAD_WARM ? 0 : worker->load->prefetch;
     for (uint32_t s = 0; s < order->segment_count; s++) {
         for (; asked < order->segment_count && asked <= s + prefetch; asked++)
-            ask_for(stream, &order->segments[asked]);
+            dataset_file_ask(stream->reader.load->dataset, order->segments[asked].shard);
         enum status status = read_segment(worker, stream, &order->segments[s], arrival);
         if (stream->fd >= 0)
-            close(stream->fd);
+            dataset_file_close(worker->load->dataset, stream->fd);
         stream->fd = -1;
         TRY(status);
         arrival += order->segments[s].count;

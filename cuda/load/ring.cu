@@ -34,13 +34,8 @@ static void read_ahead(const struct ring_worker *worker, struct ring_share *shar
     if (load->cache == LOAD_WARM || worker->ring->type->on_device)
         return; /* the shards are in the page cache, or cuFile reads them, which may bypass the page cache */
     for (; share->asked < order->segment_count && share->asked <= share->segment + load->prefetch;
-         share->asked++) {
-        int fd = dataset_file_open(load->dataset, order->segments[share->asked].shard, 0);
-        if (fd < 0)
-            continue; /* the read reports the error */
-        posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
-        close(fd);
-    }
+         share->asked++)
+        dataset_file_ask(load->dataset, order->segments[share->asked].shard);
 }
 
 /* Drops one reference to an open shard. Closes the shard if that was the last reference. */

@@ -32,6 +32,7 @@ build may  git                   git             git               revision in r
 build may  hwloc.h               libhwloc-dev    hwloc-devel       cores and placement
 build may  png.h                 libpng-dev      libpng-devel      PNG files
 build may  jpeglib.h             libjpeg-dev     libjpeg-turbo-devel JPEG files
+build may  curl/curl.h           libcurl4-openssl-dev libcurl-devel data sets at URLs
 build may  jansson.h             libjansson-dev  jansson-devel     JSON output
 build may  xxhash.h              libxxhash-dev   xxhash-devel      hashes
 build may  zlib.h                zlib1g-dev      zlib-devel        gzipped data sets

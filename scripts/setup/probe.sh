@@ -49,6 +49,7 @@ find_architectures()
 found OMP omp.h '' -fopenmp &
 found PNG png.h -lpng '' &
 found JPEG jpeglib.h -ljpeg '' &
+found CURL curl/curl.h -lcurl '' &
 found JANSSON jansson.h -ljansson '' &
 found XXHASH xxhash.h -lxxhash '' &
 found ZLIB zlib.h -lz '' &

@@ -146,7 +146,7 @@ static enum status dataset_source_open(const struct source_request *request, str
     struct dataset *dataset = *state = calloc(1, sizeof *dataset);
     if (!dataset)
         return status_set(STATUS_FAILED, "out of memory");
-    TRY(dataset_open(parameters->source, false, &members, dataset));
+    TRY(dataset_open(parameters->source, false, &members, NULL, dataset));
     if (request->target)
         TRY(check_extensions(dataset));
     facts->samples = dataset->sample_count;

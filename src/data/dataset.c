@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "data/dataset_parts.h"
+#include "data/remote.h"
 #include "data/label.h"
 
 enum status dataset_out_of_memory(void)
@@ -86,10 +87,48 @@ enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t s
     return STATUS_OK;
 }
 
+/* Opens a file of a remote data set. */
+static int open_remote(const struct dataset *dataset, uint32_t file, int flags)
+{
+    int fd = remote_fd(dataset->remote, dataset->files[file].name);
+    if (fd >= 0 && flags && remote_cached(dataset->remote) && fcntl(fd, F_SETFL, flags) != 0) {
+        int failure = errno;
+        close(fd);
+        status_set(STATUS_FAILED, "%s/%s: cannot open: %s", dataset->path, dataset->files[file].name,
+                   strerror(failure));
+        errno = failure;
+        return -1;
+    }
+    return fd;
+}
+
+void dataset_file_close(const struct dataset *dataset, int fd)
+{
+    if (dataset->remote)
+        remote_done(dataset->remote, fd);
+    else
+        close(fd);
+}
+
+void dataset_file_ask(const struct dataset *dataset, uint32_t file)
+{
+    if (dataset->remote) {
+        remote_ask(dataset->remote, dataset->files[file].name);
+        return;
+    }
+    int fd = dataset_file_open(dataset, file, 0);
+    if (fd < 0)
+        return; /* the caller opens the file later, and reports the error */
+    posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
+    close(fd);
+}
+
 int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags)
 {
     const char *name = dataset->files[file].name;
     struct stat info;
+    if (dataset->remote)
+        return open_remote(dataset, file, flags);
     /* With O_NONBLOCK, opening a pipe does not wait for its writer. The flag is cleared after the file is
      * open. */
     int fd = openat(dataset->directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
@@ -133,6 +172,7 @@ void dataset_close(struct dataset *dataset)
 {
     if (dataset->directory >= 0)
         close(dataset->directory);
+    remote_close(dataset->remote);
     for (size_t i = 0; i < dataset->name_count; i++)
         free(dataset->names[i]);
     free(dataset->names);

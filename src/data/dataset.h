@@ -49,12 +49,13 @@ struct dataset_sample {
 /* Must not be moved while it is open. */
 struct dataset {
     char *path;
-    int directory; /* open file descriptor */
-    bool shards;   /* true: samples are stored in tar shards; false: in single files */
-    bool indexed;  /* the list was read from our index */
-    bool hashed;   /* `whole` is set for all samples */
-    bool skip;     /* skip unreadable samples with a warning */
-    bool chosen;   /* the samples have only their image and label; other members are not read */
+    int directory;         /* open file descriptor; -1 if `remote` is set */
+    struct remote *remote; /* the source of the files if `path` is a URL, otherwise NULL */
+    bool shards;           /* true: samples are stored in tar shards; false: in single files */
+    bool indexed;          /* the list was read from our index */
+    bool hashed;           /* `whole` is set for all samples */
+    bool skip;             /* skip unreadable samples with a warning */
+    bool chosen;           /* the samples have only their image and label; other members are not read */
     struct members choice;
     const char **classes; /* sorted names of the class folders; NULL if the labels are not in folders */
     uint32_t class_count, class_capacity;
@@ -80,9 +81,18 @@ FDSL_C_BEGIN
 /* Releases everything that dataset_open() allocated. */
 void dataset_close(struct dataset *dataset);
 
-/* Opens dataset->files[file] read-only, with additional open(2) flags. Returns a descriptor. On failure
+/* Opens dataset->files[file] read-only, with additional open(2) flags. If the data set is remote, reads the
+ * whole file first; the flags then apply only to files of a cache. Returns a descriptor. On failure
  * returns -1 and sets a message and errno. ESPIPE or EISDIR means that the file is not a regular file. */
 int dataset_file_open(const struct dataset *dataset, uint32_t file, int flags);
+
+/* Closes a descriptor of dataset_file_open(). Its file must not be mapped any more; otherwise, use close().
+ */
+void dataset_file_close(const struct dataset *dataset, int fd);
+
+/* Says that dataset->files[file] will be opened soon: asks Linux to read it into the page cache, or starts to
+ * read it from its URL. Does not wait, and reports no error. */
+void dataset_file_ask(const struct dataset *dataset, uint32_t file);
 
 /* Returns the label of a sample. `bytes` holds the `size` bytes of the member that is the label, if there is
  * one. STATUS_FAILED if the sample has no label, or if it is not a class from 0 to `classes` - 1; with

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "data/dataset_parts.h"
+#include "data/remote.h"
 
 /* A folder that the walk has found, in the list `to_do` or `done`. Folders in `done` stay allocated, because
  * `above` of their subfolders points to them. */
@@ -122,9 +123,21 @@ static enum status list_branch(struct walk *walk, struct branch *branch)
     return status;
 }
 
+/* Adds the listed files of a remote data set, without those in subfolders. */
+static enum status list_remote(struct walk *walk)
+{
+    const struct remote *remote = walk->dataset->remote;
+    for (uint32_t i = 0; i < remote_count(remote); i++)
+        if (!strchr(remote_name(remote, i), '/') && *remote_name(remote, i) != '.')
+            TRY(add_file(walk, remote_name(remote, i)));
+    return STATUS_OK;
+}
+
 enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_names *names)
 {
     struct walk walk = {.dataset = dataset, .deep = deep, .names = names};
+    if (dataset->remote)
+        return list_remote(&walk);
     enum status status = add_branch(&walk, "", NULL);
     while (status == STATUS_OK && walk.to_do) {
         struct branch *branch = walk.to_do;

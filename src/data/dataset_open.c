@@ -10,12 +10,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/file.h"
 #include "data/dataset_parts.h"
 #include "data/key.h"
 #include "data/md5.h"
 #include "data/plain.h"
+#include "data/remote.h"
 
-#define MD5_BYTES ((size_t)1 << 20)
+#define MD5_BYTES       ((size_t)1 << 20)
+#define INDEX_BYTES_MAX ((uint64_t)4 << 30) /* largest index that is read from a URL */
 
 /* ---- Names in the directory ---- */
 
@@ -100,13 +103,26 @@ static enum status open_listed(struct dataset *dataset, const char *list, const 
     return STATUS_OK;
 }
 
+/* Reads a whole index file into `*text`, from malloc. Sets `path` to its path, for messages. */
+static enum status read_index_text(const struct dataset *dataset, const char *name, char path[2 * PATH_MAX],
+                                   char **text, size_t *size)
+{
+    snprintf(path, 2 * PATH_MAX, "%s/%s", dataset->path, name);
+    return dataset->remote ? remote_text(dataset->remote, name, INDEX_BYTES_MAX, text, size)
+                           : file_read(path, text, size);
+}
+
 /* Adds the samples of all shards that a wids index names. */
 static enum status open_wids(struct dataset *dataset, const char *name)
 {
-    char path[2 * PATH_MAX];
+    char path[2 * PATH_MAX], *text;
+    size_t size;
     struct wids wids = {0};
-    snprintf(path, sizeof path, "%s/%s", dataset->path, name);
-    enum status status = wids_read(path, &wids);
+    TRY(read_index_text(dataset, name, path, &text, &size));
+    enum status status = wids_parse(text, size, &wids);
+    free(text);
+    if (status != STATUS_OK)
+        status_prefix(status, "%s", path);
     if (status == STATUS_OK)
         status = shards_room(dataset, wids.count);
     for (size_t i = 0; status == STATUS_OK && i < wids.count; i++)
@@ -199,17 +215,28 @@ static enum status add_indexed(struct dataset *dataset, const struct index_sampl
     return STATUS_OK;
 }
 
-/* Checks that a shard exists and has the size that the index gives. */
-static enum status check_shard(struct dataset *dataset, uint32_t file)
+/* Sets `*bytes` to the size of a shard. */
+static enum status shard_size(const struct dataset *dataset, const struct dataset_file *shard,
+                              uint64_t *bytes)
 {
     struct stat status_;
-    const struct dataset_file *shard = &dataset->files[file];
+    if (dataset->remote)
+        return remote_size(dataset->remote, shard->name, bytes);
     if (fstatat(dataset->directory, shard->name, &status_, 0) != 0)
         return status_set(STATUS_FAILED, "%s/%s: the shard is missing: %s", dataset->path, shard->name,
                           strerror(errno));
     if (!S_ISREG(status_.st_mode))
         return status_set(STATUS_FAILED, "%s/%s: not a regular file", dataset->path, shard->name);
-    uint64_t bytes = (uint64_t)status_.st_size;
+    *bytes = (uint64_t)status_.st_size;
+    return STATUS_OK;
+}
+
+/* Checks that a shard exists and has the size that the index gives. */
+static enum status check_shard(struct dataset *dataset, uint32_t file)
+{
+    const struct dataset_file *shard = &dataset->files[file];
+    uint64_t bytes;
+    TRY(shard_size(dataset, shard, &bytes));
     if (bytes != shard->bytes)
         return status_set(
             STATUS_FAILED, "%s/%s: offset %llu: the shard has %llu bytes but its index says %llu",
@@ -225,12 +252,23 @@ static bool begins_extended(const struct index *index, const struct index_unit *
     return unit->count > 0 && index->members[index->samples[unit->first].first].offset > TAR_BLOCK_BYTES;
 }
 
+static enum status refuse_files(const struct dataset *dataset)
+{
+    return status_set(STATUS_USAGE, "--data %s: only tar shards can be read from a URL, not single files",
+                      dataset->path);
+}
+
 static enum status open_indexed(struct dataset *dataset, const char *name)
 {
-    char path[2 * PATH_MAX];
+    char path[2 * PATH_MAX], *text;
+    size_t size;
     struct index *index = &dataset->index;
-    snprintf(path, sizeof path, "%s/%s", dataset->path, name);
-    TRY(index_read(path, index));
+    TRY(read_index_text(dataset, name, path, &text, &size));
+    enum status status = index_parse(text, size, index);
+    if (status != STATUS_OK)
+        return status_prefix(status, "%s", path);
+    if (dataset->remote && index->layout != INDEX_SHARDS)
+        return refuse_files(dataset);
     dataset->indexed = true;
     if (index->layout == INDEX_SHARDS)
         TRY(shards_room(dataset, index->unit_count));
@@ -264,8 +302,11 @@ static enum status read_all_samples(struct dataset *dataset, bool whole)
     dataset->bytes = dataset->sample_bytes_max = 0;
     for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
         struct dataset_sample *sample = &dataset->samples[i];
-        for (; dataset->shards && shard < dataset->file_count && dataset->shard_first[shard] == i; shard++)
+        for (; dataset->shards && shard < dataset->file_count && dataset->shard_first[shard] == i; shard++) {
             dataset->shard_first[shard] = kept;
+            if (dataset->remote && shard + 1 < dataset->file_count)
+                dataset_file_ask(dataset, shard + 1);
+        }
         bool said = closed && dataset->members[sample->member].file == plain.file;
         status = dataset_choose(dataset, sample);
         if (status == STATUS_OK)
@@ -322,7 +363,7 @@ static enum status check_md5(const struct dataset *dataset, uint32_t file, uint8
         return dataset->skip ? STATUS_OK
                              : STATUS_FAILED; /* read_all_samples() skips and counts the shard's samples */
     enum status status = md5_of(fd, buffer, hex);
-    close(fd);
+    dataset_file_close(dataset, fd);
     if (status == STATUS_OK && *hex && strcasecmp(hex, shard->md5) != 0)
         status = status_set(STATUS_FAILED,
                             "the shard's md5 is %s, but its wids index says %s: the shard may be damaged",
@@ -381,7 +422,7 @@ static enum status list_samples(struct dataset *dataset)
                        dataset->path);
     else if (index)
         status = open_indexed(dataset, index);
-    else if (faccessat(dataset->directory, ".prepare", F_OK, 0) == 0)
+    else if (!dataset->remote && faccessat(dataset->directory, ".prepare", F_OK, 0) == 0)
         status = status_set(
             STATUS_USAGE, "%s is incomplete: its --prepare was interrupted; repeat that command to continue",
             dataset->path);
@@ -389,13 +430,33 @@ static enum status list_samples(struct dataset *dataset)
         status = open_wids(dataset, wids);
     else if (the_one(&names, ".tar", &unused))
         status = open_shards(dataset, &names);
+    else if (dataset->remote)
+        status = refuse_files(dataset);
     else
         status = open_files(dataset);
     free(names.items);
     return status;
 }
 
-enum status dataset_open(const char *path, bool skip, const struct members *choice, struct dataset *dataset)
+/* Opens the folder or the URL. */
+static enum status open_place(const char *path, const struct remote_options *options, struct dataset *dataset)
+{
+    const char *local = remote_local(path);
+    if (!local && remote_is(path)) {
+        dataset->path[strcspn(dataset->path, "?")] = '\0'; /* what follows may be a secret */
+        char *slash = strrchr(dataset->path, '/');
+        const char *leaf = slash + 1;
+        if (!*leaf || strpbrk(leaf, ".{"))
+            *slash = '\0'; /* messages append the names of files */
+        return remote_open(path, options, &dataset->remote);
+    }
+    dataset->directory = open(local ? local : path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return dataset->directory >= 0 ? STATUS_OK
+                                   : status_set(STATUS_USAGE, "--data %s: %s", path, strerror(errno));
+}
+
+enum status dataset_open(const char *path, bool skip, const struct members *choice,
+                         const struct remote_options *options, struct dataset *dataset)
 {
     *dataset = (struct dataset){.path = strdup(path), .directory = -1, .skip = skip};
     if (!dataset->path)
@@ -404,9 +465,7 @@ enum status dataset_open(const char *path, bool skip, const struct members *choi
         dataset->choice = *choice;
     else
         TRY(members_parse(NULL, NULL, "all", &dataset->choice));
-    dataset->directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dataset->directory < 0)
-        return status_set(STATUS_USAGE, "--data %s: %s", path, strerror(errno));
+    TRY(open_place(path, options, dataset));
     TRY(list_samples(dataset));
     TRY(dataset_find_classes(dataset));
     dataset_decide(dataset);

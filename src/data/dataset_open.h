@@ -8,10 +8,12 @@
 
 #include "core/status.h"
 #include "data/dataset.h"
+#include "data/remote.h"
 
 FDSL_C_BEGIN
 
-/* Opens a directory and lists its samples. `choice` selects the members of each sample; NULL selects all.
+/* Opens a directory, or a URL (data/remote.h), and lists its samples. `choice` selects the members of each
+ * sample; NULL selects all. `options` are for URLs; NULL selects their defaults.
  *
  * If `skip` is false, returns STATUS_FAILED at the first broken sample or shard, with a message that names
  * the shard and the offset. If `skip` is true, skips broken samples and shards with a warning, and counts
@@ -21,7 +23,8 @@ FDSL_C_BEGIN
  * STATUS_USAGE if the directory cannot be opened, is incomplete or contains no samples. STATUS_FAILED, for
  * any `skip`, if a wids index names a shard outside the directory. The caller closes the dataset, also after
  * a failure. */
-enum status dataset_open(const char *path, bool skip, const struct members *choice, struct dataset *dataset);
+enum status dataset_open(const char *path, bool skip, const struct members *choice,
+                         const struct remote_options *options, struct dataset *dataset);
 
 /* Reads every byte with the plain reader and fills `whole` of all samples and members. Does nothing if
  * dataset->hashed is set. A sample is broken if a hash differs from our index, or if a shard header names

@@ -145,7 +145,7 @@ enum status dataset_scan_shard(struct dataset *dataset, const char *name, const 
     if (status != STATUS_OK && scan->fd >= 0)
         status_prefix(status, "%s/%s", dataset->path, name);
     if (scan->fd >= 0)
-        close(scan->fd);
+        dataset_file_close(dataset, scan->fd);
     free(scan->large);
     free(scan);
     if (status == STATUS_OK)

@@ -15,7 +15,7 @@
 void plain_close(struct plain *plain)
 {
     if (plain->fd >= 0)
-        close(plain->fd);
+        dataset_file_close(plain->dataset, plain->fd);
     free(plain->buffer);
 }
 
@@ -35,7 +35,7 @@ static enum status plain_open_file(struct plain *plain, const struct dataset_mem
         return STATUS_OK;
     struct stat status_;
     if (plain->fd >= 0)
-        close(plain->fd);
+        dataset_file_close(plain->dataset, plain->fd);
     plain->file = member->file;
     tar_open(&plain->parser, dataset->files[member->file].bytes);
     plain->fd = dataset_file_open(dataset, member->file, 0);

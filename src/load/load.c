@@ -2,6 +2,7 @@
 #include "data/dataset_open.h"
 #include "load/input.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,8 +11,9 @@
 #include "load/load_parts.h"
 
 struct parameters {
-    const char *data, *mean_text, *std_text, *image, *label, *member;
-    uint64_t batch, shuffle, seed, epochs, iodepth, block, prefetch, shift, ring, chunk, out_res, channels;
+    const char *data, *mean_text, *std_text, *image, *label, *member, *cache_dir;
+    uint64_t batch, shuffle, seed, epochs, iodepth, block, prefetch, shift, ring, chunk, out_res, channels,
+        cache_bytes;
     double mean[PARSE_CHANNELS_MAX], std[PARSE_CHANNELS_MAX]; /* set by load_open() */
     int cache, on_error, dtype, fit;
     struct compute compute;
@@ -28,7 +30,12 @@ static const char *const on_errors[] = {"fail", "skip", NULL};
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec options[] = {
     {"data", "DIR", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, true,
-     "folder with the samples: single files or tar shards; --prepare creates one"},
+     "folder with the samples: single files or tar shards; --prepare creates one. Or the URL of tar shards: "
+     "https://HOST/PATH/shard-{000..099}.tar, s3://BUCKET/PREFIX/, a container of Azure"},
+    {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir), NULL, 0, 0, NULL, false,
+     "folder that keeps the shards of a URL; without it, every run reads them into memory again"},
+    {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), "0", 0, 1e18, NULL, false,
+     "maximum size of --cache-dir; the least recently used shards are removed first. 0 is unlimited"},
     MEMBER_OPTIONS(AT(image), AT(label), AT(member)),
     {"batch", "N", OPTION_COUNT, AT(batch), "32", 1, 1 << 20, option_max, true, "samples per batch"},
     {"shuffle", "N", OPTION_COUNT, AT(shuffle), "1000", 0, 1 << 24, NULL, true,
@@ -38,7 +45,7 @@ static const struct option_spec options[] = {
      "seed of the sample order and of --augment; each epoch has its own order"},
     {"epochs", "N", OPTION_COUNT, AT(epochs), "1", 1, 1 << 20, NULL, true, "epochs per run"},
     {"iodepth", "N", OPTION_COUNT, AT(iodepth), "32", 1, 4096, NULL, true,
-     "maximum number of files (files-uring) or reads (shards-uring) in flight"},
+     "maximum number of files (files-uring) or reads (shards-uring) in flight, and of connections to a URL"},
     {"block", "KIB", OPTION_COUNT, AT(block), "256", 4, 1 << 16, NULL, true,
      "size of each read of the variants shards and shards-uring"},
     {"prefetch", "N", OPTION_COUNT, AT(prefetch), "2", 0, 1 << 20, NULL, true,
@@ -157,7 +164,24 @@ static enum status check_fit(const struct options *given, const struct parameter
     return STATUS_OK;
 }
 
-static enum status check_combination(const struct options *given, const struct parameters *parameters)
+static enum status check_remote(const struct options *given, struct parameters *parameters)
+{
+    bool remote = remote_is(parameters->data) && !remote_local(parameters->data);
+    if (!remote && (parameters->cache_dir || options_given(given, "cache-bytes")))
+        return status_set(STATUS_USAGE, "--cache-dir and --cache-bytes are for data at a URL; drop them");
+    if (!parameters->cache_dir && options_given(given, "cache-bytes"))
+        return status_set(STATUS_USAGE,
+                          "--cache-bytes is the size of a cache; name its folder with --cache-dir DIR");
+    if (!remote || parameters->cache_dir)
+        return STATUS_OK;
+    if (options_given(given, "cache") && parameters->cache != LOAD_ANY)
+        return status_set(STATUS_USAGE, "--cache %s needs files: add --cache-dir DIR, or drop --cache",
+                          caches[parameters->cache]);
+    parameters->cache = LOAD_ANY;
+    return STATUS_OK;
+}
+
+static enum status check_combination(const struct options *given, struct parameters *parameters)
 {
     if (!parameters->data)
         return status_set(STATUS_USAGE,
@@ -178,7 +202,8 @@ static enum status check_combination(const struct options *given, const struct p
         return status_set(STATUS_USAGE, "--dtype raw keeps the values as stored; drop --mean and --std");
     if (!parameters->augment && options_given(given, "shift"))
         return status_set(STATUS_USAGE, "--shift requires --augment; add it");
-    return check_fit(given, parameters);
+    TRY(check_fit(given, parameters));
+    return check_remote(given, parameters);
 }
 
 static void load_close(void *input)
@@ -283,7 +308,15 @@ static enum status load_open(const struct options *given, void *parameters_,
     struct load_job *job = *input = calloc(1, sizeof *job);
     if (!job)
         return status_set(STATUS_FAILED, "out of memory");
-    TRY(dataset_open(parameters->data, parameters->on_error, &members, &job->dataset));
+    const struct remote_options remote = {.connections = (uint32_t)parameters->iodepth,
+                                          .cache_dir = parameters->cache_dir,
+                                          .cache_bytes = parameters->cache_bytes};
+    TRY(dataset_open(parameters->data, parameters->on_error, &members, &remote, &job->dataset));
+    if (strchr(parameters->data, '?') && remote_is(parameters->data)) { /* rows must not have its secrets */
+        static char shown[PATH_MAX];
+        remote_shown(parameters->data, shown, sizeof shown);
+        parameters->data = shown;
+    }
     if (job->dataset.sample_count < partition->ranks)
         return status_set(STATUS_USAGE, "--data %s has %u samples, too few for %llu ranks; start fewer ranks",
                           parameters->data, job->dataset.sample_count, (unsigned long long)partition->ranks);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "data/remote.h"
 #include "load/load_parts.h"
 
 /* Opens every file and calls `act` with it. With load->skip, skips files that cannot be opened. */
@@ -47,8 +48,8 @@ static enum status fill_file(void *context, int fd, uint64_t bytes)
 
 enum status load_resident(const struct load *load, struct cache_pages *pages)
 {
-    *pages = (struct cache_pages){0};
-    return each_file(load, count_file, pages);
+    *pages = (struct cache_pages){.hidden = load->dataset->remote && !remote_cached(load->dataset->remote)};
+    return pages->hidden ? STATUS_OK : each_file(load, count_file, pages);
 }
 
 #define COLD_SHARE_MAX 0.01

@@ -16,6 +16,8 @@
 #endif
 
 #include "core/text.h"
+#include "data/image_fit.h"
+#include "data/s3.h"
 #include "data/cifar.h"
 #include "data/idx.h"
 #include "data/index.h"
@@ -400,6 +402,39 @@ static inline void fuzz_table(const uint8_t *data, size_t size)
     table_free(&again);
 }
 
+static inline enum status fuzz_object(void *context, const struct s3_object *object)
+{
+    *(size_t *)context += strlen(object->name) + strlen(object->tag);
+    return STATUS_OK;
+}
+
+static inline void fuzz_objects(const uint8_t *data, size_t size)
+{
+    char next[S3_TOKEN_MAX];
+    size_t length = 0;
+    char *text = malloc(size); /* exactly as long as the data, so that a read past their end is found */
+    if (text && size)
+        memcpy(text, data, size);
+    if (text && s3_list(text, size, fuzz_object, &length, next) == STATUS_OK && strlen(next) >= sizeof next)
+        abort();
+    free(text);
+}
+
+/* Decodes an image as it is, and a random part of it. Large images take too long for a fuzzer. */
+static inline void fuzz_jpeg(const uint8_t *data, size_t size)
+{
+    const struct image_fit fits[] = {{.res = 0}, {.how = FIT_RANDOM_RESIZED_CROP, .res = 7, .channels = 3}};
+    struct image_scratch scratch = {.jpeg = jpeg_open()};
+    struct image image;
+    struct jpeg_shape shape;
+    bool is_image;
+    bool small = jpeg_begin(scratch.jpeg, data, size, &shape) == STATUS_OK &&
+                 (uint64_t)shape.width * shape.height <= 1 << 20;
+    for (int i = 0; small && i < 2; i++)
+        (void)image_fit(&fits[i], "jpg", data, size, 0, (uint32_t)size, &scratch, &image, &is_image);
+    image_scratch_close(&scratch);
+}
+
 static const struct {
     const char *name;
     void (*feed)(const uint8_t *data, size_t size);
@@ -411,6 +446,7 @@ static const struct {
                     {"rows", fuzz_rows},       {"checkpoint", fuzz_checkpoint},
                     {"table", fuzz_table},     {"safetensors", fuzz_safetensors},
                     {"torch", fuzz_torch},     {"pickle", fuzz_pickle},
-                    {"members", fuzz_members}};
+                    {"members", fuzz_members}, {"objects", fuzz_objects},
+                    {"jpeg", fuzz_jpeg}};
 
 #endif

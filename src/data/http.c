@@ -1,0 +1,412 @@
+#include "data/http.h"
+
+#ifdef HAVE_CURL
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <curl/curl.h>
+
+#define CONNECT_S     10
+#define STALL_S       30 /* a transfer that receives nothing for so long has failed */
+#define REDIRECTS_MAX 5
+#define DELAY_FIRST_S 0.1
+#define DELAY_MAX_S   5.0
+
+struct http {
+    CURL *curl;
+    char error[CURL_ERROR_SIZE];
+    uint64_t random; /* state of the generator of delays */
+
+    /* The attempt that is running */
+    const struct http_request *request;
+    struct http_reply *reply;
+    long code;             /* status of the latest header block */
+    uint64_t from;         /* offset of the first byte that is asked for */
+    uint64_t begin;        /* from Content-Range: offset of the first byte of the body */
+    uint64_t promised;     /* from Content-Length */
+    bool overflows, other; /* the body is longer than wanted; the reply is for another range or version */
+    int unwritten;         /* errno, if the bytes could not be written */
+    char url[256];         /* Location of a refused redirection */
+};
+
+/* ---- Connections ---- */
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void initialise(void)
+{
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+}
+
+enum status http_open(struct http **http)
+{
+    pthread_once(&once, initialise);
+    *http = calloc(1, sizeof **http);
+    if (*http)
+        (*http)->curl = curl_easy_init();
+    if (!*http || !(*http)->curl)
+        return status_set(STATUS_FAILED, "out of memory for a connection");
+    (*http)->random = (uint64_t)(uintptr_t)*http ^ (uint64_t)time(NULL);
+    return STATUS_OK;
+}
+
+void http_close(struct http *http)
+{
+    if (http)
+        curl_easy_cleanup(http->curl);
+    free(http);
+}
+
+/* ---- Replies ---- */
+
+/* Copies the value of a header field without its line end. Returns false if the line has another field. */
+static bool field(const char *line, size_t size, const char *name, char *value, size_t room)
+{
+    size_t length = strlen(name);
+    if (size <= length || strncasecmp(line, name, length) != 0)
+        return false;
+    line += length;
+    size -= length;
+    while (size > 0 && (*line == ' ' || *line == '\t'))
+        line++, size--;
+    while (size > 0 && (line[size - 1] == '\r' || line[size - 1] == '\n' || line[size - 1] == ' '))
+        size--;
+    if (size >= room)
+        size = room - 1;
+    memcpy(value, line, size);
+    value[size] = '\0';
+    return true;
+}
+
+static size_t take_header(char *line, size_t one, size_t size, void *context)
+{
+    struct http *http = context;
+    struct http_version *version = &http->reply->version;
+    uint64_t last;
+    char value[256], tag[HTTP_TAG_MAX];
+    (void)one;
+    if (size > 5 && strncmp(line, "HTTP/", 5) == 0) { /* a new reply, for example after a redirection */
+        const char *space = memchr(line, ' ', size);
+        http->code = space ? strtol(space, NULL, 10) : 0;
+        http->begin = 0;
+        http->promised = HTTP_UNKNOWN;
+        *version = (struct http_version){.bytes = HTTP_UNKNOWN};
+    } else if (field(line, size, "Content-Length:", value, sizeof value))
+        http->promised = strtoull(value, NULL, 10);
+    else if (field(line, size, "Content-Range:", value, sizeof value)) {
+        if (sscanf(value, "bytes %" SCNu64 "-%" SCNu64 "/%" SCNu64, &http->begin, &last, &version->bytes) < 3)
+            version->bytes = HTTP_UNKNOWN; /* the size may be "*" */
+    } else if (field(line, size, "ETag:", tag, sizeof tag))
+        snprintf(version->tag, sizeof version->tag, "%s", tag);
+    else if (field(line, size, "Location:", value, sizeof value))
+        snprintf(http->url, sizeof http->url, "%s", value);
+    return size;
+}
+
+/* Whether the reply is for the version that the request names. */
+static bool same_version(const struct http *http)
+{
+    const struct http_version *wanted = http->request->version, *is = &http->reply->version;
+    return !wanted ||
+           ((is->bytes == HTTP_UNKNOWN || wanted->bytes == HTTP_UNKNOWN || is->bytes == wanted->bytes) &&
+            (!*is->tag || !*wanted->tag || strcmp(is->tag, wanted->tag) == 0));
+}
+
+/* Writes the next bytes of the body. */
+static bool store(struct http *http, const char *bytes, size_t size)
+{
+    const struct http_request *request = http->request;
+    struct http_reply *reply = http->reply;
+    if (request->to) {
+        memcpy(request->to + reply->got, bytes, size);
+        reply->got += size;
+        return true;
+    }
+    while (size > 0) {
+        ssize_t count = pwrite(request->fd, bytes, size, (off_t)(request->first + reply->got));
+        if (count < 0 && errno == EINTR)
+            continue;
+        if (count <= 0) {
+            http->unwritten = count < 0 ? errno : ENOSPC;
+            return false;
+        }
+        bytes += count;
+        size -= (size_t)count;
+        reply->got += (uint64_t)count;
+    }
+    return true;
+}
+
+/* Receives a part of the body. Returns less than `size` to end the transfer. */
+static size_t take_body(char *bytes, size_t one, size_t size, void *context)
+{
+    struct http *http = context;
+    const struct http_request *request = http->request;
+    struct http_reply *reply = http->reply;
+    (void)one;
+    if (http->code >= 300)
+        return size;                            /* the text of an error page */
+    if (http->code == 200 && !request->whole) { /* the server ignores the range */
+        reply->version.bytes = http->promised;
+        return 0;
+    }
+    if (http->code == 206 && (http->begin != http->from || !same_version(http))) {
+        http->other = true;
+        return 0;
+    }
+    if (request->wanted - reply->got < size) {
+        http->overflows = true;
+        return 0;
+    }
+    return store(http, bytes, size) ? size : 0;
+}
+
+/* ---- Requests ---- */
+
+static enum status refuse(const struct http *http)
+{
+    const char *shown = http->request->shown;
+    switch (http->code) {
+    case 301:
+    case 302:
+    case 303:
+    case 307:
+    case 308:
+        return status_set(STATUS_FAILED,
+                          "%s: the server redirects to '%.80s', which is not followed; use the final "
+                          "address (for S3, set AWS_REGION to the region of the bucket)",
+                          shown, http->url);
+    case 400:
+        return status_set(STATUS_FAILED,
+                          "%s: the server refuses the request (400); check the address, the region and "
+                          "the credentials",
+                          shown);
+    case 401:
+    case 403:
+        return status_set(STATUS_FAILED,
+                          "%s: access denied (%ld); check the credentials and their permissions", shown,
+                          http->code);
+    case 404:
+    case 410:
+        return status_set(STATUS_FAILED, "%s: no such file (%ld)", shown, http->code);
+    case 412:
+    case 416:
+        return status_set(STATUS_FAILED, "%s: the file changed while it was read; start again", shown);
+    default:
+        return status_set(STATUS_FAILED, "%s: the server answers with status %ld", shown, http->code);
+    }
+}
+
+static bool is_busy(long code)
+{
+    return code == 408 || code == 429 || (code >= 500 && code != 501 && code != 505);
+}
+
+/* Whether another attempt may succeed after this error of libcurl. */
+static bool is_passing(CURLcode code)
+{
+    switch (code) {
+    case CURLE_COULDNT_CONNECT:
+    case CURLE_OPERATION_TIMEDOUT:
+    case CURLE_PARTIAL_FILE:
+    case CURLE_RECV_ERROR:
+    case CURLE_SEND_ERROR:
+    case CURLE_GOT_NOTHING:
+    case CURLE_HTTP2:
+    case CURLE_HTTP2_STREAM:
+    case CURLE_SSL_CONNECT_ERROR:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static enum status explain(const struct http *http, CURLcode code)
+{
+    const char *reason = *http->error ? http->error : curl_easy_strerror(code);
+    const char *shown = http->request->shown;
+    if (http->unwritten)
+        return status_set(STATUS_FAILED, "%s: cannot store it: %s", shown, strerror(http->unwritten));
+    if (http->overflows)
+        return status_set(STATUS_FAILED,
+                          "%s: the server sends more than the %" PRIu64 " bytes that it should", shown,
+                          http->request->wanted);
+    if (http->other)
+        return status_set(STATUS_FAILED,
+                          "%s: the file changed while it was read, or the server sent another range; "
+                          "start again",
+                          shown);
+    if (code == CURLE_PEER_FAILED_VERIFICATION)
+        return status_set(STATUS_FAILED,
+                          "%s: the certificate is not trusted: %s; SSL_CERT_FILE names a file of further "
+                          "authorities",
+                          shown, reason);
+    if (code == CURLE_TOO_MANY_REDIRECTS)
+        return status_set(STATUS_FAILED, "%s: more than %d redirections", shown, REDIRECTS_MAX);
+    if (code == CURLE_UNSUPPORTED_PROTOCOL)
+        return status_set(STATUS_FAILED, "%s: refused to follow a redirection from https to another protocol",
+                          shown);
+    if (code == CURLE_COULDNT_RESOLVE_HOST)
+        return status_set(STATUS_FAILED, "%s: unknown host", shown);
+    return status_set(STATUS_FAILED, "%s: %s", shown, reason);
+}
+
+/* Sets the headers of an attempt. The caller frees `*list`, also after a failure. */
+static enum status set_headers(const struct http_request *request, const char *range,
+                               struct curl_slist **list)
+{
+    char *headers[HTTP_HEADERS_MAX] = {0}, match[HTTP_TAG_MAX + 16];
+    enum status status = request->sign ? request->sign(request, range, headers) : STATUS_OK;
+    for (int i = 0; i < HTTP_HEADERS_MAX; i++) {
+        struct curl_slist *longer =
+            status == STATUS_OK && headers[i] ? curl_slist_append(*list, headers[i]) : *list;
+        if (!longer && headers[i] && status == STATUS_OK)
+            status = status_set(STATUS_FAILED, "out of memory for a request");
+        else
+            *list = longer;
+        free(headers[i]);
+    }
+    /* A weak tag cannot be compared with If-Match (RFC 9110, section 13.1.1). */
+    if (status == STATUS_OK && request->version && *request->version->tag == '"') {
+        snprintf(match, sizeof match, "If-Match: %s", request->version->tag);
+        struct curl_slist *longer = curl_slist_append(*list, match);
+        *list = longer ? longer : *list;
+    }
+    return status;
+}
+
+static void set_options(struct http *http, const char *range, struct curl_slist *headers)
+{
+    const struct http_request *request = http->request;
+    CURL *curl = http->curl;
+    const char *authorities = getenv("SSL_CERT_FILE");
+    bool secure = strncasecmp(request->url, "https:", 6) == 0;
+    curl_easy_reset(curl); /* keeps the connection */
+    curl_easy_setopt(curl, CURLOPT_URL, request->url);
+    curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(curl, CURLOPT_REDIR_PROTOCOLS_STR, secure ? "https" : "http,https");
+    curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, request->redirects ? 1L : 0L);
+    curl_easy_setopt(curl, CURLOPT_MAXREDIRS, (long)REDIRECTS_MAX);
+    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L); /* required with threads */
+    curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_S);
+    curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
+    curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, (long)STALL_S);
+    curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, 128L << 10);
+    curl_easy_setopt(curl, CURLOPT_USERAGENT, "fdsl-bench/" FDSL_VERSION);
+    curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, http->error);
+    curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, take_header);
+    curl_easy_setopt(curl, CURLOPT_HEADERDATA, http);
+    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, take_body);
+    curl_easy_setopt(curl, CURLOPT_WRITEDATA, http);
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
+    if (*range)
+        curl_easy_setopt(curl, CURLOPT_RANGE, range);
+    if (authorities && *authorities)
+        curl_easy_setopt(curl, CURLOPT_CAINFO, authorities);
+}
+
+/* Makes one attempt. `*again` is true if another one may succeed. */
+static enum status attempt(struct http *http, bool *again)
+{
+    const struct http_request *request = http->request;
+    struct http_reply *reply = http->reply;
+    struct curl_slist *headers = NULL;
+    char range[64] = "";
+    http->from = request->first + reply->got;
+    if (!request->whole)
+        snprintf(range, sizeof range, "%" PRIu64 "-%" PRIu64, http->from,
+                 request->first + request->wanted - 1);
+    else
+        reply->got = 0;
+    *http->error = '\0';
+    http->code = 0;
+    http->overflows = http->other = *again = false;
+    http->unwritten = 0;
+    enum status status = set_headers(request, range, &headers);
+    CURLcode code = CURLE_OK;
+    if (status == STATUS_OK) {
+        set_options(http, range, headers);
+        code = curl_easy_perform(http->curl);
+    }
+    curl_slist_free_all(headers);
+    if (status != STATUS_OK)
+        return status;
+    reply->ranged = http->code == 206;
+    if (http->code == 200 && !request->whole)
+        return STATUS_OK; /* the server ignores the range; the caller decides */
+    if (code != CURLE_OK) {
+        *again = !http->overflows && !http->other && !http->unwritten && is_passing(code);
+        return explain(http, code);
+    }
+    *again = is_busy(http->code);
+    if (http->code >= 300 || http->code < 200)
+        return refuse(http);
+    if (request->whole)
+        return STATUS_OK;
+    *again = reply->got < request->wanted;
+    return *again ? status_set(STATUS_FAILED, "%s: the body ends after %" PRIu64 " of %" PRIu64 " bytes",
+                               request->shown, reply->got, request->wanted)
+                  : STATUS_OK;
+}
+
+/* Waits before the next attempt: a random part of a delay that doubles each time. */
+static void wait_before(struct http *http, int tries)
+{
+    double delay_s = DELAY_FIRST_S;
+    for (int i = 0; i < tries && delay_s < DELAY_MAX_S; i++)
+        delay_s *= 2;
+    delay_s = delay_s < DELAY_MAX_S ? delay_s : DELAY_MAX_S;
+    http->random = http->random * 6364136223846793005u + 1442695040888963407u;
+    delay_s *= 0.5 + (double)(http->random >> 33) * 0x1p-32;
+    struct timespec left = {(time_t)delay_s, (long)((delay_s - (double)(time_t)delay_s) * 1e9)};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+    }
+}
+
+enum status http_get(struct http *http, const struct http_request *request, int tries,
+                     struct http_reply *reply)
+{
+    bool again = true;
+    enum status status = STATUS_OK;
+    *reply = (struct http_reply){0};
+    http->request = request;
+    http->reply = reply;
+    for (int i = 0; again && i < tries; i++) {
+        if (i > 0)
+            wait_before(http, i - 1);
+        status = attempt(http, &again);
+    }
+    return again ? status_prefix(status, "tried %d times", tries) : status;
+}
+
+#else
+
+enum status http_open(struct http **http)
+{
+    *http = NULL;
+    return status_set(STATUS_UNAVAILABLE,
+                      "this build cannot read URLs: install libcurl (libcurl4-openssl-dev) and "
+                      "build again");
+}
+
+void http_close(struct http *http)
+{
+    (void)http;
+}
+
+enum status http_get(struct http *http, const struct http_request *request, int tries,
+                     struct http_reply *reply)
+{
+    (void)request, (void)tries, (void)reply;
+    return http_open(&http);
+}
+
+#endif

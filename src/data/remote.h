@@ -1,0 +1,66 @@
+/* Data sets at a URL: https://, http://, s3:// and file:// (docs/remote.md). Files are read whole: into
+ * memory, or into a local cache. */
+#ifndef FDSL_DATA_REMOTE_H
+#define FDSL_DATA_REMOTE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+
+#define REMOTE_CONNECTIONS 16 /* default number of connections */
+
+struct remote_options {
+    uint32_t connections;  /* 0: REMOTE_CONNECTIONS */
+    const char *cache_dir; /* folder of the cache; NULL: files are read into memory */
+    uint64_t cache_bytes;  /* maximum size of the cache; 0: unlimited */
+};
+
+FDSL_C_BEGIN
+
+/* Whether a path is a URL. */
+bool remote_is(const char *path);
+
+/* Returns the path of a file:// URL, otherwise NULL. */
+const char *remote_local(const char *url);
+
+/* Copies a URL without its secrets, such as the signature of Azure, for messages and rows. */
+void remote_shown(const char *url, char *shown, size_t size);
+
+/* Opens a data set and lists its files. STATUS_USAGE if the URL does not name a data set; STATUS_UNAVAILABLE
+ * in builds without libcurl; STATUS_FAILED with the reason if the server does not answer. The caller closes
+ * `remote`, which is NULL after a failure. */
+struct remote;
+enum status remote_open(const char *url, const struct remote_options *options, struct remote **remote);
+void remote_close(struct remote *remote);
+
+/* The listed files, in the order of the list. Names are relative to the URL and valid until remote_close(). A
+ * web server has no list of files, so the list is then what the URL names. */
+uint32_t remote_count(const struct remote *remote);
+const char *remote_name(const struct remote *remote, uint32_t file);
+
+/* Whether files are stored in a cache on a file system. */
+bool remote_cached(const struct remote *remote);
+
+/* The functions below are thread safe. `name` may also be a file that is not listed. */
+
+/* Sets `*bytes` to the size of a file. */
+enum status remote_size(struct remote *remote, const char *name, uint64_t *bytes);
+
+/* Starts to read a file, if that is not already done. Does not wait, and reports no error. */
+void remote_ask(struct remote *remote, const char *name);
+
+/* Reads a whole file and returns a descriptor of its content. The caller must not write to it. It closes it
+ * with remote_done(), or with close() if the content stays mapped. Returns -1 and sets errno and a message on
+ * failure. */
+int remote_fd(struct remote *remote, const char *name);
+void remote_done(struct remote *remote, int fd);
+
+/* Reads a whole file of at most `limit` bytes into `*text`, from malloc, with a terminating zero. */
+enum status remote_text(struct remote *remote, const char *name, uint64_t limit, char **text, size_t *size);
+
+FDSL_C_END
+
+#endif

@@ -1,0 +1,307 @@
+#include "data/remote_cache.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifdef HAVE_XXHASH
+#include <xxhash.h>
+#endif
+
+#include "core/file.h"
+
+#define LOCK_NAME  "lock"
+#define DRAFT_END  ".part"
+#define ENTRY_END  ".data"
+#define NAME_CHARS (16 + 1 + 16) /* two hashes in hex, and a dash */
+
+/* The entries that this process has verified. */
+static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t *verified;
+static size_t verified_count, verified_room;
+
+static enum status failed(const char *path, const char *what)
+{
+    return status_set(STATUS_FAILED, "--cache-dir: cannot %s %s: %s", what, path, strerror(errno));
+}
+
+enum status cache_open(const char *folder)
+{
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+        return status_set(STATUS_USAGE, "--cache-dir %s: cannot create the folder: %s", folder,
+                          strerror(errno));
+    if (access(folder, R_OK | W_OK | X_OK) != 0)
+        return status_set(STATUS_USAGE, "--cache-dir %s: %s", folder, strerror(errno));
+    return STATUS_OK;
+}
+
+/* ---- Content ---- */
+
+/* Hashes the content of an open file. */
+static enum status hash_file(int fd, uint64_t bytes, const char *path, uint64_t *hash)
+{
+    *hash = bytes;
+    if (bytes == 0)
+        return STATUS_OK;
+    void *map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED)
+        return failed(path, "map");
+#ifdef HAVE_XXHASH
+    *hash = XXH3_64bits(map, bytes);
+#endif
+    munmap(map, bytes);
+    return STATUS_OK;
+}
+
+/* Whether this process has verified the entry. With `add`, records that it has. */
+static bool is_verified(uint64_t source, bool add)
+{
+    bool found = false;
+    pthread_mutex_lock(&guard);
+    for (size_t i = 0; i < verified_count && !found; i++)
+        found = verified[i] == source;
+    if (add && !found && verified_count == verified_room) {
+        size_t room = verified_room ? 2 * verified_room : 64;
+        uint64_t *larger = realloc(verified, room * sizeof *verified);
+        verified = larger ? larger : verified;
+        verified_room = larger ? room : verified_room;
+    }
+    if (add && !found && verified_count < verified_room)
+        verified[verified_count++] = source;
+    pthread_mutex_unlock(&guard);
+    return found;
+}
+
+/* ---- Finding ---- */
+
+/* Finds the name of an entry. Returns false if there is none. */
+static bool find_name(const char *folder, uint64_t source, char path[PATH_MAX])
+{
+    char begin[32];
+    bool found = false;
+    DIR *stream = opendir(folder);
+    snprintf(begin, sizeof begin, "%016" PRIx64 "-", source);
+    for (struct dirent *entry; !found && stream && (entry = readdir(stream));)
+        if (strncmp(entry->d_name, begin, strlen(begin)) == 0 &&
+            strcmp(entry->d_name + strlen(entry->d_name) - strlen(ENTRY_END), ENTRY_END) == 0)
+            found = snprintf(path, PATH_MAX, "%s/%s", folder, entry->d_name) < PATH_MAX;
+    if (stream)
+        closedir(stream);
+    return found;
+}
+
+/* Checks the size and, once per process, the hash of an entry. Removes it if they are wrong. */
+static enum status verify(const char *path, const struct cache_entry *entry, int *fd)
+{
+    struct stat info;
+    uint64_t hash, named = 0;
+    const char *dash = strrchr(path, '-');
+    if (fstat(*fd, &info) != 0)
+        return failed(path, "examine");
+    bool right =
+        (uint64_t)info.st_size == entry->bytes && dash && sscanf(dash + 1, "%16" SCNx64, &named) == 1;
+    if (right && !is_verified(entry->source, false)) {
+        TRY(hash_file(*fd, entry->bytes, path, &hash));
+        right = hash == named;
+    }
+    if (right) {
+        is_verified(entry->source, true);
+        return STATUS_OK;
+    }
+    status_warn("%s is damaged; it is removed and read again", path);
+    unlink(path);
+    close(*fd);
+    *fd = -1;
+    return STATUS_OK;
+}
+
+enum status cache_find(const char *folder, const struct cache_entry *entry, int *fd)
+{
+    char path[PATH_MAX];
+    *fd = -1;
+    if (!find_name(folder, entry->source, path))
+        return STATUS_OK;
+    *fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (*fd < 0)
+        return errno == ENOENT ? STATUS_OK : failed(path, "open"); /* another process may have removed it */
+    futimens(*fd, NULL); /* the time of the latest use; without it, the entry only looks older */
+    enum status status = verify(path, entry, fd);
+    if (status != STATUS_OK && *fd >= 0) {
+        close(*fd);
+        *fd = -1;
+    }
+    return status;
+}
+
+/* ---- Removing ---- */
+
+struct old {
+    char name[NAME_CHARS + sizeof DRAFT_END];
+    struct timespec used;
+    uint64_t bytes;
+};
+
+static int by_age(const void *a_, const void *b_)
+{
+    const struct old *a = a_, *b = b_;
+    if (a->used.tv_sec != b->used.tv_sec)
+        return a->used.tv_sec < b->used.tv_sec ? -1 : 1;
+    return (a->used.tv_nsec > b->used.tv_nsec) - (a->used.tv_nsec < b->used.tv_nsec);
+}
+
+/* Removes a draft whose process has ended. */
+static void remove_stale(int folder, const char *name)
+{
+    int fd = openat(folder, name, O_RDWR | O_CLOEXEC);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
+        unlinkat(folder, name, 0);
+    if (fd >= 0)
+        close(fd);
+}
+
+/* Lists the entries of the folder and adds up their sizes. */
+static enum status list_entries(DIR *stream, struct old **list, size_t *count, uint64_t *bytes)
+{
+    size_t room = 0;
+    for (struct dirent *entry; (entry = readdir(stream));) {
+        struct stat info;
+        const char *end = strrchr(entry->d_name, '.');
+        if (end && strcmp(end, DRAFT_END) == 0)
+            remove_stale(dirfd(stream), entry->d_name);
+        if (!end || strcmp(end, ENTRY_END) != 0 || strlen(entry->d_name) >= sizeof(*list)->name ||
+            fstatat(dirfd(stream), entry->d_name, &info, 0) != 0)
+            continue;
+        if (*count == room) {
+            room = room ? 2 * room : 256;
+            struct old *larger = realloc(*list, room * sizeof **list);
+            if (!larger)
+                return status_set(STATUS_FAILED, "out of memory for the list of the cache");
+            *list = larger;
+        }
+        struct old *old = &(*list)[(*count)++];
+        strcpy(old->name, entry->d_name);
+        old->used = info.st_mtim;
+        old->bytes = (uint64_t)info.st_size;
+        *bytes += old->bytes;
+    }
+    return STATUS_OK;
+}
+
+/* Removes the least recently used entries until `bytes` more fit. The caller holds the lock of the folder. */
+static enum status make_room(const char *folder, uint64_t bytes, uint64_t limit)
+{
+    DIR *stream = opendir(folder);
+    struct old *list = NULL;
+    size_t count = 0;
+    uint64_t used = 0;
+    if (!stream)
+        return failed(folder, "list");
+    enum status status = list_entries(stream, &list, &count, &used);
+    if (status == STATUS_OK && count)
+        qsort(list, count, sizeof *list, by_age);
+    for (size_t i = 0; status == STATUS_OK && limit && i < count && used + bytes > limit; i++) {
+        if (unlinkat(dirfd(stream), list[i].name, 0) == 0 || errno == ENOENT)
+            used -= list[i].bytes;
+    }
+    free(list);
+    closedir(stream);
+    return status;
+}
+
+/* Calls make_room() while no other process does. */
+static enum status make_room_alone(const char *folder, uint64_t bytes, uint64_t limit)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/" LOCK_NAME, folder);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return failed(path, "create");
+    flock(fd, LOCK_EX); /* where locks are missing, the cache may exceed its limit for a moment */
+    enum status status = make_room(folder, bytes, limit);
+    close(fd);
+    return status;
+}
+
+/* ---- Writing ---- */
+
+/* Opens and locks the draft. Another process may have renamed or removed the file before it was locked. */
+static enum status lock_draft(struct cache_draft *draft)
+{
+    struct stat opened, named;
+    for (;;) {
+        draft->fd = open(draft->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (draft->fd < 0)
+            return failed(draft->path, "create");
+        flock(draft->fd, LOCK_EX);
+        if (fstat(draft->fd, &opened) == 0 && stat(draft->path, &named) == 0 && opened.st_ino == named.st_ino)
+            return STATUS_OK;
+        close(draft->fd);
+    }
+}
+
+enum status cache_begin(const char *folder, const struct cache_entry *entry, uint64_t limit,
+                        struct cache_draft *draft, int *fd)
+{
+    *draft = (struct cache_draft){.fd = -1};
+    *fd = -1;
+    if (limit && entry->bytes > limit)
+        return status_set(STATUS_USAGE,
+                          "--cache-bytes: a file of %" PRIu64 " bytes does not fit; raise the limit",
+                          entry->bytes);
+    if (asprintf(&draft->path, "%s/%016" PRIx64 DRAFT_END, folder, entry->source) < 0) {
+        draft->path = NULL;
+        return status_set(STATUS_FAILED, "out of memory for a name in the cache");
+    }
+    TRY(lock_draft(draft));
+    TRY(cache_find(folder, entry, fd));
+    if (*fd >= 0) {
+        cache_abandon(draft);
+        return STATUS_OK;
+    }
+    TRY(make_room_alone(folder, entry->bytes, limit));
+    if (ftruncate(draft->fd, 0) != 0 ||
+        posix_fallocate(draft->fd, 0, entry->bytes ? (off_t)entry->bytes : 1) != 0 ||
+        ftruncate(draft->fd, (off_t)entry->bytes) != 0)
+        return failed(draft->path, "write");
+    return STATUS_OK;
+}
+
+enum status cache_complete(const char *folder, const struct cache_entry *entry, struct cache_draft *draft,
+                           int *fd)
+{
+    char path[PATH_MAX];
+    uint64_t hash;
+    *fd = -1;
+    TRY(hash_file(draft->fd, entry->bytes, draft->path, &hash));
+    snprintf(path, sizeof path, "%s/%016" PRIx64 "-%016" PRIx64 ENTRY_END, folder, entry->source, hash);
+    if (fsync(draft->fd) != 0 || rename(draft->path, path) != 0)
+        return failed(draft->path, "store");
+    file_sync_folder(path);
+    is_verified(entry->source, true);
+    flock(draft->fd, LOCK_UN);
+    *fd = draft->fd;
+    free(draft->path);
+    *draft = (struct cache_draft){.fd = -1};
+    return STATUS_OK;
+}
+
+void cache_abandon(struct cache_draft *draft)
+{
+    if (draft->fd >= 0) {
+        unlink(draft->path);
+        close(draft->fd);
+    }
+    free(draft->path);
+    *draft = (struct cache_draft){.fd = -1};
+}

@@ -1,0 +1,43 @@
+/* A folder of files that were read from a URL. Several processes may use it at the same time, and each of
+ * them may be killed at any time. */
+#ifndef FDSL_DATA_REMOTE_CACHE_H
+#define FDSL_DATA_REMOTE_CACHE_H
+
+#include <stdint.h>
+
+#include "core/status.h"
+
+/* A file of the cache. Its name has a hash of where it came from, and a hash of its content. */
+struct cache_entry {
+    uint64_t source; /* hash of the URL, the version and the size */
+    uint64_t bytes;
+};
+
+/* A file that is being written, under a temporary name that is locked. */
+struct cache_draft {
+    int fd; /* readable and writable; -1 if there is none */
+    char *path;
+};
+
+/* Creates the folder if it does not exist. STATUS_USAGE if it cannot be used. */
+enum status cache_open(const char *folder);
+
+/* Opens an entry for reading and marks it as used. The first time that this process opens it, compares its
+ * content with the hash in its name, and removes it if they differ. Sets `*fd` to -1 if there is no such
+ * entry. */
+enum status cache_find(const char *folder, const struct cache_entry *entry, int *fd);
+
+/* Begins to write an entry. Waits while another process writes the same entry; if that process completed it,
+ * sets `*fd` to the entry and leaves the draft without a file. Removes the least recently used entries until
+ * `entry` fits into `limit` bytes (0: unlimited). STATUS_USAGE if it can never fit. */
+enum status cache_begin(const char *folder, const struct cache_entry *entry, uint64_t limit,
+                        struct cache_draft *draft, int *fd);
+
+/* Completes the draft: hashes, syncs and renames it. Sets `*fd` to the entry, opened for reading. */
+enum status cache_complete(const char *folder, const struct cache_entry *entry, struct cache_draft *draft,
+                           int *fd);
+
+/* Removes the draft. */
+void cache_abandon(struct cache_draft *draft);
+
+#endif

@@ -1,0 +1,64 @@
+/* The parts of S3's interface that reading needs: credentials, signatures (Signature Version 4), and lists of
+ * objects. Lists of Azure's blob storage have the same structure. */
+#ifndef FDSL_DATA_S3_H
+#define FDSL_DATA_S3_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "core/portable.h"
+#include "core/status.h"
+
+#define S3_FIELD_MAX 256
+#define S3_TOKEN_MAX 4096
+
+/* Credentials. They must never be printed. */
+struct s3_credentials {
+    char key[S3_FIELD_MAX], secret[S3_FIELD_MAX];
+    char token[S3_TOKEN_MAX]; /* session token, or empty */
+};
+
+/* Finds credentials: in AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, else in the profile
+ * AWS_PROFILE (default: default) of the file AWS_SHARED_CREDENTIALS_FILE (default: ~/.aws/credentials).
+ * `key` stays empty if there are none: requests are then not signed. STATUS_USAGE if a key has no secret, or
+ * if AWS_PROFILE names a profile that the file lacks. */
+enum status s3_find_credentials(struct s3_credentials *credentials);
+
+/* What is signed. Texts are in the encoding of a URL, as they are sent. */
+struct s3_request {
+    const char *host, *path;
+    const char *query; /* sorted by name, without '?'; or empty */
+    const char *range; /* value of the header Range; or empty */
+    const char *region;
+    const char *payload; /* SHA-256 of the body in hex, or UNSIGNED-PAYLOAD */
+    time_t time_s;
+};
+
+/* Writes the values of the headers x-amz-date and Authorization. STATUS_UNAVAILABLE in builds without
+ * libcrypto. Source: AWS, "Authenticating Requests: Using the Authorization Header". */
+#define S3_DATE_MAX          17
+#define S3_AUTHORIZATION_MAX 1024
+enum status s3_sign(const struct s3_request *request, const struct s3_credentials *credentials,
+                    char date[S3_DATE_MAX], char authorization[S3_AUTHORIZATION_MAX]);
+
+/* Appends `text` to the `size` bytes at `to`, with all bytes encoded but letters, digits and "-._~", and,
+ * with `slashes`, '/'. Returns false if it does not fit. */
+bool s3_encode(const char *text, bool slashes, char *to, size_t size);
+
+/* An object of a list. */
+struct s3_object {
+    const char *name; /* valid during the call */
+    uint64_t bytes;
+    const char *tag; /* the ETag; may be empty */
+};
+
+/* Reads one page of a list: S3's ListBucketResult, or Azure's EnumerationResults. Calls `add` for each
+ * object. Sets `next` to the token of the next page, or to "". STATUS_FAILED with the reason if the text is
+ * not such a list. */
+enum status s3_list(const char *text, size_t size,
+                    enum status (*add)(void *context, const struct s3_object *object), void *context,
+                    char next[S3_TOKEN_MAX]);
+
+#endif

@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""A server for tests of data sets at URLs. Prints its port, and serves a folder until its standard input closes.
+
+  tests/remote_server.py FOLDER
+
+/web/NAME            the file, with ranges
+/norange/NAME        the file, whole, whatever range is asked for
+/faulty/NAME         the file; every tenth request is delayed, cut, reset, or answered with 503
+/busy/NAME           503
+/changing/NAME       the file, with another ETag each time that a range is asked for
+/short/NAME          fewer bytes than Content-Length says
+/endless/NAME        a body that does not end
+/list/...            not a list
+/secure/NAME         a redirection to https; /loop a redirection to itself
+/BUCKET/...          S3: lists of three objects per page, and objects, for requests with a right signature
+/account/box/...     Azure: the same, for requests whose query has sig=se+cret/
+"""
+import hashlib
+import hmac
+import http.server
+import itertools
+import os
+import socket
+import socketserver
+import struct
+import sys
+import threading
+import time
+import urllib.parse
+from xml.sax import saxutils
+
+KEY, SECRET, TOKEN, REGION = "AKIDTEST", "s/ecret+", "session/token=", "eu-test-1"
+PAGE = 3
+FAULTS = itertools.cycle(["503", "cut", "reset", "delay"])
+COUNT = itertools.count(1)
+LOCK = threading.Lock()
+
+
+def digest(key, text):
+    return hmac.new(key, text.encode(), hashlib.sha256).digest()
+
+
+def signature(headers, path, query):
+    """Computes the signature of a request from its headers, as AWS's documentation says."""
+    fields = dict(part.strip().split("=", 1) for part in headers["Authorization"].split(" ", 1)[1].split(","))
+    names = fields["SignedHeaders"].split(";")
+    if not {"host", "x-amz-date", "x-amz-content-sha256"} <= set(names) or names != sorted(names):
+        return None
+    pairs = sorted(urllib.parse.parse_qsl(query, keep_blank_values=True))
+    canonical = "\n".join([
+        "GET", urllib.parse.quote(urllib.parse.unquote(path), safe="/-_.~"),
+        "&".join(urllib.parse.quote(name, safe="-_.~") + "=" + urllib.parse.quote(value, safe="-_.~")
+                 for name, value in pairs),
+        *[name + ":" + (headers[name] or "").strip() for name in names], "", ";".join(names),
+        headers["x-amz-content-sha256"]])
+    date = headers["x-amz-date"]
+    scope = "/".join([date[:8], REGION, "s3", "aws4_request"])
+    if fields["Credential"] != KEY + "/" + scope or headers["x-amz-security-token"] != TOKEN:
+        return None
+    text = "\n".join(["AWS4-HMAC-SHA256", date, scope, hashlib.sha256(canonical.encode()).hexdigest()])
+    key = ("AWS4" + SECRET).encode()
+    for part in scope.split("/"):
+        key = digest(key, part)
+    return fields["Signature"] == digest(key, text).hex()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, code, body=b"", **headers):
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        if "Content_Length" not in headers:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def give(self, name, ranges=True, tag=None, cut=False):
+        path = os.path.join(sys.argv[1], name)
+        if not os.path.isfile(path):
+            return self.answer(404)
+        with open(path, "rb") as stream:
+            data = stream.read()
+        tag = tag or '"%s"' % hashlib.md5(data).hexdigest()
+        if self.headers["If-Match"] not in (None, tag):
+            return self.answer(412)
+        asked = self.headers["Range"]
+        if not asked or not ranges:
+            return self.answer(200, data, ETag=tag)
+        first, last = asked.split("=")[1].split("-")
+        first, last = int(first), min(int(last), len(data) - 1)
+        if first > last:
+            return self.answer(416)
+        body = data[first:last + 1]
+        headers = {"Content_Range": "bytes %d-%d/%d" % (first, last, len(data)), "ETag": tag,
+                   "Content_Length": str(len(body))}
+        self.answer(206, body[:len(body) // 2] if cut and len(body) > 1 else body, **headers)
+        self.close_connection |= cut
+
+    def fault(self, name):
+        with LOCK:
+            number = next(COUNT)
+            kind = next(FAULTS) if number % 10 == 0 else None
+        if kind == "503":
+            return self.answer(503)
+        if kind == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+            return self.connection.close()
+        if kind == "delay":
+            time.sleep(0.2)
+        return self.give(name, cut=kind == "cut")
+
+    def names(self, prefix):
+        found = sorted(os.path.relpath(os.path.join(root, name), sys.argv[1])
+                       for root, _, names in os.walk(sys.argv[1]) for name in names)
+        return [name for name in found if name.startswith(prefix)]
+
+    def page(self, query, prefix, token):
+        names = self.names(query.get("prefix", [""])[0])
+        first = int(query.get(token, ["token 0/"])[0].strip("token /"))
+        last = first + PAGE
+        return names[first:last], "token %d/" % last if last < len(names) else ""
+
+    def s3(self, path, query):
+        if not signature(self.headers, self.path.split("?")[0], query):
+            return self.answer(403)
+        fields = urllib.parse.parse_qs(query)
+        name = urllib.parse.unquote(path)
+        if name:
+            return self.give(name)
+        names, following = self.page(fields, "prefix", "continuation-token")
+        body = "".join("<Contents><Key>%s</Key><ETag>&quot;%s&quot;</ETag><Size>%d</Size></Contents>" % (
+            saxutils.escape(item), hashlib.md5(open(os.path.join(sys.argv[1], item), "rb").read()).hexdigest(),
+            os.path.getsize(os.path.join(sys.argv[1], item))) for item in names)
+        if following:
+            body = "<NextContinuationToken>%s</NextContinuationToken>" % following + body
+        return self.answer(200, ('<?xml version="1.0"?><ListBucketResult xmlns="x">%s</ListBucketResult>' % body).encode())
+
+    def azure(self, path, query):
+        fields = urllib.parse.parse_qs(query)
+        if fields.get("sig") != ["se+cret/"]:
+            return self.answer(403)
+        if path:
+            return self.give(urllib.parse.unquote(path), tag='"0x1"')
+        names, following = self.page(fields, "prefix", "marker")
+        body = "".join("<Blob><Name>%s</Name><Properties><Etag>0x%s</Etag><Content-Length>%d</Content-Length></Properties>"
+                       "</Blob>" % (saxutils.escape(item), "1", os.path.getsize(os.path.join(sys.argv[1], item)))
+                       for item in names)
+        return self.answer(200, ('<EnumerationResults ServiceEndpoint="x"><Blobs>%s</Blobs><NextMarker>%s</NextMarker>'
+                                 "</EnumerationResults>" % (body, following)).encode())
+
+    def do_GET(self):
+        path, _, query = self.path.partition("?")
+        _, kind, *rest = path.split("/", 2)
+        name = rest[0] if rest else ""
+        if kind == "web":
+            return self.give(name)
+        if kind == "norange":
+            return self.give(name, ranges=False)
+        if kind == "faulty":
+            return self.fault(name)
+        if kind == "busy":
+            return self.answer(503)
+        if kind == "changing":
+            with LOCK:
+                return self.give(name, tag='"%d"' % next(COUNT))
+        if kind == "short":
+            return self.give(name, cut=True)
+        if kind == "endless":
+            self.answer(206, b"", Content_Range="bytes 0-0/100000", Content_Length="100000000")
+            self.wfile.write(b"x" * 100000)
+            self.close_connection = True
+            return None
+        if kind == "secure":
+            return self.answer(302, Location="https://" + self.headers["Host"] + "/web/" + name)
+        if kind == "loop":
+            return self.answer(302, Location=self.path)
+        if kind == "list":
+            return self.answer(200, b"<html>welcome</html>")
+        if kind == "account":
+            return self.azure(name.partition("/")[2], query)
+        return self.s3(name, query)
+
+
+class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def handle_error(self, *_):
+        pass  # clients close connections
+
+
+if __name__ == "__main__":
+    server = Server(("127.0.0.1", 0), Handler)
+    print(server.server_address[1], flush=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sys.stdin.read()

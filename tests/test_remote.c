@@ -1,0 +1,379 @@
+/* Tests data sets at URLs: signatures, lists, transfers, the cache, and faults of servers.
+ * tests/remote_server.py is the server. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "command.h"
+#include "folder.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "data/http.h"
+#include "data/remote.h"
+#include "data/s3.h"
+
+/* ---- Signatures ---- */
+
+#ifdef HAVE_CRYPTO
+/* The examples of AWS's documentation, "Authenticating Requests: Using the Authorization Header". */
+Test(remote, signatures_are_those_of_the_documentation)
+{
+    static const struct {
+        const char *path, *query, *range, *names, *signature;
+    } examples[] = {
+        {"/test.txt", "", "bytes=0-9", "host;range;x-amz-content-sha256;x-amz-date",
+         "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"},
+        {"/", "lifecycle=", "", "host;x-amz-content-sha256;x-amz-date",
+         "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543"},
+        {"/", "max-keys=2&prefix=J", "", "host;x-amz-content-sha256;x-amz-date",
+         "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7"},
+    };
+    const struct s3_credentials credentials = {"AKIAIOSFODNN7EXAMPLE",
+                                               "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", ""};
+    struct tm day = {.tm_year = 113, .tm_mon = 4, .tm_mday = 24};
+    for (size_t i = 0; i < sizeof examples / sizeof *examples; i++) {
+        char date[S3_DATE_MAX], found[S3_AUTHORIZATION_MAX], wanted[S3_AUTHORIZATION_MAX];
+        const struct s3_request request = {
+            .host = "examplebucket.s3.amazonaws.com",
+            .path = examples[i].path,
+            .query = examples[i].query,
+            .range = examples[i].range,
+            .region = "us-east-1",
+            .payload = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+            .time_s = timegm(&day)};
+        cr_assert_eq(s3_sign(&request, &credentials, date, found), STATUS_OK, "%s", status_text());
+        snprintf(wanted, sizeof wanted,
+                 "AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request,"
+                 "SignedHeaders=%s,Signature=%s",
+                 examples[i].names, examples[i].signature);
+        cr_expect_str_eq(found, wanted);
+        cr_expect_str_eq(date, "20130524T000000Z");
+    }
+}
+#endif
+
+static char home[] = "/tmp/fdsl-remote-XXXXXX";
+
+static void write_file(const char *name, const char *text)
+{
+    FILE *file = fopen(name, "w");
+    cr_assert(file && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+Test(remote, credentials_come_from_the_environment_or_a_profile)
+{
+    struct s3_credentials found;
+    enter_folder(home);
+    setenv("AWS_SHARED_CREDENTIALS_FILE", "file", 1);
+    cr_assert_eq(s3_find_credentials(&found), STATUS_OK);
+    cr_expect_str_eq(found.key, "");
+    write_file("file", "[other]\naws_access_key_id = A\n [ default ]\n; text\naws_access_key_id=B\r\n"
+                       "aws_secret_access_key = C=\naws_session_token=D\n[last]\naws_access_key_id = E\n");
+    cr_assert_eq(s3_find_credentials(&found), STATUS_OK);
+    cr_expect(strcmp(found.key, "B") == 0 && strcmp(found.secret, "C=") == 0 &&
+              strcmp(found.token, "D") == 0);
+    setenv("AWS_PROFILE", "last", 1);
+    cr_expect_eq(s3_find_credentials(&found), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "AWS_SECRET_ACCESS_KEY"), "%s", status_text());
+    setenv("AWS_PROFILE", "none", 1);
+    cr_expect_eq(s3_find_credentials(&found), STATUS_USAGE);
+    cr_expect(strstr(status_text(), "no profile 'none'"), "%s", status_text());
+    setenv("AWS_ACCESS_KEY_ID", "X", 1);
+    setenv("AWS_SECRET_ACCESS_KEY", "Y", 1);
+    cr_assert_eq(s3_find_credentials(&found), STATUS_OK);
+    cr_expect(strcmp(found.key, "X") == 0 && strcmp(found.secret, "Y") == 0 && !*found.token);
+    leave_folder(home);
+}
+
+/* ---- Lists ---- */
+
+static enum status note(void *context, const struct s3_object *object)
+{
+    char *text = context;
+    sprintf(text + strlen(text), "%s %llu %s;", object->name, (unsigned long long)object->bytes, object->tag);
+    return STATUS_OK;
+}
+
+Test(remote, lists_are_read_or_refused)
+{
+    static const struct {
+        const char *text, *objects, *next;
+    } lists[] = {
+        {"<?xml?><ListBucketResult xmlns=\"http://x\"><NextContinuationToken>a&amp;b</NextContinuationToken>"
+         "<Contents><Key>k&lt;1&gt;&#x41;&#66;&quot;&apos;</Key><ETag>&quot;e&quot;</ETag><Size>12</Size></"
+         "Contents>"
+         "<Contents><Key>z</Key><Size>0</Size><Owner><ID>1</ID></Owner></Contents></ListBucketResult>",
+         "k<1>AB\"' 12 \"e\";z 0 ;", "a&b"},
+        {"<ListBucketResult/>", "", ""},
+        {"<EnumerationResults "
+         "a=\"b\"><Blobs><Blob><Name>n</Name><Properties><Content-Length>7</Content-Length>"
+         "<Etag>t</Etag></Properties></Blob></Blobs><NextMarker /></EnumerationResults>",
+         "n 7 t;", ""},
+        {"<Error><Code>x</Code></Error>", NULL, NULL},
+        {"", NULL, NULL},
+        {"<ListBucketResult><Contents><Size>1</Size></Contents></ListBucketResult>", NULL, NULL},
+        {"<ListBucketResult><Contents><Key>a</Key><Size>-1</Size></Contents></ListBucketResult>", NULL, NULL},
+        {"<ListBucketResult><Contents><Key>a</Key><Size>99999999999999999999</Size></Contents></"
+         "ListBucketResult>",
+         NULL, NULL},
+        {"<ListBucketResult><Contents><Key>a&nbsp;</Key><Size>1</Size></Contents></ListBucketResult>", NULL,
+         NULL},
+        {"<ListBucketResult><Contents><Key>&#0;</Key><Size>1</Size></Contents></ListBucketResult>", NULL,
+         NULL},
+    };
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        char objects[256] = "", next[S3_TOKEN_MAX];
+        enum status found = s3_list(lists[i].text, strlen(lists[i].text), note, objects, next);
+        cr_expect_eq(found, lists[i].objects ? STATUS_OK : STATUS_FAILED, "%s: %d", lists[i].text, found);
+        if (lists[i].objects) {
+            cr_expect_str_eq(objects, lists[i].objects);
+            cr_expect_str_eq(next, lists[i].next);
+        }
+    }
+}
+
+Test(remote, secrets_of_a_url_are_not_shown)
+{
+    char shown[64];
+    remote_shown("https://a/b?sv=1&sig=secret", shown, sizeof shown);
+    cr_expect_str_eq(shown, "https://a/b?...");
+    remote_shown("s3://a/b/", shown, sizeof shown);
+    cr_expect_str_eq(shown, "s3://a/b/");
+}
+
+#if defined HAVE_CURL && defined HAVE_XXHASH
+/* ---- A server ---- */
+
+static char program[PATH_MAX];
+static FILE *server;
+static pid_t server_pid;
+
+/* Starts a server that serves the folder files/. The shell variable $U is its URL. Three data sets are in
+ * files/: set/ has an index, plain/ has only tars, and one/ has a single file per sample. */
+static void start_server(void)
+{
+    char script[PATH_MAX], port[16], url[64];
+    find_program(program);
+    cr_assert_not_null(realpath("tests/remote_server.py", script));
+    enter_folder(home);
+    setenv("P", program, 1);
+    cr_assert_eq(shell("$P --prepare files/set --store shards --shards 5 --samples 200 --sample-shape "
+                       "3,40,40 --dtype u8 && "
+                       "mkdir files/plain && cp files/set/*.tar files/plain && "
+                       "$P --prepare files/one --store files --samples 3"),
+                 0, "%s", out);
+    int to[2], from[2];
+    cr_assert(pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0);
+    server_pid = fork();
+    if (server_pid == 0) {
+        dup2(to[0], 0);
+        dup2(from[1], 1);
+        execlp("python3", "python3", script, "files", NULL);
+        _exit(127);
+    }
+    server = fdopen(from[0], "r");
+    close(from[1]);
+    cr_assert(fgets(port, sizeof port, server), "the server does not start");
+    port[strcspn(port, "\n")] = '\0';
+    snprintf(url, sizeof url, "http://127.0.0.1:%s", port);
+    setenv("U", url, 1);
+    setenv("N", "--variant shards --verify --loops 1 --warmups 0 --warmup-time 0 --format csv", 1);
+    setenv("M", "--verify --loops 1 --warmups 0 --warmup-time 0 --format csv", 1);
+}
+
+static void stop_server(void)
+{
+    kill(server_pid, SIGKILL);
+    waitpid(server_pid, NULL, 0);
+    fclose(server);
+    leave_folder(home);
+}
+
+TestSuite(servers, .init = start_server, .fini = stop_server, .timeout = 120);
+
+static void set_credentials(void)
+{
+    setenv("AWS_ENDPOINT_URL", getenv("U"), 1);
+    setenv("AWS_REGION", "eu-test-1", 1);
+    setenv("AWS_ACCESS_KEY_ID", "AKIDTEST", 1);
+    setenv("AWS_SECRET_ACCESS_KEY", "s/ecret+", 1);
+    setenv("AWS_SESSION_TOKEN", "session/token=", 1);
+}
+
+/* The checksum of a run over a URL must be that of the local data set. */
+static void expect_same(const char *urls[], size_t count)
+{
+    char local[64];
+    cr_assert_eq(shell("$P $N --data files/plain | sed -n 's/.*,\\([0-9a-f]\\{16\\}\\),.*/\\1/p'"), 0);
+    snprintf(local, sizeof local, "%.16s", out);
+    cr_assert_eq(strlen(local), 16, "%s", out);
+    for (size_t i = 0; i < count; i++) {
+        cr_expect_eq(shell("$P $N --data \"%s\"", urls[i]), 0, "%s: %s", urls[i], out);
+        cr_expect(says(local) && says(",any,"), "%s: %s is not in %s", urls[i], local, out);
+    }
+}
+
+Test(servers, a_set_is_read_from_every_service)
+{
+    const char *urls[] = {"$U/web/set/counter.index",
+                          "$U/web/set/counter.wids.json",
+                          "$U/web/plain/counter-{000000..000004}.tar",
+                          "$U/norange/plain/counter-{000000,000001,000002,000003,000004}.tar",
+                          "$U/account/box/plain/?sv=1&sig=se%2Bcret%2F",
+                          "$U/account/box/plain/counter-{000000..000004}.tar?sig=se%2Bcret%2F",
+#ifdef HAVE_CRYPTO
+                          "s3://bucket/plain/",
+                          "s3://bucket/set",
+                          "s3://bucket/plain/counter-{000000..000004}.tar",
+#endif
+                          "file://$PWD/files/plain"};
+    set_credentials();
+    expect_same(urls, sizeof urls / sizeof *urls - 1);
+    cr_expect_eq(shell("$P $N --data \"%s\"", urls[sizeof urls / sizeof *urls - 1]), 0, "%s", out);
+}
+
+Test(servers, all_variants_for_shards_and_several_connections)
+{
+    cr_expect_eq(shell("$P $M --variant shards,shards-mmap,shards-omp --iodepth 3 --epochs 2 --data "
+                       "$U/web/plain/counter-{000000..000004}.tar"),
+                 0, "%s", out);
+}
+
+Test(servers, one_broken_request_in_ten_loses_nothing)
+{
+    const char *urls[] = {"$U/faulty/plain/counter-{000000..000004}.tar"};
+    for (int i = 0; i < 3; i++)
+        expect_same(urls, 1);
+}
+
+Test(servers, faults_have_one_clear_line)
+{
+    static const struct {
+        int status;
+        const char *url, *words;
+    } refused[] = {
+        {1, "$U/web/none.tar", "/web/none.tar: no such file (404)"},
+        {2, "$U/web/plain/", "a web server has no list of files; name the shards"},
+        {2, "$U/web/one/counter.index", "only tar shards can be read from a URL"},
+        {1, "$U/changing/plain/counter-000000.tar", "the file changed while it was read"},
+        {1, "$U/endless/x.tar", "the server sends more than the 1 bytes that it should"},
+        {1, "$U/secure/plain/counter-000000.tar", "SSL"},
+        {1, "$U/loop", "a web server has no list"},
+        {1, "$U/loop/x.tar", "more than 5 redirections"},
+        {1, "$U/account/box/plain/?sig=wrong", "access denied (403)"},
+        {1, "http://127.0.0.1:1/x.tar", "Couldn't connect to server"},
+        {2, "http://user:secret@127.0.0.1/x.tar", "a URL with a user or password is refused"},
+        {2, "ftp://127.0.0.1/x.tar", "unknown kind of URL"},
+        {2, "s3://", "name a bucket"},
+        {1, "s3://list/", "s3://list: the answer is not a list of objects"},
+        {1, "s3://bucket/", "s3://bucket: access denied (403)"},
+        {2, "https://", "a URL needs a host"},
+    };
+    set_credentials();
+    setenv("AWS_SECRET_ACCESS_KEY", "wrong", 1);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        int wanted = strcmp(refused[i].url, "$U/loop") == 0 ? 2 : refused[i].status;
+        cr_expect_eq(shell("$P $N --data \"%s\"", refused[i].url), wanted, "%s: %d: %s", refused[i].url,
+                     status, out);
+        cr_expect(says(refused[i].words), "'%s' is not in: %s", refused[i].words, out);
+        cr_expect(strchr(out, '\n') == out + strlen(out) - 1 && !says("secret"), "%s", out);
+    }
+}
+
+Test(servers, short_bodies_are_an_error_after_some_attempts)
+{
+    /* Half of what is asked for arrives each time. */
+    cr_expect_eq(shell("$P $N --data $U/short/plain/counter-000000.tar"), 1, "%s", out);
+    cr_expect(says("tried 6 times"), "%s", out);
+}
+
+Test(servers, signatures_of_azure_are_in_no_row)
+{
+    cr_assert_eq(
+        shell("$P $N --data \"$U/account/box/plain/?sig=se%%2Bcret%%2F\" --out rows.csv; cat rows.csv"), 0,
+        "%s", out);
+    cr_expect(says("account/box/plain/?...") && !says("cret"), "%s", out);
+}
+
+/* ---- The cache ---- */
+
+static int count_files(const char *end)
+{
+    int count = 0;
+    DIR *folder = opendir("cache");
+    for (struct dirent *entry; folder && (entry = readdir(folder));)
+        count += strstr(entry->d_name, end) != NULL;
+    closedir(folder);
+    return count;
+}
+
+#define CACHED "$P $N --data $U/web/plain/counter-{000000..000004}.tar --cache-dir cache "
+
+Test(servers, a_cache_keeps_verified_shards)
+{
+    cr_assert_eq(shell(CACHED), 0, "%s", out);
+    cr_expect_eq(count_files(".data"), 5);
+    cr_expect_eq(count_files(".part"), 0);
+    /* A flipped byte is found, and the shard is read again. */
+    cr_assert_eq(
+        shell("f=$(ls cache/*.data | head -1); printf X | dd of=$f bs=1 seek=5000 conv=notrunc status=none"),
+        0);
+    cr_assert_eq(shell(CACHED), 0, "%s", out);
+    cr_expect(says("is damaged; it is removed and read again"), "%s", out);
+    cr_expect_eq(count_files(".data"), 5);
+    /* The server is not asked for shards that are in the cache, except for their version. */
+    cr_assert_eq(shell("$P $M --variant shards-mmap --cache warm --data "
+                       "$U/web/plain/counter-{000000..000004}.tar --cache-dir cache"),
+                 0, "%s", out);
+    cr_expect(says(",warm,"), "%s", out);
+}
+
+Test(servers, a_cache_removes_what_was_not_used_for_longest)
+{
+    cr_assert_eq(shell(CACHED "--cache-bytes 800K"), 0, "%s", out); /* three of five shards fit */
+    cr_expect_eq(count_files(".data"), 3);
+    cr_expect_eq(shell(CACHED "--cache-bytes 100K"), 1, "%s", out);
+    cr_expect(says("a file of 226304 bytes does not fit; raise the limit"), "%s", out);
+}
+
+Test(servers, several_processes_share_a_cache_and_a_kill_leaves_no_harm)
+{
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(shell("timeout -s KILL 0.%d " CACHED "; true", 1 + i), 0);
+    cr_assert_eq(shell("for i in 1 2 3; do " CACHED
+                       ">out$i 2>&1 & p$i=$!; done; for i in 1 2 3; do eval wait \\$p$i || exit 1; done"),
+                 0, "%s", out);
+    cr_expect_eq(count_files(".data"), 5);
+    cr_expect_eq(count_files(".part"), 0);
+}
+
+Test(servers, options_of_the_cache_are_checked)
+{
+    static const char *const refused[][2] = {
+        {"--data files/plain --cache-dir cache", "are for data at a URL"},
+        {"--data $U/web/plain/x.tar --cache-bytes 1M", "name its folder with --cache-dir"},
+        {"--data $U/web/plain/x.tar --cache cold", "--cache cold needs files: add --cache-dir DIR"},
+        {"--data $U/web/plain/counter-000000.tar --cache-dir none/cache", "cannot create the folder"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        cr_expect_eq(shell("$P $N %s", refused[i][0]), 2, "%s", out);
+        cr_expect(says(refused[i][1]), "'%s' is not in: %s", refused[i][1], out);
+    }
+}
+
+/* ---- Other users of data sets ---- */
+
+Test(servers, prepare_copies_a_remote_set)
+{
+    cr_assert_eq(
+        shell(
+            "$P --prepare copy --from dataset --source $U/web/set/counter.index --store shards --shards 2 && "
+            "$P --variant shards --data copy --loops 1 --warmups 0 --warmup-time 0 --verify"),
+        0, "%s", out);
+}
+#endif
