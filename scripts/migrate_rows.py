@@ -52,10 +52,10 @@ PARAMETERS = {
         oval_y freq1 freq2 dtype channels layout out_res fit mean std compute""",
     "load": """data image label member batch shuffle seed epochs iodepth block prefetch on_error decode
         out_res fit channels augment shift mean std dtype ring chunk compute""",
-    "train": """data train_size test_size classes res model batch drop_last epochs optimizer lr momentum beta1 beta2 epsilon weight_decay
+    "train": """data train_size test_size classes res out_res fit channels model batch drop_last epochs optimizer lr momentum beta1 beta2 epsilon weight_decay
         lr_schedule lr_warmup lr_step lr_gamma label_smoothing feed fresh shift flip raw seed sync lr_scale balance
         parallel stages microbatches schedule""",
-    "infer": "checkpoint data train_size test_size classes res batch",
+    "infer": "checkpoint data train_size test_size classes res out_res fit channels batch",
     "exchange": "array_bytes dtype",
     "ops": "data tensor rows columns dtype bad duplicates seed steps norm_min norm_max to fp8 dedup sample resident ring chunk async "
            "pool gpu_memory_limit",
@@ -78,7 +78,7 @@ MONITOR = """schema time_utc host job_id revision rank gpu device variant phase 
     read_bytes_per_s write_bytes_per_s"""
 COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}".split() for name in PARAMETERS}
 COLUMNS["monitor"] = MONITOR.split()
-CURRENT = {"synth": 7, "load": 9, "train": 7, "infer": 4, "exchange": 1, "ops": 1, "monitor": 2}
+CURRENT = {"synth": 7, "load": 9, "train": 8, "infer": 5, "exchange": 1, "ops": 1, "monitor": 2}
 
 # Former names of columns.
 RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
@@ -108,8 +108,8 @@ ADDED_AFTER = {
     "train": {2: f"feed fresh generate_share generated_per_s opening_s init skipped_steps loss_scale {ROOFLINE}",
               4: "sync lr_scale exchange exchange_share",
               5: "drop_last balance samples_per_step parallel stages microbatches schedule layers bubble bubble_ideal "
-                 "bubble_formula", 6: "batch_probes"},
-    "infer": {1: ROOFLINE, 3: "batch_probes"},
+                 "bubble_formula", 6: "batch_probes", 7: "out_res fit channels"},
+    "infer": {1: ROOFLINE, 3: "batch_probes", 4: "out_res fit channels"},
     "exchange": {},
     "ops": {},
     "monitor": {1: "gpu read_bytes_per_s write_bytes_per_s"},

@@ -64,17 +64,19 @@ Test(migrate, older_schemas_become_current)
                  {"load_6", "load/9", ""},
                  {"load_7", "load/9", ""},
                  {"load_8", "load/9", ""},
-                 {"train_1", "train/7", "time_cv time_sd_s"},
-                 {"train_2", "train/7", "roofline_share time_cv time_sd_s"},
-                 {"train_2_b", "train/7", "roofline_share time_cv time_sd_s"},
-                 {"train_2_c", "train/7", "roofline_share time_cv time_sd_s"},
-                 {"train_3", "train/7", ""},
-                 {"train_4", "train/7", ""},
-                 {"train_5", "train/7", ""},
-                 {"train_6", "train/7", ""},
-                 {"infer_1", "infer/4", "roofline_share"},
-                 {"infer_2", "infer/4", ""},
-                 {"infer_3", "infer/4", ""},
+                 {"train_1", "train/8", "time_cv time_sd_s"},
+                 {"train_2", "train/8", "roofline_share time_cv time_sd_s"},
+                 {"train_2_b", "train/8", "roofline_share time_cv time_sd_s"},
+                 {"train_2_c", "train/8", "roofline_share time_cv time_sd_s"},
+                 {"train_3", "train/8", ""},
+                 {"train_4", "train/8", ""},
+                 {"train_5", "train/8", ""},
+                 {"train_6", "train/8", ""},
+                 {"train_7", "train/8", ""},
+                 {"infer_1", "infer/5", "roofline_share"},
+                 {"infer_2", "infer/5", ""},
+                 {"infer_3", "infer/5", ""},
+                 {"infer_4", "infer/5", ""},
                  {"monitor_1", "monitor/2", ""}};
     put("compare.py", compare, sizeof compare - 1);
     EXPECT(0, "ls " OLD "*.csv | wc -l");
@@ -267,8 +269,8 @@ static const struct {
     {"sed '1s/,gds,/,tally,/' $F", "line 1: two columns for 'checksum'; remove one of them"},
     {"cut -d, -f-88 $F", "line 1: rows of load/5 have a column 'wrong', but this file does not"},
     {"sed 's,^load/5,load/10,' $F", "rows of load/10, newer than load/9, which this script writes"},
-    {"sed 's,^load/5,read/5,' $F", "line 2: unknown schema 'read/5' (known: synth/7, load/9, train/7, "
-                                   "infer/4, exchange/1, ops/1, monitor/2"},
+    {"sed 's,^load/5,read/5,' $F", "line 2: unknown schema 'read/5' (known: synth/7, load/9, train/8, "
+                                   "infer/5, exchange/1, ops/1, monitor/2"},
     {"sed 's,^load/5,load/9,' $F", "line 1: the columns are not those of load/9"},
     {"head -1 $F", "no rows after the header, so its schema is unknown; delete it"},
 };

@@ -389,6 +389,7 @@ enum status data_open(const struct data_request *request, struct data *data)
 {
     double begin_s = timer_now_s();
     *data = (struct data){.feed = request->feed == DATA_CONSTANT ? DATA_CONSTANT : DATA_STORED};
+    data->fit = request->fit;
     TRY(members_parse(request->image, request->label, NULL, &data->members));
     TRY(open_sets(request, data));
     TRY(check_sets(request, data));

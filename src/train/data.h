@@ -13,6 +13,7 @@
 #include "core/status.h"
 #include "core/variant.h"
 #include "data/draws.h"
+#include "data/image_fit.h"
 #include "data/members.h"
 #include "train/model.h"
 
@@ -40,6 +41,7 @@ struct data {
     struct shape shape;
     enum dtype type;
     uint32_t classes;
+    struct image_fit fit;   /* the size of the images; fit.res is 0 if they keep theirs */
     struct members members; /* which members of a sample are its image and its label */
     size_t sample_values, sample_bytes;
     struct data_set sets[DATA_PARTS]; /* neither set is empty */
@@ -111,11 +113,12 @@ struct data_request {
     const char *image, *label;      /* members of a sample (data/members.h); NULL: the defaults */
     uint64_t train_size, test_size; /* number of samples to use, beginning with the first; 0: all, but
                                        for generated data DATA_TRAIN_SIZE and DATA_TEST_SIZE */
-    uint64_t classes; /* number of classes; 0: 8 for clips, largest label + 1 for data sets, else 10 */
-    uint64_t res;     /* image width and height in pixels, synth only */
-    uint64_t batch;   /* samples per step */
-    int feed;         /* enum data_feed; negative: live for synth, otherwise stored */
-    bool fresh;       /* live samples differ between epochs */
+    uint64_t classes;     /* number of classes; 0: 8 for clips, largest label + 1 for data sets, else 10 */
+    uint64_t res;         /* image width and height in pixels, synth only */
+    struct image_fit fit; /* how images of other data are resized; epoch 0 of its draws */
+    uint64_t batch;       /* samples per step */
+    int feed;             /* enum data_feed; negative: live for synth, otherwise stored */
+    bool fresh;           /* live samples differ between epochs */
     struct resources resources;
 };
 

@@ -40,15 +40,15 @@ static enum status find_member(const struct source_sample *sample, const struct 
 
 /* Decodes the image or volume of a sample. The pixels are valid while `scratch` and the sample are unchanged.
  */
-static enum status decode(const struct data *data, const struct source_sample *sample,
+static enum status decode(const struct data *data, const struct source_sample *sample, uint64_t number,
                           struct image_scratch *scratch, struct image *image)
 {
     const struct source_member *member;
     const struct member_rule *rule;
     bool is_image;
     TRY(find_member(sample, &data->members.image, "image", &member, &rule));
-    TRY(image_decode(members_format(member->extension), member->bytes, member->size, scratch, image,
-                     &is_image));
+    TRY(image_fit(&data->fit, members_format(member->extension), member->bytes, member->size, 0,
+                  (uint32_t)number, scratch, image, &is_image));
     if (is_image && image->type != DTYPE_F32 && image_values(image) <= INT32_MAX)
         return STATUS_OK;
     return status_set(
@@ -161,12 +161,12 @@ static void append(const struct data *data, struct data_set *set, const struct i
 }
 
 static enum status add_sample(struct data *data, struct data_set *set, bool known, struct room *room,
-                              const struct source_sample *sample)
+                              uint64_t number, const struct source_sample *sample)
 {
     struct image image;
     struct image_scratch scratch = {0};
     int32_t label = 0;
-    enum status status = decode(data, sample, &scratch, &image);
+    enum status status = decode(data, sample, number, &scratch, &image);
     if (status == STATUS_OK)
         status = fit(data, &image);
     if (status == STATUS_OK)
@@ -235,7 +235,7 @@ static enum status fill(struct source_reader *reader, struct data_range range, u
         for (uint64_t i = 0; i < count; i++) {
             bool wanted = range.held < 0 || is_held_out(range.first + at + i) == range.held;
             if (status == STATUS_OK && wanted && set->count < limit) {
-                status = add_sample(data, set, range.held < 0, &room, &samples[i]);
+                status = add_sample(data, set, range.held < 0, &room, range.first + at + i, &samples[i]);
                 if (status != STATUS_OK)
                     name_sample(status, range.first + at + i, samples[i].key);
             }

@@ -126,6 +126,12 @@ static enum status infer_open(const struct options *given, void *parameters_,
         return status_set(STATUS_USAGE, "inference runs on one rank; start without mpirun");
     TRY(checkpoint_find("--checkpoint", parameters->checkpoint, &opened->checkpoint));
     take_samples(given, &opened->checkpoint, &parameters->job);
+    for (size_t i = 0; i < COUNT_OF(options); i++) {
+        const char *needed = job_lacking(&parameters->job, options[i].name);
+        if (needed && options_given(given, options[i].name))
+            return status_set(STATUS_USAGE, "--%s needs %s; add that, or drop --%s", options[i].name, needed,
+                              options[i].name);
+    }
     parameters->job.feed = -1; /* the default feed, which stores only a few of synth's training samples; they
                                   are not used here */
     if (parameters->job.batch == OPTION_MAX)
@@ -174,7 +180,8 @@ static bool infer_applies(const void *parameters_, const struct variant *variant
 {
     const struct parameters *parameters = parameters_;
     (void)variant;
-    return strcmp(option, "res") != 0 || !parameters->job.data || strcmp(parameters->job.data, "synth") == 0;
+    bool synth = !parameters->job.data || strcmp(parameters->job.data, "synth") == 0;
+    return (synth || strcmp(option, "res") != 0) && !job_lacking(&parameters->job, option);
 }
 
 /* ---- Runs and rows ---- */
@@ -290,7 +297,7 @@ static enum status infer_measure(const void *input, const struct variant *varian
 
 const struct workload workload_infer = {
     .name = "infer",
-    .schema = "infer/4",
+    .schema = "infer/5",
     .summary = "runs a trained network over a test set, batch by batch",
     .item = "samples",
     .options = options,

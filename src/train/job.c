@@ -1,12 +1,15 @@
 #include "train/job.h"
 
 #include <inttypes.h>
+#include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
 enum status job_open_data(const struct job_parameters *parameters, struct data *data)
 {
+    if (parameters->channels == 2)
+        return status_set(STATUS_USAGE, "--channels: '2' is neither 1 nor 3");
     struct data_request request = {.name = parameters->data,
                                    .image = parameters->image,
                                    .label = parameters->label,
@@ -14,6 +17,9 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                                    .test_size = parameters->test_size,
                                    .classes = parameters->classes,
                                    .res = parameters->res,
+                                   .fit = {.how = (enum fit_how)parameters->fit,
+                                           .res = (uint32_t)parameters->out_res,
+                                           .channels = (uint32_t)parameters->channels},
                                    .batch = parameters->batch,
                                    .feed = parameters->feed,
                                    .fresh = parameters->fresh,
@@ -23,6 +29,16 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
 #endif
     *data = (struct data){0};
     return data_open(&request, data);
+}
+
+const char *job_lacking(const struct job_parameters *parameters, const char *option)
+{
+    bool synth = parameters->data && strcmp(parameters->data, "synth") == 0;
+    if ((strcmp(option, "fit") == 0 || strcmp(option, "channels") == 0) && !parameters->out_res)
+        return "--out-res PIXELS";
+    if (strcmp(option, "out-res") == 0 && synth)
+        return "other data than synth, whose size is --res";
+    return NULL;
 }
 
 enum status job_check_batch(const struct job_parameters *parameters, enum data_part part,

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/options.h"
 #include "core/partition.h"
 #include "core/status.h"
 #include "data/members.h"
@@ -14,7 +15,8 @@
 /* The parameters that both workloads share. They must be the first member of each workload's parameters. */
 struct job_parameters {
     const char *data, *image, *label;
-    uint64_t train_size, test_size, classes, res, batch;
+    uint64_t train_size, test_size, classes, res, out_res, channels, batch;
+    int fit;  /* enum fit_how */
     int feed; /* `feed` and `fresh` as in struct data_request */
     bool fresh;
 };
@@ -36,8 +38,20 @@ struct job_parameters {
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
      "number of classes; labels are 0 to N - 1 (default: " class_counts ")"},                       \
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), res_, 1, 4096, NULL, true,                  \
-     "width and height of synth images" res_words}
+     "width and height of synth images" res_words},                                                            \
+    {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), NULL, 1, 4096, NULL, true,          \
+     "resize the images of other data to this width and height (default: as stored)"},                         \
+    {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), "resize", 0, 0, fit_names, true,              \
+     "how images get the size --out-res: resize changes width and height; crop cuts out a part at a random "   \
+     "position; random-resized-crop cuts out a random part and resizes it. A part is drawn once per sample. "  \
+     "HOW is one of"},                                                                                         \
+    {"channels", "1|3", OPTION_COUNT, offsetof(parameters, job.channels), "3", 1, 3, NULL, true,               \
+     "channels of the images with --out-res"}
 /* clang-format on */
+
+/* Returns what an option of JOB_OPTIONS needs to have an effect, as a text for a message; NULL if it has
+ * one. */
+const char *job_lacking(const struct job_parameters *parameters, const char *option);
 
 /* Opens the data that these parameters choose. The caller closes the data, also after a failure. */
 enum status job_open_data(const struct job_parameters *parameters, struct data *data);

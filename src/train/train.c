@@ -232,7 +232,7 @@ static const char *lacking(const struct parameters *parameters, const char *opti
         return strcmp(parameters->job.data, "synth") == 0 ? "--feed live" : "--data synth";
     if ((strcmp(option, "resume") == 0 || strcmp(option, "keep") == 0) && !parameters->checkpoint)
         return "--checkpoint DIR";
-    return NULL;
+    return job_lacking(&parameters->job, option);
 }
 
 /* --sync, --lr-scale, --balance and --parallel data have no effect with one rank. They are not refused there,
@@ -703,7 +703,7 @@ static enum status train_measure(const void *input, const struct variant *varian
 
 const struct workload workload_train = {
     .name = "train",
-    .schema = "train/7",
+    .schema = "train/8",
     .summary = "trains a network to classify, epoch by epoch",
     .item = "samples",
     .options = options,
