@@ -138,7 +138,7 @@ Test(config, former_names_work_with_one_warning)
         const char *once = strstr(out, line);
         cr_expect(once && !strstr(once + strlen(line), "warning"), "%s: %s", former_names[i].command, out);
     }
-    EXPECT(0, "ls f/000/000002.npy");
+    EXPECT(0, "ls f/not-imagefolder/000/000002.npy");
 #ifdef HAVE_INIH
     config("output = f16\n");
     EXPECT(0, "$P --variant naive --config c.ini " DRY);

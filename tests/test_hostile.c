@@ -167,9 +167,10 @@ Test(hostile, samples_csv_is_quoted)
 {
     EXPECT(0, "mkdir s && printf 1 > 's/say \"a\", b\nc.txt' && printf 2 > s/x.png && printf 3 > s/x.txt");
     EXPECT(0, "$P --prepare o --from dataset --source s --store files && cat o/samples.csv");
-    cr_expect_str_eq(strstr(out, "key,"), "key,source_key,file_txt,file_png\n"
-                                          "000000,\"say \"\"a\"\", b\nc\",000/000000.txt,\n"
-                                          "000001,x,000/000001.txt,000/000001.png\n");
+    cr_expect_str_eq(strstr(out, "key,"),
+                     "key,source_key,file_txt,file_png\n"
+                     "000000,\"say \"\"a\"\", b\nc\",not-imagefolder/000/000000.txt,\n"
+                     "000001,x,not-imagefolder/000/000001.txt,not-imagefolder/000/000001.png\n");
     EXPECT(0, "$P --prepare o --from dataset --source s --store files");
     cr_expect_not_null(strstr(out, "already complete"), "a line end in quotes must not end a record: %s",
                        out);

@@ -171,8 +171,8 @@ Test(load_faults, grown_file_is_an_error, .init = make_folder, .fini = remove_fo
 Test(load_faults, pipe_instead_of_file_is_reported, .init = make_folder, .fini = remove_folder)
 {
     prepare("files");
-    cr_assert_eq(unlink(in_folder("000/000020.npy")), 0);
-    cr_assert_eq(mkfifo(in_folder("000/000020.npy"), 0600), 0);
+    cr_assert_eq(unlink(in_folder("not-imagefolder/000/000020.npy")), 0);
+    cr_assert_eq(mkfifo(in_folder("not-imagefolder/000/000020.npy"), 0600), 0);
     expect_refused("000020.npy: not a regular file");
     remove_folder();
     make_folder();

@@ -101,10 +101,10 @@ Test(prepare, files_and_shards_have_the_same_samples)
         cr_assert_str_eq(files.samples[i].key, shards.samples[i].key);
         cr_assert_eq(files.members[i].hash, shards.members[i].hash);
     }
-    EXPECT(0,
-           "test $(find f -name '*.npy' | wc -l) = 1001 && test -f f/001/001000.npy && ! test -e f/.prepare");
+    EXPECT(0, "test $(find f -name '*.npy' | wc -l) = 1001 && test -f f/not-imagefolder/001/001000.npy && ! "
+              "test -e f/.prepare");
     EXPECT(0, "sed -n '1p;$p' f/samples.csv");
-    cr_assert_str_eq(out, "key,number,file_npy\n001000,1000,001/001000.npy\n");
+    cr_assert_str_eq(out, "key,number,file_npy\n001000,1000,not-imagefolder/001/001000.npy\n");
     index_free(&files);
     index_free(&shards);
 }
@@ -291,10 +291,11 @@ Test(prepare, idx)
 {
     write_file("x-images-idx3-ubyte", "\0\0\x08\3\0\0\0\3\0\0\0\2\0\0\0\2abcdefghijkl", 28);
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\3\5\6\7", 11);
-    EXPECT(0, "$P --prepare a --from idx --source x-images-idx3-ubyte --store files && cat a/000/000002.cls");
+    EXPECT(0, "$P --prepare a --from idx --source x-images-idx3-ubyte --store files && cat "
+              "a/not-imagefolder/000/000002.cls");
     cr_assert_not_null(strstr(out, "3 samples in 1 folder,"), "%s", out);
     cr_assert_eq(out[strlen(out) - 1], '7');
-    expect_picture("a/000/000001.png", "efgh", 4);
+    expect_picture("a/not-imagefolder/000/000001.png", "efgh", 4);
 
     /* A source with the same name but other contents is another data set. */
     write_file("x-labels-idx1-ubyte", "\0\0\x08\1\0\0\0\3\5\6\x08", 11);
@@ -321,10 +322,12 @@ Test(prepare, cifar)
         for (size_t c = 0; c < 3; c++)
             pixels[3 * i + c] = records[CIFAR_RECORD_BYTES + 1 + 1024 * c + i];
     write_file("one", records, sizeof records);
-    EXPECT(0, "$P --prepare a --from cifar --source one,one --store files && cat a/000/000003.cls");
+    EXPECT(
+        0,
+        "$P --prepare a --from cifar --source one,one --store files && cat a/not-imagefolder/000/000003.cls");
     cr_assert_eq(out[strlen(out) - 1], '9');
-    expect_picture("a/000/000001.png", pixels, sizeof pixels);
-    EXPECT(0, "cmp a/000/000001.png a/000/000003.png");
+    expect_picture("a/not-imagefolder/000/000001.png", pixels, sizeof pixels);
+    EXPECT(0, "cmp a/not-imagefolder/000/000001.png a/not-imagefolder/000/000003.png");
     write_file("cut", records, 100);
     expect_refusal(1, "b --from cifar --source one,cut", "cut: not a binary CIFAR-10");
     expect_refusal(2, "b --from cifar --source one,", "--source 'one,': a name between commas is empty");
@@ -381,7 +384,8 @@ Test(prepare, killed_shards_resume)
 
 Test(prepare, killed_files_resume)
 {
-    kill_and_resume("", "--samples 3500 --sample-shape 10 --store files", "000/000000.npy", 4, 2);
+    kill_and_resume("", "--samples 3500 --sample-shape 10 --store files", "not-imagefolder/000/000000.npy", 4,
+                    2);
 }
 
 #if defined(HAVE_PNG) && defined(HAVE_INIH)
@@ -450,8 +454,8 @@ Test(prepare, lost_files_are_repaired)
         cr_assert_not_null(strstr(out, "(3 of them were already finished)"), "%s", out);
         EXPECT(0, "diff -r whole a");
     }
-    EXPECT(0,
-           "$P --prepare f --samples 30 --sample-shape 2 --store files && cp -r f g && rm g/000/000007.npy");
+    EXPECT(0, "$P --prepare f --samples 30 --sample-shape 2 --store files && cp -r f g && rm "
+              "g/not-imagefolder/000/000007.npy");
     EXPECT(0, "$P --prepare g --samples 30 --sample-shape 2 --store files && diff -r f g");
 }
 

@@ -208,6 +208,22 @@ Test(train_data, datasets_and_their_faults)
 }
 #endif
 
+#if defined HAVE_XXHASH && defined HAVE_JPEG
+/* Images of other sizes than the network's are resized, and --out-res is part of the rows. */
+Test(train_data, images_of_data_sets_are_resized)
+{
+    EXPECT(0, "$P --prepare j --from digits --samples 200 --encode jpeg");
+    EXPECT(0, "$P --variant train-naive --model lenet --epochs 1 --data j --out-res 20 --fit crop --channels "
+              "1 --format csv");
+    cr_expect(number(out, 1, "out_res") == 20 && number(out, 1, "channels") == 1);
+    expect_refusal(2, "--data j --fit crop", "--fit needs --out-res PIXELS");
+    expect_refusal(2, "--data j --out-res 20 --channels 2", "'2' is neither 1 nor 3");
+    expect_refusal(2, "--data synth --out-res 20", "--out-res needs other data than synth");
+    expect_refusal(1, "--data j --out-res 40 --fit crop",
+                   "28 x 28 pixels is too small for a crop of 40 x 40");
+}
+#endif
+
 #ifdef HAVE_XXHASH
 /* A half-precision value that is not finite must be reported when it is read, and not later as a bad learning
  * rate. */

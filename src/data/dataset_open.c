@@ -200,8 +200,9 @@ static enum status add_indexed(struct dataset *dataset, const struct index_sampl
         if (!dataset->shards) {
             char path[PATH_MAX];
             const char *kept = NULL;
-            snprintf(path, sizeof path, "%s/%s.%s", index->units[sample->unit].name, sample->key,
-                     from->extension);
+            bool here = index->layout == INDEX_IMAGEFOLDER;
+            snprintf(path, sizeof path, "%s%s%s.%s", here ? "" : index->units[sample->unit].name,
+                     here ? "" : "/", sample->key, from->extension);
             TRY(dataset_keep_name(dataset, path, strlen(path), &kept));
             TRY(dataset_add_file(dataset, kept, from->size));
             member.file = dataset->file_count - 1;

@@ -20,7 +20,9 @@
 void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH_MAX])
 {
     if (folder->layout == INDEX_FILES)
-        snprintf(name, PATH_MAX, "%0*" PRIu64, folder->unit_count > 1000 ? 6 : 3, unit);
+        snprintf(name, PATH_MAX, "%s%0*" PRIu64, folder->above, folder->unit_count > 1000 ? 6 : 3, unit);
+    else if (folder->layout == INDEX_IMAGEFOLDER)
+        strcpy(name, INDEX_HERE);
     else
         snprintf(name, PATH_MAX, "%s-%06" PRIu64 ".tar", folder->name, unit);
 }
@@ -125,7 +127,7 @@ static bool wids_is_whole(const struct folder *folder, const struct index *index
 static bool lists_are_whole(const struct folder *folder, const struct index *index)
 {
     return samples_are_whole(folder->path, index) &&
-           (index->layout == INDEX_FILES || wids_is_whole(folder, index));
+           (index->layout != INDEX_SHARDS || wids_is_whole(folder, index));
 }
 
 /* Reads a unit's part of the index. Fails if the part is missing or belongs to another unit or dataset. */
@@ -231,6 +233,22 @@ static enum status check_empty(const struct folder *folder)
     return status;
 }
 
+/* Creates the folders that all ranks write to, and removes temporary files of killed runs from them. */
+static enum status make_subfolders(const struct folder *folder)
+{
+    char path[PATH_MAX];
+    if (folder->layout == INDEX_FILES && *folder->above) {
+        TRY(inside(folder, path, "/%s", folder->above));
+        TRY(make_folder(path));
+    }
+    for (uint64_t i = 0; i < folder->class_count; i++) {
+        TRY(inside(folder, path, "/%0*" PRIu64, folder->class_digits, i));
+        TRY(make_folder(path));
+        unit_sweep(path);
+    }
+    return STATUS_OK;
+}
+
 /* Starts a new dataset in an empty folder. */
 static enum status begin(const struct folder *folder)
 {
@@ -284,7 +302,9 @@ static enum status reopen(const struct folder *folder, const struct index *index
         status_warn("%s: %" PRIu64 " of %" PRIu64
                     " %s have missing files, or files of the wrong size; preparing them again",
                     folder->path, index->unit_count - kept, index->unit_count,
-                    folder->layout == INDEX_SHARDS ? "shards" : "folders");
+                    folder->layout == INDEX_SHARDS  ? "shards"
+                    : folder->layout == INDEX_FILES ? "folders"
+                                                    : "parts");
     else
         status_warn("%s: samples.csv or the wids index is missing or incomplete; writing it again",
                     folder->path);
@@ -374,6 +394,8 @@ enum status folder_claim(struct folder *folder)
     TRY(make_folders(folder->path));
     TRY(lock_folder(folder));
     TRY(folder_complete(folder) ? look_at_index(folder) : resume(folder));
+    if (!folder_complete(folder))
+        TRY(make_subfolders(folder));
     folder->part_count = count_parts(folder);
     return STATUS_OK;
 }

@@ -19,13 +19,17 @@ struct folder {
     const char *path;
     const char *name;       /* name of the dataset, the prefix of its file names */
     const char *provenance; /* options that determine the dataset, in one line */
+    const char *above;      /* INDEX_FILES: folder of the units with a final slash, or "" */
     enum index_layout layout;
+    uint64_t class_count; /* INDEX_IMAGEFOLDER: number of class folders, and digits of their names */
+    int class_digits;
     uint64_t unit_count;
     int lock;            /* rank 0: descriptor that holds the lock on the folder; other ranks: -1 */
     uint64_t part_count; /* rank 0: number of parts in .prepare/ after folder_claim() */
 };
 
-/* Formats the name of a unit: "NAME-000003.tar" for a shard, "003" for a folder of files. */
+/* Formats the name of a unit: "NAME-000003.tar" for a shard, "not-imagefolder/003" for a
+ * folder of files. */
 void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH_MAX]);
 
 /* Call on rank 0 only, before the other ranks read the folder. Creates the folder or checks that this

@@ -12,7 +12,8 @@
 
 #define FIRST_FIELD "fdsl-index/1"
 
-static const char *const layouts[] = {"files", "shards"}; /* in the order of enum index_layout */
+static const char *const layouts[] = {"files", "shards",
+                                      "imagefolder"}; /* in the order of enum index_layout */
 
 /* ---- The last line ---- */
 
@@ -205,7 +206,9 @@ static enum status read_head(char *line, struct index *index)
     if (strcmp(kind, FIRST_FIELD) != 0)
         return status_set(STATUS_FAILED, "not an index of this program: it begins with '%.20s' instead of %s",
                           kind, FIRST_FIELD);
-    index->layout = layout && strcmp(layout, layouts[INDEX_SHARDS]) == 0 ? INDEX_SHARDS : INDEX_FILES;
+    for (index->layout = INDEX_FILES; layout && index->layout < INDEX_IMAGEFOLDER; index->layout++)
+        if (strcmp(layout, layouts[index->layout]) == 0)
+            break;
     index->provenance = line; /* the rest of the line, including tabs */
     return layout && line && strcmp(layout, layouts[index->layout]) == 0
                ? STATUS_OK

@@ -16,9 +16,13 @@
 #include "core/status.h"
 
 enum index_layout {
-    INDEX_FILES, /* one file per member: FOLDER/KEY.EXTENSION */
-    INDEX_SHARDS /* tar files */
+    INDEX_FILES,      /* one file per member: FOLDER/KEY.EXTENSION */
+    INDEX_SHARDS,     /* tar files */
+    INDEX_IMAGEFOLDER /* one file per sample, its image: CLASS/NUMBER.EXTENSION. The key is CLASS/NUMBER.
+                         Units are ranges of samples; the name of each is INDEX_HERE */
 };
+
+#define INDEX_HERE "." /* the folder of the index */
 
 /* A unit of a dataset: one shard, or one folder of files. */
 struct index_unit {

@@ -18,8 +18,10 @@
 #include "core/timer.h"
 #include "core/workload.h"
 #include "core/words.h"
+#include "data/class_folders.h"
 #include "data/folder.h"
 #include "data/index.h"
+#include "data/members.h"
 #include "data/source.h"
 #include "data/unit_writer.h"
 #include "data/samples.h"
@@ -38,6 +40,11 @@
 #define CHUNK_SAMPLES  256 /* samples in memory at a time; fewer if that exceeds CHUNK_BYTES */
 #define CHUNK_BYTES    (UINT64_C(64) << 20)
 #define KEY_DIGITS     6 /* minimum number of digits of a key */
+#define CLASS_DIGITS   4 /* minimum number of digits of a class folder */
+
+/* A reader of class folders takes each folder of --store files for a class. The name of the folder above them
+ * tells it apart: such a reader finds this folder only, as a single class. */
+#define NOT_IMAGEFOLDER "not-imagefolder/"
 
 struct parameters {
     const char *folder, *from, *name, *config;
@@ -46,7 +53,8 @@ struct parameters {
     bool help;
 };
 
-static const char *const stores[] = {"files", "shards", NULL}; /* in the order of enum index_layout */
+static const char *const stores[] = {"files", "shards", "imagefolder",
+                                     NULL}; /* in the order of enum index_layout */
 
 #define AT(field) offsetof(struct parameters, field)
 static const struct option_spec specs[] = {
@@ -56,7 +64,8 @@ static const struct option_spec specs[] = {
      "source of the samples; the sources are listed below"},
     {"store", "HOW", OPTION_CHOICE, AT(store), "shards", 0, 0, stores, true,
      "how samples are stored. files writes single files, such as an image and its label, into folders of "
-     "1000 samples; shards writes tar files. HOW is one of"},
+     "1000 samples; shards writes tar files; imagefolder writes the image of each sample into the folder of "
+     "its class, as torchvision's ImageFolder reads them. HOW is one of"},
     {"samples", "N", OPTION_COUNT, AT(samples), NULL, 1, 1e12, NULL, true,
      "number of samples (default: all, if the source is finite)"},
     {"shards", "N", OPTION_COUNT, AT(shards), NULL, 1, SHARDS_MAX, NULL, true,
@@ -84,6 +93,7 @@ struct job {
     void *state;      /* state of the source */
     char *provenance; /* owned */
     struct folder folder;
+    struct class_folders classes; /* only for --store imagefolder */
     int key_digits;
     uint64_t chunk; /* samples in memory at a time */
 
@@ -343,9 +353,16 @@ static enum status open_job(struct job *job)
     job->folder = (struct folder){.path = parameters->folder,
                                   .name = parameters->name,
                                   .provenance = job->provenance,
+                                  .above = job->source->whole_files ? "" : NOT_IMAGEFOLDER,
                                   .layout = (enum index_layout)parameters->store,
                                   .unit_count = units,
                                   .lock = -1};
+    if (job->folder.layout != INDEX_IMAGEFOLDER)
+        return STATUS_OK;
+    TRY(class_folders_read(job->source, job->state, parameters->samples, &job->classes));
+    digits = digits_of(job->classes.count - 1);
+    job->folder.class_count = job->classes.count;
+    job->folder.class_digits = digits > CLASS_DIGITS ? digits : CLASS_DIGITS;
     return STATUS_OK;
 }
 
@@ -355,7 +372,7 @@ static enum status open_job(struct job *job)
 static uint64_t unit_begins(const struct job *job, uint64_t unit)
 {
     uint64_t samples = job->parameters.samples, units = job->folder.unit_count;
-    if (job->folder.layout == INDEX_FILES)
+    if (job->folder.layout != INDEX_SHARDS)
         return unit * FOLDER_SAMPLES < samples ? unit * FOLDER_SAMPLES : samples;
     uint64_t least = samples / units, larger = samples % units; /* the first `larger` units have one more */
     return unit * least + (unit < larger ? unit : larger);
@@ -363,7 +380,8 @@ static uint64_t unit_begins(const struct job *job, uint64_t unit)
 
 static const char *unit_word(const struct job *job)
 {
-    return job->folder.layout == INDEX_SHARDS ? "shard" : "folder";
+    static const char *const words[] = {"folder", "shard", "part"}; /* in the order of enum index_layout */
+    return words[job->folder.layout];
 }
 
 /* Counts the samples and finished units of this rank. Finished units are from an earlier run. */
@@ -418,6 +436,8 @@ static enum status make_chunk(struct job *job, struct unit_writer *writer, uint6
     if (!samples)
         return status_set(STATUS_FAILED, "out of memory");
     enum status status = source_make(job->source, job->state, first, count, samples);
+    for (uint64_t i = 0; status == STATUS_OK && job->classes.labels && i < count; i++)
+        status = class_folders_keep(&job->classes, first + i, &samples[i]);
     if (status == STATUS_OK)
         status = unit_add(writer, first, count, samples);
     for (uint64_t i = 0; i < count; i++)
@@ -431,7 +451,8 @@ static enum status fill_unit(struct job *job, struct unit_writer *writer, uint64
     char part[PATH_MAX];
     uint64_t end = unit_begins(job, unit + 1);
     TRY(folder_part_path(&job->folder, unit, part));
-    TRY(unit_begin(writer, job->folder.layout, job->folder.path, name, job->key_digits));
+    TRY(unit_begin(writer, job->folder.layout, job->folder.path, name, job->key_digits,
+                   job->folder.class_digits));
     for (uint64_t at = unit_begins(job, unit); at < end;) {
         uint64_t count = end - at < job->chunk ? end - at : job->chunk;
         TRY(make_chunk(job, writer, at, count));
@@ -460,7 +481,7 @@ static enum status write_units(struct job *job)
         unit_abandon(&writer);
         if (status != STATUS_OK)
             return status_prefix(status, "%s (finished parts are kept; repeat the command to continue)",
-                                 name);
+                                 job->classes.labels ? job->folder.path : name);
         job->units_finished++;
         job->samples_kept += unit_begins(job, unit + 1) - unit_begins(job, unit);
         say_what_is_kept(job);
@@ -489,9 +510,8 @@ static void tell(const struct job *job, const struct index *index)
         bytes += index->units[i].bytes;
     text_print(stdout, job->folder.path);
     printf(": %" PRIu64 " sample%s in %" PRIu64 " %s%s, %.3f MB, in %.1f s", index->sample_count,
-           index->sample_count == 1 ? "" : "s", index->unit_count,
-           index->layout == INDEX_SHARDS ? "shard" : "folder", index->unit_count == 1 ? "" : "s",
-           1e-6 * (double)bytes, timer_now_s() - job->began_s);
+           index->sample_count == 1 ? "" : "s", index->unit_count, unit_word(job),
+           index->unit_count == 1 ? "" : "s", 1e-6 * (double)bytes, timer_now_s() - job->began_s);
     if (job->folder.part_count > 0)
         printf(" (%" PRIu64 " of them %s already finished)", job->folder.part_count,
                job->folder.part_count == 1 ? "was" : "were");
@@ -567,5 +587,6 @@ enum status prepare_run(const struct config *config, bool (*is_option)(const cha
     free(job.source_parameters);
     free(job.workload_parameters);
     free(job.provenance);
+    free(job.classes.labels);
     return status;
 }

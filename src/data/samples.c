@@ -34,7 +34,7 @@ static void write_sample(FILE *stream, const struct list *list, uint64_t number)
 {
     const struct index_sample *sample = &list->index->samples[number];
     const char *unit = list->index->units[sample->unit].name;
-    bool files = list->index->layout == INDEX_FILES;
+    bool files = list->index->layout == INDEX_FILES, shards = list->index->layout == INDEX_SHARDS;
     char texts[SOURCE_COLUMNS_MAX][SOURCE_TEXT_MAX], file[2 * PATH_MAX];
     text_csv_field(stream, sample->key);
     source_describe(list->source, list->state, number, texts);
@@ -42,7 +42,7 @@ static void write_sample(FILE *stream, const struct list *list, uint64_t number)
         fputc(',', stream);
         text_csv_field(stream, texts[i]);
     }
-    if (!files)
+    if (shards)
         fprintf(stream, ",%s", unit);
     for (size_t i = 0; i < list->extensions.count; i++) {
         const char *extension = list->extensions.names[i];

@@ -31,6 +31,7 @@ struct source_sample {
     struct source_member members[SOURCE_MEMBERS_MAX];
     size_t count;
     const char *key; /* key of the sample in its original data set, or NULL; valid while the source is open */
+    uint64_t class_folder; /* set by --prepare, for INDEX_IMAGEFOLDER */
 };
 
 /* Properties of an open source. */
@@ -85,8 +86,8 @@ struct source {
     enum status (*generate)(void *state, const struct generator_request *request,
                             struct generator **generator);
 
-    /* Returns the label of a sample without producing the sample. Required if generate() is set or describe()
-     * is NULL. */
+    /* Returns the label of a sample without producing the sample. UINT64_MAX, with a message, if the sample
+     * has no valid label. Required if generate() is set or describe() is NULL. */
     uint64_t (*label)(const void *state, uint64_t number);
 
     /* Writes the text of each column for a sample. NULL if the label is the only column. */

@@ -17,9 +17,13 @@
 
 #define BUFFER_BYTES (1 << 20)
 
-void unit_key(char key[32], int digits, uint64_t number)
+void unit_key(char key[UNIT_KEY_MAX], const struct unit_writer *writer, uint64_t number,
+              uint64_t class_folder)
 {
-    snprintf(key, 32, "%0*" PRIu64, digits, number);
+    int used = 0;
+    if (writer->layout == INDEX_IMAGEFOLDER)
+        used = snprintf(key, UNIT_KEY_MAX, "%0*" PRIu64 "/", writer->class_digits, class_folder);
+    snprintf(key + used, (size_t)(UNIT_KEY_MAX - used), "%0*" PRIu64, writer->key_digits, number);
 }
 
 enum status unit_path(char path[PATH_MAX], const char *folder, const char *name)
@@ -72,11 +76,15 @@ static enum status begin_folder(const char *path)
 }
 
 enum status unit_begin(struct unit_writer *writer, enum index_layout layout, const char *folder,
-                       const char *name, int key_digits)
+                       const char *name, int key_digits, int class_digits)
 {
     char path[PATH_MAX];
-    *writer = (struct unit_writer){
-        .layout = layout, .folder = folder, .name = name, .key_digits = key_digits, .file = {.fd = -1}};
+    *writer = (struct unit_writer){.layout = layout,
+                                   .folder = folder,
+                                   .name = name,
+                                   .key_digits = key_digits,
+                                   .class_digits = class_digits,
+                                   .file = {.fd = -1}};
     writer->lines = open_memstream(&writer->lines_text, &writer->lines_size);
     writer->dali = open_memstream(&writer->dali_text, &writer->dali_size);
     writer->buffer = malloc(BUFFER_BYTES);
@@ -84,7 +92,7 @@ enum status unit_begin(struct unit_writer *writer, enum index_layout layout, con
         return status_set(STATUS_FAILED, "out of memory");
     TRY(unit_path(path, folder, name));
     TRY(md5_begin(&writer->md5));
-    return layout == INDEX_FILES ? begin_folder(path) : file_begin(&writer->file, path);
+    return layout == INDEX_SHARDS ? file_begin(&writer->file, path) : begin_folder(path);
 }
 
 /* ---- Shards ---- */
@@ -146,8 +154,8 @@ static enum status write_file(const struct unit_writer *writer, const char *key,
 static enum status write_files(const struct unit_writer *writer, uint64_t number,
                                const struct source_sample *sample)
 {
-    char key[32];
-    unit_key(key, writer->key_digits, number);
+    char key[UNIT_KEY_MAX];
+    unit_key(key, writer, number, sample->class_folder);
     for (size_t i = 0; i < sample->count; i++)
         TRY(write_file(writer, key, &sample->members[i]));
     return STATUS_OK;
@@ -174,14 +182,14 @@ static enum status write_all_files(const struct unit_writer *writer, uint64_t fi
 static enum status add_sample(struct unit_writer *writer, uint64_t number, const struct source_sample *sample)
 {
     struct index_member entries[SOURCE_MEMBERS_MAX];
-    char key[32];
-    unit_key(key, writer->key_digits, number);
+    char key[UNIT_KEY_MAX];
+    unit_key(key, writer, number, sample->class_folder);
     for (size_t i = 0; i < sample->count; i++) {
         const struct source_member *member = &sample->members[i];
         entries[i] = (struct index_member){.extension = member->extension,
                                            .size = member->size,
                                            .hash = hash_of(member->bytes, member->size)};
-        if (writer->layout == INDEX_FILES)
+        if (writer->layout != INDEX_SHARDS)
             writer->bytes += member->size;
         else
             TRY(add_to_shard(writer, key, member, &entries[i]));
@@ -196,7 +204,7 @@ static enum status add_sample(struct unit_writer *writer, uint64_t number, const
 enum status unit_add(struct unit_writer *writer, uint64_t first, uint64_t count,
                      const struct source_sample *samples)
 {
-    if (writer->layout == INDEX_FILES)
+    if (writer->layout != INDEX_SHARDS)
         TRY(write_all_files(writer, first, count, samples));
     for (uint64_t i = 0; i < count; i++)
         TRY(add_sample(writer, first + i, &samples[i]));

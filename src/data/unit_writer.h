@@ -14,7 +14,7 @@
 struct unit_writer {
     enum index_layout layout;
     const char *folder, *name; /* folder of the dataset, name of the unit in it; owned by the caller */
-    int key_digits;
+    int key_digits, class_digits;
     struct file_writer file; /* the shard */
     uint8_t *buffer;         /* data not yet written to the shard: `buffered` bytes */
     size_t buffered;
@@ -25,14 +25,18 @@ struct unit_writer {
     size_t lines_size, dali_size;
 };
 
-/* Formats the key of a sample: its number in decimal with leading zeros. */
-void unit_key(char key[32], int digits, uint64_t number);
+#define UNIT_KEY_MAX 48
+
+/* Formats the key of a sample: its number in decimal with leading zeros; with INDEX_IMAGEFOLDER, its class
+ * folder comes first. */
+void unit_key(char key[UNIT_KEY_MAX], const struct unit_writer *writer, uint64_t number,
+              uint64_t class_folder);
 
 /* Starts a shard under a temporary name. For a folder of files, creates the folder and removes temporary
  * files of killed runs from it. The struct must not be moved. The caller must finally call unit_abandon(),
  * also after a failure. */
 enum status unit_begin(struct unit_writer *writer, enum index_layout layout, const char *folder,
-                       const char *name, int key_digits);
+                       const char *name, int key_digits, int class_digits);
 
 /* Adds `count` samples, numbered from `first` on. */
 enum status unit_add(struct unit_writer *writer, uint64_t first, uint64_t count,

@@ -1,0 +1,162 @@
+/* Tests which members of odd samples the program reads, and class folders, by running the program. */
+#include "shell.h"
+
+#include <string.h>
+
+#include "cells.h"
+
+#if defined(HAVE_XXHASH)
+
+TestSuite(choice, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
+
+#define FAST   "--cache any --warmup-time 0 --min-time 0 --max-time 0 --min-samples 2 --format csv --verify "
+#define SHARDS "$P --variant shards,shards-mmap,shards-omp " FAST
+#define FILES  "$P --variant files,files-omp " FAST
+#define TRAIN  "$P --variant train-naive --model logreg --epochs 1 --format csv --batch 7 "
+
+/* Runs a command that prints CSV rows, and expects this mean size of a sample in each row. */
+static void expect_bytes(double bytes, const char *command, const char *options)
+{
+    EXPECT(0, "%s %s", command, options);
+    for (size_t row = 1; row <= 2; row++)
+        cr_expect_float_eq(number(out, row, "sample_bytes"), bytes, 1e-9, "%s", options);
+}
+
+static void expect_refused(int wanted, const char *words, const char *command)
+{
+    run("%s", command);
+    expect_line(wanted, words);
+}
+
+/* Creates the shard s/x.tar of 20 digits. The members of each are 1 CLS, 1 JSON of 22 bytes, NPY and txt. */
+static void make_odd_shard(void)
+{
+    EXPECT(0, "$P --prepare d --from digits --samples 20 --encode npy --store files && mkdir s o && cd o && "
+              "for k in ../d/not-imagefolder/000/*.npy; do n=$(basename $k .npy); cp $k $n.NPY; "
+              "cp ${k%%npy}cls $n.cls; printf '{\"a\": {\"label\": %%4d}}' $(cat $n.cls) > $n.json; "
+              "printf caption > $n.txt; done && tar cf ../s/x.tar --format=ustar *");
+}
+
+#define ARRAY (128 + 28 * 28) /* bytes of the .npy of a digit */
+
+Test(choice, members_of_odd_samples)
+{
+    make_odd_shard();
+    expect_bytes(ARRAY + 1, SHARDS "--data s", "");
+    expect_bytes(ARRAY + 1, FILES "--data o", "--decode");
+    expect_bytes(ARRAY + 22, SHARDS "--data s", "--label json:a.label");
+    expect_bytes(ARRAY + 22, FILES "--data o", "--label 'xml;JSON:a.label;cls'");
+    expect_bytes(ARRAY + 1 + 22 + 7, SHARDS "--data s", "--member all");
+    expect_bytes(7, SHARDS "--data s", "--member TXT");
+    expect_bytes(8, FILES "--data o", "--image txt");
+    expect_refused(1, "'000000': it has no member for --image png;jpg; its members are: ",
+                   "$P --variant shards --data s --image 'png;jpg'");
+    expect_refused(1, "'000000': it has no member for --label xml; its members are: ",
+                   "$P --variant shards --data s --label xml");
+    expect_refused(1, "'000000': it has no member for --member bin; its members are: ",
+                   "$P --variant files --data o --member bin");
+    expect_refused(2, "drop --image and --label", "$P --variant shards --data s --member txt --label cls");
+    EXPECT(0, "rm o/000003.cls o/000004.cls");
+    expect_refused(1, "'000003': it has no member for --label cls; its members are: ",
+                   "$P --variant files --data o --label cls");
+    EXPECT(0, FILES "--data o --label cls --on-error skip");
+    cr_expect_eq(number(out, 1, "items"), 18);
+    EXPECT(0, "cp o/000005.cls o/000005.CLS");
+    expect_refused(1, "sample '000005': it has 'cls' twice", "$P --variant files --data o --member txt");
+}
+
+/* Raw records of any length, each with a JSON member that is not read. */
+Test(choice, raw_records_of_any_length)
+{
+    EXPECT(0, "mkdir r s && cd r && n=0 && for b in 0 1 7 511 512 513 4096 65537 1000003; do n=$((n + 1)); "
+              "head -c $b /dev/urandom > $n.bin; echo '{}' > $n.json; done && tar cf ../s/x.tar *");
+    double mean = (0 + 1 + 7 + 511 + 512 + 513 + 4096 + 65537 + 1000003) / 9.0;
+    expect_bytes(mean, SHARDS "--data s", "--member bin --batch 2");
+    expect_bytes(mean, FILES "--data r", "--member bin --batch 5");
+    expect_bytes(mean + 3, SHARDS "--data s", "");
+}
+
+#ifdef HAVE_JANSSON
+/* Training reads the same label from every member that has it. */
+Test(choice, training_reads_labels_from_any_member)
+{
+    char loss[3][64];
+    make_odd_shard();
+    static const char *const labels[] = {"", "--label json:a.label", "--label 'xml;cls'"};
+    for (int i = 0; i < 3; i++) {
+        EXPECT(0, TRAIN "--data %s %s", i == 1 ? "o" : "s", labels[i]);
+        snprintf(loss[i], sizeof loss[i], "%s", value(out, 1, "train_loss"));
+        cr_expect_str_eq(loss[i], loss[0]);
+    }
+    expect_refused(1, "sample 0, '000000': its json has no field 'a.b'", TRAIN "--data s --label json:a.b");
+    expect_refused(1, "sample 0, '000000': its txt is not a label", TRAIN "--data s --label txt");
+    expect_refused(1, "it has no member for --label folder", TRAIN "--data s --label folder");
+    expect_refused(1, "it has no member for --image png", TRAIN "--data s --image png");
+}
+#endif
+
+/* ---- Class folders ---- */
+
+/* The order of class folders is that of bytes, in which "ant-b" comes after "ant", and "Zoo" before both. */
+Test(choice, class_folders_are_numbered_in_order)
+{
+    EXPECT(0, "$P --prepare d --from digits --samples 20 --store files --encode npy && mkdir -p c/ant/more "
+              "c/ant-b c/Zoo c/.hidden && cd d/not-imagefolder/000 && cp 000001.npy ../../../c/ant/more && "
+              "cp 000002.npy 000003.npy ../../../c/ant-b && cp 000004.npy 000005.npy ../../../c/Zoo");
+    expect_bytes(ARRAY, FILES "--data c", "--label folder");
+    EXPECT(0, "$P --prepare p --from dataset --source c && tar xf p/dataset-000000.tar && "
+              "cut -d, -f2 p/samples.csv | tail -n +2 | tr '\\n' ' ' && cat 00000?.cls");
+    cr_expect(says("Zoo/000004 Zoo/000005 ant-b/000002 ant-b/000003 ant/more/000001 00221"), "%s", out);
+    EXPECT(0, "printf 4 > c/Zoo/000004.cls");
+    expect_refused(1, "it has no member for --label folder", "$P --variant files --data c --label folder");
+}
+
+/* ImageFolder sorts the names of the folders; the number of a folder is the label of its images. */
+Test(choice, prepared_class_folders_have_the_labels_of_the_source)
+{
+#ifdef HAVE_PNG
+    EXPECT(0, "$P --prepare i --from digits --samples 1203 --store imagefolder && "
+              "$P --prepare s --from digits --samples 1203");
+    EXPECT(0, "cd i && n=0 && for f in */; do for x in $f*; do echo ${x%%.png},$n,$x; done; n=$((n + 1)); "
+              "done | sort > ../ours && tail -n +2 samples.csv | sort | cmp - ../ours");
+    EXPECT(0, FILES "--data i --decode");
+    char loss[2][64];
+    for (int i = 0; i < 2; i++) {
+        EXPECT(0, TRAIN "--data %s", i ? "i" : "s");
+        snprintf(loss[i], sizeof loss[i], "%s", value(out, 1, "train_loss"));
+    }
+    cr_expect_str_eq(loss[0], loss[1]);
+    EXPECT(0, "cp -r i j && rm j/0003/000013.png && $P --prepare j --from digits --samples 1203 --store "
+              "imagefolder && diff -r i j");
+    EXPECT(0, "$P --prepare k --from dataset --source s --store imagefolder && for c in i/0*; do diff -r $c "
+              "k/${c#i/} || exit 1; done");
+    EXPECT(0, "rm k/dataset.index && $P --prepare l --from dataset --source k --store imagefolder && "
+              "for c in k/0*; do test $(ls $c | wc -l) = $(ls l/${c#k/} | wc -l) || exit 1; done");
+    EXPECT(0,
+           "mkdir gap && cp i/0002/000002.png i/0000/000000.png gap && echo 0 > gap/000000.cls && echo 2 > "
+           "gap/000002.cls");
+    expect_refused(2, "no sample has class 1, but one has class 2, so ImageFolder would number",
+                   "$P --prepare q --from dataset --source gap --store imagefolder");
+#endif
+}
+
+Test(choice, sets_without_classes_are_not_written_as_class_folders)
+{
+    expect_refused(2, "--store imagefolder needs labels, and --from counter has none",
+                   "$P --prepare q --from counter --samples 3 --store imagefolder");
+    expect_refused(1, "needs an image that ImageFolder reads (jpg;jpeg;png;",
+                   "$P --prepare q --from digits --samples 30 --encode npy --store imagefolder");
+    EXPECT(1, "test -e q");
+}
+
+/* A reader of class folders finds a single class. Sets of older programs have folders 000, 001, ... */
+Test(choice, files_are_not_mistaken_for_class_folders)
+{
+    EXPECT(0, "$P --prepare f --from digits --samples 1003 --encode npy --store files && rm f/*.index "
+              "&& echo folders: f/*/");
+    cr_expect(says("folders: f/not-imagefolder/\n"), "%s", out);
+    EXPECT(0, "mkdir g && mv f/not-imagefolder/* g/ && " FILES "--data g");
+    EXPECT(0, TRAIN "--data g && rm -r f");
+    cr_expect_eq(number(out, 1, "parameters"), 7850);
+}
+#endif
