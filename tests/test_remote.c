@@ -164,7 +164,7 @@ static void start_server(void)
     setenv("P", program, 1);
     cr_assert_eq(shell("$P --prepare files/set --store shards --shards 5 --samples 200 --sample-shape "
                        "3,40,40 --dtype u8 && "
-                       "mkdir files/plain && cp files/set/*.tar files/plain && "
+                       "mkdir files/plain && cp files/set/*.tar files/plain && : > files/empty.tar && "
                        "$P --prepare files/one --store files --samples 3"),
                  0, "%s", out);
     int to[2], from[2];
@@ -182,6 +182,7 @@ static void start_server(void)
     port[strcspn(port, "\n")] = '\0';
     snprintf(url, sizeof url, "http://127.0.0.1:%s", port);
     setenv("U", url, 1);
+    setenv("no_proxy", "127.0.0.1", 1);
     setenv("N", "--variant shards --verify --loops 1 --warmups 0 --warmup-time 0 --format csv", 1);
     setenv("M", "--verify --loops 1 --warmups 0 --warmup-time 0 --format csv", 1);
 }
@@ -273,6 +274,8 @@ Test(servers, faults_have_one_clear_line)
         {1, "s3://list/", "s3://list: the answer is not a list of objects"},
         {1, "s3://bucket/", "s3://bucket: access denied (403)"},
         {2, "https://", "a URL needs a host"},
+        {1, "$U/web/empty.tar", "empty.tar: offset 0: the shard is empty"},
+        {1, "$U/norange/empty.tar", "empty.tar: offset 0: the shard is empty"},
     };
     set_credentials();
     setenv("AWS_SECRET_ACCESS_KEY", "wrong", 1);

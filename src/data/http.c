@@ -153,11 +153,9 @@ static size_t take_body(char *bytes, size_t one, size_t size, void *context)
     struct http_reply *reply = http->reply;
     (void)one;
     if (http->code >= 300)
-        return size;                            /* the text of an error page */
-    if (http->code == 200 && !request->whole) { /* the server ignores the range */
-        reply->version.bytes = http->promised;
-        return 0;
-    }
+        return size; /* the text of an error page */
+    if (http->code == 200 && !request->whole)
+        return 0; /* the server ignores the range */
     if (http->code == 206 && (http->begin != http->from || !same_version(http))) {
         http->other = true;
         return 0;
@@ -291,8 +289,13 @@ static void set_options(struct http *http, const char *range, struct curl_slist 
     bool secure = strncasecmp(request->url, "https:", 6) == 0;
     curl_easy_reset(curl); /* keeps the connection */
     curl_easy_setopt(curl, CURLOPT_URL, request->url);
+#if LIBCURL_VERSION_NUM >= 0x075500
     curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(curl, CURLOPT_REDIR_PROTOCOLS_STR, secure ? "https" : "http,https");
+#else
+    curl_easy_setopt(curl, CURLOPT_PROTOCOLS, (long)(CURLPROTO_HTTP | CURLPROTO_HTTPS));
+    curl_easy_setopt(curl, CURLOPT_REDIR_PROTOCOLS, (long)(CURLPROTO_HTTPS | (secure ? 0 : CURLPROTO_HTTP)));
+#endif
     curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, request->redirects ? 1L : 0L);
     curl_easy_setopt(curl, CURLOPT_MAXREDIRS, (long)REDIRECTS_MAX);
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L); /* required with threads */
@@ -340,8 +343,14 @@ static enum status attempt(struct http *http, bool *again)
     if (status != STATUS_OK)
         return status;
     reply->ranged = http->code == 206;
-    if (http->code == 200 && !request->whole)
-        return STATUS_OK; /* the server ignores the range; the caller decides */
+    if (http->code == 200 && !request->whole) { /* the server ignores the range; the caller decides */
+        reply->version.bytes = http->promised;
+        return STATUS_OK;
+    }
+    if (http->code == 416 && !request->version && request->first == 0) { /* there is no first byte */
+        reply->version.bytes = 0;
+        return STATUS_OK;
+    }
     if (code != CURLE_OK) {
         *again = !http->overflows && !http->other && !http->unwritten && is_passing(code);
         return explain(http, code);
@@ -349,8 +358,10 @@ static enum status attempt(struct http *http, bool *again)
     *again = is_busy(http->code);
     if (http->code >= 300 || http->code < 200)
         return refuse(http);
-    if (request->whole)
-        return STATUS_OK;
+    if (request->whole) {
+        http->other = !same_version(http);
+        return http->other ? explain(http, CURLE_OK) : STATUS_OK;
+    }
     *again = reply->got < request->wanted;
     return *again ? status_set(STATUS_FAILED, "%s: the body ends after %" PRIu64 " of %" PRIu64 " bytes",
                                request->shown, reply->got, request->wanted)

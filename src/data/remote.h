@@ -49,7 +49,8 @@ bool remote_cached(const struct remote *remote);
 /* Sets `*bytes` to the size of a file. */
 enum status remote_size(struct remote *remote, const char *name, uint64_t *bytes);
 
-/* Starts to read a file, if that is not already done. Does not wait, and reports no error. */
+/* Starts to read a file, if that is not already done. Waits at most for the first request of the file, and
+ * reports no error. Does nothing with a cache. */
 void remote_ask(struct remote *remote, const char *name);
 
 /* Reads a whole file and returns a descriptor of its content. The caller must not write to it. It closes it

@@ -177,8 +177,11 @@ static enum status list_entries(DIR *stream, struct old **list, size_t *count, u
     for (struct dirent *entry; (entry = readdir(stream));) {
         struct stat info;
         const char *end = strrchr(entry->d_name, '.');
-        if (end && strcmp(end, DRAFT_END) == 0)
+        if (end && strcmp(end, DRAFT_END) == 0) {
             remove_stale(dirfd(stream), entry->d_name);
+            if (fstatat(dirfd(stream), entry->d_name, &info, 0) == 0)
+                *bytes += (uint64_t)info.st_size; /* another process is writing it */
+        }
         if (!end || strcmp(end, ENTRY_END) != 0 || strlen(entry->d_name) >= sizeof(*list)->name ||
             fstatat(dirfd(stream), entry->d_name, &info, 0) != 0)
             continue;
@@ -243,7 +246,8 @@ static enum status lock_draft(struct cache_draft *draft)
         draft->fd = open(draft->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
         if (draft->fd < 0)
             return failed(draft->path, "create");
-        flock(draft->fd, LOCK_EX);
+        if (flock(draft->fd, LOCK_EX) != 0)
+            return failed(draft->path, "lock");
         if (fstat(draft->fd, &opened) == 0 && stat(draft->path, &named) == 0 && opened.st_ino == named.st_ino)
             return STATUS_OK;
         close(draft->fd);
