@@ -65,6 +65,17 @@ Test(choice, members_of_odd_samples)
     expect_refused(1, "sample '000005': it has 'cls' twice", "$P --variant files --data o --member txt");
 }
 
+/* With our index, every header is compared with the index, also if the member before it is not chosen. */
+Test(choice, prepared_shards_are_verified_without_the_other_members)
+{
+    EXPECT(0, "$P --prepare p --from digits --samples 20 --encode npy");
+    expect_bytes(ARRAY, SHARDS "--data p", "--member npy --on-error skip");
+    expect_bytes(1, SHARDS "--data p", "--member cls");
+    EXPECT(0, "printf X | dd of=p/digits-000000.tar bs=1 seek=3 conv=notrunc");
+    expect_refused(1, "digits-000000.tar: offset 0: wrong header checksum",
+                   "$P --variant shards-mmap --data p --member cls " FAST);
+}
+
 /* Raw records of any length, each with a JSON member that is not read. */
 Test(choice, raw_records_of_any_length)
 {

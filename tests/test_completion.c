@@ -29,7 +29,7 @@ Test(completion, values_are_those_of_the_help)
         {"--dtype b", "bf16\n"},
         {"--variant files --dtype \"\"", "raw\nf32\nf16\nbf16\n"},
         {"--prepare x --dtype \"\"", "u8\nf16\nf32\n"},
-        {"--prepare x --store \"\"", "files\nshards\n"},
+        {"--prepare x --store \"\"", "files\nshards\nimagefolder\n"},
         {"--prepare x --from synth --layout \"\"", "nchw\nnhwc\n"},
         {"--layout \"\"", "nchw\nnhwc\n"},
         {"--workload load --cache \"\"", "warm\ncold\nany\n"},
