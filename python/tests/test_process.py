@@ -169,9 +169,9 @@ def test_generators_are_collected() -> None:
 def test_import_is_light() -> None:
     code = """
 import json, sys, time
-begin = time.perf_counter(); before = set(sys.modules)
+begin = time.process_time(); before = set(sys.modules)
 import fdsl
-elapsed = 1e3 * (time.perf_counter() - begin)
+elapsed = 1e3 * (time.process_time() - begin)
 threads = sum(line.startswith('Threads') and int(line.split()[1]) for line in open('/proc/self/status'))
 maps = open('/proc/self/maps').read()
 print(json.dumps([elapsed, threads, 'libcuda' in maps, sorted(set(sys.modules) - before)]))
