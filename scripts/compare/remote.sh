@@ -55,7 +55,7 @@ by_curl() { # prints MB per second
     local arguments=() shard begin end
     for shard in "${shards[@]##*/}"; do arguments+=(-o /dev/null "$url/$shard"); done
     begin=$(date +%s%N)
-    curl -s -f --parallel --parallel-max "$connections" "${arguments[@]}" || fail 1 'curl failed'
+    curl -s -f --parallel --parallel-max "$connections" "${arguments[@]}" 2>/dev/null || fail 1 'curl failed'
     end=$(date +%s%N)
     awk "BEGIN { print $bytes * 1e3 / ($end - $begin) }"
 }
