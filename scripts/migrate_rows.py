@@ -51,7 +51,7 @@ PARAMETERS = {
     "synth": """batch res vertices orbits formula seed instance classes preset preset_file class noise line_width radius oval_x
         oval_y freq1 freq2 dtype channels layout out_res fit mean std compute""",
     "load": """data image label member batch shuffle seed epochs iodepth block prefetch on_error decode
-        out_res fit channels augment shift mean std dtype ring chunk compute""",
+        out_res fit channels layout decoder augment shift mean std dtype ring chunk resident_bytes compute""",
     "train": """data train_size test_size classes res out_res fit channels model batch drop_last epochs optimizer lr momentum beta1 beta2 epsilon weight_decay
         lr_schedule lr_warmup lr_step lr_gamma label_smoothing feed fresh shift flip raw seed sync lr_scale balance
         parallel stages microbatches schedule""",
@@ -63,7 +63,7 @@ PARAMETERS = {
 MEASURES = {
     "synth": f"noise_s vertices_s painting_s digest {COMPUTE}",
     "load": f"""store shards sample_bytes skipped displacement shards_per_batch resident_share_before resident_share_after
-        storage_read_bytes copy_bytes_per_s copy_share gds open_p50_s open_p99_s open_p999_s read_p50_s read_p99_s read_p999_s
+        storage_read_bytes copy_bytes_per_s copy_share gds decoded_by resident_share open_p50_s open_p99_s open_p999_s read_p50_s read_p99_s read_p999_s
         close_p50_s close_p99_s close_p999_s decode_s augment_s peak_memory_bytes memory_efficiency checksum {COMPUTE}""",
     "train": """epoch steps parameters train_samples test_samples train_loss train_acc test_loss test_acc last_lr trained_s
         to_98_s to_99_s data_share memory_bytes generate_share generated_per_s opening_s init skipped_steps loss_scale
@@ -78,7 +78,7 @@ MONITOR = """schema time_utc host job_id revision rank gpu device variant phase 
     read_bytes_per_s write_bytes_per_s"""
 COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}".split() for name in PARAMETERS}
 COLUMNS["monitor"] = MONITOR.split()
-CURRENT = {"synth": 7, "load": 9, "train": 8, "infer": 5, "exchange": 1, "ops": 1, "monitor": 2}
+CURRENT = {"synth": 7, "load": 10, "train": 8, "infer": 5, "exchange": 1, "ops": 1, "monitor": 2}
 
 # Former names of columns.
 RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
@@ -95,6 +95,9 @@ RENAMED = {
     "monitor": {},
 }
 
+# {(workload, former name): last version with the former meaning}, for names that a newer column has again.
+REUSED = {("load", "layout"): 6}
+
 # ADDED_AFTER: {workload: {version: columns that rows of this version or an older one may lack}}.
 ROOFLINE = """settled median_error flops bytes peak_flops_per_s peak_bytes_per_s bound sm_clock_mhz memory_clock_mhz
     energy_j_per_item instruction_set speedup baseline"""
@@ -104,7 +107,7 @@ ADDED_AFTER = {
               4: "compute bus_share bus_slowdown loss", 5: ROOFLINE},
     "load": {3: STEPS, 4: "dtype ring chunk gds compute bus_share bus_slowdown loss", 5: ROOFLINE,
              7: "peak_memory_bytes memory_efficiency",
-             8: "image label member out_res fit channels"},
+             8: "image label member out_res fit channels", 9: "layout decoder decoded_by resident_bytes resident_share"},
     "train": {2: f"feed fresh generate_share generated_per_s opening_s init skipped_steps loss_scale {ROOFLINE}",
               4: "sync lr_scale exchange exchange_share",
               5: "drop_last balance samples_per_step parallel stages microbatches schedule layers bubble bubble_ideal "
@@ -233,7 +236,8 @@ def new_columns(workload, header):
 def names_of(path, workload, version, header):
     """Returns the current name of each column of an older file. Refuses unknown, repeated and missing columns."""
     columns, schema = new_columns(workload, header), f"{workload}/{version}"
-    names = [RENAMED[workload].get(name, name) for name in header]
+    former = {old: new for old, new in RENAMED[workload].items() if version <= REUSED.get((workload, old), version)}
+    names = [former.get(name, name) for name in header]
     if is_of_samples(header) and "compute" not in names:  # in files of --samples-out, compute_ms has the value of --compute
         names = ["compute" if name == "compute_ms" else name for name in names]
     for old, name in zip(header, names):

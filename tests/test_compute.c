@@ -167,7 +167,7 @@ static void make_photographs(bool flat)
 {
     make_folder();
     for (uint32_t i = 0; i < SAMPLES; i++) {
-        const struct jpeg_shape shape = {20 + i, 31, 3, 1};
+        const struct jpeg_shape shape = {.width = 20 + i, .height = 31, .channels = 3};
         uint8_t pixels[3 * (20 + SAMPLES) * 31];
         void *bytes;
         size_t size;

@@ -180,12 +180,15 @@ struct kind {
     const char *name;
     int components, h, v;
     bool progressive, ycck;
+    unsigned restart; /* blocks between restart markers; 0: none */
 };
 
 static const struct kind kinds[] = {
-    {"gray", 1, 1, 1, false, false},       {"4:4:4", 3, 1, 1, false, false}, {"4:2:2", 3, 2, 1, false, false},
-    {"4:2:0", 3, 2, 2, false, false},      {"4:4:0", 3, 1, 2, false, false}, {"4:1:1", 3, 4, 1, false, false},
-    {"progressive", 3, 2, 2, true, false}, {"cmyk", 4, 1, 1, false, false},  {"ycck", 4, 2, 2, false, true}};
+    {"gray", 1, 1, 1, false, false, 0},       {"4:4:4", 3, 1, 1, false, false, 0},
+    {"4:2:2", 3, 2, 1, false, false, 0},      {"4:2:0", 3, 2, 2, false, false, 0},
+    {"4:4:0", 3, 1, 2, false, false, 0},      {"4:1:1", 3, 4, 1, false, false, 0},
+    {"progressive", 3, 2, 2, true, false, 0}, {"cmyk", 4, 1, 1, false, false, 0},
+    {"ycck", 4, 2, 2, false, true, 0}};
 
 /* Encodes a smooth image with noise. With `exif`, adds an EXIF header with that orientation. The caller frees
  * the result. */
@@ -208,6 +211,7 @@ static uint8_t *encode(const struct kind *kind, uint32_t width, uint32_t height,
     jpeg_set_quality(&jpeg, 90, TRUE);
     jpeg.comp_info[0].h_samp_factor = kind->h;
     jpeg.comp_info[0].v_samp_factor = kind->v;
+    jpeg.restart_interval = kind->restart;
     if (kind->progressive)
         jpeg_simple_progression(&jpeg);
     jpeg_start_compress(&jpeg, TRUE);
@@ -372,6 +376,61 @@ Test(image, broken_jpegs_are_refused)
     free(bytes);
 }
 
+Test(image, baseline_files_are_those_that_hardware_decodes)
+{
+    static const bool wanted[] = {true, true, true, true, false, false, false, false, false};
+    struct jpeg_decoder *decoder = jpeg_open();
+    for (size_t k = 0; k < COUNT_OF(kinds); k++) {
+        struct jpeg_shape shape;
+        size_t size;
+        uint8_t *bytes = encode(&kinds[k], 33, 17, 0, &size);
+        cr_assert_eq(jpeg_begin(decoder, bytes, size, &shape), STATUS_OK, "%s", status_text());
+        cr_expect_eq(shape.baseline, wanted[k], "%s", kinds[k].name);
+        free(bytes);
+    }
+    jpeg_close(decoder);
+}
+
+/* Returns the offset of a marker's second byte, in the coded data if `from` is their offset. */
+static size_t find_marker(const uint8_t *bytes, size_t size, size_t from, uint8_t marker)
+{
+    for (size_t i = from; i + 1 < size; i++)
+        if (bytes[i] == 0xff && bytes[i + 1] == marker)
+            return i + 1;
+    return 0;
+}
+
+Test(image, damaged_markers_are_found)
+{
+    struct kind kind = kinds[3];
+    kind.restart = 2;
+    size_t size;
+    uint8_t *bytes = encode(&kind, 200, 64, 1, &size), *copy = malloc(size + 10);
+    cr_expect(jpeg_intact(bytes, size));
+    for (size_t left = 0; left < size; left++)
+        cr_assert_not(jpeg_intact(bytes, left), "%zu of %zu bytes", left, size);
+    memcpy(copy, bytes, size);
+    memset(copy + size, 0x55, 10); /* bytes after the end of the image do not matter */
+    cr_expect(jpeg_intact(copy, size + 10));
+    size_t scan = find_marker(bytes, size, 0, 0xda), restart = find_marker(bytes, size, scan, 0xd3);
+    cr_assert(scan > 0 && restart > 0);
+    copy[restart] = 0xd4; /* out of order */
+    cr_expect_not(jpeg_intact(copy, size));
+    copy[restart] = 0xc4; /* a table between coded data */
+    cr_expect_not(jpeg_intact(copy, size));
+    copy[restart] = 0; /* a coded byte instead of the restart: the next one is out of order */
+    cr_expect_not(jpeg_intact(copy, size));
+    copy[restart] = 0xd3;
+    cr_expect(jpeg_intact(copy, size));
+    copy[scan] = 0xdb; /* no scan */
+    cr_expect_not(jpeg_intact(copy, size));
+    copy[scan] = 0xda;
+    copy[2] = 0; /* no marker after the start */
+    cr_expect_not(jpeg_intact(copy, size));
+    free(copy);
+    free(bytes);
+}
+
 Test(image, the_content_of_a_file_decides_its_format)
 {
     static const uint8_t pixels[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
@@ -380,7 +439,9 @@ Test(image, the_content_of_a_file_decides_its_format)
     void *bytes;
     size_t size;
     bool is_image;
-    cr_assert_eq(jpeg_encode(pixels, &(struct jpeg_shape){2, 2, 3, 1}, 90, &bytes, &size), STATUS_OK);
+    cr_assert_eq(
+        jpeg_encode(pixels, &(struct jpeg_shape){.width = 2, .height = 2, .channels = 3}, 90, &bytes, &size),
+        STATUS_OK);
     cr_expect_eq(image_decode("PNG", bytes, size, &scratch, &image, &is_image), STATUS_OK, "%s",
                  status_text());
     cr_expect(is_image && image.width == 2 && image.channels == 3);
@@ -392,7 +453,9 @@ Test(image, the_content_of_a_file_decides_its_format)
                  status_text());
     cr_expect_arr_eq(image.pixels, pixels, sizeof pixels);
     free(bytes);
-    cr_expect_eq(jpeg_encode(pixels, &(struct jpeg_shape){0, 2, 3, 1}, 90, &bytes, &size), STATUS_USAGE);
+    cr_expect_eq(
+        jpeg_encode(pixels, &(struct jpeg_shape){.width = 0, .height = 2, .channels = 3}, 90, &bytes, &size),
+        STATUS_USAGE);
     image_scratch_close(&scratch);
 }
 
@@ -466,6 +529,9 @@ Test(image, a_scaled_jpeg_is_close_to_the_whole)
     state = 7;
     uint8_t *bytes = encode(&kinds[3], 333, 271, 0, &size);
     compare_fit(&fit, bytes, size, 0, 20);
+    struct image_fit unscaled = fit;
+    unscaled.unscaled = true;
+    compare_fit(&unscaled, bytes, size, 0, 0);
     free(bytes);
 }
 

@@ -18,6 +18,7 @@
 #include "data/dataset_open.h"
 #include "data/label.h"
 #include "data/npy.h"
+#include "data/png_image.h"
 #include "load/arrays.h"
 #include "load/convert.h"
 #include "load/input.h"
@@ -203,7 +204,7 @@ Test(load_gpu, arrays_locate_values_and_labels, .init = make_folder, .fini = rem
     put("a.cls", "12", 2);
     put_array("b.npy", "<f2", "3, 5", 30, 0);
     cr_assert_eq(dataset_open(folder, false, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
-    cr_assert_eq(arrays_open(&dataset, true, &arrays), STATUS_OK, "%s", status_text());
+    cr_assert_eq(arrays_open(&dataset, NULL, true, &arrays), STATUS_OK, "%s", status_text());
     cr_expect(arrays.type == DTYPE_F16 && arrays.values == 15);
     const struct array_sample *a = &arrays.samples[0], *b = &arrays.samples[1];
     uint64_t npy = dataset.members[2].size, array = dataset.samples[0].image;
@@ -220,12 +221,47 @@ Test(load_gpu, arrays_locate_values_and_labels, .init = make_folder, .fini = rem
     dataset_close(&dataset);
 }
 
+/* Images of any size and format; the GPU decodes baseline JPEG files, which must not be too small. */
+Test(load_gpu, pictures_to_decode_are_examined, .init = make_folder, .fini = remove_folder)
+{
+    static const uint8_t pixels[3 * 20 * 10];
+    static const struct image_fit fit = {.how = FIT_RESIZE, .res = 5, .channels = 3};
+    struct dataset dataset;
+    struct arrays arrays;
+    void *bytes;
+    size_t size;
+    cr_assert_eq(png_encode(pixels, &(struct png_shape){20, 10, 3}, &bytes, &size), STATUS_OK);
+    put("c.png", bytes, size);
+    free(bytes);
+    put("d.jpg", "no image", 8);
+    if (jpeg_encode(pixels, &(struct jpeg_shape){.width = 20, .height = 10, .channels = 3}, 90, &bytes,
+                    &size) != STATUS_OK)
+        cr_skip_test("%s", status_text());
+    put("a.jpg", bytes, size);
+    put("a.cls", "7", 1);
+    free(bytes);
+    cr_assert_eq(
+        jpeg_encode(pixels, &(struct jpeg_shape){.width = 7, .height = 10, .channels = 3}, 90, &bytes, &size),
+        STATUS_OK);
+    put("b.jpg", bytes, size);
+    free(bytes);
+    cr_assert_eq(dataset_open(folder, false, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
+    cr_assert_eq(arrays_open(&dataset, &fit, false, &arrays), STATUS_OK, "%s", status_text());
+    cr_expect(arrays.type == DTYPE_U8 && arrays.values == 75);
+    const struct array_picture *pictures = arrays.pictures;
+    cr_expect(pictures[0].on_device && pictures[0].shape.width == 20 && pictures[0].shape.height == 10);
+    cr_expect(!pictures[1].on_device && !pictures[2].on_device && !pictures[3].on_device);
+    cr_expect(arrays.samples[0].label == 7 && arrays.samples[1].label == LABEL_NONE);
+    arrays_close(&arrays);
+    dataset_close(&dataset);
+}
+
 static void expect_unfit(const char *words)
 {
     struct dataset dataset;
     struct arrays arrays;
     cr_assert_eq(dataset_open(folder, false, NULL, NULL, &dataset), STATUS_OK, "%s", status_text());
-    cr_expect_eq(arrays_open(&dataset, true, &arrays), STATUS_USAGE, "%s", words);
+    cr_expect_eq(arrays_open(&dataset, NULL, true, &arrays), STATUS_USAGE, "%s", words);
     cr_expect(strstr(status_text(), words), "'%s' lacks '%s'", status_text(), words);
     cr_expect(strstr(status_text(), "sample 'b'"), "'%s' names no sample", status_text());
     arrays_close(&arrays);
@@ -247,7 +283,7 @@ Test(load_gpu, unsuitable_samples_are_refused_with_remedy, .init = make_folder, 
     put("b.npy", "no array", 8);
     expect_unfit("not a supported .npy file");
     put("b.png", "x", 1);
-    expect_unfit("shards-omp --decode");
+    expect_unfit("shards-gpu or shards-omp --decode --out-res PIXELS");
     put("b.json", "{}", 2);
     expect_unfit("its members are: json;");
     put("b.cls", "1", 1);
@@ -282,20 +318,37 @@ static enum status open_with(const char *line, struct options *options, void **p
 
 /* Expects that a variant accepts or refuses the command line. `device` selects a variant on a device or on
  * the CPU. A refusal must contain `words`. */
-static void expect_accepts(const char *line, bool device, bool accepted, const char *words)
+static void expect_accepts_with(const char *line, struct load_traits traits, bool accepted, const char *words)
 {
     const struct workload *workload = workload_find("load");
-    const struct load_traits traits = {.files = true, .device = device};
     const struct variant variant = {.traits = &traits};
     struct options options;
     void *parameters, *input;
     cr_assert_eq(open_with(line, &options, &parameters, &input), STATUS_OK, "%s", status_text());
     enum status status = workload->accepts(input, &variant);
-    cr_expect_eq(status == STATUS_OK, accepted, "%s, on a %s", line, device ? "device" : "CPU");
+    cr_expect_eq(status == STATUS_OK, accepted, "%s, on a %s", line, traits.device ? "device" : "CPU");
     cr_expect(accepted || strstr(status_text(), words), "%s: %s", line, status_text());
     workload->close(input);
     options_free(&options);
     free(parameters);
+}
+
+static void expect_accepts(const char *line, bool device, bool accepted, const char *words)
+{
+    expect_accepts_with(line, (struct load_traits){.files = true, .device = device}, accepted, words);
+}
+
+Test(load_gpu, only_some_variants_decode_on_a_device, .init = make_folder, .fini = remove_folder)
+{
+    const struct load_traits decodes = {.files = true, .device = true, .decodes = true};
+    put_array("a.npy", "|u1", "3, 5", 15, 0);
+    expect_accepts_with("--decode", decodes, false,
+                        "decodes into batches of images of one size; add --out-res");
+    expect_accepts_with("--out-res 8", decodes, true, "");
+    expect_accepts_with("--out-res 8 --augment --mean 0,1,2 --layout nhwc", decodes, true, "");
+    expect_accepts_with("--out-res 8 --augment --shift 2", decodes, false,
+                        "does not shift images; drop --shift");
+    expect_accepts_with("--mean 0,1,2", decodes, false, "only with --decode");
 }
 
 Test(load_gpu, options_require_matching_variants, .init = make_folder, .fini = remove_folder)
@@ -312,21 +365,31 @@ Test(load_gpu, columns_are_empty_if_an_option_does_not_apply, .init = make_folde
 {
     static const struct {
         const char *option;
-        bool cpu, device, ring;
-    } cases[] = {{"dtype", false, true, true},   {"ring", false, false, true},
-                 {"chunk", false, false, true},  {"block", true, false, false},
-                 {"batch", true, true, true},    {"mean", false, true, true},
-                 {"shift", false, false, false}, {"augment", true, false, false}};
+        bool cpu, device, ring, decodes, resident;
+    } cases[] = {
+        {"dtype", false, true, true, true, true},      {"ring", false, false, true, false, false},
+        {"chunk", false, false, true, false, false},   {"block", true, false, false, false, false},
+        {"batch", true, true, true, true, true},       {"mean", false, true, true, true, true},
+        {"shift", false, false, false, false, false},  {"augment", true, false, false, true, false},
+        {"fit", true, false, false, true, false},      {"layout", false, false, false, true, false},
+        {"decoder", false, false, false, true, false}, {"resident-bytes", false, false, false, false, true}};
     const struct workload *workload = workload_find("load");
     const struct load_traits cpu = {.files = true}, device = {.device = true},
-                             ring = {.device = true, .ring = true};
-    const struct variant variants[] = {{.traits = &cpu}, {.traits = &device}, {.traits = &ring}};
+                             ring = {.device = true, .ring = true},
+                             decodes = {.device = true, .decodes = true},
+                             resident = {.device = true, .resident = true};
+    const struct variant variants[] = {{.traits = &cpu},
+                                       {.traits = &device},
+                                       {.traits = &ring},
+                                       {.traits = &decodes},
+                                       {.traits = &resident}};
     struct options options;
     void *parameters, *input;
     put_array("a.npy", "|u1", "3, 5", 15, 0);
-    cr_assert_eq(open_with("", &options, &parameters, &input), STATUS_OK, "%s", status_text());
+    cr_assert_eq(open_with("--out-res 8", &options, &parameters, &input), STATUS_OK, "%s", status_text());
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        const bool wanted[] = {cases[i].cpu, cases[i].device, cases[i].ring};
+        const bool wanted[] = {cases[i].cpu, cases[i].device, cases[i].ring, cases[i].decodes,
+                               cases[i].resident};
         for (size_t v = 0; v < COUNT_OF(variants); v++)
             cr_expect_eq(workload->applies(parameters, &variants[v], cases[i].option), wanted[v], "%s, %zu",
                          cases[i].option, v);
@@ -337,10 +400,10 @@ Test(load_gpu, columns_are_empty_if_an_option_does_not_apply, .init = make_folde
 }
 
 /* Returns the work of 3 epochs of 100 samples; 2 of the 300 samples could not be read. */
-static struct work loading(const struct load_traits *traits)
+static struct work loading(const struct load_traits *traits, double resident_share)
 {
     const struct dataset dataset = {.sample_count = 100, .bytes = 5000};
-    struct load_control control = {0};
+    struct load_control control = {.resident_share = resident_share};
     control.lost.count = 2;
     control.lost.bytes = 60;
     struct load load = {.dataset = &dataset, .control = &control, .epochs = 3, .batch = 10, .ranks = 1};
@@ -350,9 +413,11 @@ static struct work loading(const struct load_traits *traits)
 
 Test(load_gpu, work_counts_bus_or_memory_bytes)
 {
-    const struct work host = loading(&(const struct load_traits){.files = true}),
-                      bus = loading(&(const struct load_traits){.device = true}),
-                      resident = loading(&(const struct load_traits){.device = true, .resident = true});
+    const struct load_traits keeps = {.device = true, .resident = true};
+    const struct work host = loading(&(const struct load_traits){.files = true}, 1),
+                      bus = loading(&(const struct load_traits){.device = true}, 1),
+                      resident = loading(&keeps, 1), half = loading(&keeps, 0.5);
+    cr_expect(half.least.bus_bytes == 7470 && half.least.round_bytes == 2490 && half.least.rounds == 3);
     cr_expect(host.items == 298 && host.bytes == 14940);
     cr_expect(bus.items == 298 && bus.bytes == 14940 && resident.bytes == 14940);
     cr_expect(host.least.bus_bytes == 0 && host.least.once_bytes == 0 && host.least.round_bytes == 0);

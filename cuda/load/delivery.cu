@@ -15,18 +15,27 @@
 
 /* ---- Opening ---- */
 
+struct convert delivery_convert(const struct delivery *delivery, uint32_t channel)
+{
+    const struct load *load = delivery->load;
+    return convert_make(delivery->arrays.type, load->dtype, load->mean[channel], load->std[channel]);
+}
+
 enum status delivery_begin(struct delivery *delivery, const struct resources *resources,
                            const struct load *load, bool packed, bool keyed, uint32_t workers)
 {
     delivery->load = load;
     delivery->device = resources->device;
+    CUDA_TRY(cudaSetDevice(delivery->device));
     delivery->workers = workers;
     delivery->result.number = UINT64_MAX;
     struct order_plan plan = load_plan(load, (int)workers);
     plan.keyed = keyed;
     TRY(verifier_open(&delivery->verifier, load, &plan));
-    TRY(arrays_open(load->dataset, packed, &delivery->arrays));
-    delivery->convert = convert_make(delivery->arrays.type, load->dtype, load->mean, load->std);
+    delivery->fit = load->fit;
+    delivery->fit.unscaled = true;
+    TRY(arrays_open(load->dataset, load->decode ? &load->fit : NULL, packed, &delivery->arrays));
+    delivery->convert = delivery_convert(delivery, 0);
     delivery->slot_bytes = delivery->arrays.values * convert_value_bytes(&delivery->convert);
     delivery->stride = (delivery->slot_bytes + UNPACK_ALIGNMENT - 1) / UNPACK_ALIGNMENT * UNPACK_ALIGNMENT;
     return STATUS_OK;
@@ -40,8 +49,9 @@ static enum status open_queue(struct delivery *delivery, struct output_queue *qu
     queue->plain.fd = -1;
     TRY(order_open(&delivery->verifier.plan, &queue->order));
     queue->held = static_cast<uint32_t *>(malloc(delivery->slots * sizeof *queue->held));
+    queue->held_epoch = static_cast<uint32_t *>(calloc(delivery->slots, sizeof *queue->held_epoch));
     queue->buffers = static_cast<struct batch_buffer *>(calloc(delivery->buffers, sizeof *queue->buffers));
-    if (!queue->held || !queue->buffers)
+    if (!queue->held || !queue->held_epoch || !queue->buffers)
         return status_set(STATUS_FAILED, "out of memory for %u slots", delivery->slots);
     TRY(stream_open(&queue->stream));
     CUDA_TRY(cudaMalloc(&queue->tensor, delivery->slots * delivery->stride));
@@ -116,6 +126,7 @@ static void close_queue(const struct delivery *delivery, struct output_queue *qu
     (void)cudaFree(queue->labels);
     (void)cudaFree(queue->hashes);
     free(queue->held);
+    free(queue->held_epoch);
     free(queue->buffers);
     delivery_check_free(&queue->check);
     order_close(&queue->order);
@@ -153,6 +164,7 @@ static struct batch batch_in(const struct output_queue *queue, uint32_t index)
                  : convert->tensor == DTYPE_F32  ? DTYPE_F32
                  : convert->tensor == DTYPE_F16  ? DTYPE_F16
                                                  : DTYPE_BF16;
+    batch.interleaved = delivery->load->decode && delivery->load->interleaved;
     batch.labels = queue->labels + slot;
     return batch;
 }

@@ -45,6 +45,7 @@ struct delivery_check {
     int32_t *labels;
     uint64_t *hashes;
     uint8_t *wanted, *read; /* `wanted`: expected values of one slot; `read`: bytes of one member */
+    struct image_scratch scratch;
 };
 
 /* The output queue of one worker. It receives the samples of the worker's share. */
@@ -61,7 +62,8 @@ struct output_queue {
     uint64_t *hashes;
     struct checksum *checksum;
 
-    uint32_t *held; /* per slot: number of the sample in it, or DELIVERY_LOST */
+    uint32_t *held;       /* per slot: number of the sample in it, or DELIVERY_LOST */
+    uint32_t *held_epoch; /* per slot: epoch of the sample in it; only with --decode */
     struct batch_buffer *buffers;
 
     /* The next four fields are used only if samples arrive as a stream. Batches are counted from the start of
@@ -88,6 +90,8 @@ struct delivery {
     uint32_t workers, slots, buffers; /* `slots` and `buffers` are numbers per worker */
     uint64_t stride, slot_bytes;      /* bytes from slot to slot; bytes of values per slot */
     struct convert convert;
+    struct image_fit fit; /* with --decode: how images are decoded */
+    uint32_t tolerance;   /* with --decode: see image_decoder_tolerance() */
     struct arrays arrays;
     struct array_sample *samples; /* copy of arrays.samples on the device */
     struct output_queue *queues;
@@ -148,6 +152,9 @@ void queue_note(struct output_queue *queue, uint64_t lost);
 /* Implements fetch() of variants whose state has a struct delivery as its first member. `result` points to a
  * struct load_result. */
 enum status delivery_fetch(void *state, void *result);
+
+/* Returns the conversion of the values of a channel, with its mean and standard deviation. */
+struct convert delivery_convert(const struct delivery *delivery, uint32_t channel);
 
 /* Returns the arguments of unpack_launch(). The caller adds the samples to unpack. */
 struct unpack queue_job(const struct output_queue *queue);

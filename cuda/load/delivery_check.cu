@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/check.cuh"
+#include "data/draws.h"
 #include "data/label.h"
 #include "load/delivery.cuh"
 
@@ -43,24 +44,77 @@ void delivery_check_free(struct delivery_check *check)
     free(check->labels);
     free(check->hashes);
     free(check->read);
+    image_scratch_close(&check->scratch);
     *check = {};
 }
 
-/* Computes the expected values and label of a slot. */
-static enum status want(struct output_queue *queue, uint32_t number, int32_t *label)
+/* Reads the image of a sample. */
+static enum status read_image(struct output_queue *queue, uint32_t number,
+                              const struct dataset_member **image)
+{
+    const struct dataset *dataset = queue->delivery->load->dataset;
+    const struct dataset_sample *sample = &dataset->samples[number];
+    *image = &dataset->members[sample->member + sample->image];
+    return plain_bytes(&queue->plain, *image, (*image)->size, queue->check.read);
+}
+
+/* Compares a slot with the converted values of an array. */
+static enum status check_array(struct output_queue *queue, uint32_t number, const uint8_t *slot, bool *right)
 {
     const struct delivery *delivery = queue->delivery;
-    const struct dataset *dataset = delivery->load->dataset;
     const struct array_sample *array = &delivery->arrays.samples[number];
-    const struct dataset_sample *sample = &dataset->samples[number];
-    const struct dataset_member *image = &dataset->members[sample->member + sample->image];
-    *label = LABEL_NONE;
-    if (sample->rule)
-        TRY(plain_label(&queue->plain, sample, 0, label));
-    TRY(plain_bytes(&queue->plain, image, image->size, queue->check.read));
+    const struct dataset_member *image;
+    TRY(read_image(queue, number, &image));
+    const uint8_t *values =
+        queue->check.read + (array->values - array->at[delivery->load->dataset->samples[number].image]);
     for (uint64_t i = 0; i < delivery->arrays.values; i++)
-        convert_one(&delivery->convert, queue->check.read + (array->values - array->at[sample->image]), i,
-                    queue->check.wanted);
+        convert_one(&delivery->convert, values, i, queue->check.wanted);
+    *right = memcmp(slot, queue->check.wanted, delivery->slot_bytes) == 0;
+    return STATUS_OK;
+}
+
+/* Returns whether value `i` of a slot is the conversion of a byte that differs from `pixel` by at most
+ * `tolerance`. */
+static bool is_near(const struct convert *convert, const uint8_t *slot, uint64_t i, uint8_t pixel,
+                    uint32_t tolerance)
+{
+    uint32_t bytes = convert_value_bytes(convert);
+    int from = (int)pixel - (int)tolerance, to = (int)pixel + (int)tolerance;
+    for (int value = from < 0 ? 0 : from; value <= (to > 255 ? 255 : to); value++) {
+        uint8_t stored[sizeof(float)] = {(uint8_t)value}, converted[sizeof(float)];
+        convert_one(convert, stored, 0, converted);
+        if (memcmp(slot + i * bytes, converted, bytes) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Compares a slot with an image that the CPU decodes. */
+static enum status check_picture(struct output_queue *queue, uint32_t number, uint32_t epoch,
+                                 const uint8_t *slot, bool *right)
+{
+    const struct delivery *delivery = queue->delivery;
+    const struct load *load = delivery->load;
+    uint32_t tolerance = delivery->arrays.pictures[number].on_device ? delivery->tolerance : 0;
+    const struct dataset_member *member;
+    struct image image;
+    bool is_image;
+    TRY(read_image(queue, number, &member));
+    TRY(image_fit(&delivery->fit, members_format(member->extension), queue->check.read, member->size, epoch,
+                  number, &queue->check.scratch, &image, &is_image));
+    bool flip =
+        load->augment && draw_move(&load->augmentation.move, load->augmentation.seed, epoch, number).flip;
+    uint64_t res = delivery->fit.res, channels = delivery->fit.channels;
+    *right = true;
+    for (uint32_t c = 0; c < channels; c++) {
+        const struct convert convert = delivery_convert(delivery, c);
+        for (uint64_t y = 0; y < res; y++)
+            for (uint64_t x = 0; x < res; x++) {
+                uint64_t i = load->interleaved ? (y * res + x) * channels + c : (c * res + y) * res + x;
+                uint8_t pixel = image.pixels[(y * res + (flip ? res - 1 - x : x)) * channels + c];
+                *right &= is_near(&convert, slot, i, pixel, tolerance);
+            }
+    }
     return STATUS_OK;
 }
 
@@ -86,11 +140,14 @@ static enum status check_slot(struct output_queue *queue, uint32_t first, uint32
     const struct delivery_check *check = &queue->check;
     const uint32_t number = queue->held[first + i];
     const struct dataset_sample *sample = &delivery->load->dataset->samples[number];
-    int32_t wanted_label;
-    TRY(want(queue, number, &wanted_label));
-    *right = check->hashes[i] == (delivery->load->control->whole ? sample->whole : sample->edges) &&
-             check->labels[i] == wanted_label &&
-             memcmp(check->tensor + i * delivery->stride, check->wanted, delivery->slot_bytes) == 0;
+    const uint8_t *slot = check->tensor + i * delivery->stride;
+    int32_t label = LABEL_NONE;
+    if (sample->rule)
+        TRY(plain_label(&queue->plain, sample, 0, &label));
+    TRY(delivery->load->decode ? check_picture(queue, number, queue->held_epoch[first + i], slot, right)
+                               : check_array(queue, number, slot, right));
+    *right &= check->hashes[i] == (delivery->load->control->whole ? sample->whole : sample->edges) &&
+              check->labels[i] == label;
     return STATUS_OK;
 }
 

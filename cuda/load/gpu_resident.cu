@@ -1,7 +1,7 @@
-/* `gpu-resident`: the whole data set is read into device memory once, before any timing. Each epoch sorts the
- * sample numbers by random keys. A kernel gathers and converts several batches at a time in that order.
- * During a run, no samples cross the bus. */
-#include <errno.h>
+/* `gpu-resident`: the data set is read into device memory once, before any timing. Each epoch sorts the
+ * sample numbers by random keys. A kernel gathers and converts several batches at a time in that order. If
+ * the whole set is in device memory, no samples cross the bus during a run. Otherwise the samples that did
+ * not fit are read in every epoch (resident_stream.cuh), in the same order. */
 #include <string.h>
 #include <unistd.h>
 
@@ -9,18 +9,23 @@
 
 #include "common/check.cuh"
 #include "machine/device.h"
-#include "load/delivery.cuh"
+#include "load/resident_stream.cuh"
 
 /* Tensor bytes per launch. Launches are large, because the start and end of a launch take about 5 µs. */
 #define LAUNCH_BYTES ((uint64_t)256 << 20)
-#define LAUNCHES     2                    /* there are slots for this many launches */
-#define STAGE_BYTES  ((uint64_t)16 << 20) /* pinned buffer for the upload */
-#define COPY_BYTES   ((uint64_t)1 << 30)  /* size of a copy that measures the bandwidth */
-#define KEY_THREADS  256
+#define LAUNCHES     2 /* there are slots for this many launches */
+/* The same if samples are streamed: a batch is delivered when all samples of its launch have been read. */
+#define STREAM_LAUNCH_BYTES ((uint64_t)32 << 20)
+#define MARGIN_BYTES        ((uint64_t)512 << 20) /* device memory that a set that does not fit leaves free */
+#define STAGE_BYTES         ((uint64_t)16 << 20)  /* pinned buffer for the upload */
+#define COPY_BYTES          ((uint64_t)1 << 30)   /* size of a copy that measures the bandwidth */
+#define KEY_THREADS         256
 
 struct resident {
     struct delivery delivery;
-    uint8_t *bytes; /* all samples, consecutive */
+    uint8_t *bytes; /* samples 0 to kept - 1, consecutive */
+    uint32_t kept;
+    struct resident_stream stream; /* only if kept is smaller than the number of samples */
     uint64_t *keys[2];
     uint32_t *order[2]; /* sample numbers: [0] ascending, [1] sorted by key; keys[i] belongs to order[i] */
     void *scratch;      /* scratch memory of the sort */
@@ -28,6 +33,12 @@ struct resident {
     cudaGraphExec_t sorting;
     uint32_t launch_slots;
 };
+
+/* Returns whether samples are read in every epoch. */
+static bool is_streamed(const struct resident *resident)
+{
+    return resident->kept < resident->delivery.load->dataset->sample_count;
+}
 
 /* ---- The order ---- */
 
@@ -104,8 +115,11 @@ static enum status gather(struct resident *resident, struct output_queue *queue,
     job.count = count;
     for (uint32_t i = 0; i < count; i += load->batch)
         TRY(queue_reserve(queue, slot + i));
-    TRY(unpack_launch(&job, queue->stream));
-    for (uint32_t i = 0; load->control->whole && i < count; i++)
+    if (is_streamed(resident))
+        TRY(resident_stream_gather(&resident->stream, queue, queue->order.samples + index, count, slot));
+    else
+        TRY(unpack_launch(&job, queue->stream));
+    for (uint32_t i = 0; !is_streamed(resident) && load->control->whole && i < count; i++)
         queue->held[slot + i] = queue->order.samples[index + i];
     for (uint32_t i = 0; i < count; i += load->batch)
         TRY(queue_deliver(queue, slot + i, count - i < load->batch ? count - i : load->batch));
@@ -119,7 +133,7 @@ static enum status resident_epoch(struct output_queue *queue)
     uint32_t begin, end, step = resident->launch_slots;
     order_share(&resident->delivery.verifier.plan, load->rank, &begin, &end);
     TRY(make_order(resident, queue));
-    if (load->control->whole)
+    if (load->control->whole || is_streamed(resident))
         TRY(fetch_order(resident, queue, begin, end - begin));
     for (uint32_t index = 0; index < end - begin; index += step)
         TRY(gather(resident, queue, begin, index, end - begin - index < step ? end - begin - index : step));
@@ -133,29 +147,25 @@ static enum status resident_read(struct output_queue *queue)
 
 /* ---- Loading the set ---- */
 
-static enum status read_member(const struct dataset *dataset, const struct dataset_member *member, int fd,
-                               uint8_t *bytes)
+/* Returns the size of the whole set: one sample after another, each packed as load/arrays.h describes. */
+static uint64_t set_size(const struct arrays *arrays, uint32_t count)
 {
-    for (uint64_t got = 0; got < member->size;) {
-        ssize_t count = pread(fd, bytes + got, member->size - got, (off_t)(member->offset + got));
-        if (count < 0 && errno == EINTR)
-            continue;
-        if (count <= 0)
-            return status_set(STATUS_FAILED, "%s/%s: offset %llu: %s", dataset->path,
-                              dataset->files[member->file].name, (unsigned long long)(member->offset + got),
-                              count < 0 ? strerror(errno) : "the file ends inside a member");
-        got += (uint64_t)count;
-    }
-    return STATUS_OK;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += array_align(arrays->extents[i].bytes);
+    return bytes;
 }
 
-/* Computes the layout of the set: one sample after another, each packed as load/arrays.h describes. Makes all
- * offsets relative to the first byte of the set, so that a kernel needs only the sample's number. Returns the
- * size of the set in bytes. */
-static uint64_t lay_out(struct arrays *arrays, uint32_t count)
+/* Chooses the samples that stay in device memory: as many as fit in `most` bytes, from sample 0 on. Makes
+ * their offsets relative to the first byte of the set, so that a kernel needs only the sample's number.
+ * Offsets of other samples stay relative to the sample. Sets resident->kept, and returns the size of these
+ * samples. */
+static uint64_t lay_out(struct resident *resident, uint64_t most)
 {
+    struct arrays *arrays = &resident->delivery.arrays;
+    uint32_t count = resident->delivery.load->dataset->sample_count, i = 0;
     uint64_t set_bytes = 0;
-    for (uint32_t i = 0; i < count; i++) {
+    for (; i < count && array_align(arrays->extents[i].bytes) <= most - set_bytes; i++) {
         struct array_sample *sample = &arrays->samples[i];
         for (uint32_t m = 0; m < sample->members; m++)
             sample->at[m] += set_bytes;
@@ -163,46 +173,24 @@ static uint64_t lay_out(struct arrays *arrays, uint32_t count)
         arrays->extents[i].begin = set_bytes;
         set_bytes += array_align(arrays->extents[i].bytes);
     }
+    resident->kept = i;
     return set_bytes;
-}
-
-/* Reads all members of a sample into a buffer. Byte `first` of the set goes to address `bytes`. Keeps the
- * latest file open in `*fd` and its number in `*file`. */
-static enum status read_sample(const struct resident *resident, uint32_t number, int *fd, uint32_t *file,
-                               uint8_t *bytes, uint64_t first)
-{
-    const struct dataset *dataset = resident->delivery.load->dataset;
-    const struct array_sample *array = &resident->delivery.arrays.samples[number];
-    for (uint32_t m = 0; m < array->members; m++) {
-        const struct dataset_member *member = &dataset->members[dataset->samples[number].member + m];
-        if (*fd < 0 || *file != member->file) {
-            if (*fd >= 0)
-                close(*fd);
-            *file = member->file;
-            *fd = dataset_file_open(dataset, member->file, 0);
-            if (*fd < 0)
-                return STATUS_FAILED;
-        }
-        TRY(read_member(dataset, member, *fd, bytes + (array->at[m] - first)));
-    }
-    return STATUS_OK;
 }
 
 /* Uploads the set to resident->bytes, through the pinned buffer `stage` of `stage_bytes` bytes. */
 static enum status fill(struct resident *resident, uint8_t *stage, uint64_t stage_bytes)
 {
-    const struct dataset *dataset = resident->delivery.load->dataset;
     const struct array_extent *extents = resident->delivery.arrays.extents;
     int fd = -1;
     uint32_t file = 0, number = 0;
     enum status status = STATUS_OK;
-    while (status == STATUS_OK && number < dataset->sample_count) {
+    while (status == STATUS_OK && number < resident->kept) {
         uint64_t begin = extents[number].begin, held = 0;
-        for (; status == STATUS_OK && number < dataset->sample_count; number++) {
+        for (; status == STATUS_OK && number < resident->kept; number++) {
             uint64_t end = extents[number].begin + extents[number].bytes - begin;
             if (end > stage_bytes)
                 break;
-            status = read_sample(resident, number, &fd, &file, stage, begin);
+            status = resident_read_sample(&resident->delivery, number, &fd, &file, stage, begin);
             held = end;
         }
         if (status == STATUS_OK)
@@ -217,7 +205,7 @@ static enum status fill(struct resident *resident, uint8_t *stage, uint64_t stag
 static enum status bring_in(struct resident *resident, uint64_t set_bytes, uint64_t stage_bytes)
 {
     uint8_t *stage;
-    CUDA_TRY(cudaMalloc(&resident->bytes, set_bytes));
+    CUDA_TRY(cudaMalloc(&resident->bytes, set_bytes > 0 ? set_bytes : 1));
     CUDA_TRY(cudaMallocHost(&stage, stage_bytes));
     memset(stage, 0, stage_bytes); /* the gaps between samples are copied but never used */
     enum status status = fill(resident, stage, stage_bytes);
@@ -230,6 +218,7 @@ static enum status bring_in(struct resident *resident, uint64_t set_bytes, uint6
 static void resident_teardown(void *state)
 {
     struct resident *resident = static_cast<struct resident *>(state);
+    resident_stream_close(&resident->stream);
     (void)cudaFree(resident->bytes);
     for (int i = 0; i < 2; i++) {
         (void)cudaFree(resident->keys[i]);
@@ -253,12 +242,45 @@ static enum status open_order(struct resident *resident)
     return record_sort(resident);
 }
 
-/* Adds the data set to the useful bytes. Adds the pinned buffer of the upload to the memory. This buffer is
- * freed before the memory for the order is allocated, so only the larger of the two counts. */
-static void count_memory(struct delivery *delivery, uint64_t stage_bytes, uint64_t order_bytes)
+/* Adds the resident samples to the useful bytes. Adds the pinned buffer of the upload to the memory. This
+ * buffer is freed before the memory for the order is allocated, so only the larger of the two counts. */
+static void count_memory(struct delivery *delivery, uint64_t kept_bytes, uint64_t stage_bytes,
+                         uint64_t order_bytes)
 {
-    delivery->result.useful_bytes += (double)delivery->load->dataset->bytes;
+    delivery->result.useful_bytes += (double)kept_bytes;
     delivery->result.memory_bytes += stage_bytes > order_bytes ? stage_bytes - order_bytes : 0;
+}
+
+/* Computes the number of batches per launch. */
+static uint64_t launch_batches(const struct delivery *delivery, uint64_t launch_bytes)
+{
+    const struct load *load = delivery->load;
+    uint64_t batches = launch_bytes / (load->batch * delivery->stride);
+    uint64_t all = ((uint64_t)load->dataset->sample_count + load->batch - 1) / load->batch;
+    return batches < 1 ? 1 : batches < all ? batches : all;
+}
+
+/* Chooses the samples that stay in device memory: all of them if they fit beside `other_bytes`, otherwise as
+ * many as fit beside `stream_bytes` and a margin; and at most --resident-bytes. Sets `*kept_bytes` to their
+ * size. */
+static enum status choose_resident(struct resident *resident, uint64_t other_bytes, uint64_t stream_bytes,
+                                   uint64_t *kept_bytes)
+{
+    const struct load *load = resident->delivery.load;
+    size_t free_bytes, total_bytes;
+    CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
+    uint64_t set_bytes = set_size(&resident->delivery.arrays, load->dataset->sample_count);
+    uint64_t beside = stream_bytes + MARGIN_BYTES, most = load->resident_bytes;
+    if (load->resident_bytes != UINT64_MAX && most < set_bytes)
+        TRY(device_check_room(resident->delivery.device, most + beside,
+                              "--resident-bytes and the buffers need", "lower --resident-bytes"));
+    else if (set_bytes + other_bytes > free_bytes)
+        most = free_bytes > beside ? free_bytes - beside : 0;
+    else
+        most = set_bytes;
+    *kept_bytes = lay_out(resident, most);
+    load->control->resident_share = set_bytes > 0 ? (double)*kept_bytes / (double)set_bytes : 1;
+    return STATUS_OK;
 }
 
 static enum status open_resident(struct resident *resident, const struct resources *resources,
@@ -266,23 +288,25 @@ static enum status open_resident(struct resident *resident, const struct resourc
 {
     struct delivery *delivery = &resident->delivery;
     uint32_t count = load->dataset->sample_count;
+    uint64_t kept_bytes, batches, largest, streaming;
     TRY(delivery_begin(delivery, resources, load, true, true, 1));
-    CUDA_TRY(cudaSetDevice(delivery->device));
     CUDA_TRY(sort(resident, NULL, &resident->scratch_bytes, NULL)); /* only computes scratch_bytes */
-    uint64_t set_bytes = lay_out(&delivery->arrays, count);
-    uint64_t batches = LAUNCH_BYTES / (load->batch * delivery->stride);
-    uint64_t all_batches = ((uint64_t)count + load->batch - 1) / load->batch;
-    batches = batches < 1 ? 1 : batches < all_batches ? batches : all_batches;
-    uint64_t order_bytes = resident->scratch_bytes + /* keys and numbers: see open_order() */
+    uint64_t order_bytes = resident->scratch_bytes +                /* keys and numbers: see open_order() */
                            count * (2 * sizeof *resident->keys[0] + 2 * sizeof *resident->order[0]);
-    uint64_t kept_bytes = set_bytes + order_bytes, largest = delivery->arrays.bytes_max;
-    uint64_t stage_bytes = largest > STAGE_BYTES ? largest : STAGE_BYTES;
-    TRY(device_check_room(delivery->device, kept_bytes + LAUNCHES * batches * load->batch * delivery->stride,
-                          "the set and its batches need",
-                          "use a smaller set, or shards-gpu, which reads the set in every epoch"));
-    TRY(delivery_open(delivery, LAUNCHES * batches * load->batch, kept_bytes));
-    count_memory(delivery, stage_bytes, order_bytes);
-    TRY(bring_in(resident, set_bytes, stage_bytes));
+    uint64_t slot_bytes = LAUNCHES * load->batch * delivery->stride;
+    streaming = resident_stream_plan(&resident->stream, delivery, resources->threads);
+    TRY(choose_resident(resident, order_bytes + slot_bytes * launch_batches(delivery, LAUNCH_BYTES),
+                        order_bytes + slot_bytes * launch_batches(delivery, STREAM_LAUNCH_BYTES) + streaming,
+                        &kept_bytes));
+    streaming = is_streamed(resident) ? streaming : 0;
+    batches = launch_batches(delivery, streaming ? STREAM_LAUNCH_BYTES : LAUNCH_BYTES);
+    TRY(delivery_open(delivery, LAUNCHES * batches * load->batch, kept_bytes + order_bytes + streaming));
+    largest = delivery->arrays.bytes_max > STAGE_BYTES ? delivery->arrays.bytes_max : STAGE_BYTES;
+    count_memory(delivery, kept_bytes, largest, order_bytes);
+    delivery->result.memory_bytes += streaming; /* the pinned buffers */
+    TRY(bring_in(resident, kept_bytes, largest));
+    if (streaming)
+        TRY(resident_stream_open(&resident->stream, resident->bytes, resident->kept));
     resident->launch_slots = (uint32_t)(batches * load->batch);
     delivery->queues[0].own = resident;
     return open_order(resident);
@@ -291,16 +315,20 @@ static enum status open_resident(struct resident *resident, const struct resourc
 static enum status resident_run(void *state, uint64_t number, struct run_time *time)
 {
     (void)time;
-    struct delivery *delivery = &static_cast<struct resident *>(state)->delivery;
+    struct resident *resident = static_cast<struct resident *>(state);
+    struct delivery *delivery = &resident->delivery;
+    resident->stream.moved_bytes = 0;
     TRY(delivery_run(delivery, number, resident_read));
     const struct checksum *checksum = &delivery->result.checksum;
-    /* Bytes read plus bytes written. */
-    delivery->result.moved_bytes = checksum->bytes + checksum->count * delivery->slot_bytes;
+    /* Bytes copied over the bus; without them, bytes read plus bytes written in device memory. */
+    delivery->result.moved_bytes = is_streamed(resident)
+                                       ? resident->stream.moved_bytes
+                                       : checksum->bytes + checksum->count * delivery->slot_bytes;
     return STATUS_OK;
 }
 
-/* Timed runs do not copy the order to the host. The order of the last epoch is still on the device; this
- * function fetches it to learn which sample is in which slot. */
+/* Unless samples are streamed, timed runs do not copy the order to the host. The order of the last epoch is
+ * still on the device; this function fetches it to learn which sample is in which slot. */
 static enum status resident_verify_slots(void *state, uint64_t *wrong)
 {
     struct resident *resident = static_cast<struct resident *>(state);
@@ -308,6 +336,8 @@ static enum status resident_verify_slots(void *state, uint64_t *wrong)
     struct output_queue *queue = &delivery->queues[0];
     uint32_t begin, end, slots = delivery->slots;
     CUDA_TRY(cudaSetDevice(delivery->device));
+    if (is_streamed(resident))
+        return delivery_verify_slots(delivery, wrong);
     order_share(&delivery->verifier.plan, delivery->load->rank, &begin, &end);
     TRY(fetch_order(resident, queue, begin, end - begin));
     for (uint32_t i = 0; i < slots; i++)
@@ -317,11 +347,16 @@ static enum status resident_verify_slots(void *state, uint64_t *wrong)
     return delivery_verify_slots(delivery, wrong);
 }
 
-/* Measures a copy within device memory. Counts bytes read plus bytes written, like result.moved_bytes. */
+/* Measures a copy within device memory. Counts bytes read plus bytes written, like result.moved_bytes. If
+ * samples are streamed, measures copies from pinned memory to the device. */
 static enum status resident_copy(void *state, double *bytes_per_s)
 {
-    const struct delivery *delivery = &static_cast<struct resident *>(state)->delivery;
+    const struct resident *resident = static_cast<struct resident *>(state);
+    const struct delivery *delivery = &resident->delivery;
     size_t free_bytes, total_bytes;
+    if (is_streamed(resident))
+        return device_copy_rate(delivery->device, resident->stream.stage_bytes, cudaMemcpyHostToDevice,
+                                bytes_per_s);
     CUDA_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
     uint64_t bytes = free_bytes / 4 < COPY_BYTES ? free_bytes / 4 : COPY_BYTES;
     return device_copy_rate(delivery->device, bytes, cudaMemcpyDeviceToDevice, bytes_per_s);
@@ -333,10 +368,12 @@ static const struct load_traits traits = {.shards = true,
                                           .resident = true,
                                           .keyed = true,
                                           .timed = "order+gather",
+                                          .timed_unless_resident = "order+read+transfer+gather",
                                           .copy = resident_copy,
                                           .verify_slots = resident_verify_slots};
 
 extern "C" const struct variant variant_gpu_resident = {.platform = "cuda",
+                                                        .threaded = true,
                                                         .traits = &traits,
                                                         .probe = device_probe_variant,
                                                         .setup =

@@ -1,4 +1,4 @@
-#include "load/ring.cuh"
+#include "load/ring_decode.cuh"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 #include "core/phase.h"
 #include "core/timer.h"
+#include "load/fit.cuh"
 #include "machine/memory.h"
 
 #define PIECE_ALIGNMENT 512 /* in bytes; tar members have the same alignment */
@@ -88,14 +90,19 @@ static void fit_piece(const struct ring *ring, const struct ring_share *share, c
     piece->first = segment->first + share->within;
     piece->arrival = share->arrival;
     piece->at = align_to(chunk->bytes, PIECE_ALIGNMENT);
+    piece->room = chunk->room;
     for (; piece->count < most && piece->count < room; piece->count++) {
         const struct array_extent *extent = &ring->delivery.arrays.extents[piece->first + piece->count];
+        struct picture_room pictures = piece->room;
         uint64_t lower = extent->begin / alignment * alignment;
         uint64_t upper = align_to(extent->begin + extent->bytes, alignment);
         lower = lower < begin ? lower : begin;
         upper = upper > end ? upper : end;
         if (piece->at + (upper - lower) > ring->data_bytes)
             break;
+        if (ring->delivery.load->decode && !ring_decode_fits(ring, piece->first + piece->count, &pictures))
+            break;
+        piece->room = pictures;
         begin = lower;
         end = upper;
     }
@@ -115,6 +122,7 @@ static void take_piece(struct ring_worker *worker, struct ring_share *share, str
     chunk->piece_count++;
     chunk->samples += piece->count;
     chunk->bytes = piece->at + piece->bytes;
+    chunk->room = piece->room;
     share->arrival += piece->count;
     share->within += piece->count;
     if (share->within < share->queue->order.segments[share->segment].count)
@@ -276,8 +284,8 @@ static enum status piece_fault(const struct output_queue *queue, const struct pi
 }
 
 /* Adds the samples of a piece to the chunk's table. Records samples that could not be read as lost. */
-static enum status tabulate(struct output_queue *queue, const struct piece *piece, struct unpack_entry *table,
-                            uint32_t *count)
+static enum status tabulate(struct output_queue *queue, const struct piece *piece, uint32_t epoch,
+                            struct unpack_entry *table, uint32_t *count)
 {
     for (uint32_t i = 0; i < piece->count; i++) {
         const struct array_extent *extent = &queue->delivery->arrays.extents[piece->first + i];
@@ -285,6 +293,7 @@ static enum status tabulate(struct output_queue *queue, const struct piece *piec
         uint64_t within = extent->begin - piece->offset;
         bool came = !piece->broken && within + extent->bytes <= piece->got;
         queue->held[slot] = came ? sample : DELIVERY_LOST;
+        queue->held_epoch[slot] = epoch;
         if (came)
             table[(*count)++] = {piece->at + within, sample, slot};
         else
@@ -293,29 +302,36 @@ static enum status tabulate(struct output_queue *queue, const struct piece *piec
     return STATUS_OK;
 }
 
-/* Copies the chunk to the device. If the chunk was read into a device buffer, copies only its table. Launches
- * the kernel that unpacks the chunk. */
-static enum status launch(struct ring_worker *worker, uint32_t index, uint32_t count)
+/* The tables of a chunk, which follow its samples in the buffer. */
+struct tables {
+    uint64_t unpack, fits, end; /* offsets of the first unpack entry, the first fit entry, and the end */
+    uint32_t count;
+};
+
+/* Copies the chunk to the device. If the chunk was read into a device buffer, copies only its tables.
+ * Launches the kernels that unpack the chunk. */
+static enum status launch(struct ring_worker *worker, uint32_t index, const struct tables *tables)
 {
     const struct ring *ring = worker->ring;
     struct chunk *chunk = &worker->chunks[index];
     struct output_queue *queue = chunk->share->queue;
-    uint64_t table = align_to(chunk->bytes, sizeof(struct unpack_entry)),
-             from = ring->type->on_device ? table : 0;
+    uint64_t from = ring->type->on_device ? tables->unpack : 0;
     {
         RANGE(COPY);
         CUDA_TRY(cudaMemcpyAsync(ring_device(worker, index) + from, ring_host(worker, index) + from,
-                                 table + count * sizeof(struct unpack_entry) - from, cudaMemcpyHostToDevice,
-                                 worker->copies));
+                                 tables->end - from, cudaMemcpyHostToDevice, worker->copies));
     }
     CUDA_TRY(cudaEventRecord(worker->copied[index], worker->copies));
     CUDA_TRY(cudaStreamWaitEvent(queue->stream, worker->copied[index], 0));
     struct unpack job = queue_job(queue);
     job.bytes = ring_device(worker, index);
-    job.entries = reinterpret_cast<const struct unpack_entry *>(job.bytes + table);
-    job.count = count;
-    TRY(unpack_launch(&job, queue->stream));
+    job.entries = reinterpret_cast<const struct unpack_entry *>(job.bytes + tables->unpack);
+    job.count = tables->count;
+    TRY(worker->decoding ? unpack_checksums_launch(&job, queue->stream) : unpack_launch(&job, queue->stream));
+    if (worker->decoding)
+        TRY(ring_decode_launch(worker, index, tables->fits, tables->count, queue->stream));
     CUDA_TRY(cudaEventRecord(worker->unpacked[index], queue->stream));
+    worker->unpacked_latest = worker->unpacked[index];
     chunk->launched = true;
     return STATUS_OK;
 }
@@ -337,19 +353,24 @@ static enum status deliver(struct chunk *chunk)
 /* Completes the oldest chunk that was started. */
 static enum status complete(struct ring_worker *worker)
 {
-    uint32_t index = (uint32_t)(worker->completed % worker->ring->buffers), count = 0;
+    uint32_t index = (uint32_t)(worker->completed % worker->ring->buffers);
     struct chunk *chunk = &worker->chunks[index];
-    uint64_t table = align_to(chunk->bytes, sizeof(struct unpack_entry));
-    struct unpack_entry *entries = reinterpret_cast<struct unpack_entry *>(ring_host(worker, index) + table);
+    struct tables tables = {};
+    tables.unpack = align_to(chunk->bytes, sizeof(struct unpack_entry));
+    struct unpack_entry *entries =
+        reinterpret_cast<struct unpack_entry *>(ring_host(worker, index) + tables.unpack);
     TRY(worker->ring->type->complete(worker, index));
     for (uint32_t p = 0; p < chunk->piece_count; p++) {
-        TRY(tabulate(chunk->share->queue, &chunk->pieces[p], entries, &count));
+        TRY(tabulate(chunk->share->queue, &chunk->pieces[p], chunk->epoch, entries, &tables.count));
         release(worker, chunk->pieces[p].opened);
         chunk->pieces[p].opened = NULL; /* after a failure, abandon() must not release it again */
     }
     worker->completed++;
-    if (count > 0)
-        TRY(launch(worker, index, count));
+    tables.end = tables.unpack + tables.count * sizeof *entries;
+    if (worker->decoding)
+        TRY(ring_decode(worker, index, entries, &tables.count, &tables.fits, &tables.end));
+    if (tables.count > 0)
+        TRY(launch(worker, index, &tables));
     return deliver(chunk);
 }
 
@@ -374,6 +395,8 @@ static enum status start(struct ring_worker *worker, struct ring_share *share)
     chunk->share = share;
     chunk->piece_count = chunk->samples = 0;
     chunk->bytes = 0;
+    chunk->room = {};
+    chunk->epoch = (uint32_t)(share->queue->epoch + share->epochs - 1);
     worker->started++;
     TRY(plan_chunk(worker, share, chunk));
     unclaim(share);
@@ -442,11 +465,18 @@ enum status ring_run(void *state, uint64_t number, struct run_time *time)
 {
     (void)time;
     struct ring *ring = static_cast<struct ring *>(state);
-    for (uint32_t w = 0; w < ring->delivery.workers; w++)
+    for (uint32_t w = 0; w < ring->delivery.workers; w++) {
         ring->shares[w] = {.queue = &ring->delivery.queues[w]};
+        if (ring->workers[w].decoding)
+            ring->workers[w].decoding->time_s = 0;
+    }
     enum status status = delivery_run(&ring->delivery, number, ring_read);
-    for (uint32_t w = 0; w < ring->delivery.workers; w++) /* a failure may leave shards open */
-        release(&ring->workers[w], ring->shares[w].opened);
+    ring->delivery.result.decode_s = 0;
+    for (uint32_t w = 0; w < ring->delivery.workers; w++) {
+        release(&ring->workers[w], ring->shares[w].opened); /* a failure may leave shards open */
+        if (ring->workers[w].decoding)
+            ring->delivery.result.decode_s += ring->workers[w].decoding->time_s / ring->delivery.workers;
+    }
     return status;
 }
 
@@ -459,7 +489,7 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
     worker->chunks = static_cast<struct chunk *>(calloc(ring->buffers, sizeof *worker->chunks));
     if (!worker->copied || !worker->unpacked || !worker->chunks)
         return status_set(STATUS_FAILED, "out of memory for a ring of %u buffers", ring->buffers);
-    CUDA_TRY(cudaStreamCreateWithFlags(&worker->copies, cudaStreamNonBlocking));
+    TRY(stream_open(&worker->copies)); /* nvJPEG launches kernels on it */
     CUDA_TRY(cudaMallocHost(&worker->host, ring->buffers * ring->buffer_bytes));
     CUDA_TRY(cudaMalloc(&worker->device, ring->buffers * ring->buffer_bytes));
     for (uint32_t b = 0; b < ring->buffers; b++) {
@@ -470,7 +500,7 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
         CUDA_TRY(cudaEventCreateWithFlags(&worker->copied[b], cudaEventDisableTiming));
         CUDA_TRY(cudaEventCreateWithFlags(&worker->unpacked[b], cudaEventDisableTiming));
     }
-    return STATUS_OK;
+    return ring->delivery.load->decode ? ring_decode_open(worker) : STATUS_OK;
 }
 
 /* Computes the sizes of buffers and tables. A buffer has room for load->chunk_bytes bytes of samples, or for
@@ -486,6 +516,8 @@ static void size_buffers(struct ring *ring, const struct load *load)
     ring->data_bytes = load->chunk_bytes > largest ? load->chunk_bytes : largest;
     ring->table_max = (uint32_t)(ring->data_bytes / align_to(least, PIECE_ALIGNMENT));
     ring->buffer_bytes = align_to(ring->data_bytes + ring->table_max * sizeof(struct unpack_entry), 4096);
+    if (load->decode)
+        ring->buffer_bytes += align_to(ring->table_max * sizeof(struct fit_entry) + 4096, 4096);
     ring->span = delivery_span(load, ring->table_max);
 }
 
@@ -497,9 +529,13 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
     ring->buffers = load->ring;
     TRY(delivery_begin(&ring->delivery, resources, load, false, false, workers));
     size_buffers(ring, load);
+    if (load->decode)
+        TRY(ring_decode_begin(ring, load));
+    ring->buffer_bytes += align_to(ring->room.fitted, 4096);
     uint64_t bytes = (uint64_t)workers * ring->buffers * ring->buffer_bytes;
     TRY(memory_check(bytes, "the pinned buffers", "lower --ring, --chunk or --threads"));
-    TRY(delivery_open(&ring->delivery, delivery_stream_slots(load, workers, ring->span), bytes));
+    TRY(delivery_open(&ring->delivery, delivery_stream_slots(load, workers, ring->span),
+                      bytes + workers * ring->room.pixels));
     ring->delivery.result.memory_bytes += bytes; /* the pinned buffers */
     ring->workers = static_cast<struct ring_worker *>(calloc(workers, sizeof *ring->workers));
     ring->shares = static_cast<struct ring_share *>(calloc(workers, sizeof *ring->shares));
@@ -527,6 +563,7 @@ static void close_worker(const struct ring *ring, struct ring_worker *worker)
     }
     if (worker->copies)
         (void)cudaStreamDestroy(worker->copies);
+    ring_decode_close(worker);
     (void)cudaFreeHost(worker->host);
     (void)cudaFree(worker->device);
     free(worker->copied);
@@ -538,6 +575,7 @@ void ring_close(struct ring *ring)
 {
     for (uint32_t w = 0; ring->workers && w < ring->delivery.workers; w++)
         close_worker(ring, &ring->workers[w]);
+    image_decoder_close(&ring->decoder);
     free(ring->workers);
     free(ring->shares);
     delivery_close(&ring->delivery);
@@ -563,6 +601,8 @@ static cudaError_t copy_share(const struct ring_worker *worker, uint64_t bytes)
 enum status ring_copy(void *state, double *bytes_per_s)
 {
     struct ring *ring = static_cast<struct ring *>(state);
+    if (ring->room.pixels > 0)
+        return ring_decode_rate(ring, bytes_per_s);
     uint32_t workers = ring->delivery.workers;
     uint64_t bytes = ring->delivery.load->dataset->bytes;
     bytes = bytes < COPY_MIN_BYTES ? COPY_MIN_BYTES : bytes < COPY_MAX_BYTES ? bytes : COPY_MAX_BYTES;

@@ -11,6 +11,7 @@
 #define FDSL_CUDA_LOAD_RING_CUH
 
 #include "load/delivery.cuh"
+#include "load/image_decoder.cuh"
 
 #define PIECES_MAX 256 /* maximum number of pieces per chunk */
 
@@ -20,6 +21,12 @@ struct open_shard {
     void *handle;   /* owned by the variant; may be NULL */
     uint32_t users; /* atomic: pieces that read the shard, plus one while a share has more samples in it */
     char failure[1024]; /* error message, if the shard could not be opened */
+};
+
+/* Bytes of images, with --decode. */
+struct picture_room {
+    uint64_t pixels; /* decoded on the device, as stored */
+    uint64_t fitted; /* decoded by the worker's thread, and fitted; in the chunk's buffer */
 };
 
 /* Consecutive samples of one shard, and their bytes in a buffer. */
@@ -33,6 +40,7 @@ struct piece {
     bool broken;                  /* the shard could not be opened */
     bool read;                    /* a read is in flight (only `gds`) */
     uint64_t got;                 /* bytes read */
+    struct picture_room room;     /* of all images up to the end of this piece */
     int error; /* if fewer bytes were read than requested: errno, or 0 at the end of the file */
 };
 
@@ -40,8 +48,10 @@ struct chunk {
     struct ring_share *share; /* share that the chunk belongs to */
     struct piece *pieces;
     uint32_t piece_count, samples;
-    uint64_t bytes; /* up to the end of the last piece */
-    bool launched;  /* its events are recorded */
+    uint64_t bytes;           /* up to the end of the last piece */
+    struct picture_room room; /* of its images */
+    uint32_t epoch;
+    bool launched; /* its events are recorded */
 };
 
 /* How far the share of one queue has been read. Only the worker that has claimed the share may change the
@@ -79,25 +89,37 @@ struct ring_type {
     enum status (*complete)(struct ring_worker *worker, uint32_t index);
 };
 
+/* Memory of a worker that decodes images. */
+struct ring_decoding {
+    struct image_batch batch;
+    uint8_t *pixels; /* device memory: the decoded images of a chunk */
+    struct image_scratch scratch;
+    double time_s; /* spent on decoding in this run */
+};
+
 struct ring_worker {
     struct output_queue *queue;
     struct ring *ring;
     cudaStream_t copies;
     uint8_t *host, *device; /* pinned and device memory: ring->buffers buffers of ring->buffer_bytes each */
     cudaEvent_t *copied, *unpacked;
-    struct chunk *chunks;        /* per buffer */
-    uint64_t started, completed; /* numbers of chunks in this run */
-    void *own;                   /* the variant's data for this worker */
+    cudaEvent_t unpacked_latest;    /* the element of `unpacked` recorded last; NULL if there is none */
+    struct chunk *chunks;           /* per buffer */
+    uint64_t started, completed;    /* numbers of chunks in this run */
+    struct ring_decoding *decoding; /* NULL unless images are decoded */
+    void *own;                      /* the variant's data for this worker */
 };
 
 struct ring {
     struct delivery delivery; /* must be first, see delivery_ready() */
     const struct ring_type *type;
     uint32_t buffers;
-    uint32_t table_max;    /* maximum number of samples per chunk, and of entries in its table */
-    uint64_t data_bytes;   /* bytes of samples per buffer; the table of struct unpack_entry follows them */
-    uint64_t buffer_bytes; /* size of a buffer, including the table */
-    uint64_t span;         /* see delivery_span() */
+    uint32_t table_max;       /* maximum number of samples per chunk, and of entries in its table */
+    uint64_t data_bytes;      /* bytes of samples per buffer; the table of struct unpack_entry follows them */
+    uint64_t buffer_bytes;    /* size of a buffer, including the table and, with --decode, fitted images */
+    struct picture_room room; /* per chunk */
+    struct image_decoder decoder;
+    uint64_t span; /* see delivery_span() */
     struct ring_worker *workers;
     struct ring_share *shares; /* per worker */
 };
@@ -111,7 +133,8 @@ void ring_close(struct ring *ring);
 /* Implements run() of variants whose state has a struct ring as its first member. */
 enum status ring_run(void *state, uint64_t number, struct run_time *time);
 
-/* Implements copy() of struct load_traits, for variants whose state has a struct ring as its first member.
+/* Implements copy() of struct load_traits, for variants whose state has a struct ring as its first member. If
+ * nvJPEG decodes images, see ring_decode_rate(); otherwise:
  * Measures the rate of copies from pinned to device memory. Copies as many bytes as the data set has, but at
  * least 1 GiB and at most 4 GiB. Uses the same buffers as a run and the same number of threads. */
 enum status ring_copy(void *state, double *bytes_per_s);

@@ -184,6 +184,7 @@ static enum status shards_gpu_ready(void *state, uint64_t number)
 static const struct load_traits traits = {.shards = true,
                                           .device = true,
                                           .ring = true,
+                                          .decodes = true,
                                           .timed = "order+copy+transfer+unpack",
                                           .timed_unless_warm = "order+open+read+transfer+unpack",
                                           .copy = ring_copy,

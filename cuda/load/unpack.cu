@@ -276,6 +276,12 @@ __launch_bounds__(BLOCK_THREADS, BLOCKS_WANTED) void unpack_kernel(const __grid_
         convert_values<S, T>(job, run * share.run + at - 1, share);
 }
 
+static __global__
+__launch_bounds__(BLOCK_THREADS) void checksum_kernel(const __grid_constant__ struct unpack job)
+{
+    checksum_samples(job, blockIdx.x);
+}
+
 /* ---- Launching ---- */
 
 /* A kernel and the amount of work per thread. */
@@ -344,5 +350,15 @@ enum status unpack_launch(const struct unpack *unpack, cudaStream_t stream)
     RANGE(UNPACK);
     unpacker.kernel<<<static_cast<uint32_t>(blocks), BLOCK_THREADS, 0, stream>>>(*unpack, share);
     CUDA_TRY_LAUNCH("unpack_kernel");
+    return STATUS_OK;
+}
+
+enum status unpack_checksums_launch(const struct unpack *unpack, cudaStream_t stream)
+{
+    if (unpack->count == 0)
+        return STATUS_OK;
+    RANGE(UNPACK);
+    checksum_kernel<<<(unpack->count - 1) / CHECKSUM_SAMPLES + 1, BLOCK_THREADS, 0, stream>>>(*unpack);
+    CUDA_TRY_LAUNCH("checksum_kernel");
     return STATUS_OK;
 }

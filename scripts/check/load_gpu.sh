@@ -94,6 +94,54 @@ make_sets() {
         make_set $layout few 2 --from synth --classes 4 --res 16 --samples 100 --encode npy
     done
     make_set shards pictures 8 --from synth --classes 4 --res 64 --samples 2048 --encode png
+    make_set shards photos 8 --from synth --classes 4 --res 64 --samples 2048 --encode jpeg
+    make_pictures mixed
+    make_pictures torn broken
+}
+# Two shards of images of different sizes: JPEG files that the GPU decodes, and files that a thread decodes (PNG files,
+# and JPEG files of at most 7 pixels). With `broken`, every fifth JPEG file lacks its last 100 bytes.
+make_pictures() { # name, broken?
+    local set=$dir/$1-shards from=$dir/$1-files res encode file
+    [[ ! -e $set ]] || return 0
+    mkdir -p "$set" "$from"
+    for encode in jpeg png; do
+        for res in 1 3 7 8 17 33 64 65 200 401; do
+            "$bench" --prepare "$from/$encode-$res" --store files --from synth --classes 5 --res $res --samples 11 \
+                --encode $encode >/dev/null
+            for file in "$from/$encode-$res"/not-imagefolder/000/*; do
+                mv "$file" "$from/$encode-$res-${file##*/}"
+            done
+            rm -r "$from/$encode-$res"
+        done
+    done
+    [[ -z ${2:-} ]] || for file in "$from"/jpeg-*[05].jpg; do truncate -s -100 "$file"; done
+    (cd "$from" && tar --format=ustar -cf "$set/a.tar" jpeg-1* jpeg-2* png-[36]* &&
+        tar --format=ustar -cf "$set/b.tar" jpeg-[34678]* png-[12478]*)
+    rm -r "$from"
+}
+check_decoding() { # decoder: compares every pixel with a decoding on the CPU
+    local options=(--variant shards-gpu --decode --decoder "$1" "${quick[@]}") fit res dtype
+    for fit in resize random-resized-crop; do
+        for res in 1 7 33 224; do
+            check "$1: $fit to $res" "$bench" "${options[@]}" --data "$dir/mixed-shards" --fit $fit --out-res $res --threads 3
+        done
+    done
+    check "$1: crop" "$bench" "${options[@]}" --data "$dir/mixed-shards" --fit crop --out-res 17 --on-error skip
+    for dtype in raw f32 f16 bf16; do
+        check "$1: $dtype, nhwc" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --dtype $dtype --layout nhwc
+    done
+    check "$1: one value per channel" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 \
+        --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
+    check "$1: gray, flipped, 16 threads" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --channels 1 --augment \
+        --epochs 3 --threads 16
+    # Small chunks, so that pixels of one chunk replace those of the one before soon
+    check "$1: small chunks" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --augment --epochs 3 --chunk 16 \
+        --ring 2 --batch 7 --shuffle 5 --threads 5
+    alone check "$1: beside a step" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --epochs 2 --batch 31 \
+        --compute 1 --threads 3
+    check "$1: broken images are skipped" "$bench" "${options[@]}" --data "$dir/torn-shards" --out-res 33 --on-error skip
+    check "$1: a broken image ends the run" fails_with 1 'torn-shards/.*sample .*libjpeg: ' "$bench" "${options[@]}" \
+        --data "$dir/torn-shards" --out-res 33
 }
 learn() { # variant, set, options ...: trains for 320 steps
     local layout
@@ -177,6 +225,16 @@ else
             done
         fi
         if [[ $variant == gpu-resident ]]; then
+            # No sample stays in device memory, one, half of them, nearly all, and all
+            for bytes in 1 4096 400K 788K 100M; do
+                for threads in 1 3; do
+                    verify gpu-resident odd --resident-bytes $bytes --threads $threads --epochs 3 --batch 31
+                done
+                verify gpu-resident half --resident-bytes $bytes --dtype bf16
+                alone verify gpu-resident odd --resident-bytes $bytes --compute 1 --epochs 3 --batch 31
+            done
+            check "$variant wide-shards --resident-bytes 50M" "$bench" --variant "$variant" --data "$dir/wide-shards" "${quick[@]}" \
+                --resident-bytes 50M --dtype f32 --epochs 2 --threads 4
             check "$variant wide-shards" "$bench" --variant "$variant" --data "$dir/wide-shards" "${quick[@]}" --dtype f32
         fi
         [[ $variant == gpu-resident || $variant == files-gpu ]] && continue
@@ -188,6 +246,18 @@ else
     if grep -qx gpu-resident <<<"$variants"; then
         learn gpu-resident taught --dtype f16 --mean 0.5 --std 0.25
         learn gpu-resident taught --dtype f32
+    fi
+    if grep -qx shards-gpu <<<"$variants"; then
+        for decoder in hardware hybrid cpu; do
+            if "$bench" --variant shards-gpu --decoder $decoder --data "$dir/mixed-shards" --out-res 8 --cache any --loops 1 \
+                >/dev/null; then
+                check_decoding $decoder
+            else
+                echo "check/load_gpu.sh: --decoder $decoder is skipped" >&2
+            fi
+        done
+        learn shards-gpu photos --out-res 64 --dtype f16
+        learn shards-gpu photos --out-res 64 --dtype f16 --layout nhwc --augment
     fi
     # Training on batches of host loaders
     learn shards-omp taught --decode

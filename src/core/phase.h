@@ -44,6 +44,7 @@ FDSL_C_END
 #define RANGE_READ   "read"
 #define RANGE_COPY   "copy"
 #define RANGE_UNPACK "unpack"
+#define RANGE_DECODE "decode"
 #define RANGE_WAIT   "wait"
 /* Training steps */
 #define RANGE_GATHER   "gather"

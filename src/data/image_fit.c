@@ -6,7 +6,6 @@
 
 #include "data/draws.h"
 #include "data/image_parts.h"
-#include "data/orientation.h"
 
 #define PIXEL    RESAMPLE_PIXEL_BYTES
 #define ROWS     16 /* rows that are decoded at a time */
@@ -96,11 +95,11 @@ static struct image_box stored_box(struct image_box box, struct orientation turn
 /* Returns the window that contains the rectangle when the image is decoded at a fraction of its size: the
  * smallest fraction at which the rectangle is larger than the output. The window is in whole pixels of the
  * smaller image, so it can differ from the rectangle by less than one such pixel on each side. */
-static struct jpeg_window window_of(struct image_box box, uint32_t res)
+static struct jpeg_window window_of(struct image_box box, const struct image_fit *fit)
 {
     struct jpeg_window window = {.denominator = 1};
     uint32_t side = box.width < box.height ? box.width : box.height;
-    while (window.denominator < 8 && side > 2 * window.denominator * res)
+    while (!fit->unscaled && window.denominator < 8 && side > 2 * window.denominator * fit->res)
         window.denominator *= 2;
     uint32_t d = window.denominator;
     window.left = (box.left + d / 2) / d;
@@ -125,18 +124,26 @@ static enum status resize_window(struct image_scratch *scratch, struct jpeg_wind
     return STATUS_OK;
 }
 
+enum status image_fit_part(const struct image_fit *fit, const struct jpeg_shape *shape, uint32_t epoch,
+                           uint32_t sample, struct image_box *stored, struct orientation *turn)
+{
+    struct image_box box;
+    *turn = orientation_of(shape->orientation);
+    bool lying = turn->transpose;
+    TRY(choose_box(fit, lying ? shape->height : shape->width, lying ? shape->width : shape->height, epoch,
+                   sample, &box));
+    *stored = stored_box(box, *turn, shape->width, shape->height);
+    return STATUS_OK;
+}
+
 static enum status fit_jpeg(const struct image_fit *fit, const uint8_t *data, size_t size, uint32_t epoch,
                             uint32_t sample, struct image_scratch *scratch, struct orientation *turn)
 {
     struct jpeg_shape shape;
     struct image_box box;
     TRY(image_begin_jpeg(scratch, data, size, &shape));
-    *turn = orientation_of(shape.orientation);
-    bool lying = turn->transpose;
-    TRY(choose_box(fit, lying ? shape.height : shape.width, lying ? shape.width : shape.height, epoch, sample,
-                   &box));
-    return resize_window(scratch, window_of(stored_box(box, *turn, shape.width, shape.height), fit->res),
-                         fit->res);
+    TRY(image_fit_part(fit, &shape, epoch, sample, &box, turn));
+    return resize_window(scratch, window_of(box, fit), fit->res);
 }
 
 /* Copies `width` pixels of a decoded image, whose values are bytes, to pixels of PIXEL bytes. */

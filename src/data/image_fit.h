@@ -8,6 +8,7 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "data/image.h"
+#include "data/orientation.h"
 
 enum fit_how {
     FIT_RESIZE,             /* the whole image, resized; a rectangle becomes a square */
@@ -22,6 +23,7 @@ struct image_fit {
     uint32_t res;      /* 0: images keep their size, and nothing else in here applies */
     uint32_t channels; /* 1 or 3 */
     uint64_t seed;
+    bool unscaled; /* decode every JPEG at its full size, as GPUs do */
 };
 
 #define FIT_RES_MAX 16384
@@ -42,13 +44,18 @@ FDSL_C_BEGIN
 struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
                                uint32_t sample);
 
+/* Returns the part of a stored JPEG that becomes the output, and how the resized part is turned upright.
+ * STATUS_FAILED if the image is too small for FIT_CROP. */
+enum status image_fit_part(const struct image_fit *fit, const struct jpeg_shape *shape, uint32_t epoch,
+                           uint32_t sample, struct image_box *stored, struct orientation *turn);
+
 /* Decodes a member and fits it; if fit->res is 0, calls image_decode(). `*image` has interleaved bytes, in
- * `scratch`. Only the part that is
- * needed is decoded where the format permits. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the part is
- * still larger than the output then. Gray is converted to three channels by repetition; colour is converted
- * to one channel as 0.299 R + 0.587 G + 0.114 B. `*is_image` is false for members that are not images.
- * STATUS_FAILED, with the reason, for a broken member, for an array of other values than bytes, and, with
- * FIT_CROP, for an image smaller than the output. Threads need a scratch each. */
+ * `scratch`. Only the part that is needed is decoded where the format permits. Unless fit->unscaled is set, a
+ * JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the part is still larger than the output then. Gray is
+ * converted to three channels by repetition; colour is converted to one channel as 0.299 R + 0.587 G + 0.114
+ * B. `*is_image` is false for members that are not images. STATUS_FAILED, with the reason, for a broken
+ * member, for an array of other values than bytes, and, with FIT_CROP, for an image smaller than the output.
+ * Threads need a scratch each. */
 enum status image_fit(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
                       uint32_t epoch, uint32_t sample, struct image_scratch *scratch, struct image *image,
                       bool *is_image);

@@ -1,11 +1,60 @@
 #include "data/jpeg_image.h"
 
+#include <string.h>
+
+/* ---- Markers (ITU T.81, annex B) ---- */
+
+#define START_OF_IMAGE 0xd8
+#define END_OF_IMAGE   0xd9
+#define START_OF_SCAN  0xda
+#define RESTART_0      0xd0
+#define RESTART_7      0xd7
+
+/* Returns the offset after the header of the scan, or 0 if there is none. */
+static size_t scan_in(const uint8_t *bytes, size_t size)
+{
+    size_t at = 2;
+    if (size < 4 || bytes[0] != 0xff || bytes[1] != START_OF_IMAGE)
+        return 0;
+    while (size - at >= 4 && bytes[at] == 0xff) {
+        uint8_t marker = bytes[at + 1];
+        size_t length = (size_t)bytes[at + 2] << 8 | bytes[at + 3];
+        if (marker == 0xff) { /* a fill byte */
+            at++;
+            continue;
+        }
+        if (length < 2 || length + 2 > size - at)
+            return 0;
+        at += length + 2;
+        if (marker == START_OF_SCAN)
+            return at;
+    }
+    return 0;
+}
+
+bool jpeg_intact(const uint8_t *bytes, size_t size)
+{
+    uint8_t restart = RESTART_0;
+    size_t at = scan_in(bytes, size);
+    const uint8_t *found = at ? memchr(bytes + at, 0xff, size - at) : NULL;
+    for (; found && found + 1 < bytes + size; found = memchr(found, 0xff, (size_t)(bytes + size - found))) {
+        uint8_t marker = *++found;
+        if (marker == END_OF_IMAGE)
+            return true;
+        if (marker == 0xff || marker == 0) /* a fill byte, or a coded byte 0xff */
+            continue;
+        if (marker != restart)
+            return false;
+        restart = restart == RESTART_7 ? RESTART_0 : (uint8_t)(restart + 1);
+    }
+    return false;
+}
+
 #ifdef HAVE_JPEG
 
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include <jpeglib.h>
 
@@ -135,6 +184,22 @@ static uint32_t orientation(const struct jpeg_decompress_struct *jpeg)
     return 1;
 }
 
+static bool is_baseline(const struct jpeg_decompress_struct *jpeg)
+{
+    const jpeg_component_info *parts = jpeg->comp_info;
+    if (jpeg->progressive_mode || jpeg->arith_code || jpeg->data_precision != 8 ||
+        jpeg->comps_in_scan != jpeg->num_components)
+        return false;
+    if (jpeg->jpeg_color_space == JCS_GRAYSCALE)
+        return true;
+    if (jpeg->jpeg_color_space != JCS_YCbCr)
+        return false;
+    for (int c = 1; c < 3; c++)
+        if (parts[c].h_samp_factor != 1 || parts[c].v_samp_factor != 1)
+            return false;
+    return parts[0].h_samp_factor <= 2 && parts[0].v_samp_factor <= parts[0].h_samp_factor;
+}
+
 enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t size, struct jpeg_shape *shape)
 {
     if (!decoder)
@@ -149,7 +214,8 @@ enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t s
     *shape = (struct jpeg_shape){.width = jpeg->image_width,
                                  .height = jpeg->image_height,
                                  .channels = gray ? 1 : 3,
-                                 .orientation = orientation(jpeg)};
+                                 .orientation = orientation(jpeg),
+                                 .baseline = is_baseline(jpeg)};
     if ((uint64_t)shape->width * shape->height > JPEG_PIXELS_MAX)
         return status_set(STATUS_FAILED, "an image of %u x %u pixels is too large", shape->width,
                           shape->height);

@@ -16,6 +16,8 @@ struct jpeg_shape {
     uint32_t width, height;
     uint32_t channels;    /* 1 for gray, 3 for colour */
     uint32_t orientation; /* 1 to 8, as in EXIF; 1 is upright */
+    bool baseline; /* hardware decoders can decode it: one scan, 8 bits, Huffman codes; gray or YCbCr, with
+                      chroma at the resolution of luma or at half of it across, or across and down */
 };
 
 /* Part of an image. All numbers are in pixels of the stored image, divided by `denominator`. */
@@ -61,6 +63,11 @@ enum status jpeg_start(struct jpeg_decoder *decoder, struct jpeg_window window, 
  * needed. STATUS_FAILED if the data are damaged: each warning of libjpeg counts, because it means lost data.
  * Data after the last row of the window are not examined. */
 enum status jpeg_read(struct jpeg_decoder *decoder, uint8_t *rows, size_t stride, uint32_t count);
+
+/* Returns whether the markers of a baseline file are complete and in order: segments up to the scan, restart
+ * markers in sequence, and the end of the image. Reads all bytes, but decodes none. A file for which this is
+ * false is damaged; a file for which it is true can still have wrong coefficients. */
+bool jpeg_intact(const uint8_t *bytes, size_t size);
 
 /* Encodes 8-bit pixels, interleaved, with 1 or 3 channels. `quality` is 1 to 100. Colour is stored at half
  * the resolution (4:2:0). The caller frees `*bytes`. STATUS_USAGE if a side is 0 or larger than 65,500;

@@ -101,7 +101,8 @@ void source_add(struct source_sample *sample, const char *extension, void *bytes
 enum status source_add_image(struct source_sample *sample, int encoding, const uint8_t *pixels,
                              const struct png_shape *shape)
 {
-    const struct jpeg_shape jpeg = {shape->width, shape->height, shape->channels, 1};
+    const struct jpeg_shape jpeg = {
+        .width = shape->width, .height = shape->height, .channels = shape->channels};
     void *bytes;
     size_t size;
     if (encoding == SOURCE_JPEG)

@@ -14,8 +14,10 @@
 /* State of arrays_open() while it examines the samples. */
 struct inspection {
     const struct dataset *dataset;
+    const struct image_fit *fit; /* NULL: images are .npy */
     struct plain plain;
     struct arrays *arrays;
+    struct jpeg_decoder *jpeg;
     struct npy_header first; /* header of sample 0 */
     uint8_t *head;           /* HEAD_BYTES_MAX bytes */
 };
@@ -33,9 +35,9 @@ static enum status about(const struct inspection *inspection, const struct datas
 static enum status unfit(const struct dataset_member *image)
 {
     return status_set(STATUS_USAGE,
-                      "a GPU variant cannot decode this image; choose an array with --image npy, prepare the "
-                      "data set as .npy (--encode npy), or decode on the CPU: --variant shards-omp --decode; "
-                      "this member is '%s'",
+                      "this image must be decoded; choose an array with --image npy, prepare the data set as "
+                      ".npy (--encode npy), or decode: --variant shards-gpu or shards-omp --decode --out-res "
+                      "PIXELS; this member is '%s'",
                       image->extension);
 }
 
@@ -94,6 +96,46 @@ static enum status look_at_array(struct inspection *inspection, uint32_t number,
     return STATUS_OK;
 }
 
+/* Decides whether the GPU can decode an image. */
+static bool suits_device(const struct jpeg_shape *shape, uint32_t res)
+{
+    uint32_t least = shape->width < shape->height ? shape->width : shape->height;
+    uint32_t most = shape->width > shape->height ? shape->width : shape->height;
+    return shape->baseline && shape->width >= PICTURE_WIDTH_MIN && least > 0 && most <= PICTURE_SIDE_MAX &&
+           (uint64_t)shape->width * shape->height <= PICTURE_PIXELS_MAX &&
+           most <= (uint64_t)PICTURE_SCALE_MAX * res;
+}
+
+/* Reads the header of a JPEG. */
+static enum status look_at_picture(struct inspection *inspection, uint32_t number,
+                                   const struct dataset_member *member)
+{
+    struct array_picture *picture = &inspection->arrays->pictures[number];
+    for (uint64_t most = HEAD_BYTES; most <= HEAD_BYTES_MAX; most *= HEAD_BYTES_MAX / HEAD_BYTES) {
+        uint64_t bytes = member->size < most ? member->size : most;
+        TRY(plain_bytes(&inspection->plain, member, bytes, inspection->head));
+        if (image_format(members_format(member->extension), inspection->head, bytes) != IMAGE_JPEG)
+            return STATUS_OK;
+        enum status status = jpeg_begin(inspection->jpeg, inspection->head, bytes, &picture->shape);
+        if (status == STATUS_UNAVAILABLE)
+            return status;
+        picture->on_device = status == STATUS_OK && suits_device(&picture->shape, inspection->fit->res);
+        if (status == STATUS_OK || bytes == member->size)
+            return STATUS_OK;
+    }
+    return STATUS_OK;
+}
+
+static enum status look_at_image(struct inspection *inspection, uint32_t number,
+                                 const struct dataset_member *image, uint64_t at)
+{
+    if (inspection->fit)
+        return look_at_picture(inspection, number, image);
+    return strcasecmp(members_format(image->extension), "npy") == 0
+               ? look_at_array(inspection, number, image, at)
+               : unfit(image);
+}
+
 /* Computes the extent of a sample, and the offsets and sizes of its members. */
 static void lay_out(const struct dataset *dataset, const struct dataset_sample *sample, bool packed,
                     struct array_sample *array, struct array_extent *extent)
@@ -133,13 +175,11 @@ static enum status look_at_sample(struct inspection *inspection, uint32_t number
     }
     if (sample->members > ARRAY_MEMBERS_MAX)
         return about(inspection, sample, &members[0],
-                     status_set(STATUS_USAGE, "a GPU variant accepts one .npy and one label per sample; "
-                                              "choose them with --image npy and --label"));
+                     status_set(STATUS_USAGE, "a GPU variant accepts one image and one label per sample; "
+                                              "choose them with --image and --label"));
     const struct dataset_member *image = &members[sample->image];
-    if (strcasecmp(members_format(image->extension), "npy") != 0)
-        return about(inspection, sample, image, unfit(image));
     lay_out(dataset, sample, packed, array, &inspection->arrays->extents[number]);
-    enum status status = look_at_array(inspection, number, image, array->at[sample->image]);
+    enum status status = look_at_image(inspection, number, image, array->at[sample->image]);
     if (status != STATUS_OK)
         return about(inspection, sample, image, status);
     status = look_at_label(inspection, sample, array);
@@ -147,10 +187,23 @@ static enum status look_at_sample(struct inspection *inspection, uint32_t number
                                : about(inspection, sample, &members[sample->label % sample->members], status);
 }
 
-enum status arrays_open(const struct dataset *dataset, bool packed, struct arrays *arrays)
+/* Makes room for the images to decode, whose values are bytes. */
+static enum status begin_pictures(struct inspection *inspection)
+{
+    struct arrays *arrays = inspection->arrays;
+    const struct image_fit *fit = inspection->fit;
+    arrays->type = DTYPE_U8;
+    arrays->values = (uint64_t)fit->channels * fit->res * fit->res;
+    arrays->pictures = calloc(inspection->dataset->sample_count, sizeof *arrays->pictures);
+    inspection->jpeg = jpeg_open();
+    return arrays->pictures ? STATUS_OK : status_set(STATUS_FAILED, "out of memory for image headers");
+}
+
+enum status arrays_open(const struct dataset *dataset, const struct image_fit *fit, bool packed,
+                        struct arrays *arrays)
 {
     struct inspection inspection = {
-        .dataset = dataset, .plain = {.dataset = dataset, .fd = -1}, .arrays = arrays};
+        .dataset = dataset, .fit = fit, .plain = {.dataset = dataset, .fd = -1}, .arrays = arrays};
     *arrays = (struct arrays){0};
     arrays->samples = calloc(dataset->sample_count, sizeof *arrays->samples);
     arrays->extents = calloc(dataset->sample_count, sizeof *arrays->extents);
@@ -159,12 +212,15 @@ enum status arrays_open(const struct dataset *dataset, bool packed, struct array
         arrays->samples && arrays->extents && inspection.head
             ? STATUS_OK
             : status_set(STATUS_FAILED, "out of memory for the headers of %u samples", dataset->sample_count);
+    if (status == STATUS_OK && fit)
+        status = begin_pictures(&inspection);
     for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {
         status = look_at_sample(&inspection, i, packed);
         if (arrays->extents[i].bytes > arrays->bytes_max)
             arrays->bytes_max = arrays->extents[i].bytes;
     }
     free(inspection.head);
+    jpeg_close(inspection.jpeg);
     plain_close(&inspection.plain);
     return status;
 }
@@ -173,5 +229,6 @@ void arrays_close(struct arrays *arrays)
 {
     free(arrays->samples);
     free(arrays->extents);
+    free(arrays->pictures);
     *arrays = (struct arrays){0};
 }

@@ -1,5 +1,6 @@
-/* Layout of the samples' raw bytes, from which the GPU extracts arrays and labels. Every sample has one .npy,
- * and optionally one label. All arrays have the same shape and type: uint8, float16 or float32. */
+/* Layout of the samples' raw bytes, from which the GPU extracts arrays and labels. Every sample has one image
+ * and optionally one label. The image is a .npy; all arrays have the same shape and type: uint8, float16 or
+ * float32. With --decode, the image is a file of any format that image_fit() decodes. */
 #ifndef FDSL_LOAD_ARRAYS_H
 #define FDSL_LOAD_ARRAYS_H
 
@@ -10,6 +11,8 @@
 #include "core/portable.h"
 #include "core/status.h"
 #include "data/dataset.h"
+#include "data/image_fit.h"
+#include "data/jpeg_image.h"
 
 #define ARRAY_MEMBERS_MAX 2
 
@@ -31,23 +34,40 @@ struct array_extent {
     uint64_t bytes; /* from the first to the last byte, including tar headers between members */
 };
 
+/* An image to decode. */
+struct array_picture {
+    struct jpeg_shape shape; /* only with `on_device` */
+    bool on_device;          /* the GPU can decode it; a CPU thread must decode all others */
+};
+
+/* Limits of pictures that the GPU decodes. Chroma of images that are narrower than PICTURE_WIDTH_MIN is
+ * interpolated differently by nvJPEG and libjpeg. */
+#define PICTURE_WIDTH_MIN  8
+#define PICTURE_SIDE_MAX   16384
+#define PICTURE_PIXELS_MAX (UINT32_C(1) << 26)
+#define PICTURE_SCALE_MAX  100 /* of width or height to --out-res */
+
 struct arrays {
     enum dtype type;
-    uint64_t values;              /* number of values per sample */
-    struct array_sample *samples; /* by sample number */
-    struct array_extent *extents; /* by sample number */
-    uint64_t bytes_max;           /* size of the largest extent */
+    uint64_t values;                /* number of values per sample */
+    struct array_picture *pictures; /* by sample number; NULL unless images are decoded */
+    struct array_sample *samples;   /* by sample number */
+    struct array_extent *extents;   /* by sample number */
+    uint64_t bytes_max;             /* size of the largest extent */
 };
 
 FDSL_C_BEGIN
 
-/* Reads the .npy headers and the labels of all samples. With `packed`, the caller stores the members of a
+/* Reads the headers of the images and the labels of all samples. If `fit` is not NULL, images are decoded to
+ * fit->channels * fit->res^2 bytes; a damaged header is then no error here, but when a CPU thread decodes the
+ * image. With `packed`, the caller stores the members of a
  * sample consecutively, each aligned to ARRAY_ALIGNMENT bytes. Otherwise the members keep their relative
  * offsets in the shard. STATUS_USAGE if a GPU variant cannot read a sample; the message names the sample and
  * the problem. STATUS_FAILED if a sample cannot be read or memory runs out. The caller closes `arrays`, also
  * after a failure. */
 #define ARRAY_ALIGNMENT 32
-enum status arrays_open(const struct dataset *dataset, bool packed, struct arrays *arrays);
+enum status arrays_open(const struct dataset *dataset, const struct image_fit *fit, bool packed,
+                        struct arrays *arrays);
 void arrays_close(struct arrays *arrays);
 
 static inline uint64_t array_align(uint64_t bytes)

@@ -19,6 +19,15 @@
 #include "load/order.h"
 #include "load/pictures.h"
 
+/* What decodes images for a variant that delivers on a device. */
+enum decoder {
+    DECODER_AUTO,     /* the first of the others that exists */
+    DECODER_HARDWARE, /* the JPEG engines of the GPU */
+    DECODER_HYBRID,   /* CUDA kernels of nvJPEG */
+    DECODER_CPU
+};
+extern const char *const decoder_names[]; /* option values, in enum order, NULL-terminated */
+
 /* State of the page cache at the start of a run. */
 enum load_cache {
     LOAD_WARM, /* files are read before the first run; at least 99 % of their pages are then resident */
@@ -31,6 +40,9 @@ struct load_control {
     bool whole;       /* compute checksums over every byte and verify samples one by one */
     bool timed_calls; /* time each open, read and close call */
     uint8_t *seen;    /* with `whole`: how often each sample was delivered correctly, up to 255 */
+
+    double
+        resident_share; /* share of the data set that a variant keeps in device memory; set by its setup() */
 
     struct checksum lost; /* checksum of the samples that the latest run lost; set by verifier_finish() */
 
@@ -52,10 +64,13 @@ struct load {
     bool skip, decode, augment;
     struct image_fit fit; /* with `decode`: the size of the delivered images */
     struct augmentation augmentation;
-    enum dtype dtype; /* dtype, mean, std, ring and chunk_bytes are for variants that deliver on a device */
-    double mean, std;
+    enum dtype dtype; /* dtype to chunk_bytes are for variants that deliver on a device */
+    double mean[AUGMENT_CHANNELS_MAX], std[AUGMENT_CHANNELS_MAX]; /* per channel */
+    bool interleaved;                                             /* decoded images are NHWC, not NCHW */
+    enum decoder decoder;
     uint32_t ring;                   /* buffers per thread */
     uint64_t chunk_bytes;            /* bytes per buffer, unless a sample is larger */
+    uint64_t resident_bytes;         /* most bytes that gpu-resident keeps; UINT64_MAX: as many as fit */
     const struct pictures *pictures; /* training set of --compute train; otherwise NULL */
     bool normalised; /* --mean or --std was given; without `augment`, only variants that deliver on a device
                         can use these options */
@@ -68,6 +83,7 @@ struct load_traits {
     bool resident;      /* the data set stays in device memory, so runs do not transfer it over the bus */
     bool ring;          /* reads chunks into rings of buffers */
     bool keyed;         /* uses keyed orders (load/order.h) */
+    bool decodes;       /* with `device`: can decode images */
     bool calls;         /* makes open, read and close calls that can be timed */
 
     /* Checks whether the variant can read this input. NULL if it can read any input. */
@@ -76,6 +92,7 @@ struct load_traits {
     /* Names of the stages that a run's time includes, for the column `timed_stages`. If `timed_unless_warm`
      * is not NULL, it replaces `timed` in runs without --cache warm. */
     const char *timed, *timed_unless_warm;
+    const char *timed_unless_resident; /* replaces `timed` if a part of the set is not in device memory */
 
     /* Measures an upper bound on the loader's rate, in bytes per second. On the CPU, the threads of the
      * variant copy the working set into its buffers; see reader_copy(). For variants that deliver on a
@@ -101,6 +118,7 @@ struct load_result {
     int threads;               /* threads that shared the run */
     uint64_t moved_bytes;  /* bytes that the run moved, for comparing its rate with copy(); 0 if the run moved
                               only the delivered bytes */
+    const char *decoder;   /* one of decoder_names; NULL if nothing is decoded for a device */
     const char *gds;       /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
     uint64_t memory_bytes; /* the most memory allocated for data at a time: buffers in host and device memory,
                               without mapped files */

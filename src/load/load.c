@@ -13,15 +13,17 @@
 struct parameters {
     const char *data, *mean_text, *std_text, *image, *label, *member, *cache_dir;
     uint64_t batch, shuffle, seed, epochs, iodepth, block, prefetch, shift, ring, chunk, out_res, channels,
-        cache_bytes;
+        cache_bytes, resident_bytes;
     double mean[PARSE_CHANNELS_MAX], std[PARSE_CHANNELS_MAX]; /* set by load_open() */
-    int cache, on_error, dtype, fit;
+    int cache, on_error, dtype, fit, layout, decoder;
     struct compute compute;
     bool decode, augment;
     bool normalised,
         by_channel; /* --mean or --std was given, and with one value per channel; set by load_open() */
 };
 
+const char *const decoder_names[] = {"auto", "hardware", "hybrid", "cpu", NULL};
+static const char *const layouts[] = {"nchw", "nhwc", NULL};
 static const char *const dtypes[] = {"raw", "f32", "f16", "bf16", NULL};
 static const enum dtype dtype_values[] = {DTYPE_STORED, DTYPE_F32, DTYPE_F16, DTYPE_BF16};
 static const char *const caches[] = {"warm", "cold", "any", NULL}; /* in the order of enum load_cache */
@@ -67,13 +69,21 @@ static const struct option_spec options[] = {
      "RandomResizedCrop. HOW is one of"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), "3", 1, 3, NULL, true,
      "channels of the images with --out-res"},
+    {"layout", "NAME", OPTION_CHOICE, AT(layout), "nchw", 0, 0, layouts, true,
+     "order of the values in batches of shards-gpu --decode: nchw stores each channel as a plane, nhwc the "
+     "channels of a pixel together. NAME is one of"},
+    {"decoder", "NAME", OPTION_CHOICE, AT(decoder), "auto", 0, 0, decoder_names, true,
+     "what decodes the JPEG files of shards-gpu --decode: hardware, the GPU's JPEG engines; hybrid, nvJPEG's "
+     "CUDA kernels; cpu, the threads that read. auto takes the first that exists. Other images are decoded "
+     "by "
+     "the threads. NAME is one of"},
     {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,
      "shift, flip and normalise images, and convert them to float32; implies --decode"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true,
      "maximum shift of --augment, vertically and horizontally (with --out-res the default is 0)"},
     {"mean", "M[,M,M]", OPTION_TEXT, AT(mean_text), "0", 0, 0, NULL, true,
      "mean that --augment and GPU variants subtract from the values; bytes are first scaled to the range 0 "
-     "to 1. One value, or one per channel; GPU variants accept one value"},
+     "to 1. One value, or one per channel of decoded images"},
     {"std", "S[,S,S]", OPTION_TEXT, AT(std_text), "1", 0, 0, NULL, true,
      "standard deviation by which --augment and GPU variants divide the values after --mean is subtracted; "
      "one value, or one per channel"},
@@ -83,6 +93,10 @@ static const struct option_spec options[] = {
      "buffers per thread, for the variants shards-gpu and gds"},
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), "2048", 4, 1 << 20, NULL, true,
      "size of each read, and of each copy to the GPU, for the variants shards-gpu and gds"},
+    {"resident-bytes", "N[K|M|G]", OPTION_BYTES, AT(resident_bytes), NULL, 1, 1e18, NULL, true,
+     "maximum size of the part of the data set that gpu-resident keeps in device memory; --threads threads "
+     "read "
+     "the rest in every epoch (default: as much as fits)"},
     COMPUTE_OPTION(AT(compute)),
 };
 
@@ -237,10 +251,11 @@ static void fill_load(const struct parameters *parameters, struct load_job *job)
                 .channels = (uint32_t)parameters->channels,
                 .seed = parameters->seed},
         .dtype = dtype_values[parameters->dtype],
-        .mean = parameters->mean[0],
-        .std = parameters->std[0],
+        .interleaved = parameters->layout,
+        .decoder = (enum decoder)parameters->decoder,
         .ring = (uint32_t)parameters->ring,
         .chunk_bytes = parameters->chunk << 10,
+        .resident_bytes = parameters->resident_bytes,
         .normalised = parameters->normalised,
     };
     struct augmentation *augmentation = &job->load.augmentation;
@@ -248,6 +263,8 @@ static void fill_load(const struct parameters *parameters, struct load_job *job)
     for (int c = 0; c < AUGMENT_CHANNELS_MAX; c++) {
         augmentation->mean[c] = (float)parameters->mean[c];
         augmentation->scale[c] = (float)(1 / parameters->std[c]);
+        job->load.mean[c] = parameters->mean[c];
+        job->load.std[c] = parameters->std[c];
     }
 }
 
@@ -325,6 +342,9 @@ static enum status load_open(const struct options *given, void *parameters_,
                           "--cache cold needs a single rank, because one rank would reload pages that "
                           "another evicted; use --cache any, or one rank with more --threads");
     fill_load(parameters, job);
+    job->control.resident_share = 1;
+    if (!options_given(given, "resident-bytes"))
+        job->load.resident_bytes = UINT64_MAX;
     if (compute_learns(&parameters->compute))
         TRY(teach(parameters, job));
     return load_move(job, parameters, partition);
@@ -347,42 +367,60 @@ static uint64_t load_identity(const void *input)
     return hash;
 }
 
+static bool is_one_of(const char *option, const char *const *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(option, names[i]) == 0)
+            return true;
+    return false;
+}
+
 static bool load_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
-    static const char *const of_cpu[] = {"iodepth", "block", "decode", "augment", "out-res"};
+    static const char *const of_cpu[] = {"iodepth", "block"}, *const of_fit[] = {"fit", "channels"};
+    static const char *const of_decoding[] = {"decode", "augment", "out-res"};
+    static const char *const of_device_decoding[] = {"layout", "decoder"};
     const struct parameters *parameters = parameters_;
     const struct load_traits *traits = variant ? variant->traits : NULL;
-    bool device = traits && traits->device;
+    bool device = traits && traits->device, decodes = !device || traits->decodes;
     if (strcmp(option, "shift") == 0)
         return parameters->augment && !device;
+    if (is_one_of(option, of_decoding, COUNT_OF(of_decoding)))
+        return decodes;
+    if (is_one_of(option, of_fit, COUNT_OF(of_fit)))
+        return parameters->out_res && decodes;
+    if (is_one_of(option, of_device_decoding, COUNT_OF(of_device_decoding)))
+        return parameters->out_res && device && decodes;
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
         return device ? dtype_values[parameters->dtype] != DTYPE_STORED : parameters->augment;
     if (strcmp(option, "dtype") == 0)
         return device;
-    if (strcmp(option, "fit") == 0 || strcmp(option, "channels") == 0)
-        return parameters->out_res && !device;
     if (strcmp(option, "ring") == 0 || strcmp(option, "chunk") == 0)
         return device && traits->ring;
+    if (strcmp(option, "resident-bytes") == 0)
+        return device && traits->resident;
     if (strcmp(option, "shuffle") == 0)
         return !(traits && traits->keyed);
-    for (size_t i = 0; device && i < COUNT_OF(of_cpu); i++)
-        if (strcmp(option, of_cpu[i]) == 0)
-            return false;
-    return true;
+    return !device || !is_one_of(option, of_cpu, COUNT_OF(of_cpu));
 }
 
 static enum status accepts_options(const struct load *load, const struct load_traits *traits)
 {
-    if (traits->device && load->decode)
+    if (traits->device && load->decode && !traits->decodes)
         return status_set(STATUS_USAGE, "converts on the device and cannot decode or augment; drop "
-                                        "--decode and --augment, or use a CPU variant");
+                                        "--decode and --augment, or use shards-gpu or a CPU variant");
+    if (traits->device && load->decode && load->fit.res == 0)
+        return status_set(STATUS_USAGE, "decodes into batches of images of one size; add --out-res PIXELS");
+    if (traits->device && load->decode && load->augmentation.move.shift > 0)
+        return status_set(STATUS_USAGE, "does not shift images; drop --shift, or use --fit crop or "
+                                        "random-resized-crop, which move them");
     if (!traits->device && load->pictures && !load->decode)
         return status_set(STATUS_USAGE, "--compute train needs images, and this variant delivers files as "
                                         "stored; add --decode or --augment");
-    if (traits->device && load->augmentation.channels > 1)
-        return status_set(
-            STATUS_USAGE,
-            "accepts one value each for --mean and --std; use a CPU variant for one per channel");
+    if (traits->device && !load->decode && load->augmentation.channels > 1)
+        return status_set(STATUS_USAGE,
+                          "accepts one value per channel for --mean and --std only with --decode"
+                          "; give one value each");
     if (!traits->device && load->normalised && !load->augment)
         return status_set(
             STATUS_USAGE,
@@ -426,8 +464,11 @@ static const char *load_cache_state(const void *input)
  * or transfer them over the bus. */
 static struct least_work least_work(const struct load *load, const struct load_traits *traits, double bytes)
 {
+    double share = load->control->resident_share;
     if (traits->resident)
-        return (struct least_work){.round_bytes = bytes / load->epochs, .rounds = load->epochs};
+        return (struct least_work){.round_bytes = share * bytes / load->epochs,
+                                   .rounds = load->epochs,
+                                   .bus_bytes = (1 - share) * bytes};
     return (struct least_work){.bus_bytes = traits->device ? bytes : 0};
 }
 
@@ -534,7 +575,7 @@ static const char *const shown[] = {"skipped", NULL};
 
 const struct workload workload_load = {
     .name = "load",
-    .schema = "load/9",
+    .schema = "load/10",
     .summary = "reads samples from files or shards into batches",
     .item = "samples",
     .options = options,

@@ -21,6 +21,8 @@ const struct measure load_measures[] = {
     {"copy_bytes_per_s", COMBINE_NONE},
     {"copy_share", COMBINE_NONE},
     {"gds", COMBINE_FIRST},
+    {"decoded_by", COMBINE_FIRST},
+    {"resident_share", COMBINE_MIN},
     {"open_p50_s", COMBINE_MAX},
     {"open_p99_s", COMBINE_MAX},
     {"open_p999_s", COMBINE_MAX},
@@ -181,6 +183,10 @@ enum status load_observe(const void *input, const struct variant *variant, void 
         measures_put(measures, "checksum", "%016llx", (unsigned long long)result->checksum.sum);
         if (result->gds)
             measures_put(measures, "gds", "%s", result->gds);
+        if (result->decoder)
+            measures_put(measures, "decoded_by", "%s", result->decoder);
+        if (((const struct load_traits *)variant->traits)->resident)
+            measures_put(measures, "resident_share", "%.4f", load->control->resident_share);
         if (load->decode)
             measures_put(measures, "decode_s", "%.6g", result->decode_s);
         if (load->augment)
@@ -197,8 +203,11 @@ enum status load_measure(const void *input, const struct variant *variant, void 
     const struct load_traits *traits = variant->traits;
     const struct dataset *dataset = load->dataset;
     bool kept = load->cache == LOAD_WARM || !traits->timed_unless_warm;
-    measures_put(measures, "timed_stages", "%s%s%s", kept ? traits->timed : traits->timed_unless_warm,
-                 load->decode ? "+decode" : "", load->augment ? "+augment" : "");
+    const char *timed = kept ? traits->timed : traits->timed_unless_warm;
+    if (traits->resident && load->control->resident_share < 1)
+        timed = traits->timed_unless_resident;
+    measures_put(measures, "timed_stages", "%s%s%s", timed, load->decode ? "+decode" : "",
+                 load->augment ? "+augment" : "");
     measures_put(measures, "store", "%s", dataset->shards ? "shards" : "files");
     if (dataset->shards)
         measures_put(measures, "shards", "%u", dataset->file_count);

@@ -1,0 +1,41 @@
+/* Cuts out a part of each decoded image, resizes it, turns it upright, flips it, normalises it, and writes it
+ * to its slot of a tensor. The bytes before normalisation are those of resample.h, so they equal the CPU's.
+ */
+#ifndef FDSL_CUDA_LOAD_FIT_CUH
+#define FDSL_CUDA_LOAD_FIT_CUH
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "core/dtype.h"
+#include "core/status.h"
+#include "data/orientation.h"
+
+#define FIT_CHANNELS_MAX 3
+
+/* One image. */
+struct fit_entry {
+    const uint8_t *pixels;  /* device memory: the first pixel of the part; three bytes per pixel */
+    uint32_t stride;        /* bytes per row */
+    uint32_t width, height; /* of the part */
+    uint32_t slot;
+    struct orientation turn;
+    bool flip;
+};
+
+/* Arguments of the kernel. All pointers are device pointers. */
+struct fit {
+    const struct fit_entry *entries;
+    uint32_t count, res, channels; /* `channels`: 1 or 3 */
+    bool interleaved;              /* NHWC instead of NCHW */
+    enum dtype tensor;             /* DTYPE_STORED: bytes, without scale and bias */
+    float scale[FIT_CHANNELS_MAX], bias[FIT_CHANNELS_MAX];
+    uint8_t *slots;
+    uint64_t stride; /* bytes per slot */
+};
+
+/* Launches the kernel on the stream; launches nothing if `count` is 0. Parts must be at most
+ * PICTURE_SCALE_MAX (load/arrays.h) times as wide and as high as the output. STATUS_FAILED on CUDA errors. */
+enum status fit_launch(const struct fit *fit, cudaStream_t stream);
+
+#endif

@@ -1,0 +1,59 @@
+/* Decodes batches of JPEG files with nvJPEG, into device memory. */
+#ifndef FDSL_CUDA_LOAD_IMAGE_DECODER_CUH
+#define FDSL_CUDA_LOAD_IMAGE_DECODER_CUH
+
+#include <atomic>
+#include <mutex>
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "core/status.h"
+#include "load/input.h"
+#include "load/nvjpeg.h"
+
+struct image_decoder {
+    enum decoder kind; /* what DECODER_AUTO became; with DECODER_CPU, no batch may be decoded */
+    const struct nvjpeg *library;
+    nvjpeg_handle handle;
+    /* The engines decode one batch at a time: calls from several threads make each other slower. */
+    std::mutex turn;
+    std::atomic<uint64_t> bytes; /* memory that nvJPEG has allocated, pinned and on the device */
+};
+
+/* A batch of at most `room` files, and nvJPEG's memory for it. One thread at a time can use it. */
+struct image_batch {
+    nvjpeg_state state;
+    uint32_t room, count, begun; /* `begun`: number of images that nvJPEG expects per batch */
+    const uint8_t **files;
+    size_t *sizes;
+    struct nvjpeg_image *images;
+    bool *broken; /* set by image_batch_decode(): nvJPEG could not decode the image */
+};
+
+/* Opens a decoder on the current device. DECODER_AUTO becomes DECODER_HARDWARE if the GPU has JPEG engines,
+ * otherwise DECODER_HYBRID, or DECODER_CPU without nvJPEG. STATUS_UNAVAILABLE, with the remedy, if the wanted
+ * kind does not exist here. The caller closes the decoder, also after a failure. */
+enum status image_decoder_open(struct image_decoder *decoder, enum decoder wanted);
+void image_decoder_close(struct image_decoder *decoder);
+
+/* Largest difference between a byte that the decoder computes and the byte that libjpeg-turbo computes, for
+ * images that arrays_open() assigns to the device. The engines' coefficients and chroma equal libjpeg's;
+ * their conversion to RGB may round differently. The hybrid decoder's luma and chroma differ by at most 1
+ * (measured), so RGB = Y + 1.772 (C - 128) at most differs by 1 + 1.772 + rounding: at most 3. A resized
+ * image has the same bounds, because the weights of its mean are positive and add up to 1. */
+uint32_t image_decoder_tolerance(enum decoder kind);
+
+enum status image_batch_open(struct image_decoder *decoder, uint32_t room, struct image_batch *batch);
+void image_batch_close(const struct image_decoder *decoder, struct image_batch *batch);
+
+/* Adds a file. Its bytes, preferably in pinned memory, must stay valid until the stream has decoded the
+ * batch. `pixels`: device memory for three bytes per pixel, rows without gaps. */
+void image_batch_add(struct image_batch *batch, const uint8_t *file, size_t size, uint8_t *pixels,
+                     uint32_t width);
+
+/* Decodes the batch on the stream. If nvJPEG refuses the batch, decodes each image alone, and sets `broken`
+ * of those that it refuses again. STATUS_FAILED on CUDA errors. Thread safe for different batches. */
+enum status image_batch_decode(struct image_decoder *decoder, struct image_batch *batch, cudaStream_t stream);
+
+#endif

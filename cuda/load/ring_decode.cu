@@ -1,0 +1,360 @@
+#include "load/ring_decode.cuh"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/check.cuh"
+#include "common/stream.cuh"
+#include "core/phase.h"
+#include "core/timer.h"
+#include "data/draws.h"
+#include "load/fit.cuh"
+
+#define PIXEL_ALIGNMENT 256 /* in bytes, of decoded images */
+/* Room for decoded pixels, per byte of a chunk. Photographs of good quality have about 12 bytes of pixels per
+ * byte of JPEG; a chunk that needs more room has fewer samples. */
+#define PIXELS_PER_BYTE 16
+#define FITTED_PER_BYTE 2 /* the same for images that a thread decodes */
+
+/* ---- Room ---- */
+
+static uint64_t align_to(uint64_t bytes, uint64_t alignment)
+{
+    return (bytes + alignment - 1) / alignment * alignment;
+}
+
+static bool is_on_device(const struct ring *ring, uint32_t sample)
+{
+    return ring->decoder.kind != DECODER_CPU && ring->delivery.arrays.pictures[sample].on_device;
+}
+
+static uint64_t decoded_bytes(const struct jpeg_shape *shape)
+{
+    return align_to((uint64_t)3 * shape->width * shape->height, PIXEL_ALIGNMENT);
+}
+
+static uint64_t fitted_bytes(const struct load *load)
+{
+    return align_to((uint64_t)3 * load->fit.res * load->fit.res, PIXEL_ALIGNMENT);
+}
+
+bool ring_decode_fits(const struct ring *ring, uint32_t sample, struct picture_room *room)
+{
+    if (is_on_device(ring, sample))
+        room->pixels += decoded_bytes(&ring->delivery.arrays.pictures[sample].shape);
+    else
+        room->fitted += fitted_bytes(ring->delivery.load);
+    return room->pixels <= ring->room.pixels && room->fitted <= ring->room.fitted;
+}
+
+enum status ring_decode_begin(struct ring *ring, const struct load *load)
+{
+    uint64_t largest = 0;
+    bool others = false;
+    TRY(image_decoder_open(&ring->decoder, load->decoder));
+    ring->delivery.tolerance = image_decoder_tolerance(ring->decoder.kind);
+    ring->delivery.result.decoder = decoder_names[ring->decoder.kind];
+    for (uint32_t i = 0; i < load->dataset->sample_count; i++)
+        if (is_on_device(ring, i)) {
+            uint64_t bytes = decoded_bytes(&ring->delivery.arrays.pictures[i].shape);
+            largest = bytes > largest ? bytes : largest;
+        } else
+            others = true;
+    uint64_t pixels = PIXELS_PER_BYTE * ring->data_bytes, fitted = FITTED_PER_BYTE * ring->data_bytes;
+    ring->room.pixels = largest == 0 || pixels > largest ? pixels : largest;
+    ring->room.fitted = fitted > fitted_bytes(load) ? fitted : fitted_bytes(load);
+    if (largest == 0)
+        ring->room.pixels = 0;
+    if (!others)
+        ring->room.fitted = 0;
+    return STATUS_OK;
+}
+
+enum status ring_decode_open(struct ring_worker *worker)
+{
+    struct ring *ring = worker->ring;
+    worker->decoding = static_cast<struct ring_decoding *>(calloc(1, sizeof *worker->decoding));
+    if (!worker->decoding)
+        return status_set(STATUS_FAILED, "out of memory");
+    if (ring->room.pixels > 0)
+        CUDA_TRY(cudaMalloc(&worker->decoding->pixels, ring->room.pixels));
+    return image_batch_open(&ring->decoder, ring->table_max, &worker->decoding->batch);
+}
+
+void ring_decode_close(struct ring_worker *worker)
+{
+    if (!worker->decoding)
+        return;
+    image_batch_close(&worker->ring->decoder, &worker->decoding->batch);
+    image_scratch_close(&worker->decoding->scratch);
+    (void)cudaFree(worker->decoding->pixels);
+    free(worker->decoding);
+}
+
+/* ---- Decoding ---- */
+
+/* A chunk that is being decoded. */
+struct decoding {
+    struct ring_worker *worker;
+    const struct load *load;
+    uint32_t index, epoch;
+    uint64_t pixels, fitted; /* where the next image goes: offset in decoding->pixels, and in the buffer */
+};
+
+static const struct dataset_member *image_of(const struct decoding *job, uint32_t sample)
+{
+    const struct dataset_sample *from = &job->load->dataset->samples[sample];
+    return &job->load->dataset->members[from->member + from->image];
+}
+
+/* Returns the file of an image in the host buffer. */
+static const uint8_t *file_of(const struct decoding *job, const struct unpack_entry *entry)
+{
+    const struct ring *ring = job->worker->ring;
+    const struct dataset_sample *sample = &job->load->dataset->samples[entry->sample];
+    return ring_host(job->worker, job->index) + entry->at +
+           ring->delivery.arrays.samples[entry->sample].at[sample->image];
+}
+
+/* Decodes and fits an image in this thread. The kernel will then "resize" it to its own size, which changes
+ * nothing. */
+static enum status decode_here(struct decoding *job, const struct unpack_entry *entry, struct fit_entry *fit)
+{
+    const struct dataset_member *member = image_of(job, entry->sample);
+    struct image_fit how = job->worker->ring->delivery.fit;
+    struct image image;
+    bool is_image;
+    how.channels = 3;
+    TRY(image_fit(&how, members_format(member->extension), file_of(job, entry), member->size, job->epoch,
+                  entry->sample, &job->worker->decoding->scratch, &image, &is_image));
+    if (!is_image)
+        return status_set(STATUS_FAILED, "'%s' is not an image", member->extension);
+    memcpy(ring_host(job->worker, job->index) + job->fitted, image.pixels, (size_t)3 * how.res * how.res);
+    fit->pixels = ring_device(job->worker, job->index) + job->fitted;
+    fit->width = fit->height = how.res;
+    fit->stride = 3 * how.res;
+    job->fitted += fitted_bytes(job->load);
+    return STATUS_OK;
+}
+
+/* Returns the failure of a file whose markers are damaged, with libjpeg's words if it fails as well. */
+static enum status damaged(struct decoding *job, const struct unpack_entry *entry)
+{
+    const struct dataset_member *member = image_of(job, entry->sample);
+    struct image image;
+    bool is_image;
+    TRY(image_fit(&job->worker->ring->delivery.fit, members_format(member->extension), file_of(job, entry),
+                  member->size, job->epoch, entry->sample, &job->worker->decoding->scratch, &image,
+                  &is_image));
+    return status_set(STATUS_FAILED, "the markers of this JPEG file are damaged");
+}
+
+/* Adds an image to the batch that the device decodes. */
+static enum status decode_there(struct decoding *job, const struct unpack_entry *entry, struct fit_entry *fit)
+{
+    struct ring_decoding *decoding = job->worker->decoding;
+    const struct jpeg_shape *shape = &job->worker->ring->delivery.arrays.pictures[entry->sample].shape;
+    const uint8_t *file = file_of(job, entry);
+    size_t size = image_of(job, entry->sample)->size;
+    uint8_t *pixels = decoding->pixels + job->pixels;
+    struct image_box box;
+    TRY(image_fit_part(&job->load->fit, shape, job->epoch, entry->sample, &box, &fit->turn));
+    if (!jpeg_intact(file, size))
+        return damaged(job, entry);
+    image_batch_add(&decoding->batch, file, size, pixels, shape->width);
+    fit->stride = 3 * shape->width;
+    fit->pixels = pixels + (uint64_t)box.top * fit->stride + 3 * box.left;
+    fit->width = box.width;
+    fit->height = box.height;
+    job->pixels += decoded_bytes(shape);
+    return STATUS_OK;
+}
+
+/* Records the sample of an entry as lost. The error message is already set. */
+static enum status lose(struct decoding *job, const struct unpack_entry *entry, enum status status)
+{
+    struct output_queue *queue = job->worker->chunks[job->index].share->queue;
+    const struct dataset *dataset = job->load->dataset;
+    const struct dataset_member *member = image_of(job, entry->sample);
+    queue->held[entry->slot] = DELIVERY_LOST;
+    status_prefix(status, "%s/%s: offset %llu: sample '%s'", dataset->path, dataset->files[member->file].name,
+                  (unsigned long long)member->offset, dataset->samples[entry->sample].key);
+    return queue_lose(queue, entry->sample, status);
+}
+
+/* Decodes the images that this thread decodes, and adds the others to the batch. Removes entries of broken
+ * images. */
+static enum status decode_each(struct decoding *job, struct unpack_entry *entries, uint32_t *count,
+                               struct fit_entry *fits)
+{
+    const struct load *load = job->load;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < *count; i++) {
+        const struct unpack_entry entry = entries[i];
+        struct fit_entry fit = {};
+        enum status status = is_on_device(job->worker->ring, entry.sample) ? decode_there(job, &entry, &fit)
+                                                                           : decode_here(job, &entry, &fit);
+        if (status != STATUS_OK) {
+            TRY(lose(job, &entry, status));
+            continue;
+        }
+        fit.slot = entry.slot;
+        fit.flip =
+            load->augment &&
+            draw_move(&load->augmentation.move, load->augmentation.seed, job->epoch, entry.sample).flip;
+        entries[kept] = entry;
+        fits[kept++] = fit;
+    }
+    *count = kept;
+    return STATUS_OK;
+}
+
+/* Decodes the batch on the device. Removes entries of images that nvJPEG refused. The batch has the images of
+ * the entries in the same order, without those that this thread decoded. */
+static enum status decode_batch(struct decoding *job, struct unpack_entry *entries, uint32_t *count,
+                                struct fit_entry *fits)
+{
+    struct ring *ring = job->worker->ring;
+    struct image_batch *batch = &job->worker->decoding->batch;
+    uint32_t kept = 0, next = 0;
+    TRY(image_batch_decode(&ring->decoder, batch, job->worker->copies));
+    for (uint32_t i = 0; i < *count; i++) {
+        if (is_on_device(ring, entries[i].sample) && batch->broken[next++]) {
+            TRY(lose(job, &entries[i], status_set(STATUS_FAILED, "nvJPEG cannot decode this image")));
+            continue;
+        }
+        entries[kept] = entries[i];
+        fits[kept++] = fits[i];
+    }
+    *count = kept;
+    return STATUS_OK;
+}
+
+enum status ring_decode(struct ring_worker *worker, uint32_t index, struct unpack_entry *entries,
+                        uint32_t *count, uint64_t *fits, uint64_t *end)
+{
+    const struct chunk *chunk = &worker->chunks[index];
+    double begin_s = timer_now_s();
+    *fits = align_to(*end, alignof(struct fit_entry));
+    struct fit_entry *fit = reinterpret_cast<struct fit_entry *>(ring_host(worker, index) + *fits);
+    struct decoding job = {worker, worker->ring->delivery.load,
+                           index,  chunk->epoch,
+                           0,      align_to(*fits + *count * sizeof *fit, PIXEL_ALIGNMENT)};
+    worker->decoding->batch.count = 0;
+    TRY(decode_each(&job, entries, count, fit));
+    if (worker->unpacked_latest) /* The kernel of the previous chunk reads its pixels. The JPEG engines do not
+                                  * wait for the stream, so the host waits. */
+        CUDA_TRY(cudaEventSynchronize(worker->unpacked_latest));
+    TRY(decode_batch(&job, entries, count, fit));
+    *end = job.fitted;
+    worker->decoding->time_s += timer_now_s() - begin_s;
+    return STATUS_OK;
+}
+
+enum status ring_decode_launch(const struct ring_worker *worker, uint32_t index, uint64_t fits,
+                               uint32_t count, cudaStream_t stream)
+{
+    const struct output_queue *queue = worker->chunks[index].share->queue;
+    const struct delivery *delivery = queue->delivery;
+    struct fit fit = {};
+    fit.entries = reinterpret_cast<const struct fit_entry *>(ring_device(worker, index) + fits);
+    fit.count = count;
+    fit.res = delivery->fit.res;
+    fit.channels = delivery->fit.channels;
+    fit.interleaved = delivery->load->interleaved;
+    fit.tensor = delivery->convert.tensor;
+    for (int c = 0; c < FIT_CHANNELS_MAX; c++) {
+        const struct convert convert = delivery_convert(delivery, c);
+        fit.scale[c] = convert.scale;
+        fit.bias[c] = convert.bias;
+    }
+    fit.slots = queue->tensor;
+    fit.stride = delivery->stride;
+    return fit_launch(&fit, stream);
+}
+
+/* ---- nvJPEG alone ---- */
+
+#define RATE_IMAGES 256
+#define RATE_ROUNDS 8
+
+/* Images in pinned memory, and room for their pixels. */
+struct rate_test {
+    struct image_batch batch;
+    cudaStream_t stream;
+    uint8_t *files, *pixels;
+    uint64_t sample_bytes; /* of all images of the batch, with their labels */
+};
+
+/* Chooses the images. Sets `*file_bytes` and `*pixel_bytes` to the memory that they need. */
+static uint32_t choose_images(const struct ring *ring, uint32_t *chosen, uint64_t *file_bytes,
+                              uint64_t *pixel_bytes)
+{
+    const struct dataset *dataset = ring->delivery.load->dataset;
+    uint32_t count = 0;
+    *file_bytes = *pixel_bytes = 0;
+    for (uint32_t i = 0; i < dataset->sample_count && count < RATE_IMAGES; i++)
+        if (is_on_device(ring, i)) {
+            const struct dataset_sample *sample = &dataset->samples[i];
+            *file_bytes += dataset->members[sample->member + sample->image].size;
+            *pixel_bytes += decoded_bytes(&ring->delivery.arrays.pictures[i].shape);
+            chosen[count++] = i;
+        }
+    return count;
+}
+
+static enum status fill_batch(struct ring *ring, struct rate_test *test)
+{
+    const struct dataset *dataset = ring->delivery.load->dataset;
+    uint32_t chosen[RATE_IMAGES];
+    uint64_t file_bytes, pixel_bytes, file_at = 0, pixel_at = 0;
+    uint32_t count = choose_images(ring, chosen, &file_bytes, &pixel_bytes);
+    struct plain *plain = &ring->delivery.queues[0].plain;
+    TRY(image_batch_open(&ring->decoder, count, &test->batch));
+    CUDA_TRY(cudaMallocHost(&test->files, file_bytes));
+    CUDA_TRY(cudaMalloc(&test->pixels, pixel_bytes));
+    TRY(stream_open(&test->stream));
+    for (uint32_t i = 0; i < count; i++) {
+        const struct dataset_sample *sample = &dataset->samples[chosen[i]];
+        const struct dataset_member *member = &dataset->members[sample->member + sample->image];
+        const struct jpeg_shape *shape = &ring->delivery.arrays.pictures[chosen[i]].shape;
+        TRY(plain_bytes(plain, member, member->size, test->files + file_at));
+        image_batch_add(&test->batch, test->files + file_at, member->size, test->pixels + pixel_at,
+                        shape->width);
+        file_at += member->size;
+        pixel_at += decoded_bytes(shape);
+        test->sample_bytes += sample->bytes;
+    }
+    return STATUS_OK;
+}
+
+static enum status time_batches(struct ring *ring, struct rate_test *test, double *bytes_per_s)
+{
+    double begin_s = 0;
+    for (int round = -1; round < RATE_ROUNDS; round++) { /* round -1 allocates memory */
+        TRY(image_batch_decode(&ring->decoder, &test->batch, test->stream));
+        if (round < 0) {
+            CUDA_TRY(cudaStreamSynchronize(test->stream));
+            begin_s = timer_now_s();
+        }
+    }
+    CUDA_TRY(cudaStreamSynchronize(test->stream));
+    *bytes_per_s = (double)test->sample_bytes * RATE_ROUNDS / (timer_now_s() - begin_s);
+    return STATUS_OK;
+}
+
+enum status ring_decode_rate(struct ring *ring, double *bytes_per_s)
+{
+    struct rate_test test = {};
+    enum status status = fill_batch(ring, &test);
+    if (status == STATUS_OK)
+        status = time_batches(ring, &test, bytes_per_s);
+    if (test.stream) {
+        (void)cudaStreamSynchronize(test.stream);
+        (void)cudaStreamDestroy(test.stream);
+    }
+    image_batch_close(&ring->decoder, &test.batch);
+    (void)cudaFreeHost(test.files);
+    (void)cudaFree(test.pixels);
+    return status;
+}

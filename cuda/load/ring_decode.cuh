@@ -1,0 +1,34 @@
+/* The part of a ring that decodes images (--decode). A worker decodes the JPEG files of a chunk on the
+ * device, all others in its own thread, and then fits all of them into their slots with one kernel. */
+#ifndef FDSL_CUDA_LOAD_RING_DECODE_CUH
+#define FDSL_CUDA_LOAD_RING_DECODE_CUH
+
+#include "load/ring.cuh"
+
+/* Opens the decoder of a ring and computes the room for pixels. Call after the sizes of the ring's buffers
+ * are known, except for `fitted_bytes`, which the caller adds to the size of a buffer. */
+enum status ring_decode_begin(struct ring *ring, const struct load *load);
+
+enum status ring_decode_open(struct ring_worker *worker);
+void ring_decode_close(struct ring_worker *worker);
+
+/* Adds the room that the image of a sample needs to `*room`. Returns whether it still fits. */
+bool ring_decode_fits(const struct ring *ring, uint32_t sample, struct picture_room *room);
+
+/* Decodes the images of a chunk in host buffer `index`. `entries` are the `*count` entries of the chunk's
+ * table; entries of broken images are removed, and their samples recorded as lost. Writes the fit entries to
+ * the buffer, from `*end` on, and then the pixels of images that this thread decoded. Sets `*end` to the end
+ * of these, and `*fits` to the offset of the fit entries. */
+enum status ring_decode(struct ring_worker *worker, uint32_t index, struct unpack_entry *entries,
+                        uint32_t *count, uint64_t *fits, uint64_t *end);
+
+/* Launches the kernel that fits the images of the chunk whose fit entries are at `fits` in device buffer
+ * `index`. */
+enum status ring_decode_launch(const struct ring_worker *worker, uint32_t index, uint64_t fits,
+                               uint32_t count, cudaStream_t stream);
+
+/* Measures the rate of nvJPEG alone, in bytes of samples per second. The first images of the data set are in
+ * pinned memory; one thread decodes batches of 256 of them. Requires an image that the device decodes. */
+enum status ring_decode_rate(struct ring *ring, double *bytes_per_s);
+
+#endif
