@@ -1,12 +1,15 @@
 /* fdsl-bench: parse, select, run, report. */
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "core/config.h"
 #include "core/file.h"
 #include "core/status.h"
 #include "core/variant.h"
+#include "core/words.h"
 #include "machine/comm.h"
+#include "run/advise.h"
 #include "run/command.h"
 #include "run/compare.h"
 #include "run/report.h"
@@ -19,6 +22,34 @@
 #ifndef FDSL_VERSION
 #define FDSL_VERSION "unknown"
 #endif
+
+/* Commands that are words. They need no other ranks, and take their own options; argv[0] is the word. */
+static const struct command {
+    const char *name;
+    enum status (*run)(int argc, char *argv[]);
+} commands[] = {{"advise", advise_run}, {"compare", compare_run}};
+
+/* Returns the command that the first argument names, or is similar to, or NULL. */
+static const struct command *find_command(int argc, char *argv[])
+{
+    const char *names[COUNT_OF(commands)];
+    for (size_t i = 0; i < COUNT_OF(commands); i++)
+        names[i] = commands[i].name;
+    const char *nearest =
+        argc > 1 && argv[1][0] != '-' ? nearest_word(argv[1], names, COUNT_OF(commands)) : NULL;
+    for (size_t i = 0; nearest && i < COUNT_OF(commands); i++)
+        if (strcmp(nearest, commands[i].name) == 0)
+            return &commands[i];
+    return NULL;
+}
+
+static enum status run_command(const struct command *command, int argc, char *argv[])
+{
+    if (strcmp(argv[0], command->name) != 0)
+        return status_set(STATUS_USAGE, "unknown command '%.80s'; did you mean '%s'?", argv[0],
+                          command->name);
+    return command->run(argc, argv);
+}
 
 /* Performs --help, --version, --list, --env or --verify-set. These need no variant and no other ranks. */
 static enum status inform(struct settings *settings)
@@ -77,8 +108,9 @@ int main(int argc, char *argv[])
     struct launcher launcher;
     if (launcher_find(&launcher))
         status_launched((int)launcher.rank, (int)launcher.ranks);
-    if (compare_wanted(argc, argv))
-        return launcher_rank() == 0 ? (int)conclude(compare_run(argc - 1, argv + 1)) : 0;
+    const struct command *command = find_command(argc, argv);
+    if (command)
+        return launcher_rank() == 0 ? (int)conclude(run_command(command, argc - 1, argv + 1)) : 0;
     enum status status = variant_table_check();
     if (status == STATUS_OK)
         status = config_read(argc, argv, &config);

@@ -127,14 +127,25 @@ Test(make, help_names_the_goals)
     cr_expect_not(strstr(out, "VERSION  :="), "the help must end after the comment at the top");
 }
 
-/* The program opens cuFile by name at run time, so building an image without it succeeds. */
-Test(make, images_contain_cufile)
+/* The program opens cuFile and nvJPEG by name at run time, so building an image without them succeeds. */
+Test(make, images_contain_libraries_that_are_opened_by_name)
 {
     static const char *const recipes[] = {"Dockerfile", "fdsl-bench.def"};
-    EXPECT(0, "grep -oE 'libcufile[.]so[.][0-9]+' cuda/load/cufile.cu | sort -u >name && [ -s name ]");
+    EXPECT(0, "grep -oE 'libcufile[.]so[.][0-9]+' cuda/load/cufile.cu | sort -u >name && [ -s name ] && "
+              "grep -oE 'libnvjpeg[.]so[.]12' cuda/load/nvjpeg.cu >name2 && [ -s name2 ]");
     for (size_t i = 0; i < COUNT_OF(recipes); i++) {
         EXPECT(0, "sed '/^FROM ubuntu/,$d; /^Stage: final/,$d' scripts/packaging/%s >stage", recipes[i]);
         EXPECT(0, "grep \"cp .*/$(cat name) /opt/fdsl-bench/lib/\" stage");
+        EXPECT(0, "grep \"cp .*/$(cat name2) /opt/fdsl-bench/lib/\" stage");
         EXPECT(0, "grep 'LD_LIBRARY_PATH=/opt/fdsl-bench/lib' scripts/packaging/%s", recipes[i]);
     }
+}
+
+/* Images are built with these libraries if their headers are found, so they need them to start. */
+Test(make, images_contain_the_libraries_of_the_build)
+{
+    EXPECT(0, "for f in Dockerfile fdsl-bench.def; do for l in libpng16 libjpeg libcurl4 libjansson4 "
+              "libxxhash0; do "
+              "sed -n '/^FROM ubuntu/,$p; /^Stage: final/,$p' scripts/packaging/$f | grep -q \" $l\" || exit "
+              "1; done; done");
 }

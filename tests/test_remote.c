@@ -236,6 +236,7 @@ Test(servers, a_set_is_read_from_every_service)
     set_credentials();
     expect_same(urls, sizeof urls / sizeof *urls - 1);
     cr_expect_eq(shell("$P $N --data \"%s\"", urls[sizeof urls / sizeof *urls - 1]), 0, "%s", out);
+    cr_expect_eq(shell("$P $N --data file://$PWD/files/set"), 0, "a folder with an index: %s", out);
 }
 
 Test(servers, all_variants_for_shards_and_several_connections)

@@ -1,6 +1,6 @@
 # bash completion for fdsl-bench. Takes options and most values from the --help of the program that is being completed.
 
-# Prints the help of all options that fit the command line: the options of compare, or the options of --prepare, or the
+# Prints the help of all options that fit the command line: the options of advise or compare, or of --prepare, or the
 # common options and those of a workload. --workload or --variant selects the workload; the default is synth.
 _fdsl_bench_help()
 {
@@ -8,8 +8,8 @@ _fdsl_bench_help()
     for ((i = 1; i + 1 < ${#COMP_WORDS[@]}; i++)); do
         [[ ${COMP_WORDS[i]} != --workload && ${COMP_WORDS[i]} != --variant ]] || chosen=("${COMP_WORDS[i]}" "${COMP_WORDS[i + 1]}")
     done
-    if [[ ${COMP_WORDS[1]} == compare ]] && ((COMP_CWORD > 1)); then
-        "$1" compare --help
+    if [[ ${COMP_WORDS[1]} == @(advise|compare) ]] && ((COMP_CWORD > 1)); then
+        "$1" "${COMP_WORDS[1]}" --help
     elif [[ $words == *' --prepare '* ]]; then
         "$1" --prepare --help
         [[ $words != *' --from synth '* ]] || "$1" --workload synth --help
@@ -96,7 +96,7 @@ _fdsl_bench()
         ;;
     esac
     [[ $words ]] || words=$(_fdsl_bench_help "$program" | grep -oE '^  (-[a-z], )?--[a-z0-9-]+' | grep -oE -- '--.*' | sort -u)
-    ((COMP_CWORD > 1)) || words+=' compare'
+    ((COMP_CWORD > 1)) || words+=' advise compare'
     mapfile -t COMPREPLY < <(compgen -P "$before" -W "$words" -- "${current#"$before"}")
 }
 complete -F _fdsl_bench fdsl-bench

@@ -20,6 +20,12 @@ fdsl-bench \- benchmarks generating, loading and training on formula-driven imag
 .I DIR
 .RI [ options ]
 .br
+.B fdsl-bench advise \-\-data
+.I DIR
+.B \-\-compute
+.I MS
+.RI [ options ]
+.br
 .B fdsl-bench compare
 .I A.csv B.csv
 .RI [ options ]
@@ -42,8 +48,10 @@ HEAD
     "$program" --help --verbose | sed '/^lists and ranges/,$d'
     echo 'options of --prepare:'
     "$program" --prepare --help | sed -n '/^options:/d; /^options of\|^  -\|^    /p'
-    echo 'options of compare:'
-    "$program" compare --help | sed -n '/^options:/,/^$/{/^options:/d; p}'
+    for command in advise compare; do
+        echo "options of $command:"
+        "$program" $command --help | sed -n '/^options:/,/^$/{/^options:/d; p}'
+    done
     "$program" --help | sed -n '/^lists and ranges/,$p'
 } | awk '
     function escape(text) { gsub(/\\/, "\\e", text); gsub(/-/, "\\-", text); sub(/^\./, "\\\\\\&.", text); return text }

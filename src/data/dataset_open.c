@@ -451,7 +451,9 @@ static enum status open_place(const char *path, const struct remote_options *opt
             *slash = '\0'; /* messages append the names of files */
         return remote_open(path, options, &dataset->remote);
     }
-    dataset->directory = open(local ? local : path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (local) /* indexes are opened by path */
+        memmove(dataset->path, dataset->path + (local - path), strlen(local) + 1);
+    dataset->directory = open(dataset->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     return dataset->directory >= 0 ? STATUS_OK
                                    : status_set(STATUS_USAGE, "--data %s: %s", path, strerror(errno));
 }

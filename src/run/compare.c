@@ -234,20 +234,10 @@ static void free_comparison(struct comparison *comparison)
     free(comparison->pairs);
 }
 
-static const char command[] = "compare";
-
-bool compare_wanted(int argc, char *argv[])
-{
-    const char *const commands[] = {command};
-    return argc > 1 && argv[1][0] != '-' && nearest_word(argv[1], commands, 1);
-}
-
 enum status compare_run(int argc, char *argv[])
 {
     struct comparison comparison = {0};
     const char *paths[2] = {NULL};
-    if (strcmp(argv[0], command) != 0)
-        return status_set(STATUS_USAGE, "unknown command '%.80s'; did you mean '%s'?", argv[0], command);
     struct options options = {.tables = {{specs, COUNT_OF(specs), &comparison}},
                               .table_count = 1,
                               .operands_max = 2,

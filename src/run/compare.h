@@ -3,13 +3,7 @@
 #ifndef FDSL_RUN_COMPARE_H
 #define FDSL_RUN_COMPARE_H
 
-#include <stdbool.h>
-
 #include "core/status.h"
-
-/* Whether the first argument is the word "compare" or a misspelling of it. compare_run() refuses a
- * misspelling and suggests the word. */
-bool compare_wanted(int argc, char *argv[]);
 
 /* Compares two files and prints the result; argv[0] is the word "compare". STATUS_WRONG if a row of B is
  * slower or has wrong results (--strict: in more cases); STATUS_FAILED if a file cannot be read or no rows

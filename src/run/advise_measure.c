@@ -1,0 +1,109 @@
+/* One measurement of `advise`: a run of this program in a child process. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "run/advise_parts.h"
+#include "run/table.h"
+
+#define ARGUMENTS_MAX 64
+
+/* Runs in the child process. `errors` becomes its stderr. */
+static void become(const struct advise_run *run, const char *rows, int errors)
+{
+    const char *argv[ARGUMENTS_MAX] = {"fdsl-bench", "--workload", run->workload, "--out", rows};
+    size_t count = 5;
+    for (size_t i = 0; run->arguments[i] && count + 1 < ARGUMENTS_MAX; i++)
+        argv[count++] = run->arguments[i];
+    signal(SIGINT, SIG_DFL);
+    int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (nothing >= 0 && dup2(nothing, STDIN_FILENO) >= 0 && dup2(nothing, STDOUT_FILENO) >= 0 &&
+        dup2(errors, STDERR_FILENO) >= 0)
+        execv("/proc/self/exe", (char *const *)argv);
+    dprintf(errors, "cannot start a run: %s\n", strerror(errno));
+    _exit(STATUS_FAILED);
+}
+
+/* Reads everything that the child prints, and keeps the last line of it in `line`. */
+static void read_last_line(int from, char *line, size_t size)
+{
+    char text[4096];
+    size_t held = 0;
+    ssize_t count;
+    while ((count = read(from, text + held, sizeof text - 1 - held)) > 0 || (count < 0 && errno == EINTR)) {
+        held += count > 0 ? (size_t)count : 0;
+        if (held > sizeof text / 2) { /* keep the end */
+            memmove(text, text + held - sizeof text / 4, sizeof text / 4);
+            held = sizeof text / 4;
+        }
+    }
+    while (held > 0 && text[held - 1] == '\n')
+        held--;
+    text[held] = '\0';
+    const char *last = strrchr(text, '\n');
+    last = last ? last + 1 : text;
+    last += strncmp(last, "fdsl-bench: ", 12) == 0 ? 12 : 0;
+    snprintf(line, size, "%.*s", (int)size - 1, last);
+}
+
+/* Runs the child and waits for it. The terminal also sends an interrupt to the child; this program ignores it
+ * until the child has ended, so that it can remove its files. */
+static enum status run_child(const struct advise_run *run, const char *rows)
+{
+    char line[512];
+    int report[2], outcome = 0;
+    if (pipe2(report, O_CLOEXEC) != 0)
+        return status_set(STATUS_FAILED, "cannot start a run: %s", strerror(errno));
+    void (*on_interrupt)(int) = signal(SIGINT, SIG_IGN);
+    pid_t child = fork();
+    if (child == 0)
+        become(run, rows, report[1]);
+    close(report[1]);
+    if (child < 0) {
+        close(report[0]);
+        signal(SIGINT, on_interrupt);
+        return status_set(STATUS_FAILED, "cannot start a run: %s", strerror(errno));
+    }
+    read_last_line(report[0], line, sizeof line);
+    close(report[0]);
+    while (waitpid(child, &outcome, 0) < 0 && errno == EINTR)
+        ;
+    signal(SIGINT, on_interrupt);
+    if (WIFSIGNALED(outcome))
+        return status_set(STATUS_FAILED, "a run was ended by signal %d", WTERMSIG(outcome));
+    return WEXITSTATUS(outcome) == STATUS_OK ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "%s", line);
+}
+
+static double number(const struct table *table, const char *column)
+{
+    const char *cell = table_cell(table, table->rows - 1, table_column(table, column));
+    char *end;
+    double value = strtod(cell, &end);
+    return *cell && *end == '\0' ? value : NAN;
+}
+
+enum status advise_measure(const struct advise_run *run, struct advise_row *row)
+{
+    char rows[PATH_MAX];
+    struct table table = {0};
+    snprintf(rows, sizeof rows, "%s/%s.csv", run->folder, run->workload);
+    TRY(run_child(run, rows));
+    enum status status = table_read(rows, &table);
+    if (status == STATUS_OK && table.rows == 0)
+        status = status_set(STATUS_FAILED, "%s has no rows", rows);
+    if (status == STATUS_OK)
+        *row = (struct advise_row){.items_per_s = number(&table, "items_per_s"),
+                                   .stall_share = number(&table, "stall_share"),
+                                   .step_s = number(&table, "step_s"),
+                                   .memory_bytes = number(&table, "peak_memory_bytes"),
+                                   .joules_per_item = number(&table, "energy_j_per_item")};
+    table_free(&table);
+    return status;
+}
