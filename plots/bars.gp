@@ -3,7 +3,7 @@
 # one per kind of bar (share in %, y, text), then the names of bars (y, name) and the headings (y, text).
 load 'plots/common.gp'
 set xrange [0:x_high]
-set xtics 0, 20 * ceil(x_high / 140.0)
+set xtics 0, (x_high > 20 ? 20 * ceil(x_high / 140.0) : x_high > 2 ? 2 : 0.2)
 set xlabel x_name
 set yrange [y_low:y_high]
 unset ytics

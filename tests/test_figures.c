@@ -11,7 +11,7 @@ static const char *const names[] = {
     "loading", "loading_threads", "loading_cold", "loading_latency", "loading_loops", "learning_loss",
     "learning_accuracy", "learning_time", "fine_tuning", "monitor_loading", "break_even", "training_time",
     "pretraining_tiny", "pretraining_base", "pretraining_accuracy", "pretraining_loss", "exchange",
-    "training_ranks", "pipeline", "balance", "loading_ranks", "ops"
+    "training_ranks", "pipeline", "balance", "loading_ranks", "ops", "decoding"
 };
 /* clang-format on */
 /* Indices in `names` at which a group of figures ends. */

@@ -406,27 +406,28 @@ Test(image, damaged_markers_are_found)
     kind.restart = 2;
     size_t size;
     uint8_t *bytes = encode(&kind, 200, 64, 1, &size), *copy = malloc(size + 10);
-    cr_expect(jpeg_intact(bytes, size));
+    cr_expect(jpeg_intact(bytes, size, 200, 64));
+    cr_expect(!jpeg_intact(bytes, size, 199, 64) && !jpeg_intact(bytes, size, 200, 65));
     for (size_t left = 0; left < size; left++)
-        cr_assert_not(jpeg_intact(bytes, left), "%zu of %zu bytes", left, size);
+        cr_assert_not(jpeg_intact(bytes, left, 200, 64), "%zu of %zu bytes", left, size);
     memcpy(copy, bytes, size);
     memset(copy + size, 0x55, 10); /* bytes after the end of the image do not matter */
-    cr_expect(jpeg_intact(copy, size + 10));
+    cr_expect(jpeg_intact(copy, size + 10, 200, 64));
     size_t scan = find_marker(bytes, size, 0, 0xda), restart = find_marker(bytes, size, scan, 0xd3);
     cr_assert(scan > 0 && restart > 0);
     copy[restart] = 0xd4; /* out of order */
-    cr_expect_not(jpeg_intact(copy, size));
+    cr_expect_not(jpeg_intact(copy, size, 200, 64));
     copy[restart] = 0xc4; /* a table between coded data */
-    cr_expect_not(jpeg_intact(copy, size));
+    cr_expect_not(jpeg_intact(copy, size, 200, 64));
     copy[restart] = 0; /* a coded byte instead of the restart: the next one is out of order */
-    cr_expect_not(jpeg_intact(copy, size));
+    cr_expect_not(jpeg_intact(copy, size, 200, 64));
     copy[restart] = 0xd3;
-    cr_expect(jpeg_intact(copy, size));
+    cr_expect(jpeg_intact(copy, size, 200, 64));
     copy[scan] = 0xdb; /* no scan */
-    cr_expect_not(jpeg_intact(copy, size));
+    cr_expect_not(jpeg_intact(copy, size, 200, 64));
     copy[scan] = 0xda;
     copy[2] = 0; /* no marker after the start */
-    cr_expect_not(jpeg_intact(copy, size));
+    cr_expect_not(jpeg_intact(copy, size, 200, 64));
     free(copy);
     free(bytes);
 }

@@ -472,6 +472,7 @@ enum status ring_run(void *state, uint64_t number, struct run_time *time)
     }
     enum status status = delivery_run(&ring->delivery, number, ring_read);
     ring->delivery.result.decode_s = 0;
+    ring->delivery.result.memory_bytes = ring->memory_bytes + ring->decoder.bytes;
     for (uint32_t w = 0; w < ring->delivery.workers; w++) {
         release(&ring->workers[w], ring->shares[w].opened); /* a failure may leave shards open */
         if (ring->workers[w].decoding)
@@ -536,7 +537,8 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
     TRY(memory_check(bytes, "the pinned buffers", "lower --ring, --chunk or --threads"));
     TRY(delivery_open(&ring->delivery, delivery_stream_slots(load, workers, ring->span),
                       bytes + workers * ring->room.pixels));
-    ring->delivery.result.memory_bytes += bytes; /* the pinned buffers */
+    ring->memory_bytes = ring->delivery.result.memory_bytes + bytes; /* with the pinned buffers */
+    ring->delivery.result.memory_bytes = ring->memory_bytes;
     ring->workers = static_cast<struct ring_worker *>(calloc(workers, sizeof *ring->workers));
     ring->shares = static_cast<struct ring_share *>(calloc(workers, sizeof *ring->shares));
     if (!ring->workers || !ring->shares)

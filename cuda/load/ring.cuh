@@ -119,7 +119,9 @@ struct ring {
     uint64_t buffer_bytes;    /* size of a buffer, including the table and, with --decode, fitted images */
     struct picture_room room; /* per chunk */
     struct image_decoder decoder;
-    uint64_t span; /* see delivery_span() */
+    uint64_t
+        memory_bytes; /* result.memory_bytes without nvJPEG's memory, which grows during the first runs */
+    uint64_t span;    /* see delivery_span() */
     struct ring_worker *workers;
     struct ring_share *shares; /* per worker */
 };

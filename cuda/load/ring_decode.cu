@@ -61,12 +61,8 @@ enum status ring_decode_begin(struct ring *ring, const struct load *load)
         } else
             others = true;
     uint64_t pixels = PIXELS_PER_BYTE * ring->data_bytes, fitted = FITTED_PER_BYTE * ring->data_bytes;
-    ring->room.pixels = largest == 0 || pixels > largest ? pixels : largest;
-    ring->room.fitted = fitted > fitted_bytes(load) ? fitted : fitted_bytes(load);
-    if (largest == 0)
-        ring->room.pixels = 0;
-    if (!others)
-        ring->room.fitted = 0;
+    ring->room.pixels = largest == 0 ? 0 : pixels > largest ? pixels : largest;
+    ring->room.fitted = !others ? 0 : fitted > fitted_bytes(load) ? fitted : fitted_bytes(load);
     return STATUS_OK;
 }
 
@@ -146,7 +142,7 @@ static enum status damaged(struct decoding *job, const struct unpack_entry *entr
     TRY(image_fit(&job->worker->ring->delivery.fit, members_format(member->extension), file_of(job, entry),
                   member->size, job->epoch, entry->sample, &job->worker->decoding->scratch, &image,
                   &is_image));
-    return status_set(STATUS_FAILED, "the markers of this JPEG file are damaged");
+    return status_set(STATUS_FAILED, "the markers of this JPEG file are damaged, or its size has changed");
 }
 
 /* Adds an image to the batch that the device decodes. */
@@ -159,7 +155,7 @@ static enum status decode_there(struct decoding *job, const struct unpack_entry 
     uint8_t *pixels = decoding->pixels + job->pixels;
     struct image_box box;
     TRY(image_fit_part(&job->load->fit, shape, job->epoch, entry->sample, &box, &fit->turn));
-    if (!jpeg_intact(file, size))
+    if (!jpeg_intact(file, size, shape->width, shape->height)) /* pixels of another size could overflow */
         return damaged(job, entry);
     image_batch_add(&decoding->batch, file, size, pixels, shape->width);
     fit->stride = 3 * shape->width;

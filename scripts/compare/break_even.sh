@@ -25,7 +25,7 @@
 #   SAMPLES (10000)             minimum number of images to read
 #   TIME (3)                    maximum seconds per row of reading, but at least MIN_SAMPLES runs
 #   MIN_SAMPLES (6)             minimum number of runs per row; a warm run has four epochs
-#   READERS (all)               any of files, files-omp, files-gpu, shards, shards-omp, shards-gpu, gpu-resident, png
+#   READERS (all)               any of files, files-omp, files-gpu, shards, shards-omp, shards-gpu, gpu-resident, png, jpeg
 #   CACHES (both if possible)   warm, cold
 #   WATCH (yes)                 if empty, the monitor records nothing
 #   FDSL_BENCH (./fdsl-bench)   the program
@@ -39,7 +39,7 @@ samples=${SAMPLES:-10000}
 shards=16 # at most this many threads can read
 max_time_s=${TIME:-3}
 min_samples=${MIN_SAMPLES:-6}
-read -ra wanted <<<"${READERS:-files files-omp files-gpu shards shards-omp shards-gpu gpu-resident png}"
+read -ra wanted <<<"${READERS:-files files-omp files-gpu shards shards-omp shards-gpu gpu-resident png jpeg}"
 read -ra wanted_caches <<<"${CACHES:-warm cold}"
 watched=${WATCH-yes}
 epochs=4 # per warm run; several, to average over the wait for the first batch of an epoch
@@ -55,7 +55,7 @@ die() { # exit status, text
 [[ $max_time_s =~ ^[0-9]*\.?[0-9]+$ ]] || die 2 "TIME=$max_time_s: give seconds"
 [[ $min_samples =~ ^[1-9][0-9]{0,5}$ ]] || die 2 "MIN_SAMPLES=$min_samples: give a whole number from 1"
 for name in "${wanted[@]}"; do
-    [[ $name =~ ^((files|shards)(-omp|-gpu)?|gpu-resident|png)$ ]] || die 2 "READERS: unknown reader '$name'"
+    [[ $name =~ ^((files|shards)(-omp|-gpu)?|gpu-resident|png|jpeg)$ ]] || die 2 "READERS: unknown reader '$name'"
 done
 for name in "${wanted_caches[@]}"; do [[ $name =~ ^(warm|cold)$ ]] || die 2 "CACHES: '$name' is neither warm nor cold"; done
 bench=$(command -v -- "${FDSL_BENCH:-$root/fdsl-bench}") || die 4 'fdsl-bench is not there; run make first'
@@ -112,7 +112,15 @@ choose() { # variants: prints the available ones
 
 mapfile -t generators < <(choose "${variants[@]}")
 ((${#generators[@]})) || die 4 'no generator of the table is available here'
-mapfile -t readers < <(choose "${wanted[@]/png/shards-omp}" | awk '!seen[$0]++')
+names=() # of variants
+for name in "${wanted[@]}"; do
+    case $name in
+    png) names+=(shards-omp) ;;
+    jpeg) names+=(shards-omp shards-gpu) ;;
+    *) names+=("$name") ;;
+    esac
+done
+mapfile -t readers < <(choose "${names[@]}" | awk '!seen[$0]++')
 ((${#readers[@]})) || die 4 'no reader is available: this build has no xxHash'
 if ! lacks=$("$bench" --variant "${generators[0]}" --compute 1 --dry-run 2>&1); then
     note "no training step is available, so only rates without a step are compared: ${lacks#fdsl-bench: }"
@@ -136,10 +144,12 @@ prepare() { # name, options ...
 
 prepare files --store files --encode npy
 prepare shards --store shards --shards $shards --encode npy
-# PNG images are compressed once and decoded in every epoch. This needs libpng.
-png=''
-! keep png "${wanted[@]}" || png=yes
-[[ ! $png ]] || prepare png --store shards --shards $shards --encode png || { png='' && note 'PNG is skipped'; }
+# PNG and JPEG images are compressed once and decoded in every epoch. This needs libpng and libjpeg-turbo.
+coded=()
+for format in png jpeg; do
+    keep $format "${wanted[@]}" || continue
+    if prepare $format --store shards --shards $shards --encode $format; then coded+=("$format"); else note "${format^^} is skipped"; fi
+done
 
 caches=()
 ! keep warm "${wanted_caches[@]}" || caches+=(warm)
@@ -173,29 +183,33 @@ generating_table() {
 }
 
 reading_lines() { # variant, set, cache, decode
-    local step dtype=- window=$shuffle runs=$epochs warmups=1
+    local step dtype=- window=$shuffle runs=$epochs warmups=1 size=- channels=-
+    [[ $1:$4 != shards-gpu:yes ]] || size=$res channels=1 # a GPU decodes into images of one size
     [[ $1 != *gpu* ]] || dtype=raw
     [[ $1 != files* && $1 != gpu-resident ]] || window=- # these loaders shuffle globally
     [[ $3 == warm ]] || runs=- warmups=0 # the page cache is emptied before each run, so a warm-up has no effect
     for step in "${steps[@]}"; do
-        printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\tyes\t%s\t%s\t%s\n' "$1" "$dir/$2" "$3" "$batch" "$threads" \
-            "$window" "$runs" "$dtype" "$4" "$step" "$warmups" "$min_samples" "$max_time_s"
+        printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\tyes\t%s\t%s\t%s\n' "$1" "$dir/$2" "$3" "$batch" "$threads" \
+            "$window" "$runs" "$dtype" "$4" "$size" "$channels" "$step" "$warmups" "$min_samples" "$max_time_s"
     done
 }
 
 reading_table() {
-    local variant cache
-    printf 'variant\tdata\tcache\tbatch\tthreads\tshuffle\tepochs\tdtype\tdecode\tcompute\tverify\twarmups\tmin-samples\tmax-time\n'
+    local variant cache format
+    printf 'variant\tdata\tcache\tbatch\tthreads\tshuffle\tepochs\tdtype\tdecode\tout-res\tchannels\tcompute\tverify\twarmups\tmin-samples\tmax-time\n'
     for variant in "${readers[@]}"; do
         for cache in "${caches[@]}"; do
-            keep "$variant" "${wanted[@]}" || continue # shards-omp may be needed for PNG only
+            keep "$variant" "${wanted[@]}" || continue # shards-omp and shards-gpu may be needed for PNG and JPEG only
             case $variant:$cache in
             gpu-resident:cold) ;; # gpu-resident reads the files only once, before the timing
             files*) reading_lines "$variant" files "$cache" - ;;
             *) reading_lines "$variant" shards "$cache" - ;;
             esac
         done
-        [[ $variant != shards-omp || ! $png || ${caches[0]} != warm ]] || reading_lines "$variant" png warm yes
+        [[ ${caches[0]} == warm ]] || continue
+        for format in "${coded[@]}"; do
+            [[ $variant != shards-omp && $variant:$format != shards-gpu:jpeg ]] || reading_lines "$variant" "$format" warm yes
+        done
     done
 }
 

@@ -42,7 +42,8 @@ def step_of(row):
 def source_of(row):
     if not row.is_load:
         return Source(GENERATED, row["variant"])
-    return Source(READ[row["cache"]], row["variant"] + (" png" if row["decode"] == "1" else ""))
+    decoded = "" if row["decode"] != "1" else " jpeg" if row["data"].rstrip("/").endswith("jpeg") else " png"
+    return Source(READ[row["cache"]], row["variant"] + decoded)
 
 
 def job_of(row):
@@ -263,7 +264,7 @@ def say(paths):
 # The colour and point of each source, whatever the state of the page cache. Values above 9 are complete line styles: naive
 # needs one because it shares a slot with files-omp.
 SLOTS = {**{name: SHARED_SLOTS[name.split()[0]] for name in ("fused", "bat", "gbase", "omp", "files-omp", "files-gpu", "shards-omp",
-                                                              "shards-omp png", "shards-gpu")},
+                                                              "shards-omp png", "shards-omp jpeg", "shards-gpu", "shards-gpu jpeg")},
          "gpu-resident": 93, "naive": 94}
 STYLE_GROUPS = {GENERATED: 1, READ["warm"]: 2, READ["cold"]: 5, READ["any"]: 3}
 
@@ -272,7 +273,8 @@ def style_of(source):
     """Returns a line style. The variant decides colour and point; the page cache or decoding decides the dashes."""
     if SLOTS[source.name] > 9:
         return SLOTS[source.name]
-    return 10 * (4 if source.name.endswith(" png") else STYLE_GROUPS[source.group]) + SLOTS[source.name]
+    group = 4 if source.name.endswith(" png") else 6 if source.name.endswith(" jpeg") else STYLE_GROUPS[source.group]
+    return 10 * group + SLOTS[source.name]
 
 
 def device_words(rows):

@@ -23,6 +23,7 @@ import sys
 sys.dont_write_bytecode = True
 import balance  # noqa: E402  (in this folder)
 import break_even  # noqa: E402
+import decoding  # noqa: E402
 import distributed  # noqa: E402
 import exchange  # noqa: E402
 import feeding  # noqa: E402
@@ -65,6 +66,7 @@ FIGURES = {
     "loading_latency": (loading.latency, "latency quantiles of open, read and close"),
     "loading_loops": (loading.loops, "500 epochs over 1000 video samples, by variant"),
     "loading_ranks": (loading_ranks.figure, "samples per second in loading vs. ranks, with ideal scaling and efficiency"),
+    "decoding": (decoding.figure, "images per second that loaders decode and resize"),
     "break_even": (break_even.figure, "images per second during a training step: generated or read"),
     "pipeline": (pipeline.figure, "bubble of a pipeline vs. micro-batches per step, measured and by formula"),
     "exchange": (exchange.figure, "time per all-reduce vs. size of the array, by variant"),

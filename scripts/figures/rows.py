@@ -28,8 +28,9 @@ DEFAULTS = {
 # --shift applies only with --augment; --mean and --std apply with --augment and to GPU variants.
 LOAD_DEFAULTS = {
     "data": "", "batch": "32", "shuffle": "1000", "seed": "0", "epochs": "1", "iodepth": "32", "block": "256",
-    "prefetch": "2", "cache": "warm", "on_error": "fail", "decode": "0", "augment": "0", "shift": "4", "mean": "0",
-    "std": "1", "dtype": "f16", "ring": "2", "chunk": "2048", "compute": "",
+    "prefetch": "2", "cache": "warm", "on_error": "fail", "decode": "0", "out_res": "", "fit": "resize", "channels": "3",
+    "layout": "nchw", "decoder": "auto", "augment": "0", "shift": "4", "mean": "0", "std": "1", "dtype": "f16", "ring": "2",
+    "chunk": "2048", "resident_bytes": "", "compute": "",
 }
 LATENCIES = tuple(f"{call}_{quantile}_s" for call in ("open", "read", "close") for quantile in ("p50", "p99", "p999"))
 
@@ -233,7 +234,7 @@ def columns_of(schema):
     workload = schema.split("/")[0]
     numbers, needed, others = {
         "synth": (NUMBERS + STEPS, NEEDED, tuple(DEFAULTS)),
-        "load": (LOAD_NUMBERS + STEPS, LOAD_NEEDED, ("store",) + tuple(LOAD_DEFAULTS)),
+        "load": (LOAD_NUMBERS + STEPS, LOAD_NEEDED, ("store", "decoded_by") + tuple(LOAD_DEFAULTS)),
         "train": (TRAIN_NUMBERS, TRAIN_NEEDED, TRAIN_PARAMETERS + ("init", "scaling", "parallel", "schedule")),
         "infer": (INFER_NUMBERS, INFER_NEEDED, INFER_PARAMETERS),
         "exchange": (EXCHANGE_NEEDED + ("wrong",), EXCHANGE_NEEDED, ("dtype",)),

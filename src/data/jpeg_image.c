@@ -4,16 +4,21 @@
 
 /* ---- Markers (ITU T.81, annex B) ---- */
 
+#define FRAME_BASELINE 0xc0
+#define FRAME_EXTENDED 0xc1 /* the same, with more tables */
+#define FRAME_BYTES    9    /* of a frame header, up to its width */
 #define START_OF_IMAGE 0xd8
 #define END_OF_IMAGE   0xd9
 #define START_OF_SCAN  0xda
 #define RESTART_0      0xd0
 #define RESTART_7      0xd7
 
-/* Returns the offset after the header of the scan, or 0 if there is none. */
-static size_t scan_in(const uint8_t *bytes, size_t size)
+/* Returns the offset after the header of the scan, or 0 if there is none, or no frame of this size before it.
+ */
+static size_t scan_in(const uint8_t *bytes, size_t size, uint32_t width, uint32_t height)
 {
     size_t at = 2;
+    bool framed = false;
     if (size < 4 || bytes[0] != 0xff || bytes[1] != START_OF_IMAGE)
         return 0;
     while (size - at >= 4 && bytes[at] == 0xff) {
@@ -25,17 +30,20 @@ static size_t scan_in(const uint8_t *bytes, size_t size)
         }
         if (length < 2 || length + 2 > size - at)
             return 0;
+        if ((marker == FRAME_BASELINE || marker == FRAME_EXTENDED) && length + 2 >= FRAME_BYTES)
+            framed = (uint32_t)(bytes[at + 5] << 8 | bytes[at + 6]) == height &&
+                     (uint32_t)(bytes[at + 7] << 8 | bytes[at + 8]) == width;
         at += length + 2;
         if (marker == START_OF_SCAN)
-            return at;
+            return framed ? at : 0;
     }
     return 0;
 }
 
-bool jpeg_intact(const uint8_t *bytes, size_t size)
+bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t height)
 {
     uint8_t restart = RESTART_0;
-    size_t at = scan_in(bytes, size);
+    size_t at = scan_in(bytes, size, width, height);
     const uint8_t *found = at ? memchr(bytes + at, 0xff, size - at) : NULL;
     for (; found && found + 1 < bytes + size; found = memchr(found, 0xff, (size_t)(bytes + size - found))) {
         uint8_t marker = *++found;

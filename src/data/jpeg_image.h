@@ -64,10 +64,11 @@ enum status jpeg_start(struct jpeg_decoder *decoder, struct jpeg_window window, 
  * Data after the last row of the window are not examined. */
 enum status jpeg_read(struct jpeg_decoder *decoder, uint8_t *rows, size_t stride, uint32_t count);
 
-/* Returns whether the markers of a baseline file are complete and in order: segments up to the scan, restart
- * markers in sequence, and the end of the image. Reads all bytes, but decodes none. A file for which this is
- * false is damaged; a file for which it is true can still have wrong coefficients. */
-bool jpeg_intact(const uint8_t *bytes, size_t size);
+/* Returns whether a baseline file has this size in pixels, and its markers are complete and in order:
+ * segments up to the scan, restart markers in sequence, and the end of the image. Reads all bytes, but
+ * decodes none. A file for which this is false is damaged; a file for which it is true can still have wrong
+ * coefficients. */
+bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t height);
 
 /* Encodes 8-bit pixels, interleaved, with 1 or 3 channels. `quality` is 1 to 100. Colour is stored at half
  * the resolution (4:2:0). The caller frees `*bytes`. STATUS_USAGE if a side is 0 or larger than 65,500;

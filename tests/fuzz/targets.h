@@ -420,16 +420,22 @@ static inline void fuzz_objects(const uint8_t *data, size_t size)
     free(text);
 }
 
-/* Decodes an image as it is, and a random part of it. Large images take too long for a fuzzer. */
+/* Checks the markers of an image, and decodes it as it is, and a random part of it. Large images take too
+ * long for a fuzzer. */
 static inline void fuzz_jpeg(const uint8_t *data, size_t size)
 {
+    uint8_t *copy = malloc(size + 1); /* no longer than the data, so that a read past their end is found */
     const struct image_fit fits[] = {{.res = 0}, {.how = FIT_RANDOM_RESIZED_CROP, .res = 7, .channels = 3}};
     struct image_scratch scratch = {.jpeg = jpeg_open()};
     struct image image;
     struct jpeg_shape shape;
     bool is_image;
-    bool small = jpeg_begin(scratch.jpeg, data, size, &shape) == STATUS_OK &&
-                 (uint64_t)shape.width * shape.height <= 1 << 20;
+    bool begun = jpeg_begin(scratch.jpeg, data, size, &shape) == STATUS_OK;
+    bool small = begun && (uint64_t)shape.width * shape.height <= 1 << 20;
+    memcpy(copy + 1, data, size);
+    if (jpeg_intact(copy + 1, size, begun ? shape.width : 16, begun ? shape.height : 16) && size < 20)
+        abort(); /* no image is that short */
+    free(copy);
     for (int i = 0; small && i < 2; i++)
         (void)image_fit(&fits[i], "jpg", data, size, 0, (uint32_t)size, &scratch, &image, &is_image);
     image_scratch_close(&scratch);
