@@ -112,6 +112,8 @@ Test(advise, files_and_urls_have_their_own_ways)
     cr_expect(says("way,best,images_per_s,stall_share,disk_bytes,memory_bytes,joules_per_image,reason\n"),
               "%s", out);
     cr_expect(says("\nfiles from memory,") && says("\nfiles from disk,") && !says("shards"), "%s", out);
+    if (run(ADVISE "--data f --format json") == 0) /* builds without jansson cannot write JSON */
+        cr_expect(says("\"verdict\": \"Best here: ") && says("\"way\": \"files from disk\""), "%s", out);
 #ifdef HAVE_CURL
     EXPECT(0,
            "$P --prepare s --from synth --res 24 --samples 12 --shards 1 && " ADVISE "--data file://$PWD/s");

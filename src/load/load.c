@@ -78,7 +78,9 @@ static const struct option_spec options[] = {
      "by "
      "the threads. NAME is one of"},
     {"augment", NULL, OPTION_FLAG, AT(augment), NULL, 0, 0, NULL, true,
-     "shift, flip and normalise images, and convert them to float32; implies --decode"},
+     "shift, flip and normalise images, and convert them to float32; shards-gpu flips them, and normalises "
+     "them to "
+     "--dtype; implies --decode"},
     {"shift", "PIXELS", OPTION_COUNT, AT(shift), "4", 0, 1 << 12, NULL, true,
      "maximum shift of --augment, vertically and horizontally (with --out-res the default is 0)"},
     {"mean", "M[,M,M]", OPTION_TEXT, AT(mean_text), "0", 0, 0, NULL, true,

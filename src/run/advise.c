@@ -341,7 +341,16 @@ static enum status print_rows(const struct situation *situation, const struct ad
         rows_add(&printer, &row);
         row_free(&row);
     }
-    return rows_end(&printer, NULL, NULL);
+    struct row about = {0};
+    char verdict[1024];
+    advise_verdict(&situation->question, advice, count, best, verdict, sizeof verdict);
+    row_text(&about, "verdict", verdict);
+    row_count(&about, "batch", situation->question.batch);
+    row_real(&about, "step_s", situation->question.step_s);
+    row_count(&about, "res", situation->res);
+    enum status status = rows_end(&printer, "advice", &about);
+    row_free(&about);
+    return status;
 }
 
 static enum status print_advice(const struct situation *situation, const struct advice *advice, size_t count)
