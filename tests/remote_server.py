@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""A server for tests of data sets at URLs. Prints its port, and serves a folder until its standard input closes.
+"""A server for tests of data sets at URLs. Prints its port, and serves a folder until its standard input closes. With a
+certificate, also serves the folder over TLS, and prints that port after the first.
 
-  tests/remote_server.py FOLDER
+  tests/remote_server.py FOLDER [CERTIFICATE KEY]
 
 /web/NAME            the file, with ranges
 /norange/NAME        the file, whole, whatever range is asked for
@@ -11,7 +12,7 @@
 /short/NAME          fewer bytes than Content-Length says
 /endless/NAME        a body that does not end
 /list/...            not a list
-/secure/NAME         a redirection to https; /loop a redirection to itself
+/secure/NAME         a redirection to https; /plainly/NAME a redirection to http; /loop a redirection to itself
 /BUCKET/...          S3: lists of three objects per page, and objects, for requests with a right signature
 /account/box/...     Azure: the same, for requests whose query has sig=se+cret/
 """
@@ -22,6 +23,7 @@ import itertools
 import os
 import socket
 import socketserver
+import ssl
 import struct
 import sys
 import threading
@@ -176,8 +178,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"x" * 100000)
             self.close_connection = True
             return None
-        if kind == "secure":
-            return self.answer(302, Location="https://" + self.headers["Host"] + "/web/" + name)
+        if kind in ("secure", "plainly"):
+            protocol = "https" if kind == "secure" else "http"
+            return self.answer(302, Location=protocol + "://" + self.headers["Host"] + "/web/" + name)
         if kind == "loop":
             return self.answer(302, Location=self.path)
         if kind == "list":
@@ -195,8 +198,20 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         pass  # clients close connections
 
 
-if __name__ == "__main__":
+def serve(context=None):
+    """Starts a server in a thread. Returns its port."""
     server = Server(("127.0.0.1", 0), Handler)
-    print(server.server_address[1], flush=True)
+    if context:
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server.server_address[1]
+
+
+if __name__ == "__main__":
+    ports = [serve()]
+    if sys.argv[2:]:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(*sys.argv[2:])
+        ports.append(serve(tls))
+    print(*ports, flush=True)
     sys.stdin.read()

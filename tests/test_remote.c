@@ -153,11 +153,16 @@ static char program[PATH_MAX];
 static FILE *server;
 static pid_t server_pid;
 
-/* Starts a server that serves the folder files/. The shell variable $U is its URL. Three data sets are in
- * files/: set/ has an index, plain/ has only tars, and one/ has a single file per sample. */
+/* Whether openssl could make a certificate for the server. */
+static bool has_certificate;
+
+/* Starts a server that serves the folder files/. The shell variable $U is its URL, and $T its URL with TLS.
+ * Three data sets are in files/: set/ has an index, plain/ has only tars, and one/ has a single file per
+ * sample. */
 static void start_server(void)
 {
-    char script[PATH_MAX], port[16], url[64];
+    char script[PATH_MAX], ports[32], url[64];
+    int port = 0, tls_port = 0;
     find_program(program);
     cr_assert_not_null(realpath("tests/remote_server.py", script));
     enter_folder(home);
@@ -167,22 +172,29 @@ static void start_server(void)
                        "mkdir files/plain && cp files/set/*.tar files/plain && : > files/empty.tar && "
                        "$P --prepare files/one --store files --samples 3"),
                  0, "%s", out);
+    has_certificate =
+        shell("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "
+              "key.pem -out certificate.pem -days 2 -subj /CN=test -addext "
+              "subjectAltName=IP:127.0.0.1") == 0;
     int to[2], from[2];
     cr_assert(pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0);
     server_pid = fork();
     if (server_pid == 0) {
         dup2(to[0], 0);
         dup2(from[1], 1);
-        execlp("python3", "python3", script, "files", NULL);
+        execlp("python3", "python3", script, "files", has_certificate ? "certificate.pem" : NULL, "key.pem",
+               NULL);
         _exit(127);
     }
     server = fdopen(from[0], "r");
     close(from[1]);
-    cr_assert(fgets(port, sizeof port, server), "the server does not start");
-    port[strcspn(port, "\n")] = '\0';
-    snprintf(url, sizeof url, "http://127.0.0.1:%s", port);
+    cr_assert(fgets(ports, sizeof ports, server), "the server does not start");
+    cr_assert_eq(sscanf(ports, "%d %d", &port, &tls_port), has_certificate ? 2 : 1, "%s", ports);
+    snprintf(url, sizeof url, "http://127.0.0.1:%d", port);
     setenv("U", url, 1);
-    setenv("no_proxy", "127.0.0.1", 1);
+    snprintf(url, sizeof url, "https://127.0.0.1:%d", tls_port);
+    setenv("T", url, 1);
+    setenv("no_proxy", "127.0.0.1,localhost", 1);
     setenv("N", "--variant shards --verify --loops 1 --warmups 0 --warmup-time 0 --format csv", 1);
     setenv("M", "--verify --loops 1 --warmups 0 --warmup-time 0 --format csv", 1);
 }
@@ -237,6 +249,30 @@ Test(servers, a_set_is_read_from_every_service)
     expect_same(urls, sizeof urls / sizeof *urls - 1);
     cr_expect_eq(shell("$P $N --data \"%s\"", urls[sizeof urls / sizeof *urls - 1]), 0, "%s", out);
     cr_expect_eq(shell("$P $N --data file://$PWD/files/set"), 0, "a folder with an index: %s", out);
+}
+
+Test(servers, certificates_are_checked)
+{
+    if (!has_certificate)
+        cr_skip_test("openssl is not installed");
+    const char *urls[] = {"$T/web/set/counter.index", "$T/web/plain/counter-{000000..000004}.tar"};
+    shell("$P $N --data $T/web/set/counter.index");
+    expect_line(1, "the certificate is not trusted");
+    expect(1, "SSL_CERT_FILE names a file of further authorities");
+    setenv("SSL_CERT_FILE", "certificate.pem", 1);
+    expect_same(urls, 2);
+    shell("$P $N --data $(echo $T | sed s/127.0.0.1/localhost/)/web/set/counter.index"); /* not in the
+                                                                                            certificate */
+    expect_line(1, "the certificate is not trusted");
+    shell("$P $N --data $T/plainly/plain/counter-000000.tar");
+    expect_line(1, "refused to follow a redirection from https to another protocol");
+    setenv("SSL_CERT_FILE", "key.pem", 1);
+    shell("$P $N --data $T/web/set/counter.index");
+    expect_line(1, "certificate");
+    setenv("SSL_CERT_FILE", "missing.pem", 1);
+    shell("$P $N --data $T/web/set/counter.index");
+    expect_line(1, "missing.pem");
+    unsetenv("SSL_CERT_FILE");
 }
 
 Test(servers, all_variants_for_shards_and_several_connections)
