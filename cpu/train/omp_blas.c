@@ -66,7 +66,8 @@ static size_t spacing(const uint32_t *offsets, size_t count)
     return apart;
 }
 
-/* Sets rows of c, to which sgemm adds, to the bias or to zero. Does nothing if gemm->add is set. */
+/* Initialises rows of c with the bias, or with zeros; sgemm then adds to them. Does nothing if gemm->add is
+ * set. */
 static void begin_rows(const struct gemm *gemm, size_t first, size_t end)
 {
     for (size_t i = first; i < end && !gemm->add; i++)

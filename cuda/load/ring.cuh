@@ -40,7 +40,7 @@ struct piece {
     bool broken;                  /* the shard could not be opened */
     bool read;                    /* a read is in flight (only `gds`) */
     uint64_t got;                 /* bytes read */
-    struct picture_room room;     /* of all images up to the end of this piece */
+    struct picture_room room;     /* of the chunk's images, from its first piece to the end of this one */
     int error; /* if fewer bytes were read than requested: errno, or 0 at the end of the file */
 };
 

@@ -20,7 +20,7 @@
 #define OUTPUTS_MAX    32 /* output tiles in shared memory */
 #define OUTPUTS_MIN    3  /* per group of consumers, so that consumers need not wait for other blocks */
 #define REPORTS        64 /* at least OUTPUTS_MAX + the number of groups */
-#define QUADS          8  /* per lane, of its row */
+#define QUADS          8  /* most groups of four values of a row that a lane holds */
 #define ROW_VALUES_MAX (4 * WARP_LANES * QUADS) /* of rows that a warp holds in registers */
 #define REPORT         (1u << 16) /* counts the warps that have reported; the low bits say which rows are kept */
 
@@ -305,7 +305,8 @@ static __device__ __forceinline__ void write_tile(const struct fused_job &fused,
     }
 }
 
-/* Writes the block's tiles in order, several at a time. Lane l watches the one number `turn` + l. */
+/* Writes the block's tiles in order, several at a time. Lane l waits for the block's tile number `turn` + l.
+ */
 static __device__ __forceinline__ void write_tiles(const struct fused_job &fused, struct pipeline &pipeline,
                                                    uint8_t *outputs)
 {

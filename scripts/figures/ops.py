@@ -20,7 +20,7 @@ def compared_with(row):
 
 
 def steps_of(row):
-    """Returns the sort key of a group of bars: the steps in their order, and what they do to rows of which type."""
+    """Returns the sort key of a group of bars: the positions of its steps in STEPS, the type of the rows, and the options of the steps."""
     return ([(*STEPS, step).index(step) for step in row["steps"].split(",")], row["steps"], row["dtype"] != OPS_DEFAULTS["dtype"],
             row["dtype"], row["to"], row["fp8"], row["dedup"], row["sample"])
 
@@ -44,7 +44,7 @@ def of_one_job(rows):
 
 
 def best_rows(rows):
-    """Returns one row per bar: that of the largest set, then the newest."""
+    """Returns one row per bar: the row of the largest set; if there are several such rows, the newest."""
     best = {}
     for row in sorted(rows, key=lambda row: (row["items"], row["time_utc"])):
         best[device_of(row), row["variant"], compared_with(row), row["async"], *map(str, steps_of(row))] = row

@@ -19,7 +19,8 @@ struct task {
     uint32_t share; /* samples of this rank in a whole batch: fewer than `batch` if ranks divide a batch */
 };
 
-/* Checks that an image network of this name exists. STATUS_USAGE suggests the nearest name if not. */
+/* Checks that an image network of this name exists. If not, returns STATUS_USAGE and suggests the nearest
+ * name. */
 enum status task_check_name(const char *model);
 
 /* Sets task->model if it is "": cnn for 1 x 28 x 28, else cnn-fdsl. STATUS_USAGE if the name is unknown, the

@@ -100,8 +100,8 @@ extern const char *const source_label_columns[];
 /* All sources, NULL-terminated. */
 extern const struct source *const source_table[];
 
-/* Checks that the folder `target` (may be NULL) is not inside the folder `source`: a run that continues an
- * interrupted one would read what that one wrote. STATUS_USAGE otherwise. */
+/* Checks that the folder `target` (may be NULL) is not inside the folder `source`. STATUS_USAGE otherwise:
+ * a run that continues an interrupted run would read the output of the interrupted run as input. */
 enum status source_check_target(const char *source, const char *target);
 
 /* Returns the source of this name, or NULL. */

@@ -43,7 +43,7 @@ struct train {
     bool drop_last;         /* an epoch leaves out the samples after its last full batch */
     uint32_t rank, ranks;   /* this rank and the number of ranks; 0 ranks mean 1 */
     const uint32_t *shares; /* per rank: samples in a full step, with the sum `batch`; NULL: equal parts. May
-                             * change between the calls of steps() for two epochs */
+                             * change from one epoch to the next, between calls of steps() */
     uint32_t share_max; /* maximum number of samples that this rank ever has in a step; 0: an equal part */
     struct exchange *exchange; /* adds up the gradients of all ranks; NULL: one rank */
     struct augment augment;

@@ -259,7 +259,8 @@ static __device__ __forceinline__ void back_conv1(const uint8_t *shared, const u
                 }
                 b[n][h] = transposed(value);
             }
-        int first[2]; /* for pixels 2t and 2t + 8 of the tile; the next pixel is adjacent in its row */
+        int first[2]; /* offsets for pixels 2t and 2t + 8 of the tile; the pixel after each of them is in the
+                         same row */
 #pragma unroll
         for (int h = 0; h < 2; h++)
             first[h] = window_first<NET>(min(tile + 8 * h + 2 * t, NET::pixels1 - 2));
