@@ -50,6 +50,13 @@ int launcher_rank(void)
     return launcher_find(&launcher) ? (int)launcher.rank : 0;
 }
 
+void launcher_forget(void)
+{
+    for (size_t i = 0; i < COUNT_OF(launchers); i++)
+        unsetenv(launchers[i].ranks);
+    unsetenv("PMIX_RANK");
+}
+
 void launcher_leave_word_to_rank_0(void)
 {
     if (launcher_rank() > 0)

@@ -17,6 +17,9 @@ bool launcher_find(struct launcher *launcher);
 /* Returns the rank that the launcher assigned; 0 without a launcher. */
 int launcher_rank(void);
 
+/* Removes the variables, so that each program that this process starts is a run of one rank. */
+void launcher_forget(void);
+
 /* Starts a thread that limits how long MPI_Init() may block. MPI_Init() waits for all ranks to call it; a
  * rank that has ended early, or that runs another program, never does. The thread warns after 30 s; after
  * `limit_s` (0: 300 s) it ends the process with exit status 1. If all ranks run on this machine under Open

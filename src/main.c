@@ -109,8 +109,12 @@ int main(int argc, char *argv[])
     if (launcher_find(&launcher))
         status_launched((int)launcher.rank, (int)launcher.ranks);
     const struct command *command = find_command(argc, argv);
-    if (command)
-        return launcher_rank() == 0 ? (int)conclude(run_command(command, argc - 1, argv + 1)) : 0;
+    if (command && launcher_rank() > 0)
+        return 0;
+    if (command) {
+        launcher_forget();
+        return (int)conclude(run_command(command, argc - 1, argv + 1));
+    }
     enum status status = variant_table_check();
     if (status == STATUS_OK)
         status = config_read(argc, argv, &config);

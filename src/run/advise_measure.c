@@ -3,17 +3,21 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/file.h"
 #include "run/advise_parts.h"
 #include "run/table.h"
 
 #define ARGUMENTS_MAX 64
+#define LOOK_MS       100 /* between looks at signals */
 
 /* Runs in the child process. `errors` becomes its stderr. */
 static void become(const struct advise_run *run, const char *rows, int errors)
@@ -22,7 +26,7 @@ static void become(const struct advise_run *run, const char *rows, int errors)
     size_t count = 5;
     for (size_t i = 0; run->arguments[i] && count + 1 < ARGUMENTS_MAX; i++)
         argv[count++] = run->arguments[i];
-    signal(SIGINT, SIG_DFL);
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM); /* a measurement without this program is of no use */
     int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (nothing >= 0 && dup2(nothing, STDIN_FILENO) >= 0 && dup2(nothing, STDOUT_FILENO) >= 0 &&
         dup2(errors, STDERR_FILENO) >= 0)
@@ -31,13 +35,21 @@ static void become(const struct advise_run *run, const char *rows, int errors)
     _exit(STATUS_FAILED);
 }
 
-/* Reads everything that the child prints, and keeps the last line of it in `line`. */
-static void read_last_line(int from, char *line, size_t size)
+/* Reads everything that the child prints, and keeps the last line of it in `line`. Ends the child if this
+ * program receives a signal. */
+static void read_last_line(int from, pid_t child, char *line, size_t size)
 {
     char text[4096];
     size_t held = 0;
-    ssize_t count;
-    while ((count = read(from, text + held, sizeof text - 1 - held)) > 0 || (count < 0 && errno == EINTR)) {
+    struct pollfd source = {from, POLLIN, 0};
+    while (true) {
+        if (file_signal_held())
+            kill(child, SIGTERM);
+        if (poll(&source, 1, LOOK_MS) <= 0)
+            continue;
+        ssize_t count = read(from, text + held, sizeof text - 1 - held);
+        if (count == 0 || (count < 0 && errno != EINTR))
+            break;
         held += count > 0 ? (size_t)count : 0;
         if (held > sizeof text / 2) { /* keep the end */
             memmove(text, text + held - sizeof text / 4, sizeof text / 4);
@@ -53,29 +65,27 @@ static void read_last_line(int from, char *line, size_t size)
     snprintf(line, size, "%.*s", (int)size - 1, last);
 }
 
-/* Runs the child and waits for it. The terminal also sends an interrupt to the child; this program ignores it
- * until the child has ended, so that it can remove its files. */
+/* Runs the child and waits for it. */
 static enum status run_child(const struct advise_run *run, const char *rows)
 {
     char line[512];
     int report[2], outcome = 0;
     if (pipe2(report, O_CLOEXEC) != 0)
         return status_set(STATUS_FAILED, "cannot start a run: %s", strerror(errno));
-    void (*on_interrupt)(int) = signal(SIGINT, SIG_IGN);
     pid_t child = fork();
     if (child == 0)
         become(run, rows, report[1]);
+    int error = errno;
     close(report[1]);
-    if (child < 0) {
-        close(report[0]);
-        signal(SIGINT, on_interrupt);
-        return status_set(STATUS_FAILED, "cannot start a run: %s", strerror(errno));
-    }
-    read_last_line(report[0], line, sizeof line);
+    if (child > 0)
+        read_last_line(report[0], child, line, sizeof line);
     close(report[0]);
+    if (child < 0)
+        return status_set(STATUS_FAILED, "cannot start a run: %s", strerror(error));
     while (waitpid(child, &outcome, 0) < 0 && errno == EINTR)
         ;
-    signal(SIGINT, on_interrupt);
+    if (file_signal_held())
+        return status_set(STATUS_FAILED, "interrupted");
     if (WIFSIGNALED(outcome))
         return status_set(STATUS_FAILED, "a run was ended by signal %d", WTERMSIG(outcome));
     return WEXITSTATUS(outcome) == STATUS_OK ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "%s", line);
@@ -100,10 +110,12 @@ enum status advise_measure(const struct advise_run *run, struct advise_row *row)
         status = status_set(STATUS_FAILED, "%s has no rows", rows);
     if (status == STATUS_OK)
         *row = (struct advise_row){.items_per_s = number(&table, "items_per_s"),
+                                   .memory_bytes = number(&table, "peak_memory_bytes"),
+                                   .joules_per_item = number(&table, "energy_j_per_item"),
+                                   .compute_ms = number(&table, "compute_ms"),
                                    .stall_share = number(&table, "stall_share"),
                                    .step_s = number(&table, "step_s"),
-                                   .memory_bytes = number(&table, "peak_memory_bytes"),
-                                   .joules_per_item = number(&table, "energy_j_per_item")};
+                                   .busy_share = number(&table, "busy_share")};
     table_free(&table);
     return status;
 }

@@ -2,19 +2,24 @@
 #ifndef FDSL_RUN_ADVISE_PARTS_H
 #define FDSL_RUN_ADVISE_PARTS_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/compute.h"
 #include "core/status.h"
+
+/* ---- The verdict (advise_verdict.c) ---- */
 
 /* One way to get batches, and what was measured. Unknown numbers are NaN. */
 struct advice {
-    const char *name; /* "shards from memory" */
+    const char *name, *variant; /* "shards from memory", "shards-omp" */
     bool measured;
     char reason[512];        /* why it was not measured */
     double images_per_s;     /* without a step */
     double stall_share;      /* share of the time that a step waits; measured on a GPU, otherwise computed */
+    double reached_per_s;    /* images that steps consume per second; measured or computed as stall_share */
     double disk_bytes;       /* on this machine */
     double memory_bytes;     /* of buffers, on host and device, and of the page cache */
     double joules_per_image; /* of the GPU */
@@ -22,26 +27,61 @@ struct advice {
 
 /* What is compared. */
 struct advice_question {
-    double step_s; /* NaN until a step was measured (--compute train) */
+    double step_s; /* duration of a step alone; NaN until a step was measured (--compute train) */
     uint64_t batch;
+    uint32_t res;   /* width and height of the images; of generated images if the set has none */
+    bool estimated; /* there is no GPU that could run the step */
 };
 
-/* Returns the images per second that a step consumes. */
+/* Returns the images per second that a step consumes if it never waits. */
 double advise_needed(const struct advice_question *question);
 
-/* Returns the images per second that reach the step: at most those that it consumes. */
-double advise_reached(const struct advice_question *question, const struct advice *advice);
+/* Sets `stall_share` and `reached_per_s` for a step that needs nothing from the machine that the way uses. */
+void advise_compute(const struct advice_question *question, struct advice *advice);
 
 /* Returns the number of the best advice, or `count` if none was measured. The best has the highest
- * advise_reached(). Among those within ADVISE_MARGIN of it, the one with the least disk and memory is best,
+ * `reached_per_s`. Among those within ADVISE_MARGIN of it, the one with the least disk and memory is best,
  * and among those with equal sizes the one with the least energy. Unknown sizes count as 0, unknown energy as
  * the most. */
 #define ADVISE_MARGIN 0.03
-size_t advise_best(const struct advice_question *question, const struct advice *advice, size_t count);
+size_t advise_best(const struct advice *advice, size_t count);
 
-/* Writes the verdict, one to three sentences, to `text`. `best` is the result of advise_best(). */
+/* Writes the verdict, some sentences, to `text`. `best` is the result of advise_best(). */
 void advise_verdict(const struct advice_question *question, const struct advice *advice, size_t count,
                     size_t best, char *text, size_t size);
+
+/* ---- Options and the data set (advise.c, advise_set.c) ---- */
+
+struct advise_options {
+    const char *data, *out, *image, *label, *member, *cache_dir;
+    uint64_t batch, out_res, device, threads, cache_bytes, subset;
+    double seconds;
+    struct compute compute;
+    int fit, format;
+    bool help;
+};
+
+/* The facts about a data set that the candidates depend on. */
+struct advise_set {
+    bool shards, remote; /* a remote set is of shards */
+    bool images;         /* the first sample has an image */
+    bool coded;          /* images are JPEG or PNG files */
+    uint32_t res;        /* width and height of the images that the step gets */
+    uint32_t channels;   /* of these images */
+    uint64_t samples, bytes;
+    uint32_t files, measured_files; /* shards, and how many of them are measured */
+    uint64_t measured_bytes;
+    char folder[PATH_MAX / 2]; /* temporary, for rows; empty if there is none */
+    char data[PATH_MAX];       /* what is measured: the set, or a folder with links to some of its shards */
+};
+
+/* Looks at a data set and makes a temporary folder. If the set has more than --subset bytes of local shards,
+ * the folder gets links to the first of them. Call advise_set_close() also after a failure: it removes the
+ * folder. In between, signals that would end the program wait (file_hold_signals()). */
+enum status advise_set_open(const struct advise_options *options, struct advise_set *set);
+void advise_set_close(const struct advise_set *set);
+
+/* ---- Measurements (advise_measure.c) ---- */
 
 /* A run of this program. */
 struct advise_run {
@@ -52,12 +92,19 @@ struct advise_run {
 
 /* The measures of a run; NaN if unknown. */
 struct advise_row {
-    double items_per_s, stall_share, step_s, memory_bytes, joules_per_item;
+    double items_per_s, memory_bytes, joules_per_item;
+    double compute_ms, stall_share, step_s, busy_share; /* of the training step */
 };
 
 /* Runs this program in a child process, and reads the row that it wrote. STATUS_UNAVAILABLE, with the last
- * line that the child printed to stderr, if it failed. STATUS_FAILED if a signal ended it, or if the row
- * cannot be read. */
+ * line that the child printed to stderr, if it failed. STATUS_FAILED if a signal ended it, if this program
+ * received a signal (file_signal_held()), or if the row cannot be read. */
 enum status advise_measure(const struct advise_run *run, struct advise_row *row);
+
+/* ---- Output (advise_report.c) ---- */
+
+/* Prints the table and the verdict, or rows. STATUS_FAILED if nothing could be measured. */
+enum status advise_print(const struct advise_options *options, const struct advise_set *set,
+                         const struct advice_question *question, const struct advice *advice, size_t count);
 
 #endif

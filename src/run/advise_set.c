@@ -1,0 +1,150 @@
+/* The data set of `advise`: its facts, and the part of it that is measured. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/file.h"
+#include "data/dataset_open.h"
+#include "data/image.h"
+#include "data/plain.h"
+#include "data/remote.h"
+#include "run/advise_parts.h"
+
+#define CODED_RES 224 /* default of --out-res for JPEG and PNG files */
+
+/* Reads the first image, for its format and size. A set without images is of arrays or records. */
+static enum status look_at_image(const struct dataset *dataset, struct advise_set *set)
+{
+    struct plain plain = {.dataset = dataset, .fd = -1};
+    const struct dataset_sample *sample = &dataset->samples[0];
+    const struct dataset_member *member = &dataset->members[sample->member + sample->image % sample->members];
+    struct image_scratch scratch = {0};
+    struct image image;
+    uint8_t *bytes = malloc(member->size + 1);
+    enum status status = bytes ? plain_bytes(&plain, member, member->size, bytes)
+                               : status_set(STATUS_FAILED, "out of memory for an image");
+    if (status == STATUS_OK)
+        status = image_decode(members_format(member->extension), bytes, member->size, &scratch, &image,
+                              &set->images);
+    if (status == STATUS_OK && set->images) {
+        enum image_format format = image_format(members_format(member->extension), bytes, member->size);
+        set->coded = format != IMAGE_NPY;
+        set->channels = set->coded || image.channels == 3 ? 3 : 1;
+        if (!set->coded)
+            set->res = image.height > image.width ? image.height : image.width;
+    }
+    plain_close(&plain);
+    image_scratch_close(&scratch);
+    free(bytes);
+    return status;
+}
+
+static enum status cannot_link(const char *path)
+{
+    return status_set(STATUS_FAILED, "%s: cannot link a shard: %s", path, strerror(errno));
+}
+
+static void name_link(const struct advise_set *set, uint32_t shard, char *path, size_t size)
+{
+    snprintf(path, size, "%s/subset/%06u.tar", set->folder, shard);
+}
+
+/* Makes a folder with links to the first shards, which have at most `most` bytes in all, but at least one. */
+static enum status link_shards(const struct dataset *dataset, uint64_t most, struct advise_set *set)
+{
+    char whole[PATH_MAX], target[PATH_MAX * 2], path[PATH_MAX + 64];
+    snprintf(set->data, sizeof set->data, "%s/subset", set->folder);
+    if (!realpath(remote_is(dataset->path) ? remote_local(dataset->path) : dataset->path, whole) ||
+        mkdir(set->data, 0700) != 0)
+        return cannot_link(set->data);
+    set->measured_files = 0;
+    set->measured_bytes = 0;
+    for (uint32_t i = 0; i < dataset->file_count; i++) {
+        if (i > 0 && set->measured_bytes + dataset->files[i].bytes > most)
+            break;
+        snprintf(target, sizeof target, "%s/%s", whole, dataset->files[i].name);
+        name_link(set, i, path, sizeof path);
+        if (symlink(target, path) != 0)
+            return cannot_link(path);
+        set->measured_bytes += dataset->files[i].bytes;
+        set->measured_files++;
+    }
+    return STATUS_OK;
+}
+
+/* Makes the temporary folder. From here on, a signal waits until advise_set_close() has removed it. */
+static enum status open_folder(struct advise_set *set)
+{
+    const char *temporary = getenv("TMPDIR");
+    file_hold_signals();
+    snprintf(set->folder, sizeof set->folder, "%s/fdsl-advise-XXXXXX",
+             temporary && *temporary ? temporary : "/tmp");
+    if (mkdtemp(set->folder))
+        return STATUS_OK;
+    *set->folder = '\0';
+    return status_set(STATUS_FAILED, "cannot create a temporary folder: %s; set TMPDIR", strerror(errno));
+}
+
+void advise_set_close(const struct advise_set *set)
+{
+    static const char *const files[] = {"synth.csv", "load.csv"};
+    char path[PATH_MAX + 64];
+    if (!*set->folder) {
+        file_release_signals();
+        return;
+    }
+    for (uint32_t i = 0; i < set->measured_files; i++) {
+        name_link(set, i, path, sizeof path);
+        unlink(path);
+    }
+    snprintf(path, sizeof path, "%s/subset", set->folder);
+    rmdir(path);
+    for (size_t i = 0; i < COUNT_OF(files); i++) {
+        snprintf(path, sizeof path, "%s/%s", set->folder, files[i]);
+        unlink(path);
+    }
+    rmdir(set->folder);
+    file_release_signals();
+}
+
+static enum status look(const struct advise_options *options, const struct dataset *dataset,
+                        struct advise_set *set)
+{
+    set->shards = dataset->shards;
+    set->samples = dataset->sample_count;
+    set->bytes = dataset->shards ? 0 : dataset->bytes;
+    for (uint32_t i = 0; dataset->shards && i < dataset->file_count; i++)
+        set->bytes += dataset->files[i].bytes;
+    set->files = set->measured_files = dataset->shards ? dataset->file_count : 0;
+    set->measured_bytes = set->bytes;
+    if (snprintf(set->data, sizeof set->data, "%s", options->data) >= (int)sizeof set->data)
+        return status_set(STATUS_USAGE, "--data: the name is too long");
+    TRY(look_at_image(dataset, set));
+    TRY(open_folder(set));
+    if (options->out_res)
+        set->res = (uint32_t)options->out_res;
+    if (!dataset->shards || set->remote || set->files < 2 || set->bytes <= options->subset)
+        return STATUS_OK;
+    return link_shards(dataset, options->subset, set);
+}
+
+enum status advise_set_open(const struct advise_options *options, struct advise_set *set)
+{
+    struct members members;
+    struct dataset dataset = {0};
+    const struct remote_options remote = {.cache_dir = options->cache_dir,
+                                          .cache_bytes = options->cache_bytes};
+    *set = (struct advise_set){
+        .remote = remote_is(options->data) && !remote_local(options->data), .res = CODED_RES, .channels = 1};
+    if (!set->remote && options->cache_dir)
+        return status_set(STATUS_USAGE, "--cache-dir is for data at a URL; drop it");
+    TRY(members_parse(options->image, options->label, options->member, &members));
+    enum status status = dataset_open(options->data, false, &members, &remote, &dataset);
+    if (status == STATUS_OK)
+        status = look(options, &dataset, set);
+    dataset_close(&dataset);
+    return status;
+}
