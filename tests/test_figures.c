@@ -17,8 +17,7 @@ static const char *const names[] = {
 /* Indices in `names` at which a group of figures ends. */
 #define OF_IMAGES   9  /* figures of generating: from index 0 */
 #define OF_LOADING  14 /* figures of loading: from OF_IMAGES */
-#define OF_LEARNING 17 /* figures of learning: from OF_LOADING. Figures from here on need scripts/compare/ \
-                        */
+#define OF_LEARNING 17 /* figures of learning: from OF_LOADING; figures from here on need other rows */
 
 /* ---- What is drawn ---- */
 
