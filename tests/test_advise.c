@@ -89,6 +89,8 @@ Test(advise, a_slower_step_counts)
     struct advice advice[] = {way("generating", 2e6, 0, 0), way("memory", 8e5, 2e9, 2e9)};
     advice[0].reached_per_s = 0.86 * 51200;
     expect_best(advice, 2, 1, "With generating (v), which is next, the step never waits.");
+    struct advice turned[] = {advice[1], advice[0]};
+    expect_best(turned, 2, 0, "Best here: memory");
     advice[1].measured = false;
     expect_best(advice, 2, 0, "so the step never waits, but runs at 86 % of its speed. A million");
 }
@@ -143,9 +145,10 @@ Test(advise, ways_that_are_not_possible_have_their_reason)
     cr_expect(says("generating on the GPU  fused        not possible: "), "%s", out);
     cr_expect(says("the set in GPU memory  gpu-resident not possible: "), "%s", out);
     cr_expect(says("shards from disk       shards-gpu   not possible: "), "%s", out);
+    cr_expect(!says("not possible: variant '"), "no run was needed to know this: %s", out);
     cr_expect(says("(waits are computed, because there is no GPU)"), "%s", out);
     cr_expect(says("images 24 x 24; batch 4; a step takes 1000 ms"), "%s", out);
-    EXPECT(0, "tr , '\\n' < rows/load.csv | grep -c order+copy+decode");
+    EXPECT(0, "tr , '\\n' < rows/load.csv | grep -cx order+copy+decode");
 }
 
 /* The links of --subset to the first shards are removed. */
@@ -199,7 +202,7 @@ Test(advise, no_files_are_left)
               "--data d && echo left: $(ls -A t)");
     cr_expect(says("left:\n"), "%s", out);
     EXPECT(0, ": ; (TMPDIR=t; export TMPDIR; exec $P advise --data d --compute 1000 "
-              "--batch 4 --seconds 1000) & p=$!; "
+              "--batch 4 --seconds 20) & p=$!; "
               "for i in $(seq 500); do [ -z \"$(ls -A t)\" ] || break; sleep 0.01; done; "
               "kill $p; wait $p; echo $? left: $(ls -A t)");
     cr_expect(says("143 left:\n"), "%s", out);
