@@ -63,7 +63,7 @@ PARAMETERS = {
 MEASURES = {
     "synth": f"noise_s vertices_s painting_s digest {COMPUTE}",
     "load": f"""store shards sample_bytes skipped displacement shards_per_batch resident_share_before resident_share_after
-        storage_read_bytes copy_bytes_per_s copy_share gds decoded_by resident_share open_p50_s open_p99_s open_p999_s read_p50_s read_p99_s read_p999_s
+        storage_read_bytes copy_bytes_per_s copy_share gds decoded_by resident_share jpeg_engine_share cpu_cores open_p50_s open_p99_s open_p999_s read_p50_s read_p99_s read_p999_s
         close_p50_s close_p99_s close_p999_s decode_s augment_s peak_memory_bytes memory_efficiency checksum {COMPUTE}""",
     "train": """epoch steps parameters train_samples test_samples train_loss train_acc test_loss test_acc last_lr trained_s
         to_98_s to_99_s data_share memory_bytes generate_share generated_per_s opening_s init skipped_steps loss_scale
@@ -78,7 +78,7 @@ MONITOR = """schema time_utc host job_id revision rank gpu device variant phase 
     read_bytes_per_s write_bytes_per_s"""
 COLUMNS = {name: f"{IDENTITY} {PARAMETERS[name]} {TIMES} {MEASURES[name]} {END}".split() for name in PARAMETERS}
 COLUMNS["monitor"] = MONITOR.split()
-CURRENT = {"synth": 7, "load": 10, "train": 8, "infer": 5, "exchange": 1, "ops": 1, "monitor": 2}
+CURRENT = {"synth": 7, "load": 11, "train": 8, "infer": 5, "exchange": 1, "ops": 1, "monitor": 2}
 
 # Former names of columns.
 RENAMED_EVERYWHERE = {"peak_flops": "peak_flops_per_s", "mem_clock_mhz": "memory_clock_mhz", "timed": "timed_stages"}
@@ -107,7 +107,8 @@ ADDED_AFTER = {
               4: "compute bus_share bus_slowdown loss", 5: ROOFLINE},
     "load": {3: STEPS, 4: "dtype ring chunk gds compute bus_share bus_slowdown loss", 5: ROOFLINE,
              7: "peak_memory_bytes memory_efficiency",
-             8: "image label member out_res fit channels", 9: "layout decoder decoded_by resident_bytes resident_share"},
+             8: "image label member out_res fit channels", 9: "layout decoder decoded_by resident_bytes resident_share",
+             10: "jpeg_engine_share cpu_cores"},
     "train": {2: f"feed fresh generate_share generated_per_s opening_s init skipped_steps loss_scale {ROOFLINE}",
               4: "sync lr_scale exchange exchange_share",
               5: "drop_last balance samples_per_step parallel stages microbatches schedule layers bubble bubble_ideal "

@@ -65,10 +65,11 @@ Test(figures_load, one_row_of_yours_does_not_replace_reference_lines)
 
 Test(figures_load, rows_of_decoded_or_wrong_samples_are_ignored)
 {
-    /* Turns rows into rows of decoded files, and of shards with skipped or wrong samples. The columns are
-     * variant ($7), decode ($28), skipped ($78) and wrong ($115). */
-    shell(LOADING("awk -F, -v OFS=, 'NR > 1 && $7 ~ /^files/ { $28 = 1 } $7 == \"shards\" { $78 = 3 } "
-                  "$7 == \"shards-uring\" { $115 = 2 } !/torch/'",
+    /* Turns rows into rows of decoded files, and of shards with skipped or wrong samples. Column 7 is the
+     * variant. */
+    shell(LOADING("awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; print; next } "
+                  "$7 ~ /^files/ { $at[\"decode\"] = 1 } $7 == \"shards\" { $at[\"skipped\"] = 3 } "
+                  "$7 == \"shards-uring\" { $at[\"wrong\"] = 2 } !/torch/'",
                   "loading"));
     cr_assert_eq(status, 0, "%s", out);
     cr_assert(says("a row of shards-uring with wrong samples is skipped"), "%s", out);

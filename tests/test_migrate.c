@@ -40,7 +40,7 @@ static const char compare[] =
     "    'utilisation:busy_share peak_flops:peak_flops_per_s mem_clock_mhz:memory_clock_mhz '\n"
     "    'timed:timed_stages').split())\n"
     "workload = old[0]['schema'].split('/')[0]\n"
-    "names.update({'layout': 'store'} if workload == 'load' else {})\n"
+    "names.update({'layout': 'store'} if workload == 'load' and 'store' not in old[0] else {})\n"
     "names.update({'loss': 'train_loss'} if workload == 'train' else {})\n"
     "assert len(old) == len(new) == 2\n"
     "lost = {name for a, b in zip(old, new) for name in a if name != 'schema' and\n"
@@ -57,14 +57,15 @@ Test(migrate, older_schemas_become_current)
                  {"synth_4", "synth/7", "roofline_share"},
                  {"synth_5", "synth/7", "roofline_share"},
                  {"synth_6", "synth/7", ""},
-                 {"load_3", "load/10", ""},
-                 {"load_4", "load/10", ""},
-                 {"load_4_b", "load/10", ""},
-                 {"load_5", "load/10", ""},
-                 {"load_6", "load/10", ""},
-                 {"load_7", "load/10", ""},
-                 {"load_8", "load/10", ""},
-                 {"load_9", "load/10", ""},
+                 {"load_3", "load/11", ""},
+                 {"load_4", "load/11", ""},
+                 {"load_4_b", "load/11", ""},
+                 {"load_5", "load/11", ""},
+                 {"load_6", "load/11", ""},
+                 {"load_7", "load/11", ""},
+                 {"load_8", "load/11", ""},
+                 {"load_9", "load/11", ""},
+                 {"load_10", "load/11", ""},
                  {"train_1", "train/8", "time_cv time_sd_s"},
                  {"train_2", "train/8", "roofline_share time_cv time_sd_s"},
                  {"train_2_b", "train/8", "roofline_share time_cv time_sd_s"},
@@ -217,7 +218,7 @@ Test(migrate, current_files_are_not_touched)
     EXPECT(0, "cp " OLD "load_5.csv a.csv && " MIGRATE
               "a.csv && touch -d 2001-01-01 a.csv && cp -p a.csv b.csv && " MIGRATE
               "a.csv && cmp a.csv b.csv && test $(stat -c %%Y a.csv) = $(stat -c %%Y b.csv)");
-    cr_expect(strstr(out, "a.csv: has the current schema, load/10\n"), "%s", out);
+    cr_expect(strstr(out, "a.csv: has the current schema, load/11\n"), "%s", out);
     EXPECT(0, "printf 'a,b\\n1,2\\n' > other.csv && : > empty.csv && " MIGRATE "--check *.csv");
     cr_expect(strstr(out, "other.csv: no rows of fdsl-bench; left as it is") &&
                   strstr(out, "empty.csv: empty; left as it is"),
@@ -269,10 +270,10 @@ static const struct {
      "line 1: unknown column 'speed' in rows of load/5, and its values would be lost"},
     {"sed '1s/,gds,/,tally,/' $F", "line 1: two columns for 'checksum'; remove one of them"},
     {"cut -d, -f-88 $F", "line 1: rows of load/5 have a column 'wrong', but this file does not"},
-    {"sed 's,^load/5,load/11,' $F", "rows of load/11, newer than load/10, which this script writes"},
-    {"sed 's,^load/5,read/5,' $F", "line 2: unknown schema 'read/5' (known: synth/7, load/10, train/8, "
+    {"sed 's,^load/5,load/12,' $F", "rows of load/12, newer than load/11, which this script writes"},
+    {"sed 's,^load/5,read/5,' $F", "line 2: unknown schema 'read/5' (known: synth/7, load/11, train/8, "
                                    "infer/5, exchange/1, ops/1, monitor/2"},
-    {"sed 's,^load/5,load/10,' $F", "line 1: the columns are not those of load/10"},
+    {"sed 's,^load/5,load/11,' $F", "line 1: the columns are not those of load/11"},
     {"head -1 $F", "no rows after the header, so its schema is unknown; delete it"},
 };
 
@@ -298,7 +299,7 @@ Test(migrate, links_are_followed)
 {
     EXPECT(0, "mkdir d && cp " OLD "load_4.csv d/a.csv && ln -s d/a.csv l.csv && " MIGRATE
               "l.csv && test -L l.csv && "
-              "grep -c ^load/10 d/a.csv");
+              "grep -c ^load/11 d/a.csv");
 }
 
 #define AS_OTHER "%s env PATH=/usr/bin:/bin python3 migrate_rows.py "
@@ -324,7 +325,7 @@ Test(migrate, a_folder_without_permission_to_write)
         "%s", out);
     EXPECT(0,
            "cmp d/a.csv " OLD "load_4.csv && cmp d/b.csv " OLD "load_4.csv && test $(ls -A d | wc -l) = 2");
-    EXPECT(0, AS_OTHER "--output free d/a.csv d/b.csv && grep -c ^load/10 free/b.csv", as);
+    EXPECT(0, AS_OTHER "--output free d/a.csv d/b.csv && grep -c ^load/11 free/b.csv", as);
     EXPECT(0, "chmod 755 d");
 }
 
@@ -363,7 +364,7 @@ Test(migrate, waits_for_the_lock)
     EXPECT(1, "cp " OLD "load_4.csv a.csv && flock a.csv " MIGRATE "--lock-timeout 0.1 a.csv");
     cr_expect(strstr(out, "a.csv: another process has had it locked for 0.1 s; wait until that process ends"),
               "%s", out);
-    EXPECT(0, "{ flock a.csv sleep 1 & } && sleep 0.3; " MIGRATE "a.csv; wait; grep -c ^load/10 a.csv");
+    EXPECT(0, "{ flock a.csv sleep 1 & } && sleep 0.3; " MIGRATE "a.csv; wait; grep -c ^load/11 a.csv");
 }
 
 Test(migrate, a_kept_file_is_not_overwritten)

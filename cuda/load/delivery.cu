@@ -12,6 +12,8 @@
 #include "common/stream.cuh"
 #include "core/consumer.h"
 #include "core/phase.h"
+#include "machine/device.h"
+#include "machine/nvml.h"
 
 /* ---- Opening ---- */
 
@@ -576,6 +578,11 @@ enum status delivery_fetch(void *state, void *result)
     delivery->result.device_known =
         verifier_device_bytes(&delivery->verifier, &delivery->result.device_bytes);
     delivery->result.threads = (int)delivery->workers;
+    char pci_bus_id[32];
+    if (delivery->result.decoder) {
+        TRY(device_pci_bus_id(delivery->device, pci_bus_id, sizeof pci_bus_id));
+        delivery->result.jpeg_engine_share = nvml_jpeg_engine_share(pci_bus_id);
+    }
     *static_cast<struct load_result *>(result) = delivery->result;
     return STATUS_OK;
 }

@@ -116,9 +116,12 @@ struct load_result {
     bool device_known;         /* Linux reports device_bytes */
     uint64_t device_bytes;     /* bytes that the process read from storage devices during the run */
     int threads;               /* threads that shared the run */
-    uint64_t moved_bytes;  /* bytes that the run moved, for comparing its rate with copy(); 0 if the run moved
-                              only the delivered bytes */
-    const char *decoder;   /* one of decoder_names; NULL if nothing is decoded for a device */
+    uint64_t moved_bytes; /* bytes that the run moved, for comparing its rate with copy(); 0 if the run moved
+                             only the delivered bytes */
+    const char *decoder;  /* one of decoder_names; NULL if nothing is decoded for a device */
+    double
+        jpeg_engine_share; /* with `decoder`: use of the GPU's JPEG engines at the time of fetch(), averaged
+                              by NVML over its last sample period; negative if NVML does not report it */
     const char *gds;       /* cuFile's mode: "gds" or "compat"; NULL without cuFile */
     uint64_t memory_bytes; /* the most memory allocated for data at a time: buffers in host and device memory,
                               without mapped files */

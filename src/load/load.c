@@ -577,7 +577,7 @@ static const char *const shown[] = {"skipped", NULL};
 
 const struct workload workload_load = {
     .name = "load",
-    .schema = "load/10",
+    .schema = "load/11",
     .summary = "reads samples from files or shards into batches",
     .item = "samples",
     .options = options,

@@ -23,6 +23,8 @@ const struct measure load_measures[] = {
     {"gds", COMBINE_FIRST},
     {"decoded_by", COMBINE_FIRST},
     {"resident_share", COMBINE_MIN},
+    {"jpeg_engine_share", COMBINE_MAX},
+    {"cpu_cores", COMBINE_SUM},
     {"open_p50_s", COMBINE_MAX},
     {"open_p99_s", COMBINE_MAX},
     {"open_p999_s", COMBINE_MAX},
@@ -100,22 +102,23 @@ static int by_value(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* Measures the copy bandwidth, which is an upper bound on the rate of every loader. Copies of the working set
- * alternate with runs, so that both see the same machine state. */
+/* Measures the copy bandwidth, which is an upper bound on the rate of every loader, and the CPU cores that a
+ * run uses. Copies of the working set alternate with runs, so that both see the same machine state. */
 static enum status copy_in_turn(const struct load *load, const struct variant *variant, void *state,
                                 struct load_result *result, struct measures *measures)
 {
     const struct load_traits *traits = variant->traits;
-    double copies[COPY_ROUNDS], shares[COPY_ROUNDS], begin_s = timer_now_s();
+    double copies[COPY_ROUNDS], shares[COPY_ROUNDS], cores[COPY_ROUNDS], begin_s = timer_now_s();
     double bytes = load_work(load, variant).bytes;
     size_t rounds = 0;
     while (rounds < COPY_ROUNDS && (rounds == 0 || timer_now_s() - begin_s < COPY_TIME_S)) {
         struct run_time unused;
         if (variant->ready)
             TRY(variant->ready(state, rounds));
-        double run_begin_s = timer_now_s();
+        double run_begin_s = timer_now_s(), cpu_begin_s = timer_cpu_s();
         TRY(variant->run(state, rounds, &unused));
         double run_s = timer_now_s() - run_begin_s;
+        cores[rounds] = (timer_cpu_s() - cpu_begin_s) / run_s;
         TRY(variant->fetch(state, result));
         double rate = (result->moved_bytes ? (double)result->moved_bytes : bytes) / run_s;
         TRY(traits->copy(state, &copies[rounds]));
@@ -124,8 +127,10 @@ static enum status copy_in_turn(const struct load *load, const struct variant *v
     }
     qsort(copies, rounds, sizeof *copies, by_value);
     qsort(shares, rounds, sizeof *shares, by_value);
+    qsort(cores, rounds, sizeof *cores, by_value);
     measures_put(measures, "copy_bytes_per_s", "%.6g", copies[rounds / 2]);
     measures_put(measures, "copy_share", "%.4f", shares[rounds / 2]);
+    measures_put(measures, "cpu_cores", "%.3g", cores[rounds / 2]);
     return STATUS_OK;
 }
 
@@ -185,6 +190,8 @@ enum status load_observe(const void *input, const struct variant *variant, void 
             measures_put(measures, "gds", "%s", result->gds);
         if (result->decoder)
             measures_put(measures, "decoded_by", "%s", result->decoder);
+        if (result->decoder && result->jpeg_engine_share >= 0)
+            measures_put(measures, "jpeg_engine_share", "%.2f", result->jpeg_engine_share);
         if (((const struct load_traits *)variant->traits)->resident)
             measures_put(measures, "resident_share", "%.4f", load->control->resident_share);
         if (load->decode)

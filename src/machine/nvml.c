@@ -41,6 +41,7 @@ static struct {
     int (*pcie_generation)(nvml_device device, unsigned *generation);
     int (*pcie_lanes)(nvml_device device, unsigned *lanes);
     int (*energy_mj)(nvml_device device, unsigned long long *millijoules);
+    int (*jpeg_percent)(nvml_device device, unsigned *percent, unsigned *period_us);
 } nvml;
 
 static const struct {
@@ -66,6 +67,7 @@ static const struct {
      false},
     {"nvmlDeviceGetMaxPcieLinkWidth", NULL, &nvml.pcie_lanes, false},
     {"nvmlDeviceGetTotalEnergyConsumption", NULL, &nvml.energy_mj, false},
+    {"nvmlDeviceGetJpgUtilization", NULL, &nvml.jpeg_percent, false},
 };
 
 /* The reason why NVML cannot be used; empty if it can be used. Written only by open_nvml(), under open_once.
@@ -209,6 +211,16 @@ enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic
     traffic->rx_bytes_per_s = read_pcie_bytes_per_s(device, NVML_PCIE_RX);
     traffic->tx_bytes_per_s = read_pcie_bytes_per_s(device, NVML_PCIE_TX);
     return STATUS_OK;
+}
+
+double nvml_jpeg_engine_share(const char *pci_bus_id)
+{
+    nvml_device device;
+    unsigned percent, period_us;
+    if (find_device(pci_bus_id, &device) != STATUS_OK || !nvml.jpeg_percent ||
+        nvml.jpeg_percent(device, &percent, &period_us) != NVML_SUCCESS)
+        return -1;
+    return 0.01 * percent;
 }
 
 double nvml_pcie_peak_bytes_per_s(const char *pci_bus_id)

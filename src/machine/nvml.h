@@ -52,6 +52,10 @@ double nvml_gpu_energy_j(const char *pci_bus_id);
  * direction before it answers. */
 enum status nvml_gpu_traffic(const char *pci_bus_id, struct gpu_traffic *traffic);
 
+/* Returns the average use (0 to 1) of the JPEG engines over NVML's last sample period, at most about a
+ * second; negative if NVML does not report it. */
+double nvml_jpeg_engine_share(const char *pci_bus_id);
+
 /* Returns the peak rate of the PCIe link in one direction, in bytes per second. Assumes the maximum link
  * width and the newest PCIe generation that the device supports. Returns 0 if NVML does not report them. */
 double nvml_pcie_peak_bytes_per_s(const char *pci_bus_id);
