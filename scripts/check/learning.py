@@ -33,7 +33,7 @@ def accounts_for_time(row):
 
 def has_learnt(row, classes):
     return (row["compute"].startswith("train:") and number(row["loss"]) < WELL_BELOW * math.log(classes)
-            and 0.3 < number(row["bus_share"]) < 1.1 and 0.9 < number(row["bus_slowdown"]) < 3)
+            and 0.3 < number(row["bus_share"]) < 1.3 and 0.9 < number(row["bus_slowdown"]) < 3)
 
 
 def main(classes, *command):

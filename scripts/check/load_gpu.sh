@@ -143,6 +143,16 @@ check_decoding() { # decoder: compares every pixel with a decoding on the CPU
     check "$1: a broken image ends the run" fails_with 1 'torn-shards/.*sample .*libjpeg: ' "$bench" "${options[@]}" \
         --data "$dir/torn-shards" --out-res 33
 }
+decoders_here() { # the values of --decoder that work on this machine
+    local decoder
+    ! grep -qx shards-gpu <<<"$variants" || for decoder in hardware hybrid cpu; do
+        if "$bench" --variant shards-gpu --decoder $decoder --data "$dir/mixed-shards" --out-res 8 --cache any --loops 1 >/dev/null; then
+            echo $decoder
+        else
+            echo "check/load_gpu.sh: --decoder $decoder is skipped" >&2
+        fi
+    done
+}
 learn() { # variant, set, options ...: trains for 320 steps
     local layout
     for layout in $(layouts_of "$1"); do
@@ -174,6 +184,12 @@ if ((sanitize)); then
             verify "$variant" float --batch 7 --threads 3 --dtype raw --epochs 2
             [[ $tool != memcheck ]] || alone verify "$variant" odd --batch 31 --threads 3 --epochs 2 --compute 20
             alone verify "$variant" few --batch 31 --threads 3 --dtype bf16 --compute train:logreg
+        done
+        ! grep -qx gpu-resident <<<"$variants" || verify gpu-resident odd --resident-bytes 400K --threads 2 --batch 31
+        # initcheck would also check memory that nvJPEG's own kernels write.
+        for decoder in $([[ $tool == initcheck ]] || decoders_here); do
+            check "$tool: --decoder $decoder" "${runner[@]}" "$bench" --variant shards-gpu --decoder "$decoder" "${quick[@]}" \
+                --data "$dir/mixed-shards" --fit random-resized-crop --out-res 65 --augment --dtype f16 --threads 2
         done
         check "$tool: a step of a given length" "${runner[@]}" "$batches" --product
     done
@@ -248,13 +264,8 @@ else
         learn gpu-resident taught --dtype f32
     fi
     if grep -qx shards-gpu <<<"$variants"; then
-        for decoder in hardware hybrid cpu; do
-            if "$bench" --variant shards-gpu --decoder $decoder --data "$dir/mixed-shards" --out-res 8 --cache any --loops 1 \
-                >/dev/null; then
-                check_decoding $decoder
-            else
-                echo "check/load_gpu.sh: --decoder $decoder is skipped" >&2
-            fi
+        for decoder in $(decoders_here); do
+            check_decoding "$decoder"
         done
         learn shards-gpu photos --out-res 64 --dtype f16
         learn shards-gpu photos --out-res 64 --dtype f16 --layout nhwc --augment
@@ -264,7 +275,7 @@ else
     learn shards-omp pictures --decode
     learn shards-omp pictures --augment
     # Faults
-    check 'training on samples without classes is refused' fails_with 2 'does not have exactly one label' "$bench" --variant shards-omp --decode \
+    check 'training on samples without classes is refused' fails_with 2 'it has no member for --label' "$bench" --variant shards-omp --decode \
         --data "$dir/odd-shards" --compute train
     for variant in $variants; do
         [[ $variant == files-gpu ]] && continue
