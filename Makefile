@@ -285,7 +285,7 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/objects.a $(BUILD)/flags
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) -O1 $(ALL_CPPFLAGS) -Itests -MMD -MP -MF $@.d -o $@ $< $(BUILD)/objects.a -lcriterion $(ALL_LDLIBS)
 
-# test_lib and test_lib_process are linked with libfdsl.so, as a user's program is.
+# test_lib and test_lib_process are linked with libfdsl.so, like a user's program.
 $(BUILD)/tests/test_lib $(BUILD)/tests/test_lib_process: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
 $(BUILD)/tests/test_lib $(BUILD)/tests/test_lib_process: private ALL_LDLIBS := -L$(abspath $(BUILD)/lib) -lfdsl -Wl,-rpath,$(abspath $(BUILD)/lib) $(ALL_LDLIBS)
 
@@ -314,7 +314,7 @@ $(GPU_TESTS): $(BUILD)/tests/%: tests/%.cu $(BUILD)/objects.a $(BUILD)/flags
 
 # --- bench and check -------------------------------------------------------------------------------------------
 
-# Set-up runs first. The build is a separate make, so that it finds newly installed packages.
+# packages.sh installs packages first. The build is a separate make, so that it finds newly installed packages.
 inner = --no-print-directory --output-sync=target
 
 bench:
@@ -333,7 +333,7 @@ check-gpu: all lib $(GPU_TESTS)
 	@PYTHONPATH=python FDSL_LIBRARY=$(abspath $(BUILD)/lib/libfdsl.so) python3 -m pytest -s python/tests/test_gpu.py
 	@for engine in cuda tf32 bf16 amp; do scripts/check/train_gpu.sh --engine $$engine || exit; done
 
-# The tests of the Python package alone, with the PyTorch of PYTHON if it has one.
+# Runs only the tests of the Python package. They use the PyTorch of the interpreter PYTHON, if it has PyTorch.
 check-python: all lib
 	@scripts/check/python.sh $(BUILD)/lib/libfdsl.so
 
@@ -344,7 +344,7 @@ check-slurm:
 
 tests: $(TESTS) $(GPU_TESTS) $(EXAMPLES)
 
-# Builds one program from the parsers and what they need. clang compiles it with coverage and sanitizers.
+# Builds one program from the parsers and the files that they use. clang compiles it with coverage and sanitizers.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
 FUZZ_SOURCES := tests/fuzz/fuzz.c src/data/s3.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/image_fit.c src/data/tar.c src/data/key.c src/data/members.c src/data/npy.c src/data/idx.c src/data/cifar.c \
                 src/data/index.c src/data/dali.c src/data/wids.c src/data/png_image.c src/data/tensor_file.c \
@@ -383,7 +383,7 @@ fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSIO
 install: all lib
 	@$(MAKE) $(inner) install-files
 
-# Copies without building.
+# Copies the files of `make install` without building them.
 install-files:
 	$(if $(filter-out /%,$(PREFIX) $(LIBDIR)),$(error PREFIX=$(PREFIX) LIBDIR=$(LIBDIR): give absolute paths))
 	install -D -m 755 $(PROGRAM) "$(DESTDIR)$(PREFIX)/bin/fdsl-bench"

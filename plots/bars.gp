@@ -1,6 +1,6 @@
 # Bars, one per row, grouped under headings; the scripts of several figures load this file. Variables: x_name, x_high,
-# y_low, y_high, kinds, kind_slot[], and inside, the percentage from which on the text is inside a bar. Blocks of data:
-# one per kind of bar (share in %, y, text), then the names of bars (y, name) and the headings (y, text).
+# y_low, y_high, kinds, kind_slot[], and inside: a bar of at least this percentage has its text inside the bar. Blocks
+# of data: one per kind of bar (share in %, y, text), then the names of bars (y, name) and the headings (y, text).
 load 'plots/common.gp'
 set xrange [0:x_high]
 set xtics 0, (x_high > 20 ? 20 * ceil(x_high / 140.0) : x_high > 2 ? 2 : 0.2)

@@ -8,9 +8,9 @@
 #   title                     a line above the plot
 #   captions, caption[]       lines below the plot
 #   legends, legend_text[], legend_style[], legend_y[]
-#                             rows right of the plot, with y in px from the top. Styles: n > 0 is line style n with its point,
-#                             n + 0.1 only the point, n < 0 a box in colour[-n], 0 a heading, 0.5 a note below a heading,
-#                             0.75 a note below a series
+#                             rows to the right of the plot, with y in px from the top. Styles: n > 0 is line style n with
+#                             its point, n + 0.1 only the point, n < 0 a box in colour[-n], 0 a heading, 0.5 a note below a
+#                             heading, 0.75 a note below a series
 #   ring_block                the block of data with the unsettled points (x, y), whose median is not precise enough; 0: none
 #
 # and the variables that the figure's script lists. To draw a figure manually: scripts/figures/draw.py --commands NAME.

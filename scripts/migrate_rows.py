@@ -224,7 +224,7 @@ def examine(path, data):
 
 
 def is_of_samples(header):
-    """Whether a file was written by --samples-out. Files of --out of the workload ops have a column `sample`, too."""
+    """Returns whether a file was written by --samples-out. Files of --out of the workload ops have a column `sample`, too."""
     return "sample" in header and "samples" not in header
 
 

@@ -41,15 +41,14 @@ floor data 'machine core'
 floor machine core
 floor core core
 
-forbid 'src/ is host C: CUDA is reached through variant.h and machine/device.h' 'src/*.[ch] src/*/*.[ch]' "$cuda|.*\.cuh"
+forbid 'src/ is host C: it uses CUDA only through variant.h and machine/device.h' 'src/*.[ch] src/*/*.[ch]' "$cuda|.*\.cuh"
 forbid 'the program does not use the library' 'src/*.[ch] src/[!l]*/*.[ch] src/load/*.[ch] cpu/*/* cuda/*/*.* mpi/*' 'lib/.*'
 forbid 'only mpi/comm_mpi.c and mpi/comm_channel.c use MPI' 'src/*.[ch] src/*/*.[ch] cpu/*/*.[ch] cuda/*/*.* cuda/*/*/* mpi/launcher* mpi/comm_serial.c' "$mpi"
-only 'status, text, portable, timer and philox depend on libc alone' \
+only 'status, text, portable, timer and philox include only libc, status.h, portable.h and text.h' \
     'src/core/status.h src/core/status.c src/core/text.h src/core/text.c src/core/portable.h src/core/timer.h src/core/philox.h' \
     "$libc|core/(status|portable|text)\.h"
 forbid 'cpu/ and cuda/ do not use options, workloads or runs' 'cpu/*/* cuda/*/*.* cuda/*/*/*' 'core/(options|workload)\.h|run/.*'
-# Only the exchanges between ranks communicate.
-forbid 'of cpu/ and cuda/, only exchanges communicate' \
+forbid 'in cpu/ and cuda/, only the exchanges between ranks include machine/comm.h' \
     "$(find cpu cuda -type f | grep -vE '/train/(exchange|allreduce)[a-z_]*\.(c|cu)$')" 'machine/comm\.h'
 forbid 'includes name the folder under src/, and never use a parent folder' 'src/*.[ch] src/*/* cpu/*/* cuda/*/*.* cuda/*/*/* mpi/*' '\.\./'
 forbid 'cpu/ does not include cuda/' 'cpu/*/*' "common/.*|.*\.cuh|$cuda"

@@ -3,7 +3,7 @@
 
   tests/check_page.py FILE
 
-If something is wrong, prints it and exits with status 1.
+Prints the first error and exits with status 1 if there is one.
 """
 
 import html.parser

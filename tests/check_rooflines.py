@@ -2,8 +2,8 @@
 """Checks the roofline columns of rows: tests/check_rooflines.py FILE...
 
 roofline_share must be at most 1. It must equal the larger of flops / peak_flops_per_s and bytes / peak_bytes_per_s, divided
-by time_median_s. The column `bound` must name the larger of the two. The share of a row of all ranks cannot be computed
-from its other columns, which are sums. Rows without the column `bound` are older and are skipped, as are files of single
+by time_median_s. The column `bound` must name the larger of the two. In a row of all ranks, the other columns are sums,
+so its share cannot be recomputed from them. Skips rows without the column `bound`, which are older, and files of single
 samples. Prints each wrong row and the number of checked rows. Exit status 1 if a row is wrong."""
 
 import csv
@@ -19,7 +19,7 @@ def quotient(row, amount, peak):
 
 
 def fault(row):
-    """Returns what is wrong with a row, or ""."""
+    """Returns a description of the error in a row, or "" if the row is correct."""
     share = number(row["roofline_share"])
     compute_s, transfer_s = quotient(row, "flops", "peak_flops_per_s"), quotient(row, "bytes", "peak_bytes_per_s")
     wanted = max(compute_s, transfer_s) / float(row["time_median_s"])

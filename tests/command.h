@@ -10,8 +10,8 @@
 #include <string.h>
 #include <sys/wait.h>
 
-static char out[1 << 18]; /* stdout and stderr */
-static int status;        /* of the latest command; 128 + the signal's number if a signal ended it */
+static char out[1 << 18]; /* stdout and stderr of the latest command */
+static int status;        /* its exit status, or 128 + the signal's number if a signal ended it */
 
 /* Runs a shell command in the current folder. Returns `status`. */
 static inline int shell(const char *format, ...) __attribute__((format(printf, 1, 2)));

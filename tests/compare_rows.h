@@ -1,4 +1,4 @@
-/* Files of rows for the tests of fdsl-bench compare. */
+/* Writes files of rows for the tests of fdsl-bench compare. */
 #ifndef FDSL_TESTS_COMPARE_ROWS_H
 #define FDSL_TESTS_COMPARE_ROWS_H
 
@@ -56,7 +56,7 @@ static void put_rows(const char *path, ...)
     cr_assert(fclose(file) == 0);
 }
 
-/* Runs `compare a.csv b.csv` and expects this exit status. */
+/* Runs `compare a.csv b.csv` with `arguments` and expects the exit status `expected`. */
 static void compare(int expected, const char *arguments)
 {
     run("compare a.csv b.csv %s", arguments);

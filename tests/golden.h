@@ -1,5 +1,5 @@
 /* Golden hashes: XXH3 (64 bits) of the pixels of some images and of some converted outputs. These hashes must
- * never change. Otherwise users could not generate the same images again.
+ * never change: users must be able to generate the same images again.
  *
  * If `preset` is NULL, the image is of the program's default class, with these numbers of vertices and
  * orbits. Otherwise the image is of one of the first ten classes of the preset. `number` is the value of

@@ -1,4 +1,5 @@
-/* Checks the all-reduces in device memory. A launcher runs this program with one or more ranks per GPU:
+/* Checks the all-reduce methods on device memory. A launcher runs this program with one or more ranks per
+ * GPU:
  *
  *     mpirun -n 2 gpu_allreduce            checks every method, type and size
  *     mpirun -n 2 gpu_allreduce --time     prints microseconds per call
@@ -132,9 +133,9 @@ static float at(struct array *array, size_t i)
     return array->type == ALLREDUCE_BF16 ? __bfloat162float(array->halves[i]) : array->floats[i];
 }
 
-/* Returns the number of values that differ from the reference. With `exact`, compares bits. Otherwise, the
- * order of additions and intermediate rounding may differ. With the type's rounding error u, sums of N terms
- * then differ by at most N u Σ|terms|. */
+/* Returns the number of values that differ from the reference. If `exact` is set, values must be equal.
+ * Otherwise, the order of additions and the intermediate rounding may differ. A sum of N terms may then be
+ * off by 2 N u Σ|terms|, where u is the type's rounding error. */
 static uint64_t count_wrong(struct array *array, uint32_t round, bool exact)
 {
     uint64_t wrong = 0;

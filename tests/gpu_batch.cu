@@ -47,8 +47,8 @@ static void must(cudaError_t error)
 
 /* ---- Pictures ---- */
 
-/* Pictures of classes 0 to 3 are brighter in one quarter, which depends on the class. So the network can
- * learn. */
+/* Pictures of classes 0 to 3 are brighter in one quarter. The class determines the quarter, so a network can
+ * learn the classes. */
 static uint8_t pixel(const struct task *task, uint32_t j, uint32_t channel, uint32_t y, uint32_t x)
 {
     uint32_t quarter = 2 * (2 * y / task->height) + 2 * x / task->width, number = j * 977 + channel * 131;
@@ -147,8 +147,8 @@ static double worst_off(const double *losses, const double *right, int count)
     return worst;
 }
 
-/* Runs the steps before the step with the short batch, on the trainer's engine. The training set of the
- * engine is one batch of the same pictures. */
+/* Runs the steps before the step with the short batch on the trainer's engine. The engine's training set is
+ * one batch of the same pictures. */
 static void train_on(const struct task *task, double *losses)
 {
     struct model model;
@@ -218,8 +218,8 @@ static const struct kind kinds[] = {
     {"f32, NHWC, with gaps", DTYPE_F32, true, true, true},
 };
 
-/* Networks without dropout. Which values dropout drops depends on a sample's index in the order of the epoch,
- * and the index in a batch differs from it. */
+/* Networks without dropout, because dropout selects values by a sample's index in the epoch, which differs
+ * from its index in the batch. */
 static const struct task tasks[] = {{"cnn-fdsl", 3, 32, 40, 4, 37, 37},
                                     {"logreg", 1, 28, 28, 3, 1, 1},
                                     {"lenet", 1, 28, 28, 10, 257, 257},
@@ -255,8 +255,8 @@ static void compare(const struct task *task)
 #define PRODUCT_ROUNDING \
     4.0 /* bound for the rounding error of a sum, in units of 2^-24 per term; terms are below one */
 
-/* Returns the error of a tile of the product, in units of 2^-24 per term. A thread block of the first wave
- * must have computed the tile. */
+/* Returns the largest error in a tile of the product, in units of 2^-24 per term. A thread block of the first
+ * wave must have computed the tile. */
 static double tile_off(const float *matrices, unsigned tile, unsigned depth)
 {
     const size_t values = (size_t)PRODUCT_SIDE * PRODUCT_SIDE, tiles = PRODUCT_SIDE / PRODUCT_TILE;
@@ -276,8 +276,8 @@ static double tile_off(const float *matrices, unsigned tile, unsigned depth)
 }
 
 /* Checks the last tile that the first wave of thread blocks computes. With up to 24 units of work there is
- * one wave, and if it has fewer than two blocks per tile, one block alone writes the tile. With more than 24
- * units, several blocks would write the tile, each with another part of k, in an unpredictable order. */
+ * one wave, and if it has fewer than two blocks per tile, a single block writes the tile. With more than 24
+ * units, several blocks would write the tile, each with a different part of k, in an unpredictable order. */
 static void multiply(struct product *product, unsigned units)
 {
     const size_t bytes = (size_t)3 * PRODUCT_SIDE * PRODUCT_SIDE * sizeof(float);

@@ -56,8 +56,8 @@ static __global__ void check_strokes(unsigned long long *wrong)
     }
 }
 
-/* Checks after which step a line has moved a given number of pixels along its minor axis, for every slope of
- * a line of up to STROKE_MAJOR_MAX steps. */
+/* Checks first_step(): the step after which a line has moved a given number of pixels along its minor axis.
+ * Tests every slope of a line of up to STROKE_MAJOR_MAX steps. */
 static __global__ void check_first_steps(unsigned long long *wrong)
 {
     int32_t major = blockIdx.x + 1, minor = blockIdx.y, count = threadIdx.x + 1;

@@ -174,10 +174,10 @@ static void disturb(const struct learner *learner, const struct train *train)
     free(logits);
 }
 
-/* Runs steps from the state `begin` first on one engine, then on a second one. Returns whether the final
- * state is bit-identical to `end`. A new engine, with or without overlapping kernels, runs four fifths of the
- * steps, with one call per epoch. Four fifths of 50 steps are 40, more than the 32 steps of a long graph.
- * Then the engine `used`, which had another state, runs the remaining steps. */
+/* Runs `steps` steps from the state `begin` on two engines. Returns whether the final state is bit-identical
+ * to `end`. First, a new engine, with or without overlapping kernels, runs four fifths of the steps, with one
+ * call per epoch. Four fifths of 50 steps are 40, more than the 32 steps of a long graph. Then the engine
+ * `used`, which had another state, runs the remaining steps. */
 static bool goes_on(const struct learner *used, const struct train *train, const struct train_state *begin,
                     uint32_t steps, const struct train_state *end, bool overlaps)
 {

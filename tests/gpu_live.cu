@@ -6,8 +6,8 @@
  *
  * compute-sanitizer does not detect races between CUDA streams, so the test provokes them. Steps are randomly
  * slower or faster than the generator. Each step copies its batch and then overwrites the buffer with a fixed
- * byte. If a read or a write comes too early, a copy is wrong. Two planted faults show that the test detects
- * this.
+ * byte. If a read or a write happens too early, a copy is wrong. Two planted faults show that the test
+ * detects this.
  *
  * Prints one line per case. Exit status 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"

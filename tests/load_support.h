@@ -289,7 +289,7 @@ static inline enum status fill_columns(const struct job *job, const struct varia
     return job->workload->measure(job->input, variant, state, measures);
 }
 
-/* Runs a variant once, and sets `text` to the text of its cell in this column. */
+/* Runs a variant once, and sets `text` to the text of its row in the column `column`. */
 static inline void measured(const char *variant_name, const char *line, const char *column, char text[64])
 {
     struct job job;

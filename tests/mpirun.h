@@ -237,7 +237,7 @@ static inline pid_t wait_until_held(void)
     read_text("held", text);
     if (!*text)
         read_text("stderr.txt", err);
-    cr_assert(*text, "no rank is timed: %s", err);
+    cr_assert(*text, "no rank stopped at its third vote: %s", err);
     return (pid_t)atoi(text);
 }
 
@@ -287,9 +287,9 @@ static inline void expect_end(pid_t mpirun, const char *words, int rank)
     cr_expect(named, "rank %d is not named: %s", rank, err);
 }
 
-/* Runs the program on two ranks, with a library that is preloaded before MPI. Without memfd_create(), MPI
- * exchanges the values of sums of arrays. In every sum, the library multiplies the first value by `factor` on
- * rank `rank`, or on all ranks if `rank` is -1. */
+/* Runs the program on two ranks, with a library that is preloaded before MPI. The library makes
+ * memfd_create() fail, so the ranks exchange arrays through MPI to sum them. In every exchange, the library
+ * multiplies the first received value by `factor` on rank `rank`, or on all ranks if `rank` is -1. */
 static inline void run_with_fault(int rank, int factor, const char *options)
 {
     static const char faulty[] =

@@ -37,13 +37,14 @@ TREE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 QUICK = '--min-samples 1 --min-time 0 --max-time 0 --warmups 0 --warmup-time 0'
 CPU_OPTIONS = ['CUDA=0', 'CFLAGS=-O2'] + (['CC=ccache gcc'] if shutil.which('ccache') else [])
 
-# Pairs of patterns: for a folder with sources ("room" in this script), and for the suites that test it. The first pair whose
-# folder matches counts.
+# Pairs of regular expressions: one for folders with sources ("rooms" in this script), and one for the suites that test them.
+# The first pair whose expression matches a folder is used for this folder.
 ROOM_SUITES = [('train', 'train|memory|source|live|compute|cli_runs|mpi'), ('load', 'load|memory|source|prepare|tar|formats|cli|mpi|consumed|fuzz'),
                ('synth', 'cli|memory|source|mpi|oracle|noise|class|picture|output|line|philox|variant|live'),
                ('mpi', 'mpi|comm|ranks|cli|lock'), ('.', '.')]
 
-# Data sets that the checks of load read: NAME-STORE (the value of --store), and other options of --prepare. The program without faults generates them once.
+# Data sets that the checks of load read. A key is NAME-STORE, where STORE is the value of --store; a value has the other
+# options of --prepare. The program without faults generates each set once.
 GPU_SETS = {'odd-shards': '--shards 5 --samples 257 --sample-shape 3,31,33 --dtype u8',
             'odd-files': '--samples 257 --sample-shape 3,31,33 --dtype u8',
             'half-shards': '--shards 1 --samples 101 --sample-shape 1,1001 --dtype f16',
@@ -465,7 +466,7 @@ def main():
     parser.add_argument('--make', help=f'options of make ({" ".join(CPU_OPTIONS)}; with --gpu none)')
     parser.add_argument('--work', default=os.path.join(TREE, 'build/mutate'), help='folder for the copies (build/mutate)')
     parser.add_argument('--only', help='test only these faults, e.g. 3,7,src/core+1; other rows of the table are kept')
-    parser.add_argument('--table', help='write the table to this page; its rows of other faults and its other text are kept')
+    parser.add_argument('--table', help='write the table to this page; rows of other faults and text around the table are kept')
     parser.add_argument('--notes', help='file with reasons why faults survive')
     arguments = parser.parse_args()
     arguments.jobs = arguments.jobs or (4 if arguments.gpu else os.cpu_count() or 1)

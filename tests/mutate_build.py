@@ -1,5 +1,6 @@
-"""Copies of the tree in which faults are compiled and linked. make builds the first copy. For a fault, only the objects that
-depend on the changed file are compiled again, with the commands that make prints, and linked with the other objects."""
+"""Manages copies of the tree, in which faults are compiled and linked. make builds the first copy. For a fault, only the
+objects that depend on the changed file are compiled again, with the commands that make prints, and linked with the other
+objects."""
 import os
 import re
 import shlex
@@ -126,7 +127,7 @@ class Build:
         return [output for output in self.commands if '-c' in self.commands[output] and path in (self.sources_of(output) or ())]
 
     def execute(self, output, tree, replaced):
-        """Runs the command of one output in a tree. Objects in `replaced` come from that tree, all others from the base."""
+        """Runs the command of one output in a tree. Links the objects in `replaced` from that tree, all others from the base."""
         target = os.path.join(tree, output)
         words = [target if word == output else self.place(word, tree, replaced) if word.endswith(MADE) else word
                  for word in self.commands[output]]

@@ -1,4 +1,4 @@
-"""Finds places in C and CUDA sources where a fault can be planted, and the changed line for each."""
+"""Finds lines of C and CUDA sources in which a fault can be planted, and creates the changed lines."""
 import os
 import random
 import re
@@ -138,7 +138,7 @@ def is_statement(code, lines_before):
     return bool(re.search(r'([;{}):]|\belse|\bdo)\s*$', previous))
 
 
-# Calls that release memory or a handle. choose() does not drop them: the results stay right.
+# Calls that release memory or a handle. choose() does not drop them, because no result depends on them.
 RELEASE = re.compile(r'\s*(\(void\)\s*)?\w*(free|close|destroy|munmap)\w*\(', re.I)
 
 

@@ -5,16 +5,16 @@ certificate, also serves the folder over TLS, and prints that port after the fir
   tests/remote_server.py FOLDER [CERTIFICATE KEY]
 
 /web/NAME            the file, with ranges
-/norange/NAME        the file, whole, whatever range is asked for
-/faulty/NAME         the file; every tenth request is delayed, cut, reset, or answered with 503
+/norange/NAME        the whole file, even if a range is requested
+/faulty/NAME         the file; every tenth answer is delayed, truncated, reset, or 503
 /busy/NAME           503
-/changing/NAME       the file, with another ETag each time that a range is asked for
+/changing/NAME       the file, with another ETag in each answer
 /short/NAME          fewer bytes than Content-Length says
 /endless/NAME        a body that does not end
-/list/...            not a list
+/list/...            an HTML page instead of a list
 /secure/NAME         a redirection to https; /plainly/NAME a redirection to http; /loop a redirection to itself
-/BUCKET/...          S3: lists of three objects per page, and objects, for requests with a right signature
-/account/box/...     Azure: the same, for requests whose query has sig=se+cret/
+/BUCKET/...          S3: lists of three objects per page, and objects, for requests with a correct signature
+/account/box/...     Azure: lists of three objects per page, and objects, for requests whose query has sig=se+cret/
 """
 import hashlib
 import hmac
@@ -43,7 +43,7 @@ def digest(key, text):
 
 
 def signature(headers, path, query):
-    """Computes the signature of a request from its headers, as AWS's documentation says."""
+    """Returns True if a request has the signature that AWS's documentation specifies for its headers, path and query."""
     fields = dict(part.strip().split("=", 1) for part in headers["Authorization"].split(" ", 1)[1].split(","))
     names = fields["SignedHeaders"].split(";")
     if not {"host", "x-amz-date", "x-amz-content-sha256"} <= set(names) or names != sorted(names):

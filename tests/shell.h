@@ -16,7 +16,7 @@
 #include "core/file.h"
 #include "folder.h"
 
-static char folder[] = "/tmp/fdsl-shell-XXXXXX"; /* of the current test */
+static char folder[] = "/tmp/fdsl-shell-XXXXXX"; /* folder of the current test */
 static char root[PATH_MAX];                      /* the folder in which the tests were started */
 static char program[PATH_MAX];
 

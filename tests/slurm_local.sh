@@ -26,7 +26,7 @@ die() {
 for program in munged slurmctld slurmd sbatch; do
     command -v "$program" >/dev/null || die 4 "no $program; scripts/setup/packages.sh check-slurm installs Slurm"
 done
-((EUID == 0)) || die 4 'slurmd starts jobs as root only'
+((EUID == 0)) || die 4 'slurmd must run as root to start jobs'
 bench=$(realpath "${FDSL_BENCH:-./fdsl-bench}")
 [[ -x $bench ]] || die 4 'no fdsl-bench; run make first'
 home=$(mktemp -d) || exit
@@ -157,7 +157,7 @@ check() { # name, command ...: runs one check and prints whether it passed
     fi
 }
 
-# Prints the states of a job, or of the tasks of an array, each state once.
+# Prints each distinct state of a job, or of the tasks of an array, once.
 states() { squeue --noheader --states=all --job="$1" --format=%T | sort -u; }
 ended() { [[ $(states "$1") =~ ^((COMPLETED|FAILED|CANCELLED|TIMEOUT)[[:space:]]*)+$ ]]; }
 exit_code() { scontrol show job "$1" | sed -n 's/.* ExitCode=\([0-9:]*\).*/\1/p'; }
@@ -276,7 +276,7 @@ check_kill() {
     check 'requeue and SIGKILL leave no partial files' no_leftovers
 }
 
-trained() { [[ $(wc -l <runs/net/train.csv) -gt $1 ]]; } 2>/dev/null # whether at least this many epochs are done
+trained() { [[ $(wc -l <runs/net/train.csv) -gt $1 ]]; } 2>/dev/null # number: whether the file has at least this many rows
 submit_training() { submit_training_on '' "$@"; }
 submit_training_on() { # options of sbatch in one word, options of fdsl-bench
     # shellcheck disable=SC2086  # the word is divided into options
@@ -337,8 +337,8 @@ check_training_ranks() {
         test "$(cells runs/net/train.csv epoch rank train_loss)" = "$(cells whole.csv epoch rank train_loss)"
     check 'the parameters of both trainings on two ranks are bit-identical' cmp whole.safetensors runs/net/model.safetensors
     check 'a training with --sync peer on two nodes is submitted' submit_training_on "${place[*]}" --sync peer "${options[@]}"
-    check 'it fails, because peer needs GPUs of one machine' ends "$job" FAILED
-    check 'its log names the reason' grep -q 'cannot train on several ranks here (--sync peer' train.log
+    check 'the job with --sync peer fails, because peer needs GPUs of one machine' ends "$job" FAILED
+    check 'the log of the job with --sync peer names the reason' grep -q 'cannot train on several ranks here (--sync peer' train.log
 }
 
 trap stop_cluster EXIT

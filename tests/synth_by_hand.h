@@ -1,5 +1,5 @@
 /* An input of the workload synth that is built without parsing options: two tiny classes, and a batch of
- * images of both. For suites that test the oracle, which is the program's reference for images. */
+ * images of both. Suites use this input to test the oracle, which is the program's reference for images. */
 #ifndef FDSL_TESTS_SYNTH_BY_HAND_H
 #define FDSL_TESTS_SYNTH_BY_HAND_H
 

@@ -73,7 +73,7 @@ Test(advise, among_equals_the_cheapest_is_best)
         " Memory (v) is as fast within 3 %, but takes 5 GB of disk and memory instead of 1 GB. A million");
     advice[2].reached_per_s = 0.96 * 51200; /* outside the margin */
     expect_best(advice, 4, 1, "Best here: disk");
-    advice[0].disk_bytes = 0; /* the same size as the other, and less energy */
+    advice[0].disk_bytes = 0; /* as many bytes as advice[1]; only this energy is known */
     advice[0].memory_bytes = 3e9;
     advice[0].joules_per_image = 0.1;
     expect_best(advice, 4, 0,
@@ -83,7 +83,7 @@ Test(advise, among_equals_the_cheapest_is_best)
     expect_best(advice, 4, 1, " Memory (v) is as fast within 3 %, but takes 2 times the energy.");
 }
 
-/* Generation never lets a step wait, but competes with it. */
+/* A step never waits for generated images, but generating them slows the step down. */
 Test(advise, a_slower_step_counts)
 {
     struct advice advice[] = {way("generating", 2e6, 0, 0), way("memory", 8e5, 2e9, 2e9)};
@@ -116,7 +116,7 @@ static void expect_refused(int wanted, const char *words, const char *command)
     expect_line(wanted, words);
 }
 
-/* On a machine with a GPU, the ways have other names. */
+/* Returns text that occurs in the output only where the row of the way `name` begins. */
 static const char *place(const char *name, char *text, size_t size)
 {
     snprintf(text, size, "\n%s ", name);
@@ -145,13 +145,14 @@ Test(advise, ways_that_are_not_possible_have_their_reason)
     cr_expect(says("generating on the GPU  fused        not possible: "), "%s", out);
     cr_expect(says("the set in GPU memory  gpu-resident not possible: "), "%s", out);
     cr_expect(says("shards from disk       shards-gpu   not possible: "), "%s", out);
-    cr_expect(!says("not possible: variant '"), "no run was needed to know this: %s", out);
+    cr_expect(!says("not possible: variant '"), "the reason comes from a run, but is known without a run: %s",
+              out);
     cr_expect(says("(waits are computed, because there is no GPU)"), "%s", out);
     cr_expect(says("images 24 x 24; batch 4; a step takes 1000 ms"), "%s", out);
     EXPECT(0, "tr , '\\n' < rows/load.csv | grep -cx order+copy+decode");
 }
 
-/* The links of --subset to the first shards are removed. */
+/* --subset measures a temporary folder of links to the first shards, and removes this folder. */
 Test(advise, a_part_of_a_large_set_is_measured)
 {
     EXPECT(0, "$P --prepare d --from synth --res 24 --samples 40 --shards 4 && mkdir t && TMPDIR=t " ADVISE
@@ -208,7 +209,7 @@ Test(advise, no_files_are_left)
     cr_expect(says("143 left:\n"), "%s", out);
 }
 
-/* Rank 0 advises; its measurements are runs of one rank. */
+/* Only rank 0 measures, in runs of one rank. */
 Test(advise, under_a_launcher_only_rank_0_advises)
 {
     EXPECT(0, "$P --prepare d --from synth --res 8 --samples 4 --shards 1 && OMPI_COMM_WORLD_SIZE=2 "

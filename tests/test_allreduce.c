@@ -1,5 +1,5 @@
-/* Tests the check of sums in the workload `exchange`: correct sums pass for every way of rounding, and one
- * changed value is counted. */
+/* Tests the check of sums in the workload `exchange`: correct sums pass with every order and rounding of the
+ * additions, and one changed value is counted. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -19,7 +19,7 @@ static float rounded(const struct allreduce_job *job, float value)
     return job->bf16 ? float_from_bits((uint32_t)bf16_from_float(value) << 16) : value;
 }
 
-/* Adds up `count` terms. With `each`, rounds every intermediate sum to the type. */
+/* Adds up `count` terms. If `each` is set, rounds every intermediate sum to the element type. */
 static float add_up(const struct allreduce_job *job, const float *terms, uint32_t count, enum way way,
                     bool each)
 {

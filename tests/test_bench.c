@@ -1,3 +1,4 @@
+/* Tests bench_measure(): the warm-up, the limits of sampling, and the votes of several ranks. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -287,7 +288,7 @@ Test(bench, progress_is_optional)
     bench_free(&bench); /* a second call must free nothing */
 }
 
-/* Runs 1 to 3 are warm-ups. So run 2 fails in the warm-up, and run 6 during sampling. */
+/* Runs 1 to 3 are warm-ups. So runs 1 and 2 fail in the warm-up, and runs 4 and 6 during sampling. */
 Test(bench, a_failing_run_ends_the_measurement_and_its_message_is_relayed)
 {
     static const uint64_t failing[] = {1, 2, 4, 6};

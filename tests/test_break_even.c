@@ -67,9 +67,9 @@ Test(break_even, without_a_gpu_training_steps_are_skipped)
     expect(0, "1\n"); /* the other lines of the table were skipped */
     expect(0, "files ");
 
-    /* Prints rows that break one of three rules. All batches of all threads are full. Runs with a warm page
-     * cache have 4 epochs. The shuffle buffer has at most a quarter of the samples that a thread reads from
-     * shards. */
+    /* Prints the rows that break one of three rules: all batches of all threads are full; runs with a warm
+     * page cache have 4 epochs; the shuffle buffer has at most a quarter of the samples that a thread reads
+     * from shards. */
     shell(
         "awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next } $at[\"items\"] %% ($at[\"batch\"] "
         "* "

@@ -28,7 +28,8 @@ static void expect_refused(int wanted, const char *words, const char *command)
     expect_line(wanted, words);
 }
 
-/* Creates the shard s/x.tar of 20 digits. The members of each are 1 CLS, 1 JSON of 22 bytes, NPY and txt. */
+/* Creates 20 digits as files in the folder o and as the shard s/x.tar. Each digit has four members: .cls of 1
+ * byte, .json of 22 bytes, .NPY, and .txt of 7 bytes. */
 static void make_odd_shard(void)
 {
     EXPECT(0, "$P --prepare d --from digits --samples 20 --encode npy --store files && mkdir s o && cd o && "
@@ -65,7 +66,7 @@ Test(choice, members_of_odd_samples)
     expect_refused(1, "sample '000005': it has 'cls' twice", "$P --variant files --data o --member txt");
 }
 
-/* With our index, every header is compared with the index, also if the member before it is not chosen. */
+/* In prepared shards, every header is compared with the index, even if the member before it is not read. */
 Test(choice, prepared_shards_are_verified_without_the_other_members)
 {
     EXPECT(0, "$P --prepare p --from digits --samples 20 --encode npy");
@@ -108,7 +109,7 @@ Test(choice, training_reads_labels_from_any_member)
 
 /* ---- Class folders ---- */
 
-/* The order of class folders is that of bytes, in which "ant-b" comes after "ant", and "Zoo" before both. */
+/* Class folders are sorted by the bytes of their names: "Zoo", "ant", "ant-b". */
 Test(choice, class_folders_are_numbered_in_order)
 {
     EXPECT(0, "$P --prepare d --from digits --samples 20 --store files --encode npy && mkdir -p c/ant/more "
@@ -160,7 +161,8 @@ Test(choice, sets_without_classes_are_not_written_as_class_folders)
     EXPECT(1, "test -e q");
 }
 
-/* A reader of class folders finds a single class. Sets of older programs have folders 000, 001, ... */
+/* In a set of --store files, a reader of class folders finds a single class. Sets of older versions have the
+ * folders 000, 001, ... at the top level, and must not be read as class folders. */
 Test(choice, files_are_not_mistaken_for_class_folders)
 {
     EXPECT(0, "$P --prepare f --from digits --samples 1003 --encode npy --store files && rm f/*.index "

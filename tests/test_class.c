@@ -239,9 +239,9 @@ static void expect_spread(const char *name, struct spread spread, double minimum
 {
     double span = maximum - minimum, slack = whole ? 0 : span / 1000;
     double error = (span + whole) / sqrt(12.0 * DRAWS);
-    cr_assert(spread.minimum >= minimum && spread.minimum <= minimum + slack, "%s from %.9g", name,
+    cr_assert(spread.minimum >= minimum && spread.minimum <= minimum + slack, "minimum %s: %.9g", name,
               spread.minimum);
-    cr_assert(spread.maximum <= maximum && spread.maximum >= maximum - slack, "%s to %.9g", name,
+    cr_assert(spread.maximum <= maximum && spread.maximum >= maximum - slack, "maximum %s: %.9g", name,
               spread.maximum);
     cr_assert_float_eq(spread.sum / DRAWS, (minimum + maximum) / 2, 5 * error, "mean %s: %.9g", name,
                        spread.sum / DRAWS);

@@ -163,8 +163,7 @@ Test(cli, list_names_every_variant_with_a_reason)
     run_well("--list --variant all --workload infer --format csv");
     cr_expect(strstr(out, ",infer-naive,") && !strstr(out, ",naive,"), "%s", out);
     run_well("--list --variant all");
-    cr_expect(strstr(list_line("naive"), " available") && !strstr(out, "train: "), "all means synth: %s",
-              out);
+    cr_expect(strstr(list_line("naive"), " available") && !strstr(out, "train: "), "not only synth: %s", out);
     run("--list --variant nave");
     expect_error(2, "did you mean 'naive'", "a misspelt variant");
     run_well("--list -v");

@@ -303,10 +303,10 @@ Test(cli, pictures_show_the_output)
     run_well(NAIVE " --out-res 20 --png small --sheet sheet.png");
     size_t bytes;
     char *image = get("small/class-0_instance-0.png", &bytes);
-    cr_assert(bytes > 24 && memcmp(image + 12, "IHDR\0\0\0\x14\0\0\0\x14", 12) == 0, "20 x 20");
+    cr_assert(bytes > 24 && memcmp(image + 12, "IHDR\0\0\0\x14\0\0\0\x14", 12) == 0, "not 20 x 20 pixels");
     free(image);
     char *sheet = get("sheet.png", &bytes); /* two images with borders of 2 pixels */
-    cr_assert(bytes > 24 && memcmp(sheet + 12, "IHDR\0\0\0\x2e\0\0\0\x18", 12) == 0, "46 x 24");
+    cr_assert(bytes > 24 && memcmp(sheet + 12, "IHDR\0\0\0\x2e\0\0\0\x18", 12) == 0, "not 46 x 24 pixels");
     free(sheet);
 }
 #endif
@@ -315,7 +315,7 @@ Test(cli, pictures_show_the_output)
 
 /* An independent implementation of the output conversion, in Python. canvas.npy has the images before
  * conversion, and out.npy the converted images. Python's struct rounds to half precision as IEEE 754 defines.
- * The class numbers are 7 and 4000000000 in turn. */
+ * The classes of the images are 7, 4000000000 and 7. */
 static const char npy_script[] =
     "import ast, struct, sys\n"
     "def load(path):\n"

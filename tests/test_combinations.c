@@ -205,7 +205,7 @@ Test(combinations, training_and_loading)
 {
     run_well("--variant train-naive --data digits --model lenet --train-size 20 --test-size 10 --batch 5,10 "
              "--lr 0.001:0.1:10x --epochs 2 --format csv");
-    cr_expect_eq(count_of(out, "\n"), 1 + 2 * 3 * 2, "a row per epoch: %s", out);
+    cr_expect_eq(count_of(out, "\n"), 1 + 2 * 3 * 2, "not one row per epoch: %s", out);
     cr_expect_eq(number(out, 11, "batch"), 10);
     cr_expect_str_eq(value(out, 12, "lr"), "0.1");
     run("--prepare %s/set --samples 8 --sample-shape 4 --dtype u8", folder);

@@ -6,7 +6,7 @@
 
 #include "machine/process.h"
 
-/* burn(0.3) uses 0.3 s of CPU time, also on a busy machine. child() forks. */
+/* burn(0.3) uses 0.3 s of CPU time, even on a busy machine. child() runs a function in a forked process. */
 static const char tree[] = "import os, signal, subprocess, sys, time\n"
                            "def burn(seconds):\n"
                            "    end = time.process_time() + seconds\n"

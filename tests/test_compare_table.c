@@ -109,8 +109,8 @@ Test(compare_table, undecided_rows_have_a_reason)
     cr_expect(strstr(out, wide) && !strstr(out, unknown), "%s", out);
 }
 
-/* If B has rows with wrong results, the comparison fails. The times of rows with wrong results count in no
- * ratio and no mean. */
+/* If B has rows with wrong results, the comparison fails. A row with wrong results has no ratio and does not
+ * count in the mean. */
 Test(compare_table, wrong_results_are_not_judged)
 {
     put_rows("a.csv", "", "batch=1", NULL);

@@ -64,7 +64,7 @@ static void expect_taught(struct task task, const char *name)
 {
     struct compute compute = {.text = "train", .task = task};
     cr_assert_eq(compute_teach(&compute), STATUS_OK, "%s", status_text());
-    cr_expect_str_eq(compute.text, name, "the text in the row");
+    cr_expect_str_eq(compute.text, name, "the row would have the value '%s'", compute.text);
 }
 
 static void expect_untaught(struct task task, const char *words)

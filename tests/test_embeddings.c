@@ -580,7 +580,7 @@ Test(embeddings, archives_with_bad_records)
 
 /* ---- Bad pickles ---- */
 
-/* Each pickle follows the opcode that gives the protocol. `words` must be in the error message. */
+/* The file has the opcode of the protocol before each pickle. `words` must be in the error message. */
 Test(embeddings, bad_pickles)
 {
     static const struct {

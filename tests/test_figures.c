@@ -498,8 +498,8 @@ Test(figures, all_reduces_have_one_line_per_variant)
     cr_expect(status == 0 && says("series = 1") && says("4 ranks, bf16") && !says("'mpi'"), "%s", out);
 }
 
-/* Bars are grouped by steps and coloured by the reference bandwidth. The largest set counts; sets with other
- * columns are left out. */
+/* Bars are grouped by steps and coloured by the reference bandwidth. Each bar shows the largest set. Sets
+ * with another number of columns are left out. */
 Test(figures, embedding_sets_have_one_bar_per_steps_and_variant)
 {
     shell("cp " FIXTURES "/ops.csv $D/results && " SELECT "ops --reference $D/reference >/dev/null && "
@@ -519,7 +519,7 @@ Test(figures, embedding_sets_have_one_bar_per_steps_and_variant)
         "%s", out);
 }
 
-/* Rows of ops/ are drawn, and its files without rows are not mentioned. */
+/* Rows in the subfolder ops/ are drawn. Its files without rows cause no message. */
 Test(figures, embedding_sets_of_the_reference_are_in_a_subfolder)
 {
     shell(FIGURES "ops");

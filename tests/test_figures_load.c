@@ -30,13 +30,13 @@ Test(figures_load, other_loaders_have_the_device_of_their_host)
     cr_assert(says("\n1\t1.09226667e+09\t") && says("\n2\t297890909\t"),
               "the line of torch-files over workers is wrong: %s", out);
     shell(LOADING("grep '^schema\\|,torch-'", "loading"));
-    cr_assert_eq(status, 0, "rows of other loaders alone, of an unknown host, must be drawn: %s", out);
+    cr_assert_eq(status, 0, "rows of other loaders must be drawn even if their device is unknown: %s", out);
     cr_assert(says("'unnamed device'") && says("revision unknown"), "%s", out);
     shell("sed 's/Made-up(R) Processor 9000/Newer/; s/,2026-/,2027-/; /,torch-/d' " FIXTURES
           "/load.csv > $D/results/newer.csv; " LOADING(
               "cat", "loading") " > /dev/null; grep -o \"legend_text.*\" $D/work/loading.vars");
     cr_assert(says("'Newer'") && strstr(out, "'torch-shards'") > strstr(out, "'Made-up"),
-              "other loaders must be on the machine of their file, not on another with that name: %s", out);
+              "other loaders must be drawn under the device of their file, not of a newer file: %s", out);
 }
 
 /* The user has one row. The reference has rows of a device of the same name, and newer rows of another
@@ -93,7 +93,7 @@ Test(figures_load, cold_bars_are_next_to_warm_bars_of_their_size)
     }
 }
 
-/* The user's machine has one sample size; the reference machines have two. The axis has the user's size. */
+/* The user's machine has one sample size; the reference machines have two. Only the user's size is drawn. */
 Test(figures_load, one_axis_has_one_size)
 {
     shell(

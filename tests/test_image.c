@@ -1,4 +1,4 @@
-/* Tests of decoding and resizing images: data/jpeg_image.h, data/resample.h, data/image_fit.h. */
+/* Tests how images are decoded and resized: data/jpeg_image.h, data/resample.h, data/image_fit.h. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -190,8 +190,8 @@ static const struct kind kinds[] = {
     {"progressive", 3, 2, 2, true, false, 0}, {"cmyk", 4, 1, 1, false, false, 0},
     {"ycck", 4, 2, 2, false, true, 0}};
 
-/* Encodes a smooth image with noise. With `exif`, adds an EXIF header with that orientation. The caller frees
- * the result. */
+/* Encodes a smooth image with noise. If `exif` is not 0, adds an EXIF header with this orientation. The
+ * caller frees the result. */
 static uint8_t *encode(const struct kind *kind, uint32_t width, uint32_t height, uint32_t exif, size_t *size)
 {
     struct jpeg_compress_struct jpeg;
@@ -391,7 +391,7 @@ Test(image, baseline_files_are_those_that_hardware_decodes)
     jpeg_close(decoder);
 }
 
-/* Returns the offset of a marker's second byte, in the coded data if `from` is their offset. */
+/* Returns the offset of the second byte of the first such marker from offset `from` on, or 0. */
 static size_t find_marker(const uint8_t *bytes, size_t size, size_t from, uint8_t marker)
 {
     for (size_t i = from; i + 1 < size; i++)
@@ -419,7 +419,7 @@ Test(image, damaged_markers_are_found)
     cr_expect_not(jpeg_intact(copy, size, 200, 64));
     copy[restart] = 0xc4; /* a table between coded data */
     cr_expect_not(jpeg_intact(copy, size, 200, 64));
-    copy[restart] = 0; /* a coded byte instead of the restart: the next one is out of order */
+    copy[restart] = 0; /* without this restart marker, the next one is out of order */
     cr_expect_not(jpeg_intact(copy, size, 200, 64));
     copy[restart] = 0xd3;
     cr_expect(jpeg_intact(copy, size, 200, 64));
@@ -488,8 +488,8 @@ static void fit_slowly(const struct image_fit *fit, const uint8_t *bytes, size_t
     image_scratch_close(&scratch);
 }
 
-/* The passes over rows and columns change places if the image is turned by 90 degrees, so roundings differ.
- */
+/* Compares image_fit() with fit_slowly(). Values may differ by at most `most`: if the image is turned by 90
+ * degrees, image_fit() swaps the passes over rows and columns, so rounding differs. */
 static void compare_fit(const struct image_fit *fit, const uint8_t *bytes, size_t size, uint32_t sample,
                         int most)
 {

@@ -269,7 +269,7 @@ Test(lib_process, exports_only_its_functions_and_needs_only_glibc)
            "readelf -d %s/build/lib/libfdsl.so | grep NEEDED | grep -vE "
            "'\\[(lib(c|m|dl|rt|pthread)[.]so|ld-linux)'; :",
            root);
-    cr_expect_str_eq(out, "", "it needs a library that is not part of glibc");
+    cr_expect_str_eq(out, "", "libfdsl.so needs a library that is not part of glibc");
     EXPECT(0,
            "nm -g --defined-only %s/build/lib/libfdsl.a | awk 'NF == 3 {print $3}' | grep -vE "
            "'^(fdsl_|DW[.]ref[.])'; :",

@@ -25,9 +25,9 @@ static int walk(enum formula formula, int32_t x0, int32_t y0, int32_t x1, int32_
     return count;
 }
 
-/* The line from (0, 0) to (4, 2) passes half-way between two pixels at x = 1 and x = 3. There it already
- * takes the step in y. Its mirror images in all octants do the same. Only the formula `visualatom` draws the
- * end point. */
+/* The line from (0, 0) to (4, 2) passes half-way between two pixels at x = 1 and x = 3. At these points, it
+ * already takes the step in y. Its mirror images in all octants do the same. Only the formula `visualatom`
+ * draws the end point. */
 Test(line, octants_by_hand)
 {
     static const struct pixel shape[] = {{0, 0}, {1, 1}, {2, 1}, {3, 2}, {4, 2}};

@@ -1,5 +1,5 @@
 /* Tests training samples that are generated during training (live samples). They must be bit-identical to
- * stored samples, for any generator and batch size. None may be in the test set. */
+ * stored samples, for any generator and batch size. The test set must not contain live samples. */
 #include <criterion/criterion.h>
 
 #include <stdlib.h>

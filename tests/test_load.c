@@ -469,8 +469,8 @@ static double huge(double bytes)
     return ceil(bytes / (2 << 20)) * (2 << 20);
 }
 
-/* Expects the memory of a variant: `bytes`, of which one batch of `samples` samples of the mean size, and
- * `images` bytes of images, are useful. */
+/* Expects that a variant uses `bytes` of memory. Of these, one batch of `samples` samples of the mean size
+ * and `images` bytes of images are useful. */
 static void expect_memory(const char *name, const char *line, double bytes, double samples, double images)
 {
     struct job job;

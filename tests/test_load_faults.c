@@ -187,7 +187,7 @@ Test(load_faults, pipe_instead_of_file_is_reported, .init = make_folder, .fini =
     close_job(&job);
 }
 
-/* Moves a shard or file away. With `pipe_instead`, a pipe takes its name. */
+/* Renames a shard or file. If `pipe_instead` is set, creates a pipe with the old name. */
 static void take_away(const char *name, bool pipe_instead)
 {
     char moved[2 * PATH_MAX];

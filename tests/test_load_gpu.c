@@ -221,7 +221,7 @@ Test(load_gpu, arrays_locate_values_and_labels, .init = make_folder, .fini = rem
     dataset_close(&dataset);
 }
 
-/* Images of any size and format; the GPU decodes baseline JPEG files, which must not be too small. */
+/* Images may have any size and format. The GPU decodes only baseline JPEG files that are not too small. */
 Test(load_gpu, pictures_to_decode_are_examined, .init = make_folder, .fini = remove_folder)
 {
     static const uint8_t pixels[3 * 20 * 10];

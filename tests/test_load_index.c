@@ -78,8 +78,8 @@ static void rename_member(const char *shard, uint64_t offset, const char *name)
     close(fd);
 }
 
-/* Without --on-error skip, a verified run of every variant must fail with this message. With it, every
- * variant must skip the sample. */
+/* Without --on-error skip, a verified run of every variant must fail with this message. With
+ * --on-error skip, every variant must skip the sample. */
 static void expect_headers_compared(const char *words)
 {
     for (size_t v = 0; v < COUNT_OF(shard_variants); v++)
@@ -254,8 +254,8 @@ Test(load_index, extensions_differing_in_case_are_reported, .init = make_folder,
     expect_skipped(100, "1");
 }
 
-/* With --on-error skip, dangling links and pipes are skipped. A dangling link may stand for any number of
- * samples, so the column `skipped` is empty. */
+/* With --on-error skip, dangling links and pipes are skipped. It is unknown how many samples a dangling
+ * link had, so the column `skipped` is empty. */
 Test(load_index, unreadable_files_are_skipped, .init = make_folder, .fini = remove_folder)
 {
     make_files(101);

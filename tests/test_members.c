@@ -1,4 +1,4 @@
-/* Tests of the choice of members: the options, the labels, and samples with odd members. */
+/* Tests how members are chosen: the options, the labels, and samples with odd members. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

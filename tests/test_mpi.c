@@ -318,8 +318,8 @@ Test(mpi, errors_in_the_options_of_one_rank_are_printed)
 
 Test(mpi, a_rank_that_ended_before_the_run_is_named)
 {
-    /* `sleep` stands for a process of another job that also has rank 2. The program must not mistake it for
-     * the missing rank 2. */
+    /* `sleep` acts as a process of another job that also has rank 2. The program must not mistake it for the
+     * missing rank 2. */
     shell("{ OMPI_COMM_WORLD_RANK=2 sleep 60 & timeout 50 mpirun --bind-to none -n 2 $PROGRAM %s "
           "--rank-timeout 1 "
           ": -n 1 true; ended=$?; kill $!; (exit $ended); }",
@@ -388,7 +388,7 @@ Test(mpi, a_rank_that_hangs_is_named)
     read_text("stderr.txt", err);
     cr_expect(strstr(err, "fdsl-bench: gave up waiting for rank 2 after 15 s"), "%s", err);
     cr_expect(access("rows.csv", F_OK) != 0, "rows were written");
-    cr_expect(access("noisy", F_OK) != 0, "a rank tells rank 0 more than once that it is waiting");
+    cr_expect(access("noisy", F_OK) != 0, "a rank reports to rank 0 more than once that it is waiting");
 }
 
 Test(mpi, a_killed_rank_ends_all_and_rows_stay_complete)

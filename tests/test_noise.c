@@ -87,8 +87,8 @@ Test(noise, edge_draws)
     /* The last draw is position 10000 - 10000/2^32. Its cell is 9999 & 255 = 15, and its fraction, rounded
      * down to 24 bits, is t = (2^24 - 40) / 2^24. */
     cr_assert_eq(noise_of_draw(gradients, UINT32_MAX), noise_at(gradients, 15, 16777176.0f / 16777216.0f));
-    /* 2^31 + 2^29 is position 6250, at the start of cell 106. Adding 107374, about 2^32/40000, moves it by a
-     * quarter (t = 0.2499996). */
+    /* 2^31 + 2^29 is position 6250, at the start of cell 106. Adding 107374, about 2^32/40000, moves it by
+     * a quarter of a cell (t = 0.2499996). */
     cr_assert_float_eq(noise_of_draw(gradients, 0xA0000000u + 107374u), noise_at(gradients, 106, 0.25f),
                        2e-6);
     cr_assert_neq(noise_at(gradients, 106, 0.25f), 0);

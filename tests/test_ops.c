@@ -1,5 +1,5 @@
-/* Tests the workload `ops`: generated rows, results, which are compared with simple code of this suite,
- * faults that verification must detect, and refused options. */
+/* Tests the workload `ops`: generated rows; results, compared with simple code in this suite; faults that
+ * verification must detect; and refused options. */
 #include "ops_support.h"
 
 #include <math.h>

@@ -1,3 +1,4 @@
+/* Tests the parser of options: values, abbreviations, errors, help, and suggestions for misspelt words. */
 #include <criterion/criterion.h>
 
 #include <math.h>

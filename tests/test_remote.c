@@ -327,7 +327,7 @@ Test(servers, faults_have_one_clear_line)
 
 Test(servers, short_bodies_are_an_error_after_some_attempts)
 {
-    /* Half of what is asked for arrives each time. */
+    /* The server sends half of the requested bytes each time. */
     cr_expect_eq(shell("$P $N --data $U/short/plain/counter-000000.tar"), 1, "%s", out);
     cr_expect(says("tried 6 times"), "%s", out);
 }
@@ -366,7 +366,7 @@ Test(servers, a_cache_keeps_verified_shards)
     cr_assert_eq(shell(CACHED), 0, "%s", out);
     cr_expect(says("is damaged; it is removed and read again"), "%s", out);
     cr_expect_eq(count_files(".data"), 5);
-    /* The server is not asked for shards that are in the cache, except for their version. */
+    /* For shards in the cache, the program requests only their version from the server. */
     cr_assert_eq(shell("$P $M --variant shards-mmap --cache warm --data "
                        "$U/web/plain/counter-{000000..000004}.tar --cache-dir cache"),
                  0, "%s", out);

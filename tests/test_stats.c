@@ -1,3 +1,5 @@
+/* Tests statistics of times: the median and its confidence interval, outliers, quantiles, and distances of
+ * distributions. */
 #include <criterion/criterion.h>
 
 #include <math.h>

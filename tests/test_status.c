@@ -1,3 +1,4 @@
+/* Tests status codes and messages: prefixes, truncation, escaping, threads, and what ranks print. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 

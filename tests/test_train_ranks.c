@@ -275,7 +275,7 @@ static double total_loss(const struct member *members, uint32_t ranks)
     return sum;
 }
 
-/* Ways to divide a batch of 13. The batch is prime, so equal parts are never all equal. */
+/* Ways to divide a batch of 13 samples, which no number of ranks from 2 to 12 divides evenly. */
 static const struct {
     uint32_t ranks, shares[7];
 } divisions[] = {{2, {0}},

@@ -1,3 +1,4 @@
+/* Tests the table of variants: names, availability, and the choice of --variant. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 

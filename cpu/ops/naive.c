@@ -50,7 +50,7 @@ static void mask(struct naive *naive)
         naive->results.kept[i] = row_valid(naive->ops, row_at(naive, i));
 }
 
-/* Without a mask, all rows are candidates. */
+/* Drops duplicates among the kept rows. If there is no mask, all rows are candidates. */
 static void dedup(struct naive *naive)
 {
     const struct ops *ops = naive->ops;
@@ -129,8 +129,8 @@ static void end_step(struct naive *naive, enum ops_step step, double *begin_s)
     *begin_s = now_s;
 }
 
-/* Rows are copied once: in the step convert if rows are converted, else in permute, or in compact if there is
- * no permute. */
+/* Copies rows once: in the step `convert` if rows are converted, else in `permute`, or in `compact` if there
+ * is no `permute`. */
 static enum status naive_run(void *state, uint64_t number, struct run_time *time)
 {
     struct naive *naive = state;

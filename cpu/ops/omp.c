@@ -1,9 +1,9 @@
 /* The variant `ops-omp`: vectors and threads. The rows are divided into tiles that fit into the L2 cache.
  *
- * If the steps allow it, threads read the rows from memory once: a thread computes the mask of a tile, gets
- * the number of rows kept so far from the previous tile, and writes the results of its own kept rows while
- * the tile is in the cache. Duplicates, permutations and the scale of NVFP4 need all rows first; the results
- * are then written in a second pass. */
+ * If the steps allow it, threads read the rows from memory once. A thread computes the mask of a tile, and
+ * gets the number of rows kept so far from the previous tile. It then writes the results of its own kept rows
+ * while the tile is in the cache. Removing duplicates, permuting, and computing the scale of NVFP4 require
+ * all rows first; a second pass then writes the results. */
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@
 
 #define TILE_BYTES ((size_t)64 << 10)
 #define TILE_ROWS  1024  /* maximum rows per tile */
-#define LIST_ROWS  65536 /* rows per tile of a pass that only lists them */
+#define LIST_ROWS  65536 /* rows per tile of a pass that only lists kept rows */
 #define SPINS      1000  /* polls before a waiting thread yields its core */
 
 /* The time of each step on one thread. */
@@ -146,7 +146,7 @@ static void mask(const struct omp *omp, uint64_t begin, uint64_t end)
                           ops->norm_min, ops->norm_max);
 }
 
-/* Without a mask, all rows are candidates. */
+/* Hashes the kept rows. If there is no mask, all rows are candidates. */
 static void hash_candidates(const struct omp *omp, uint64_t begin, uint64_t end)
 {
     const struct ops *ops = omp->ops;
@@ -227,7 +227,7 @@ static void write_outputs(const struct omp *omp, int thread, uint64_t begin, uin
 
 /* ---- Passes ---- */
 
-/* Whether results can be written only after all rows were read. */
+/* Returns whether results can be written only after all rows were read. */
 static bool needs_two_passes(const struct ops *ops)
 {
     return ops->steps[OPS_DEDUP] || ops->steps[OPS_PERMUTE] ||

@@ -1,16 +1,16 @@
 /* The vector kernel of `ops-omp`. One source file per instruction set defines LANES, vreal and the operations
  * v_...(), and includes this file. Loads and stores may be unaligned.
  *
- * Types are constant arguments of functions that are always inlined, so that the compiler makes one loop per
- * pair of types and vectorises the conversions of core/fp8.h, core/half.h and core/fp4.h, which have no
- * branches. */
+ * Types are constant arguments of functions that are always inlined. The compiler therefore generates one
+ * loop per pair of types. It vectorises the conversions of core/fp8.h, core/half.h and core/fp4.h, because
+ * they have no branches. */
 #include <string.h>
 
 #include "omp_kernel.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { GROUP = 8 /* vectors of sums at a time: with AVX2, 16 would not leave registers for values */ };
+enum { GROUP = 8 /* vectors of sums at a time; with AVX2, 16 would leave no registers for values */ };
 
 INLINE vreal load(const void *row, enum dtype type, uint32_t i)
 {
@@ -80,8 +80,8 @@ static uint32_t largest_finite(const void *row, enum dtype type, uint32_t column
 
 /* ---- Conversions ---- */
 
-/* Converts values to types without blocks. For f16 there is an instruction; for the other types, the compiler
- * vectorises ops_store(). */
+/* Converts values to types without blocks. The conversion to f16 is an instruction. For the other types, the
+ * compiler vectorises ops_store(). */
 INLINE void convert_values(const struct ops_format *format, const void *row, enum dtype from,
                            enum ops_type to, uint8_t *values)
 {

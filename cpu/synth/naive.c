@@ -1,4 +1,4 @@
-/* The variant `naive`: one thread of scalar C draws one line after the other. It is the baseline of all
+/* The variant `naive`: one thread of scalar C draws the lines one at a time. It is the baseline of all
  * speedups, so do not optimise it. */
 #include <stdlib.h>
 #include <string.h>

@@ -51,7 +51,7 @@ struct omp {
 
 /* ---- Kernels ---- */
 
-/* The kernels, which are CPU code for one instruction set each, fastest first. */
+/* The kernels, fastest first. Each kernel is CPU code for one instruction set. */
 static const struct omp_kernel *const kernels[] = {
 #if defined(__x86_64__)
     &omp_kernel_avx512, &omp_kernel_avx2,

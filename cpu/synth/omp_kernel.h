@@ -36,7 +36,7 @@ struct omp_tables {
     uint32_t hashes[2][32];           /* hashes[s][c & 31] >> 4 * (c >> 5) & 15 is hash & 15 of cell c + s */
     float hash_gradients[16];         /* indexed by hash & 15: the scaled gradient, times 2^-24 */
     float noise_low, noise_high;      /* bounds of the noise */
-    int32_t step_pixel[OCTANT_COUNT]; /* result of omp_pack_step() per octant, in canvas pixels */
+    int32_t step_pixel[OCTANT_COUNT]; /* per octant: result of omp_pack_step(), in canvas pixels */
 
     /* patterns[OMP_SHORT * major + minor][s] is s | m << 16, where m is the number of minor steps after s
      * major steps. */

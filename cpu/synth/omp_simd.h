@@ -180,13 +180,14 @@ static void advance(struct omp_arc *arc, uint32_t pair)
 /* ---- Lines ---- */
 
 /* After s steps along the major axis, a line has made m = floor((2 minor s + major) / (2 major)) steps along
- * the minor axis. In 16.16 fixed point, m is the upper half of slope s + bias, with slope = 2^16 minor /
- * major and bias = 2^16 (1/2 + 1 / (4 major)), computed in float32 and truncated to an integer.
+ * the minor axis. In 16.16 fixed point, m is the upper half of slope s + bias. The slope is 2^16 minor /
+ * major and the bias is 2^16 (1/2 + 1 / (4 major)). Both are computed in float32, and the sum is truncated to
+ * an integer.
  *
- * This is exact for major <= OMP_MAJOR_MAX. Before the floor, the true value is a multiple of 1 / (2 major),
- * and the bias places the computed value 1 / (4 major) above it. The rounding errors of the reciprocal, the
- * slope, the bias and the sum add up to less than (3 major + 2) 2^-24, which is less than 1 / (4 major) up to
- * major = 1181. */
+ * This is exact for major <= OMP_MAJOR_MAX. Before the floor, the true value is a multiple of 1 / (2 major).
+ * The bias places the computed value 1 / (4 major) above the true value. The rounding errors of the
+ * reciprocal, the slope, the bias and the sum add up to less than (3 major + 2) 2^-24. Up to major = 1181,
+ * this is less than 1 / (4 major). */
 
 #define BLOCK 256 /* lines processed at a time; their data fit in the L1 cache */
 

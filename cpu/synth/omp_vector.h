@@ -31,7 +31,7 @@
 #define v_fms(x, y, z)        V(fmsub_ps)(x, y, z)  /* x y - z */
 #define v_fnma(x, y, z)       V(fnmadd_ps)(x, y, z) /* -x y + z */
 
-/* AVX2 vectors of eight integers, which the AVX-512 kernel uses too. */
+/* Operations on AVX2 vectors of eight integers. The AVX-512 kernel uses these operations, too. */
 #define v8_load(p)            _mm256_loadu_si256((const __m256i *)(p))
 #define v8_store(p, a)        _mm256_storeu_si256((__m256i *)(p), a)
 #define v8_set(n)             _mm256_set1_epi32((int32_t)(n))

@@ -29,7 +29,7 @@ struct gemm {
     size_t c_pitch;
     size_t columns;    /* columns of b and c; a multiple of the kernel's `lanes` */
     const float *bias; /* NULL: no bias */
-    bool add;          /* add to the contents of c; then bias is not used */
+    bool add;          /* add to the contents of c; `bias` is then not used */
     bool relu;         /* apply ReLU to the sum */
 };
 
@@ -41,8 +41,8 @@ struct pool {
     size_t pitch;
 };
 
-/* The non-zero gradients of one output channel of a convolution followed by max-pooling. They are few,
- * because only the maximum of each window has a gradient. */
+/* The non-zero gradients of one output channel of a convolution followed by max-pooling. There are few of
+ * them, because only the maximum of each window has a gradient. */
 struct argmax_list {
     const uint32_t
         *positions; /* offsets in the input, in floats, where the convolution kernel's windows begin */

@@ -14,7 +14,7 @@
 
 /* ---- Memory ---- */
 
-/* Makes room for one more entry in the list of allocations. Returns false if memory runs out. */
+/* Ensures that the list of allocations has room for one more entry. Returns false if memory runs out. */
 static bool can_hold_more(struct net *net)
 {
     if (net->held_count < net->held_room)

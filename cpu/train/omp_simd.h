@@ -18,7 +18,7 @@ static size_t least(size_t a, size_t b)
  *
  * A tile of c, ROWS rows of PANEL vectors, stays in registers during the loop over s. Each step loads PANEL
  * vectors of b and broadcasts ROWS elements of a, for ROWS * PANEL multiply-adds. Panels of b are split every
- * STEPS steps, so that each part of a panel (at most 36 KB) stays in an L1 cache of 48 KB while one column of
+ * STEPS steps. A part of a panel (at most 36 KB) therefore stays in an L1 cache of 48 KB while one column of
  * tiles uses it. */
 
 #define ROWS_MAX 8
@@ -128,8 +128,8 @@ static void multiply(const struct gemm *gemm, size_t first, size_t count)
 
 /* ---- Max-pooling ---- */
 
-/* Pools one window for all channels; `corner` is its first position. The first of equal values wins; a NaN
- * wins over any number. */
+/* Pools one window for all channels; `corner` is the window's first position. Selects the first of equal
+ * values. A NaN takes precedence over any number. */
 static void pool_window(const struct pool *pool, size_t corner, const float *in, float *out,
                         uint32_t *positions)
 {
@@ -267,8 +267,8 @@ static void relu_backward(const float *restrict values, float *restrict deltas, 
         deltas[i] = values[i] <= 0 ? 0 : deltas[i];
 }
 
-/* Copies the words of each Philox block as they are in memory, because draw_kept() takes the lowest byte of a
- * word first. */
+/* Copies the words of each Philox block in little-endian byte order, because draw_kept() uses the lowest byte
+ * of a word first. */
 static void draw(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t layer, size_t count, uint8_t *bytes)
 {
     for (size_t i = 0; i < count; i += DRAW_DROPOUT_ELEMENTS) {

@@ -115,8 +115,8 @@ FDSL_HD uint64_t xxh3_rotate(uint64_t word, uint32_t bits)
     return word << bits | word >> (64 - bits);
 }
 
-/* xxh3_avalanche() is the final mixing step of XXH3. xxh3_avalanche_short() is that of XXH64, which XXH3 uses
- * for inputs of up to 3 bytes. */
+/* xxh3_avalanche() is the final mixing step of XXH3. xxh3_avalanche_short() is the final mixing step of
+ * XXH64, which XXH3 uses for inputs of up to 3 bytes. */
 FDSL_HD uint64_t xxh3_avalanche(uint64_t hash)
 {
     hash ^= hash >> 37;

@@ -1,4 +1,4 @@
-/* Barriers in shared memory, bulk copies, and counts in device memory by which blocks communicate. */
+/* Barriers in shared memory, bulk copies, and counts in device memory that blocks publish to each other. */
 #ifndef FDSL_CUDA_OPS_BARRIER_CUH
 #define FDSL_CUDA_OPS_BARRIER_CUH
 
@@ -24,7 +24,7 @@ static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
                  : "memory");
 }
 
-/* Whether the phase with this parity is complete. The parity of the phase before the first one is 1. */
+/* Returns whether the phase with this parity is complete. The phase before the first one has parity 1. */
 static __device__ __forceinline__ bool barrier_complete(uint64_t *barrier, uint32_t parity)
 {
     uint32_t done;
@@ -39,7 +39,7 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t 
 {
 #if __CUDA_ARCH__ >= 900
     uint32_t done;
-    do /* the hardware suspends the thread for a while */
+    do /* try_wait may suspend the thread for a limited time */
         asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
                      : "=r"(done)
                      : "r"(shared_at(barrier)), "r"(parity)
@@ -53,7 +53,7 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t 
 
 /* ---- Copies ---- */
 
-/* Makes what this thread has done to shared memory visible to bulk copies. */
+/* Makes this thread's earlier accesses to shared memory visible to bulk copies. */
 static __device__ __forceinline__ void bulk_fence(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -61,8 +61,8 @@ static __device__ __forceinline__ void bulk_fence(void)
 #endif
 }
 
-/* Copies from device to shared memory. The barrier completes after the copy. Addresses and sizes of bulk
- * copies are multiples of 16. */
+/* Copies from device to shared memory. The barrier's phase completes only after the copy. Addresses and sizes
+ * of bulk copies must be multiples of 16 bytes. */
 static __device__ __forceinline__ void bulk_load(uint8_t *to, const uint8_t *from, uint32_t bytes,
                                                  uint64_t *barrier)
 {

@@ -1,30 +1,30 @@
-/* `ops-fused`: one kernel reads each row once from device memory and does all steps, if the place of an
- * output row depends only on the rows before it. Otherwise this kernel does the first pass.
+/* `ops-fused`: if the index of an output row depends only on the rows before it, one kernel reads each row
+ * once from device memory and does all steps. Otherwise this kernel does the first pass.
  *
- * One block per multiprocessor stays until no rows are left. Blocks take tiles of consecutive rows in turn.
- * The warps of a block have two roles:
+ * One block per multiprocessor runs until no rows are left. Block b processes tiles b, b + blocks, ... of
+ * consecutive rows. The warps of a block have two roles:
  *
- * - Consumers process one row of a tile at a time, which they hold in registers, while the next one is being
- * copied to shared memory. The number of kept rows of the tile is published as soon as the norms of all its
- * rows are known. A consumer that keeps its row converts it to an output tile in shared memory.
- * - The writer adds up the counts of all tiles before its own ones (scan.cuh) and copies output tiles to
- * device memory. So only converted rows wait for the counts of other blocks.
+ * - A consumer processes one row of a tile at a time in registers, while its next row is being copied to
+ * shared memory. The number of kept rows of the tile is published as soon as the norms of all its rows are
+ * known. A consumer that keeps its row converts the row to an output tile in shared memory.
+ * - The writer adds up the counts of all earlier tiles (scan.cuh) and copies output tiles to device memory.
+ * Only converted rows therefore wait for the counts of other blocks.
  *
  * If no rows are dropped, there is no writer: consumers write to device memory. */
 #include "machine/device.h"
 #include "ops/scan.cuh"
 #include "ops/write.cuh"
 
-#define CONSUMERS_MAX  27 /* warps; more would leave a lane too few registers for its part of a row */
+#define CONSUMERS_MAX  27 /* warps; with more, a lane would have too few registers for its part of a row */
 #define TILE_ROWS_MAX  9
 #define OUTPUTS_MAX    32 /* output tiles in shared memory */
 #define OUTPUTS_MIN    3  /* per group of consumers, so that consumers need not wait for other blocks */
 #define REPORTS        64 /* at least OUTPUTS_MAX + the number of groups */
-#define QUADS          8  /* most groups of four values of a row that a lane holds */
-#define ROW_VALUES_MAX (4 * WARP_LANES * QUADS) /* of rows that a warp holds in registers */
-#define REPORT         (1u << 16) /* counts the warps that have reported; the low bits say which rows are kept */
+#define QUADS          8  /* maximum number of groups of four values that a lane has in registers */
+#define ROW_VALUES_MAX (4 * WARP_LANES * QUADS) /* values of the longest row that fits a warp's registers */
+#define REPORT         (1u << 16) /* one report in the count of reports; lower bits: which rows are kept */
 
-/* How a launch divides rows and shared memory. Warps of a group process one tile at a time. */
+/* The division of rows and of shared memory for a launch. Warps of a group process one tile at a time. */
 struct fused_plan {
     bool fits;                    /* output tiles fit */
     bool loads_bulk, stores_bulk; /* rows are read, and values written, with bulk copies */
@@ -51,7 +51,7 @@ struct pipeline {
     struct hash_keys keys;
 };
 
-/* A place in a ring of barriers. `parity` is that of the phase in which the place is used. */
+/* A slot in a ring of barriers. `parity` is the parity of the phase in which the slot is used. */
 struct place {
     uint32_t slot, parity;
 };
@@ -65,7 +65,7 @@ static __device__ __forceinline__ void advance(struct place &place, uint32_t ste
     }
 }
 
-/* Returns number `turn` of the tiles that this block takes. */
+/* Returns tile number `turn` of this block. */
 static __device__ __forceinline__ uint32_t tile_of_turn(uint32_t turn)
 {
     return blockIdx.x + turn * gridDim.x;
@@ -73,11 +73,11 @@ static __device__ __forceinline__ uint32_t tile_of_turn(uint32_t turn)
 
 /* ---- Consumers ---- */
 
-/* What a consumer knows about itself. */
+/* The state of a consumer. */
 struct consumer {
-    uint32_t row;        /* its row of each tile */
+    uint32_t row;        /* index within each tile of the row that this consumer processes */
     struct place output; /* of the current tile */
-    uint8_t *buffer;     /* for its next row, in shared memory */
+    uint8_t *buffer;     /* for the consumer's next row, in shared memory */
     uint64_t *loaded;
     uint32_t parity; /* of the next phase of `loaded` */
     uint32_t kept;
@@ -110,8 +110,8 @@ static __device__ __forceinline__ uint32_t rows_of_tile(const struct fused_job &
     return left < fused.plan.tile_rows ? (uint32_t)left : fused.plan.tile_rows;
 }
 
-/* Reports whether a row is kept. The last report of a tile publishes their number. The entry of the tile is
- * free: the tile that used it before has been written, as its output tile has been reused. */
+/* Reports whether a row is kept. The last report of a tile publishes the number of kept rows. The tile's
+ * entry is free: the output of the tile that used this entry before has been written to device memory. */
 static __device__ __forceinline__ void report(const struct fused_job &fused, struct pipeline &pipeline,
                                               const struct consumer &self, uint32_t turn, bool kept)
 {
@@ -126,7 +126,7 @@ static __device__ __forceinline__ void report(const struct fused_job &fused, str
     count_publish(fused.counts + tile, __popc(reports & (REPORT - 1)));
 }
 
-/* Finds out whether a row is kept. */
+/* Returns whether a row is kept, and reports it if rows are listed. */
 template <enum dtype TYPE, enum row_kind KIND>
 static __device__ __forceinline__ bool examine_row(const struct fused_job &fused, struct pipeline &pipeline,
                                                    struct consumer &self, uint32_t turn,
@@ -141,8 +141,8 @@ static __device__ __forceinline__ bool examine_row(const struct fused_job &fused
     return kept;
 }
 
-/* Returns the place of a row's values and scales in an output tile, which has all values before all scales.
- */
+/* values_in_tile() and scales_in_tile() return the addresses of a row's values and scales in an output tile.
+ * A tile has all values before all scales. */
 static __device__ __forceinline__ uint8_t *values_in_tile(const struct fused_plan &plan, uint8_t *outputs,
                                                           uint32_t slot, uint32_t row)
 {
@@ -155,8 +155,8 @@ static __device__ __forceinline__ uint8_t *scales_in_tile(const struct fused_pla
     return values_in_tile(plan, outputs, slot, plan.tile_rows) + row * plan.scale_bytes;
 }
 
-/* Computes the results of row `i`. If rows may be dropped, those of an output row go to the output tile, else
- * to device memory. */
+/* Computes the results of row `i`. The values, scales and hash of an output row go to the output tile if rows
+ * may be dropped, else to device memory. */
 template <enum dtype TYPE, enum row_kind KIND, bool FP4>
 static __device__ __forceinline__ void
 process_row(const struct fused_job &fused, struct pipeline &pipeline, const struct consumer &self, uint64_t i,
@@ -243,7 +243,7 @@ static __device__ __forceinline__ void copy_units(uint8_t *to, const uint8_t *fr
         reinterpret_cast<UNIT *>(to)[i] = reinterpret_cast<const UNIT *>(from)[i];
 }
 
-/* Copies the values or scales of an output row to device memory, where rows have no gaps. */
+/* Copies the values or scales of an output row to device memory, where rows are contiguous. */
 static __device__ __forceinline__ void copy_output(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
     if (bytes % 8 == 0)
@@ -269,8 +269,8 @@ static __device__ __forceinline__ void write_values(const struct fused_job &fuse
     }
 }
 
-/* Writes output tile number `turn`. `before` is the number of kept rows before it. Lane l writes what is
- * small of row l. */
+/* Writes output tile number `turn` of this block. `before` is the number of kept rows before this tile. Lane
+ * l writes the order, the list entry and the hash of row l. */
 static __device__ __forceinline__ void write_tile(const struct fused_job &fused,
                                                   const struct pipeline &pipeline, uint32_t turn,
                                                   uint32_t slot, uint64_t before, uint8_t *outputs)
@@ -294,7 +294,7 @@ static __device__ __forceinline__ void write_tile(const struct fused_job &fused,
     uint64_t j = before;
     for (uint32_t left = arrays.values ? kept : 0, count; left; j += count) {
         uint32_t row = __ffs((int)left) - 1;
-        count = __ffs((int)~(left >> row)) - 1; /* consecutive kept rows, which the output has together */
+        count = __ffs((int)~(left >> row)) - 1; /* consecutive kept rows, which are adjacent in the output */
         left &= left + (1u << row);
         write_values(fused, arrays.values + j * job.value_bytes, values_in_tile(plan, outputs, slot, row),
                      count);
@@ -359,7 +359,7 @@ static __global__ void __launch_bounds__((CONSUMERS_MAX + 1) * WARP_LANES, 1)
     for (uint32_t entry = threadIdx.x; entry < REPORTS; entry += blockDim.x)
         pipeline.reports[entry] = 0;
     bulk_fence();
-    if (threadIdx.x == 0) /* the last tile changes it, which needs the counts of all blocks */
+    if (threadIdx.x == 0) /* no race: words->listed changes only after all blocks have published counts */
         pipeline.listed = (uint32_t)fused.job.arrays.words->listed;
     __syncthreads();
     if (warp < consumers)
@@ -370,7 +370,7 @@ static __global__ void __launch_bounds__((CONSUMERS_MAX + 1) * WARP_LANES, 1)
 
 /* ---- The host ---- */
 
-/* Fills the sizes for this number of warps. */
+/* Returns the plan for this number of rows per tile and this number of groups. */
 static struct fused_plan plan_for(const struct gpu_ops *gpu, uint32_t tile_rows, uint32_t groups)
 {
     uint64_t value_bytes = ops_array_bytes(gpu->ops, OPS_VALUES);
@@ -423,7 +423,8 @@ uint64_t gpu_fused_tiles(const struct gpu_ops *gpu)
     return gpu->ops->count / make_plan(gpu).tile_rows + gpu->chunks * (1 + SCAN_LANE_TILES) + SCAN_TILES;
 }
 
-/* What the kernel fills: everything if there is one pass, else what the second pass needs. */
+/* Chooses the arrays that the kernel fills: all of them if there is one pass, else those that the second pass
+ * needs. */
 static void choose_results(const struct gpu_ops *gpu, struct fused_job *fused)
 {
     struct gpu_arrays *arrays = &fused->job.arrays;

@@ -1,6 +1,6 @@
-/* Runs of the GPU variants. A run reads the rows once or twice. In the first pass it finds out which rows are
- * kept; in the second pass it writes the output rows. If the place of an output row depends only on the rows
- * before it, the fused variant does both in one pass. */
+/* Runs of the GPU variants. A run reads the rows once or twice. The first pass determines which rows are
+ * kept; the second pass writes the output rows. If the index of an output row depends only on the rows before
+ * it, the fused variant does both in one pass. */
 #include "ops/gpu.cuh"
 
 #include "core/timer.h"
@@ -93,8 +93,8 @@ static __global__ void hold()
     while (now_ns - begin_ns < HOLD_NS);
 }
 
-/* Records the event from which device time counts. Work on resident rows may take only microseconds. The stream
- * therefore waits first, so that the host has enqueued this work before its time begins. */
+/* Records the event from which device time counts. Work on resident rows may take only microseconds. The
+ * stream therefore waits first, so that the host has enqueued this work before its time begins. */
 static enum status begin_timing(struct gpu_ops *gpu)
 {
     if (gpu->resident) {
@@ -221,7 +221,7 @@ enum status gpu_ops_fetch(void *state, void *result)
 #define COPY_MAX_BYTES ((uint64_t)1 << 30)
 
 /* Measures a copy within the device of as many rows as the run has output rows. Consecutive calls copy
- * different rows, which are then not in the cache. */
+ * different rows, because rows that were just copied would be in the cache. */
 static enum status copy_resident(struct gpu_ops *gpu, double *bytes_per_s)
 {
     const struct ops *ops = gpu->ops;

@@ -1,5 +1,5 @@
-/* The variants of `ops` on a GPU: what their kernels need to know, and the mechanism that they share for
- * input, results and timing. A variant implements struct gpu_steps. docs/ops.md describes the variants. */
+/* The variants of `ops` on a GPU: the arguments of their kernels, and the code that they share for input,
+ * results and timing. A variant implements struct gpu_steps. docs/ops.md describes the variants. */
 #ifndef FDSL_CUDA_OPS_GPU_CUH
 #define FDSL_CUDA_OPS_GPU_CUH
 
@@ -15,7 +15,7 @@
 
 #define ROWS_MAX      UINT64_C(0xFFFFFFFF) /* numbers of rows within a run are uint32_t */
 
-/* Consecutive rows of a run in device memory: row first + k of the run, k < count, is row (k + shift) mod
+/* Consecutive rows of a run, in device memory. For k < count, row first + k of the run is row (k + shift) mod
  * count of `rows`. */
 struct chunk {
     const uint8_t *rows;
@@ -25,7 +25,7 @@ struct chunk {
 /* Device memory that a run clears before it begins. */
 struct run_words {
     uint64_t kept;    /* number of kept rows */
-    uint64_t listed;  /* number of kept rows of the chunks before; the fused kernel */
+    uint64_t listed;  /* number of kept rows in earlier chunks; only for the fused kernel */
     uint32_t largest; /* largest finite magnitude of the output rows, as bits */
     uint32_t unused;
 };
@@ -37,12 +37,12 @@ struct gpu_arrays {
     uint8_t *values, *scales;
     uint64_t *hashes;
     uint32_t *rows;        /* the kept rows of the run, in order; NULL if all rows are kept */
-    uint64_t *row_hashes;  /* per row of the run; dedup */
-    uint32_t *row_largest; /* largest finite magnitude per row of the run; nvfp4 */
+    uint64_t *row_hashes;  /* per row of the run; only for dedup */
+    uint32_t *row_largest; /* largest finite magnitude per row of the run; only for nvfp4 */
     struct run_words *words;
 };
 
-/* What kernels need to know about a run. */
+/* The arguments of the kernels of a run. */
 struct gpu_job {
     struct ops_format format;
     float norm_min, norm_max;
@@ -61,10 +61,10 @@ struct gpu_ops;
 /* Enqueues work on gpu->compute. */
 typedef enum status gpu_chunk_function(struct gpu_ops *gpu, const struct chunk *chunk);
 
-/* What differs between variants. */
+/* The functions that differ between variants. */
 struct gpu_steps {
     bool fused; /* read() also lists the kept rows, and writes all results if gpu->one_pass is set */
-    /* Reads consecutive rows (chunk->shift is 0): kept, row_hashes, row_largest. */
+    /* Reads consecutive rows (chunk->shift is 0). Fills kept, row_hashes and row_largest. */
     gpu_chunk_function *read;
     /* Writes output rows from the rows of a chunk: all output rows if all rows are resident. */
     gpu_chunk_function *write;
@@ -81,21 +81,21 @@ struct chunk_ring {
 struct gpu_ops {
     const struct ops *ops;
     const struct gpu_steps *steps;
-    int device, threads, multiprocessors, shared_bytes; /* shared memory of a block, at most */
+    int device, threads, multiprocessors, shared_bytes; /* shared_bytes: maximum shared memory per block */
     bool bulk;                                          /* kernels may use bulk copies */
     cudaStream_t compute, copies;
     cudaEvent_t begin, end;
 
     uint8_t *resident; /* all rows, in the order of their positions; or NULL */
     struct chunk_ring ring;
-    uint64_t chunks; /* calls of `pass` in one gpu_input_pass(), at most */
+    uint64_t chunks; /* maximum number of calls of `pass` in one gpu_input_pass() */
 
     cudaMemPool_t pool;
     uint8_t *arena; /* the arrays below */
     uint64_t arena_bytes;
     struct gpu_job job;         /* of the latest run */
     struct gpu_arrays arrays;   /* same as job.arrays */
-    uint64_t cleared_bytes;     /* at the start of the arena: words and counts, which a run clears */
+    uint64_t cleared_bytes;     /* size of words and counts at the arena's start, which a run clears */
     uint8_t *counts;            /* per tile of the fused kernel */
     uint64_t *sorted_hashes[2]; /* dedup */
     uint32_t *sorted_rows;
@@ -105,7 +105,7 @@ struct gpu_ops {
     bool lists;           /* some rows may be dropped, so kept rows have to be listed */
     bool scaled;          /* nvfp4: the largest magnitude must be known before rows are converted */
     bool reads;           /* there is a first pass */
-    bool one_pass;        /* it writes all results */
+    bool one_pass;        /* the first pass writes all results */
     uint32_t tiles;       /* of the fused kernel in this run */
     uint8_t *copy_target; /* of measured copies of resident rows */
     uint64_t copies_measured;
@@ -121,15 +121,15 @@ enum status gpu_ops_fetch(void *state, void *result);
 void gpu_ops_teardown(void *state);
 extern const struct ops_traits gpu_ops_traits;
 
-/* Implements setup() of a variant with these steps. */
+/* Implements setup() of the variant that has these `steps`. */
 enum status gpu_ops_open(const struct resources *resources, const void *input, const struct gpu_steps *steps,
                          void **state);
 
-/* If the times of steps are measured, begins to measure one. */
+/* If the times of steps are measured, begins to measure a step. */
 void gpu_step_begin(struct gpu_ops *gpu);
 
-/* If the times of steps are measured, waits for all kernels, adds the time since the previous step, and
- * begins to measure the next one. */
+/* Does nothing unless the times of steps are measured. Waits for all kernels, adds the time since the
+ * previous step to the time of `step`, and begins to measure the next step. */
 enum status gpu_step_done(struct gpu_ops *gpu, enum ops_step step);
 
 /* Copies the words of the run to gpu->host_words and waits for them. */
@@ -140,14 +140,14 @@ enum status gpu_fetch_words(struct gpu_ops *gpu);
 /* Computes the sizes of the ring. */
 enum status gpu_input_plan(struct gpu_ops *gpu);
 
-/* Bytes of device memory that the input takes. */
+/* Returns the size of the input's device memory, in bytes. */
 uint64_t gpu_input_bytes(const struct gpu_ops *gpu);
 
 /* Copies the rows to the device, or creates the ring. The caller closes the input, also after a failure. */
 enum status gpu_input_open(struct gpu_ops *gpu);
 void gpu_input_close(struct gpu_ops *gpu);
 
-/* Calls `pass` for consecutive chunks that together are all rows of the run. */
+/* Calls `pass` for consecutive chunks that together contain all rows of the run. */
 enum status gpu_input_pass(struct gpu_ops *gpu, gpu_chunk_function *pass);
 
 /* Measures the rate of copies from the pinned ring to the device. */
@@ -164,7 +164,7 @@ enum status gpu_check_memory(const struct gpu_ops *gpu);
 enum status gpu_results_open(struct gpu_ops *gpu);
 void gpu_results_close(struct gpu_ops *gpu);
 
-/* Allocates the arena anew and clears what a run needs cleared. */
+/* Allocates the arena anew and clears its words and counts. */
 enum status gpu_results_renew(struct gpu_ops *gpu);
 
 /* ---- Between the passes: select.cu ---- */
@@ -172,13 +172,14 @@ enum status gpu_results_renew(struct gpu_ops *gpu);
 /* Computes the bytes of scratch memory for gpu_select(). */
 enum status gpu_select_plan(struct gpu_ops *gpu);
 
-/* Drops duplicates and lists the kept rows, unless that is done. Computes the number of output rows, the
- * permutation and the scale of the tensor. */
+/* Drops duplicates and lists the kept rows, unless the first pass has listed them. Computes the number of
+ * output rows, the permutation and the scale of the tensor. */
 enum status gpu_select(struct gpu_ops *gpu);
 
 /* ---- The second pass: write.cu ---- */
 
-/* Writes output rows: order, values, scales and hashes, as far as `arrays` has them. */
+/* Writes the order, values, scales and hashes of output rows. Skips those whose pointer in `arrays` is NULL.
+ */
 enum status gpu_write(struct gpu_ops *gpu, const struct chunk *chunk, const struct gpu_arrays *arrays);
 
 /* Writes the order of all output rows. */
@@ -191,10 +192,10 @@ enum status gpu_read_steps(struct gpu_ops *gpu, const struct chunk *chunk);
 
 /* ---- The fused kernel: fused.cu ---- */
 
-/* Whether one pass is possible: output rows fit into shared memory. */
+/* Returns whether output rows fit into shared memory, so that one pass is possible. */
 bool gpu_fused_fits(const struct gpu_ops *gpu);
 
-/* Number of elements of gpu->counts. */
+/* Returns the number of elements of gpu->counts. */
 uint64_t gpu_fused_tiles(const struct gpu_ops *gpu);
 
 #endif

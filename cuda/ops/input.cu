@@ -1,6 +1,6 @@
-/* Brings rows to the device. Threads copy slices of rows into chunks of a ring in pinned memory. As soon as a
- * chunk is complete, it is copied to the ring's device memory on one stream, and kernels process it on
- * another. */
+/* Transfers rows to the device. Threads copy slices of rows into chunks of a ring in pinned memory. As soon
+ * as a chunk is complete, one stream copies it to the ring's device memory. Kernels on another stream then
+ * process it. */
 #include <string.h>
 
 #include <condition_variable>
@@ -20,7 +20,7 @@
 struct stream {
     struct gpu_ops *gpu;
     gpu_chunk_function *pass;
-    uint8_t *target; /* if not NULL: chunks are only copied, to this array */
+    uint8_t *target; /* if not NULL, chunks are only copied to this array, not processed */
     uint64_t shift, chunks, slices, slice_rows, slices_per_chunk;
     std::mutex lock; /* protects everything below */
     std::condition_variable changed;
@@ -151,7 +151,7 @@ static void fill(void *context, uint64_t task, int thread)
     size_t row_bytes = stream->gpu->ops->row_bytes;
     (void)task;
     (void)thread;
-    (void)cudaSetDevice(stream->gpu->device); /* set before; a failure would show in the next call */
+    (void)cudaSetDevice(stream->gpu->device); /* the next CUDA call would report a failure */
     for (;;) {
         std::unique_lock<std::mutex> guard(stream->lock);
         if (stream->failed || stream->next == stream->slices)
@@ -281,8 +281,8 @@ void gpu_input_close(struct gpu_ops *gpu)
     (void)cudaFree(gpu->resident);
 }
 
-/* Resident rows are two chunks: those from the first row of the run to the end of the set, and those before.
- */
+/* Resident rows are two chunks: the rows from the run's first row to the end of the set, then the rows before
+ * the run's first row. */
 enum status gpu_input_pass(struct gpu_ops *gpu, gpu_chunk_function *pass)
 {
     uint64_t count = gpu->ops->count, shift = gpu->job.shift;

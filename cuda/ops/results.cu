@@ -83,7 +83,7 @@ enum status gpu_check_memory(const struct gpu_ops *gpu)
                                     : "use --sample, a smaller --to, or a smaller --chunk or --ring");
 }
 
-/* A pool of its own, which keeps freed memory for the next run. */
+/* Creates a private memory pool, which keeps freed memory for the next run. */
 enum status gpu_results_open(struct gpu_ops *gpu)
 {
     cudaMemPoolProps properties = {};

@@ -3,8 +3,7 @@
  *
  * KIND says how a row can be read:
  * - ROW_ANY: one value at a time.
- * - ROW_ALIGNED: four values (a quad) at a time. Rows have a multiple of 16 bytes and begin at such an
- * address.
+ * - ROW_ALIGNED: four values (a quad) at a time. The addresses and sizes of rows are multiples of 16 bytes.
  * - ROW_WHOLE: rows also have a multiple of 256 values, so that all lanes have equally many quads. */
 #ifndef FDSL_CUDA_OPS_ROW_CUH
 #define FDSL_CUDA_OPS_ROW_CUH
@@ -30,7 +29,7 @@ static inline enum row_kind row_kind_of(uint64_t row_bytes, uint32_t columns)
 
 /* ---- Loads ---- */
 
-/* Four values of a row, as they are stored. */
+/* The type of a quad in its stored format. */
 template <enum dtype TYPE> struct stored_quad {
     using type = uint2;
 };
@@ -38,14 +37,15 @@ template <> struct stored_quad<DTYPE_F32> {
     using type = uint4;
 };
 
-/* What the lanes hold of a row: quads first + lane, first + lane + 32, ... as far as the row has them, then
- * zeros. So the steps for a row that fits into a window read it once. */
+/* The part of a row that the lanes have in registers. Each lane has quads first + lane, first + lane + 32,
+ * ...; quads after the end of the row are zero. If a row fits into a window, all steps together read it once.
+ */
 template <enum dtype TYPE, int COUNT> struct window {
     typename stored_quad<TYPE>::type quads[COUNT];
     uint32_t first = UINT32_MAX;
 };
 
-/* Whether a row of `quads` quads has the lane's quad number k of a window. */
+/* Returns whether quad number k of this lane's window is within a row of `quads` quads. */
 template <enum row_kind KIND>
 static __device__ __forceinline__ bool has_quad(uint32_t first, int k, uint32_t quads)
 {
@@ -100,7 +100,8 @@ static __device__ __forceinline__ ulonglong2 quad_words(uint4 quad)
     return make_ulonglong2(quad.x | (uint64_t)quad.y << 32, quad.z | (uint64_t)quad.w << 32);
 }
 
-/* Returns 16 bytes of a row as two words. If KIND is ROW_ANY, only values are aligned. */
+/* Returns 16 bytes of a row as two words. If KIND is ROW_ANY, `bytes` is aligned only to the size of a value.
+ */
 template <enum dtype TYPE, enum row_kind KIND>
 static __device__ __forceinline__ ulonglong2 load_words(const uint8_t *bytes)
 {
@@ -188,16 +189,16 @@ static __device__ __forceinline__ uint32_t warp_largest(const uint8_t *row, uint
 
 /* ---- Hash ---- */
 
-/* Constants of XXH3-64 by lane, in shared memory. Within a block of 16 stripes, lane l adds 16 bytes of
- * stripe l / 4 and 16 bytes of stripe 8 + l / 4: words 2 * (l % 4) and 2 * (l % 4) + 1. After the lanes are
- * added up, each lane has one accumulator of XXH3: number 2 * (l % 4) + l / 16. */
+/* Constants of XXH3-64 per lane, in shared memory. Within a block of 16 stripes, lane l adds 16 bytes of
+ * stripe l / 4 and 16 bytes of stripe 8 + l / 4. These bytes are words 2 * (l % 4) and 2 * (l % 4) + 1 of the
+ * stripe. After hash_collect(), lane l has accumulator 2 * (l % 4) + l / 16 of XXH3. */
 struct hash_keys {
     uint64_t block[2][2][WARP_LANES]; /* by half of the block, by word */
     uint64_t last[2][WARP_LANES];     /* for the last 64 bytes, by word */
     uint64_t initial[WARP_LANES], scramble[WARP_LANES], merge[WARP_LANES];
 };
 
-/* Called by one warp. Barriers order it before warp_hash(). */
+/* Fills `keys`. One warp calls this function. A block barrier must separate it from warp_hash(). */
 static __device__ void hash_keys_begin(struct hash_keys &keys)
 {
     const uint64_t initial[XXH3_LANES] = {XXH3_PRIME32_3, XXH3_PRIME64_1, XXH3_PRIME64_2, XXH3_PRIME64_3,
@@ -215,7 +216,7 @@ static __device__ void hash_keys_begin(struct hash_keys &keys)
     keys.merge[lane] = xxh3_key(11 + 8 * accumulator, 0);
 }
 
-/* Adds two words to their accumulators; each word is also added to the accumulator of the other one. */
+/* Adds two words to their accumulators. Each word is also added to the other word's accumulator. */
 static __device__ __forceinline__ void hash_add(ulonglong2 words, const uint64_t keys[2][WARP_LANES],
                                                 uint64_t sums[2])
 {
@@ -249,8 +250,8 @@ static __device__ __forceinline__ uint64_t hash_end(const struct hash_keys &keys
     return xxh3_avalanche(bytes * XXH3_PRIME64_1 + merged);
 }
 
-/* Computes XXH3-64 of a row, with seed 0. A lane takes every 32nd part of 16 bytes, which is a quad if values
- * have 4 bytes. The last 64 bytes are added with keys of their own. */
+/* Computes XXH3-64 of a row, with seed 0. Each lane adds every 32nd part of 16 bytes. Such a part is a quad
+ * if values have 4 bytes. The last 64 bytes are added with the keys `keys.last`. */
 template <enum row_kind KIND, enum dtype TYPE, int COUNT>
 static __device__ __forceinline__ uint64_t warp_hash(const struct hash_keys &keys,
                                                      struct window<TYPE, COUNT> &window, const uint8_t *row,
@@ -306,7 +307,8 @@ static __device__ __forceinline__ uint32_t bf16_pair(float low, float high)
     return *reinterpret_cast<uint32_t *>(&pair);
 }
 
-/* Converts four values to fp8. Hardware can only saturate; the other mode replaces large values by NaN. */
+/* Converts four values to fp8. The hardware can only saturate. If `saturate` is false, the code replaces
+ * values that are too large by NaN. */
 static __device__ __forceinline__ uint32_t fp8_quad(float4 quad, bool saturate)
 {
 #if __CUDA_ARCH__ >= 890
@@ -327,7 +329,7 @@ static __device__ __forceinline__ uint32_t fp8_quad(float4 quad, bool saturate)
 #endif
 }
 
-/* Converts four values to fp4. The lanes that have the values of a block are consecutive. */
+/* Converts four values to fp4. Consecutive lanes have the values of a block. */
 template <enum ops_type TO>
 static __device__ __forceinline__ uint16_t fp4_quad(const struct ops_format &format, float4 quad,
                                                     uint32_t block, bool stored, uint8_t *scales)
@@ -433,8 +435,8 @@ static __device__ __forceinline__ void convert_values(const struct ops_format &f
     }
 }
 
-/* Converts a row. FP4 says whether the type is one of the two fp4 types, whose conversion needs so many
- * registers that it would slow down a kernel that also has others. `scales` is used only by these types. */
+/* Converts a row. FP4 is true for the two fp4 types. Their conversion needs so many registers that it would
+ * slow down a kernel that also contains the other conversions. Only fp4 types use `scales`. */
 template <enum row_kind KIND, bool FP4, enum dtype TYPE, int COUNT>
 static __device__ __forceinline__ void warp_convert(const struct ops_format &format,
                                                     struct window<TYPE, COUNT> &window, const uint8_t *row,

@@ -1,4 +1,4 @@
-/* The count of kept rows before a tile. */
+/* Computes the number of kept rows before a tile. */
 #ifndef FDSL_CUDA_OPS_SCAN_CUH
 #define FDSL_CUDA_OPS_SCAN_CUH
 
@@ -9,7 +9,7 @@
 
 /* Tiles of consecutive rows are numbered in order. When the rows of a tile have been examined, a warp
  * publishes how many of them are kept. One warp per block reads these counts in order and adds them up. It
- * sees them through a window of SCAN_TILES tiles, of which each lane has SCAN_LANE_TILES. */
+ * reads a window of SCAN_TILES tiles at a time. Each lane reads SCAN_LANE_TILES of them. */
 
 #define SCAN_LANE_TILES 16
 #define SCAN_TILES      (SCAN_LANE_TILES * WARP_LANES)
@@ -17,7 +17,7 @@
 
 struct scan {
     uint32_t first, sum; /* the window's first tile, a multiple of SCAN_LANE_TILES; kept rows before it */
-    uint32_t known;      /* the counts of this many tiles of the window, from the first one on, are known */
+    uint32_t known;      /* number of tiles with known counts before the first unknown count of the window */
     uint32_t words[SCAN_LANE_TILES / 4]; /* the lane's counts, one byte each: 1 + count, 0 if not known */
     uint32_t before;                     /* kept rows before the lane's tiles, if they are known */
 };
@@ -36,7 +36,7 @@ static __device__ __forceinline__ uint32_t scan_sum(const uint32_t (&words)[SCAN
     return sum - tiles;
 }
 
-/* Returns how many of a lane's counts, from the first one on, are known. */
+/* Returns the number of a lane's counts before its first unknown count. */
 static __device__ __forceinline__ uint32_t scan_known(const uint32_t (&words)[SCAN_LANE_TILES / 4])
 {
     uint32_t known = 0;
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void scan_read(struct scan &scan, const uint8_
     words_poll(counts + scan.first + lane * SCAN_LANE_TILES, scan.words);
     uint32_t known = scan_known(scan.words), sum = scan_sum(scan.words, known), total = sum;
     uint32_t partial = __ballot_sync(ALL_LANES, known < SCAN_LANE_TILES);
-    uint32_t last = partial ? __ffs((int)partial) - 1 : WARP_LANES; /* counts after this lane's do not help */
+    uint32_t last = partial ? __ffs((int)partial) - 1 : WARP_LANES; /* the first lane with an unknown count */
     scan.known = last * SCAN_LANE_TILES + (partial ? __shfl_sync(ALL_LANES, known, last % WARP_LANES) : 0);
 #pragma unroll
     for (uint32_t distance = 1; distance < WARP_LANES; distance *= 2) {
@@ -66,8 +66,8 @@ static __device__ __forceinline__ void scan_read(struct scan &scan, const uint8_
     scan.before = scan.sum + total - sum;
 }
 
-/* Returns the number of kept rows before a tile, which may differ between lanes; NOT_KNOWN if it is not known
- * or the tile is not in the window. */
+/* Returns the number of kept rows before `tile`. Lanes may pass different tiles. Returns NOT_KNOWN if the
+ * number is not known yet, or if the tile is not in the window. */
 static __device__ __forceinline__ uint32_t scan_before(const struct scan &scan, uint32_t tile)
 {
     uint32_t offset = tile - scan.first, lane = offset / SCAN_LANE_TILES % WARP_LANES;
@@ -79,7 +79,7 @@ static __device__ __forceinline__ uint32_t scan_before(const struct scan &scan, 
     return known ? before + scan_sum(words, offset % SCAN_LANE_TILES) : NOT_KNOWN;
 }
 
-/* Moves the window forward, so that it begins before `tile` and after tiles that are all known. */
+/* Moves the window forward. The new window begins at or before `tile`; all counts before it are known. */
 static __device__ __forceinline__ void scan_move(struct scan &scan, uint32_t tile)
 {
     uint32_t lanes = min(min(tile - scan.first, scan.known) / SCAN_LANE_TILES, WARP_LANES - 1u);

@@ -1,12 +1,12 @@
-/* Between the passes: drops duplicates, lists the kept rows, and computes what the second pass needs to know.
- */
+/* Runs between the passes: drops duplicates, lists the kept rows, and computes the arguments of the second
+ * pass. */
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_select.cuh>
 #include <thrust/iterator/counting_iterator.h>
 
 #include "ops/write.cuh"
 
-/* Lists the rows with kept[i] = 1. Their number goes to words->kept. */
+/* Lists the rows with kept[i] = 1. Stores their number in words->kept. */
 static cudaError_t list_rows(struct gpu_ops *gpu, void *scratch, size_t *scratch_bytes)
 {
     return cub::DeviceSelect::Flagged(scratch, *scratch_bytes, thrust::counting_iterator<uint32_t>(0),
@@ -51,7 +51,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
         hashes[k] = row_hashes[rows[k]];
 }
 
-/* Of consecutive rows with equal hashes, keeps the first. */
+/* Keeps only the first of consecutive rows with equal hashes. */
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     drop_equal(const uint64_t *hashes, const uint32_t *rows, uint64_t count, uint8_t *kept)
 {

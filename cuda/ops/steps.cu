@@ -87,7 +87,7 @@ enum status gpu_read_steps(struct gpu_ops *gpu, const struct chunk *chunk)
         });
 }
 
-/* Rows are copied in the step that they are copied for, as in ops-naive. */
+/* Writes the results, and adds each copy's time to the step that the copy is made for, as in ops-naive. */
 static enum status steps_write(struct gpu_ops *gpu, const struct chunk *chunk)
 {
     const bool *steps = gpu->ops->steps;

@@ -1,9 +1,10 @@
-/* Writes output rows. If all rows are in device memory, each warp gathers the input row of an output row.
- * Otherwise each warp scatters: it takes a row of a chunk and computes to which output row it belongs. */
+/* Writes output rows. If all rows are in device memory, each warp gathers: it reads the input row of an
+ * output row. Otherwise each warp scatters: it reads a row of a chunk and computes the index of its output
+ * row. */
 #include "ops/barrier.cuh"
 #include "ops/write.cuh"
 
-#define GATHER_BYTES 49152 /* shared memory that every kernel may have */
+#define GATHER_BYTES 49152 /* shared memory that a block can use on every device */
 #define LOADS        6     /* in flight per lane */
 
 /* Sets `*at` to the number of kept rows before row `i`. Returns false if the row is not kept. */
@@ -69,8 +70,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     }
 }
 
-/* Gathers rows that are only copied, one per warp. Bulk copies bring them to shared memory and from there to
- * the output, which needs few registers: all warps of a multiprocessor wait for their rows at the same time.
+/* Gathers rows that are only copied, one per warp. Bulk copies move each row to shared memory and from there
+ * to the output. This needs few registers, so many warps of a multiprocessor have copies in flight at a time.
  */
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     gather_rows(const __grid_constant__ struct gpu_job job, const struct chunk chunk)
@@ -93,7 +94,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     bulk_store_wait();
 }
 
-/* Whether gather_rows() can write the output rows. */
+/* Returns whether gather_rows() can write the output rows. */
 static bool gathers(const struct gpu_ops *gpu, const struct gpu_job *job)
 {
     return gpu->bulk && gpu->resident && !job->arrays.hashes && job->row_bytes % 16 == 0 &&

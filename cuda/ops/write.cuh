@@ -1,4 +1,4 @@
-/* Launches of kernels that give each row to a warp. */
+/* Helpers for kernels that process one row per warp, and for their launches. */
 #ifndef FDSL_CUDA_OPS_WRITE_CUH
 #define FDSL_CUDA_OPS_WRITE_CUH
 
@@ -16,22 +16,22 @@ static __device__ __forceinline__ const uint8_t *chunk_row(const struct chunk &c
     return chunk.rows + (at < chunk.count ? at : at - chunk.count) * row_bytes;
 }
 
-/* Returns the row of the run that output row `j` is made of. */
+/* Returns the index in the run of the row that becomes output row `j`. */
 static __device__ __forceinline__ uint64_t source_of(const struct gpu_job &job, uint64_t j)
 {
     uint64_t at = job.permutes ? ops_drawn(&job.draw, j) : j;
     return job.arrays.rows ? job.arrays.rows[at] : at;
 }
 
-/* Returns the number of row `i` of the run within the set. */
+/* Returns the index in the set of row `i` of the run. */
 static __device__ __forceinline__ uint64_t number_of(const struct gpu_job &job, uint64_t i)
 {
     uint64_t position = i + job.shift;
     return job.first + (position < job.count ? position : position - job.count);
 }
 
-/* for_rows() calls launch.operator()<TYPE, KIND, FP4>() for the stored type and the kind of the rows, and for
- * the type to which they are converted (row.cuh). */
+/* for_rows() calls launch.operator()<TYPE, KIND, FP4>(). The arguments are the stored type and the kind of
+ * the rows, and whether rows are converted to an fp4 type (row.cuh). */
 template <enum dtype TYPE, bool FP4, class LAUNCH>
 static enum status for_rows_of(const struct gpu_job &job, LAUNCH launch)
 {
@@ -60,7 +60,7 @@ template <class LAUNCH> static enum status for_rows(const struct gpu_job &job, L
     return for_rows_to<DTYPE_BF16>(job, launch);
 }
 
-/* Number of blocks that process `count` rows: as many as the device runs concurrently, at most one warp per
+/* Sets `*blocks` for `count` rows: as many blocks as the device runs concurrently, but at most one warp per
  * row. */
 template <class KERNEL>
 static enum status grid_for(const struct gpu_ops *gpu, KERNEL kernel, uint64_t count, unsigned *blocks)

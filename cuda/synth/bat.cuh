@@ -45,7 +45,7 @@ struct bat_launch {
 
 /* The stages that an image's noise kernel launches, and their arguments. */
 struct bat_rest {
-    unsigned stages, paint_blocks; /* as in bat_launch */
+    unsigned stages, paint_blocks; /* see struct bat_launch */
     int *failure;
 };
 

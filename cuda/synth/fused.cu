@@ -39,7 +39,7 @@ struct fused_plan {
     const struct synth *synth;
     int device, multiprocessors;
     bool background;      /* the streams of lanes have the lowest priority */
-    struct fused_job job; /* without the fields that differ between slices: the call, begin, count and the
+    struct fused_job job; /* fields that differ between slices are unset: the call, begin, count and the
                              memory of a lane */
     void *tables;
     struct fused_lane lanes[LANES_MAX];
@@ -55,7 +55,7 @@ struct fused_plan {
 /* ---- Selection of kernels ---- */
 
 /* Returns whether coordinates may be too large for packed words, that is, not within FUSED_NEAR of every
- * tile. A vertex gets up to class_reach() away from the centre. The last unit may have up to FUSED_ORBITS - 1
+ * tile. A vertex is at most class_reach() from the centre. The last unit may have up to FUSED_ORBITS - 1
  * surplus orbits, which move the vertex farther. For positions below 2^14, rounding adds at most 2^-11 per
  * orbit. The factor 1 + 2^-10 covers this, because class_reach() grows by at least 1 per orbit. */
 static bool needs_wide(const struct synth *synth)
@@ -137,8 +137,8 @@ static enum status choose_side(struct fused_plan *plan)
     return STATUS_OK;
 }
 
-/* Chooses tiles as large as possible, because a unit that touches two tiles is processed twice. However,
- * halves the side as long as a slice has fewer tiles than 3/4 of the number of multiprocessors. */
+/* Chooses tiles as large as possible, because a unit that touches two tiles is processed twice. Then halves
+ * the side as long as a slice has fewer tiles than 3/4 of the number of multiprocessors. */
 static void choose_tiling(const struct fused_plan *plan, const struct synth_output *output,
                           struct fused_tiling *tiling)
 {

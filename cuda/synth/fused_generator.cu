@@ -1,5 +1,5 @@
-/* `fused` as a generator (core/generator.h): generates images by number on the caller's stream. A full batch
- * is one launch of a CUDA graph, where that is possible. */
+/* `fused` as a generator (core/generator.h): generates images by number on the caller's stream. If possible,
+ * a full batch is one launch of a CUDA graph. */
 #include <stdlib.h>
 
 #include "common/check.cuh"
@@ -18,10 +18,10 @@ struct fused_generator {
     int64_t *labels; /* destination of labels that the caller does not want */
 };
 
-/* Sets `*fits` to whether the graph can generate `count` images on `stream`. The priority of `stream` must be
- * that of the recording, because the graph's kernels keep that priority. A stream that is being captured does
- * not fit: the caller's graph must contain the kernels themselves, because the generator's graph changes with
- * each launch. */
+/* Sets `*fits` to whether the graph can generate `count` images on `stream`. `stream` must have the priority
+ * of the stream on which the graph was recorded, because the graph's kernels keep that priority. A stream
+ * that is being captured does not fit: the caller's graph must contain the kernels themselves, because the
+ * generator's graph changes with each launch. */
 static enum status check_graph(const struct fused_generator *self, uint32_t count, cudaStream_t stream,
                                bool *fits)
 {

@@ -200,7 +200,7 @@ static __device__ __forceinline__ void write_resized(const output_sink &sink, ui
     }
 }
 
-/* Writes an unscaled u8 tile with one channel: the gray bytes of four canvas words per store. */
+/* Writes an unscaled u8 tile with one channel. Each store writes the gray bytes of four canvas words. */
 static __device__ __forceinline__ void write_grays(const struct tile &tile, const uint32_t *canvas,
                                                    uint8_t *image, uint32_t res)
 {
@@ -213,7 +213,7 @@ static __device__ __forceinline__ void write_grays(const struct tile &tile, cons
         }
 }
 
-/* Writes a tile in the output format: one warp per row, four pixels per lane. */
+/* Writes a tile in the output format. A warp writes one row at a time, and each lane writes four pixels. */
 static __device__ __forceinline__ void write_tile(const fused_job &job, uint32_t place,
                                                   const struct tile &tile, const uint32_t *canvas)
 {

@@ -16,7 +16,7 @@
  *
  * A warp queues the lines that touch its tile. When a queue has 32 entries, the warp draws them, so that all
  * its lanes have work. There are three kinds of entries: lines inside the tile, lines that cross its border,
- * and strokes (the rest of a line whose first pixels have been drawn). */
+ * and strokes. A stroke is the rest of a line whose first pixels have been drawn. */
 
 #define PAINT_WARPS   16
 #define PAINT_BLOCK   (PAINT_WARPS * FUSED_WARP)
@@ -424,7 +424,7 @@ template <bool Wide, formula Formula> struct painter {
 
     /* -- The end: the warps of a block share the entries that remain in their queues -- */
 
-    /* Tells the other warps, through shared memory, how many entries this warp's queue has. */
+    /* Publishes the number of entries in this warp's queue to the other warps, through shared memory. */
     __device__ __forceinline__ void publish(enum queue_kind kind, uint32_t count)
     {
         if (lane == 0)

@@ -1,6 +1,6 @@
 /* `rng-reuse`, an alternative from the paper: `rng` with one thread per orbit, which computes the noise
- * of all vertices. Philox is a function of a counter and has no state to set up. Using a thread for several
- * samples therefore saves nothing; it only reduces parallelism. */
+ * of all vertices. Philox is a function of a counter and has no state to set up. Computing several samples
+ * per thread therefore saves nothing; it only reduces parallelism. */
 #include "synth/ladder.cuh"
 
 static __global__ void __launch_bounds__(STREAM_BLOCK) rng_reuse_noise_kernel(image_work<noise_half2> work)

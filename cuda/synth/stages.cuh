@@ -129,8 +129,8 @@ static __host__ __device__ __forceinline__ unsigned blocks_for(uint64_t threads,
 
 /* Blocks are small, so that the vertices of an image (about a thousand) use many multiprocessors. */
 #define VERTEX_BLOCK 32
-/* Number of orbits whose noise is loaded ahead. A position depends on that of the previous orbit, but the
- * loads do not depend on each other. */
+/* Number of orbits whose noise is loaded ahead. A position depends on the position in the previous orbit, but
+ * the loads do not depend on each other. */
 #define VERTEX_AHEAD 8
 
 template <class Noise> __global__ void __launch_bounds__(VERTEX_BLOCK) vertex_kernel(image_work<Noise> work)
@@ -278,8 +278,8 @@ template <class self> struct staged {
         return made->finish();
     }
 
-    /* Repeats the latest run and times each stage. For each launch, the three stages run one after
-     * another, each for all images of the launch. Does not clear the images. */
+    /* Repeats the latest run and times each stage. For each launch, the three stages run consecutively, each
+     * for all images of the launch. Does not clear the images. */
     static enum status stages(void *state, double *noise_s, double *vertices_s, double *painting_s)
     {
         self *made = static_cast<self *>(state);

@@ -7,7 +7,7 @@
  *     copies its values to a slot of its own room in this rank's memory
  *     raises its flag on all ranks, and waits for the flags of all ranks
  *     one shot:  reads the slots of all ranks, adds them up in rank order, and writes the sums
- *     two shots: does so for its part of the piece only, and writes the sums to the rooms of all ranks
+ *     two shots: reads and adds only its part of the piece, and writes the sums to the rooms of all ranks;
  *                raises its second flag, waits for the second flags, and copies the sums of the other parts
  *
  * For small arrays, one shot uses eager_kernel(), which needs no flags.
@@ -61,7 +61,7 @@ struct peers {
     struct room *rooms[PEERS_MAX]; /* by rank; rooms[i][b] belongs to block b */
     int rank, ranks;
     uint64_t timeout_ns;
-    int *missing; /* host memory: 1 + the rank that did not answer; 0: none */
+    int *missing; /* host memory: 1 + the rank that did not answer; 0: all answered */
 };
 
 /* ---- Formats: 16 bytes of wire data, called a vector, hold `width` values ---- */
@@ -518,7 +518,7 @@ static __global__ void __launch_bounds__(EAGER_THREADS, 2)
 
 /* ---- Calls ---- */
 
-/* Returns the maximum size, in bytes of wire data, of arrays for which `peer` uses one shot. With two ranks,
+/* Returns the maximum size, in bytes of wire data, of arrays that `peer` sums in one shot. With two ranks,
  * both algorithms transfer the same number of bytes. With more ranks, two shots transfer fewer bytes, but
  * their second wait for flags takes time. */
 static size_t one_shot_bytes(int ranks)

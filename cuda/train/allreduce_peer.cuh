@@ -1,4 +1,4 @@
-/* For tests and measurements of the all-reduces in allreduce_peer.cu. */
+/* Settings of the all-reduces in allreduce_peer.cu, for tests and measurements. */
 #ifndef FDSL_CUDA_TRAIN_ALLREDUCE_PEER_CUH
 #define FDSL_CUDA_TRAIN_ALLREDUCE_PEER_CUH
 
@@ -7,7 +7,7 @@
 
 #define PEERS_MAX 8 /* ranks */
 
-/* All ranks must set the same values, between calls. 0: the default. */
+/* All ranks must set the same values, and only between calls. 0 selects the default. */
 struct allreduce_peer_tuning {
     int blocks;            /* maximum number of blocks per call */
     size_t one_shot_bytes; /* `peer` uses one shot for arrays of at most this size */

@@ -71,8 +71,8 @@ static enum status allocate(struct allreduce_run *self)
     return STATUS_OK;
 }
 
-/* The ranks agree before each step in which they wait for each other: opening the method, and capturing
- * calls, because NCCL connects the ranks in its first call. */
+/* The ranks agree before each step in which they wait for each other. These steps are opening the method, and
+ * capturing calls, because NCCL connects the ranks in its first call. */
 static enum status open_run(const struct allreduce_method *method, const struct resources *resources,
                             const void *input, void **state)
 {

@@ -27,7 +27,7 @@ static const struct layer_passes own_passes[LAYER_KINDS] = {
 
 /* ---- Memory ---- */
 
-/* Makes room for one more entry in the list of blocks. */
+/* Ensures that the list of blocks has room for one more entry. */
 static enum status make_room(struct allocations *allocations)
 {
     if (allocations->count < allocations->room)
@@ -288,7 +288,7 @@ static enum status open_all(struct network *network)
     return STATUS_OK;
 }
 
-/* Releases the resources of the current slot's layers that are not device memory. */
+/* Releases the resources, other than device memory, of the current slot's layers. */
 static void release_slot(struct network *network)
 {
     for (uint32_t i = 0; i < network->train->model->layer_count; i++)
@@ -426,9 +426,9 @@ enum status network_backward_layer(struct network *network, const struct device_
 }
 
 /* Call after the backward pass of a layer. The gradients from this layer to `*end` are final and not yet
- * exchanged, because the arena has the layers in order, and the backward pass begins with the last layer.
- * Passes these gradients to the exchange if they are a large enough part, or if no layer is left. Then sets
- * `*end` to the first of them. */
+ * exchanged, because the arena stores the layers in order, and the backward pass begins with the last layer.
+ * Passes these gradients to the exchange if they are large enough for a part, or if no layer is left. Then
+ * sets `*end` to the first of these gradients. */
 static enum status exchange_layer(struct network *network, const struct layer *layer, size_t *end)
 {
     struct exchange *exchange = network->train->exchange;

@@ -13,7 +13,7 @@
 struct slot {
     float *inputs;
     struct device_batch batch;
-    /* all[0] describes the input, all[1 + i] layer i. */
+    /* all[0] describes the input; all[1 + i] describes layer i. */
     struct device_layer all[1 + MODEL_LAYERS_MAX];
 };
 

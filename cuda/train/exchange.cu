@@ -42,8 +42,8 @@ static void waits_close(struct waits *waits)
                 (void)cudaEventDestroy(event);
 }
 
-/* Call after the step has passed its last part. From then on, `stream` only waits. `own` is a stream of the
- * exchange; it is in capture if the step is. */
+/* Call after the step has passed its last part to the exchange. From then on, `stream` only waits. `own` is a
+ * stream of the exchange. If the step is being captured, so is `own`. */
 static enum status waits_begin(struct waits *waits, cudaStream_t own, cudaStream_t stream)
 {
     cudaStreamCaptureStatus capture;

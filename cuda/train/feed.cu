@@ -38,8 +38,8 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
         TRY(open_buffer(&buffer, train, allocations));
     for (struct feed_timing &timing : feed->timings)
         TRY(open_timing(&timing));
-    /* This stream has the highest priority. With the lowest, training steps take equally long, but generating
-     * a batch stretches over most of a step. generate_s would then measure that span instead of the work. */
+    /* This stream has the highest priority. With the lowest priority, training steps would take equally long,
+     * but generating a batch would take most of a step, and generate_s would measure that time. */
     TRY(stream_open(&feed->stream));
     const struct generator_request request = {
         .on_device = true, .resources = {.threads = 1, .device = device}, .batch = train_share_max(train)};
@@ -134,7 +134,7 @@ enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t 
     uint64_t number = (uint64_t)epoch * train_steps(feed->train) + step;
     feed->turn = (feed->turn + 1) % FEED_BUFFERS;
     struct feed_buffer *buffer = &feed->buffers[feed->turn];
-    if (!holds(feed, buffer, number, step)) /* also the first step ever, and a step out of order */
+    if (!holds(feed, buffer, number, step)) /* e.g. at the first step, or after a jump to another step */
         TRY(make(feed, buffer, number, nullptr));
     if (current_timing(feed))
         CUDA_TRY(cudaEventRecord(current_timing(feed)->wait_begin, stream));

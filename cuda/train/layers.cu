@@ -100,7 +100,7 @@ enum status relu_backward(const struct device_layer *layer, const struct pass *p
     return relu_mask(layer->out, layer->in_delta, count, pass->stream);
 }
 
-/* ---- Max-pooling: the first of equal maxima wins; NaN wins over any value ---- */
+/* ---- Max-pooling: the first of equal maxima is selected; NaN takes precedence over any value ---- */
 
 struct pool_plan {
     struct divider width, height, depth, channels; /* of the output */

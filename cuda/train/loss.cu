@@ -36,7 +36,7 @@ static __device__ __forceinline__ struct candidate warp_best(struct candidate mi
 /* ---- The loss ---- */
 
 struct loss_plan {
-    uint32_t classes, count, total; /* count and total: as in struct pass */
+    uint32_t classes, count, total; /* see struct pass for `count` and `total` */
     float smoothing;
 };
 

@@ -3,10 +3,10 @@
  *
  *     out[row][column] = sum over k of left(row, k) * right(column, k)
  *
- * These GEMMs differ only in what the two operands read and where the sums go (operands.cuh). A warp computes
- * 32 x 64 sums. A thread keeps 8 x 8 of them in registers. For each k, a thread reads 16 floats from shared
- * memory and does 64 multiply-adds. The DOWN x ACROSS warps of a block share one tile of each operand,
- * TILE_DEPTH deep. The next tiles are loaded while these are multiplied.
+ * These GEMMs differ only in the sources of the two operands and the destination of the sums (operands.cuh).
+ * A warp computes 32 x 64 sums. A thread keeps 8 x 8 of them in registers. For each k, a thread reads 16
+ * floats from shared memory and does 64 multiply-adds. The DOWN x ACROSS warps of a block share one tile of
+ * each operand, TILE_DEPTH deep. The next tiles are loaded while the current tiles are multiplied.
  *
  * If there are few tiles and the sums are long, each sum is split into slices (split-k). slices_kernel adds
  * the slices in a fixed order, so the result does not depend on the order of blocks. */
@@ -113,9 +113,9 @@ template <class Operand, int EXTENT, int THREADS> struct loader {
 /* A thread's 8 x 8 sums are four squares of 4 x 4, half a warp tile apart. Each access to shared memory and
  * each store is therefore 16 bytes wide, and neighbouring threads access adjacent 16 bytes.
  *
- * A warp is 4 threads down and 8 across. When each lane reads 16 bytes, shared memory takes two passes if
- * lanes that differ in bit 0 (or in bit 1) read the same address. Otherwise it takes four passes. So bit 0
- * selects the column and bit 1 the row: each operand is then read in two passes. */
+ * A warp is 4 threads down and 8 across. When each lane reads 16 bytes, shared memory needs two passes if
+ * lanes that differ in bit 0 (or in bit 1) read the same address. Otherwise it needs four passes. Bit 0
+ * therefore selects the column and bit 1 the row: each operand is then read in two passes. */
 static __device__ __forceinline__ uint32_t lane_down(uint32_t lane)
 {
     return (lane >> 1 & 1) | (lane >> 4) << 1;

@@ -43,7 +43,7 @@ struct device_layer {
 struct pass {
     cudaStream_t stream;
     uint32_t count; /* samples of this rank */
-    uint32_t total; /* samples of all ranks: the gradients are those of the mean loss over these */
+    uint32_t total; /* samples of all ranks; gradients are of the mean loss over these samples */
     bool training;
     enum precision precision;
     uint64_t seed;
@@ -105,9 +105,9 @@ enum status state_copy(const struct train *train, const struct train_state *to,
 /* Enqueues a reset of an engine's totals, which are in device memory. */
 enum status totals_clear(struct train_totals *totals, cudaStream_t stream);
 
-/* Implementation of a kind of layer. Before the first pass, `prepare` creates what the layer needs for
- * batches of up to `batch` samples. `release` frees all of it except device memory, also if `prepare` failed.
- * Both may be NULL. */
+/* Implementation of a kind of layer. Before the first pass, `prepare` creates the layer's resources for
+ * batches of up to `batch` samples. `release` frees these resources except device memory, also if `prepare`
+ * failed. Both may be NULL. */
 struct layer_passes {
     enum status (*prepare)(struct device_layer *layer, uint32_t batch, struct allocations *allocations,
                            cudaStream_t stream);

@@ -8,7 +8,7 @@
 #include "common/check.cuh"
 #include "train/engine.h"
 
-/* A zeroed struct may be closed, but not read. */
+/* A zeroed struct device_progress may be closed, but not read. */
 struct device_progress {
     struct train_totals *seen; /* pinned memory: the totals at the latest copy */
     uint32_t steps;            /* steps enqueued since that copy */

@@ -1,4 +1,4 @@
-/* The layers of residual networks that need no GEMM: addition, and the mean of each channel. */
+/* The layers of residual networks that use no GEMM: addition, and the mean of each channel. */
 #include "common/check.cuh"
 #include "train/network.cuh"
 

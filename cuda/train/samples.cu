@@ -78,7 +78,7 @@ struct gather_plan {
     uint32_t count;        /* values in the batch */
     struct divider sample; /* values per sample */
     size_t sample_bytes;
-    bool batch_alone; /* as in struct device_set */
+    bool batch_alone; /* see struct device_set */
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 

@@ -49,7 +49,7 @@ struct step_backend {
 
 /* ---- Converting batches ---- */
 
-/* How to read a batch value by value, in channel-first order. */
+/* Arguments for reading a batch value by value, in channel-first order. */
 struct intake {
     struct batch batch;
     struct divider sample; /* values per sample */
@@ -82,8 +82,8 @@ static __device__ __forceinline__ float value_at(const struct intake &intake, ui
     }
 }
 
-/* Block (part, channel) sums one channel and its squares, over the samples with the numbers `part`, `part` +
- * MOMENT_PARTS, ..., in a fixed order. */
+/* Block (part, channel) sums the values of one channel and their squares in a fixed order, over samples
+ * `part`, `part` + MOMENT_PARTS, ... */
 static __global__ void __launch_bounds__(MOMENT_BLOCK)
     moment_kernel(const struct intake intake, struct moment *moments)
 {

@@ -19,7 +19,7 @@
 
 struct packed_row {
     const uint16_t *values;
-    uint32_t bits; /* as in window_part: a unit is inside the tensor if the row has all of the unit's bits */
+    uint32_t bits; /* like window_part.bits: a unit is inside the tensor if the row has all its bits */
 };
 
 struct packed_unit {
@@ -143,8 +143,8 @@ template <class Operand, int EXTENT> struct packed_loader<Operand, true, EXTENT>
 /* ---- GEMM ---- */
 
 /* Both operands are stored by depth (BY_DEPTH), or both by lines. PACKED_STAGES - 1 tiles are in flight while
- * one is multiplied. The barrier that makes a tile visible has a second purpose: after it, all threads have
- * finished with the previous tile, so the next copies may overwrite its buffer. */
+ * one is multiplied. The barrier that makes a tile visible has a second purpose. After this barrier, all
+ * threads have finished with the previous tile, so the next copies may overwrite that tile's buffer. */
 template <class Format, bool BY_DEPTH, int ROWS, int COLUMNS, class Left, class Right, class Into>
 static __global__ void __launch_bounds__(TENSOR_THREADS, 4)
     packed_kernel(const Left left, const Right right, const Into into, float *slices, const struct gemm size)

@@ -16,10 +16,10 @@
 /* ---- Tiles ---- */
 
 /* A tile of one operand of a GEMM: EXTENT lines (rows of the left operand or columns of the right one),
- * stored in units of 16 bytes. If it is stored by lines, a row is a line of TENSOR_UNITS units. If it is
- * stored by depth, a row has the values of all lines at one index of the depth, and each of its units has
- * adjacent lines. Rows are padded so that eight rows (or four rows of 32-bit words) can be read without bank
- * conflicts. */
+ * stored in units of 16 bytes. If the tile is stored by lines, a row is a line of TENSOR_UNITS units. If it
+ * is stored by depth, a row has the values of all lines at one index of the depth. Each unit of such a row
+ * has adjacent lines. Rows are padded so that eight rows (or four rows of 32-bit words) can be read without
+ * bank conflicts. */
 template <class Format, bool BY_DEPTH, int EXTENT> struct tensor_tile {
     static constexpr int UNIT = Format::UNIT, DEPTH = TENSOR_UNITS * UNIT;
     static constexpr int ROW = BY_DEPTH ? EXTENT / UNIT + 8 / UNIT : TENSOR_UNITS + 1; /* in units */
@@ -27,8 +27,8 @@ template <class Format, bool BY_DEPTH, int EXTENT> struct tensor_tile {
 
     /* Loads the fragment for one mma: the 16 lines that begin at `line`, and the two units of depth that
      * begin at `unit`. For the first unit, word 0 has lines 0 to 7 and word 1 has lines 8 to 15. Words 2 and
-     * 3 have the same lines of the second unit. This is a complete A fragment, or the B fragments of two
-     * groups of eight columns. */
+     * 3 have the same lines for the second unit. The four words are a complete A fragment, or the B fragments
+     * of two groups of eight columns. */
     static __device__ __forceinline__ void fragment(uint32_t word[4], const uint4 *tile, int line, int unit)
     {
         int lane = (int)threadIdx.x % 32;
@@ -47,8 +47,8 @@ template <class Format, bool BY_DEPTH, int EXTENT> struct tensor_tile {
 
 /* ---- Sums ---- */
 
-/* How four warps divide a tile: two by two, or side by side if the tile has few rows. Nearly square parts
- * need the fewest reads from shared memory. */
+/* The division of a tile among four warps: two by two, or side by side if the tile has few rows. Nearly
+ * square parts need the fewest reads from shared memory. */
 template <int ROWS, int COLUMNS> struct tensor_share {
     static constexpr int WARPS_DOWN = ROWS < 64 ? 1 : 2;
     static constexpr int DOWN = ROWS / WARPS_DOWN, ACROSS = COLUMNS * WARPS_DOWN / TENSOR_WARPS;

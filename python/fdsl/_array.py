@@ -94,10 +94,10 @@ _capsule_new.restype, _capsule_new.argtypes = ctypes.py_object, [c_void_p, ctype
 _capsule_is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _capsule_is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
-# The consumer of a tensor may call its deleter on any thread, while an exception is set (a temporary tensor dies when a
-# call fails), and even after the interpreter has ended. A Python function cannot run there: it would, for example, turn
-# the exception into a SystemError. The deleter is therefore time() of the C library, which overwrites the first 8 bytes
-# of the struct. collect() finds the change and frees the memory.
+# The consumer of a tensor may call its deleter on any thread, and even after the interpreter has ended. The call may
+# also come while an exception is set, because a temporary tensor dies when a call fails. A Python function cannot run
+# then: it would, for example, turn the exception into a SystemError. The deleter is therefore time() of the C library,
+# which overwrites the first 8 bytes of the struct. collect() finds the change and frees the memory.
 _DELETER = ctypes.cast(ctypes.CDLL(None).time, c_void_p).value
 
 
@@ -164,13 +164,13 @@ def collect(everything: bool = False, exports: deque[_Export] = _exports) -> int
 class Array:
     """A contiguous array in memory of the library, on the CPU or on a CUDA device.
 
-    Generator.generate() makes arrays. Other libraries can use the memory of an array without a copy, through DLPack
+    Generator.generate() creates arrays. Other libraries can use the memory of an array without a copy, through DLPack
     (torch.from_dlpack(), numpy.from_dlpack(), cupy.from_dlpack(), jax.dlpack.from_dlpack()), through
     __array_interface__ (CPU) or through __cuda_array_interface__ (version 3).
 
-    The memory lives as long as the array or any tensor made from it, also after the generator is closed. If DLPack was
-    used, the memory is not freed as soon as the last tensor ends, but when the package next creates, exports or frees
-    an array. Thread-safe. Only the caller changes the contents, with Generator.fill() or another library.
+    The memory stays valid as long as the array or any tensor made from it exists, also after the generator is closed.
+    If DLPack was used, the memory is not freed when the last tensor ends, but when the package next creates, exports
+    or frees an array. Thread-safe. Only the caller changes the contents, with Generator.fill() or another library.
 
     Attributes: shape (a tuple of ints), dtype ("uint8", "float16", "bfloat16", "float32" or "int64"), device
     ("cpu" or "cuda:N"), ptr (the address, an int) and nbytes.
@@ -266,7 +266,7 @@ class Array:
         stream: the consumer's CUDA stream, which then waits for the work that fills the array. None or 1: the legacy
         default stream; 2: the per-thread default stream; -1: no synchronisation. On the CPU, None or -1.
         max_version: the highest DLPack version of the consumer; (1, 0) or higher returns a "dltensor_versioned".
-        dl_device: the device of the result: that of the array, or the CPU. copy: True always copies, False never does.
+        dl_device: the device of the result, the array's device or the CPU. copy: True always copies, False never.
 
         A capsule can be consumed once; each call returns a new one. BufferError if the request cannot be met;
         ValueError for a stream that DLPack does not allow; TypeError for an argument of the wrong type.

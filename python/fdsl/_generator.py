@@ -76,9 +76,9 @@ class Generator:
     ValueError and TypeError name the argument; Unavailable if the build or the machine lacks the device; Error if
     a CUDA call or an allocation failed.
 
-    Thread-safe: calls on one generator from several threads run one after another; several generators run at the
-    same time. A generator belongs to the process that opened it. It pickles as its configuration, and opens again
-    where it is unpickled, so it can be passed to spawned workers.
+    Thread-safe: calls on one generator from several threads are serialised; several generators run at the same time.
+    A generator belongs to the process that opened it. Pickling stores its configuration, and unpickling opens it
+    again, so it can be passed to spawned workers.
 
     >>> with Generator(classes=10, res=64) as g:
     ...     images, labels = g.generate(0, 4)
@@ -199,7 +199,7 @@ class Generator:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration: Generator(**config) opens an equal generator."""
+        """The configuration. Generator(**config) opens a generator with the same configuration."""
         return dict(self._config)
 
     def __repr__(self) -> str:
@@ -264,7 +264,7 @@ class Generator:
         Returns (images, labels): Arrays of shape (count, *shape) and (count,), the labels in int64. They own their
         memory. On CUDA, consumers that use DLPack or __cuda_array_interface__ wait for the stream; code that uses
         `ptr` directly must wait itself.
-        Errors and thread safety are those of fill().
+        Raises the same exceptions as fill(), and is thread-safe.
         """
         self._check_open()
         pointer = 0 if stream is None else self._stream_pointer(stream)
@@ -301,8 +301,8 @@ class Generator:
         first: the number of the first image, 0 to 2^64 - 1.
         numbers: the numbers of the images, in any order: int64 or uint64 of shape (count,) on the generator's
         device, or a list, tuple or range of ints (for CUDA, the call copies it and waits). Negative numbers in an
-        int64 array are errors on the CPU. On CUDA they are not checked: -n is the image 2^64 - n. The same holds for
-        next.
+        int64 array are errors on the CPU. On CUDA they are not checked: -n is the image 2^64 - n. These two rules
+        also apply to next.
         next: int64 or uint64, one element on the generator's device. Generates images next[0], next[0] + 1, ..., then
         adds `step` (None: count) to next[0], on the stream. Each replay of a captured CUDA graph therefore generates
         the following images. "gbase" and "bat" support neither numbers nor next (Unavailable).
@@ -389,7 +389,7 @@ class Generator:
         return lib.fdsl_generate_next, (self._address("next", next, _NUMBERS, None, True), step), next
 
     def _listed(self, numbers: Sequence[Any], stream: Optional[int]) -> Any:
-        """Turns a list, tuple or range into an array on the generator's device. The stream is that of the call."""
+        """Turns a list, tuple or range into an array on the generator's device. `stream`: the stream of the call."""
         try:
             self._counted(len(numbers))
         except OverflowError:  # a range

@@ -10,14 +10,14 @@ from typing import Any, Callable, NamedTuple, Optional
 from ._array import Array
 from ._library import CPU
 
-SOME_CUDA_DEVICE = -2  # __cuda_array_interface__ does not say which; the library checks the address
+SOME_CUDA_DEVICE = -2  # __cuda_array_interface__ does not name the device; the library checks the address
 
 # (address, shape, name of the element type, device number)
 Description = tuple[int, tuple[int, ...], str, int]
 
 
 class Kind(NamedTuple):
-    """How to read one type of array."""
+    """The functions that describe arrays of one type."""
 
     describe: Callable[[str, Any, bool], Description]  # (argument's name, array, whether it will be written)
     stream: Callable[[Any], int]  # the stream on which to write the array
@@ -28,7 +28,7 @@ _kinds: dict[type, Kind] = {}
 
 
 def kind_of(name: str, array: object) -> Kind:
-    """Returns how to read `array`, the argument `name`; TypeError if its type is not supported."""
+    """Returns the functions that describe `array`, the argument `name`. TypeError if its type is not supported."""
     kind = _kinds.get(type(array))
     if kind is None:
         kind = _kinds[type(array)] = _find_kind(name, array)
@@ -47,7 +47,7 @@ def _find_kind(name: str, array: object) -> Kind:
         if "cupy" in modules:
             return Kind(_describe_interface, lambda own: _cupy_stream(own).ptr, _cupy_stream)
         return Kind(_describe_interface, _interface_stream, lambda own: own)
-    if modules.get("numpy") != "generic":  # the interface of a NumPy scalar is that of a temporary copy
+    if modules.get("numpy") != "generic":  # the interface of a NumPy scalar describes a temporary copy
         if hasattr(array, "__array_interface__"):
             return Kind(_describe_interface, _no_stream, lambda own: None)
         try:

@@ -44,14 +44,14 @@ class Loader:
 
     Each item is a pair of new tensors that the caller owns: images of shape (count, *generator.shape), and int64
     labels of shape (count,). With E = batches_per_epoch * world_size * count, epoch e has the images numbered e * E to
-    (e + 1) * E - 1. With shuffle, they come in the order of a permutation that depends only on (seed, epoch) and
-    PyTorch's randperm(). Each rank computes this permutation on the host when the epoch starts. It takes 8 bytes of
-    memory per image of the epoch (of all ranks). No batch is generated ahead across epochs. The s-th run of world_size
-    * count numbers is the global batch s, and rank r generates its r-th part. All ranks together therefore
+    (e + 1) * E - 1. With shuffle, a permutation that depends only on (seed, epoch) and PyTorch's randperm() defines
+    their order. Each rank computes this permutation on the host when the epoch starts. It takes 8 bytes of memory per
+    image of the epoch (of all ranks). No batch is generated ahead across epochs. Global batch s is the s-th group of
+    world_size * count consecutive numbers, and rank r generates its r-th part. All ranks together therefore
     generate the same images as one rank with world_size times the count.
 
-    An iteration is one epoch; the next iteration is the next epoch, unless set_epoch() was called. An epoch that was
-    left early starts again.
+    Each iteration is one epoch. The next iteration is the next epoch, unless set_epoch() was called. If the caller
+    leaves an epoch early, the next iteration repeats this epoch from its start.
 
     On CUDA, batches are generated on a stream of the lowest priority, which is also the default priority of PyTorch's
     streams. At each step, the current stream waits for the batch, and the host runs at most prefetch + 2 batches ahead
@@ -115,7 +115,7 @@ class Loader:
             )
 
     def __len__(self) -> int:
-        """Batches per epoch."""
+        """Returns the number of batches per epoch."""
         return self.batches_per_epoch
 
     def __repr__(self) -> str:
@@ -132,11 +132,11 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch: after the last batch of an epoch, the next one."""
+        """The epoch of the next batch. After the last batch of an epoch, this is the next epoch."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes `epoch` the next one. If it is the epoch of load_state_dict(), the loaded step is kept."""
+        """Makes `epoch` the next epoch. If it is the epoch of load_state_dict(), the loaded step is kept."""
         epoch = integer("epoch", epoch, 0, 1 << 40)
         if not (self._resumed and epoch == self._epoch):
             self._epoch, self._step, self._resumed = epoch, 0, False
@@ -193,18 +193,18 @@ class Loader:
         else:
             ahead = map(_maker(self, epoch), steps)
         for step in steps:
-            self._check_process()  # checked first, because in a forked child, no thread would end the wait for a batch
+            self._check_process()  # checked first, because in a forked child, no thread would produce the batch
             batch = next(ahead)
             last = step + 1 == self.batches_per_epoch
             self._epoch, self._step = (epoch + 1, 0) if last else (epoch, step + 1)
             yield batch
-            del batch  # the caller may free it while the next one is awaited
+            del batch  # so that the caller can free this batch while the next one is generated
 
     def _iterate_cuda(self, epoch: int, steps: range) -> Iterator[Batch]:
         device = torch.device(self.generator.device)
         if self._stream is None:  # one for the life of the loader: PyTorch caches memory per stream
-            new_stream: Any = torch.cuda.Stream  # without types in some versions of PyTorch
-            self._stream = new_stream(device, priority=0)  # 0 is the lowest; higher ones are negative
+            new_stream: Any = torch.cuda.Stream  # some versions of PyTorch have no types for it
+            self._stream = new_stream(device, priority=0)  # 0 is the lowest priority; higher ones are negative
         side = self._stream
         ready: deque[tuple[Batch, torch.cuda.Event]] = deque()
         received: deque[torch.cuda.Event] = deque()  # points in the consumer's stream, one per step
@@ -229,10 +229,10 @@ class Loader:
 
 
 def _fingerprint(generator: Generator) -> str:
-    """Returns a hash of all that determines a generator's images. It does not depend on where they are generated."""
+    """Returns a hash of all that determines a generator's images. It does not depend on the device and the batch."""
     config = {name: value for name, value in generator.config.items() if name not in _NO_EFFECT}
     config["out_res"] = config["out_res"] or config["res"]
-    if config["generator"] not in ("gbase", "bat"):  # the others are bit-identical
+    if config["generator"] not in ("gbase", "bat"):  # the other generators are bit-identical
         config["generator"] = "auto"
     text = json.dumps((config, generator.classes), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -268,7 +268,7 @@ def _maker(loader: Loader, epoch: int) -> Make:
 
 
 class _Background(Iterator[Batch]):
-    """Generates batches in a thread, at most `ahead` more than were taken. The thread ends when the object is freed."""
+    """Generates batches in a thread, at most `ahead` more than were taken. Freeing the object ends the thread."""
 
     def __init__(self, make: Make, steps: range, ahead: int) -> None:
         self._made: SimpleQueue[Union[Batch, BaseException]] = SimpleQueue()
@@ -284,7 +284,7 @@ class _Background(Iterator[Batch]):
     def __next__(self) -> Batch:
         item = self._made.get()
         if isinstance(item, BaseException):
-            self._made.put(item)  # so that further calls raise it, too
+            self._made.put(item)  # so that later calls raise it, too
             raise item
         self._slots.release()
         return item

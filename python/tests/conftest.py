@@ -26,14 +26,14 @@ PROGRAM = os.environ.get("FDSL_BENCH", str(ROOT / "fdsl-bench"))
 
 
 def small(**changes: Any) -> fdsl.Generator:
-    """A small generator with the classes that the program draws for --classes 7."""
+    """Returns a small generator with the classes that the program draws for --classes 7."""
     if not {"class_list", "class_file"}.isdisjoint(changes):
         changes = {"classes": None, **changes}
     return fdsl.Generator(**{"classes": CLASSES, "res": RES, "batch": COUNT, "threads": 2, **changes})
 
 
 def content(array: fdsl.Array) -> bytes:
-    """The bytes of an array on the CPU."""
+    """Returns the bytes of an array on the CPU."""
     return ctypes.string_at(array.ptr, array.nbytes)
 
 
@@ -52,7 +52,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 @pytest.fixture
 def program(tmp_path: pathlib.Path) -> Any:
-    """A function that returns (images, labels) of the program's reference variant, as bytes."""
+    """Returns a function that returns (images, labels) of the program's reference variant, as bytes."""
     if not os.access(PROGRAM, os.X_OK):
         pytest.skip(f"{PROGRAM} is not built")
 

@@ -66,7 +66,7 @@ def test_bfloat16_is_uint16_bits_in_numpy() -> None:
 
 
 class Header(ctypes.Structure):
-    """The tensor in a capsule, as a consumer reads it."""
+    """The tensor in a capsule. The tests read it like a consumer."""
 
     _fields_ = _array._Tensor._fields_
 

@@ -1,4 +1,4 @@
-"""Tests CUDA: images, streams, graphs, DLPack, the Loader, memory and host time. Skipped if there is no GPU.
+"""Tests CUDA: images, streams, graphs, DLPack, the Loader, memory and host time. The tests are skipped without a GPU.
 
     make lib && python3 -m pytest -s python/tests/test_gpu.py
 
@@ -44,7 +44,7 @@ def expected(first: int, count: int, **changes: Any) -> tuple[Any, Any]:
 
 
 def free_bytes() -> int:
-    """Free memory of GPU 0 as nvidia-smi reports it."""
+    """Returns the free memory of GPU 0 that nvidia-smi reports, in bytes."""
     words = "nvidia-smi --id=0 --query-gpu=memory.free --format=csv,noheader,nounits".split()
     return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
 

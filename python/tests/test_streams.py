@@ -1,4 +1,4 @@
-"""Tests which CUDA calls the package makes, without a GPU. A generator on the CPU poses as a generator on device 0, and
+"""Tests which CUDA calls the package makes, without a GPU. A generator on the CPU acts as a generator on device 0, and
 the calls to the library are recorded."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STREAMS_LAST = {"fdsl_copy": 1, "fdsl_wait": 1, "fdsl_order": 2}  # function: nu
 
 
 class Recorder:
-    """Stands in for the library: records calls, and redirects calls for device 0 or with a stream to the CPU."""
+    """Replaces the library: records calls, and redirects calls for device 0 or with a stream to the CPU."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []

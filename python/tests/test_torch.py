@@ -137,7 +137,7 @@ def test_time_per_call() -> None:
 
 
 def numbered(**changes: Any) -> fdsl.Generator:
-    """A generator of images whose labels equal their numbers, for numbers below 5000."""
+    """Returns a generator of images whose labels equal their numbers, for numbers below 5000."""
     one = small().classes[0]._replace(vertices=1, orbits=1, radius=1)
     classes = [one._replace(id=number) for number in range(5000)]
     return fdsl.Generator(**{"class_list": classes, "res": 2, "batch": 6, "threads": 1, **changes})

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compares the conversions from float to f16, bf16 and fp8 with the nearest value in a table of the type's values, for all
-# 2^32 floats. Takes several minutes on few cores; not part of make check.
+# 2^32 floats. The script takes several minutes on few cores. It is not part of make check.
 #
 #   scripts/check/conversions.sh
 #

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks that the C code compiles for aarch64, that is, without x86 intrinsics. If qemu is installed, also compares the images that
-# libfdsl for aarch64 generates with those of this machine's build/lib/libfdsl.so.
+# Checks that the C code compiles for aarch64, that is, without x86 intrinsics. If qemu is installed, also generates images with
+# libfdsl for aarch64 and compares them with the images of this machine's build/lib/libfdsl.so.
 #
 #   scripts/check/cross.sh
 #

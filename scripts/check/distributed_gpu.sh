@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Verifies training over several ranks on a machine with GPUs, for every method of --sync: steps against the reference,
-# odd batches, short last steps in which a rank has no samples, shares that differ or change (--balance), repeated runs,
-# live samples, and a rank that is killed.
-# With fewer GPUs than ranks, ranks share GPUs and nccl is skipped.
+# Verifies training over several ranks on a machine with GPUs, for every method of --sync. Compares steps with the
+# reference. Tests odd batches, short last steps in which a rank has no samples, shares that differ or change (--balance),
+# repeated runs, live samples, and a rank that is killed. With fewer GPUs than ranks, ranks share GPUs and nccl is skipped.
 #
 #   scripts/check/distributed_gpu.sh [RANKS]     (default: 2)
 #

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares the numbers in the documentation with the rows that they come from, as listed in docs/numbers.txt.
+"""Compares the numbers in the documentation with the rows that they were computed from, as listed in docs/numbers.txt.
 
   scripts/check/docs_numbers.py [PAGE ...]   prints each number that differs from its row, and each measurement without a row
   scripts/check/docs_numbers.py --fix        updates the numbers in the pages
@@ -10,24 +10,24 @@
 Lines of docs/numbers.txt:
 
   page README.md                      the following lines are about this page
-  rows h200_synth res=512 dtype=u8    the following values come from this file of rows; the filters apply to all of them
+  rows h200_synth res=512 dtype=u8    the following values are computed from this file of rows; the filters apply to all values
   | `omp` | 16 threads | {} | {} |    part of a line of the page: {} is a number from a row, {_} any other number. If this
                                       file lists a part twice, the second entry is for its second occurrence on the page.
       us(omp batch=32); rate(omp batch=32)     the values for {}, in the same order; indented
-  other ## Floors: computed           no number of this section, up to the next heading, comes from a row; the reason is
-                                      the text after the colon
-  other FLOPs are counted: computed   no number in lines that begin with these words comes from a row
-  other: no rows are kept             no number of the whole page comes from a row
+  other ## Floors: computed           no number of this section, up to the next heading, is from a row; the text after the
+                                      colon is the reason
+  other FLOPs are counted: computed   no number in lines that begin with these words is from a row
+  other: no rows are kept             no number of the whole page is from a row
 
-A value is arithmetic over FUNCTION(FILTER …). A filter is COLUMN=VALUE (or >=), or a variant; @FILE[,FILE] selects other files,
-to which the filters of the `rows` line do not apply. A FUNCTION is the name of a column or one of these: us and ms (time per
+A value is an arithmetic expression over FUNCTION(FILTER …). A filter is COLUMN=VALUE (or >=), or a variant. @FILE[,FILE] selects
+other files; the filters of the `rows` line do not apply to them. A FUNCTION is the name of a column or one of: us and ms (time per
 item), rate (items per second), images (images per second while a training step runs). If several rows match, a prefix selects
 one value: min.us, max.us, median.us, first.us or last.us; count.us is the number of values. Values are rounded to three
-significant digits; ~2 after a value means two digits, ~.1 one decimal, ~% one decimal below ten and none above.
+significant digits. After a value, ~2 means two digits, ~.1 means one decimal, and ~% means one decimal below ten and none above.
 crossing(FILTER …) is the training step's time in ms from which generating with fused is at most 2 % faster than reading with the
 variant in the filter (scripts/compare/break_even.sh).
 
-Exit status: 0 all numbers agree, 1 some do not or have no row, 2 usage or an invalid file.
+Exit status: 0 all numbers agree, 1 some numbers differ or have no row, 2 usage or an invalid file.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes the file parsers with libFuzzer and ASan. Called by make fuzz.
+# Fuzzes the file parsers with libFuzzer and ASan. `make fuzz` calls this script.
 #
 #   scripts/check/fuzz.sh PROGRAM [TARGET...]     all targets by default
 #   FUZZ_TIME=60                                  seconds per target

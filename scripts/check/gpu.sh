@@ -18,7 +18,7 @@ if ! grep -q 'bat  *available' <<<"$list"; then
     echo "check/gpu.sh: no CUDA variant runs here:$(grep '  bat ' <<<"$list")" >&2
     exit 4
 fi
-# All available variants except naive, which is added below for sizes at which it takes less than a second.
+# Selects all available variants except naive. The grid below adds naive for sizes at which it takes less than a second.
 variants=$(awk '/^[a-z]/ { synth = /^synth:/ } synth && $2 == "available" && $1 != "naive" { print $1 }' <<<"$list" | paste -sd,)
 sanitize=0
 while (($#)); do
@@ -184,7 +184,7 @@ END
     # The weights of an output pixel add up to res^2, so at this size the sums of bright pixels exceed 32 bits.
     check 'sums of bright pixels exceed 32 bits' "$bench" --variant "${exact#naive,}" --verify "${quick[@]}" --batch 1 \
         --res 8192 --vertices 4096 --orbits 2000 --line-width 2 --out-res 4096
-    check 'closed forms against the definitions' build/tests/gpu_exact
+    check 'closed forms compared with the definitions' build/tests/gpu_exact
     check 'training on batches of other variants' build/tests/gpu_batch
     shards=$(mktemp -d)
     trap 'rm -rf "$classes" "$shards"' EXIT

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the linters: include rules, prose, clang-format, cppcheck, python3, shellcheck. Called by make lint.
+# Runs the linters: include rules, prose, clang-format, cppcheck, python3, shellcheck. `make lint` calls this script.
 #
 #   scripts/check/lint.sh
 #

@@ -79,13 +79,13 @@ make_sets() {
         make_set $layout odd 5 --samples 257 --sample-shape 3,31,33 --dtype u8
         make_set $layout half 1 --samples 101 --sample-shape 1,1001 --dtype f16
         make_set $layout float 7 --samples 97 --sample-shape 129 --dtype f32
-        # Samples of 64 KiB, because copies of this size from pageable memory may return before the data has arrived
+        # Samples of 64 KiB: a copy of this size from pageable memory may return before the data has arrived.
         make_set $layout middle 3 --samples 500 --sample-shape 65408 --dtype u8
         make_set $layout large 2 --samples 5 --sample-shape 3,1024,1025 --dtype u8
         make_set $layout several 200 --samples 200 --sample-shape 40 --dtype u8
     done
     make_set shards many 10000 --samples 10000 --sample-shape 40 --dtype u8
-    # With --dtype f32, gpu-resident needs more than two launches for this set, and therefore reuses slots
+    # With --dtype f32, gpu-resident needs more than two launches for this set, and therefore reuses slots.
     [[ $variants != *gpu-resident* ]] || make_set shards wide 3 --samples 2200 --sample-shape 65408 --dtype u8
     # Images with classes, for training
     for layout in files shards; do
@@ -134,10 +134,10 @@ check_decoding() { # decoder: compares every pixel with a decoding on the CPU
         --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
     check "$1: gray, flipped, 16 threads" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --channels 1 --augment \
         --epochs 3 --threads 16
-    # Small chunks, so that pixels of one chunk replace those of the one before soon
+    # Small chunks: the pixels of a chunk soon overwrite those of an earlier chunk.
     check "$1: small chunks" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --augment --epochs 3 --chunk 16 \
         --ring 2 --batch 7 --shuffle 5 --threads 5
-    alone check "$1: beside a step" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --epochs 2 --batch 31 \
+    alone check "$1: while a training step runs" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --epochs 2 --batch 31 \
         --compute 1 --threads 3
     check "$1: broken images are skipped" "$bench" "${options[@]}" --data "$dir/torn-shards" --out-res 33 --on-error skip
     check "$1: a broken image ends the run" fails_with 1 'torn-shards/.*sample .*libjpeg: ' "$bench" "${options[@]}" \
@@ -193,7 +193,7 @@ if ((sanitize)); then
         done
         check "$tool: a step of a given length" "${runner[@]}" "$batches" --product
     done
-    # Checks for leaks and invalid accesses after a failure
+    # Looks for leaks and invalid accesses after a failure.
     runner=(compute-sanitizer --tool memcheck --leak-check full --error-exitcode 9)
     if grep -qx shards-gpu <<<"$variants"; then
         delay_s=10 alone check 'memcheck: shards-gpu: a shard shrinks during a step' breaks shards-gpu any \
@@ -241,7 +241,7 @@ else
             done
         fi
         if [[ $variant == gpu-resident ]]; then
-            # No sample stays in device memory, one, half of them, nearly all, and all
+            # With these sizes, 0 samples, 1 sample, half of the samples, nearly all and all stay in device memory.
             for bytes in 1 4096 400K 788K 100M; do
                 for threads in 1 3; do
                     verify gpu-resident odd --resident-bytes $bytes --threads $threads --epochs 3 --batch 31
@@ -282,7 +282,7 @@ else
         check "$variant: batches that do not fit are refused" fails_with 2 'GB of device memory, but' "$bench" --variant "$variant" \
             --data "$dir/large-shards" --batch 1000000 --dtype f32 --cache any
         [[ $variant == gpu-resident ]] && continue
-        # A shard that disappears or shrinks during a run
+        # A shard disappears or shrinks during a run.
         check "$variant: a shard disappears" breaks "$variant" any rm
         for cache in any warm; do
             check "$variant: a shard shrinks, $cache" breaks "$variant" $cache 'truncate -s 5000'

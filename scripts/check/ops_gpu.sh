@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Verifies the GPU variants of ops on a machine with a GPU: every result of every step, for odd sizes, all types, and
+# Verifies the GPU variants of ops on a machine with a GPU. Checks every result of every step, for odd sizes and all types,
 # with the set in GPU memory or in chunks. With --sanitize, runs small cases under compute-sanitizer. Needs
-# build/tests/gpu_ops from `make tests`, which checks conversions, hashes and permutations on their own.
+# build/tests/gpu_ops from `make tests`, which checks conversions, hashes and permutations separately.
 #
 #   scripts/check/ops_gpu.sh [--sanitize] [--variant NAMES]
 #
@@ -90,7 +90,7 @@ everything() {
         # shellcheck disable=SC2086
         [[ $mode == *--ring\ 2* ]] || verify $mode --steps $whole --rows 1000001 --columns 1,3,31 --to f16
     done
-    # Rows that do not fit into the stages, rows of several megabytes per tile, and many tiles
+    # Tests rows that do not fit into the stages, tiles of several megabytes, and many tiles.
     for steps in $whole $permuted; do
         verify --resident --steps "$steps" --rows 37 --columns 9000,16384,20001,65536 --to f16,mxfp4
         verify --chunk 4 --steps "$steps" --rows 37 --columns 16384,65535 --dtype f16 --to fp8

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Runs checks in parallel. Scripts with many checks source this file. Prints one line per check, the output of
-# failed checks, and last "N passed, N failed". JOBS: parallel checks (default: half of the processors, at most 8).
+# failed checks, and finally "N passed, N failed". JOBS: parallel checks (default: half of the processors, at most 8).
 # ONLY=REGEX: run only the checks whose names match. LIMIT: time limit per check in seconds (default 600); a check that
 # hangs fails, and the others continue.
 

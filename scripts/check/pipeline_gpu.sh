@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Verifies training on a pipeline of ranks on a machine with GPUs: steps against the reference, the same bits with every
-# schedule, runs that resume with and without a pipeline, bubbles, refusals, and a rank that is killed. With fewer GPUs
-# than ranks, ranks share GPUs, and bubbles are not checked.
+# Verifies training on a pipeline of ranks on a machine with GPUs. Compares steps with the reference, and the results of
+# all schedules with each other. Tests runs that resume with and without a pipeline, bubbles, refusals, and a rank that is
+# killed. With fewer GPUs than ranks, ranks share GPUs, and bubbles are not checked.
 #
 #   scripts/check/pipeline_gpu.sh [RANKS]     (default: 2; at most 8)
 #
 # Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed, 4 if training does not run on
 # a GPU here. ONLY=REGEX: run only the checks whose names match. LIMIT=N: time limit per check in seconds (default 600).
-# OUT=FILE: keep the rows of the bubbles in this file, for the figure `pipeline`.
+# OUT=FILE: keep the rows that measure bubbles in this file, for the figure `pipeline`.
 set -euo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
 cd "$(dirname "$0")/../.."

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Finds phrases in code, docs and scripts that have to be read twice. Called by scripts/check/lint.sh.
+# Finds phrases in code, docs and scripts that have to be read twice. scripts/check/lint.sh calls this script.
 #
 #   scripts/check/prose.sh [FILE...]     by default, the text files that git tracks, except data and results
 #

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the test suites in BUILD/tests and, unless SAN is 1, lint.sh, cross.sh and python.sh of this folder. Called by
-# make check.
+# Runs the test suites in BUILD/tests and, unless SAN is 1, lint.sh, cross.sh and python.sh of this folder. `make check`
+# calls this script.
 #
 #   scripts/check/run.sh BUILD SAN      SAN=1: a build with ASan and UBSan
 #
@@ -8,7 +8,7 @@
 #   ONLY=REGEX    runs only the suites whose names match (the scripts are the suites lint, cross and python)
 #   SKIP=REGEX    leaves out the test_* suites whose names match
 #
-# Prints one line per suite, the output of failed suites, and last "N passed, N failed" over all tests. Exit status 1 if
+# Prints one line per suite, the output of failed suites, and finally "N passed, N failed" over all tests. Exit status 1 if
 # anything failed.
 set -uo pipefail
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" && exit 0; }
@@ -26,7 +26,7 @@ trap 'rm -rf "$counts" "$counts.checks" "$logs"' EXIT
 export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0"
 export UBSAN_OPTIONS=print_stacktrace=1
 
-# After a rank has failed, mpirun waits a second for the others to end. Tests of failures need not.
+# After a rank has failed, mpirun waits a second for the others to end. Tests of failures do not need this wait.
 export OMPI_MCA_odls_base_sigkill_timeout=0
 
 # The longest suites start first, so that no long suite runs alone at the end.

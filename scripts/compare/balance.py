@@ -10,9 +10,9 @@ by default those of DEFAULTS below; --batch is per rank. With --cores, each rank
 --cores is not given, fdsl-bench divides the cores among the ranks. Epochs before the third are not counted, because
 `measured` begins with equal shares. A speed is the median over the counted epochs.
 
-Prints one line per training: its speed in samples/s, its share of the sum of the speeds of the ranks alone, and the samples of
-each rank per step in the last epoch. --out FILE appends the rows. Exit status 1 if a training fails, or if `measured` reaches
-less than --must (0.9) of the sum; 4 without mpirun.
+Prints one line per training: its speed in samples/s, its share of the sum of the ranks' speeds when each trains alone, and the
+samples of each rank per step in the last epoch. --out FILE appends the rows. Exit status 1 if a training fails, or if `measured`
+reaches less than --must (0.9) of the sum; 4 without mpirun.
 """
 import argparse
 import csv
@@ -35,7 +35,7 @@ def fail(message, status=1):
 def options_of_script():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", default="12,4", help="threads of each rank (default 12,4)")
-    parser.add_argument("--cores", help="cores of each rank as taskset takes them, separated by colons, e.g. 0-11:12-15")
+    parser.add_argument("--cores", help="cores of each rank in the format of taskset, separated by colons, e.g. 0-11:12-15")
     parser.add_argument("--devices", help="device of each rank: cuda:N or cpu, e.g. cuda:0,cpu (default: all on CPUs)")
     parser.add_argument("--variant", default="train-cuda", help="variant of ranks on GPUs (default train-cuda)")
     parser.add_argument("--balance", default="equal,measured", help="values of --balance (default equal,measured)")
@@ -88,7 +88,7 @@ def rows_of(command):
 
 
 def speed_of(rows):
-    """Returns the median of samples/s over the epochs, of all ranks together."""
+    """Returns the median speed of all ranks together over the counted epochs, in samples/s."""
     return statistics.median(float(row["items_per_s"]) for row in rows
                              if int(row["epoch"]) >= FIRST_COUNTED and (row["ranks"] == "1" or row["rank"] == "all"))
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compares generating images with reading them. Generates images as fast as possible, and reads the same images
-# from files and from shards, while training steps of several durations run on the GPU. Prints which is faster
-# for each step time, and how much disk space generating saves.
+# from files and from shards, while training steps of several durations run on the GPU. Prints whether generating or
+# reading is faster for each step time, and the disk space that generating saves.
 #
 #   scripts/compare/break_even.sh DIR FILE [TABLE]
 #
@@ -23,7 +23,7 @@
 #
 # Environment (defaults in parentheses):
 #   SAMPLES (10000)             minimum number of images to read
-#   TIME (3)                    maximum seconds per row of reading, but at least MIN_SAMPLES runs
+#   TIME (3)                    maximum seconds per row of reading, unless MIN_SAMPLES runs take longer
 #   MIN_SAMPLES (6)             minimum number of runs per row; a warm run has four epochs
 #   READERS (all)               any of files, files-omp, files-gpu, shards, shards-omp, shards-gpu, gpu-resident, png, jpeg
 #   CACHES (both if possible)   warm, cold
@@ -58,13 +58,13 @@ for name in "${wanted[@]}"; do
     [[ $name =~ ^((files|shards)(-omp|-gpu)?|gpu-resident|png|jpeg)$ ]] || die 2 "READERS: unknown reader '$name'"
 done
 for name in "${wanted_caches[@]}"; do [[ $name =~ ^(warm|cold)$ ]] || die 2 "CACHES: '$name' is neither warm nor cold"; done
-bench=$(command -v -- "${FDSL_BENCH:-$root/fdsl-bench}") || die 4 'fdsl-bench is not there; run make first'
+bench=$(command -v -- "${FDSL_BENCH:-$root/fdsl-bench}") || die 4 'fdsl-bench is not built; run make first'
 bench=$(realpath "$bench")
 mkdir -p "$1" || die 2 "$1: not a folder; give a folder for the images"
 dir=$(realpath "$1")
 out=${2%.csv}
 table=${3:-$root/configs/sweep_break_even.tsv}
-[[ -f $table ]] || die 2 "$table is not there"
+[[ -f $table ]] || die 2 "$table: no such file"
 [[ -d $(dirname "$out") ]] || die 2 "$(dirname "$out"): no such folder"
 
 # ---- The table ----
@@ -93,7 +93,7 @@ mapfile -t variants < <(column variant)
 mapfile -t steps < <(column compute)
 ((${#variants[@]} && ${#steps[@]})) || die 2 "$table: columns variant, batch, res, classes and compute are needed"
 
-# ---- What this machine has ----
+# ---- Available variants ----
 
 list=$("$bench" --list)
 available() { # variant: succeeds if it is available, otherwise prints the reason

@@ -2,7 +2,7 @@
 # Compares cold reads of `fdsl-bench --variant shards-uring` with fio, the standard storage benchmark. Both read the
 # same shards, each from its beginning to its end, with O_DIRECT, io_uring, registered buffers, and the same block
 # size and I/O depth. Each round measures both programs, in alternating order. A measurement is four runs of a
-# program. The first run does not count, because a hypervisor may cache what it reads and speed up the later runs; the
+# program. The first run does not count, because a hypervisor may cache the data and speed up the later runs. The
 # result is the median of the other three. The page cache is empty at the start of each run. Each program measures its
 # own bandwidth over the same bytes, including tar headers.
 #
@@ -20,8 +20,8 @@
 # In every measurement, the counters of Linux must show that the bytes were read from the device. The counters are those of
 # the process and, if the file system has its own block device, of that device.
 #
-# Exit status: 0 the median share reaches SHARE; 1 it does not, or bytes were not read from the device; 2 usage; 4 no
-# root or no fio.
+# Exit status: 0 the median share reaches SHARE; 1 it does not, or bytes were not read from the device; 2 usage; 4 the
+# user is not root, or fio is not installed.
 set -euo pipefail
 
 fail() { # status, message

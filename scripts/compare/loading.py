@@ -13,23 +13,23 @@ labels, such as those of --prepare --from counter. Loaders:
     webdataset          DataLoader over webdataset.WebDataset of the same tars, if the module is installed
     dali                NVIDIA DALI's webdataset reader on the CPU with the .idx files of --prepare, in order, if installed
 
-Workers are processes (threads for DALI) that persist over all epochs; the column `threads` counts them. With --workers 0 the
-main process reads in one thread; these variants are named torch-files-inline and so on. Before the timing, the script sums the
+Workers are processes (threads for DALI) that persist over all epochs; the column `threads` has their number. With --workers 0,
+the main process reads in one thread; these variants are named torch-files-inline and so on. Before the timing, the script sums the
 hashes of all samples of one epoch. The sum must equal the sum over the files, or over the tar members that Python's tarfile
 reads. Samples and bytes are counted in every epoch. Rows have the columns of fdsl-bench's workload `load`, so the rows of
 both programs fit into one table; columns that do not apply are empty.
 
 --bench PROGRAM also measures the fdsl-bench variants on the same data, with one thread per worker (one thread for
---workers 0). The script then prints the time per sample of every loader and its ratio to the fastest. With --gpu these
-variants are files-gpu and shards-gpu, which deliver the same bytes on the GPU (--dtype raw).
+--workers 0). The script then prints the time per sample of every loader and its ratio to the fastest. With --gpu, the
+fdsl-bench variants are files-gpu and shards-gpu, which deliver the same bytes on the GPU (--dtype raw).
 
 With --gpu, the loaders are torch-files-gpu and torch-shards-gpu, which deliver batches on the GPU. They are set up as PyTorch
-recommends: workers (16 by default) stack batches in shared memory, a thread copies them to pinned memory (pin_memory), and
-non_blocking=True copies them to the GPU. An epoch ends after the last copy. These loaders do not process the bytes on the
+recommends. Workers (16 by default) stack batches in shared memory. A thread copies the batches to pinned memory (pin_memory),
+and non_blocking=True copies them to the GPU. An epoch ends after the last copy. These loaders do not process the bytes on the
 GPU; the GPU variants of fdsl-bench do.
 
-With --decode RES, every loader decodes its images (JPEG, PNG) on the CPU, cuts out a random part as torchvision's
-RandomResizedCrop, and delivers bytes of shape (3, RES, RES). The suffix names the decoder: -pil (Pillow) or -io
+With --decode RES, every loader decodes its images (JPEG, PNG) on the CPU, and cuts out a random part in the same way as
+torchvision's RandomResizedCrop. It delivers bytes of shape (3, RES, RES). The suffix names the decoder: -pil (Pillow) or -io
 (torchvision.io). The fdsl-bench variants run with --out-res RES --fit random-resized-crop. The random parts differ between
 the loaders, so only the number of samples and their shape are checked.
 """
@@ -170,8 +170,8 @@ def read_whole(path):
 
 
 def make_decoder(name, size):
-    """Returns a function that converts the bytes of an image to a tensor (3, size, size), or None, with a message, if a module
-    is not installed."""
+    """Returns a function that converts the bytes of an image to a tensor (3, size, size). If a module is not installed, prints a
+    message and returns None."""
     torchvision = find_module("torchvision.transforms.v2")
     module = torchvision and find_module({"pil": "PIL.Image", "io": "torchvision.io"}[name])
     if not module:
@@ -184,7 +184,7 @@ def make_decoder(name, size):
 
 
 def make_datasets(torch):
-    """Returns the two classes of data sets for a DataLoader: files and shards. `convert` makes a tensor of a sample's bytes."""
+    """Returns the two classes of data sets for a DataLoader: files and shards. `convert` converts a sample's bytes to a tensor."""
     class Files(torch.utils.data.Dataset):
         def __init__(self, paths, convert):
             self.paths = paths
@@ -218,7 +218,7 @@ def make_datasets(torch):
 
 
 def find_module(name):
-    """Imports a module; returns None, with a message, if it is not installed."""
+    """Imports a module. If it is not installed, prints a message and returns None."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -227,7 +227,7 @@ def find_module(name):
 
 
 def make_converters(torch, options):
-    """Returns pairs of a suffix and a function that makes a tensor of a sample's bytes."""
+    """Returns pairs of a suffix and a function that converts a sample's bytes to a tensor."""
     if not options.decode:
         return [("-gpu" if options.gpu else "", lambda data: as_tensor(torch, data))]
     decoders = [("-" + name, make_decoder(name, options.decode)) for name in ("pil", "io")]
@@ -487,11 +487,11 @@ def main():
     if options.bench and not options.out:
         parser.error("--bench prints a table; name --out FILE for the rows")
     if options.decode is not None and (options.gpu or options.decode < 1):
-        parser.error("--decode RES is at least 1, and does not work with --gpu")
+        parser.error("--decode RES must be at least 1, and cannot be combined with --gpu")
     if options.workers is None:
         options.workers = 16 if options.gpu else 1
     if options.batch < 1 or options.min_samples < 1 or options.workers < 0:
-        parser.error("--batch and --min-samples are at least 1, and --workers is at least 0")
+        parser.error("--batch and --min-samples must be at least 1, and --workers at least 0")
     try:
         import torch
         import torch.utils.data

@@ -6,20 +6,20 @@
 
 Tasks:
 
-    mask     which rows have a norm between 0.1 and 100
-    f16      the mask, the valid rows without gaps, converted to f16
-    fp8      the same, converted to fp8 e4m3fn
-    permute  a random permutation of the numbers of the rows
-    gather   random batches of --batch rows (8192) of a set that stays in memory
-    file     --file: from a file in the page cache to the mask. PyTorch reads it with torch.load and runs the row loop;
-             fdsl-bench copies it to the GPU in chunks
+    mask     computes which rows have a norm between 0.1 and 100
+    f16      computes the mask, removes the invalid rows, and converts the valid rows to f16
+    fp8      computes the mask, removes the invalid rows, and converts the valid rows to fp8 e4m3fn
+    permute  draws a random permutation of the row numbers
+    gather   gathers random batches of --batch rows (8192) from a set that stays in memory
+    file     --file: reads a file from the page cache and computes the mask. PyTorch reads the file with torch.load and runs
+             the row loop; fdsl-bench copies the file to the GPU in chunks
 
-PyTorch's rows have the same shape and share of bad rows as ours (5 %), not the same values. Implementations:
+PyTorch's rows have the same shape and the same share of bad rows (5 %) as ours, but other values. Implementations:
 
     torch-loop      a loop over the rows that calls .item() per row, on --loop-rows rows (20,000), scaled to all rows
     torch           vectorised, eager
     torch-compile   torch.compile of the vectorised code
-    the variants    with --resident on a GPU, except for the task file
+    the variants    of fdsl-bench; on a GPU with --resident, except for the task file
 
 Times are medians of --repeats runs (20) after three warm-ups; on a GPU they are measured with events. The script prints one
 table: time, rows per second, and speed relative to the fastest PyTorch implementation of the task.
@@ -42,7 +42,8 @@ STEPS = {"mask": ["--steps", "mask"], "f16": ["--steps", "mask,compact,convert",
 
 
 def make_rows(torch, options):
-    """Returns rows with norms near 1. Every 20th is bad: too small, too large, NaN, infinity and zero, in turn."""
+    """Returns rows with norms near 1. Every 20th row is bad. The kinds of bad rows alternate: too small, too large, NaN, infinity,
+    zero."""
     rows = torch.randn(options.rows, options.columns, device=options.device) / math.sqrt(options.columns)
     bad = [rows[19 + 20 * kind::100] for kind in range(5)]
     bad[0].mul_(1e-3)

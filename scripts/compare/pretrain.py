@@ -37,8 +37,8 @@ OF_SOURCE = {"folder": {"torchvision": "pip install torchvision", "PIL": "pip in
              "shards": {"webdataset": "pip install webdataset", "PIL": "pip install pillow"}}
 
 
-# Options that rows record in the column `settings`: those without a column, unless they only say how long the run is, how it is
-# evaluated, where its files are, or how many threads it uses.
+# Options that rows record in the column `settings`. These are the options without a column of their own, except those that only
+# set the length of the run, its evaluation, its files, or its number of threads.
 SETTINGS = ("order", "preset", "channels", "channels_last", "drop_path", "label_smoothing", "lr", "lr_warmup", "schedule_steps",
             "weight_decay")
 
@@ -90,8 +90,8 @@ def read_arguments(arguments):
     add = images.add_argument
     add("--preset", default="paper-1000", help="preset of the classes (default paper-1000)")
     add("--classes", type=integer(2), default=1000, help="number of classes (default 1000)")
-    add("--res", type=integer(1), default=512, help="side of the drawn image (default 512)")
-    add("--out-res", type=integer(4), default=224, help="side of the image that the network sees (default 224)")
+    add("--res", type=integer(1), default=512, help="side of the drawn image in pixels (default 512)")
+    add("--out-res", type=integer(4), default=224, help="side of the network's input image in pixels (default 224)")
     add("--channels", type=int, choices=(1, 3), default=3, help="image channels; 3 channels have the same gray (default 3)")
     add("--images", type=integer(1), help="images per epoch if the source generates them, or images that --make-data writes "
                                          "(default 1000000)")
@@ -232,7 +232,7 @@ def measure(options):
 
 
 def main(arguments):
-    """Returns the exit status. Only the first rank prints errors that all ranks have: wrong options and missing packages."""
+    """Returns the exit status. Only the first rank prints errors that occur on all ranks: wrong options and missing packages."""
     options = read_arguments(arguments)
     set_defaults(options)
     try:

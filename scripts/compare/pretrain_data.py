@@ -71,7 +71,7 @@ def into_class_folders(folder, classes):
 
 
 def fault(options):
-    """Returns what is wrong with --data for the other options, or an empty string."""
+    """Returns the message of an error if --data does not fit the other options, else an empty string."""
     folder = pathlib.Path(options.data)
     if not folder.is_dir():
         return f"--data {folder}: no such folder; write one with --make-data {folder}"

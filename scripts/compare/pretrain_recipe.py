@@ -2,9 +2,9 @@
 label smoothing, and the learning rate.
 
 All random choices are drawn on the host, from a generator that depends only on (seed, rank, step). The noise of random erasing is
-drawn on the device, from a generator that depends on (seed, rank) and on the steps before. The same sequence of images
-therefore gives the same inputs of the network. Nothing here waits for the GPU: each step copies small tensors of choices from
-pinned memory.
+drawn on the device, from a generator that depends on (seed, rank) and on the earlier steps. The same sequence of images
+therefore gives the same inputs of the network. No function here waits for the GPU: each step copies small tensors of choices
+from pinned memory.
 """
 
 import math
@@ -184,7 +184,8 @@ class Recipe:
 
     @staticmethod
     def cut(inputs, share, draw):
-        """Replaces a rectangle by that of the image to mix with. Returns the inputs and the share that stays."""
+        """Replaces a rectangle of each image by the same rectangle of the image to mix with. Returns the inputs, and the share of
+        the pixels that stays."""
         height, width = inputs.shape[2:]
         side = math.sqrt(1 - share)
         middle_y, middle_x = draw.randrange(height), draw.randrange(width)

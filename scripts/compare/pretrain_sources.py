@@ -168,8 +168,8 @@ class Reader:
 
 
 def numbered_index(dataset):
-    """Returns the index in an ImageFolder for each image number. The number of an image is its file name; if the
-    names are not the numbers 0 to N - 1, it is the image's index in ImageFolder's order."""
+    """Returns the index in an ImageFolder for each image number. If the file names are the numbers 0 to N - 1, they are the image
+    numbers. Otherwise the number of an image is its index in ImageFolder's order."""
     stems = [pathlib.Path(path).stem for path, _ in dataset.samples]
     numbers = [int(stem) if stem.isdecimal() else -1 for stem in stems]
     if sorted(numbers) != list(range(len(numbers))):

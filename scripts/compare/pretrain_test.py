@@ -1,4 +1,4 @@
-"""Tests scripts/compare/pretrain.py with PyTorch on a CPU. Skipped where a package is missing.
+"""Tests scripts/compare/pretrain.py with PyTorch on a CPU. The tests are skipped if a package is missing.
 
   PYTHONPATH=python FDSL_LIBRARY=build/lib/libfdsl.so python3 -m pytest scripts/compare/pretrain_test.py
 
@@ -53,7 +53,7 @@ def rows_of(path):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """The same 64 images as PNG files and as shards."""
+    """Writes the same 64 images as PNG files and as shards. Returns the folder."""
     folder = tmp_path_factory.mktemp("data")
     run("--source", "folder", "--make-data", folder / "folder", "--bench", BENCH)
     run("--source", "shards", "--make-data", folder / "shards", "--bench", BENCH)

@@ -208,7 +208,7 @@ def main():
     if options.images < 1:
         fail(f"--images {options.images}: give at least 1", 2)
     if not shutil.which(options.bench):
-        fail(f"{options.bench} is not there; run make first", 4)
+        fail(f"{options.bench} is not built; run make first", 4)
     for path in ["cpu/datagen.py"] + [source for _, source, _ in CUDA.values()]:
         if not (options.clone / path).is_file():
             fail(f"{options.clone} has no {path}; give a clone of hpca-uji/fdsl-gpu-pipeline", 2)

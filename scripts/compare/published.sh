@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Times our variants of the paper's steps, compares them with times of the published code
-# (results/reference/published_h200.csv: one H200, 512 x 512, 1000 vertices, 200 orbits) and prints the
-# ratios. Variants that process one image at a time have one published time; they are timed at several batch
-# sizes. Our times include clearing the images; the published times do not.
+# Times our variants of the paper's steps, and prints the ratios to the times of the published code. The published times
+# (one H200, 512 x 512, 1000 vertices, 200 orbits) are in results/reference/published_h200.csv. Variants that process one image
+# at a time have one published time; this script times them at several batch sizes. Our times include clearing the
+# images; the published times do not.
 #
 #   scripts/compare/published.sh [CSV]           CSV: append the rows to this file
 #   scripts/compare/published.sh CLONE [CSV]     first times the published code on this machine, then our variants

@@ -9,14 +9,14 @@
   scripts/compare/pytorch.py --gradients --variant train-naive       # one step of each model and optimizer
 
 The options of this script are listed below, if PyTorch is installed. All others are passed to fdsl-bench. The first two forms
-run the variants one after another, then PyTorch in each mode (see torch_training.py), and print one table. PyTorch's rows have
-the columns of fdsl-bench and go to the same --out. Their variant is torch-MODE; for mode resident it is torch-cpu or torch-cuda.
+run each variant, then PyTorch in each mode (see torch_training.py), and print one table. PyTorch's rows have the columns of
+fdsl-bench and are appended to the same --out. Their variant is torch-MODE; for mode resident it is torch-cpu or torch-cuda.
 Set-up is not part of the epochs' time. PyTorch's set-up starts when the samples are in host memory. The set-up of fdsl-bench is
 everything except the epochs: program start, reading the samples, and tests.
 
-With --ranks, each variant and each mode trains on each number of ranks of this machine, with --batch samples per rank and step
-(--scaling strong: per step of all ranks). On several ranks, mpirun starts fdsl-bench, and torchrun starts PyTorch, in which
-DistributedDataParallel adds up the gradients. The table has one line per training. `efficiency` is samples/s on N ranks /
+With --ranks, each variant and each mode trains on each of these numbers of ranks, on this machine. --batch is the number of
+samples per rank and step (--scaling strong: per step of all ranks). On several ranks, mpirun starts fdsl-bench, and torchrun
+starts PyTorch, in which DistributedDataParallel adds up the gradients. The table has one line per training. `efficiency` is samples/s on N ranks /
 (N x samples/s on one rank). On several ranks, PyTorch has only rows with rank = all.
 
 The last form compares one step. Bounds: the loss within a relative error of 1e-5, each gradient tensor within 1e-5 of its
@@ -132,8 +132,8 @@ def check_gradients(variants, arguments, device):
     fine = True
     cases = [("logreg", []), ("lenet", ["--label-smoothing", "0.1"]), ("cnn", ["--shift", "2"]),
              ("cnn3d", ["--data", "clips"]),
-             # A small batch of small images: among millions of values, rounding would change the sign of some
-             # before a ReLU, and hence their gradient.
+             # A small batch of small images. Among millions of values before a ReLU, rounding would change the sign of
+             # some, and hence their gradient.
              ("cnn-fdsl", ["--data", "synth", "--res", "16", "--shift", "2", "--batch", "7", "--train-size", "7"])]
     optimizers = [["--optimizer", "sgd", "--weight-decay", "0.01"], ["--optimizer", "adam", "--weight-decay", "0.01"],
                   ["--optimizer", "adamw", "--weight-decay", "0.01"]]

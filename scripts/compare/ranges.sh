@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures the overhead of NVTX ranges when no profiler is attached. Builds the program a second time without NVTX,
-# runs both programs alternately, and prints each variant's time with and without ranges. A time is the smallest
-# median of all rounds.
+# runs both programs alternately, and prints each variant's time with and without ranges. A time is the minimum of the
+# medians of all rounds.
 #
 #   scripts/compare/ranges.sh [VARIANT ...]        default: the variants named in the script, if available
 #

@@ -3,10 +3,10 @@
 #
 #   curl     curl --parallel, which discards what it reads
 #   http     fdsl-bench --variant shards: reads, parses, copies and verifies samples
-#   s3       the same through S3's interface: signed requests, whose signatures nginx ignores
+#   s3       the same program through S3's interface: signed requests, whose signatures nginx ignores
 #
-# and the script prints the median bandwidths, and their shares of curl's and of http's. curl, nginx and the program share
-# the cores of this machine.
+# and the script prints the median bandwidths, and their ratios to those of curl and of http. curl, nginx and the program
+# share the cores of this machine.
 #
 #   scripts/compare/remote.sh DIR [ROUNDS]     DIR: shards from --prepare; ROUNDS: default 5
 #

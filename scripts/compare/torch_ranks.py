@@ -27,7 +27,7 @@ class RankFailure(Exception):
 
 
 def die_with_parent(number):
-    """Makes this process get a signal when its parent ends, however it ends."""
+    """Makes the kernel send a signal to this process when its parent ends for any reason."""
     LIBC.prctl(PR_SET_PDEATHSIG, number)
 
 
@@ -44,7 +44,7 @@ def start(command, **more):
 
 
 def torchrun(ranks, job):
-    """Returns the command. torchrun itself finds a free port."""
+    """Returns the command that starts torchrun, which finds a free port itself."""
     return [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0",
             "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", __file__, str(job)]
 

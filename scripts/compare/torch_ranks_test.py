@@ -1,4 +1,4 @@
-"""Tests scripts/compare/pytorch.py --ranks with PyTorch on a CPU. Skipped where PyTorch or mpirun is missing.
+"""Tests scripts/compare/pytorch.py --ranks with PyTorch on a CPU. The tests are skipped if PyTorch or mpirun is missing.
 
   python3 -m pytest scripts/compare/torch_ranks_test.py
 
@@ -72,7 +72,8 @@ def read(path):
 
 @pytest.mark.parametrize("scaling, batch", [("weak", 32), ("strong", 65)])
 def test_same_losses_as_ours(tmp_path, scaling, batch):
-    """A step has the whole training set, so the order of the samples does not matter. With 65 samples, the parts differ."""
+    """A step uses the whole training set, so the order of the samples does not matter. With 65 samples, the ranks' parts have
+    different sizes."""
     path = tmp_path / "rows.csv"
     run("--ranks", "2", "--scaling", scaling, "--batch", batch, "--train-size", 64 if scaling == "weak" else 65, "--epochs", 12,
         "--modes", "resident,loader", "--lr-scale", "linear", "--out", path)

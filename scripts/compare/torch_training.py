@@ -4,10 +4,10 @@ Training modes, by the names in MODES:
 
   loader    eager, with a DataLoader's worker processes
   resident  eager, with all samples on the device as bytes; samples are shuffled and normalised there
-  graph     as resident, but in bf16 (autocast), channels-last, with cuDNN's fastest algorithms and a fused optimizer; one
+  graph     like resident, but in bf16 (autocast), channels-last, with cuDNN's fastest algorithms and a fused optimizer; one
             CUDA graph contains all steps of an epoch
-  best      as graph, but torch.compile compiles forward, backward and optimizer: half a minute of set-up
-  autotuned as best, but torch.compile also tunes kernels (max-autotune): a minute or more of set-up
+  best      like graph, but torch.compile compiles forward, backward and optimizer: half a minute of set-up
+  autotuned like best, but torch.compile also tunes kernels (max-autotune): a minute or more of set-up
 
 The first two use PyTorch's defaults. On a CPU, best and autotuned compile, but use no graph and no bf16.
 
@@ -159,7 +159,7 @@ class Ranks:
             return function
         ddp = torch.nn.parallel.DistributedDataParallel(Shared(net, function),
                                                         [device.index] if device.type == "cuda" else None, **more)
-        # Every 100th step, DDP measures itself and waits for the GPU, which ends a capture.
+        # At every 100th step, DDP would measure itself and wait for the GPU, which is not allowed during a capture.
         ddp._set_ddp_runtime_logging_sample_rate(2**30)
         return ddp
 
@@ -216,8 +216,8 @@ class Training:
         return values.float() * self.scale.reshape(shape) + self.offset.reshape(shape)
 
     def forward(self, values, labels, whole):
-        """Returns the loss and the number of correct answers. DDP averages the gradients of the ranks, so the loss is scaled
-        such that this average is the gradient of the mean loss of the `whole` samples of all ranks."""
+        """Returns the loss and the number of correct answers. DDP averages the gradients of the ranks. The loss is therefore scaled:
+        the average must be the gradient of the mean loss over the `whole` samples of all ranks."""
         with torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else contextlib.nullcontext():
             logits = self.net(self.normalised(values))
         if len(labels) * self.ranks.count == whole:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Compares generating images with reading them, with and without a concurrent training step (--compute). Prints which is faster
-for each step time, and how much disk space generating saves. scripts/figures/draw.py draws the figure break_even.
+"""Compares generating images with reading them, with and without a concurrent training step (--compute). Prints whether generating
+or reading is faster for each step time, and the disk space that generating saves. scripts/figures/draw.py draws the figure
+break_even.
 
   scripts/figures/break_even.py SYNTH.csv LOAD.csv ...     files written by scripts/compare/break_even.sh
 
@@ -52,7 +53,8 @@ def job_of(row):
 
 
 def kept_fixed(row):
-    """Returns what the rows of one line share: file and revision, all parameters except the step, and the size of the data."""
+    """Returns the values that the rows of one line share: file, revision, all parameters except the step, and the size of the
+    data."""
     return sweep_of(row) + tuple(row[column] for column in row.defaults if column != "compute") + (
         row["threads"], *((row["items"], row["sample_bytes"]) if row.is_load else ()))
 
@@ -91,7 +93,7 @@ def sources(rows):
     return {source: best[source] for source in sorted(best, key=lambda source: (GROUPS.index(source.group), source.name))}
 
 
-# ---- Which wins ------------------------------------------------------------------------------------------------
+# ---- Comparison ------------------------------------------------------------------------------------------------
 
 
 def rate(row):
@@ -120,7 +122,7 @@ def crossing(points, level):
 
 
 def verdict(generating, reading):
-    """Returns a text that says for which steps generating or reading is faster. Both arguments are {step: row}."""
+    """Returns a text that states for which steps generating or reading is faster. Both arguments are {step: row}."""
     ratios = [(step, rate(generating[step]) / rate(reading[step]))
               for step in sorted(generating) if step > 0 and step in reading]
     if not ratios:
@@ -144,7 +146,7 @@ def verdict(generating, reading):
 
 
 def generator_against(found):
-    """Returns the generator to compare with readers: the fastest without a step, otherwise the fastest at the shortest step."""
+    """Returns the generator to compare with readers: the one with the highest rate at its shortest step, or without a step."""
     generators = {source: points for source, points in found.items() if source.group == GENERATED}
     return max(generators, key=lambda source: rate(generators[source][min(generators[source])]), default=None)
 

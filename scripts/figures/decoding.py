@@ -8,7 +8,7 @@ from plot import HEIGHT, Plot, count_words, short_device, shortened, text_px
 from rows import newest
 
 COMMAND = "scripts/compare/loading.py --decode 224 --files DIR --shards DIR --bench ./fdsl-bench --out results/decode.csv"
-# What decodes: the colour of its bars (plots/common.gp) and its name in the legend.
+# The decoders: the colour of their bars (plots/common.gp) and their names in the legend.
 DECODERS = {"hardware": (7, "the GPU's JPEG engines"), "hybrid": (3, "CUDA kernels of nvJPEG"), "cpu": (5, "CPU threads")}
 OTHERS = (8, "PyTorch's workers")
 ROW_PX, INSIDE = 22, 0.55  # height of a bar; from this share of the axis on, the text is inside the bar
@@ -65,7 +65,7 @@ def figure(measured):
                       "kind_slot": [slot for slot, _ in kinds]}
     first = shown[0]
     plot.caption = [f"Images of {first['sample_bytes'] / 1e3:.3g} kB, resized to {first['out_res']} × {first['out_res']} pixels (--fit "
-                    f"{first['fit']}). The fastest number of threads of each loader. The loaders with a GPU deliver there; the "
+                    f"{first['fit']}). Each loader uses its fastest number of threads. Loaders with a GPU deliver on the GPU; the "
                     "threads of PyTorch's DataLoader are processes."]
     plot.caption += devices.caption()
     plot.notes += about_yours(measured.loads, newest(decoded), shown, ("data", "threads", "batch", "chunk", "out_res", "fit"), COMMAND)

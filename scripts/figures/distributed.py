@@ -15,13 +15,14 @@ COMMAND = ("scripts/compare/pytorch.py --ranks 1,2 --variant train-omp --model l
 
 
 def job_over_ranks(row, kind):
-    """Returns what all points of the figure share. The batch is per rank for weak scaling, and of all ranks for strong scaling."""
+    """Returns the values that all points of the figure share. The batch is per rank for weak scaling, and of all ranks for strong
+    scaling."""
     batch = row["batch"] / (row["ranks"] if kind == "weak" else 1)
     return kind, batch, row["train_samples"], row["test_samples"], *(row[column] for column in JOB if column != "batch")
 
 
 def point_of(rows):
-    """Returns the row with the median rate of the epochs; its rate_low and rate_high are the extremes of the epochs."""
+    """Returns a copy of the last row whose rate is the median of the epochs; rate_low and rate_high are their extremes."""
     rates = sorted(row["items_per_s"] for row in rows)
     point = Row(rows[-1], items_per_s=statistics.median(rates), rate_low=rates[0], rate_high=rates[-1], efficiency=None)
     point.texts, point.source, point.file = rows[-1].texts, rows[-1].source, rows[-1].file
@@ -29,8 +30,8 @@ def point_of(rows):
 
 
 def lines_of(rows, kind):
-    """Returns {job: {(device, variant, threads per rank, exchange, sweep): {ranks: point}}} of runs on several ranks, each with the
-    point of the same sweep on one rank, if there is one."""
+    """Returns {job: {(device, variant, threads per rank, exchange, sweep): {ranks: point}}} of runs on several ranks. Adds the point
+    of the same sweep on one rank to each line, if there is one."""
     trainings = collections.defaultdict(list)
     for row in sorted(rows, key=lambda row: row["time_utc"]):
         if row["ranks"] == 1 or row["scaling"] == kind:

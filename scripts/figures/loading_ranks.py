@@ -14,7 +14,8 @@ COMMAND = ("for n in 1 2; do mpirun --bind-to none -n $n ./fdsl-bench --variant 
 
 
 def line_key(row):
-    """Returns what the points of one line share: data, options and sweep. The batch is per rank; ranks divide the samples."""
+    """Returns the values that the points of one line share: data, options and sweep. The batch is per rank; ranks divide the
+    samples."""
     options = (row.texts[column] for column in LOAD_DEFAULTS if column != "batch")
     return (device_of(row), row["variant"], sweep_of(row), row["items"], row["sample_bytes"], row["batch"] / row["ranks"], *options)
 

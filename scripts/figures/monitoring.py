@@ -173,7 +173,7 @@ def while_loading(measured):
                       "x_high": max(points[-1][0] for points in plot.blocks) or 1}
     samples = [sample for mine in found.values() for sample in mine]
     few = [variant for variant, mine in found.items() if len(mine) < 20]
-    plot.caption = [f"Monitor samples during the timed runs of each variant; the variants ran one after another. {device_names(samples)} "
+    plot.caption = [f"Monitor samples during the timed runs of each variant; the variants ran consecutively. {device_names(samples)} "
                     f"({'yours' if source == 'yours' else 'reference'}, host {samples[0]['host']}, revision "
                     f"{', '.join(dict.fromkeys(sample['revision'] for sample in samples))}). GPU use is the driver's "
                     "average over up to one second and counts any kernel, including those that unpack samples."

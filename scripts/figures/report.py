@@ -156,7 +156,7 @@ def others_command(row):
 
 
 def group_key(row):
-    """Returns what rows of one command share: everything except the variant and the device."""
+    """Returns the values that the rows of one command share: everything except the variant and the device."""
     others = row["variant"] in loading.NOT_OURS + PUBLISHED or report_train.is_pytorch(row)
     return (row.file, row["host"], row["ranks"], row["scaling"], row["verified"], row["schema"].split("/")[0],
             tuple(parameters(row)),

@@ -124,7 +124,7 @@ class Row(dict):
 
     @property
     def unsettled(self):
-        """Whether the time limit ended sampling before the median was known to the requested precision."""
+        """True if the time limit ended sampling before the median was known to the requested precision."""
         return self.texts["settled"] == "no"
 
     @property

@@ -11,9 +11,9 @@ KINDS = {"weak": "weak scaling: one batch per rank", "strong": "strong scaling: 
 
 
 def line_key(row, kind):
-    """Returns what the points of one line share: device, variant, kind of scaling, batch size, sweep and parameters. The batch
-    size is per rank for weak scaling, and of all ranks for strong scaling. The last element is the number of threads per rank
-    on a CPU, or None on a GPU."""
+    """Returns the values that the points of one line share: device, variant, kind of scaling, batch size, sweep and parameters.
+    The batch size is per rank for weak scaling, and of all ranks for strong scaling. The last element is the number of threads
+    per rank on a CPU, or None on a GPU."""
     batch_size = row["batch"] / (row["ranks"] if kind == "weak" else 1)
     return (*device_of(row), row["variant"], kind, batch_size, *sweep_of(row),
             *(row.texts[column] for column in DEFAULTS if column != "batch"),

@@ -1,7 +1,7 @@
-# bash completion for fdsl-bench. Takes options and most values from the --help of the program that is being completed.
+# bash completion for fdsl-bench. Reads the options and most values from the --help of the program on the command line.
 
-# Prints the help of all options that fit the command line: the options of advise or compare, or of --prepare, or the
-# common options and those of a workload. --workload or --variant selects the workload; the default is synth.
+# Prints the help of all options that fit the command line. These are the options of advise, compare or --prepare, or
+# the common options and those of a workload. --workload or --variant selects the workload; the default is synth.
 _fdsl_bench_help()
 {
     local words=" ${COMP_WORDS[*]} " chosen=(--workload synth) i

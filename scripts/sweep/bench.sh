@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Verifies and times every available variant at small sizes. Prints one table for generating, two for loading,
 # two for training and one for inference. Appends rows to synth.csv, load.csv, train.csv and infer.csv in results/,
-# and writes a description of the machine to results/env.json (env.csv without jansson). Called by make bench.
+# and writes a description of the machine to results/env.json (env.csv without jansson). `make bench` calls this script.
 #
 #   scripts/sweep/bench.sh
 #
@@ -36,7 +36,7 @@ mv "$machine.tmp" "$machine"
 $bench --list
 every all --batch "$batch" --res "${sizes// /,}" --max-time 5 --out results/synth.csv
 
-# The same samples (33 MB) as files and as shards, read from the page cache.
+# Reads the same samples (33 MB) as files and as shards, from the page cache.
 rm -rf "$samples" && mkdir "$samples"
 if $bench --list | grep -q '^  files  *available'; then
     shape=(--samples 2000 --sample-shape '3,74,74' --dtype u8)

@@ -13,7 +13,7 @@ import re
 import statistics
 import sys
 
-# Untimed phases of a run, named as in src/core/phase.c.
+# Untimed phases of a run, with their names in src/core/phase.c.
 UNTIMED = {"setup", "verify", "warm-up", "measure", "teardown"}
 TIME = "gpu__time_duration.sum"
 NANOSECONDS = {"ns": 1, "nsecond": 1, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6, "s": 1e9, "second": 1e9}

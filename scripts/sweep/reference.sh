@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Uses this build to measure the rows of results/reference that README.md and docs/ quote. File names are fixed, so that
-# new files replace old ones. To update the pages afterwards:
+# Uses this build to measure the rows of results/reference that README.md and docs/ quote. File names are fixed, so new
+# files replace old ones. To update the pages afterwards:
 #   cp OUT/*.csv OUT/*.json results/reference/ && scripts/check/docs_numbers.py --fix
 #
 #   scripts/sweep/reference.sh OUT [--section NAME,...] [--mnist DIR] [--work DIR] [--prefix NAME] [--dry-run]

@@ -35,8 +35,8 @@ all=0-$((cores - 1))
 for bytes in ${SIZES:-2048 16384 65536}; do
     samples=$((bytes <= 2048 ? 50000 : 400000000 / bytes))
     make_set "$bytes" "$samples" --sample-shape $((bytes - npy_header)) --dtype u8
-    # One core, warm page cache. Every variant runs twice, in alternation; the table printed at the end shows the
-    # faster of the two.
+    # One core, warm page cache. Every variant runs twice, in alternation. The table at the end shows the faster of the
+    # two runs.
     for _ in 1 2; do
         run 0 files "$bytes-files" --verify
         for shuffle in 0 1000; do

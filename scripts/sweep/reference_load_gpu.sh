@@ -6,7 +6,7 @@
 # DIR: folder for samples, on a disk or in an in-memory file system. Each section removes its samples at the end.
 #
 # section  workload  time on one H200 with 16 cores: what is measured; space in DIR
-# sizes    load      10 min: the default section; sample sizes for every GPU loader, thread counts for shards-gpu; 5 GB
+# sizes    load      10 min (default section): sample sizes for every GPU loader, thread counts for shards-gpu; 5 GB
 # stress   load      50 s: 500 epochs over 1000 video samples, float16 (3, 8, 64, 64), for every GPU loader; 0.5 GB
 # clips    train     40 s: cnn3d on float16 clips (1, 8, 16, 16) from shards, for four CUDA trainers; 0.2 GB
 # ranks    load      3 min: one set shared by 1, 2 and 4 ranks with one GPU each, if the machine has enough GPUs; 2 GB
@@ -107,7 +107,7 @@ for bytes in ${SIZES:-2048 4096 16384 65536 262144 1048576}; do
     run shards-gpu "$bytes-shards" --verify
     run gpu-resident "$bytes-shards" --verify
     if available gds "$bytes-shards"; then run gds "$bytes-shards" --ring 8 --verify; fi
-    # A CPU loader on the same shards, for comparison
+    # For comparison: a CPU loader reads the same shards.
     run shards-omp "$bytes-shards"
     if ((bytes == 65536)); then
         for ((threads = 1; threads < cores; threads *= 2)); do

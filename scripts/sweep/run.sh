@@ -30,8 +30,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd) || exit
 read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
 lock_wait_s=5
 
-# A table may not have the options in `refused`, which run nothing. check_columns() adds the options that take a file or
-# a folder, except those in `inputs`: all tasks would write to that file, or (config) the file could contain any option.
+# Options that a table may not have. Those listed here run nothing. check_columns() adds the options whose value is a file
+# or a folder, except those in `inputs`: all tasks would write to that file, or (config) the file could contain any option.
 refused='dry-run list env verbose version help'
 inputs='checkpoint class data init preset-file'
 byte_order_mark=$'\xef\xbb\xbf'
@@ -165,8 +165,9 @@ add_task() { # ranks, options ...
     options_of+=("$(printf '%s\n' "${@:2}")")
 }
 
-# For --scale, the lines of the table grouped by their options: the first line of each group, and the kinds of scaling
-# that its lines ask for. A line with one rank and no scaling adds no kind: one rank is the baseline of every kind.
+# For --scale, lines of the table with the same options form a case. case_line has the first line of each case, and
+# case_kinds the kinds of scaling in its lines. A line with one rank and no scaling adds no kind, because one rank is the
+# baseline of every kind.
 declare -A case_line case_kinds
 cases=()
 
@@ -262,8 +263,8 @@ check_tasks() {
 
 # ---- The launcher ----
 
-# Runs a program in the background and waits for it: during a foreground program, traps would not run. Its messages go
-# to the file $messages. If the program outlives this script, it keeps the lock of its task.
+# Runs a program in the background and waits for it, because traps would not run during a foreground program. Writes the
+# program's messages to the file $messages. If the program outlives this script, it keeps the lock of its task.
 attend() { # command ...
     local status
     "$@" >/dev/null 2>"$messages" &
@@ -333,8 +334,8 @@ finished_before() { # task
     [[ ! $redo ]] && finished "$1" && say "task $1 of $task_count: finished before: ${command_of[$1]}"
 }
 
-# Returns 0 finished, 1 failed, 2 finished before, 4 cannot run here. Takes a lock, so that only one process runs a
-# task.
+# Returns 0 if the task finished, 1 if it failed, 2 if it had finished before, 4 if it cannot run here. Takes a lock, so
+# that only one process runs a task.
 run_task() { # task
     local lock status=0 began_s=$SECONDS label="task $1 of $task_count"
     finished_before "$1" && return 2

@@ -5,11 +5,11 @@
 
 #include "data/members.h"
 
-/* Files that torchvision's ImageFolder reads: IMG_EXTENSIONS in torchvision/datasets/folder.py */
+/* Extensions of the files that ImageFolder reads: IMG_EXTENSIONS in torchvision/datasets/folder.py */
 #define IMAGES "jpg;jpeg;png;ppm;bmp;pgm;tif;tiff;webp"
 
-/* If a class is `samples` or larger, one of the `samples` classes below it has no sample, so the search for a
- * gap ends inside `seen`. */
+/* Fails if a class has no sample. `seen` has one element per sample. The search ends inside `seen`: if the
+ * largest class is `samples` or larger, at least one of the classes 0 to `samples` - 1 has no sample. */
 static enum status check_gaps(const struct class_folders *folders, const uint8_t *seen)
 {
     for (uint64_t i = 0; i < folders->count; i++)

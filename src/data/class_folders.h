@@ -1,5 +1,4 @@
-/* Writing class folders, for --store imagefolder: the folder of each sample, and the image that goes there.
- */
+/* For --store imagefolder: chooses the class folder and the image file of each sample. */
 #ifndef FDSL_DATA_CLASS_FOLDERS_H
 #define FDSL_DATA_CLASS_FOLDERS_H
 
@@ -10,18 +9,19 @@
 
 /* The classes of the samples of a source. The caller frees `labels`, also after a failure. */
 struct class_folders {
-    uint32_t *labels; /* per sample */
+    uint32_t *labels; /* class of each sample */
     uint64_t count;   /* number of classes; each has at least one sample */
 };
 
 /* Reads the labels of the first `samples` samples. STATUS_USAGE if the source has no labels, or if a class
- * below the largest has no sample: ImageFolder refuses empty folders and numbers those that there are. Also
- * checks that the first sample has an image, before anything is written. */
+ * below the largest has no sample. ImageFolder refuses an empty folder, and if the folder is missing, it
+ * gives the larger classes other numbers. Before anything is written, also checks that the first sample has
+ * an image. */
 enum status class_folders_read(const struct source *source, void *state, uint64_t samples,
                                struct class_folders *folders);
 
-/* Reduces sample `number` to its image, and sets its class folder. STATUS_FAILED if it has no image of a
- * format that ImageFolder reads. */
+/* Reduces sample `number` to its image, and sets its class folder. STATUS_FAILED if the sample has no image
+ * of a format that ImageFolder reads. */
 enum status class_folders_keep(const struct class_folders *folders, uint64_t number,
                                struct source_sample *sample);
 

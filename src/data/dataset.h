@@ -41,9 +41,9 @@ struct dataset_sample {
     uint64_t bytes;        /* total over the members */
     uint32_t member;       /* index of the first member in dataset->members */
     uint32_t members;      /* number of members, stored consecutively */
-    uint32_t image, label; /* which of them is the image, and the label; equal to `members` if none is */
-    int32_t class_folder;  /* number of its class folder; LABEL_NONE without class folders */
-    const struct member_rule *rule; /* how to read its label; NULL if it has none */
+    uint32_t image, label; /* which member is the image, and the label; equal to `members` if none is */
+    int32_t class_folder;  /* number of the class folder; LABEL_NONE if there are no class folders */
+    const struct member_rule *rule; /* how to read the label; NULL if there is no label */
 };
 
 /* Must not be moved while it is open. */
@@ -95,8 +95,8 @@ void dataset_file_close(const struct dataset *dataset, int fd);
 void dataset_file_ask(const struct dataset *dataset, uint32_t file);
 
 /* Returns the label of a sample. `bytes` holds the `size` bytes of the member that is the label, if there is
- * one. STATUS_FAILED if the sample has no label, or if it is not a class from 0 to `classes` - 1; with
- * `classes` = 0, any integer is accepted. Thread safe. */
+ * one. STATUS_FAILED if the sample has no label, or if the label is not a class from 0 to `classes` - 1; if
+ * `classes` is 0, any integer is accepted. Thread safe. */
 enum status dataset_label(const struct dataset *dataset, const struct dataset_sample *sample,
                           const uint8_t *bytes, uint64_t size, uint32_t classes, int32_t *label);
 

@@ -298,7 +298,7 @@ static enum status read_all_samples(struct dataset *dataset, bool whole)
 {
     struct plain plain = {.dataset = dataset, .fd = -1};
     uint32_t kept = 0, shard = 0;
-    bool closed = false; /* the latest file could not be opened, which is already reported */
+    bool closed = false; /* the latest file could not be opened; this is already reported */
     enum status status = STATUS_OK;
     dataset->bytes = dataset->sample_bytes_max = 0;
     for (uint32_t i = 0; status == STATUS_OK && i < dataset->sample_count; i++) {

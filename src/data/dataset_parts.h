@@ -33,7 +33,7 @@ enum status dataset_add_member(struct dataset *dataset, struct dataset_member me
 enum status dataset_add_sample(struct dataset *dataset, const char *key);
 
 /* Handles a failure whose message is already set. `samples` is the number of samples that this failure
- * affects, or DATASET_UNKNOWN. With dataset->skip, prints the message as a warning (at most
+ * affects, or DATASET_UNKNOWN. If dataset->skip is set, prints the message as a warning (at most
  * DATASET_WARNINGS_MAX times), counts these samples as skipped and returns STATUS_OK. Otherwise returns
  * `status`. */
 enum status dataset_skip(struct dataset *dataset, enum status status, uint64_t samples);
@@ -45,10 +45,10 @@ struct dataset_names {
     uint32_t count, capacity;
 };
 
-/* Adds the names of the regular files in the dataset's directory, in any order. With `deep`, includes the
- * files in all subfolders. Ignores names that begin with a dot. Has only one folder open at a time, however
- * deep the folders are. The caller frees names->items, also after a failure. STATUS_USAGE if a link leads
- * back to a parent folder. */
+/* Adds the names of the regular files in the dataset's directory, in any order. If `deep` is set, includes
+ * the files in all subfolders. Ignores names that begin with a dot. Has only one folder open at a time,
+ * however deep the folders are. The caller frees names->items, also after a failure. STATUS_USAGE if a link
+ * leads back to a parent folder. */
 enum status dataset_list(struct dataset *dataset, bool deep, struct dataset_names *names);
 
 /* ---- dataset_scan.c ---- */

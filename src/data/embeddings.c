@@ -13,7 +13,8 @@
 #include "data/paths.h"
 #include "data/tensor_file.h"
 
-/* A process may have some 65,000 mappings. So values of at most this many bytes per file are copied. */
+/* Linux limits a process to about 65,000 mappings. Therefore, files with at most this many bytes of values
+ * are copied instead of mapped. */
 #define COPY_BYTES 65536
 
 struct embeddings_file {
@@ -30,13 +31,14 @@ static enum status out_of_memory(void)
 
 /* ---- Selecting tensors ---- */
 
-/* Whether `tensor` may be embeddings if the user selects none. */
+/* Whether `tensor` is selected if the user names no tensor. */
 static bool has_axes(const struct tensor *tensor, uint32_t axes)
 {
     return tensor->real && tensor->axes == axes;
 }
 
-/* Which tensors of a file the set gets: those that match the pattern or, if it is "", those with `axes`. */
+/* Selects tensors of a file: those that match the pattern or, if the pattern is "", those with `axes`
+ * axes. */
 struct selection {
     const char *pattern;
     uint32_t axes;
@@ -57,7 +59,7 @@ static uint32_t default_axes(const struct tensor_file *file)
     return 1;
 }
 
-/* Sets a message with the first tensors of a file of which none is selected. */
+/* Sets a message for a file without selected tensors. The message lists the first tensors of the file. */
 static enum status explain_none(const struct tensor_file *file, const char *pattern)
 {
     char list[600] = "it has no tensors";
@@ -135,7 +137,7 @@ static enum status add_part(struct embeddings *set, const struct embeddings_file
     return STATUS_OK;
 }
 
-/* Maps a file, or allocates memory for the values of its tensors, which have `bytes` bytes. */
+/* Maps a file, or allocates memory for copies of its values. `bytes` is the size of the values. */
 static enum status provide(const struct tensor_file *file, uint64_t bytes, struct embeddings_file *entry)
 {
     if (bytes <= COPY_BYTES) {

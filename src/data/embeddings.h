@@ -11,7 +11,7 @@
 
 #define EMBEDDINGS_COLUMNS_MAX 65536
 
-/* Consecutive rows that are one tensor of a file. */
+/* Consecutive rows that are stored as one tensor of a file. */
 struct embeddings_part {
     const char *file;      /* path; owned by the set */
     const char *tensor;    /* name inside the file; "" if the format has no names; owned by the set */
@@ -38,8 +38,8 @@ FDSL_C_BEGIN
  * one row per index of the first; a tensor with one axis is one row.
  *
  * `tensor` selects tensors by their names or a pattern of the shell. If it is "", each file contributes its
- * floating-point tensors with two axes; if it has none, those with one axis. All tensors must have the same
- * type and number of columns.
+ * floating-point tensors with two axes. A file without such tensors contributes its floating-point tensors
+ * with one axis. All tensors must have the same type and number of columns.
  *
  * Files are mapped. If a mapped file shrinks later, access to the lost rows raises SIGBUS: read values in
  * guard_run() or guard_copy() (machine/guard.h), and call embeddings_check_files() if these return false.
@@ -50,8 +50,8 @@ FDSL_C_BEGIN
 enum status embeddings_open(const char *path, const char *tensor, struct embeddings **set);
 void embeddings_close(struct embeddings *set);
 
-/* Compares all files with their sizes and times when they were opened. STATUS_FAILED with the first file that
- * was changed, else STATUS_OK. */
+/* Compares the size and the time of each file with the values when the file was opened. STATUS_FAILED, with
+ * the name of the first file that was changed; otherwise STATUS_OK. */
 enum status embeddings_check_files(const struct embeddings *set);
 
 FDSL_C_END

@@ -21,8 +21,8 @@ struct folder {
     const char *provenance; /* options that determine the dataset, in one line */
     const char *above;      /* INDEX_FILES: folder of the units with a final slash, or "" */
     enum index_layout layout;
-    uint64_t class_count; /* INDEX_IMAGEFOLDER: number of class folders, and digits of their names */
-    int class_digits;
+    uint64_t class_count; /* INDEX_IMAGEFOLDER: number of class folders */
+    int class_digits;     /* INDEX_IMAGEFOLDER: digits in the name of a class folder */
     uint64_t unit_count;
     int lock;            /* rank 0: descriptor that holds the lock on the folder; other ranks: -1 */
     uint64_t part_count; /* rank 0: number of parts in .prepare/ after folder_claim() */

@@ -15,7 +15,7 @@
 #include <curl/curl.h>
 
 #define CONNECT_S     10
-#define STALL_S       30 /* a transfer that receives nothing for so long has failed */
+#define STALL_S       30 /* a transfer that receives nothing for this time has failed */
 #define REDIRECTS_MAX 5
 #define DELAY_FIRST_S 0.1
 #define DELAY_MAX_S   5.0
@@ -25,14 +25,14 @@ struct http {
     char error[CURL_ERROR_SIZE];
     uint64_t random; /* state of the generator of delays */
 
-    /* The attempt that is running */
+    /* State of the current attempt */
     const struct http_request *request;
     struct http_reply *reply;
     long code;             /* status of the latest header block */
-    uint64_t from;         /* offset of the first byte that is asked for */
+    uint64_t from;         /* offset of the first requested byte */
     uint64_t begin;        /* from Content-Range: offset of the first byte of the body */
     uint64_t promised;     /* from Content-Length */
-    bool overflows, other; /* the body is longer than wanted; the reply is for another range or version */
+    bool overflows, other; /* the body is too long; the reply is for another range or version */
     int unwritten;         /* errno, if the bytes could not be written */
     char url[256];         /* Location of a refused redirection */
 };
@@ -67,7 +67,7 @@ void http_close(struct http *http)
 
 /* ---- Replies ---- */
 
-/* Copies the value of a header field without its line end. Returns false if the line has another field. */
+/* Copies the value of a header field, without the line end. Returns false if the line is not this field. */
 static bool field(const char *line, size_t size, const char *name, char *value, size_t room)
 {
     size_t length = strlen(name);
@@ -111,7 +111,7 @@ static size_t take_header(char *line, size_t one, size_t size, void *context)
     return size;
 }
 
-/* Whether the reply is for the version that the request names. */
+/* Whether the reply is for the version that the request requires. */
 static bool same_version(const struct http *http)
 {
     const struct http_version *wanted = http->request->version, *is = &http->reply->version;
@@ -298,7 +298,7 @@ static void set_options(struct http *http, const char *range, struct curl_slist 
 #endif
     curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, request->redirects ? 1L : 0L);
     curl_easy_setopt(curl, CURLOPT_MAXREDIRS, (long)REDIRECTS_MAX);
-    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L); /* required with threads */
+    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L); /* required in programs with threads */
     curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_S);
     curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
     curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, (long)STALL_S);
@@ -316,7 +316,7 @@ static void set_options(struct http *http, const char *range, struct curl_slist 
         curl_easy_setopt(curl, CURLOPT_CAINFO, authorities);
 }
 
-/* Makes one attempt. `*again` is true if another one may succeed. */
+/* Makes one attempt. Sets `*again` to true if another attempt may succeed. */
 static enum status attempt(struct http *http, bool *again)
 {
     const struct http_request *request = http->request;

@@ -11,7 +11,7 @@
 #define HTTP_TAG_MAX     128
 #define HTTP_HEADERS_MAX 8
 
-/* What identifies the content of a file. */
+/* Identifies the content of a file. */
 struct http_version {
     uint64_t bytes;         /* size of the whole file; HTTP_UNKNOWN if the server does not say */
     char tag[HTTP_TAG_MAX]; /* the ETag, with its quotes; empty if the server sends none */
@@ -21,7 +21,7 @@ struct http_version {
 struct http_request {
     const char *url;
     const char *shown; /* the URL without secrets, for messages */
-    uint64_t first;    /* offset of the first byte that is wanted */
+    uint64_t first;    /* offset of the first requested byte */
     uint64_t wanted;   /* number of bytes */
     bool whole;        /* asks for the whole file, of at most `wanted` bytes, without a range */
     bool redirects;    /* follow up to five redirections; never from HTTPS to HTTP */
@@ -31,8 +31,8 @@ struct http_request {
     /* The version that the file must have; NULL if it is not known yet. */
     const struct http_version *version;
 
-    /* Sets the headers of an attempt, for example a signature, which is valid for some minutes only. Adds at
-     * most HTTP_HEADERS_MAX texts from malloc. NULL if there are none. */
+    /* Sets the headers of an attempt, for example a signature that expires after some minutes. Adds at most
+     * HTTP_HEADERS_MAX texts from malloc. NULL if the request needs no such headers. */
     enum status (*sign)(const struct http_request *request, const char *range,
                         char *headers[HTTP_HEADERS_MAX]);
     const void *signer; /* for sign() */
@@ -40,8 +40,8 @@ struct http_request {
 
 struct http_reply {
     uint64_t got;                /* bytes written */
-    struct http_version version; /* what the server says of the file */
-    bool ranged;                 /* the server sent the range that was asked for */
+    struct http_version version; /* the version that the server reports */
+    bool ranged;                 /* the server sent the requested range */
 };
 
 /* Opens a connection, which stays open between requests. One thread at a time can use it. STATUS_UNAVAILABLE
@@ -51,8 +51,8 @@ enum status http_open(struct http **http);
 void http_close(struct http *http);
 
 /* Reads a part of a file. If the server is busy (408, 429, 5xx) or the connection breaks, tries again up to
- * `tries` times, after a growing and random delay, and continues at the first missing byte. A server may
- * ignore the range of a request for the first byte alone; `ranged` is then false and nothing is read.
+ * `tries` times, after a growing and random delay, and continues at the first missing byte. If the server
+ * ignores the requested range, `ranged` is false and nothing is read.
  *
  * STATUS_FAILED, with request->shown and a remedy, if the file does not exist, access is denied, the file has
  * another version than `version`, or the body has another length than its headers promise. */

@@ -51,7 +51,7 @@ enum image_format image_format(const char *extension, const uint8_t *data, size_
         return IMAGE_JPEG;
     if (size >= sizeof png && memcmp(data, png, sizeof png) == 0)
         return IMAGE_PNG;
-    return is_png ? IMAGE_PNG : IMAGE_JPEG; /* the decoder will say what is wrong */
+    return is_png ? IMAGE_PNG : IMAGE_JPEG; /* the decoder will report what is wrong */
 }
 
 /* Describes an image of interleaved bytes. */

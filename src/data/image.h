@@ -25,8 +25,8 @@ static inline size_t image_values(const struct image *image)
     return (size_t)image->channels * image->depth * image->height * image->width;
 }
 
-/* Memory of a thread that decodes images. Zero it before the first use. Its buffers grow as needed and are
- * owned by it. */
+/* Memory of a thread that decodes images. Zero it before the first use. It owns its buffers, which grow as
+ * needed. */
 struct image_scratch {
     uint8_t *pixels; /* pixels of the latest image */
     size_t pixels_bytes;
@@ -53,15 +53,15 @@ uint64_t image_scratch_bytes(const struct image_scratch *scratch);
  */
 enum image_format image_format(const char *extension, const uint8_t *data, size_t size);
 
-/* Decodes a member. PNG and JPEG are decoded into `scratch`, and a JPEG is turned upright as its EXIF header
- * says. "npy" becomes a view of `data`, with axes (height, width), (channels, height, width) or (channels,
- * depth, height, width). `*is_image` is false for all other members and arrays. STATUS_FAILED, with the
- * reason, for a broken member; STATUS_UNAVAILABLE for a format that this build cannot decode. Threads need a
- * scratch each. */
+/* Decodes a member. PNG and JPEG are decoded into `scratch`, and a JPEG is rotated and mirrored as its EXIF
+ * header requires. "npy" becomes a view of `data`, with axes (height, width), (channels, height, width) or
+ * (channels, depth, height, width). `*is_image` is false for all other members and arrays. STATUS_FAILED,
+ * with the reason, for a broken member; STATUS_UNAVAILABLE for a format that this build cannot decode. Each
+ * thread needs its own scratch. */
 enum status image_decode(const char *extension, const uint8_t *data, size_t size,
                          struct image_scratch *scratch, struct image *image, bool *is_image);
 
-/* Makes room for `bytes` bytes in a buffer of a scratch; its content is lost. */
+/* Grows a buffer of a scratch to at least `bytes` bytes. The old content of the buffer is lost. */
 enum status image_room(uint8_t **room, size_t *room_bytes, size_t bytes);
 
 FDSL_C_END

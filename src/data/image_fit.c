@@ -63,7 +63,7 @@ struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint
                               philox_below(block.word[3], height - fit->res + 1), fit->res, fit->res};
 }
 
-/* Sets the part of an image of this size, after checking that the part exists. */
+/* Computes the part of an image that becomes the output. Fails if the image is too small for FIT_CROP. */
 static enum status choose_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
                               uint32_t sample, struct image_box *box)
 {

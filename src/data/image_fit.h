@@ -20,7 +20,7 @@ extern const char *const fit_names[]; /* option values, in enum order, NULL-term
 /* The output has res x res pixels. Random parts are functions of the seed, the epoch and the sample. */
 struct image_fit {
     enum fit_how how;
-    uint32_t res;      /* 0: images keep their size, and nothing else in here applies */
+    uint32_t res;      /* 0: images keep their size, and the other fields are ignored */
     uint32_t channels; /* 1 or 3 */
     uint64_t seed;
     bool unscaled; /* decode every JPEG at its full size, as GPUs do */
@@ -39,23 +39,23 @@ FDSL_C_BEGIN
  *
  * FIT_RANDOM_RESIZED_CROP follows torchvision's RandomResizedCrop: the area is uniform between 8 % and 100 %
  * of the image, and the logarithm of width / height is uniform between log(3/4) and log(4/3). Both are drawn
- * up to ten times, until the rectangle fits. Otherwise it is the largest rectangle at the centre whose sides
- * have a ratio between 3/4 and 4/3. Philox counter of each attempt: attempt, sample, epoch. */
+ * up to ten times, until the rectangle fits. If none fits, the result is the largest rectangle at the centre
+ * whose sides have a ratio between 3/4 and 4/3. Philox counter of each attempt: attempt, sample, epoch. */
 struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
                                uint32_t sample);
 
-/* Returns the part of a stored JPEG that becomes the output, and how the resized part is turned upright.
- * STATUS_FAILED if the image is too small for FIT_CROP. */
+/* Computes the part of a stored JPEG that becomes the output, and the orientation that turns the resized part
+ * upright. STATUS_FAILED if the image is too small for FIT_CROP. */
 enum status image_fit_part(const struct image_fit *fit, const struct jpeg_shape *shape, uint32_t epoch,
                            uint32_t sample, struct image_box *stored, struct orientation *turn);
 
 /* Decodes a member and fits it; if fit->res is 0, calls image_decode(). `*image` has interleaved bytes, in
- * `scratch`. Only the part that is needed is decoded where the format permits. Unless fit->unscaled is set, a
- * JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the part is still larger than the output then. Gray is
- * converted to three channels by repetition; colour is converted to one channel as 0.299 R + 0.587 G + 0.114
- * B. `*is_image` is false for members that are not images. STATUS_FAILED, with the reason, for a broken
- * member, for an array of other values than bytes, and, with FIT_CROP, for an image smaller than the output.
- * Threads need a scratch each. */
+ * `scratch`. Where the format permits, only the part that is needed is decoded. Unless fit->unscaled is set,
+ * a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the scaled part is still larger than the output. Gray
+ * is converted to three channels by repetition; colour is converted to one channel as 0.299 R + 0.587 G +
+ * 0.114 B. `*is_image` is false for members that are not images. STATUS_FAILED, with the reason, for a broken
+ * member, for an array whose values are not bytes, and, with FIT_CROP, for an image smaller than the output.
+ * Each thread needs its own scratch. */
 enum status image_fit(const struct image_fit *fit, const char *extension, const uint8_t *data, size_t size,
                       uint32_t epoch, uint32_t sample, struct image_scratch *scratch, struct image *image,
                       bool *is_image);

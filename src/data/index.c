@@ -17,7 +17,8 @@ static const char *const layouts[] = {"files", "shards",
 
 /* ---- The last line ---- */
 
-/* Number of lines of each kind, and number of members. The first letter of a line identifies its kind. */
+/* Number of unit lines and of sample lines, and number of members. The first letter of a line identifies its
+ * kind. */
 struct counts {
     uint64_t units, samples, members;
 };

@@ -3,7 +3,7 @@
  *
  * The index is the text file NAME.index next to the shards or folders. The fields of a line are separated by
  * tabs; the first field is the kind of line. docs/formats.md has an example. The last line holds counts and a
- * hash of all lines before it, so an index that was truncated or changed is refused. This header also
+ * hash of all lines before it, so that an index that was truncated or changed is refused. This header also
  * declares the functions for the indexes of DALI and wids. */
 #ifndef FDSL_DATA_INDEX_H
 #define FDSL_DATA_INDEX_H
@@ -57,7 +57,7 @@ struct index {
 FDSL_C_BEGIN
 
 /* Reads an index file. The caller frees the index, also after a failure. STATUS_FAILED with the file, the
- * reason and, for a fault in one line, its number; STATUS_UNAVAILABLE in builds without xxHash. */
+ * reason and, for a fault in one line, the line number. STATUS_UNAVAILABLE in builds without xxHash. */
 enum status index_read(const char *path, struct index *index);
 
 /* Parses an index in memory, with the same errors as index_read(). Takes ownership of `text` (from malloc),
@@ -65,8 +65,8 @@ enum status index_read(const char *path, struct index *index);
 enum status index_parse(char *text, size_t size, struct index *index);
 void index_free(struct index *index);
 
-/* Checks that the index file and DALI's index can store this extension or key. Neither format can quote
- * names. STATUS_FAILED if the name is empty or contains a blank or a control character. */
+/* Checks that our index and DALI's index can store this extension or key. Neither format can quote names.
+ * STATUS_FAILED if the name is empty or contains a blank or a control character. */
 enum status index_check_name(const char *name);
 
 /* The distinct extensions of a data set's members, in order of first appearance. */
@@ -115,10 +115,10 @@ enum status dali_format(const struct index *index, uint64_t unit, char **text, s
 /* ---- wids ---- */
 
 struct wids_shard {
-    char *url;    /* as in the file: relative to the folder of the index, or absolute */
+    char *url;    /* unchanged from the file: relative to the folder of the index, or absolute */
     char md5[33]; /* in hex, or "" */
     uint64_t samples;
-    uint64_t bytes; /* 0 if the index does not give it */
+    uint64_t bytes; /* 0 if the index has no size */
 };
 
 struct wids {

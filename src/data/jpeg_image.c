@@ -5,16 +5,16 @@
 /* ---- Markers (ITU T.81, annex B) ---- */
 
 #define FRAME_BASELINE 0xc0
-#define FRAME_EXTENDED 0xc1 /* the same, with more tables */
-#define FRAME_BYTES    9    /* of a frame header, up to its width */
+#define FRAME_EXTENDED 0xc1 /* extended sequential: like baseline, with more tables */
+#define FRAME_BYTES    9    /* size of a frame header up to and including the width */
 #define START_OF_IMAGE 0xd8
 #define END_OF_IMAGE   0xd9
 #define START_OF_SCAN  0xda
 #define RESTART_0      0xd0
 #define RESTART_7      0xd7
 
-/* Returns the offset after the header of the scan, or 0 if there is none, or no frame of this size before it.
- */
+/* Returns the offset after the header of the scan. Returns 0 if there is no scan, or no frame of this size
+ * before the scan. */
 static size_t scan_in(const uint8_t *bytes, size_t size, uint32_t width, uint32_t height)
 {
     size_t at = 2;
@@ -71,8 +71,8 @@ bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t hei
 #endif
 
 #define EXIF_HEAD_BYTES 14    /* "Exif", two zeros, and the header of the TIFF data */
-#define ORIENTATION_TAG 0x112 /* TIFF's tag of the orientation */
-#define SCANS_MAX       500   /* a progressive image has about ten scans; far more are an attack */
+#define ORIENTATION_TAG 0x112 /* TIFF tag of the orientation */
+#define SCANS_MAX       500   /* a progressive image has about ten scans; many more indicate an attack */
 
 struct jpeg_decoder {
     struct jpeg_decompress_struct jpeg;
@@ -86,7 +86,7 @@ struct jpeg_decoder {
 
 /* ---- Errors ---- */
 
-/* libjpeg reports errors by a function that must not return. */
+/* libjpeg calls this function to report an error. The function must not return. */
 static void fail(j_common_ptr jpeg)
 {
     struct jpeg_decoder *decoder = jpeg->client_data;
@@ -232,7 +232,7 @@ enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t s
 
 /* ---- Pixels ---- */
 
-/* Sets the colour space that libjpeg converts to. libjpeg cannot convert CMYK, so convert_cmyk() does. */
+/* Sets the colour space that libjpeg converts to. libjpeg cannot convert CMYK; convert_cmyk() does that. */
 static void choose_colours(struct jpeg_decompress_struct *jpeg, enum jpeg_format format)
 {
     if (jpeg->jpeg_color_space == JCS_CMYK || jpeg->jpeg_color_space == JCS_YCCK)
@@ -258,7 +258,7 @@ static void convert_cmyk(uint8_t *row, bool inverted, uint32_t width, uint32_t s
 }
 
 /* Skips the columns left and right of the window. Fancy upsampling computes a pixel from a neighbouring
- * chroma sample, which covers two pixels, so two pixels more are decoded on each side. Returns the number of
+ * chroma sample, which covers two pixels, so two more pixels are decoded on each side. Returns the number of
  * pixels that remain to the left. */
 static uint32_t skip_columns(struct jpeg_decompress_struct *jpeg, struct jpeg_window window)
 {
@@ -309,8 +309,8 @@ enum status jpeg_read(struct jpeg_decoder *decoder, uint8_t *rows, size_t stride
 
 /* ---- Encoding ---- */
 
-/* State of an encoding. It lies outside the function that calls setjmp(), because longjmp() may lose local
- * variables. */
+/* State of an encoding. It is stored outside the function that calls setjmp(), because longjmp() may lose
+ * local variables. */
 struct encoding {
     struct jpeg_compress_struct jpeg;
     struct jpeg_decoder failing; /* only `failed` and `message` are used */

@@ -17,7 +17,7 @@ struct jpeg_shape {
     uint32_t channels;    /* 1 for gray, 3 for colour */
     uint32_t orientation; /* 1 to 8, as in EXIF; 1 is upright */
     bool baseline; /* hardware decoders can decode it: one scan, 8 bits, Huffman codes; gray or YCbCr, with
-                      chroma at the resolution of luma or at half of it across, or across and down */
+                      chroma of full or half width, and of full height (or half height if half width) */
 };
 
 /* Part of an image. All numbers are in pixels of the stored image, divided by `denominator`. */
@@ -51,26 +51,26 @@ static inline uint32_t jpeg_scaled(uint32_t side, uint32_t denominator)
     return (side + denominator - 1) / denominator;
 }
 
-/* Starts to decode a window of the file that the latest jpeg_begin() read. The pixels are those of a whole
- * decoding with libjpeg's default settings; rows and columns outside the window are skipped where that is
- * possible. Sets `*row_bytes` to the size of the rows that jpeg_read() writes, and `*skip` to the number of
- * bytes before the window in each. STATUS_FAILED if the data are damaged. */
+/* Starts to decode a window of the file that the latest jpeg_begin() read. The pixels are identical to those
+ * of the whole image, decoded with libjpeg's default settings. Rows and columns outside the window are
+ * skipped where possible. Sets `*row_bytes` to the size of the rows that jpeg_read() writes, and `*skip` to
+ * the number of bytes before the window in each. STATUS_FAILED if the data are damaged. */
 enum status jpeg_start(struct jpeg_decoder *decoder, struct jpeg_window window, enum jpeg_format format,
                        size_t *row_bytes, size_t *skip);
 
 /* Decodes the next `count` rows of the window to `rows`, `stride` bytes apart. Writes `*row_bytes` of
- * jpeg_start() per row; if `stride` is smaller, each row replaces the end of the previous one, which is not
+ * jpeg_start() per row; if `stride` is smaller, each row overwrites the end of the previous row, which is not
  * needed. STATUS_FAILED if the data are damaged: each warning of libjpeg counts, because it means lost data.
  * Data after the last row of the window are not examined. */
 enum status jpeg_read(struct jpeg_decoder *decoder, uint8_t *rows, size_t stride, uint32_t count);
 
 /* Returns whether a baseline file has this size in pixels, and its markers are complete and in order:
  * segments up to the scan, restart markers in sequence, and the end of the image. Reads all bytes, but
- * decodes none. A file for which this is false is damaged; a file for which it is true can still have wrong
+ * decodes none. If the result is false, the file is damaged. If it is true, the file can still have wrong
  * coefficients. */
 bool jpeg_intact(const uint8_t *bytes, size_t size, uint32_t width, uint32_t height);
 
-/* Encodes 8-bit pixels, interleaved, with 1 or 3 channels. `quality` is 1 to 100. Colour is stored at half
+/* Encodes 8-bit pixels, interleaved, with 1 or 3 channels. `quality` is 1 to 100. Chroma is stored at half
  * the resolution (4:2:0). The caller frees `*bytes`. STATUS_USAGE if a side is 0 or larger than 65,500;
  * STATUS_UNAVAILABLE in builds without libjpeg-turbo. */
 enum status jpeg_encode(const uint8_t *pixels, const struct jpeg_shape *shape, int quality, void **bytes,

@@ -9,7 +9,7 @@
 #include "core/status.h"
 
 #define LABEL_BYTES_MAX 64   /* maximum size of a member that is a label in decimal digits */
-#define LABEL_NONE      (-1) /* label of a sample that has none */
+#define LABEL_NONE      (-1) /* value for a sample without a label */
 
 /* Parses a label: a decimal integer, optionally surrounded by blanks, tabs and line breaks. Returns false for
  * any other text and for values outside int32. */

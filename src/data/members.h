@@ -18,7 +18,7 @@
 #define MEMBER_FIELD_MAX      128        /* bytes, with the terminating zero */
 #define MEMBER_JSON_BYTES_MAX (16 << 20) /* largest JSON member that is parsed */
 
-/* One entry of --image or --label. A label with a `field` is an integer in a JSON object, any other label is
+/* One entry of --image or --label. A label with a `field` is an integer in a JSON object; any other label is
  * a decimal integer. */
 struct member_rule {
     char extension[MEMBER_EXTENSION_MAX]; /* empty if `folder` */
@@ -40,7 +40,7 @@ struct members {
 };
 
 /* The options that choose members, for a table of options. `image_at`, `label_at` and `member_at` are the
- * offsets of their values. `column` as in struct option_spec. */
+ * offsets of their values. For `column`, see struct option_spec. */
 /* clang-format off */
 #define MEMBER_IMAGE_LABEL(image_at, label_at, column)                                                      \
     {"image", "LIST", OPTION_TEXT, image_at, NULL, 0, 0, NULL, column,                                      \
@@ -62,9 +62,10 @@ FDSL_C_BEGIN
  * STATUS_USAGE with the option and the fault. */
 enum status members_parse(const char *image, const char *label, const char *member, struct members *members);
 
-/* Finds the first rule for which there is a member. `extensions` lists the `count` members of a sample.
- * Returns the number of that member and sets `*rule`. Returns `count` if there is no such member, or if the
- * rule is `folder`, which applies if `folder` is true; `*rule` is NULL if no rule applies. */
+/* Finds the first rule that applies to a sample, and sets `*rule`. `extensions` lists the `count` members of
+ * the sample. `folder` is true if the sample has a class folder; the rule `folder` applies only then. Returns
+ * the number of the member that the rule names, or `count` if the rule is `folder`. If no rule applies,
+ * returns `count` and sets `*rule` to NULL. */
 uint32_t members_find(const struct member_list *list, const char *const extensions[], uint32_t count,
                       bool folder, const struct member_rule **rule);
 

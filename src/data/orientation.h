@@ -8,9 +8,9 @@
 
 #include "core/portable.h"
 
-/* The upright pixel (x, y) is the stored pixel (a, b), where (a, b) is (y, x) with `transpose`, otherwise
- * (x, y); with `flip_x`, a then becomes width - 1 - a, and with `flip_y`, b becomes height - 1 - b. Width and
- * height are those of the stored image. */
+/* The upright pixel (x, y) is the stored pixel (a, b). If `transpose` is set, (a, b) is (y, x), otherwise (x,
+ * y). If `flip_x` is set, a then becomes width - 1 - a. If `flip_y` is set, b becomes height - 1 - b. Width
+ * and height are those of the stored image. */
 struct orientation {
     bool transpose, flip_x, flip_y;
 };

@@ -6,7 +6,7 @@
 
 #include "core/portable.h"
 
-#define VALUES_MAX    8000000 /* values of a pickle; together they take about 600 MB */
+#define VALUES_MAX    8000000 /* maximum number of values per pickle; they occupy about 600 MB */
 #define BLOCK_VALUES  1000
 #define ORDERED_DICT  "collections OrderedDict"
 #define OUT_OF_MEMORY status_set(STATUS_FAILED, "out of memory for its pickle")
@@ -22,7 +22,8 @@ struct values {
     size_t count, capacity;
 };
 
-/* The machine that a pickle's opcodes drive: a stack, and a memo of values that occur again. */
+/* State of the machine that executes a pickle's opcodes: a stack, and a memo of values that are used
+ * again. */
 struct parser {
     const uint8_t *bytes, *at, *end;
     bool (*allowed)(const char *text, size_t length);
@@ -255,7 +256,7 @@ static enum status do_item(struct parser *parser, size_t kind)
     return push(parser, target);
 }
 
-/* REDUCE: calls a global. A call without arguments of OrderedDict is an empty dict. */
+/* REDUCE: calls a global. A call of OrderedDict without arguments becomes an empty dict. */
 static enum status do_reduce(struct parser *parser, size_t unused)
 {
     (void)unused;
@@ -347,7 +348,7 @@ static enum status do_stop(struct parser *parser, size_t unused)
     return pop(parser, &parser->pickle->root);
 }
 
-/* All opcodes, as Python's pickletools lists them. Those without a function are refused. */
+/* All opcodes that Python's pickletools lists. Opcodes without a function are refused. */
 static const struct opcode {
     uint8_t code;
     const char *name;
@@ -491,7 +492,7 @@ bool pickle_is(const struct pickle_value *value, const char *text)
     size_t length = strlen(text);
     if ((value->kind != PICKLE_TEXT && value->kind != PICKLE_GLOBAL) || value->length != length)
         return false;
-    for (size_t i = 0; i < length; i++) /* a global has a line feed for the blank */
+    for (size_t i = 0; i < length; i++) /* a global has a line feed instead of the blank */
         if (value->text[i] != text[i] && !(value->text[i] == '\n' && text[i] == ' '))
             return false;
     return true;

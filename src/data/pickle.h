@@ -28,7 +28,7 @@ struct pickle_value {
     int64_t number;   /* bool, int */
     const char *text; /* text, global: `length` bytes in the pickle, without a terminating zero */
     size_t length;
-    struct pickle_value **items; /* a dict has keys and values alternately */
+    struct pickle_value **items; /* a dict has alternating keys and values */
     size_t count, capacity;
 };
 

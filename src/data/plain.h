@@ -24,9 +24,9 @@ struct plain {
 FDSL_C_BEGIN
 
 /* Reads every byte of a sample (`whole`), or only the edges of its members. Sets the sample's size and
- * hashes, and the sizes of its members if they are unknown. With `whole` and an index of --prepare, also
- * compares the hashes and, in shards, the tar header of each member with the index. STATUS_FAILED with file
- * and offset. */
+ * hashes, and the sizes of its members if they are unknown. If `whole` is set and the data set has an index
+ * of --prepare, also compares the hashes and, in shards, the tar header of each member with the index.
+ * STATUS_FAILED with file and offset. */
 enum status plain_sample(struct plain *plain, struct dataset_sample *sample, bool whole);
 
 /* Reads the first `size` bytes of a member into `bytes`. `size` must not exceed the size of the member.
@@ -34,8 +34,8 @@ enum status plain_sample(struct plain *plain, struct dataset_sample *sample, boo
 enum status plain_bytes(struct plain *plain, const struct dataset_member *member, uint64_t size,
                         uint8_t *bytes);
 
-/* Reads the label of a sample from its member or its folder. STATUS_FAILED if the sample has none, or if it
- * is not a class from 0 to `classes` - 1; with `classes` = 0, any integer is accepted. */
+/* Reads the label of a sample from its member or its folder. STATUS_FAILED if the sample has no label, or if
+ * the label is not a class from 0 to `classes` - 1; if `classes` is 0, any integer is accepted. */
 enum status plain_label(struct plain *plain, const struct dataset_sample *sample, uint32_t classes,
                         int32_t *label);
 

@@ -42,8 +42,8 @@
 #define KEY_DIGITS     6 /* minimum number of digits of a key */
 #define CLASS_DIGITS   4 /* minimum number of digits of a class folder */
 
-/* A reader of class folders takes each folder of --store files for a class. The name of the folder above them
- * tells it apart: such a reader finds this folder only, as a single class. */
+/* Programs that read class folders would treat each folder of --store files as a class. Therefore, these
+ * folders are stored in a folder with this name, which such a program finds as the only class. */
 #define NOT_IMAGEFOLDER "not-imagefolder/"
 
 struct parameters {
@@ -221,7 +221,8 @@ static enum status check_name(const char *name)
     return status_set(STATUS_USAGE, "--name '%.80s': use up to 64 letters, digits, '_' and '-'", name);
 }
 
-/* Options that a source does not use if each of its samples is a file of its own. */
+/* For sources whose samples are files of their own: refuses --samples and --store, and selects --store
+ * files. */
 static enum status check_whole_files(struct job *job)
 {
     struct parameters *parameters = &job->parameters;

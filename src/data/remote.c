@@ -25,7 +25,7 @@
 #define TRIES_FIRST     2 /* attempts of the first request: a wrong address should fail soon */
 #define PIECE_BYTES_MIN (UINT64_C(1) << 20)
 #define PIECE_BYTES_MAX (UINT64_C(8) << 20)
-#define LIST_BYTES_MAX  (UINT64_C(16) << 20) /* size of one page of a list */
+#define LIST_BYTES_MAX  (UINT64_C(16) << 20) /* maximum size of one page of a list */
 #define SPARE_MAX       4                    /* files in memory that are kept for the next transfers */
 #define NAMES_MAX       1000000
 #define URL_MAX         8192
@@ -56,16 +56,16 @@ struct transfer {
 struct remote {
     enum service service;
     char *base;   /* URL of the data set, with a final slash */
-    char *shown;  /* the same without secrets, and without the slash */
+    char *shown;  /* `base` without secrets and without the final slash */
     char *suffix; /* what follows the name of a file in its URL: "" or "?..." */
-    char *prefix; /* S3 and Azure: the part of the names of objects that `base` has */
+    char *prefix; /* S3 and Azure: the prefix of the object names; `base` ends with it */
     char host[S3_FIELD_MAX], region[S3_FIELD_MAX];
     struct s3_credentials credentials;
     struct remote_options options;
 
-    struct file **files; /* the listed files; then, in the tree only, further ones */
+    struct file **files; /* the listed files; files that are not listed are only in `tree` */
     uint32_t count, room;
-    void *tree; /* of tsearch(): all files, by name */
+    void *tree; /* tsearch() tree of all files, by name */
 
     pthread_mutex_t lock;
     pthread_cond_t work, done;
@@ -73,9 +73,9 @@ struct remote {
     bool stopping;
     pthread_t *threads;
     uint32_t thread_count;
-    int spare[SPARE_MAX]; /* files in memory that are not used any more */
+    int spare[SPARE_MAX]; /* files in memory that can be reused */
     uint32_t spare_count;
-    pthread_mutex_t alone; /* for `http` */
+    pthread_mutex_t alone; /* protects `http` */
     struct http *http;     /* for lists and the first request of a file */
 };
 
@@ -200,8 +200,8 @@ static enum status list_file(struct remote *remote, const char *name, struct fil
     return STATUS_OK;
 }
 
-/* Asks for the first byte of a file, to learn its size and version, and whether the server can send ranges.
- */
+/* Requests the first byte of a file, to find its size, its version, and whether the server can send
+ * ranges. */
 static enum status examine(struct remote *remote, struct file *file, int tries)
 {
     char url[URL_MAX], shown[URL_MAX];
@@ -391,8 +391,8 @@ static enum status find_s3(struct remote *remote)
     return remote->prefix ? s3_find_credentials(&remote->credentials) : out_of_memory();
 }
 
-/* Finds the prefix in the URL of a container: https://HOST/CONTAINER/PREFIX/, or /ACCOUNT/CONTAINER/PREFIX/
- * at other hosts than Azure's. */
+/* Finds the prefix in the URL of a container: https://HOST/CONTAINER/PREFIX/, or
+ * https://HOST/ACCOUNT/CONTAINER/PREFIX/ if the host is not Azure's. */
 static enum status find_azure(struct remote *remote)
 {
     const char *host = strstr(remote->base, "://") + 3, *at = strchr(host, '/');
@@ -551,7 +551,7 @@ bool remote_cached(const struct remote *remote)
 
 /* ---- Transfers ---- */
 
-/* Takes the next piece of the first transfer in the queue. Returns NULL if the connections shall end. */
+/* Takes the next piece of the first transfer in the queue. Returns NULL if the connections must end. */
 static struct transfer *take_piece(struct remote *remote, uint64_t *first, uint64_t *bytes)
 {
     while (!remote->queue && !remote->stopping)
@@ -601,7 +601,8 @@ static void *serve(void *context)
     uint64_t first, bytes;
     pthread_mutex_lock(&remote->lock);
     while ((transfer = take_piece(remote, &first, &bytes))) {
-        bool failed = transfer->status != STATUS_OK; /* another piece; this one is not needed any more */
+        bool failed = transfer->status != STATUS_OK; /* another piece has failed, so this piece is not
+                                                      * needed */
         pthread_mutex_unlock(&remote->lock);
         enum status status = failed                ? STATUS_OK
                              : opened != STATUS_OK ? opened
@@ -620,8 +621,8 @@ static void *serve(void *context)
     return NULL;
 }
 
-/* Starts to read a file into `fd`, which has its size. Takes `fd`, also after a failure. The caller holds the
- * lock. */
+/* Starts to read a file into `fd`, which already has the size of the file. Takes ownership of `fd`, also
+ * after a failure. The caller holds the lock. */
 static enum status start_transfer(struct remote *remote, struct file *file, int fd, struct transfer **started)
 {
     struct transfer *transfer = *started = calloc(1, sizeof *transfer);
@@ -656,9 +657,9 @@ static enum status await(struct remote *remote, const struct transfer *transfer)
     return transfer->status == STATUS_OK ? STATUS_OK : status_set(transfer->status, "%s", transfer->failure);
 }
 
-/* Returns an anonymous file in memory with the size of the file, if possible one that was used before: Linux
- * needs longer to allocate memory than a fast server to fill it. Returns -1 and sets a message on failure.
- * The caller holds the lock. */
+/* Returns an anonymous file in memory that has the size of `file`. Reuses an earlier one if possible, because
+ * Linux needs longer to allocate memory than a fast server needs to fill it. On failure, returns -1 and sets
+ * a message. The caller holds the lock. */
 static int memory_file(struct remote *remote, const struct file *file)
 {
     bool reused = remote->spare_count > 0;
@@ -687,7 +688,7 @@ void remote_done(struct remote *remote, int fd)
         close(fd);
 }
 
-/* Starts a transfer into memory, unless one is there. The caller holds the lock. */
+/* Starts a transfer into memory, unless the file already has a transfer. The caller holds the lock. */
 static enum status start_in_memory(struct remote *remote, struct file *file)
 {
     if (file->transfer)
@@ -764,7 +765,7 @@ static enum status read_to_cache(struct remote *remote, struct file *file, int *
 
 /* ---- Reading ---- */
 
-/* Returns the file with this name, examined. */
+/* Returns the file with this name. On success, its size and version are known. */
 static enum status known_file(struct remote *remote, const char *name, struct file **file)
 {
     pthread_mutex_lock(&remote->lock);

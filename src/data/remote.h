@@ -26,7 +26,7 @@ bool remote_is(const char *path);
 /* Returns the path of a file:// URL, otherwise NULL. */
 const char *remote_local(const char *url);
 
-/* Copies a URL without its secrets, such as the signature of Azure, for messages and rows. */
+/* Copies a URL without its secrets, such as an Azure signature, for messages and rows. */
 void remote_shown(const char *url, char *shown, size_t size);
 
 /* Opens a data set and lists its files. STATUS_USAGE if the URL does not name a data set; STATUS_UNAVAILABLE
@@ -37,7 +37,7 @@ enum status remote_open(const char *url, const struct remote_options *options, s
 void remote_close(struct remote *remote);
 
 /* The listed files, in the order of the list. Names are relative to the URL and valid until remote_close(). A
- * web server has no list of files, so the list is then what the URL names. */
+ * web server has no list of files; for such a server, the list consists of the files that the URL names. */
 uint32_t remote_count(const struct remote *remote);
 const char *remote_name(const struct remote *remote, uint32_t file);
 
@@ -50,12 +50,12 @@ bool remote_cached(const struct remote *remote);
 enum status remote_size(struct remote *remote, const char *name, uint64_t *bytes);
 
 /* Starts to read a file, if that is not already done. Waits at most for the first request of the file, and
- * reports no error. Does nothing with a cache. */
+ * reports no error. Does nothing if files are stored in a cache. */
 void remote_ask(struct remote *remote, const char *name);
 
-/* Reads a whole file and returns a descriptor of its content. The caller must not write to it. It closes it
- * with remote_done(), or with close() if the content stays mapped. Returns -1 and sets errno and a message on
- * failure. */
+/* Reads a whole file and returns a descriptor of its content. The caller must not write to the descriptor. It
+ * closes the descriptor with remote_done(), or with close() if the content stays mapped. On failure, returns
+ * -1 and sets errno and a message. */
 int remote_fd(struct remote *remote, const char *name);
 void remote_done(struct remote *remote, int fd);
 

@@ -64,7 +64,7 @@ static enum status hash_file(int fd, uint64_t bytes, const char *path, uint64_t 
     return STATUS_OK;
 }
 
-/* Whether this process has verified the entry. With `add`, records that it has. */
+/* Whether this process has verified the entry. If `add` is set, records the entry as verified. */
 static bool is_verified(uint64_t source, bool add)
 {
     bool found = false;
@@ -135,7 +135,7 @@ enum status cache_find(const char *folder, const struct cache_entry *entry, int 
     *fd = open(path, O_RDONLY | O_CLOEXEC);
     if (*fd < 0)
         return errno == ENOENT ? STATUS_OK : failed(path, "open"); /* another process may have removed it */
-    futimens(*fd, NULL); /* the time of the latest use; without it, the entry only looks older */
+    futimens(*fd, NULL); /* sets the time of the latest use; if this fails, the entry only looks older */
     enum status status = verify(path, entry, fd);
     if (status != STATUS_OK && *fd >= 0) {
         close(*fd);
@@ -180,7 +180,7 @@ static enum status list_entries(DIR *stream, struct old **list, size_t *count, u
         if (end && strcmp(end, DRAFT_END) == 0) {
             remove_stale(dirfd(stream), entry->d_name);
             if (fstatat(dirfd(stream), entry->d_name, &info, 0) == 0)
-                *bytes += (uint64_t)info.st_size; /* another process is writing it */
+                *bytes += (uint64_t)info.st_size; /* another process is writing this draft */
         }
         if (!end || strcmp(end, ENTRY_END) != 0 || strlen(entry->d_name) >= sizeof(*list)->name ||
             fstatat(dirfd(stream), entry->d_name, &info, 0) != 0)
@@ -230,7 +230,7 @@ static enum status make_room_alone(const char *folder, uint64_t bytes, uint64_t 
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0)
         return failed(path, "create");
-    flock(fd, LOCK_EX); /* where locks are missing, the cache may exceed its limit for a moment */
+    flock(fd, LOCK_EX); /* if the file system has no locks, the cache may briefly exceed its limit */
     enum status status = make_room(folder, bytes, limit);
     close(fd);
     return status;

@@ -7,7 +7,7 @@
 
 #include "core/status.h"
 
-/* A file of the cache. Its name has a hash of where it came from, and a hash of its content. */
+/* A file of the cache. Its name consists of a hash of its source and a hash of its content. */
 struct cache_entry {
     uint64_t source; /* hash of the URL, the version and the size */
     uint64_t bytes;
@@ -22,14 +22,14 @@ struct cache_draft {
 /* Creates the folder if it does not exist. STATUS_USAGE if it cannot be used. */
 enum status cache_open(const char *folder);
 
-/* Opens an entry for reading and marks it as used. The first time that this process opens it, compares its
- * content with the hash in its name, and removes it if they differ. Sets `*fd` to -1 if there is no such
- * entry. */
+/* Opens an entry for reading and marks it as used. The first time that this process opens the entry, compares
+ * the content with the hash in the name, and removes the entry if they differ. Sets `*fd` to -1 if there is
+ * no such entry. */
 enum status cache_find(const char *folder, const struct cache_entry *entry, int *fd);
 
 /* Begins to write an entry. Waits while another process writes the same entry; if that process completed it,
  * sets `*fd` to the entry and leaves the draft without a file. Removes the least recently used entries until
- * `entry` fits into `limit` bytes (0: unlimited). STATUS_USAGE if it can never fit. */
+ * `entry` fits into `limit` bytes (0: unlimited). STATUS_USAGE if `entry` alone exceeds the limit. */
 enum status cache_begin(const char *folder, const struct cache_entry *entry, uint64_t limit,
                         struct cache_draft *draft, int *fd);
 

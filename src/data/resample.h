@@ -14,8 +14,8 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-/* An axis. Weights are multiples of 2^-bits. The weights of an output add up to exactly 1, so a flat image
- * stays flat. */
+/* One axis of a resize. Weights are multiples of 2^-bits. The weights of an output add up to exactly 1, so a
+ * flat image stays flat. */
 struct resample_axis {
     uint32_t in, out;
     double scale, inverse; /* the reach of the triangle in inputs, and 1 / scale */
@@ -23,7 +23,7 @@ struct resample_axis {
     uint32_t taps; /* maximum number of inputs per output */
 };
 
-/* The axis from `in` to `out` values; both at least 1. */
+/* Creates the axis from `in` to `out` values. Both must be at least 1. */
 FDSL_HD struct resample_axis resample_axis(uint32_t in, uint32_t out)
 {
     struct resample_axis axis = {in, out, in > out ? (double)in / out : 1, 1, 14, 0};
@@ -72,7 +72,7 @@ FDSL_C_BEGIN
 /* Tables and scratch memory. Zero it before the first use; the tables are computed again only if an axis
  * changes. One thread at a time can use it. */
 struct resampler {
-    bool plain; /* without SIMD instructions; for tests, which compare the results */
+    bool plain; /* use no SIMD instructions; for tests that compare both results */
     struct resample_axis across, down;
     uint32_t taps_across, taps_down; /* row length of `weights_*`, padded with zeros to a multiple of 2 */
     uint32_t *first_across, *first_down;

@@ -15,9 +15,9 @@
 #define THREADS (32 * WARPS)
 #define TILES   3 /* tiles of 16 pixels and 32 channels that a warp processes at a time */
 
-/* Shared memory offsets in bytes. The gradient of conv2's output is stored in rows as long as those of
- * conv1's output, so that every tap is a constant offset. Pixels outside conv2's output are zero. Pixel
- * (y, x) has index (y + 2) * columns1 + x + 2. */
+/* Shared memory offsets in bytes. The gradient of conv2's output is stored in rows of the same length as
+ * those of conv1's output, so that every tap is a constant offset. Pixels outside conv2's output are zero.
+ * Pixel (y, x) has index (y + 2) * columns1 + x + 2. */
 template <class NET> struct layout {
     static constexpr int border = 2 * NET::columns1 + 2;
     static constexpr int delta_pixels = NET::pixels1 + border;
@@ -190,8 +190,8 @@ static __device__ __forceinline__ void back_weights(uint32_t shared, float c[2][
 
 /* ---- Gradients of conv2's input, and of conv1's weights ---- */
 
-/* Computes the gradient of conv2's input for the 48 pixels of tiles 3 * unit to 3 * unit + 2 and 32 channels:
- * the sum over 9 taps and 64 outputs. */
+/* Computes the gradient of conv2's input for the 48 pixels of tiles 3 * unit to 3 * unit + 2, and for 32
+ * channels. Each value is a sum over 9 taps and 64 outputs. */
 template <class NET>
 static __device__ __forceinline__ void back_inputs(uint32_t shared, int unit, float c[TILES][4][4])
 {

@@ -109,7 +109,7 @@ static enum status check_device(const struct train *train, struct graph_state *g
     TRY(device_code(graph->device, &architecture, &at_load));
     graph->plan.overlap =
         graph_overlaps &&
-        architecture >= 90; /* code for older architectures does not wait for the previous kernel */
+        architecture >= 90; /* device code for older architectures cannot wait for the previous kernel */
     if (major < 8 || shared < graph_shared_bytes(graph->colour))
         return status_set(STATUS_UNAVAILABLE,
                           "graph: needs tensor cores for bf16 (sm_80 or later) and %d KB of shared memory "
@@ -416,7 +416,8 @@ static enum status launch(struct graph_state *graph, cudaGraphExec_t steps, uint
 }
 
 /* Launches the graph `many` while more than GRAPH_STEPS steps are left, and then the graph `one` for each
- * remaining step. The last step is always run by `one`, because its gradients may be requested. */
+ * remaining step. The graph `one` always runs the last step, because that step's gradients may be requested.
+ */
 static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
 {
     struct graph_state *graph = static_cast<struct graph_state *>(state);

@@ -6,7 +6,7 @@
 
 extern "C" const struct engine engine_graph;
 
-/* Whether a CUDA kernel may overlap the end of the previous kernel. A change applies to engines that are
+/* Set if a CUDA kernel may overlap the end of the previous kernel. A change applies to engines that are
  * opened afterwards. Only a test sets this variable to false. That test requires the same bits with and
  * without overlap, because no sanitizer detects races between kernels. */
 extern bool graph_overlaps;

@@ -27,8 +27,8 @@ template <class NET> struct layout {
 };
 
 /* Computes conv2's sums for the 12 pooling windows of tiles 3 * unit to 3 * unit + 2. Row r of a tile is
- * pixel (r / 8, r % 2) of its window r % 8 / 2. So two lanes hold the four pixels of a window, two pixels
- * each. */
+ * pixel (r / 8, r % 2) of its window r % 8 / 2. Two lanes therefore have the four pixels of a window, two
+ * pixels each. */
 template <class NET>
 static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t weight, int unit,
                                                      float c[TILES][8][4])
@@ -74,7 +74,7 @@ static __device__ __forceinline__ void conv2_forward(uint32_t conv1, uint32_t we
 }
 
 /* Applies bias, ReLU and pooling. Lanes with even g = lane / 4 compute one channel, lanes with odd g compute
- * the next one. The first of equal maxima wins, as in the reference engine. */
+ * the next channel. The first of equal maxima is selected, as in the reference engine. */
 template <class NET>
 static __device__ __forceinline__ void pool(const float c[TILES][8][4], const float bias[8], int unit,
                                             uint16_t *values, uint8_t *argmax)

@@ -93,7 +93,7 @@ struct graph_position {
  * inference, the host writes it. */
 struct graph_step {
     uint32_t epoch, first, count; /* `count` samples from index `first` of the epoch's order */
-    uint32_t total;  /* training only: samples of all ranks; the gradients are those of their mean loss */
+    uint32_t total;  /* training only: samples of all ranks; gradients are of the mean loss over them */
     uint32_t part;   /* inference only: number of the set; its samples are used in stored order */
     uint64_t number; /* step number, counted over all epochs */
     struct update update;
@@ -112,7 +112,7 @@ struct graph_plan {
     uint64_t seed;
     uint32_t batch, rows, samples, classes, parts;
     uint32_t steps, stride;         /* steps per epoch; samples of all ranks in a full step */
-    struct graph_share share, last; /* of a full step; of the last step of an epoch */
+    struct graph_share share, last; /* share: of a full step; last: of an epoch's last step */
     struct augment augment;
     struct optimizer optimizer;
     struct schedule schedule;
