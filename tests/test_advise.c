@@ -194,7 +194,12 @@ Test(advise, wrong_options_and_data_are_refused)
     expect_refused(4, "--device 1000: ", "$P advise --data x --compute 5 --device 1000");
     expect_refused(2, "unknown command 'advice'; did you mean 'advise'?", "$P advice");
     EXPECT(0, "$P --prepare d --from synth --res 8 --samples 4 --shards 1 && touch file");
-    expect_refused(1, "--out file/rows: cannot create the folder", ADVISE "--data d --out file/rows");
+    expect_refused(2, "--out file/rows: cannot create the folder", ADVISE "--data d --out file/rows");
+    expect_refused(2, "--out file: this is a file", ADVISE "--data d --out file");
+    expect_refused(2, "'cls' is not an image, and advise compares images", ADVISE "--data d --member cls");
+    EXPECT(0, "mkdir bad && for i in 1 2 3; do echo broken >bad/$i.png; echo $i >bad/$i.cls; done");
+    expect_refused(1, "sample '1': ", ADVISE "--data bad");
+    expect_refused(1, "; --on-error skip omits such samples", ADVISE "--data bad");
 }
 
 Test(advise, no_files_are_left)

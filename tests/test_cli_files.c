@@ -379,7 +379,7 @@ Test(cli, npy_files_have_the_batch_and_its_labels)
         run(NAIVE_MIXED " --class two.csv --batch 3 --npy out.npy %s", outputs[i].arguments);
         cr_assert(status == 0, "%s: %s", outputs[i].arguments, err);
         bool bf16 = strstr(outputs[i].arguments, "bf16");
-        cr_expect(bf16 == !!strstr(err, "out.npy holds bfloat16 as <u2"), "%s", err);
+        cr_expect(bf16 == !!strstr(err, "out.npy stores bfloat16 as <u2"), "%s", err);
         check_with_python(npy_script, "out.npy");
     }
     cr_expect(count_files() == 6, "other files remain");

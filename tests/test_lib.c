@@ -198,7 +198,7 @@ Test(lib, wrong_fields_are_named)
                        "class_list[0]: class 3");
     EXPECT_WRONG_FIELD(FDSL_INVALID,
                        (config.class_list = twice, config.class_count = 1, config.class_file = "c.csv"),
-                       "class_file: class_list gives the classes");
+                       "class_file: class_list already gives the classes");
     EXPECT_WRONG_FIELD(FDSL_INVALID, config.out_res = 16385, "out_res: 16385 is out of range");
     EXPECT_WRONG_FIELD(FDSL_INVALID, (config.out_res = 97, config.fit = "crop"),
                        "out_res: 97 is larger than res");

@@ -36,6 +36,8 @@ Test(members, faults_in_options_are_named)
     expect_bad(NULL, "json:a.", NULL, "an empty name between dots");
     expect_bad(NULL, field, NULL, "is too long");
     expect_bad(NULL, NULL, "", "--member: '' has no extension");
+    expect_bad("jpg,png", NULL, NULL, "'jpg,png' has a comma; separate extensions by ';'");
+    expect_bad("png", NULL, "all", "--member all reads every member; drop --image and --label");
     expect_bad("png", NULL, "bin", "--member bin reads this member alone; drop --image and --label");
 }
 

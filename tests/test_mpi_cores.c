@@ -67,7 +67,7 @@ Test(mpi_cores, idle_cores_give_a_warning_if_a_variant_would_use_them)
     if (VARIANT_COUNT < 2 || CPU_COUNT(&allowed) < 3)
         cr_skip_test("needs OpenMP and three hardware threads");
     shell(line, cpus[0], "", cpus[1], "");
-    cr_expect(count_of(err, "so the others are idle") == 1, "%s", err);
+    cr_expect(count_of(err, "so the other cores are idle") == 1, "%s", err);
     shell(line, cpus[0], "--variant naive", cpus[1], "--variant naive");
     cr_expect(status == 0 && !strstr(err, "idle"), "%s", err);
 }

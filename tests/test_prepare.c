@@ -245,7 +245,7 @@ Test(prepare, synth_bytes_do_not_depend_on_variant)
 
 Test(prepare, synth_refusals)
 {
-    expect_refusal(2, "a " SYNTH " --dtype f16", "--encode png holds u8 images");
+    expect_refusal(2, "a " SYNTH " --dtype f16", "--encode png stores u8 images");
     expect_refusal(2, "a " SYNTH " --png x", "--png applies to timed runs only");
     expect_refusal(
         2, "a " SYNTH " --layout nhwc",

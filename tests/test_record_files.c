@@ -336,7 +336,7 @@ Test(record, a_row_of_another_process_is_added_once)
     expect_file("name,note,wrong\na,\"two\nlines\",0\n");
     text[0] = 'N';
     cr_expect_eq(csv_complete(path, &like, text, &added), STATUS_USAGE);
-    expect_message("the rows kept by that run have other columns than the rows of this program");
+    expect_message("the rows saved with the checkpoint have other columns than the rows of this program");
     free(text);
     row_free(&row);
     row_free(&like);

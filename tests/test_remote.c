@@ -295,7 +295,7 @@ Test(servers, faults_have_one_clear_line)
         int status;
         const char *url, *words;
     } refused[] = {
-        {1, "$U/web/none.tar", "/web/none.tar: no such file (404)"},
+        {1, "$U/web/none.tar", "/web/none.tar: the server has no such file (404)"},
         {2, "$U/web/plain/", "a web server has no list of files; name the shards"},
         {2, "$U/web/one/counter.index", "only tar shards can be read from a URL"},
         {1, "$U/changing/plain/counter-000000.tar", "the file changed while it was read"},
@@ -307,6 +307,10 @@ Test(servers, faults_have_one_clear_line)
         {1, "http://127.0.0.1:1/x.tar", "Couldn't connect to server"},
         {2, "http://user:secret@127.0.0.1/x.tar", "a URL with a user or password is refused"},
         {2, "ftp://127.0.0.1/x.tar", "unknown kind of URL"},
+        {2, "$U/web/plain/counter-{000004..000000}.tar", "the range {000004..000000} counts down"},
+        {2, "$U/web/plain/counter-{0..5000000}.tar", "has more than 1000000 files"},
+        {2, "$U/web/plain/counter-{0.tar", "a brace without its counterpart"},
+        {2, "$U/web/plain/counter-0}.tar", "a brace without its counterpart"},
         {2, "s3://", "name a bucket"},
         {1, "s3://list/", "s3://list: the answer is not a list of objects"},
         {1, "s3://bucket/", "s3://bucket: access denied (403)"},
@@ -377,6 +381,10 @@ Test(servers, a_cache_removes_what_was_not_used_for_longest)
 {
     cr_assert_eq(shell(CACHED "--cache-bytes 800K"), 0, "%s", out); /* three of five shards fit */
     cr_expect_eq(count_files(".data"), 3);
+    cr_expect(says("--cache-bytes is too small for this set of 1131520 bytes"), "%s", out);
+    cr_assert_eq(shell("$P $N --data $U/web/plain/counter-000000.tar --cache-dir cache --cache-bytes 300K"),
+                 0, "%s", out);
+    cr_expect_eq(count_files(".data"), 1); /* a smaller limit removes files of earlier runs */
     cr_expect_eq(shell(CACHED "--cache-bytes 100K"), 1, "%s", out);
     cr_expect(says("a file of 226304 bytes does not fit; raise the limit"), "%s", out);
 }
@@ -399,7 +407,11 @@ Test(servers, options_of_the_cache_are_checked)
         {"--data $U/web/plain/x.tar --cache-bytes 1M", "name its folder with --cache-dir"},
         {"--data $U/web/plain/x.tar --cache cold", "--cache cold needs files: add --cache-dir DIR"},
         {"--data $U/web/plain/counter-000000.tar --cache-dir none/cache", "cannot create the folder"},
+        {"--data $U/web/plain/counter-000000.tar --cache-dir plain_file", "this is a file; name a folder"},
+        {"--data $U/web/plain/counter-{000000..000004}.tar --cache-dir cache --cache-bytes 300K --cache warm",
+         "--cache warm: --cache-bytes is too small for this set of 1131520 bytes"},
     };
+    cr_assert_eq(shell("touch plain_file"), 0);
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         cr_expect_eq(shell("$P $N %s", refused[i][0]), 2, "%s", out);
         cr_expect(says(refused[i][1]), "'%s' is not in: %s", refused[i][1], out);
@@ -407,6 +419,18 @@ Test(servers, options_of_the_cache_are_checked)
 }
 
 /* ---- Other users of data sets ---- */
+
+Test(servers, train_reads_a_remote_set)
+{
+    cr_assert_eq(
+        shell("$P --prepare digits --from digits --encode npy --samples 60 --store shards --shards 2 && "
+              "mv digits files/digits"),
+        0, "%s", out);
+    cr_expect_eq(
+        shell("$P --workload train --variant train-omp --model logreg --batch 10 --train-size 50 "
+              "--test-size 10 --loops 1 --warmups 0 --data \"$U/web/digits/digits-{000000..000001}.tar\""),
+        0, "%s", out);
+}
 
 Test(servers, prepare_copies_a_remote_set)
 {

@@ -279,8 +279,8 @@ bool axes_describe_rest(const struct axes *axes, size_t combination, char *text,
     while (end > 0 && value_index(axes, end - 1, combination) == 0)
         end--;
     /* Write one command for each axis that has values left. The command sets this axis to these values, and
-     * the earlier axes to their current values. It omits the later axes: the original command has their
-     * lists. */
+     * the earlier axes to their current values. It omits the later axes, because the original command
+     * contains their lists. */
     for (size_t last = end; last-- > 0;) {
         const struct axis *axis = &axes->at[last];
         size_t first = value_index(axes, last, combination) + (last + 1 < end);

@@ -37,8 +37,8 @@ enum status axes_add(struct axes *axes, const struct option_spec *spec, void *va
 /* Removes the axis of the option, if it has one. Called when a later value replaces the list. */
 void axes_remove(struct axes *axes, const struct option_spec *spec);
 
-/* axes_combinations() returns the number of combinations; 1 without axes. axes_check() returns STATUS_USAGE
- * if there are more than COMBINATIONS_MAX. */
+/* axes_combinations() returns the number of combinations, which is 1 if there are no axes. axes_check()
+ * returns STATUS_USAGE if there are more than COMBINATIONS_MAX combinations. */
 size_t axes_combinations(const struct axes *axes);
 enum status axes_check(const struct axes *axes);
 

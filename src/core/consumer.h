@@ -16,7 +16,7 @@
 
 FDSL_C_BEGIN
 
-/* What consumer_open() measured while no loader was running. */
+/* Values that consumer_open() measured while no loader was running. */
 struct consumer_facts {
     double length_s; /* time per step: as requested, or as measured for a real training step */
     double alone_s;  /* median time of a step on a whole batch while nothing else runs */
@@ -27,9 +27,9 @@ struct consumer_facts {
     double bus_share, bus_slowdown;
 };
 
-/* What was measured from consumer_begin() to consumer_finish(). If no step ran, all values except `loss` are
- * 0. Only steps on whole batches are comparable to alone_s. With a task, a whole batch has task.share
- * samples; without a task every batch is whole. */
+/* Values that were measured from consumer_begin() to consumer_finish(). If no step ran, all values except
+ * `loss` are 0. Only steps on whole batches are comparable to alone_s. With a task, a whole batch has
+ * task.share samples; without a task every batch is whole. */
 struct consumer_times {
     uint64_t steps, whole_steps; /* all steps, and steps on whole batches */
     double first_wait_s;         /* from consumer_begin() to the start of the first step */

@@ -7,7 +7,7 @@
  * NVFP4: blocks of 16 values with a scale in fp8 e4m3fn, and one float scale per tensor, as in NVIDIA,
  * "Pretraining large language models with NVFP4", 2025, appendix B.
  *
- * A block with NaN or infinity gets the scale NaN and zeros as values. */
+ * If a block contains NaN or infinity, its scale is NaN and its values are zeros. */
 #ifndef FDSL_CORE_FP4_H
 #define FDSL_CORE_FP4_H
 
@@ -43,9 +43,8 @@ FDSL_HD float fp4_to_float(uint8_t bits)
     return bits & 8 ? -magnitude : magnitude;
 }
 
-/* Returns the scale of an MXFP4 block as an exponent with bias 127. The exponent is that of the largest
- * magnitude, rounded down to a power of two, minus 2, because FP4_MAX has the exponent 2. `largest` has the
- * bits of the largest magnitude. */
+/* Returns the scale of an MXFP4 block as an exponent with bias 127. The exponent is floor(log2(m)) - 2, where
+ * m is the block's largest magnitude, because FP4_MAX has the exponent 2. `largest` is the bits of m. */
 FDSL_HD uint8_t mxfp4_scale(uint32_t largest)
 {
     uint32_t exponent = largest >> 23; /* 0 for subnormal values, whose scale is limited to 2^-127 */
@@ -67,7 +66,7 @@ FDSL_HD float nvfp4_tensor_scale(uint32_t largest)
     return float_from_bits(largest) / (FP4_MAX * FP8_MAX);
 }
 
-/* Returns the scale of an NVFP4 block. `largest` has the bits of the block's largest magnitude. */
+/* Returns the scale of an NVFP4 block. `largest` contains the bits of the block's largest magnitude. */
 FDSL_HD uint8_t nvfp4_scale(uint32_t largest, float tensor_scale)
 {
     if (largest >= FLOAT_INFINITE)

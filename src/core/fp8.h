@@ -19,9 +19,9 @@
 FDSL_HD uint8_t fp8_from_float(float value, bool saturate)
 {
     uint32_t bits = float_bits(value), sign = bits >> 24 & 0x80, magnitude = bits & 0x7FFFFFFF;
-    /* At least 2^-6: removes 20 mantissa bits and changes the bias from 127 to 7. */
+    /* For magnitudes of at least 2^-6: remove 20 mantissa bits and change the bias from 127 to 7. */
     uint32_t normal = ((magnitude + 0x7FFFF + (magnitude >> 20 & 1)) >> 20) - (120u << 3);
-    /* Less than 2^-6: a multiple of 2^-9, which is the distance between floats near 2^14. */
+    /* For smaller magnitudes: round to a multiple of 2^-9, the distance between floats near 2^14. */
     uint32_t small = float_bits(float_from_bits(magnitude) + 0x1p14f) - 0x46800000;
     uint32_t code = (magnitude < 0x3C800000 ? small : normal) | sign;
     uint32_t above = saturate ? 0x7E | sign : FP8_NAN;

@@ -42,9 +42,9 @@ struct generator_request {
     struct resources resources;
     uint32_t batch; /* maximum number of samples per call */
 
-    /* Only on a device. true: the generator's own streams have the lowest priority, so that they delay a
-     * training step as little as possible. false: they have the highest priority, so that the next batch is
-     * ready in time. */
+    /* Used only on a device. If true, the generator's own streams have the lowest priority and delay a
+     * training step as little as possible. If false, they have the highest priority, so that the next batch
+     * is ready in time. */
     bool background;
 };
 

@@ -13,8 +13,8 @@ double lock_set_timeout(double seconds);
 
 /* Locks an open file until it is closed; `operation` is LOCK_SH or LOCK_EX of flock(). Waits while another
  * process holds the lock, and after one second names that process on stderr. STATUS_FAILED after the timeout,
- * or when a signal is deferred (file_hold_signals()); the message has that process's id and command if
- * /proc/locks shows them. Some cluster file systems are mounted without locks. On these, `*locked` is false
+ * or when a signal is deferred (file_hold_signals()); the message names that process's id and command if
+ * /proc/locks lists the lock. Some cluster file systems do not support locks. On these, `*locked` is false
  * and the status is STATUS_OK, because losing a row is worse than the small risk that two rows mix. */
 enum status lock_take(int fd, const char *path, int operation, bool *locked);
 

@@ -47,7 +47,7 @@ static const struct option_spec *spec_at(const struct options *options, size_t i
  * option in the tables has the new name. */
 static const struct former {
     const char *was, *now;
-    const char *number; /* advice for a value that is a number, which the user means as a count; or NULL */
+    const char *number; /* advice if the value is a number: the user means a count; NULL: no advice */
 } formers[] = {{"samples", "samples-out", "--loops N takes exactly N samples, --min-samples N at least N"},
                {"output", "dtype", NULL},
                {"tensor", "dtype", NULL},
@@ -64,8 +64,8 @@ static bool has_name(const struct options *options, const char *name, size_t *in
     return false;
 }
 
-/* Returns whether the former name is accepted with these tables. Sets `*index` to the index of the option
- * that it means. */
+/* Returns whether the former name is accepted with these tables. Sets `*index` to the index of the option's
+ * spec. */
 static bool works(const struct options *options, const struct former *name, size_t *index)
 {
     return !has_name(options, name->was, index) && has_name(options, name->now, index);

@@ -79,9 +79,9 @@ struct options {
  * `--name value`, `--name=value`, unambiguous prefixes of a name, former names in full (with one warning
  * each), and -h and -v for flags named "help" and "verbose". In a file of --config, a flag has a value: true,
  * yes, on, false, no or off. Allocates options->given; call options_free(), also after a failure.
- * STATUS_USAGE for an unknown option (suggests the nearest one), an ambiguous one, one that takes a value and
- * is given twice, a missing or unexpected argument, or a value that is not a number or is out of range. If
- * the option is in a file, the message names the file and the line. */
+ * STATUS_USAGE for an unknown option (suggests the nearest name), an ambiguous prefix, an option with a value
+ * that is given twice, a missing or unexpected argument, or a value that is not a number or is out of range.
+ * If the option is in a file, the message names the file and the line. */
 enum status options_parse(struct options *options, int argc, char *const argv[]);
 void options_free(struct options *options);
 

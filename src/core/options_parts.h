@@ -1,4 +1,4 @@
-/* What options.c (the command line) and options_values.c (values) share. */
+/* Declarations that options.c (the command line) and options_values.c (values) share. */
 #ifndef FDSL_CORE_OPTIONS_PARTS_H
 #define FDSL_CORE_OPTIONS_PARTS_H
 

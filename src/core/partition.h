@@ -10,7 +10,7 @@
 struct partition {
     uint64_t rank, ranks; /* ranks >= 1 */
     bool strong;          /* strong scaling: the ranks divide one batch; weak: each rank has a whole batch */
-    const uint32_t *weights; /* strong scaling: the parts of the ranks, one number per rank; NULL: equal */
+    const uint32_t *weights; /* strong scaling: one weight per rank; NULL: equal weights */
 };
 
 /* Items [first, first + count) of `total`. */

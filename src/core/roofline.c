@@ -71,7 +71,8 @@ static const struct {
     {12, 0, {256, 512, 1024}},  /* RTX 50, RTX PRO */
 };
 
-/* Upper bound of shared memory and L1 cache per multiprocessor, on all architectures in the table. */
+/* Upper bound of the bytes of shared memory and L1 cache per multiprocessor, for all architectures in the
+ * table. */
 #define LOCAL_BYTES (256.0 * 1024)
 
 struct machine_peaks roofline_gpu_peaks(const struct gpu_facts *gpu)

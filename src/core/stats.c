@@ -74,7 +74,8 @@ static double correlation(const double *values, size_t count, double square, siz
 /* Returns the variance of the mean divided by the variance that independent values would give, at least 1.
  * Adds the autocorrelations of neighbouring lags in pairs, limits each pair to the previous pair, and stops
  * at the first pair that is not positive (Geyer's initial monotone sequence). For a series that spans few
- * correlation times this estimate is too small; the last line corrects it (docs/notes/median_interval.md). */
+ * correlation times, this estimate is too small; the function's last line corrects it
+ * (docs/notes/median_interval.md). */
 static double inflation(const double *values, size_t count)
 {
     double square = 0, sum = 0, before = HUGE_VAL;
@@ -134,9 +135,9 @@ static void median_interval(const double *sorted, size_t count, double effective
 /* Counts outliers. Overwrites `sorted` with the sorted distances from the median.
  *
  * If more than half the samples are equal, which is likely with a coarse clock, the median distance is 0 and
- * every sample that differs would be an outlier. Then the mean distance is used; it is 0 only if all samples
- * are equal. With the mean distance, many samples that differ by one clock tick are not outliers, but a
- * single spike is. */
+ * every sample that differs would be an outlier. In this case, the function uses the mean distance, which is
+ * 0 only if all samples are equal. With the mean distance, many samples that differ by one clock tick are not
+ * outliers, but a single spike is. */
 static size_t count_outliers(double *sorted, size_t count, double median)
 {
     for (size_t i = 0; i < count; i++)

@@ -125,7 +125,7 @@ struct workload {
     struct {
         bool share_items; /* ranks always divide the items of a run: strong scaling only */
 
-        /* All ranks together do each item, and one rank alone cannot do it. The row rank=all has the items
+        /* All ranks together process each item, and one rank alone cannot. The row rank=all has the items
          * and bytes of one rank. Rank 0 is not timed alone, and the rows have no scaling or efficiency. */
         bool joint;
 
@@ -167,8 +167,8 @@ struct workload {
                       uint64_t *least, uint64_t *most);
 
         /* Changes the input and the parameters to another value of --batch. Called only while no variant is
-         * set up. `probes` is the number of batches tried, for the rows; 0: this call sets a batch to try,
-         * and the variant must neither read nor write checkpoints or other files. */
+         * set up. `probes` is the number of batches that the search tried, for the rows. 0 means that this
+         * call sets a batch to try: the variant must then neither read nor write files. */
         enum status (*set)(void *input, void *parameters, const struct partition *partition, uint64_t batch,
                            uint32_t probes);
 

@@ -292,6 +292,17 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
 
 /* ---- Checking the samples ---- */
 
+/* Reads a label that --label chose, so that a wrong --label fails before the run. */
+static enum status try_label(struct plain *plain, const struct dataset_sample *sample)
+{
+    int32_t label;
+    if (!plain->dataset->choice.label.given)
+        return STATUS_OK;
+    enum status status = plain_label(plain, sample, 0, &label);
+    return status == STATUS_OK ? status
+                               : status_prefix(status, "%s: sample '%s'", plain->dataset->path, sample->key);
+}
+
 /* Chooses the members of every sample, reads their edges or all their bytes, and removes skipped samples from
  * the list. */
 static enum status read_all_samples(struct dataset *dataset, bool whole)
@@ -312,6 +323,8 @@ static enum status read_all_samples(struct dataset *dataset, bool whole)
         status = dataset_choose(dataset, sample);
         if (status == STATUS_OK)
             status = plain_sample(&plain, sample, whole);
+        if (status == STATUS_OK && kept == 0)
+            status = try_label(&plain, sample);
         closed = plain.fd < 0;
         if (status != STATUS_OK && said && dataset->skip) {
             status = STATUS_OK;

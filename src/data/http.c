@@ -194,12 +194,17 @@ static enum status refuse(const struct http *http)
                           http->code);
     case 404:
     case 410:
-        return status_set(STATUS_FAILED, "%s: no such file (%ld)", shown, http->code);
+        return status_set(
+            STATUS_FAILED,
+            "%s: the server has no such file (%ld); check the address, and the numbers in {FIRST..LAST}",
+            shown, http->code);
     case 412:
     case 416:
         return status_set(STATUS_FAILED, "%s: the file changed while it was read; start again", shown);
     default:
-        return status_set(STATUS_FAILED, "%s: the server answers with status %ld", shown, http->code);
+        return status_set(STATUS_FAILED,
+                          "%s: the server answers with status %ld; try again later, or ask its operator",
+                          shown, http->code);
     }
 }
 
@@ -253,7 +258,12 @@ static enum status explain(const struct http *http, CURLcode code)
         return status_set(STATUS_FAILED, "%s: refused to follow a redirection from https to another protocol",
                           shown);
     if (code == CURLE_COULDNT_RESOLVE_HOST)
-        return status_set(STATUS_FAILED, "%s: unknown host", shown);
+        return status_set(STATUS_FAILED,
+                          "%s: unknown host; check the name of the server and this machine's DNS", shown);
+    if (code == CURLE_COULDNT_CONNECT)
+        return status_set(STATUS_FAILED, "%s: %s; check the host, its port and the proxy", shown, reason);
+    if (code == CURLE_SSL_CONNECT_ERROR)
+        return status_set(STATUS_FAILED, "%s: %s; if this port has no TLS, write http://", shown, reason);
     return status_set(STATUS_FAILED, "%s: %s", shown, reason);
 }
 

@@ -27,6 +27,8 @@ static enum status parse_rule(const char *option, const char *entry, size_t leng
     *rule = (struct member_rule){.folder = labels && length == 6 && memcmp(entry, "folder", 6) == 0};
     if (rule->folder)
         return STATUS_OK;
+    if (memchr(entry, ',', length))
+        return bad_entry(option, entry, length, "has a comma; separate extensions by ';'");
     if (length == 0 || extension == 0)
         return bad_entry(option, entry, length, "has no extension; separate extensions by one ';'");
     if (*entry == '.' || memchr(entry, '/', length))
@@ -72,6 +74,8 @@ enum status members_parse(const char *image, const char *label, const char *memb
     if (member && !members->all && (image || label))
         return status_set(STATUS_USAGE, "--member %s reads this member alone; drop --image and --label",
                           member);
+    if (members->all && (image || label))
+        return status_set(STATUS_USAGE, "--member all reads every member; drop --image and --label");
     return STATUS_OK;
 }
 

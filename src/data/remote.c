@@ -233,13 +233,20 @@ static enum status expand(struct remote *remote, const char *text)
     char name[URL_MAX];
     struct file *file;
     const char *open = strchr(text, '{'), *close = open ? strchr(open, '}') : NULL;
-    if (!close)
+    if (!open && !strchr(text, '}'))
         return list_file(remote, text, &file);
+    if (!close)
+        return status_set(STATUS_USAGE, "--data: '%.80s' has a brace without its counterpart", text);
     unsigned long long first, last;
     int begin, end, length = (int)(open - text);
-    if (sscanf(open, "{%n%llu..%n%llu}", &begin, &first, &end, &last) == 2 && first <= last &&
-        last - first < NAMES_MAX) {
+    if (sscanf(open, "{%n%llu..%n%llu}", &begin, &first, &end, &last) == 2) {
         int digits = end - 2 - begin;
+        if (first > last)
+            return status_set(STATUS_USAGE, "--data: the range %.*s counts down; write {FIRST..LAST}",
+                              (int)(close + 1 - open), open);
+        if (last - first >= NAMES_MAX)
+            return status_set(STATUS_USAGE, "--data: the range %.*s has more than %d files",
+                              (int)(close + 1 - open), open, NAMES_MAX);
         for (; first <= last; first++) {
             snprintf(name, sizeof name, "%.*s%0*llu%s", length, text, digits, first, close + 1);
             TRY(expand(remote, name));
@@ -464,7 +471,7 @@ static enum status open_all(const char *url, struct remote *remote)
     if (status == STATUS_OK)
         status = http_open(&remote->http);
     if (status == STATUS_OK && remote->options.cache_dir)
-        status = cache_open(remote->options.cache_dir);
+        status = cache_open(remote->options.cache_dir, remote->options.cache_bytes);
     if (status == STATUS_OK)
         status = list(remote, leaf);
     if (status == STATUS_OK && remote->count && !remote->files[0]->known)

@@ -36,16 +36,6 @@ static enum status failed(const char *path, const char *what)
     return status_set(STATUS_FAILED, "--cache-dir: cannot %s %s: %s", what, path, strerror(errno));
 }
 
-enum status cache_open(const char *folder)
-{
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-        return status_set(STATUS_USAGE, "--cache-dir %s: cannot create the folder: %s", folder,
-                          strerror(errno));
-    if (access(folder, R_OK | W_OK | X_OK) != 0)
-        return status_set(STATUS_USAGE, "--cache-dir %s: %s", folder, strerror(errno));
-    return STATUS_OK;
-}
-
 /* ---- Content ---- */
 
 /* Hashes the content of an open file. */
@@ -234,6 +224,19 @@ static enum status make_room_alone(const char *folder, uint64_t bytes, uint64_t 
     enum status status = make_room(folder, bytes, limit);
     close(fd);
     return status;
+}
+
+enum status cache_open(const char *folder, uint64_t limit)
+{
+    struct stat info;
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+        return status_set(STATUS_USAGE, "--cache-dir %s: cannot create the folder: %s", folder,
+                          strerror(errno));
+    if (stat(folder, &info) == 0 && !S_ISDIR(info.st_mode))
+        return status_set(STATUS_USAGE, "--cache-dir %s: this is a file; name a folder", folder);
+    if (access(folder, R_OK | W_OK | X_OK) != 0)
+        return status_set(STATUS_USAGE, "--cache-dir %s: %s", folder, strerror(errno));
+    return make_room_alone(folder, 0, limit);
 }
 
 /* ---- Writing ---- */

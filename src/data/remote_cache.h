@@ -19,8 +19,9 @@ struct cache_draft {
     char *path;
 };
 
-/* Creates the folder if it does not exist. STATUS_USAGE if it cannot be used. */
-enum status cache_open(const char *folder);
+/* Creates the folder if it does not exist. Removes the least recently used entries until the rest fits into
+ * `limit` bytes (0: unlimited). STATUS_USAGE if the folder cannot be used. */
+enum status cache_open(const char *folder, uint64_t limit);
 
 /* Opens an entry for reading and marks it as used. The first time that this process opens the entry, compares
  * the content with the hash in the name, and removes the entry if they differ. Sets `*fd` to -1 if there is

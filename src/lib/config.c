@@ -77,7 +77,7 @@ static enum status get_classes(const struct fdsl_config *config, struct synth *s
     size_t count = 0;
     if (config->class_list && config->class_file)
         return status_set(STATUS_USAGE,
-                          "class_file: class_list gives the classes already; set only one of them");
+                          "class_file: class_list already gives the classes; set only one of them");
     if (config->class_list)
         return copy_classes(config, synth);
     if (config->class_count)

@@ -25,7 +25,7 @@
  *
  * Threads: several generators can be used at the same time, on one device or many. Calls on one generator
  * must not overlap. A generator belongs to the process that opened it: after fork(), the child must open its
- * own, and the child can use CUDA only if the parent did not use CUDA before. */
+ * own, and the child can use CUDA only if the parent did not use CUDA before the fork. */
 #ifndef FDSL_H
 #define FDSL_H
 
@@ -67,8 +67,8 @@ struct fdsl_class {
     float line_width; /* in pixels: a constant that every orbit adds to the radius */
 };
 
-/* The images to generate, and how. Set all fields with fdsl_config_init(), then change some. fdsl_open()
- * copies texts and lists. */
+/* Describes the images, and how to generate them. Set all fields with fdsl_config_init(), then change some.
+ * fdsl_open() copies texts and lists. */
 struct fdsl_config {
     size_t size; /* sizeof(struct fdsl_config) of the caller: later versions may append fields */
 

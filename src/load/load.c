@@ -176,7 +176,7 @@ static enum status check_fit(const struct options *given, const struct parameter
             return status_set(STATUS_USAGE, "--%s requires --out-res PIXELS, the size of the decoded images",
                               of_fit[i]);
     if (parameters->channels == 2)
-        return status_set(STATUS_USAGE, "--channels: '2' is neither 1 nor 3");
+        return status_set(STATUS_USAGE, "--channels: '2' is neither 1 (grey) nor 3 (colour)");
     return STATUS_OK;
 }
 
@@ -193,6 +193,27 @@ static enum status check_remote(const struct options *given, struct parameters *
     if (options_given(given, "cache") && parameters->cache != LOAD_ANY)
         return status_set(STATUS_USAGE, "--cache %s needs files: add --cache-dir DIR, or drop --cache",
                           caches[parameters->cache]);
+    parameters->cache = LOAD_ANY;
+    return STATUS_OK;
+}
+
+/* A cache that cannot keep the whole set has no state of the page cache: each epoch reads from the server. */
+static enum status check_cache_bytes(const struct options *given, struct parameters *parameters,
+                                     const struct dataset *dataset)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < dataset->file_count; i++)
+        bytes += dataset->files[i].bytes;
+    if (!parameters->cache_dir || !parameters->cache_bytes || bytes <= parameters->cache_bytes)
+        return STATUS_OK;
+    if (options_given(given, "cache") && parameters->cache != LOAD_ANY)
+        return status_set(STATUS_USAGE,
+                          "--cache %s: --cache-bytes is too small for this set of %llu bytes; raise it, or "
+                          "use --cache any",
+                          caches[parameters->cache], (unsigned long long)bytes);
+    status_warn(
+        "--cache-bytes is too small for this set of %llu bytes: every epoch reads shards from the server",
+        (unsigned long long)bytes);
     parameters->cache = LOAD_ANY;
     return STATUS_OK;
 }
@@ -336,6 +357,7 @@ static enum status load_open(const struct options *given, void *parameters_,
         remote_shown(parameters->data, shown, sizeof shown);
         parameters->data = shown;
     }
+    TRY(check_cache_bytes(given, parameters, &job->dataset));
     if (job->dataset.sample_count < partition->ranks)
         return status_set(STATUS_USAGE, "--data %s has %u samples, too few for %llu ranks; start fewer ranks",
                           parameters->data, job->dataset.sample_count, (unsigned long long)partition->ranks);

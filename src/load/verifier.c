@@ -50,7 +50,9 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
                           enum status status)
 {
     const struct dataset_sample *lost = &verifier->load->dataset->samples[sample];
-    if (!verifier->load->skip || status != STATUS_FAILED)
+    if (!verifier->load->skip && !verifier->load->pictures && status == STATUS_FAILED)
+        return status_set(STATUS_FAILED, "%s; --on-error skip omits such samples", status_text());
+    if (status != STATUS_FAILED)
         return status;
     if (losses->checksum.count == 0)
         snprintf(losses->why, sizeof losses->why, "%s", status_text());

@@ -1,8 +1,8 @@
 /* Communication built on the functions of comm_mpi.c or comm_serial.c. */
 #include "machine/comm.h"
 
-/* Without this check, ranks with different options could deadlock, and results from different data would be
- * combined. */
+/* If this check were missing, ranks with different options could deadlock, and the program would combine
+ * results from different data. */
 enum status comm_check_same(uint64_t mine, const char *what, const char *remedy)
 {
     uint64_t first = mine;

@@ -88,7 +88,7 @@ enum status comm_reduce(struct comm_reducer *reducer, enum status status, float 
  * - 1. `begins` has comm_size() + 1 entries, which are the same on all ranks. */
 enum status comm_share_parts(float *values, const size_t *begins);
 
-/* false: ranks of one machine exchange messages and sums over MPI, too. For tests. */
+/* For tests. If false, ranks of one machine also exchange messages and sums over MPI. */
 extern bool comm_shares_memory;
 
 /* A channel passes messages from one rank to another, in order, through a ring of buffers in host memory. The
@@ -106,8 +106,8 @@ struct comm_channel_spec {
 };
 
 /* Collective: opens this rank's ends of all channels. `channels` receives one channel per entry of `specs`,
- * NULL where there is none. There is at most one channel per direction and pair of ranks; before another one
- * opens, both ends must have closed the first. The caller closes all channels, also after a failure, and
+ * or NULL for an entry with no channel. There is at most one channel per direction and pair of ranks; both
+ * ends must close it before another one opens. The caller closes all channels, also after a failure, and
  * before comm_close(); comm_channel_close() ignores NULL. */
 #define COMM_CHANNELS_MAX 4 /* entries of `specs` */
 enum status comm_channels_open(const struct comm_channel_spec *specs, size_t count,

@@ -16,7 +16,7 @@ struct cores_mask {
     unsigned long words[CORES_MAX / 8 / sizeof(unsigned long)];
 };
 
-/* What cores_take() found and did, in increasing order of importance for a warning. */
+/* The result of cores_take(), in increasing order of importance for a warning. */
 enum cores_outcome {
     CORES_KEPT,   /* the launcher gave each rank its own hardware threads, and none is unused; or one rank */
     CORES_SPLIT,  /* ranks had cores in common; the cores were divided evenly */

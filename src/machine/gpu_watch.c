@@ -141,7 +141,8 @@ void gpu_watch_end(struct gpu_watch *watch, struct gpu_watched *watched)
     pthread_mutex_unlock(&watch->lock);
     pthread_join(watch->thread, NULL);
     watched->power_w = mean_power_w(watch);
-    look(watch); /* in case the runs took less than one period; clocks do not drop that fast */
+    look(watch); /* the thread has no reading if the runs took less than one period; clocks do not drop that
+                    fast */
     watched->sm_clock_mhz = median_clock(&watch->sm);
     watched->mem_clock_mhz = median_clock(&watch->mem);
     watched->throttle_reasons = watch->throttle_reasons;

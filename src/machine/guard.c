@@ -31,8 +31,8 @@ static void on_bus_error(int signal_, siginfo_t *info, void *context)
         siglongjmp(escape, 1);
     if (filling && fill_page(info))
         return;
-    signal(signal_, SIG_DFL); /* the access was not in a guarded copy: with the default action, the repeated
-                                 access ends the program */
+    signal(signal_, SIG_DFL); /* the access was not guarded: with the default action, the repeated access
+                                 ends the program */
 }
 
 enum status guard_open(struct guard *guard)

@@ -32,7 +32,8 @@ bool guard_filled(void);
 /* Calls `work(context)`. Returns false if it touched a page that no longer exists. `work` is then interrupted
  * at the access, so it must not hold a lock, allocate memory or change the shared state of a library while it
  * reads mapped pages. Needs an open guard. Thread safe, but only reads by the calling thread are guarded:
- * each thread of a parallel region calls guard_run() itself. `work` calls no function of this header. */
+ * each thread of a parallel region must call guard_run() itself. `work` must not call functions of this
+ * header. */
 bool guard_run(void (*work)(void *context), void *context);
 
 /* Copies `bytes` bytes. Returns false if a page of the source no longer exists. Needs an open guard. Thread

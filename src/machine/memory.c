@@ -22,7 +22,7 @@ static bool read_group(const char *directory, const char *file, const char *key,
 
 /* Returns the bytes that can still be allocated under the limit of one cgroup, ignoring its ancestors.
  * memory.current includes the file cache, which a program fills by reading a large data set. Linux drops this
- * cache before it refuses memory, so the cache counts as free. */
+ * cache before it refuses an allocation, so the cache counts as free. */
 static uint64_t group_headroom_bytes(const char *directory)
 {
     uint64_t limit, used = 0, active = 0, inactive = 0;

@@ -252,7 +252,8 @@ void nvml_driver_version(char *text, size_t size)
 
 const char *nvml_throttle_words(uint64_t bits, char *text, size_t size)
 {
-    /* Not throttling: idle (0x1), clocks set by the user (0x2) and display clocks (0x100). */
+    /* The list omits reasons that are not throttling: idle (0x1), clocks set by the user (0x2) and display
+     * clocks (0x100). */
     static const struct {
         uint64_t bits;
         const char *word;

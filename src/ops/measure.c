@@ -38,7 +38,8 @@ static enum status summarize(const struct variant *variant, void *state, struct 
     return STATUS_OK;
 }
 
-/* Memory efficiency: the bytes of the rows and the results over the bytes allocated. */
+/* Sets the memory columns. Memory efficiency is the bytes of the rows and the results, divided by the bytes
+ * allocated. */
 static void put_memory(const struct ops *ops, const struct ops_summary *summary, struct measures *measures)
 {
     double rows = (double)ops->count * (double)ops->row_bytes, useful = rows;

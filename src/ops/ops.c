@@ -38,15 +38,15 @@ static const struct option_spec options[] = {
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), "f32", 0, 0, types, true,
      "element type of the generated rows"},
     {"bad", "SHARE", OPTION_REAL, AT(bad), "0.05", 0, 1, NULL, true,
-     "share of bad rows among the generated rows. Bad rows are in turn too small, too large, with NaN, with "
-     "infinity, and zero"},
+     "share of bad rows among the generated rows. There are five kinds of bad rows, in turn: norm too small, "
+     "norm too large, one NaN, one infinity, all zeros"},
     {"duplicates", "SHARE", OPTION_REAL, AT(duplicates), "0", 0, 1, NULL, true,
      "share of the generated rows that are copies of earlier rows"},
     {"seed", "N", OPTION_COUNT, AT(seed), "0", 0, 18446744073709551615.0, NULL, true,
      "seed of the generated rows and of the permutation"},
     {"steps", "LIST", OPTION_TEXT, AT(steps), "mask,compact,convert,hash", 0, 0, NULL, true,
-     "the steps, in this order: mask (validates norms), compact (keeps valid rows), permute (in random "
-     "order), convert (to --to), hash (XXH3-64 of each row)"},
+     "the steps, in this order: mask (validates norms), compact (keeps valid rows), permute (reorders rows "
+     "at random), convert (to the type --to), hash (XXH3-64 of each row)"},
     {"norm-min", "X", OPTION_REAL, AT(norm_min), "0.1", 0, OPS_NORM_MOST, NULL, true,
      "smallest valid norm: 0, or at least 1e-15"},
     {"norm-max", "X", OPTION_REAL, AT(norm_max), "100", OPS_NORM_LEAST, OPS_NORM_MOST, NULL, true,
@@ -54,7 +54,7 @@ static const struct option_spec options[] = {
     {"to", "TYPE", OPTION_CHOICE, AT(to), "f16", 0, 0, ops_type_names, true,
      "type that rows are converted to. nvfp4 and mxfp4 have one scale per 16 and 32 values. TYPE is one of"},
     {"fp8", "MODE", OPTION_CHOICE, AT(fp8), "saturate", 0, 0, ops_fp8_modes, true,
-     "what fp8 values larger than 448 become: 448 (saturate) or NaN (nan)"},
+     "result for magnitudes that are too large for fp8: 448 (saturate) or NaN (nan)"},
     {"dedup", NULL, OPTION_FLAG, AT(dedup), NULL, 0, 0, NULL, true,
      "drop rows whose hash equals that of an earlier row"},
     {"sample", "K", OPTION_COUNT, AT(sample), NULL, 1, INPUT_ROWS_MAX, NULL, true,

@@ -96,8 +96,9 @@ static uint64_t row_of(const struct expected *expected, uint64_t position)
                         position);
 }
 
-/* For each group of equal hashes, keeps only the row that comes first in the run: the row at the first
- * position from the shift on, or else the row at the first position. */
+/* For each group of equal hashes, keeps only the row that the run processes first. The run begins at position
+ * `shift` and wraps around. This row is therefore the group's first row at or after `shift`, or the group's
+ * first row if all are before `shift`. */
 static void drop_duplicates(const struct expected *expected)
 {
     const struct ops_oracle *oracle = expected->oracle;

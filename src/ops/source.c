@@ -43,7 +43,7 @@ struct cleaner {
     uint8_t *rows;    /* one row per thread, aligned */
     size_t row_bytes, row_room;
     uint64_t kept_count, rows_per_file;
-    uint64_t *starts; /* per file: its first row in the set */
+    uint64_t *starts; /* per output file: its first row in the set */
     atomic_bool lost; /* rows disappeared */
 };
 
@@ -163,7 +163,7 @@ static enum status choose_rows(struct cleaner *cleaner, bool dedup)
                             rows, (double)cleaner->norm_min, (double)cleaner->norm_max);
 }
 
-/* Finds the first row of each file. */
+/* Finds the first row of each output file. */
 static enum status find_starts(struct cleaner *cleaner, uint64_t files)
 {
     cleaner->starts = malloc(files * sizeof *cleaner->starts);
@@ -180,7 +180,7 @@ static enum status find_starts(struct cleaner *cleaner, uint64_t files)
 
 /* ---- Producing files ---- */
 
-/* A file in memory. */
+/* An output file in memory. */
 struct product {
     struct cleaner *cleaner;
     uint64_t count, *numbers; /* numbers of its rows in the set */
@@ -220,7 +220,7 @@ static void convert_rows(void *context, uint64_t task, int thread)
     }
 }
 
-/* Lists the rows of a file. */
+/* Lists the rows of an output file. */
 static enum status find_rows(struct product *product, uint64_t number)
 {
     const struct cleaner *cleaner = product->cleaner;
@@ -237,7 +237,7 @@ static enum status find_rows(struct product *product, uint64_t number)
     return STATUS_OK;
 }
 
-/* Describes the tensors of a file. Returns their number. */
+/* Describes the tensors of an output file. Returns their number. */
 static size_t describe_tensors(const struct product *product, struct safetensor tensors[PARTS])
 {
     static const char *const types[] = {"F32", "F16", "BF16", "F8_E4M3", "U8", "U8"};
@@ -260,7 +260,7 @@ static size_t describe_tensors(const struct product *product, struct safetensor 
     return scale_bytes == 0 ? SCALES : format->to == OPS_NVFP4 ? PARTS : TENSOR_SCALE;
 }
 
-/* Allocates a file and writes its header, and the scale of the tensor. */
+/* Allocates an output file and writes its header, and the scale of the tensor. */
 static enum status begin_file(struct product *product)
 {
     static const char *const about[] = {"fdsl-bench", "embeddings", NULL};
@@ -427,7 +427,7 @@ static const struct option_spec options[] = {
     {"to", "TYPE", OPTION_CHOICE, AT(to), "stored", 0, 0, targets, true,
      "type that rows are converted to; stored keeps the type of the files. TYPE is one of"},
     {"fp8", "MODE", OPTION_CHOICE, AT(fp8), "saturate", 0, 0, ops_fp8_modes, true,
-     "what fp8 values larger than 448 become: 448 (saturate) or NaN (nan)"},
+     "result for magnitudes that are too large for fp8: 448 (saturate) or NaN (nan)"},
     {"encode", "KIND", OPTION_CHOICE, AT(encoding), "safetensors", 0, 0, encodings, true,
      "file format; npy only for f32 and f16. KIND is one of"},
     {"rows-per-file", "N", OPTION_COUNT, AT(rows_per_file), NULL, 1, 1e9, NULL, true,

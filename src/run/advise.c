@@ -15,6 +15,8 @@
 #include "run/advise_parts.h"
 #include "run/formats.h"
 
+static const char *const on_errors[] = {"fail", "skip", NULL};
+
 #define AT(field) offsetof(struct advise_options, field)
 static const struct option_spec specs[] = {
     {"data", "DIR", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, false,
@@ -34,6 +36,8 @@ static const struct option_spec specs[] = {
      "maximum size of --cache-dir; 0 is unlimited"},
     {"subset", "N[K|M|G]", OPTION_BYTES, AT(subset), "512M", 1, 1e18, NULL, false,
      "measure only the first shards of a folder, at most this many bytes, and at least one shard"},
+    {"on-error", "WHAT", OPTION_CHOICE, AT(on_error), "fail", 0, 0, on_errors, false,
+     "what to do with an image that cannot be read: fail, or skip it. WHAT is one of"},
     {"threads", "N", OPTION_COUNT, AT(threads), "0", 0, 4096, NULL, false,
      "CPU threads that read and decode; 0 means all that this process may use"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false, "CUDA device"},
@@ -172,13 +176,15 @@ static void add_reading(const struct situation *situation, const struct candidat
         add(arguments, "--cache-dir", options->cache_dir);
         add_number(arguments, "--cache-bytes", (double)options->cache_bytes);
     }
+    if (options->on_error)
+        add(arguments, "--on-error", on_errors[options->on_error]);
     if (candidate->place == GPU_MEMORY)
         return;
-    if (set->images && (set->coded || options->out_res)) {
+    if (set->coded || options->out_res) {
         add_number(arguments, "--out-res", set->res);
         add(arguments, "--fit", fit_names[options->fit]);
         add_number(arguments, "--channels", set->channels);
-    } else if (set->images && !candidate->gpu)
+    } else if (!candidate->gpu)
         arguments->of[arguments->count++] = "--decode";
 }
 
@@ -265,6 +271,7 @@ static enum status measure_all(struct situation *situation, struct advice *advic
         bool of_files = !situation->set.shards && candidate->name_of_files;
         *next = (struct advice){.name = of_files ? candidate->name_of_files : candidate->name,
                                 .variant = variant_of(situation, candidate),
+                                .reads = candidate->place != GENERATED,
                                 .images_per_s = NAN,
                                 .stall_share = NAN,
                                 .reached_per_s = NAN,
@@ -288,6 +295,17 @@ static enum status measure_all(struct situation *situation, struct advice *advic
 
 /* ---- From start to end ---- */
 
+/* Creates the folder of --out before anything is measured. */
+static enum status make_out(const char *folder)
+{
+    struct stat info;
+    if (folder && mkdir(folder, 0777) != 0 && errno != EEXIST)
+        return status_set(STATUS_USAGE, "--out %s: cannot create the folder: %s", folder, strerror(errno));
+    if (folder && stat(folder, &info) == 0 && !S_ISDIR(info.st_mode))
+        return status_set(STATUS_USAGE, "--out %s: this is a file; name a folder", folder);
+    return STATUS_OK;
+}
+
 static enum status check_options(struct situation *situation, struct advise_options *options)
 {
     if (!options->data)
@@ -297,6 +315,7 @@ static enum status check_options(struct situation *situation, struct advise_opti
                           "say how long a training step takes: --compute MS, or --compute train:MODEL "
                           "to measure it on the GPU");
     TRY(format_check(options->format));
+    TRY(make_out(options->out));
     TRY(compute_read(&options->compute));
     situation->resources = (struct resources){.threads = 1, .device = (int)options->device};
     enum status probed = device_probe((int)options->device);
@@ -319,9 +338,6 @@ static enum status measure_set(struct situation *situation, struct advice *advic
 {
     const struct advise_options *options = situation->options;
     TRY(advise_set_open(options, &situation->set));
-    if (options->out && mkdir(options->out, 0777) != 0 && errno != EEXIST)
-        return status_set(STATUS_FAILED, "--out %s: cannot create the folder: %s", options->out,
-                          strerror(errno));
     situation->rows = options->out ? options->out : situation->set.folder;
     situation->question.res = situation->set.res;
     return measure_all(situation, advice, count);

@@ -15,6 +15,7 @@
 /* One way to get batches, and what was measured. Unknown numbers are NaN. */
 struct advice {
     const char *name, *variant; /* "shards from memory", "shards-omp" */
+    bool reads;                 /* the data set; false for generators */
     bool measured;
     char reason[512];        /* why it was not measured */
     double images_per_s;     /* without a step */
@@ -29,7 +30,7 @@ struct advice {
 struct advice_question {
     double step_s; /* duration of a step alone; NaN until a step was measured (--compute train) */
     uint64_t batch;
-    uint32_t res;   /* width and height of the images; of generated images if the set has none */
+    uint32_t res;   /* width and height of the images */
     bool estimated; /* there is no GPU that could run the step */
 };
 
@@ -57,14 +58,13 @@ struct advise_options {
     uint64_t batch, out_res, device, threads, cache_bytes, subset;
     double seconds;
     struct compute compute;
-    int fit, format;
+    int fit, on_error, format;
     bool help;
 };
 
 /* The facts about a data set that the candidates depend on. */
 struct advise_set {
     bool shards, remote; /* a remote set is of shards */
-    bool images;         /* the first sample has an image */
     bool coded;          /* images are JPEG or PNG files */
     uint32_t res;        /* width and height of the images that the step gets */
     uint32_t channels;   /* of these images */
@@ -75,9 +75,10 @@ struct advise_set {
     char data[PATH_MAX];       /* what is measured: the set, or a folder with links to some of its shards */
 };
 
-/* Looks at a data set and makes a temporary folder. If the set has more than --subset bytes of local shards,
- * the folder gets links to the first of them. Call advise_set_close() also after a failure: it removes the
- * folder. In between, signals that would end the program wait (file_hold_signals()). */
+/* Looks at a data set of images and makes a temporary folder. STATUS_USAGE if the first sample has no image.
+ * If the set has more than --subset bytes of local shards, the folder gets links to the first of them. Call
+ * advise_set_close() also after a failure: it removes the folder. In between, signals that would end the
+ * program wait (file_hold_signals()). */
 enum status advise_set_open(const struct advise_options *options, struct advise_set *set);
 void advise_set_close(const struct advise_set *set);
 

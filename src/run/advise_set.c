@@ -15,31 +15,51 @@
 
 #define CODED_RES 224 /* default of --out-res for JPEG and PNG files */
 
-/* Reads the first image, for its format and size. A set without images is of arrays or records. */
-static enum status look_at_image(const struct dataset *dataset, struct advise_set *set)
+/* Decodes the image of a sample, and sets the format and the size of the set's images from it. */
+static enum status look_at_image(const struct dataset *dataset, uint32_t number,
+                                 struct image_scratch *scratch, struct advise_set *set)
 {
     struct plain plain = {.dataset = dataset, .fd = -1};
-    const struct dataset_sample *sample = &dataset->samples[0];
+    const struct dataset_sample *sample = &dataset->samples[number];
     const struct dataset_member *member = &dataset->members[sample->member + sample->image % sample->members];
-    struct image_scratch scratch = {0};
     struct image image;
+    bool is_image = false;
     uint8_t *bytes = malloc(member->size + 1);
     enum status status = bytes ? plain_bytes(&plain, member, member->size, bytes)
                                : status_set(STATUS_FAILED, "out of memory for an image");
     if (status == STATUS_OK)
-        status = image_decode(members_format(member->extension), bytes, member->size, &scratch, &image,
-                              &set->images);
-    if (status == STATUS_OK && set->images) {
-        enum image_format format = image_format(members_format(member->extension), bytes, member->size);
-        set->coded = format != IMAGE_NPY;
+        status =
+            image_decode(members_format(member->extension), bytes, member->size, scratch, &image, &is_image);
+    if (status == STATUS_OK && !is_image)
+        status = status_set(STATUS_USAGE,
+                            "'%s' is not an image, and advise compares images; name them with "
+                            "--image",
+                            member->extension);
+    if (status == STATUS_OK) {
+        set->coded = image_format(members_format(member->extension), bytes, member->size) != IMAGE_NPY;
         set->channels = set->coded || image.channels == 3 ? 3 : 1;
         if (!set->coded)
             set->res = image.height > image.width ? image.height : image.width;
     }
     plain_close(&plain);
-    image_scratch_close(&scratch);
     free(bytes);
-    return status;
+    return status == STATUS_OK ? status
+                               : status_prefix(status, "%s/%s: sample '%s'", dataset->path,
+                                               dataset->files[member->file].name, sample->key);
+}
+
+/* Looks at the first image; with --on-error skip, at the first that can be read. */
+static enum status look_at_images(const struct advise_options *options, const struct dataset *dataset,
+                                  struct advise_set *set)
+{
+    struct image_scratch scratch = {0};
+    enum status status = look_at_image(dataset, 0, &scratch, set);
+    for (uint32_t i = 1; status == STATUS_FAILED && options->on_error && i < dataset->sample_count; i++)
+        status = look_at_image(dataset, i, &scratch, set);
+    image_scratch_close(&scratch);
+    if (status != STATUS_FAILED || options->on_error)
+        return status;
+    return status_set(STATUS_FAILED, "%s; --on-error skip omits such samples", status_text());
 }
 
 static enum status cannot_link(const char *path)
@@ -122,7 +142,7 @@ static enum status look(const struct advise_options *options, const struct datas
     set->measured_bytes = set->bytes;
     if (snprintf(set->data, sizeof set->data, "%s", options->data) >= (int)sizeof set->data)
         return status_set(STATUS_USAGE, "--data: the name is too long");
-    TRY(look_at_image(dataset, set));
+    TRY(look_at_images(options, dataset, set));
     TRY(open_folder(set));
     if (options->out_res)
         set->res = (uint32_t)options->out_res;
@@ -142,7 +162,7 @@ enum status advise_set_open(const struct advise_options *options, struct advise_
     if (!set->remote && options->cache_dir)
         return status_set(STATUS_USAGE, "--cache-dir is for data at a URL; drop it");
     TRY(members_parse(options->image, options->label, options->member, &members));
-    enum status status = dataset_open(options->data, false, &members, &remote, &dataset);
+    enum status status = dataset_open(options->data, options->on_error, &members, &remote, &dataset);
     if (status == STATUS_OK)
         status = look(options, &dataset, set);
     dataset_close(&dataset);

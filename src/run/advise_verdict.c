@@ -136,6 +136,15 @@ static void append_choice(char *text, size_t size, const struct advice_question 
     append(text, size, ".");
 }
 
+/* Whether at least one way that reads the set was measured. */
+static bool was_read(const struct advice *advice, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (advice[i].measured && advice[i].reads)
+            return true;
+    return false;
+}
+
 /* Says why `chosen` is better than `next`, which is equally fast. */
 static void append_reason(char *text, size_t size, const struct advice *chosen, const struct advice *next)
 {
@@ -182,4 +191,6 @@ void advise_verdict(const struct advice_question *question, const struct advice 
         append(text, size, ".");
     }
     append_costs(text, size, chosen);
+    if (!was_read(advice, count))
+        append(text, size, " No way of reading the set was measured; the reasons are in the table.");
 }

@@ -85,7 +85,7 @@ static enum status start(struct watch *watch, int *error)
         return status_set(STATUS_FAILED, "cannot start '%s': %s", command[0], strerror(errno));
     collect_signals(&set);
     sigprocmask(SIG_BLOCK, &set, &watch->before);
-    /* If SIGCHLD were ignored, Linux would discard the exit status of the command. */
+    /* If this program ignored SIGCHLD, Linux would discard the exit status of the command. */
     watch->on_child = signal(SIGCHLD, SIG_DFL);
     watch->begin_s = timer_now_s();
     watch->child = fork();

@@ -1,4 +1,5 @@
-/* fdsl-bench --monitor FILE -- COMMAND: samples any command, as --monitor samples a run. */
+/* fdsl-bench --monitor FILE -- COMMAND: runs any command and samples it in the way that --monitor samples a
+ * benchmark run. */
 #ifndef FDSL_RUN_COMMAND_H
 #define FDSL_RUN_COMMAND_H
 

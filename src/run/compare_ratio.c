@@ -44,11 +44,11 @@ static struct variance variance_between(const struct side *side)
     return (struct variance){side->squares / (count - 1) / count, count - 1};
 }
 
-/* Returns the variance of the side `alone`. Its single run shows no scatter between runs, so the function
- * assumes the scatter of the runs of `repeated`. If the error of the single run is larger than the mean error
- * of the repeated runs, adds the difference. The result is at least the error of the single run. Returns NaN
- * if only the errors of the repeated runs are known, because the error of the single run may be far larger.
- */
+/* Returns the variance of the side `alone`. A single run shows no scatter between runs, so the function
+ * assumes the scatter of the runs of `repeated`. If the variance within the single run is larger than the
+ * mean variance within the repeated runs, the function adds the difference. The result is at least the
+ * variance within the single run. Returns NaN if the variance is known only within the repeated runs, because
+ * that of the single run may be far larger. */
 static double variance_alone(const struct side *alone, const struct side *repeated)
 {
     double count = (double)repeated->count;

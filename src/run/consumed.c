@@ -80,7 +80,7 @@ static enum status consumed_ready(void *state, uint64_t number)
                           : STATUS_OK;
 }
 
-/* Ends a measurement and adds it to the sum. Only the wait before the very first step is kept apart
+/* Ends a measurement and adds it to the sum. Only the wait before the very first step is counted separately
  * (first_wait_s), because a training loop starts only once. The waits at the start of later epochs count as
  * stalls (wait_s). */
 static enum status add_span(struct consumed *self)
@@ -98,7 +98,7 @@ static enum status add_span(struct consumed *self)
     return STATUS_OK;
 }
 
-/* Produces one batch while the step on the previous one runs. */
+/* Produces one batch while the training step on the previous batch runs. */
 static enum status run_one(struct consumed *self, uint64_t number)
 {
     const struct consumed_job *job = &self->job;

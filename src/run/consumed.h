@@ -1,5 +1,5 @@
-/* --compute: a variant that wraps another one, passes each batch to a training step on the GPU, and waits for
- * steps as a training loop does. */
+/* --compute: a variant that wraps another variant, passes each batch to a training step on the GPU, and waits
+ * for the steps as a training loop does. */
 #ifndef FDSL_RUN_CONSUMED_H
 #define FDSL_RUN_CONSUMED_H
 

@@ -60,7 +60,7 @@ struct monitor {
     bool traffic;   /* the period is long enough to measure PCIe traffic */
 
     /* Used only by the thread: the time of the latest sample of the processes, and their counters at that
-     * time. The counters are negative before the first sample */
+     * time. The counters are negative before the first sample. */
     double looked_s, counters[PROCESS_COUNTERS];
 
     /* Shared, protected by the lock */
@@ -213,7 +213,7 @@ static void *watch(void *argument)
     do
         take_sample(monitor);
     while (wait_for_next(monitor, &tick));
-    if (monitor->subject.tree) /* the last sample: without it, a short command would have no rates */
+    if (monitor->subject.tree) /* a last sample: rates need two samples, and the command may be short */
         take_sample(monitor);
     return NULL;
 }

@@ -45,7 +45,7 @@ struct monitor_gpu {
     const char *pci_bus_id; /* in the form that NVML accepts */
 };
 
-/* What is sampled. All pointers must stay valid as long as the monitor. */
+/* The GPUs and processes to sample. All pointers must stay valid as long as the monitor. */
 struct monitor_subject {
     const struct env *env;
     uint64_t rank;

@@ -253,9 +253,8 @@ struct csv_extent {
     size_t torn_line; /* number of the incomplete line after these rows; 0: none */
 };
 
-/* Decides whether the last record of a file, which has no line end, can be cut off. Only a record that is
- * certainly incomplete can: a prefix of the expected header, or a single line with too few fields. Refuses
- * any other record. */
+/* Decides whether the last record of a file, which has no line end, can be cut off. Accepts only a record
+ * that is certainly incomplete: a prefix of the expected header, or a single line with too few fields. */
 static enum status judge_tail(const char *path, const struct csv_record *record, const char *at, size_t line,
                               const struct row *row, const struct csv_lines *lines, struct csv_extent *extent)
 {
@@ -351,7 +350,7 @@ static enum status check_old_file(const char *path, const struct row *row)
     if (fd < 0) {
         status = status_set(STATUS_USAGE, "%s cannot be opened: %s", path, strerror(errno));
     } else {
-        /* A shared lock: otherwise a row that another process is writing could look incomplete. */
+        /* Take a shared lock: without it, a row that another process is writing could look incomplete. */
         struct csv_extent extent;
         bool locked;
         status = lock_and_examine(fd, path, LOCK_SH, row, &lines, &extent, &locked);
@@ -542,7 +541,8 @@ enum status csv_complete(const char *path, const struct row *like, const char *t
     free(lines.text);
     if (!same)
         return status_set(STATUS_USAGE,
-                          "the rows kept by that run have other columns than the rows of this program");
+                          "the rows saved with the checkpoint have other columns than the rows of this "
+                          "program");
     lines.text = strdup(text);
     if (!lines.text)
         return status_set(STATUS_FAILED, "out of memory for the rows");

@@ -139,7 +139,7 @@ static enum status time_row(struct runner *runner, void *state, const struct ben
     struct bench_together together = {.vote = comm_vote};
     bench_free(&result->bench);
     enum status status = comm_agree(take_samples(runner, state, limits, &result->bench, &together));
-    /* The runs may have delivered fewer items than expected. */
+    /* Use the actual work: the runs may have delivered fewer items than expected. */
     result->work = runner->settings->workload->work(runner->input, runner->entry->variant);
     if (status == STATUS_OK)
         status = record(runner, state, &together.bench, result);
@@ -388,8 +388,8 @@ static enum status describe_device(struct runner *runner)
     return status != STATUS_OK && computes ? status_prefix(status, "--compute") : status;
 }
 
-/* With --variant all, skips variants that find only during setup that they cannot run, for example because
- * the GPUs of the ranks cannot reach each other's memory. */
+/* With --variant all, skips variants whose setup returns STATUS_UNAVAILABLE, for example because the GPUs of
+ * the ranks cannot access each other's memory. */
 static enum status run_variants(struct runner *runner)
 {
     const struct settings *settings = runner->settings;

@@ -48,8 +48,9 @@ static enum status run_step(const struct search *search)
     return status;
 }
 
-/* Tries a batch. Variants report that memory is short, or that their limits are exceeded, with one of two
- * phrases. All ranks have the same message, so they decide alike. */
+/* Tries a batch size. The batch does not fit if the error message contains "out of memory" or
+ * "lower --batch"; variants use these phrases if memory is short or a limit is exceeded. All ranks have the
+ * same message, so all ranks decide alike. */
 static enum status try_batch(struct search *search, uint64_t batch, bool *fits)
 {
     struct runner *runner = search->runner;
@@ -121,8 +122,8 @@ enum status runner_find_batch(struct runner *runner)
         status_say("--batch max: %" PRIu64 " fits, %" PRIu64 " does not (%" PRIu32 " tried)", batch, above,
                    search.probes);
     else
-        status_say("--batch max: %" PRIu64 " fits, and the samples allow no more (%" PRIu32 " tried)", batch,
-                   search.probes);
+        status_say("--batch max: %" PRIu64 " fits; the data set is too small for more (%" PRIu32 " tried)",
+                   batch, search.probes);
     return comm_agree(
         workload->largest.set(runner->input, settings->parameters, &runner->partition, batch, search.probes));
 }

@@ -60,8 +60,8 @@ struct runner {
     const struct variant_entry *entry;
     struct gpu_watched watched; /* clocks and power of the GPU during the timed runs of the current row */
     struct baseline baseline;
-    /* The column time_utc of the current row. It is the start time of the combination, env.time_utc. But in
-     * workloads with epochs, each row after the first has the start time of its epoch. */
+    /* The column time_utc of the current row: the start time of the combination, env.time_utc. In workloads
+     * with epochs, however, each row after the first has the start time of its epoch. */
     char time_utc[ENV_TIME_MAX];
     double alone_s;           /* the median time of rank 0 alone; 0 if unknown */
     struct progress progress; /* shown only on a terminal */

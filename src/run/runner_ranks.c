@@ -117,8 +117,8 @@ void runner_warn_about_cores(const struct settings *settings, double outcome)
         status_warn("there are more ranks than cores, so some ranks share a core; start fewer ranks");
     else if (outcome == CORES_IDLE && any_threaded(settings))
         status_warn(
-            "mpirun bound the ranks to some of the cores, so the others are idle; to use all cores, start "
-            "with: mpirun --bind-to none");
+            "mpirun bound the ranks to some of the cores, so the other cores are idle; to use all cores, "
+            "start with: mpirun --bind-to none");
 }
 
 enum status runner_check_no_device(const struct settings *settings, uint64_t ranks)

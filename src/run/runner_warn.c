@@ -80,8 +80,7 @@ void runner_warn_of_few_looks(const struct runner *runner, double wall_s)
     else
         snprintf(remedy, sizeof remedy, "--min-time %g", enough_s);
     status_warn("%s: --monitor took only %zu sample%s during the timed runs, but meaningful statistics need "
-                "%d; sample longer "
-                "with %s%s",
+                "%d; sample longer with %s%s",
                 runner->entry->name, looks, looks == 1 ? "" : "s", MONITOR_SAMPLES_MIN, remedy,
                 settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or use a shorter period" : "");
 }

@@ -34,9 +34,8 @@ static const struct option_spec specs[] = {
     {"prepare", "DIR", OPTION_TEXT, AT(prepare), NULL, 0, 0, NULL, false,
      "write a data set into this folder and measure nothing; --prepare --help lists its options"},
     {"verify-set", "DIR", OPTION_TEXT, AT(verify_set), NULL, 0, 0, NULL, false,
-     "compare the files of a set that --prepare --from embeddings wrote with their hashes, and name bad "
-     "files "
-     "and rows"},
+     "check the files of an embedding set (--prepare --from embeddings) against the hashes stored with them, "
+     "and name bad files and rows"},
     {"list", NULL, OPTION_FLAG, AT(list), NULL, 0, 0, NULL, false,
      "list all variants, or only the variants of --workload or --variant. If a variant cannot run here, the "
      "list says why. Scripts can use --format csv or json"},
@@ -44,9 +43,8 @@ static const struct option_spec specs[] = {
      "compare results with the reference before and after the timing; if results are wrong, no row is "
      "written"},
     {"baseline", "NAME", OPTION_TEXT, AT(baseline), NULL, 0, 0, NULL, false,
-     "the variant that the column speedup compares with; it runs first (default: naive, train-naive or "
-     "infer-naive; for load, files, or shards if files does not run; for exchange, nccl, or mpi if nccl does "
-     "not run)"},
+     "the variant that the column speedup compares with; it runs first (default: naive, train-naive, "
+     "infer-naive or ops-naive; load: files, else shards; exchange: nccl, else mpi)"},
     {"config", "FILE", OPTION_TEXT, AT(config), NULL, 0, 0, NULL, false,
      "an INI file with options, as \"name = value\"; the command line overrides it"},
     {"dry-run", NULL, OPTION_FLAG, AT(dry_run), NULL, 0, 0, NULL, false,
@@ -88,8 +86,8 @@ static const struct option_spec specs[] = {
      "under mpirun, end the run when a rank has waited S seconds for another rank. With 0, there is no "
      "limit, except 300 s for a rank that does not start"},
     {"warmups", "N", OPTION_COUNT, AT(warmups), "3", 0, 1e9, NULL, false,
-     "minimum number of runs before the first timed sample. This option and those down to --loops do not "
-     "apply to train"},
+     "minimum number of runs before the first timed sample. This option and the following ones up to --loops "
+     "do not apply to train"},
     {"warmup-time", "S", OPTION_REAL, AT(warmup_time_s), "0.25", 0, 1e6, NULL, false,
      "minimum time of the warm-up in seconds"},
     {"min-samples", "N", OPTION_COUNT, AT(min_samples), "10", 1, 1e9, NULL, false,

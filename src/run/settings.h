@@ -54,11 +54,10 @@ struct settings {
 };
 
 /* Parses and checks the command line. --help, --version, --list, --env and --verify-set require no other
- * option. With
- * --prepare, only settings->prepare is set, and prepare_run() parses the rest. `--prepare --help` also sets
- * `help`, and sets `prepare` to "". `config` must outlive the settings. The caller calls settings_free(),
- * also after a failure. STATUS_USAGE or STATUS_UNAVAILABLE with the reason; STATUS_FAILED if memory runs
- * out. */
+ * option. With --prepare, only settings->prepare is set, and prepare_run() parses the rest. With
+ * `--prepare --help`, `help` is also set, and `prepare` is "". `config` must outlive the settings. The caller
+ * calls settings_free(), also after a failure. STATUS_USAGE or STATUS_UNAVAILABLE with the reason;
+ * STATUS_FAILED if memory runs out. */
 enum status settings_read(struct settings *settings, const struct config *config);
 void settings_free(struct settings *settings);
 
@@ -76,7 +75,8 @@ const struct compute *settings_compute(const struct settings *settings);
 /* Returns "weak" or "strong". */
 const char *settings_scaling(const struct settings *settings);
 
-/* Whether only information is requested, which needs no variant: --help, --version, --list or --env. */
+/* Whether the options request only work that needs no variant: --help, --version, --list, --env or
+ * --verify-set. */
 bool settings_informational(const struct settings *settings);
 
 /* Whether `name` is a common option or an option of any workload. */

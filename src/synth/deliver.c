@@ -150,7 +150,7 @@ static enum status write_pictures(const struct synth *synth, const struct delive
     return STATUS_OK;
 }
 
-/* Writes the images as pictures. Holds all images in memory at once, because several threads write them. */
+/* Writes the images as pictures. Keeps all images in memory at once, because several threads write them. */
 static enum status deliver_pictures(const struct synth *synth, const struct deliver_files *files,
                                     const char *name, const struct variant *variant, void *state)
 {

@@ -13,7 +13,7 @@ struct deliver_files {
 };
 
 /* Checks that each file can be written, and that no two options write the same index.tsv or labels file.
- * Otherwise STATUS_USAGE or STATUS_UNAVAILABLE gives the reason. `given` holds all options, including
+ * Otherwise STATUS_USAGE or STATUS_UNAVAILABLE gives the reason. `given` contains all options, including
  * the output options of other parts of the program. */
 enum status deliver_check(const struct options *given, const struct deliver_files *files);
 

@@ -12,7 +12,7 @@ struct host_generator {
     struct synth_call call;
     const struct variant *variant;
     void *state;
-    int64_t *labels; /* receives the labels if the caller wants none; `batch` entries */
+    int64_t *labels; /* scratch memory for the labels if the caller passes none; `batch` entries */
 };
 
 static enum status host_make(struct generator *generator, const struct generator_numbers *numbers,

@@ -98,7 +98,7 @@ static void report_written(const char *path, const struct synth *synth)
         status_note("wrote %s (%s) %s and %s (%" PRIu64 ")", path, shape, types[synth->output.type],
                     labels_path, synth->batch);
     if (synth->output.type == DTYPE_BF16)
-        status_say("%s holds bfloat16 as <u2; to convert the loaded array a in PyTorch: "
+        status_say("%s stores bfloat16 as <u2; to convert the loaded array a in PyTorch: "
                    "torch.from_numpy(a.view('int16')).view(torch.bfloat16)",
                    path);
 }

@@ -128,7 +128,7 @@ bool oracle_member(const struct synth *synth, struct synth_image image, const fl
     return true;
 }
 
-/* Buffers to check one image. */
+/* The buffers for checking one image. */
 struct slot {
     uint8_t *pixels; /* the image to check */
     int64_t label;

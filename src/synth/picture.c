@@ -32,7 +32,7 @@ enum status picture_available(void)
     return STATUS_OK;
 }
 
-/* If the folder does not exist, creates and removes it. Nothing else shows reliably that it can be
+/* If the folder does not exist, creates and removes it. No other test shows reliably whether it can be
  * created. */
 enum status picture_check_folder(const char *folder)
 {

@@ -184,7 +184,7 @@ static enum status check_encoding(const struct maker *maker)
     if (maker->encoding == SOURCE_NPY || (output->type == DTYPE_U8 && output->channels == 1))
         return STATUS_OK;
     return status_set(STATUS_USAGE,
-                      "--encode %s holds u8 images of one channel (three channels would "
+                      "--encode %s stores u8 images of one channel (three channels would "
                       "repeat the same gray); use --encode npy for other images",
                       source_encodings[maker->encoding]);
 }

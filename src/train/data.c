@@ -14,6 +14,7 @@
 #include "core/options.h"
 #include "core/timer.h"
 #include "core/words.h"
+#include "data/remote.h"
 
 #define CIFAR_BATCHES 5
 #define DIGITS        10 /* number of classes */
@@ -329,7 +330,7 @@ static enum status open_sets(const struct data_request *request, struct data *da
         return generate(request, "clips", words + 2, data);
     if (synth)
         return open_synth(request, data);
-    if (access(request->name, F_OK) != 0)
+    if (!remote_is(request->name) && access(request->name, F_OK) != 0)
         return unknown(request->name);
     return idx ? open_idx(request, data) : cifar ? open_cifar(request, data) : open_datasets(request, data);
 }
