@@ -648,7 +648,7 @@ Test(train_cli, rejects_impossible_comparisons)
              "use --ranks 1\n");
     EXPECT(2, COMPARE "--model lenett", root);
     cr_expect_str_eq(out, "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl, "
-                          "cnn-deep; did you mean "
+                          "cnn-deep, vit-micro, vit-tiny, vit-small, vit-base; did you mean "
                           "'lenet'?\n");
     EXPECT(2, COMPARE "--bench none", root);
     cr_expect_not_null(strstr(out, "none: No such file or directory; build it"), "%s", out);

@@ -54,7 +54,8 @@ static void run(const struct engine *engine, const struct model_table *table, co
                 struct net *net, struct result *result)
 {
     struct train_totals totals;
-    net_open(net, engine, table, sizes->input, sizes->classes, sizes->count, sizes->batch, 0.1f);
+    net_open(net, engine, table, fitted(table, sizes->input), sizes->classes, sizes->count, sizes->batch,
+             0.1f);
     if (varied) {
         vary(net);
         net_reopen(net, net->engine);
@@ -224,6 +225,8 @@ Test(train_omp, rejects_unsupported_networks)
 Test(train_omp, nets, .timeout = 120)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
+        if (model_tables[i].layers[0].kind == LAYER_PATCHES)
+            continue;
         bool volumes = model_tables[i].volumetric;
         check(&model_tables[i],
               &(struct sizes){volumes ? (struct shape){1, 5, 8, 7} : (struct shape){1, 1, 17, 15}, 10, 9, 7});
@@ -285,6 +288,8 @@ Test(train_omp, detects_a_planted_fault)
     struct engine engine = engine_omp;
     engine.open = open_forgetful;
     for (size_t i = 0; model_tables[i].name; i++) {
+        if (model_tables[i].layers[0].kind == LAYER_PATCHES)
+            continue;
         const struct sizes sizes = {{1, 1, 17, 15}, 10, 9, 7}, deep_sizes = {{1, 5, 8, 7}, 10, 9, 7};
         double worst = compare(&engine, &model_tables[i], model_tables[i].volumetric ? &deep_sizes : &sizes);
         cr_expect_gt(worst, 10 * TOLERANCE, "%s: a missing term causes an error of only %g",
@@ -306,8 +311,8 @@ static void follow(const struct engine *engine, const struct model_table *table,
                    uint32_t batch, uint32_t count)
 {
     struct net net, naive;
-    net_open(&net, engine, table, input, 10, count, batch, 0);
-    net_open(&naive, &engine_naive, table, input, 10, count, batch, 0);
+    net_open(&net, engine, table, fitted(table, input), 10, count, batch, 0);
+    net_open(&naive, &engine_naive, table, fitted(table, input), 10, count, batch, 0);
     uint32_t steps = train_steps(&net.train);
     for (uint32_t i = 0; i < FOLLOWED; i++) {
         struct train_totals totals, wanted;
@@ -326,6 +331,8 @@ static void follow(const struct engine *engine, const struct model_table *table,
 static void follow_all(const struct engine *engine)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
+        if (model_tables[i].layers[0].kind == LAYER_PATCHES)
+            continue;
         bool deep_one = model_tables[i].volumetric;
         follow(engine, &model_tables[i], deep_one ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16},
                7, 40);
@@ -343,7 +350,7 @@ static float *learnt(const struct model_table *table, struct shape input, int th
 {
     struct net net;
     const struct resources resources = {.threads = threads};
-    net_open(&net, &engine_omp, table, input, 10, 83, 33, 0.1f);
+    net_open(&net, &engine_omp, table, fitted(table, input), 10, 83, 33, 0.1f);
     engine_omp.close(net.state);
     must(engine_omp.open(&net.train, &resources, &net.state));
     const struct train_state begin = {net.initial, net.zeros, net.zeros, {0, 0}};
@@ -363,6 +370,8 @@ Test(train_omp, any_number_of_threads_gives_the_same_bits, .timeout = 120)
 {
     static const int threads[] = {2, 3, 65};
     for (size_t i = 0; model_tables[i].name; i++) {
+        if (model_tables[i].layers[0].kind == LAYER_PATCHES)
+            continue;
         struct shape input =
             model_tables[i].volumetric ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16};
         struct model model;
@@ -381,13 +390,15 @@ Test(train_omp, any_number_of_threads_gives_the_same_bits, .timeout = 120)
 Test(train_omp, inference_matches_the_oracle)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
+        if (model_tables[i].layers[0].kind == LAYER_PATCHES)
+            continue;
         struct shape input =
             model_tables[i].volumetric ? (struct shape){2, 4, 9, 8} : (struct shape){1, 1, 17, 16};
         const struct resources resources = {.threads = 2};
         struct net net;
         void *state;
         float logits[29 * 10], wanted[29 * 10];
-        net_open(&net, &engine_oracle, &model_tables[i], input, 10, 29, 7, 0);
+        net_open(&net, &engine_oracle, &model_tables[i], fitted(&model_tables[i], input), 10, 29, 7, 0);
         must(engine_oracle.evaluate(net.state, DATA_TRAIN, 0, 29, wanted));
         net.train.forward_only = true;
         must(engine_omp.open(&net.train, &resources, &state));
@@ -418,6 +429,8 @@ Test(train_omp, multiplies_by_openblas, .timeout = 60)
 {
     const struct engine *engine = openblas();
     for (size_t i = 0; model_tables[i].name; i++) {
+        if (model_tables[i].layers[0].kind == LAYER_PATCHES)
+            continue;
         const struct sizes sizes = {{1, 1, 17, 15}, 10, 9, 7}, deep_sizes = {{1, 5, 8, 7}, 10, 9, 7};
         double worst = compare(engine, &model_tables[i], model_tables[i].volumetric ? &deep_sizes : &sizes);
         cr_expect_leq(worst, TOLERANCE, "%s: off by %g", model_tables[i].name, worst);

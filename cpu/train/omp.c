@@ -420,6 +420,11 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     return feed_open(train, resources, &net->feed);
 }
 
+static enum status omp_accepts(const struct train *train)
+{
+    return model_refuse_transformer(train->model);
+}
+
 static enum status omp_open(const struct train *train, const struct resources *resources, void **state)
 {
     return omp_net_open(train, resources, omp_net_gemm_kernels(), state);
@@ -539,7 +544,7 @@ static uint64_t omp_memory_bytes(const void *state)
         .savings = {.pooled_gradients = true}, .open = open_, .close = omp_close, .set = omp_set,       \
         .get = omp_get, .steps = omp_steps, .totals = omp_totals, .progress = omp_progress,             \
         .gradients = omp_gradients, .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes,         \
-        .stages = &net_stages                                                                           \
+        .accepts = omp_accepts, .stages = &net_stages                                                   \
     }
 
 const struct engine engine_omp = ENGINE("omp", omp_open);
