@@ -10,6 +10,7 @@
 #include "train/inferrer.h"
 #include "train/trainer.h"
 #include "train_support.h"
+#include "train_transformers.h"
 
 /* Central differences change a parameter by 2^-20 in both directions. Parameters are multiples of 2^-20, so
  * float represents the changed values exactly. The oracle computes in double precision. The truncation error
@@ -70,10 +71,6 @@ static void check_gradients(const struct model_table *table, struct shape input,
     net_close(&net);
 }
 
-#define LAYERS(name_, deep, ...)                                     \
-    static const struct layer_spec name_##_layers[] = {__VA_ARGS__}; \
-    static const struct model_table name_ = {#name_, "", deep, name_##_layers, COUNT_OF(name_##_layers)}
-
 LAYERS(linear, false, {.kind = LAYER_LINEAR, .channels = 5}, {.kind = LAYER_LINEAR});
 LAYERS(relu, false, {.kind = LAYER_LINEAR, .channels = 9}, {.kind = LAYER_RELU}, {.kind = LAYER_LINEAR});
 LAYERS(conv, false, {.kind = LAYER_CONV, .channels = 3, .kernel = {1, 3, 2}, .padding = {0, 1, 0}},
@@ -107,47 +104,6 @@ LAYERS(add_pool, false, PLAIN(2), {.kind = LAYER_RELU}, {.kind = LAYER_POOL, .ke
 LAYERS(add_rows, false, {.kind = LAYER_LINEAR, .channels = 9}, {.kind = LAYER_LINEAR, .channels = 9},
        {.kind = LAYER_ADD, .back = 2}, {.kind = LAYER_LINEAR});
 
-#define PATCHES(out, y, x)                                            \
-    {                                                                 \
-        .kind = LAYER_PATCHES, .channels = out, .kernel = { 1, y, x } \
-    }
-#define PLAIN_KIND(kind_) \
-    {                     \
-        .kind = kind_     \
-    }
-#define TOKENS PLAIN_KIND(LAYER_TOKENS)
-#define NORM   PLAIN_KIND(LAYER_NORM)
-#define GELU   PLAIN_KIND(LAYER_GELU)
-#define SELECT PLAIN_KIND(LAYER_SELECT)
-#define LINEAR PLAIN_KIND(LAYER_LINEAR)
-#define TOKEN_LINEAR(out)                           \
-    {                                               \
-        .kind = LAYER_TOKEN_LINEAR, .channels = out \
-    }
-#define ATTENTION(count)                        \
-    {                                           \
-        .kind = LAYER_ATTENTION, .heads = count \
-    }
-#define DROP_PATH(share)                       \
-    {                                          \
-        .kind = LAYER_DROP_PATH, .rate = share \
-    }
-#define ADD(layers)                         \
-    {                                       \
-        .kind = LAYER_ADD, .back = (layers) \
-    }
-LAYERS(patches, false, PATCHES(5, 1, 5), SELECT, LINEAR);
-LAYERS(tokens, false, PATCHES(3, 7, 1), TOKENS, ATTENTION(1), SELECT, LINEAR);
-LAYERS(norm, false, PATCHES(7, 1, 1), NORM, SELECT, NORM, LINEAR);
-LAYERS(token_linear, false, PATCHES(3, 7, 5), TOKEN_LINEAR(11), TOKEN_LINEAR(5), SELECT, LINEAR);
-LAYERS(gelu, false, PATCHES(13, 7, 5), GELU, SELECT, LINEAR);
-LAYERS(one_head, false, PATCHES(9, 7, 1), ATTENTION(1), SELECT, LINEAR);
-LAYERS(one_token, false, PATCHES(15, 7, 5), ATTENTION(5), SELECT, LINEAR);
-LAYERS(heads, false, PATCHES(5, 1, 1), TOKENS, TOKEN_LINEAR(21), ATTENTION(7), SELECT, LINEAR);
-/* Adds every kind of output, one of them twice. */
-LAYERS(add_tokens, false, PATCHES(6, 7, 1), TOKENS, TOKEN_LINEAR(18), ATTENTION(2), DROP_PATH(0.5f), ADD(4),
-       NORM, GELU, ADD(3), ADD(2), TOKEN_LINEAR(6), ADD(4), SELECT, NORM, ADD(2), LINEAR);
-
 static const struct shape small = {3, 1, 7, 5}, gray = {1, 1, 13, 11}, volume = {2, 4, 5, 3};
 
 Test(train_net, gradients_of_layers)
@@ -159,8 +115,6 @@ Test(train_net, gradients_of_layers)
             check_gradients(tables[i], small, 4, count, 0);
             check_gradients(tables[i], gray, 2, count, 0.1f);
         }
-    static const struct model_table *const transformers[] = {
-        &patches, &tokens, &norm, &token_linear, &gelu, &one_head, &heads, &add_tokens, &one_token};
     for (size_t i = 0; i < COUNT_OF(transformers); i++)
         for (uint32_t count = 1; count <= 7; count += 6)
             check_gradients(transformers[i], small, 4, count, 0.1f);
@@ -201,11 +155,11 @@ Test(train_net, gradients_of_nets)
     }
 }
 
-LAYERS(norm_of_images, false, NORM, LINEAR);
-LAYERS(patches_of_tokens, false, PATCHES(4, 1, 1), PATCHES(4, 1, 1), SELECT, LINEAR);
-LAYERS(relu_of_tokens, false, PATCHES(4, 1, 1), {.kind = LAYER_RELU}, SELECT, LINEAR);
-LAYERS(linear_of_tokens, false, PATCHES(4, 7, 1), LINEAR);
-LAYERS(odd_heads, false, PATCHES(9, 7, 1), ATTENTION(2), SELECT, LINEAR);
+LAYERS(norm_of_images, false, NORM, LAST);
+LAYERS(patches_of_tokens, false, PATCHES(4, 1, 1), PATCHES(4, 1, 1), SELECT, LAST);
+LAYERS(relu_of_tokens, false, PATCHES(4, 1, 1), {.kind = LAYER_RELU}, SELECT, LAST);
+LAYERS(linear_of_tokens, false, PATCHES(4, 7, 1), LAST);
+LAYERS(odd_heads, false, PATCHES(9, 7, 1), ATTENTION(2), SELECT, LAST);
 LAYERS(adds_nothing, false, {.kind = LAYER_LINEAR}, {.kind = LAYER_ADD, .back = 2});
 LAYERS(adds_itself, false, {.kind = LAYER_LINEAR}, {.kind = LAYER_LINEAR}, {.kind = LAYER_ADD, .back = 1});
 LAYERS(adds_relu_in_place, false, {.kind = LAYER_LINEAR}, {.kind = LAYER_RELU}, {.kind = LAYER_LINEAR},

@@ -10,6 +10,7 @@
 #include "../cpu/train/omp_engine.h"
 #include "core/portable.h"
 #include "train_support.h"
+#include "train_transformers.h"
 
 /* The norm of the difference of two tensors, divided by the norm of `wanted`. */
 static double distance(const float *tensor, const float *wanted, size_t count)
@@ -135,9 +136,6 @@ static void check(const struct model_table *table, const struct sizes *sizes)
     omp_net_force_isa(NULL);
 }
 
-#define LAYERS(name_, deep, ...)                                     \
-    static const struct layer_spec name_##_layers[] = {__VA_ARGS__}; \
-    static const struct model_table name_ = {#name_, "", deep, name_##_layers, COUNT_OF(name_##_layers)}
 #define CONV(out, d, h, w, pd, ph, pw)                                                      \
     {                                                                                       \
         .kind = LAYER_CONV, .channels = out, .kernel = {d, h, w}, .padding = { pd, ph, pw } \
@@ -207,6 +205,16 @@ Test(train_omp, layers, .timeout = 120)
     check(&deep, &(struct sizes){{1, 3, 9, 8}, 2, 20, 19});
 }
 
+/* One batch size is prime, one is 1, and one is one less than the number of samples. */
+Test(train_omp, layers_of_transformers)
+{
+    static const struct sizes sizes[] = {
+        {{3, 1, 7, 5}, 4, 9, 7}, {{1, 1, 7, 5}, 1, 3, 1}, {{1, 1, 14, 35}, 18, 20, 19}};
+    for (size_t i = 0; i < COUNT_OF(transformers); i++)
+        for (size_t j = 0; j < COUNT_OF(sizes); j++)
+            check(transformers[i], &sizes[j]);
+}
+
 LAYERS(add_rows, false, LINEAR(9), LINEAR(9), ADD(2), LINEAR(0));
 
 /* train-omp cannot add the output of an earlier layer after a linear layer. train-naive and the engine of
@@ -225,7 +233,7 @@ Test(train_omp, rejects_unsupported_networks)
 Test(train_omp, nets, .timeout = 120)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
-        if (model_tables[i].layers[0].kind == LAYER_PATCHES)
+        if (is_large_transformer(&model_tables[i]))
             continue;
         bool volumes = model_tables[i].volumetric;
         check(&model_tables[i],
@@ -248,6 +256,7 @@ Test(train_omp, half_precision_shifts_and_adamw, .timeout = 120)
     varied = true;
     check(&model_tables[1], &(struct sizes){{3, 1, 17, 15}, 10, 20, 7});
     check(&model_tables[3], &(struct sizes){{1, 5, 8, 7}, 10, 9, 7});
+    check(&add_tokens, &(struct sizes){{3, 1, 7, 10}, 10, 20, 7});
 }
 
 /* ---- Planted faults ---- */
@@ -288,7 +297,7 @@ Test(train_omp, detects_a_planted_fault)
     struct engine engine = engine_omp;
     engine.open = open_forgetful;
     for (size_t i = 0; model_tables[i].name; i++) {
-        if (model_tables[i].layers[0].kind == LAYER_PATCHES)
+        if (is_large_transformer(&model_tables[i]))
             continue;
         const struct sizes sizes = {{1, 1, 17, 15}, 10, 9, 7}, deep_sizes = {{1, 5, 8, 7}, 10, 9, 7};
         double worst = compare(&engine, &model_tables[i], model_tables[i].volumetric ? &deep_sizes : &sizes);
@@ -331,7 +340,7 @@ static void follow(const struct engine *engine, const struct model_table *table,
 static void follow_all(const struct engine *engine)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
-        if (model_tables[i].layers[0].kind == LAYER_PATCHES)
+        if (is_large_transformer(&model_tables[i]))
             continue;
         bool deep_one = model_tables[i].volumetric;
         follow(engine, &model_tables[i], deep_one ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16},
@@ -370,7 +379,7 @@ Test(train_omp, any_number_of_threads_gives_the_same_bits, .timeout = 120)
 {
     static const int threads[] = {2, 3, 65};
     for (size_t i = 0; model_tables[i].name; i++) {
-        if (model_tables[i].layers[0].kind == LAYER_PATCHES)
+        if (is_large_transformer(&model_tables[i]))
             continue;
         struct shape input =
             model_tables[i].volumetric ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16};
@@ -390,7 +399,7 @@ Test(train_omp, any_number_of_threads_gives_the_same_bits, .timeout = 120)
 Test(train_omp, inference_matches_the_oracle)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
-        if (model_tables[i].layers[0].kind == LAYER_PATCHES)
+        if (is_large_transformer(&model_tables[i]))
             continue;
         struct shape input =
             model_tables[i].volumetric ? (struct shape){2, 4, 9, 8} : (struct shape){1, 1, 17, 16};
@@ -429,7 +438,7 @@ Test(train_omp, multiplies_by_openblas, .timeout = 60)
 {
     const struct engine *engine = openblas();
     for (size_t i = 0; model_tables[i].name; i++) {
-        if (model_tables[i].layers[0].kind == LAYER_PATCHES)
+        if (is_large_transformer(&model_tables[i]))
             continue;
         const struct sizes sizes = {{1, 1, 17, 15}, 10, 9, 7}, deep_sizes = {{1, 5, 8, 7}, 10, 9, 7};
         double worst = compare(engine, &model_tables[i], model_tables[i].volumetric ? &deep_sizes : &sizes);

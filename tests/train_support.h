@@ -13,6 +13,11 @@
 
 #define must(call) cr_assert_eq(call, STATUS_OK, "%s", status_text())
 
+/* Defines a model table. */
+#define LAYERS(name_, deep, ...)                                     \
+    static const struct layer_spec name_##_layers[] = {__VA_ARGS__}; \
+    static const struct model_table name_ = {#name_, "", deep, name_##_layers, COUNT_OF(name_##_layers)}
+
 /* Returns the larger value. NaN counts as the largest, whereas fmax() ignores it. */
 static inline double worse(double a, double b)
 {

@@ -168,8 +168,9 @@ enum status model_build(const struct model_table *table, struct shape input, uin
  * reason that calls the caller "it". */
 enum status model_refuse_transformer(const struct model *model);
 
-/* Returns whether the network may be cut before this layer. A transformer may not be cut. A slice begins with a convolution or a linear
- * layer. A LAYER_ADD may use layers of its slice and the input of its slice, but no earlier layer. */
+/* Returns whether the network may be cut before this layer. A transformer may not be cut. A slice begins with
+ * a convolution or a linear layer. A LAYER_ADD may use layers of its slice and the input of its slice, but no
+ * earlier layer. */
 bool model_may_cut(const struct model *model, uint32_t layer);
 
 /* Makes `slice` a network of the layers first .. end - 1 of `whole`, between two cuts. Each of its arenas is
