@@ -232,6 +232,20 @@ static enum status add_parameters(struct model *model, struct layer *layer)
     return STATUS_OK;
 }
 
+/* Marks the biases of the keys of an attention layer, unless another layer also uses the keys. */
+static void mark_idle(struct model *model, const struct layer *attention)
+{
+    const struct layer *before = attention - 1;
+    if (attention->spec.kind != LAYER_ATTENTION || before->spec.kind != LAYER_TOKEN_LINEAR ||
+        before->is_added)
+        return;
+    struct model_tensor *bias = model->tensors;
+    while (bias->first != before->bias)
+        bias++;
+    bias->idle_first = attention->out.width;
+    bias->idle_values = attention->out.width;
+}
+
 /* ---- FLOP counts ---- */
 
 /* Returns the number of pairs (output position, kernel tap) along an axis that read inside the image. The
@@ -362,6 +376,8 @@ enum status model_build(const struct model_table *table, struct shape input, uin
         model->output_values += layer->out_values;
         shape = layer->out;
     }
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        mark_idle(model, &model->layers[i]);
     if (shape_values(&shape) != classes)
         return status_set(STATUS_FAILED, "%s: its last layer does not output one value per class",
                           table->name);
