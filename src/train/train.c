@@ -114,8 +114,9 @@ static const struct option_spec options[] = {
      "1f1b "
      "waits. NAME is one of"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
-     "start with the parameters of this checkpoint, or of the latest checkpoint in this folder. The model "
-     "must be the same. If the number of classes differs, the last layer starts with zeros"},
+     "start with the parameters of this checkpoint, of the latest checkpoint in this folder, or of a file "
+     "of --export or of timm, whose name ends in .safetensors. The model must be the same. If the number of "
+     "classes differs, the last layer starts with zeros"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
      "write a checkpoint into this folder after every epoch"},
     {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "number of checkpoints to keep"},
