@@ -162,7 +162,7 @@ Test(train, initial_parameters_cover_their_range)
     model_initialise(&model, 0, parameters);
     for (uint32_t t = 0; t < model.tensor_count; t++) {
         const struct model_tensor *tensor = &model.tensors[t];
-        float bound = 1 / sqrtf((float)tensor->fan_in), least = 1, most = -1;
+        float bound = tensor->spread, least = 1, most = -1;
         for (size_t i = 0; i < tensor->values; i++) {
             least = fminf(least, parameters[tensor->first + i]);
             most = fmaxf(most, parameters[tensor->first + i]);

@@ -279,6 +279,57 @@ Test(train_cli, fine_tuning_can_be_resumed)
 }
 #endif
 
+#if defined HAVE_JANSSON && defined _OPENMP
+/* A file of --export has the same names as a file of timm. The learning rate is 0, so parameters keep their
+ * initial values. */
+Test(train_cli, starts_from_a_file_of_tensors)
+{
+#define VIT  "$P --variant train-omp --model vit-micro --train-size 20 --test-size 4 --batch 10 --epochs 1 "
+#define KEEP "--optimizer sgd --lr 0 --format csv "
+    EXPECT(0, VIT "--data digits --checkpoint k --export a.safetensors");
+    EXPECT(0, VIT "--data digits " KEEP "--init a.safetensors --export b");
+    cr_expect_not_null(strstr(out, "--init: 32 of 32 tensors taken from a.safetensors\n"), "%s", out);
+    /* the same values, and the hash of the checkpoint with the same parameters */
+    EXPECT(0, "tail -c 111912 a.safetensors > v && tail -c 111912 b | cmp v -");
+    EXPECT(0, VIT "--data digits " KEEP "--init a.safetensors --out r.csv >/dev/null 2>&1; " VIT
+                  "--data digits " KEEP "--init k --out r.csv >/dev/null 2>&1; cat r.csv");
+    cr_expect_eq(strlen(value(out, 1, "init")), 16);
+    EXPECT(0, "cut -d, -f$(head -1 r.csv | tr , '\\n' | grep -nx init | cut -d: -f1) r.csv | tail -2 | uniq "
+              "| wc -l");
+    cr_expect_eq(atoi(out), 1, "%s", out);
+    EXPECT(0, VIT "--data synth --res 28 --classes 3 " KEEP "--init a.safetensors --export c");
+    cr_expect_not_null(strstr(out, "30 of 32 tensors"), "%s", out);
+    EXPECT(0, "tail -c 396 c | tr -d '\\0' | wc -c");
+    cr_expect_eq(atoi(out), 0, "%s", out);
+}
+
+Test(train_cli, rejects_unsuitable_files_of_tensors)
+{
+    EXPECT(0, VIT "--data digits --export a.safetensors");
+    expect_refusal(2, "--model lenet --init a.safetensors",
+                   "it has no tensor conv1.weight, so it is not of lenet");
+    expect_refusal(
+        2,
+        "--model vit-micro --data synth --res 32 --train-size 9 --batch 4 --test-size 2 --init a.safetensors",
+        "--init a.safetensors: its pos_embed is 1x50x32, but vit-micro with these samples needs 1x65x32");
+    expect_refusal(
+        2,
+        "--model vit-tiny --data synth --res 32 --train-size 9 --batch 4 --test-size 2 --init a.safetensors",
+        "its patch_embed.proj.weight is 32x1x4x4, but vit-tiny with these samples needs 192x1x16x16");
+    EXPECT(0, "sed 's/head.bias/head.bios/' a.safetensors > x.safetensors");
+    expect_refusal(2, "--model vit-micro --init x.safetensors", "it has no tensor head.bias");
+    EXPECT(0, "sed 's/F32/I32/' a.safetensors > x.safetensors");
+    expect_refusal(2, "--model vit-micro --init x.safetensors", "of type I32; convert all tensors to 32-bit");
+    EXPECT(0, "head -c 9000 a.safetensors > x.safetensors");
+    expect_refusal(1, "--model vit-micro --init x.safetensors", "--init: x.safetensors");
+    expect_refusal(1, "--model vit-micro --init y.safetensors",
+                   "--init: y.safetensors: cannot be read: No such file");
+    EXPECT(0, "$P " SMALL "--epochs 1 --export l.safetensors");
+    EXPECT(0, "sed 's/\"fc1.bias\"/\"fc2.bias\"/' l.safetensors > x.safetensors");
+    expect_refusal(2, "--model logreg --init x.safetensors", "it has no tensor fc1.bias");
+}
+#endif
+
 Test(train_cli, rejects_unsuitable_initial_parameters)
 {
     EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k && mkdir empty && echo no > text");
@@ -648,7 +699,7 @@ Test(train_cli, rejects_impossible_comparisons)
              "use --ranks 1\n");
     EXPECT(2, COMPARE "--model lenett", root);
     cr_expect_str_eq(out, "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl, "
-                          "cnn-deep; did you mean "
+                          "cnn-deep, vit-micro, vit-tiny, vit-small, vit-base; did you mean "
                           "'lenet'?\n");
     EXPECT(2, COMPARE "--bench none", root);
     cr_expect_not_null(strstr(out, "none: No such file or directory; build it"), "%s", out);
@@ -678,7 +729,8 @@ Test(train_cli, comparison_on_ranks_reports)
         "print(t.message_of(4, '.', log, 'LOG'))\n"
         "for name in ('torch', 'torch.nn', 'torch_training'): sys.modules[name] = types.ModuleType(name)\n"
         "sys.modules['torch.nn'].functional = 0\n"
-        "for name in ('EFFORTS', 'MODES', 'PRECISIONS', 'Net', 'optimizer_of', 'part', 'read_data', "
+        "for name in ('EFFORTS', 'MODELS', 'MODES', 'PRECISIONS', 'Net', 'optimizer_of', 'part', "
+        "'read_data', "
         "'read_safetensors', 'trained', 'training_of'): setattr(sys.modules['torch_training'], name, 0)\n"
         "import pytorch\n"
         "row = {'ranks': '1', 'variant': 'a', 'exchange': '', 'batch': '8', 'items_per_s': '100', 'scaling': "

@@ -10,6 +10,7 @@
 #include "../cpu/train/omp_engine.h"
 #include "core/portable.h"
 #include "train_support.h"
+#include "train_transformers.h"
 
 /* The norm of the difference of two tensors, divided by the norm of `wanted`. */
 static double distance(const float *tensor, const float *wanted, size_t count)
@@ -54,7 +55,8 @@ static void run(const struct engine *engine, const struct model_table *table, co
                 struct net *net, struct result *result)
 {
     struct train_totals totals;
-    net_open(net, engine, table, sizes->input, sizes->classes, sizes->count, sizes->batch, 0.1f);
+    net_open(net, engine, table, fitted(table, sizes->input), sizes->classes, sizes->count, sizes->batch,
+             0.1f);
     if (varied) {
         vary(net);
         net_reopen(net, net->engine);
@@ -134,9 +136,6 @@ static void check(const struct model_table *table, const struct sizes *sizes)
     omp_net_force_isa(NULL);
 }
 
-#define LAYERS(name_, deep, ...)                                     \
-    static const struct layer_spec name_##_layers[] = {__VA_ARGS__}; \
-    static const struct model_table name_ = {#name_, "", deep, name_##_layers, COUNT_OF(name_##_layers)}
 #define CONV(out, d, h, w, pd, ph, pw)                                                      \
     {                                                                                       \
         .kind = LAYER_CONV, .channels = out, .kernel = {d, h, w}, .padding = { pd, ph, pw } \
@@ -206,6 +205,16 @@ Test(train_omp, layers, .timeout = 120)
     check(&deep, &(struct sizes){{1, 3, 9, 8}, 2, 20, 19});
 }
 
+/* One batch size is prime, one is 1, and one is one less than the number of samples. */
+Test(train_omp, layers_of_transformers)
+{
+    static const struct sizes sizes[] = {
+        {{3, 1, 7, 5}, 4, 9, 7}, {{1, 1, 7, 5}, 1, 3, 1}, {{1, 1, 14, 35}, 18, 20, 19}};
+    for (size_t i = 0; i < COUNT_OF(transformers); i++)
+        for (size_t j = 0; j < COUNT_OF(sizes); j++)
+            check(transformers[i], &sizes[j]);
+}
+
 LAYERS(add_rows, false, LINEAR(9), LINEAR(9), ADD(2), LINEAR(0));
 
 /* train-omp cannot add the output of an earlier layer after a linear layer. train-naive and the engine of
@@ -224,6 +233,8 @@ Test(train_omp, rejects_unsupported_networks)
 Test(train_omp, nets, .timeout = 120)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
+        if (is_large_transformer(&model_tables[i]))
+            continue;
         bool volumes = model_tables[i].volumetric;
         check(&model_tables[i],
               &(struct sizes){volumes ? (struct shape){1, 5, 8, 7} : (struct shape){1, 1, 17, 15}, 10, 9, 7});
@@ -245,6 +256,7 @@ Test(train_omp, half_precision_shifts_and_adamw, .timeout = 120)
     varied = true;
     check(&model_tables[1], &(struct sizes){{3, 1, 17, 15}, 10, 20, 7});
     check(&model_tables[3], &(struct sizes){{1, 5, 8, 7}, 10, 9, 7});
+    check(&add_tokens, &(struct sizes){{3, 1, 7, 10}, 10, 20, 7});
 }
 
 /* ---- Planted faults ---- */
@@ -285,6 +297,8 @@ Test(train_omp, detects_a_planted_fault)
     struct engine engine = engine_omp;
     engine.open = open_forgetful;
     for (size_t i = 0; model_tables[i].name; i++) {
+        if (is_large_transformer(&model_tables[i]))
+            continue;
         const struct sizes sizes = {{1, 1, 17, 15}, 10, 9, 7}, deep_sizes = {{1, 5, 8, 7}, 10, 9, 7};
         double worst = compare(&engine, &model_tables[i], model_tables[i].volumetric ? &deep_sizes : &sizes);
         cr_expect_gt(worst, 10 * TOLERANCE, "%s: a missing term causes an error of only %g",
@@ -306,8 +320,8 @@ static void follow(const struct engine *engine, const struct model_table *table,
                    uint32_t batch, uint32_t count)
 {
     struct net net, naive;
-    net_open(&net, engine, table, input, 10, count, batch, 0);
-    net_open(&naive, &engine_naive, table, input, 10, count, batch, 0);
+    net_open(&net, engine, table, fitted(table, input), 10, count, batch, 0);
+    net_open(&naive, &engine_naive, table, fitted(table, input), 10, count, batch, 0);
     uint32_t steps = train_steps(&net.train);
     for (uint32_t i = 0; i < FOLLOWED; i++) {
         struct train_totals totals, wanted;
@@ -326,6 +340,8 @@ static void follow(const struct engine *engine, const struct model_table *table,
 static void follow_all(const struct engine *engine)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
+        if (is_large_transformer(&model_tables[i]))
+            continue;
         bool deep_one = model_tables[i].volumetric;
         follow(engine, &model_tables[i], deep_one ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16},
                7, 40);
@@ -343,7 +359,7 @@ static float *learnt(const struct model_table *table, struct shape input, int th
 {
     struct net net;
     const struct resources resources = {.threads = threads};
-    net_open(&net, &engine_omp, table, input, 10, 83, 33, 0.1f);
+    net_open(&net, &engine_omp, table, fitted(table, input), 10, 83, 33, 0.1f);
     engine_omp.close(net.state);
     must(engine_omp.open(&net.train, &resources, &net.state));
     const struct train_state begin = {net.initial, net.zeros, net.zeros, {0, 0}};
@@ -363,6 +379,8 @@ Test(train_omp, any_number_of_threads_gives_the_same_bits, .timeout = 120)
 {
     static const int threads[] = {2, 3, 65};
     for (size_t i = 0; model_tables[i].name; i++) {
+        if (is_large_transformer(&model_tables[i]))
+            continue;
         struct shape input =
             model_tables[i].volumetric ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16};
         struct model model;
@@ -381,13 +399,15 @@ Test(train_omp, any_number_of_threads_gives_the_same_bits, .timeout = 120)
 Test(train_omp, inference_matches_the_oracle)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
+        if (is_large_transformer(&model_tables[i]))
+            continue;
         struct shape input =
             model_tables[i].volumetric ? (struct shape){2, 4, 9, 8} : (struct shape){1, 1, 17, 16};
         const struct resources resources = {.threads = 2};
         struct net net;
         void *state;
         float logits[29 * 10], wanted[29 * 10];
-        net_open(&net, &engine_oracle, &model_tables[i], input, 10, 29, 7, 0);
+        net_open(&net, &engine_oracle, &model_tables[i], fitted(&model_tables[i], input), 10, 29, 7, 0);
         must(engine_oracle.evaluate(net.state, DATA_TRAIN, 0, 29, wanted));
         net.train.forward_only = true;
         must(engine_omp.open(&net.train, &resources, &state));
@@ -418,6 +438,8 @@ Test(train_omp, multiplies_by_openblas, .timeout = 60)
 {
     const struct engine *engine = openblas();
     for (size_t i = 0; model_tables[i].name; i++) {
+        if (is_large_transformer(&model_tables[i]))
+            continue;
         const struct sizes sizes = {{1, 1, 17, 15}, 10, 9, 7}, deep_sizes = {{1, 5, 8, 7}, 10, 9, 7};
         double worst = compare(engine, &model_tables[i], model_tables[i].volumetric ? &deep_sizes : &sizes);
         cr_expect_leq(worst, TOLERANCE, "%s: off by %g", model_tables[i].name, worst);
@@ -431,8 +453,8 @@ Test(train_omp, losses_of_fifty_steps_by_openblas, .timeout = 120)
 
 /* ---- Learning ---- */
 
-/* After one epoch on generated digits, the test accuracy must be at least 97 %. */
-Test(train_omp, learns_digits_in_an_epoch, .timeout = 60)
+/* Trains on generated digits. Returns the accuracy on the test set. */
+static double learn(const struct model_table *table, uint32_t epochs, double rate)
 {
     const struct data_request request = {.name = "digits", .resources = {.threads = 2}};
     struct data data = {0};
@@ -441,13 +463,13 @@ Test(train_omp, learns_digits_in_an_epoch, .timeout = 60)
     uint32_t right = 0;
     must(data_open(&request, &data));
     data_normalise(&data, true);
-    must(model_build(&model_tables[1], data.shape, data.classes, &model));
+    must(model_build(table, data.shape, data.classes, &model));
     const struct train train = {
         .model = &model,
         .data = &data,
         .batch = 16,
         .optimizer = {.kind = OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8},
-        .schedule = {.rate = 0.001}};
+        .schedule = {.rate = rate}};
     float *arenas = calloc(2 * model.arena_values, sizeof *arenas);
     uint32_t tests = data.sets[DATA_TEST].count, classes = data.classes;
     float *logits = malloc((size_t)tests * classes * sizeof *logits);
@@ -456,7 +478,8 @@ Test(train_omp, learns_digits_in_an_epoch, .timeout = 60)
         arenas, arenas + model.arena_values, arenas + model.arena_values, {0, 0}};
     must(engine_omp.open(&train, &request.resources, &state));
     must(engine_omp.set(state, &begin));
-    must(engine_omp.steps(state, 0, 0, train_steps(&train)));
+    for (uint32_t epoch = 0; epoch < epochs; epoch++)
+        must(engine_omp.steps(state, epoch, 0, train_steps(&train)));
     must(engine_omp.evaluate(state, DATA_TEST, 0, tests, logits));
     for (uint32_t i = 0; i < tests; i++) {
         uint32_t best = 0;
@@ -464,11 +487,29 @@ Test(train_omp, learns_digits_in_an_epoch, .timeout = 60)
             best = logits[i * classes + k] > logits[i * classes + best] ? k : best;
         right += best == data.sets[DATA_TEST].labels[i];
     }
-    cr_expect_geq(right, 0.97 * tests, "%u of %u right", right, tests);
     engine_omp.close(state);
     data_close(&data);
     free(arenas);
     free(logits);
+    return (double)right / tests;
 }
+
+Test(train_omp, learns_digits_in_an_epoch, .timeout = 60)
+{
+    double right = learn(&model_tables[1], 1, 0.001);
+    cr_expect_geq(right, 0.97, "%g right", right);
+}
+
+#ifndef FDSL_SANITIZED
+/* Guessing gives 10 %; four epochs gave 74 %. */
+Test(train_omp, a_transformer_learns_digits, .timeout = 120)
+{
+    const struct model_table *table = model_tables;
+    while (strcmp(table->name, "vit-micro") != 0)
+        table++;
+    double right = learn(table, 4, 0.003);
+    cr_expect_geq(right, 0.5, "%g right", right);
+}
+#endif
 
 #endif

@@ -13,10 +13,34 @@
 
 #define must(call) cr_assert_eq(call, STATUS_OK, "%s", status_text())
 
+/* Defines a model table. */
+#define LAYERS(name_, deep, ...)                                     \
+    static const struct layer_spec name_##_layers[] = {__VA_ARGS__}; \
+    static const struct model_table name_ = {#name_, "", deep, name_##_layers, COUNT_OF(name_##_layers)}
+
 /* Returns the larger value. NaN counts as the largest, whereas fmax() ignores it. */
 static inline double worse(double a, double b)
 {
     return isnan(a) || a > b ? a : b;
+}
+
+/* Tests that run all networks leave out the large transformers, which vit-micro represents: returns whether
+ * this is one of them. */
+static inline bool is_large_transformer(const struct model_table *table)
+{
+    return table->layers[0].kind == LAYER_PATCHES && table->layers[0].channels > 32;
+}
+
+/* Returns an image of at least this size that the patches of a transformer divide. Other networks get the
+ * same size. */
+static inline struct shape fitted(const struct model_table *table, struct shape shape)
+{
+    const struct layer_spec *first = &table->layers[0];
+    if (first->kind == LAYER_PATCHES) {
+        shape.height += (first->kernel[1] - shape.height % first->kernel[1]) % first->kernel[1];
+        shape.width += (first->kernel[2] - shape.width % first->kernel[2]) % first->kernel[2];
+    }
+    return shape;
 }
 
 /* An engine, its model and its data. The engine keeps pointers into this struct, so it must not be moved. */

@@ -90,15 +90,16 @@ static struct passing passing_of(const struct net *net, uint32_t j, uint32_t epo
     return (struct passing){net->begin + j, net->numbers[j], epoch, part, training};
 }
 
-/* row_of() returns the row of current sample `j` in a block; deltas_of() returns the gradient of this row. */
+/* row_of() returns the first row of current sample `j` in a block; deltas_of() returns the gradient of this
+ * row. */
 static float *row_of(const struct net *net, const struct block *block, uint32_t j)
 {
-    return block->rows + (net->begin + j) * block->out_pitch;
+    return block->rows + (net->begin + j) * block->tokens * block->out_pitch;
 }
 
 static float *deltas_of(const struct net *net, const struct block *block, uint32_t j)
 {
-    return block->deltas + (net->begin + j) * block->out_pitch;
+    return block->deltas + (net->begin + j) * block->tokens * block->out_pitch;
 }
 
 static void linear_forward(struct net *net, const struct block *block, uint32_t count)
@@ -107,8 +108,8 @@ static void linear_forward(struct net *net, const struct block *block, uint32_t 
         .a = row_of(net, block - 1, 0),
         .rows = block[-1].row_positions,
         .steps = net->iota,
-        .row_count = count,
-        .step_count = block->layer->in_values,
+        .row_count = (size_t)count * block->tokens,
+        .step_count = block[-1].row_values,
         .b = block->transposed,
         .b_pitch = block->out_vectors,
         .c = row_of(net, block, 0),
@@ -121,12 +122,19 @@ static void linear_forward(struct net *net, const struct block *block, uint32_t 
     barrier_wait(&net->barrier);
 }
 
+/* Adds up the gradients of the biases. Does not end with a barrier. */
 static void sum_rows(const struct net *net, const struct block *block, uint32_t count, float *sums)
 {
-    if (!net->adds)
-        memset(sums, 0, block->layer->bias_values * sizeof *sums);
-    for (uint32_t j = 0; j < count; j++)
-        net->kernel->add(deltas_of(net, block, j), sums, block->layer->bias_values);
+    enum { PART = 64 };
+    const size_t values = block->layer->bias_values, rows = (size_t)count * block->tokens;
+#pragma omp for nowait
+    for (size_t first = 0; first < values; first += PART) {
+        const size_t part = values - first < PART ? values - first : PART;
+        if (!net->adds)
+            memset(sums + first, 0, part * sizeof *sums);
+        for (size_t row = 0; row < rows; row++)
+            net->kernel->add(deltas_of(net, block, 0) + row * block->out_pitch + first, sums + first, part);
+    }
 }
 
 /* Computes the gradients of weights and biases. Does not end with a barrier. */
@@ -136,8 +144,8 @@ static void linear_weights(struct net *net, const struct block *block, uint32_t 
         .a = deltas_of(net, block, 0),
         .rows = net->iota,
         .steps = block->row_positions,
-        .row_count = block->layer->out_values,
-        .step_count = count,
+        .row_count = block->layer->bias_values,
+        .step_count = (size_t)count * block->tokens,
         .b = row_of(net, block - 1, 0),
         .b_pitch = block->in_pitch,
         .c = net->gradients + block->weight,
@@ -146,27 +154,28 @@ static void linear_weights(struct net *net, const struct block *block, uint32_t 
         .add = net->adds,
     };
     multiply_by_all(net, &gemm);
-#pragma omp single nowait
     sum_rows(net, block, count, net->gradients + block->bias);
 }
 
 /* Computes the gradient of the input, unless the input is the samples. Does not end with a barrier. */
 static void linear_inputs(struct net *net, const struct block *block, uint32_t count)
 {
+    if (block - 1 == &net->blocks[net->flat] && net->flat == 1 && net_begins(net))
+        return;
     const struct gemm gemm = {
         .a = deltas_of(net, block, 0),
         .rows = block->row_positions,
         .steps = net->iota,
-        .row_count = count,
-        .step_count = block->layer->out_values,
+        .row_count = (size_t)count * block->tokens,
+        .step_count = block->layer->bias_values,
         .b = net->parameters + block->weight,
         .b_pitch = block->in_pitch,
         .c = deltas_of(net, block - 1, 0),
         .c_pitch = block->in_pitch,
         .columns = block[-1].out_vectors,
+        .add = net_adds_to(block, block - 1),
     };
-    if (block - 1 != &net->blocks[net->flat] || net->flat > 1 || !net_begins(net))
-        multiply_by_all(net, &gemm);
+    multiply_by_all(net, &gemm);
 }
 
 static void linear_backward(struct net *net, const struct block *block, enum gradients_of of)
@@ -183,6 +192,11 @@ static void after_rows(struct net *net, const struct block *block, uint32_t epoc
 {
     if (block->after == block->after_end && !(back && block->relu))
         return;
+    if (net->train->model->transformer) {
+        if (training)
+            net_drop_paths(net, block, epoch, back);
+        return;
+    }
 #pragma omp for nowait
     for (uint32_t j = 0; j < net->count; j++) {
         struct passing passing = passing_of(net, j, epoch, DATA_TRAIN, training);
@@ -274,7 +288,10 @@ void net_forward(struct net *net, uint32_t epoch, enum data_part part, bool trai
     }
     barrier_wait(&net->barrier);
     for (uint32_t i = net->flat + 1; i < net->block_count; i++) {
-        linear_forward(net, &net->blocks[i], net->count);
+        if (net->blocks[i].kind == BLOCK_LINEAR)
+            linear_forward(net, &net->blocks[i], net->count);
+        else
+            net_tokens_forward(net, &net->blocks[i]);
         after_rows(net, &net->blocks[i], epoch, training, false);
     }
 }
@@ -308,7 +325,10 @@ void net_backward(struct net *net, uint32_t epoch, enum gradients_of of)
     for (uint32_t i = net->block_count - 1; i > net->flat; i--) {
         if (of & GRADIENTS_OF_INPUTS)
             after_rows(net, &net->blocks[i], epoch, true, true);
-        linear_backward(net, &net->blocks[i], of);
+        if (net->blocks[i].kind == BLOCK_LINEAR)
+            linear_backward(net, &net->blocks[i], of);
+        else
+            net_tokens_backward(net, &net->blocks[i]);
     }
     if (net->flat == 1)
         return;
@@ -338,20 +358,6 @@ static void exchange(struct net *net)
 #pragma omp master
     net->exchanged = add_up(net, STATUS_OK);
     barrier_wait(&net->barrier);
-}
-
-void net_update(struct net *net, uint64_t number)
-{
-    enum { PART = 16384 };
-    const struct train *train = net->train;
-    const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
-    RANGE(UPDATE);
-#pragma omp for nowait
-    for (size_t i = 0; i < net->arena_values; i += PART)
-        net->kernel->update(&update, net->gradients + i, net->parameters + i, net->m + i, net->v + i,
-                            net->arena_values - i < PART ? net->arena_values - i : PART);
-    barrier_wait(&net->barrier);
-    net_prepare_weights(net);
 }
 
 static void choose_samples(struct net *net, const struct draw_order *order, uint32_t step)

@@ -81,6 +81,21 @@ struct net_kernel {
     void (*transpose)(const float *from, size_t from_pitch, size_t rows, size_t columns, float *to,
                       size_t to_pitch);
 
+    /* Transformers. softmax() replaces scores by softmax(factor * scores), in place; softmax_backward()
+     * replaces gradients of these weights by those of the scores. norm() normalises a token and writes its
+     * two moments for norm_backward(). norm_weights() adds to the gradients of the parameters. With `adds`,
+     * the backward functions add to in_deltas. */
+    void (*softmax)(float *scores, size_t count, float factor);
+    void (*softmax_backward)(const float *weights, float *deltas, size_t count, float factor);
+    void (*norm)(const float *in, const float *weight, const float *bias, float *out, size_t count,
+                 float *moments);
+    void (*norm_backward)(const float *in, const float *moments, const float *weight, const float *deltas,
+                          float *in_deltas, size_t count, bool adds);
+    void (*norm_weights)(const float *in, const float *moments, const float *deltas, float *weights,
+                         float *biases, size_t count);
+    void (*gelu)(const float *in, float *out, size_t count);
+    void (*gelu_backward)(const float *in, const float *deltas, float *in_deltas, size_t count, bool adds);
+
     void (*update)(const struct update *update, const float *gradients, float *parameters, float *m, float *v,
                    size_t count);
 };

@@ -5,7 +5,10 @@
  * position with the channels innermost. Consecutive positions are "pitch" floats apart. The pitch is the
  * number of channels, rounded up to whole vectors; input samples may be unpadded. From block FLAT on, data
  * are rows, one per sample, in the C order that linear layers expect. ReLU and dropout run in place, in the
- * output of the block before them. The backward pass of ReLU drops the gradients of outputs that are zero. */
+ * output of the block before them. The backward pass of ReLU drops the gradients of outputs that are zero.
+ *
+ * In a transformer, FLAT follows INPUT directly and has one row per patch; the blocks after it have one row
+ * per token. */
 #ifndef FDSL_CPU_TRAIN_OMP_NET_H
 #define FDSL_CPU_TRAIN_OMP_NET_H
 
@@ -22,7 +25,21 @@
  * depend on the number of threads. */
 #define NET_CHUNKS_MAX 64
 
-enum block_kind { BLOCK_INPUT, BLOCK_CONV, BLOCK_POOL, BLOCK_ADD, BLOCK_MEAN, BLOCK_FLAT, BLOCK_LINEAR };
+enum block_kind {
+    BLOCK_INPUT,
+    BLOCK_CONV,
+    BLOCK_POOL,
+    BLOCK_ADD,
+    BLOCK_MEAN,
+    BLOCK_FLAT, /* this block and the following ones have rows */
+    BLOCK_LINEAR,
+    BLOCK_TOKENS,
+    BLOCK_NORM,
+    BLOCK_ATTENTION,
+    BLOCK_GELU,
+    BLOCK_ADD_ROWS,
+    BLOCK_SELECT,
+};
 
 /* Geometry of a convolution. Offsets are in floats of the zero-padded input. */
 struct conv {
@@ -78,6 +95,20 @@ struct block {
     uint32_t *row_positions;
     size_t weight, bias; /* offsets in the net's arenas; LINEAR weights have rows of in_pitch floats */
     size_t out_vectors;
+    uint32_t tokens;   /* rows per sample; 1 except in transformers */
+    size_t row_values; /* values of a row, without padding */
+
+    /* Transformers only. Blocks share the memory of `deltas`. */
+    const struct block *writer; /* the block that first writes this block's `deltas`; others add to them */
+    float *moments;             /* NORM: two per row */
+    /* ATTENTION: width of a head; pitches of its tokens and of its scores, and the offsets of their rows. */
+    size_t depth, depth_pitch, score_pitch;
+    uint32_t *depth_rows, *score_rows;
+};
+
+/* Scratch memory for one head of one sample: its tokens, b^T for a product, and two matrices of scores. */
+struct head {
+    float *q, *k, *v, *deltas, *result, *room, *weights, *scores;
 };
 
 /* Scratch memory of one thread. `sample`: the gathered sample. `around`: a padded input. `plain`: an output
@@ -87,7 +118,14 @@ struct worker {
     float *sample, *around, *plain, *wide, *deltas[2], *held;
     uint32_t *list_positions, *list_counts;
     float *list_deltas;
+    struct head head;
     double data_s;
+};
+
+/* A part of the net's arenas to which weight decay applies or not. */
+struct span {
+    size_t first, count;
+    bool decays;
 };
 
 struct net {
@@ -105,6 +143,8 @@ struct net {
     /* Arenas of parameters. Tensors and rows of LINEAR weights are padded to whole vectors with zeros. */
     size_t arena_values;
     float *parameters, *gradients, *m, *v;
+    struct span spans[2 * NET_BLOCKS_MAX]; /* all of an arena */
+    uint32_t span_count;
     float *common; /* room for an arena in the layout of model.h, if the exchange needs that; else NULL */
 
     /* Data kept per sample for the backward pass. `draws`: random bytes of dropout layers. */
@@ -160,6 +200,12 @@ struct passing {
     bool training;
 };
 
+/* Returns whether the block must add to the gradient of `target`, because an ADD has already written it. */
+static inline bool net_adds_to(const struct block *block, const struct block *target)
+{
+    return target->writer && target->writer != block;
+}
+
 /* ---- omp_plan.c ---- */
 
 /* Creates the blocks and allocates memory for net->train. STATUS_FAILED if memory runs out,
@@ -180,6 +226,17 @@ void net_prepare_weights(struct net *net);
 
 /* Adds up the sums of the first `chunks` chunks and writes the result to the gradients. */
 void net_gather_sums(struct net *net, uint32_t chunks);
+
+/* Applies the update of step `number` to all parameters. */
+void net_update(struct net *net, uint64_t number);
+
+/* ---- omp_tokens.c: called by all threads of a parallel region; each ends with a barrier ---- */
+
+void net_tokens_forward(struct net *net, const struct block *block);
+void net_tokens_backward(struct net *net, const struct block *block);
+
+/* Applies stochastic depth after a block, forward or backward. */
+void net_drop_paths(struct net *net, const struct block *block, uint32_t epoch, bool back);
 
 /* ---- omp_sample.c ---- */
 
@@ -208,7 +265,6 @@ void net_forward(struct net *net, uint32_t epoch, enum data_part part, bool trai
 void net_take_losses(struct net *net, uint64_t number);
 
 void net_backward(struct net *net, uint32_t epoch, enum gradients_of of);
-void net_update(struct net *net, uint64_t number);
 
 /* ---- omp_stage.c ---- */
 

@@ -79,7 +79,8 @@ static size_t positions_of(const struct shape *shape)
 
 static bool works_in_place(const struct layer *layer)
 {
-    return layer->spec.kind == LAYER_RELU || layer->spec.kind == LAYER_DROPOUT;
+    return layer->spec.kind == LAYER_RELU || layer->spec.kind == LAYER_DROPOUT ||
+           layer->spec.kind == LAYER_DROP_PATH;
 }
 
 /* If layer `*i + 1` is of this kind, and no other layer uses the output of layer `*i`, increments `*i` and
@@ -114,7 +115,7 @@ static struct block *add_block(struct net *net, enum block_kind kind, uint32_t *
 static int last_spatial_layer(const struct model *model)
 {
     int last = -1;
-    for (uint32_t i = 0; i < model->layer_count; i++)
+    for (uint32_t i = 0; i < model->layer_count && !model->transformer; i++)
         if (!works_in_place(&model->layers[i]) && model->layers[i].spec.kind != LAYER_LINEAR)
             last = (int)i;
     return last;
@@ -132,11 +133,13 @@ static struct block *block_of(struct net *net, uint32_t layer)
 
 static enum status make_blocks(struct net *net)
 {
-    static const enum block_kind kinds[LAYER_KINDS] = {[LAYER_CONV] = BLOCK_CONV,
-                                                       [LAYER_POOL] = BLOCK_POOL,
-                                                       [LAYER_LINEAR] = BLOCK_LINEAR,
-                                                       [LAYER_ADD] = BLOCK_ADD,
-                                                       [LAYER_MEAN] = BLOCK_MEAN};
+    static const enum block_kind kinds[LAYER_KINDS] = {
+        [LAYER_CONV] = BLOCK_CONV,           [LAYER_POOL] = BLOCK_POOL,
+        [LAYER_LINEAR] = BLOCK_LINEAR,       [LAYER_ADD] = BLOCK_ADD,
+        [LAYER_MEAN] = BLOCK_MEAN,           [LAYER_PATCHES] = BLOCK_LINEAR,
+        [LAYER_TOKENS] = BLOCK_TOKENS,       [LAYER_NORM] = BLOCK_NORM,
+        [LAYER_TOKEN_LINEAR] = BLOCK_LINEAR, [LAYER_ATTENTION] = BLOCK_ATTENTION,
+        [LAYER_GELU] = BLOCK_GELU,           [LAYER_SELECT] = BLOCK_SELECT};
     const struct model *model = net->train->model;
     const int last = last_spatial_layer(model);
     uint32_t i = 0;
@@ -157,13 +160,61 @@ static enum status make_blocks(struct net *net)
             return status_set(STATUS_UNAVAILABLE, "omp: does not support a linear layer before a "
                                                   "convolution, a pooling, an addition or a mean");
         const uint32_t from = i - layer->spec.back;
-        block = add_block(net, kinds[layer->spec.kind], &i);
-        if (block->kind == BLOCK_ADD) {
+        const bool add = layer->spec.kind == LAYER_ADD;
+        block = add_block(net, add && model->transformer ? BLOCK_ADD_ROWS : kinds[layer->spec.kind], &i);
+        if (add) {
             struct block *added = block_of(net, from);
             added->is_added = true;
             block->added = added;
         }
     }
+}
+
+/* Sets the number and the length of the rows of a block. */
+static void lay_out_rows(const struct model *model, struct block *block)
+{
+    block->tokens = 1;
+    block->row_values = shape_values(&block->out);
+    if (block->kind == BLOCK_FLAT && model->transformer) { /* patches */
+        block->tokens = model->layers[0].out.channels;
+        block->row_values = model->layers[0].weight_values / model->layers[0].bias_values;
+    } else if (model->transformer && block->layer->spec.kind != LAYER_LINEAR) {
+        block->tokens = block->out.channels;
+        block->row_values = block->out.width;
+    }
+}
+
+static bool decays(const struct model *model, size_t first)
+{
+    uint32_t t = 0;
+    while (model->tensors[t].first != first)
+        t++;
+    return model->tensors[t].decays;
+}
+
+/* Appends a part of the arenas. It becomes part of the last span if that has the same `decays`. */
+static void add_span(struct net *net, size_t first, size_t end, bool decays_)
+{
+    struct span *last = &net->spans[net->span_count];
+    if (net->span_count > 0 && last[-1].decays == decays_) {
+        last[-1].count += end - first;
+        return;
+    }
+    *last = (struct span){first, end - first, decays_};
+    net->span_count++;
+}
+
+static void lay_out_parameters(struct net *net, struct block *block)
+{
+    const struct layer *layer = block->layer;
+    size_t values = layer->weight_values;
+    if (block->kind == BLOCK_LINEAR)
+        values = layer->bias_values * block->in_pitch;
+    block->weight = net->arena_values;
+    block->bias = block->weight + round_up(values, LINE);
+    net->arena_values = block->bias + round_up(layer->bias_values, LINE) + LINE;
+    add_span(net, block->weight, block->bias, decays(net->train->model, layer->weight));
+    add_span(net, block->bias, net->arena_values, decays(net->train->model, layer->bias));
 }
 
 /* Sets pitches and the offsets of parameters and kept data. */
@@ -173,14 +224,16 @@ static void lay_out_block(struct net *net, struct block *block)
     bool rows = block->kind >= BLOCK_FLAT, first = block->kind == BLOCK_INPUT;
     block->positions = rows ? 1 : positions_of(&block->out);
     block->in_pitch = first ? 0 : block[-1].out_pitch;
-    block->out_pitch = rows ? row_pitch(shape_values(&block->out)) : round_up(block->out.channels, lanes);
+    if (rows)
+        lay_out_rows(net->train->model, block);
+    block->out_pitch = rows ? row_pitch(block->row_values) : round_up(block->out.channels, lanes);
     if (first && block[1].kind == BLOCK_CONV && !block->is_added && net_begins(net))
         block->out_pitch = block->out.channels; /* the next block only broadcasts single input values or loads
                                                    vectors along image rows, so channels need no padding */
     block->values = net->kept_values;
     block->argmax = net->kept_argmax;
     if (rows)
-        block->out_vectors = round_up(shape_values(&block->out), lanes);
+        block->out_vectors = round_up(block->row_values, lanes);
     else
         net->kept_values += round_up(block->positions * block->out_pitch, LINE) + LINE;
     if (block->pool || block->kind == BLOCK_POOL) {
@@ -196,14 +249,8 @@ static void lay_out_block(struct net *net, struct block *block)
         block->kept_delta = net->kept_delta_values;
         net->kept_delta_values += round_up(block->positions * block->out_pitch, LINE);
     }
-    if (block->kind == BLOCK_CONV || block->kind == BLOCK_LINEAR) {
-        size_t values = block->layer->weight_values;
-        if (block->kind == BLOCK_LINEAR)
-            values = block->layer->out_values * block->in_pitch;
-        block->weight = net->arena_values;
-        block->bias = block->weight + round_up(values, LINE);
-        net->arena_values = block->bias + round_up(block->layer->bias_values, LINE) + LINE;
-    }
+    if (block->layer && block->layer->weight_values > 0)
+        lay_out_parameters(net, block);
 }
 
 /* ---- Convolutions ---- */
@@ -313,6 +360,28 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+/* Allocates a thread's scratch memory for attention. */
+static void plan_head(struct net *net, struct head *head)
+{
+    size_t tokens = 0, room = 0, scores = 0;
+    for (uint32_t i = net->flat; i < net->block_count; i++) {
+        const struct block *block = &net->blocks[i];
+        if (block->kind != BLOCK_ATTENTION)
+            continue;
+        tokens = larger(tokens, block->tokens * block->depth_pitch);
+        room = larger(room, block->depth * block->score_pitch);
+        scores = larger(scores, block->tokens * block->score_pitch);
+    }
+    float **const arrays[] = {&head->q, &head->k, &head->v, &head->deltas, &head->result};
+    for (size_t i = 0; scores > 0 && i < COUNT_OF(arrays); i++)
+        *arrays[i] = take(net, tokens, sizeof(float));
+    if (scores > 0) {
+        head->room = take(net, room, sizeof(float));
+        head->weights = take(net, scores, sizeof(float));
+        head->scores = take(net, scores, sizeof(float));
+    }
+}
+
 /* Allocates a thread's scratch arrays. Each array is large enough for every block. */
 static void plan_worker(struct net *net, struct worker *worker)
 {
@@ -330,6 +399,7 @@ static void plan_worker(struct net *net, struct worker *worker)
         channels = larger(channels, block->out.channels);
     }
     worker->sample = take(net, net->train->model->input_values, sizeof(float));
+    plan_head(net, &worker->head);
     worker->around = take(net, around, sizeof(float));
     worker->plain = take(net, plain, sizeof(float));
     if (net->train->forward_only)
@@ -343,16 +413,64 @@ static void plan_worker(struct net *net, struct worker *worker)
     worker->list_counts = take(net, channels, sizeof *worker->list_counts);
 }
 
+/* Returns the offsets of `count` rows. */
+static uint32_t *make_rows(struct net *net, size_t count, size_t pitch)
+{
+    uint32_t *rows = take(net, count, sizeof *rows);
+    for (size_t i = 0; rows && i < count; i++)
+        rows[i] = (uint32_t)(i * pitch);
+    return rows;
+}
+
 static void plan_rows(struct net *net, struct block *block)
 {
-    block->rows = take(net, net->batch * block->out_pitch, sizeof(float));
-    block->row_positions = take(net, net->batch, sizeof *block->row_positions);
-    for (uint32_t j = 0; block->row_positions && j < net->batch; j++)
-        block->row_positions[j] = (uint32_t)(j * block->out_pitch);
-    if (!net->train->forward_only)
-        block->deltas = take(net, net->batch * block->out_pitch, sizeof(float));
+    const size_t rows = (size_t)net->batch * block->tokens;
+    const uint32_t lanes = net->kernel->lanes;
+    block->rows = take(net, rows * block->out_pitch, sizeof(float));
+    block->row_positions = make_rows(net, rows, block->out_pitch);
+    if (!net->train->forward_only && !net->train->model->transformer)
+        block->deltas = take(net, rows * block->out_pitch, sizeof(float));
     if (block->kind == BLOCK_LINEAR)
-        block->transposed = take(net, block->layer->in_values * block->out_vectors, sizeof(float));
+        block->transposed = take(net, block[-1].row_values * block->out_vectors, sizeof(float));
+    if (block->kind == BLOCK_NORM)
+        block->moments = take(net, 2 * rows, sizeof(float));
+    if (block->kind == BLOCK_ATTENTION) {
+        block->depth = block->row_values / block->layer->spec.heads;
+        block->depth_pitch = round_up(block->depth, lanes);
+        block->score_pitch = round_up(block->tokens, lanes);
+        block->depth_rows = make_rows(net, block->tokens, block->depth_pitch);
+        block->score_rows = make_rows(net, block->tokens, block->score_pitch);
+    }
+}
+
+/* Sets which block writes the gradients of `target` first, and gives them memory: an array of a block whose
+ * backward pass is done, or a new one. */
+static void give_deltas(struct net *net, struct block *target, const struct block *writer, float **spare,
+                        uint32_t *spares)
+{
+    size_t values = 0;
+    if (target->deltas || target->kind < BLOCK_LINEAR)
+        return;
+    target->writer = writer;
+    for (uint32_t i = net->flat + 1; i < net->block_count; i++)
+        values = larger(values, net->blocks[i].tokens * net->blocks[i].out_pitch);
+    target->deltas = *spares > 0 ? spare[--*spares] : take(net, net->batch * values, sizeof(float));
+}
+
+/* Allocates the gradients of a transformer's rows. Blocks whose gradients are never needed at the same time
+ * share memory. */
+static void plan_deltas(struct net *net)
+{
+    float *spare[NET_BLOCKS_MAX];
+    uint32_t spares = 0;
+    for (uint32_t i = net->block_count - 1; i > net->flat; i--) {
+        struct block *block = &net->blocks[i];
+        give_deltas(net, block, NULL, spare, &spares); /* the last block */
+        give_deltas(net, block - 1, block, spare, &spares);
+        if (block->added)
+            give_deltas(net, &net->blocks[block->added - net->blocks], block, spare, &spares);
+        spare[spares++] = block->deltas;
+    }
 }
 
 static void plan_arenas(struct net *net)
@@ -382,7 +500,7 @@ static void plan_batch(struct net *net)
 {
     size_t longest = net->batch;
     for (uint32_t i = net->flat; i < net->block_count; i++)
-        longest = larger(longest, shape_values(&net->blocks[i].out));
+        longest = larger(longest, larger(net->blocks[i].row_values, net->blocks[i].tokens));
     net->iota = take(net, longest, sizeof *net->iota);
     for (size_t i = 0; net->iota && i < longest; i++)
         net->iota[i] = (uint32_t)i;
@@ -402,7 +520,7 @@ static enum status check_offsets(const struct net *net)
 {
     for (uint32_t i = 0; i < net->block_count; i++) {
         const struct block *block = &net->blocks[i];
-        size_t rows = block->kind >= BLOCK_FLAT ? net->batch : block->positions;
+        size_t rows = block->kind >= BLOCK_FLAT ? (size_t)net->batch * block->tokens : block->positions;
         if (rows > UINT32_MAX / block->out_pitch)
             return status_set(STATUS_USAGE,
                               "omp: an output of a layer has more than 2^32 values; lower --batch (%" PRIu32
@@ -423,6 +541,8 @@ enum status net_plan(struct net *net)
             plan_conv(net, &net->blocks[i]);
         else if (net->blocks[i].kind >= BLOCK_FLAT)
             plan_rows(net, &net->blocks[i]);
+    if (net->train->model->transformer && !net->train->forward_only)
+        plan_deltas(net);
     plan_draws(net);
     plan_batch(net);
     plan_arenas(net);
@@ -432,131 +552,4 @@ enum status net_plan(struct net *net)
         return status_set(STATUS_FAILED,
                           "omp: out of memory for a batch of %" PRIu32 " samples; lower --batch", net->batch);
     return STATUS_OK;
-}
-
-/* ---- Parameters ---- */
-
-/* Copies tensors row by row between the layout of model.h and the layout of `net`, where linear layers have
- * wider rows. If `back` is true, copies to the layout of model.h. */
-static void copy_arena(const struct net *net, const float *from, float *into, bool back)
-{
-    for (uint32_t i = 1; i < net->block_count; i++) {
-        const struct block *block = &net->blocks[i];
-        if (!block->layer || block->layer->weight_values == 0)
-            continue;
-        bool linear = block->kind == BLOCK_LINEAR;
-        size_t rows = linear ? block->layer->out_values : 1, count = block->layer->weight_values / rows;
-        for (size_t r = 0; r < rows; r++) {
-            size_t ours = block->weight + r * (linear ? block->in_pitch : count);
-            size_t theirs = block->layer->weight + r * count;
-            memcpy(into + (back ? theirs : ours), from + (back ? ours : theirs), count * sizeof *into);
-        }
-        memcpy(into + (back ? block->layer->bias : block->bias),
-               from + (back ? block->bias : block->layer->bias), block->layer->bias_values * sizeof *into);
-    }
-}
-
-void net_take_arena(const struct net *net, const float *from, float *into)
-{
-    copy_arena(net, from, into, false);
-}
-
-void net_give_arena(const struct net *net, const float *from, float *into)
-{
-    memset(into, 0, net->train->model->arena_values * sizeof *into);
-    copy_arena(net, from, into, true);
-}
-
-/* Returns the index of the weight (tap, channel) of output channel o in conv->forward. Without pooling, the
- * sums of gradients have the same layout. */
-static size_t forward_at(const struct block *block, size_t o, size_t tap, size_t channel)
-{
-    return (tap * block->in.channels + channel) * block->out_pitch + o;
-}
-
-/* Returns the index of the weight (tap, channel) of output channel o in conv->backward of a block without
- * pooling. */
-static size_t backward_at(const struct block *block, size_t o, size_t tap, size_t channel)
-{
-    return (tap * block->out.channels + o) * block->in_pitch + channel;
-}
-
-/* Returns the index of the weight (tap, channel) of output channel o in conv->backward of a block with
- * pooling. The sums of gradients of this block have the same layout. */
-static size_t window_at(const struct net *net, const struct block *block, size_t o, size_t tap,
-                        size_t channel)
-{
-    const struct conv *conv = &block->conv;
-    size_t row = tap / conv->kernel[2], x = tap % conv->kernel[2], lanes = net->kernel->lanes;
-    return (o * conv->vectors + row * conv->run_vectors) * lanes + x * block->in_pitch + channel;
-}
-
-static void prepare_conv(const struct net *net, const struct block *block)
-{
-    const struct conv *conv = &block->conv;
-    const float *weight = net->parameters + block->weight;
-    size_t taps = conv->depth / block->in.channels;
-    for (size_t o = 0; o < block->out.channels; o++)
-        for (size_t c = 0; c < block->in.channels; c++)
-            for (size_t tap = 0; tap < taps; tap++, weight++) {
-                conv->forward[forward_at(block, o, tap, c)] = *weight;
-                if (conv->backward && block->pool)
-                    conv->backward[window_at(net, block, o, tap, c)] = *weight;
-                else if (conv->backward)
-                    conv->backward[backward_at(block, o, tap, c)] = *weight;
-            }
-}
-
-static void prepare_linear(const struct net *net, const struct block *block)
-{
-    enum { COLUMNS = 64 };
-    const float *weight = net->parameters + block->weight;
-    size_t columns = block->layer->in_values;
-#pragma omp for nowait
-    for (size_t j = 0; j < columns; j += COLUMNS)
-        net->kernel->transpose(weight + j, block->in_pitch, block->layer->out_values,
-                               columns - j < COLUMNS ? columns - j : COLUMNS,
-                               block->transposed + j * block->out_vectors, block->out_vectors);
-}
-
-void net_prepare_weights(struct net *net)
-{
-    for (uint32_t i = 1; i < net->block_count; i++)
-        if (net->blocks[i].kind == BLOCK_CONV) {
-#pragma omp single nowait
-            prepare_conv(net, &net->blocks[i]);
-        } else if (net->blocks[i].kind == BLOCK_LINEAR)
-            prepare_linear(net, &net->blocks[i]);
-    barrier_wait(&net->barrier);
-}
-
-static void give_conv(struct net *net, const struct block *block, const float *sums)
-{
-    const struct conv *conv = &block->conv;
-    float *gradient = net->gradients + block->weight;
-    size_t taps = conv->depth / block->in.channels;
-    for (size_t o = 0; o < block->out.channels; o++)
-        for (size_t c = 0; c < block->in.channels; c++)
-            for (size_t tap = 0; tap < taps; tap++)
-                *gradient++ =
-                    sums[block->pool ? window_at(net, block, o, tap, c) : forward_at(block, o, tap, c)];
-    memcpy(net->gradients + block->bias, sums + conv->gradient_count, block->out.channels * sizeof *sums);
-}
-
-void net_gather_sums(struct net *net, uint32_t chunks)
-{
-    enum { PART = 1024 };
-    size_t values = net->chunk_values;
-#pragma omp for nowait
-    for (size_t first = 0; first < values; first += PART)
-        for (uint32_t chunk = 1; chunk < chunks; chunk++)
-            net->kernel->add(net->sums + chunk * values + first, net->sums + first,
-                             values - first < PART ? values - first : PART);
-    barrier_wait(&net->barrier);
-    for (uint32_t i = 1; i < net->flat; i++)
-        if (net->blocks[i].kind == BLOCK_CONV) {
-#pragma omp single nowait
-            give_conv(net, &net->blocks[i], net->sums + net->blocks[i].conv.gradient);
-        }
-    barrier_wait(&net->barrier);
 }

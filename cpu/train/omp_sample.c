@@ -178,8 +178,30 @@ static void take_input(const struct net *net, struct worker *worker, const struc
                            values_of(net, input, passing), input->out_pitch);
 }
 
+/* Cuts a sample in C order into patches: one row per patch. */
+static void cut_patches(const struct layer *layer, const float *sample, const struct block *flat, float *rows)
+{
+    const struct shape *in = &layer->in;
+    const uint32_t height = layer->spec.kernel[1], width = layer->spec.kernel[2], across = in->width / width;
+    for (uint32_t token = 0; token < flat->tokens; token++) {
+        float *to = rows + token * flat->out_pitch;
+        for (uint32_t c = 0; c < in->channels; c++)
+            for (uint32_t y = 0; y < height; y++, to += width) {
+                size_t line = (size_t)c * in->height + token / across * height + y;
+                memcpy(to, sample + line * in->width + token % across * width, width * sizeof *to);
+            }
+    }
+}
+
 void net_sample_forward(const struct net *net, struct worker *worker, const struct passing *passing)
 {
+    const struct model *model = net->train->model;
+    if (model->transformer) {
+        const struct block *patches = &net->blocks[net->flat];
+        cut_patches(&model->layers[0], gather(net, worker, passing), patches,
+                    patches->rows + (size_t)passing->index * patches->tokens * patches->out_pitch);
+        return;
+    }
     take_input(net, worker, passing);
     net_after(net, &net->blocks[0], passing, values_of(net, &net->blocks[0], passing));
     for (uint32_t i = 1; i < net->flat; i++) {

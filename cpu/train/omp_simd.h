@@ -319,20 +319,29 @@ static void update(const struct update *update, const float *restrict gradients,
 #undef UPDATE
 }
 
-#define NET_KERNEL(symbol, text)        \
-    const struct net_kernel symbol = {  \
-        .name = text,                   \
-        .lanes = LANES,                 \
-        .supported = supported,         \
-        .tiles = tiles,                 \
-        .multiply = multiply,           \
-        .pool = pool,                   \
-        .spread = spread,               \
-        .add = add,                     \
-        .relu = relu,                   \
-        .relu_backward = relu_backward, \
-        .draw = draw,                   \
-        .drop = drop,                   \
-        .transpose = transpose,         \
-        .update = update,               \
+#include "omp_simd_tokens.h"
+
+#define NET_KERNEL(symbol, text)              \
+    const struct net_kernel symbol = {        \
+        .name = text,                         \
+        .lanes = LANES,                       \
+        .supported = supported,               \
+        .tiles = tiles,                       \
+        .multiply = multiply,                 \
+        .pool = pool,                         \
+        .spread = spread,                     \
+        .add = add,                           \
+        .relu = relu,                         \
+        .relu_backward = relu_backward,       \
+        .draw = draw,                         \
+        .drop = drop,                         \
+        .transpose = transpose,               \
+        .softmax = softmax,                   \
+        .softmax_backward = softmax_backward, \
+        .norm = norm,                         \
+        .norm_backward = norm_backward,       \
+        .norm_weights = norm_weights,         \
+        .gelu = gelu,                         \
+        .gelu_backward = gelu_backward,       \
+        .update = update,                     \
     }

@@ -604,6 +604,11 @@ static uint64_t cuda_memory_bytes(const void *state)
     return network->allocations.bytes + device_feed_memory_bytes(&network->feed);
 }
 
+static enum status cuda_accepts(const struct train *train)
+{
+    return model_refuse_transformer(train->model);
+}
+
 #define OWN_CONV (&own_passes[LAYER_CONV])
 
 /* The hardware unit that computes GEMMs in a precision. */
@@ -622,6 +627,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .gradients_in = GRADIENTS_IN_DEVICE,
             .unit = UNIT,
             .savings = {.backward = false, .pooled_gradients = false, .convolutions = CONV != OWN_CONV},
+            .accepts = cuda_accepts,
             .stages = CONV == OWN_CONV && PRECISION != PRECISION_FP16 ? &cuda_stages : nullptr,
             .open = cuda_open<CONV, PRECISION>,
             .close = cuda_close,

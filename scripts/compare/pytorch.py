@@ -48,7 +48,7 @@ import torch_ranks
 try:
     import torch
     from torch.nn import functional
-    from torch_training import (EFFORTS, MODES, PRECISIONS, Net, optimizer_of, part, read_data, read_safetensors, trained,
+    from torch_training import (EFFORTS, MODELS, MODES, PRECISIONS, Net, optimizer_of, part, read_data, read_safetensors, trained,
                                 training_of)
 except ImportError as error:
     if {"-h", "--help"}.intersection(sys.argv[1:]):
@@ -232,6 +232,8 @@ def export_data(path, variant, arguments):
         fail("PyTorch's ranks have equal parts, and devices of one kind; drop --balance and --rank-device", 2)
     run(["--variant", variant, "--dry-run", "--export-data", path] + arguments)
     given = options_of(path)
+    if given["model"] not in MODELS:
+        fail(f"--model {given['model']}: PyTorch trains only {', '.join(MODELS)} here; vit_timm.py compares steps of vit-*", 2)
     if given["lr-schedule"] != "constant" or any(float(given.get(name) or 0) for name in ("lr-warmup", "shift", "flip", "drop-last")):
         fail("PyTorch is compared only at a constant learning rate, without --lr-warmup, --shift, --flip and --drop-last", 2)
 

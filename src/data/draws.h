@@ -8,6 +8,7 @@
 #ifndef FDSL_DATA_DRAWS_H
 #define FDSL_DATA_DRAWS_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -15,7 +16,7 @@
 #include "core/portable.h"
 
 /* The last word of a counter. Code adds the tensor's number to DRAW_INIT, and the layer's number to
- * DRAW_DROPOUT. */
+ * DRAW_DROPOUT and DRAW_PATH. */
 #define DRAW_INIT    0x54520000u
 #define DRAW_DROPOUT 0x54530000u
 #define DRAW_AUGMENT 0x54540000u
@@ -24,6 +25,7 @@
 #define DRAW_CLIP    0x54580000u
 #define DRAW_HOLD    0x54570000u
 #define DRAW_FIT     0x54590000u
+#define DRAW_PATH    0x545A0000u
 
 /* ---- Initial parameters ---- */
 
@@ -34,6 +36,20 @@ FDSL_HD float draw_initial(uint64_t seed, uint32_t tensor, uint64_t i, float bou
     struct philox_block words =
         philox(philox_key(seed), (uint32_t)block, (uint32_t)(block >> 32), 0, DRAW_INIT | tensor);
     return (2 * philox_unit(philox_word(words, (uint32_t)(i % 4))) - 1) * bound;
+}
+
+/* Initial value of element `i` of a tensor, normal with mean 0 and this standard deviation, by the method of
+ * Box and Muller, "A note on the generation of random normal deviates", 1958: a block gives the elements
+ * 2 j and 2 j + 1. Absolute values are at most 5.8 standard deviations. Computed in double, so that all
+ * machines round to the same float, except in rare cases. Counter: i / 2 in two words, 1. */
+static inline float draw_initial_normal(uint64_t seed, uint32_t tensor, uint64_t i, double deviation)
+{
+    uint64_t pair = i / 2;
+    struct philox_block words =
+        philox(philox_key(seed), (uint32_t)pair, (uint32_t)(pair >> 32), 1, DRAW_INIT | tensor);
+    double angle = 6.28318530717958647692 * philox_unit(words.word[1]);
+    double radius = sqrt(-2 * log(1 - (double)philox_unit(words.word[0])));
+    return (float)(deviation * radius * (i % 2 ? sin(angle) : cos(angle)));
 }
 
 /* ---- Dropout ---- */
@@ -54,6 +70,16 @@ FDSL_HD bool draw_kept(struct philox_block block, uint32_t element, uint32_t thr
 {
     uint32_t at = element % DRAW_DROPOUT_ELEMENTS;
     return (philox_word(block, at / 4) >> (8 * (at % 4)) & 255u) >= threshold;
+}
+
+/* ---- Stochastic depth ---- */
+
+/* The factor of one sample in a LAYER_DROP_PATH: 0 with probability `rate`, otherwise 1 / (1 - rate).
+ * Counter: 0, sample, epoch. */
+FDSL_HD float draw_path(uint64_t seed, uint32_t epoch, uint32_t sample, uint32_t layer, float rate)
+{
+    struct philox_block block = philox(philox_key(seed), 0, sample, epoch, DRAW_PATH | layer);
+    return philox_unit(block.word[0]) < rate ? 0 : 1 / (1 - rate);
 }
 
 /* ---- Order ---- */

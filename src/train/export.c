@@ -46,6 +46,16 @@ static float *dropout_factors(const struct train *train, const struct layer *lay
     return factors;
 }
 
+/* Returns the factors of a layer of stochastic depth, one per sample, as dropout_factors() does. */
+static float *path_factors(const struct train *train, const struct layer *layer, const uint32_t *numbers,
+                           uint32_t count)
+{
+    float *factors = malloc(count * sizeof *factors);
+    for (uint32_t j = 0; factors && j < count; j++)
+        factors[j] = draw_path(train->seed, 0, numbers[j], layer->number, layer->spec.rate);
+    return factors;
+}
+
 /* Contents of the --export-step file; owned. */
 struct step_parts {
     uint32_t *numbers, count;
@@ -92,13 +102,16 @@ static enum status step_samples(const struct train *train, struct step_parts *pa
                     parts->inputs + j * data->sample_values);
         parts->labels[j] = data->sets[DATA_TRAIN].labels[parts->numbers[j]];
     }
-    for (uint32_t i = 0; i < train->model->layer_count; i++)
-        if (train->model->layers[i].spec.kind == LAYER_DROPOUT) {
-            parts->factors[i] =
-                dropout_factors(train, &train->model->layers[i], parts->numbers, parts->count);
-            if (!parts->factors[i])
-                return status_set(STATUS_FAILED, "--export-step: out of memory");
-        }
+    for (uint32_t i = 0; i < train->model->layer_count; i++) {
+        const struct layer *layer = &train->model->layers[i];
+        const bool path = layer->spec.kind == LAYER_DROP_PATH;
+        if (!path && layer->spec.kind != LAYER_DROPOUT)
+            continue;
+        parts->factors[i] =
+            (path ? path_factors : dropout_factors)(train, layer, parts->numbers, parts->count);
+        if (!parts->factors[i])
+            return status_set(STATUS_FAILED, "--export-step: out of memory");
+    }
     return STATUS_OK;
 }
 
@@ -129,8 +142,9 @@ static void step_describe(const struct model *model, const struct train_state *b
         if (parts->factors[i]) {
             char name[48];
             const uint64_t shape[] = {parts->count, model->layers[i].out_values};
+            const bool path = model->layers[i].spec.kind == LAYER_DROP_PATH;
             snprintf(name, sizeof name, "factor.%s", model->layers[i].name);
-            step_add(parts, name, "F32", parts->factors[i], sizeof(float), 2, shape);
+            step_add(parts, name, "F32", parts->factors[i], sizeof(float), path ? 1 : 2, shape);
         }
     const struct {
         const char *prefix;

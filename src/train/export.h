@@ -25,7 +25,7 @@ enum status export_data(const struct train *train, const float *initial, const c
 /* Runs step 0 of epoch 0 on an engine whose state is `before`, writes the file, and restores the state. The
  * file holds `inputs` (normalised), `labels` and `loss` (the mean). Each parameter has before.NAME,
  * gradient.NAME and after.NAME. Each dropout layer has factor.NAME, the factors that multiplied its
- * inputs. */
+ * inputs; stochastic depth has one factor per sample. */
 enum status export_step(const struct train *train, const struct engine *engine, void *state,
                         const struct train_state *before, const char *identity, const char *path);
 

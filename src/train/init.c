@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "data/tensor_file.h"
 #include "train/checkpoint.h"
 
 static bool same_shape(const struct model_tensor *a, const struct model_tensor *b)
@@ -13,12 +14,12 @@ static bool same_shape(const struct model_tensor *a, const struct model_tensor *
 }
 
 /* Formats the shape of a tensor: "64x32x3x3". */
-static void shape_text(const struct model_tensor *tensor, char text[64])
+static void shape_text(const uint64_t *shape, uint32_t axes, char text[64])
 {
     size_t used = 0;
     *text = '\0';
-    for (uint32_t i = 0; i < tensor->axes && used < 64; i++)
-        used += (size_t)snprintf(text + used, 64 - used, "%s%" PRIu64, i ? "x" : "", tensor->shape[i]);
+    for (uint32_t i = 0; i < axes && used < 64; i++)
+        used += (size_t)snprintf(text + used, 64 - used, "%s%" PRIu64, i ? "x" : "", shape[i]);
 }
 
 /* Sets `*taken` to the number of tensors to copy: all, or all except the two of the last layer. */
@@ -34,8 +35,8 @@ static enum status fit(const struct model *model, const struct model *theirs, ui
             *taken = model->tensor_count - 2;
             continue;
         }
-        shape_text(here, ours);
-        shape_text(there, others);
+        shape_text(here->shape, here->axes, ours);
+        shape_text(there->shape, there->axes, others);
         return status_set(
             STATUS_USAGE,
             "its %s is %s, but these samples need %s; use samples of "
@@ -69,11 +70,99 @@ static enum status take(const struct checkpoint *checkpoint, const struct model 
     return STATUS_OK;
 }
 
+/* ---- Files of tensors ---- */
+
+static const struct tensor *find(const struct tensor_file *file, const char *name)
+{
+    for (size_t i = 0; i < file->count; i++)
+        if (strcmp(file->tensors[i].name, name) == 0)
+            return &file->tensors[i];
+    return NULL;
+}
+
+static bool is_of(const struct model *model, const char *name)
+{
+    for (uint32_t t = 0; t < model->tensor_count; t++)
+        if (strcmp(model->tensors[t].name, name) == 0)
+            return true;
+    return false;
+}
+
+/* Checks that a file has a tensor of a model. */
+static enum status check_tensor(const struct tensor_file *file, const struct model *model,
+                                const struct model_tensor *wanted)
+{
+    const struct tensor *tensor = find(file, wanted->name);
+    char ours[64], others[64];
+    if (!tensor)
+        return status_set(STATUS_USAGE, "it has no tensor %s, so it is not of %s; use the right --model",
+                          wanted->name, model->name);
+    shape_text(wanted->shape, wanted->axes, ours);
+    shape_text(tensor->shape, tensor->axes < TENSOR_AXES_MAX ? tensor->axes : TENSOR_AXES_MAX, others);
+    if (strcmp(ours, others) != 0)
+        return status_set(STATUS_USAGE,
+                          "its %s is %s, but %s with these samples needs %s; use another --model or image "
+                          "size",
+                          wanted->name, others, model->name, ours);
+    if (tensor->fault)
+        return status_set(STATUS_USAGE, "its %s cannot be read: %s", wanted->name, tensor->fault);
+    if (!tensor->readable || tensor->dtype != DTYPE_F32)
+        return status_set(STATUS_USAGE, "its %s is of type %s; convert all tensors to 32-bit floats",
+                          wanted->name, tensor->type);
+    return STATUS_OK;
+}
+
+/* Reads the parameters of a network with the layers of `model`, but perhaps another number of classes, which
+ * is the length of the last tensor. */
+static enum status read_tensors(const struct tensor_file *file, const struct model *model,
+                                struct checkpoint *checkpoint)
+{
+    const struct model_table *table = model_tables;
+    const struct tensor *last = find(file, model->tensors[model->tensor_count - 1].name);
+    struct model theirs;
+    while (strcmp(table->name, model->name) != 0)
+        table++;
+    bool usable = last && last->axes == 1 && last->shape[0] > 0 && last->shape[0] <= INT32_MAX;
+    TRY(model_build(table, model->input, usable ? (uint32_t)last->shape[0] : model->classes, &theirs));
+    snprintf(checkpoint->model, sizeof checkpoint->model, "%s", model->name);
+    checkpoint->input = theirs.input;
+    checkpoint->classes = theirs.classes;
+    checkpoint->arena_values = theirs.arena_values;
+    for (uint32_t t = 0; t < theirs.tensor_count; t++)
+        TRY(check_tensor(file, &theirs, &theirs.tensors[t]));
+    for (size_t i = 0; i < file->count; i++)
+        if (!is_of(&theirs, file->tensors[i].name))
+            return status_set(STATUS_USAGE, "it also has a tensor %.48s, which %s does not have; remove it",
+                              file->tensors[i].name, model->name);
+    if (!train_state_new(theirs.arena_values, &checkpoint->state))
+        return status_set(STATUS_FAILED, "out of memory for its parameters");
+    for (uint32_t t = 0; t < theirs.tensor_count; t++) {
+        const struct model_tensor *tensor = &theirs.tensors[t];
+        TRY(tensor_file_read(file, find(file, tensor->name)->offset,
+                             checkpoint->state.parameters + tensor->first, tensor->values * sizeof(float)));
+    }
+    return STATUS_OK;
+}
+
+static enum status read_file(const char *path, const struct model *model, struct checkpoint *checkpoint)
+{
+    struct tensor_file file;
+    enum status status = tensor_file_open(path, &file);
+    if (status != STATUS_OK)
+        status_prefix(status, "--init");
+    else if ((status = read_tensors(&file, model, checkpoint)) != STATUS_OK)
+        status_prefix(status, "--init %s", path);
+    tensor_file_close(&file);
+    return status;
+}
+
 enum status init_take(const char *path, const struct model *model, float *parameters, uint64_t *hash)
 {
     struct checkpoint checkpoint = {0};
     uint32_t taken = 0;
-    enum status status = checkpoint_find("--init", path, &checkpoint);
+    const bool tensors = tensor_file_named(path);
+    enum status status =
+        tensors ? read_file(path, model, &checkpoint) : checkpoint_find("--init", path, &checkpoint);
     if (status == STATUS_OK) {
         status = take(&checkpoint, model, parameters, &taken);
         if (status != STATUS_OK)
@@ -81,10 +170,12 @@ enum status init_take(const char *path, const struct model *model, float *parame
     }
     if (status == STATUS_OK) {
         *hash = checkpoint_hash(&checkpoint);
-        status_say("--init: %" PRIu32 " of %" PRIu32 " tensors taken from %s after %" PRIu32
-                   " epochs of %s%s",
-                   taken, model->tensor_count, path, checkpoint.history.epochs, checkpoint.data,
-                   taken < model->tensor_count ? "; the last layer starts with zeros" : "");
+        char after[128] = "";
+        if (!tensors)
+            snprintf(after, sizeof after, " after %" PRIu32 " epochs of %.64s", checkpoint.history.epochs,
+                     checkpoint.data);
+        status_say("--init: %" PRIu32 " of %" PRIu32 " tensors taken from %s%s%s", taken, model->tensor_count,
+                   path, after, taken < model->tensor_count ? "; the last layer starts with zeros" : "");
     }
     checkpoint_free(&checkpoint);
     return status;

@@ -9,106 +9,6 @@
 
 #define VALUES_MAX (UINT64_C(1) << 31) /* limit for a layer's output and for its weights */
 
-/* ---- The models ---- */
-
-/* CONV and POOL are for images and have square kernels. CONV3D and POOL3D are for volumes and have cubic
- * kernels. */
-#define CONV(out, size, pad)                                                                         \
-    {                                                                                                \
-        .kind = LAYER_CONV, .channels = (out), .kernel = {1, size, size}, .padding = { 0, pad, pad } \
-    }
-#define CONV3D(out, size, pad)                                                                            \
-    {                                                                                                     \
-        .kind = LAYER_CONV, .channels = (out), .kernel = {size, size, size}, .padding = { pad, pad, pad } \
-    }
-#define POOL(size)                                      \
-    {                                                   \
-        .kind = LAYER_POOL, .kernel = { 1, size, size } \
-    }
-#define POOL3D(size)                                       \
-    {                                                      \
-        .kind = LAYER_POOL, .kernel = { size, size, size } \
-    }
-#define RELU               \
-    {                      \
-        .kind = LAYER_RELU \
-    }
-#define DROPOUT(share)                         \
-    {                                          \
-        .kind = LAYER_DROPOUT, .rate = (share) \
-    }
-#define LINEAR(out)                             \
-    {                                           \
-        .kind = LAYER_LINEAR, .channels = (out) \
-    }
-#define ADD(layers)                         \
-    {                                       \
-        .kind = LAYER_ADD, .back = (layers) \
-    }
-#define MEAN               \
-    {                      \
-        .kind = LAYER_MEAN \
-    }
-#define CLASSES 0
-
-static const struct layer_spec logreg[] = {LINEAR(CLASSES)};
-
-/* LeCun et al., "Gradient-based learning applied to document recognition", 1998, with ReLU and
- * max-pooling. */
-static const struct layer_spec lenet[] = {
-    CONV(6, 5, 2), RELU,       POOL(2), CONV(16, 5, 0),  RELU, POOL(2), LINEAR(120),
-    RELU,          LINEAR(84), RELU,    LINEAR(CLASSES),
-};
-
-/* The network of PyTorch's MNIST example: 1,199,882 parameters for 28 x 28 pixels and 10 classes. */
-static const struct layer_spec cnn[] = {
-    CONV(32, 3, 0), RELU,        CONV(64, 3, 0), RELU,          POOL(2),
-    DROPOUT(0.25f), LINEAR(128), RELU,           DROPOUT(0.5f), LINEAR(CLASSES),
-};
-
-static const struct layer_spec cnn3d[] = {
-    CONV3D(16, 3, 1), RELU,       POOL3D(2), CONV3D(32, 3, 1), RELU,
-    POOL3D(2),        LINEAR(64), RELU,      DROPOUT(0.5f),    LINEAR(CLASSES),
-};
-
-/* STAGE: a convolution, then pooling that halves the image. BLOCK: a residual block of two convolutions (He
- * et al., "Deep residual learning for image recognition", 2016). */
-#define STAGE(out) CONV(out, 3, 1), RELU, POOL(2)
-#define BLOCK(out) CONV(out, 3, 1), RELU, CONV(out, 3, 1), ADD(4), RELU
-
-/* Accepts images of any size from 8 x 8 up, because the mean reduces each channel to one number. The network
- * trains without normalisation layers, because it has only three convolutions without a shortcut around
- * them. */
-static const struct layer_spec cnn_fdsl[] = {
-    STAGE(32), BLOCK(32), STAGE(64), BLOCK(64), STAGE(128), BLOCK(128), MEAN, LINEAR(CLASSES),
-};
-
-/* Eight residual blocks of equal cost, for pipelines. */
-static const struct layer_spec cnn_deep[] = {
-    STAGE(32), BLOCK(32), BLOCK(32), BLOCK(32), BLOCK(32),       BLOCK(32),
-    BLOCK(32), BLOCK(32), BLOCK(32), MEAN,      LINEAR(CLASSES),
-};
-
-#define NAMED(name, symbol, deep, text)            \
-    {                                              \
-        name, text, deep, symbol, COUNT_OF(symbol) \
-    }
-#define TABLE(symbol, deep, text) NAMED(#symbol, symbol, deep, text)
-const struct model_table model_tables[] = {
-    TABLE(logreg, false, "one linear layer"),
-    TABLE(lenet, false, "two convolutions 5 x 5, three linear layers"),
-    TABLE(cnn, false, "two convolutions 3 x 3, dropout, two linear layers: PyTorch's MNIST example"),
-    TABLE(cnn3d, true, "two convolutions 3 x 3 x 3, two linear layers"),
-    NAMED("cnn-fdsl", cnn_fdsl, false,
-          "three residual blocks, global average pooling, one linear layer; images of any size"),
-    NAMED("cnn-deep", cnn_deep, false,
-          "eight equal residual blocks, global average pooling, one linear layer: for pipelines; images of "
-          "any size"),
-    {0},
-};
-
-const char *const model_names[] = {"logreg", "lenet", "cnn", "cnn3d", "cnn-fdsl", "cnn-deep", NULL};
-
 /* ---- Shapes ---- */
 
 static enum status too_small(const struct layer *layer)
@@ -131,11 +31,57 @@ static uint32_t windows(const struct layer *layer, uint32_t length, int axis)
     return padded < kernel ? 0 : (uint32_t)(padded - kernel + 1);
 }
 
+/* Sets the output shape of a layer of a transformer. */
+static enum status find_tokens(struct layer *layer)
+{
+    const struct layer_spec *spec = &layer->spec;
+    const struct shape *in = &layer->in;
+    const uint32_t height = spec->kernel[1], width = spec->kernel[2], heads = spec->heads;
+    if (spec->kind == LAYER_PATCHES && (in->height % height || in->width % width))
+        return status_set(STATUS_USAGE,
+                          "its patches are %" PRIu32 " x %" PRIu32 " pixels, which do not divide samples of "
+                          "%" PRIu32 " x %" PRIu32
+                          "; use samples of another size (for synth, --res; for data "
+                          "sets of images, --out-res) or another network",
+                          height, width, in->height, in->width);
+    if (spec->kind == LAYER_ATTENTION && (heads == 0 || in->width % 3 || in->width / 3 % heads))
+        return status_set(STATUS_FAILED, "%s: its heads do not divide tokens of %" PRIu32, layer->name,
+                          in->width);
+    if (spec->kind == LAYER_PATCHES)
+        layer->out = (struct shape){in->height / height * (in->width / width), 1, 1, spec->channels};
+    if (spec->kind == LAYER_TOKENS)
+        layer->out.channels++;
+    if (spec->kind == LAYER_TOKEN_LINEAR)
+        layer->out.width = spec->channels;
+    if (spec->kind == LAYER_ATTENTION)
+        layer->out.width = in->width / 3;
+    if (spec->kind == LAYER_SELECT)
+        layer->out.channels = 1;
+    return STATUS_OK;
+}
+
+/* Checks that the layer is in the right kind of network, and that a linear layer of a transformer gets only
+ * one token. */
+static enum status check_kind(const struct model *model, const struct layer *layer)
+{
+    enum layer_kind kind = layer->spec.kind;
+    bool either = kind == LAYER_LINEAR || kind == LAYER_ADD;
+    bool first = kind == LAYER_PATCHES; /* the first layer of a transformer, and only that */
+    if ((!either && (kind >= LAYER_PATCHES) != model->transformer) ||
+        first != (model->transformer && layer->number == 0))
+        return status_set(STATUS_FAILED, "%s: a network cannot have such a layer here", layer->name);
+    if (kind == LAYER_LINEAR && model->transformer && layer->in.channels > 1 && layer->in.width > 1)
+        return status_set(STATUS_FAILED, "%s: it gets several tokens", layer->name);
+    return STATUS_OK;
+}
+
 static enum status find_output(struct layer *layer, uint32_t classes)
 {
     const struct layer_spec *spec = &layer->spec;
     uint32_t channels = spec->channels ? spec->channels : classes;
     layer->out = layer->in;
+    if (spec->kind >= LAYER_PATCHES)
+        TRY(find_tokens(layer));
     if (spec->kind == LAYER_LINEAR)
         layer->out = (struct shape){channels, 1, 1, 1};
     if (spec->kind == LAYER_MEAN)
@@ -167,7 +113,7 @@ static enum status join(struct model *model, const struct layer *add)
     struct layer *other = &model->layers[from];
     enum layer_kind next = other[1].spec.kind;
     other->is_added = true;
-    if (next == LAYER_RELU || next == LAYER_DROPOUT)
+    if (next == LAYER_RELU || next == LAYER_DROPOUT || next == LAYER_DROP_PATH)
         return status_set(STATUS_FAILED, "%s: it adds the output of %s, which %s changes in place", add->name,
                           other->name, other[1].name);
     return memcmp(&other->out, &add->in, sizeof add->in) == 0
@@ -178,53 +124,126 @@ static enum status join(struct model *model, const struct layer *add)
 
 /* ---- Parameters ---- */
 
-/* Appends a tensor to the arena and returns its offset. */
-static size_t add_tensor(struct model *model, const struct layer *layer, const char *what, size_t values,
-                         uint32_t fan_in)
+/* Appends a tensor to the arena and returns it. */
+static struct model_tensor *add_tensor(struct model *model, const struct layer *layer, const char *what,
+                                       size_t values)
 {
     struct model_tensor *tensor = &model->tensors[model->tensor_count];
     *tensor = (struct model_tensor){
-        .first = model->arena_values, .values = values, .fan_in = fan_in, .stream = model->tensor_count};
+        .first = model->arena_values, .values = values, .stream = model->tensor_count, .decays = true};
     char name[sizeof tensor->name] = "";
-    snprintf(name, sizeof name, "%s.%s", layer->name, what);
+    if (layer->spec.kind == LAYER_TOKENS)
+        snprintf(name, sizeof name, "%s", what);
+    else
+        snprintf(name, sizeof name, "%s.%s", layer->name, what);
     memcpy(tensor->name, name, sizeof name);
     model->tensor_count++;
     model->parameters += values;
     model->arena_values += (values + MODEL_ALIGNMENT - 1) / MODEL_ALIGNMENT * MODEL_ALIGNMENT;
-    return tensor->first;
+    return tensor;
+}
+
+static void add_axis(struct model_tensor *tensor, uint64_t length)
+{
+    tensor->shape[tensor->axes++] = length;
 }
 
 /* Sets the axes of a weight tensor as in PyTorch. */
 static void shape_weight(const struct model *model, const struct layer *layer, struct model_tensor *tensor)
 {
-    tensor->shape[tensor->axes++] = layer->out.channels;
-    if (layer->spec.kind == LAYER_LINEAR) {
-        tensor->shape[tensor->axes++] = layer->in_values;
+    enum layer_kind kind = layer->spec.kind;
+    if (kind == LAYER_TOKENS) {
+        add_axis(tensor, 1);
+        add_axis(tensor, layer->out.channels);
+        add_axis(tensor, layer->out.width);
         return;
     }
-    tensor->shape[tensor->axes++] = layer->in.channels;
+    add_axis(tensor, layer->bias_values);
+    if (kind == LAYER_LINEAR || kind == LAYER_TOKEN_LINEAR)
+        add_axis(tensor, layer->weight_values / layer->bias_values);
+    if (kind != LAYER_CONV && kind != LAYER_PATCHES)
+        return;
+    add_axis(tensor, layer->in.channels);
     for (int i = model->volumetric ? 0 : 1; i < MODEL_AXES; i++)
-        tensor->shape[tensor->axes++] = layer->spec.kernel[i];
+        add_axis(tensor, layer->spec.kernel[i]);
+}
+
+/* Sets how the parameters of a layer begin, and whether they decay. */
+static void describe_values(const struct model *model, const struct layer *layer, uint64_t fan_in,
+                            struct model_tensor *weight, struct model_tensor *bias)
+{
+    enum layer_kind kind = layer->spec.kind;
+    weight->spread = bias->spread = 1 / sqrtf((float)fan_in);
+    if (!model->transformer)
+        return;
+    bias->decays = false;
+    weight->decays = kind != LAYER_NORM && kind != LAYER_TOKENS;
+    if (kind == LAYER_PATCHES)
+        return;
+    weight->initial = kind == LAYER_NORM ? INITIAL_ONES : INITIAL_NORMAL;
+    weight->spread = 0.02f;
+    bias->initial = kind == LAYER_TOKENS ? INITIAL_NORMAL : INITIAL_ZEROS;
+    bias->spread = 1e-6f; /* of the class token */
+}
+
+/* Returns the number of weights per bias of a layer; 0 if it has no parameters. Layers with as many weights
+ * as biases have 1. */
+static uint64_t weights_per_bias(const struct layer *layer)
+{
+    const struct layer_spec *spec = &layer->spec;
+    switch (spec->kind) {
+    case LAYER_CONV:
+    case LAYER_PATCHES:
+        return (uint64_t)layer->in.channels * spec->kernel[0] * spec->kernel[1] * spec->kernel[2];
+    case LAYER_LINEAR:
+        return layer->in_values;
+    case LAYER_TOKEN_LINEAR:
+        return layer->in.width;
+    case LAYER_TOKENS:
+        return layer->out.channels;
+    case LAYER_NORM:
+        return 1;
+    default:
+        return 0;
+    }
 }
 
 static enum status add_parameters(struct model *model, struct layer *layer)
 {
-    const struct layer_spec *spec = &layer->spec;
-    if (spec->kind != LAYER_CONV && spec->kind != LAYER_LINEAR)
+    uint64_t fan_in = weights_per_bias(layer);
+    bool spatial = layer->spec.kind == LAYER_CONV || layer->spec.kind == LAYER_LINEAR;
+    bool tokens = layer->spec.kind == LAYER_TOKENS;
+    if (fan_in == 0)
         return STATUS_OK;
-    uint64_t fan_in = layer->in_values;
-    if (spec->kind == LAYER_CONV)
-        fan_in = (uint64_t)layer->in.channels * spec->kernel[0] * spec->kernel[1] * spec->kernel[2];
-    layer->bias_values = layer->out.channels;
+    layer->bias_values = spatial ? layer->out.channels : layer->out.width;
     if (fan_in > VALUES_MAX / layer->bias_values)
         return status_set(STATUS_USAGE, "%s: it would have more than 2^31 weights", layer->name);
     layer->weight_values = layer->bias_values * fan_in;
-    layer->weight = add_tensor(model, layer, "weight", layer->weight_values, (uint32_t)fan_in);
-    shape_weight(model, layer, &model->tensors[model->tensor_count - 1]);
-    layer->bias = add_tensor(model, layer, "bias", layer->bias_values, (uint32_t)fan_in);
-    struct model_tensor *bias = &model->tensors[model->tensor_count - 1];
-    bias->shape[bias->axes++] = layer->bias_values;
+    struct model_tensor *weight =
+        add_tensor(model, layer, tokens ? "pos_embed" : "weight", layer->weight_values);
+    shape_weight(model, layer, weight);
+    struct model_tensor *bias = add_tensor(model, layer, tokens ? "cls_token" : "bias", layer->bias_values);
+    for (int i = 0; tokens && i < 2; i++)
+        add_axis(bias, 1);
+    add_axis(bias, layer->bias_values);
+    describe_values(model, layer, fan_in, weight, bias);
+    layer->weight = weight->first;
+    layer->bias = bias->first;
     return STATUS_OK;
+}
+
+/* Marks the biases of the keys of an attention layer, unless another layer also uses the keys. */
+static void mark_idle(struct model *model, const struct layer *attention)
+{
+    const struct layer *before = attention - 1;
+    if (attention->spec.kind != LAYER_ATTENTION || before->spec.kind != LAYER_TOKEN_LINEAR ||
+        before->is_added)
+        return;
+    struct model_tensor *bias = model->tensors;
+    while (bias->first != before->bias)
+        bias++;
+    bias->idle_first = attention->out.width;
+    bias->idle_values = attention->out.width;
 }
 
 /* ---- FLOP counts ---- */
@@ -247,6 +266,10 @@ static double products_of(const struct layer *layer)
     const struct shape *in = &layer->in, *out = &layer->out;
     if (layer->spec.kind == LAYER_LINEAR)
         return (double)layer->in_values * (double)layer->out_values;
+    if (layer->spec.kind == LAYER_PATCHES || layer->spec.kind == LAYER_TOKEN_LINEAR)
+        return (double)layer->weight_values * layer_rows(layer);
+    if (layer->spec.kind == LAYER_ATTENTION) /* q k^T and its product with v */
+        return 2.0 * in->channels * (double)layer->out_values;
     if (layer->spec.kind != LAYER_CONV)
         return 0;
     return (double)in->channels * out->channels * inner_taps(layer, in->depth, out->depth, 0) *
@@ -288,13 +311,31 @@ double model_flops(const struct model *model, const struct model_savings *saving
 
 /* ---- Building a model ---- */
 
-/* Names a layer by its kind and its number among the layers of this kind, as PyTorch modules usually are:
- * "conv1", "conv2", "relu1". */
+/* Names a layer as its table does, or by its kind and its number among the layers of this kind, as PyTorch
+ * modules usually are: "conv1", "conv2", "relu1". */
 static void name_layer(struct layer *layer, uint32_t counts[LAYER_KINDS])
 {
-    static const char *const kinds[LAYER_KINDS] = {"conv", "relu", "pool", "dropout", "fc", "add", "mean"};
-    snprintf(layer->name, sizeof layer->name, "%s%" PRIu32, kinds[layer->spec.kind],
-             ++counts[layer->spec.kind]);
+    static const char *const kinds[LAYER_KINDS] = {"conv",   "relu",      "pool",    "dropout",   "fc",
+                                                   "add",    "mean",      "patches", "tokens",    "norm",
+                                                   "linear", "attention", "gelu",    "drop_path", "select"};
+    if (layer->spec.name)
+        snprintf(layer->name, sizeof layer->name, "%s", layer->spec.name);
+    else
+        snprintf(layer->name, sizeof layer->name, "%s%" PRIu32, kinds[layer->spec.kind],
+                 ++counts[layer->spec.kind]);
+}
+
+static uint32_t count_tensors(const struct model_table *table)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < table->layer_count; i++) {
+        enum layer_kind kind = table->layers[i].kind;
+        count += kind == LAYER_CONV || kind == LAYER_LINEAR || kind == LAYER_PATCHES ||
+                         kind == LAYER_TOKENS || kind == LAYER_NORM || kind == LAYER_TOKEN_LINEAR
+                     ? 2
+                     : 0;
+    }
+    return count;
 }
 
 enum status model_build(const struct model_table *table, struct shape input, uint32_t classes,
@@ -304,6 +345,7 @@ enum status model_build(const struct model_table *table, struct shape input, uin
     *model = (struct model){.name = table->name,
                             .summary = table->summary,
                             .volumetric = table->volumetric,
+                            .transformer = table->layers[0].kind == LAYER_PATCHES,
                             .input = input,
                             .classes = classes,
                             .input_values = shape_values(&input)};
@@ -311,7 +353,8 @@ enum status model_build(const struct model_table *table, struct shape input, uin
         return status_set(STATUS_USAGE,
                           "%s takes images, but these samples have a depth of %" PRIu32 "; use cnn3d",
                           table->name, input.depth);
-    if (table->layer_count > MODEL_LAYERS_MAX || classes == 0 || model->input_values == 0)
+    if (table->layer_count > MODEL_LAYERS_MAX || count_tensors(table) > MODEL_TENSORS_MAX || classes == 0 ||
+        model->input_values == 0)
         return status_set(STATUS_FAILED,
                           "%s: cannot build a model of %" PRIu32 " layers for %" PRIu32 " classes",
                           table->name, table->layer_count, classes);
@@ -321,7 +364,9 @@ enum status model_build(const struct model_table *table, struct shape input, uin
         *layer = (struct layer){
             .spec = table->layers[i], .number = i, .in = shape, .output = model->output_values};
         name_layer(layer, counts);
-        enum status status = find_output(layer, classes);
+        enum status status = check_kind(model, layer);
+        if (status == STATUS_OK)
+            status = find_output(layer, classes);
         if (status != STATUS_OK)
             return status_prefix(status, "%s", table->name);
         if (layer->spec.kind == LAYER_ADD)
@@ -331,6 +376,8 @@ enum status model_build(const struct model_table *table, struct shape input, uin
         model->output_values += layer->out_values;
         shape = layer->out;
     }
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        mark_idle(model, &model->layers[i]);
     if (shape_values(&shape) != classes)
         return status_set(STATUS_FAILED, "%s: its last layer does not output one value per class",
                           table->name);
@@ -342,7 +389,7 @@ enum status model_build(const struct model_table *table, struct shape input, uin
 bool model_may_cut(const struct model *model, uint32_t layer)
 {
     enum layer_kind kind = model->layers[layer].spec.kind;
-    bool may = layer > 0 && (kind == LAYER_CONV || kind == LAYER_LINEAR);
+    bool may = layer > 0 && !model->transformer && (kind == LAYER_CONV || kind == LAYER_LINEAR);
     for (uint32_t i = layer; i < model->layer_count; i++)
         may &= model->layers[i].spec.kind != LAYER_ADD || i - model->layers[i].spec.back + 1 >= layer;
     return may;
@@ -394,13 +441,33 @@ void model_slice(const struct model *whole, uint32_t first, uint32_t end, struct
     take_tensors(whole, slice);
 }
 
+enum status model_refuse_transformer(const struct model *model)
+{
+    return model->transformer ? status_set(STATUS_USAGE,
+                                           "it cannot train or run %s, a transformer; use train-omp, "
+                                           "infer-omp, train-naive or infer-naive, or another --model",
+                                           model->name)
+                              : STATUS_OK;
+}
+
+static float initial_value(const struct model_tensor *tensor, uint64_t seed, size_t i)
+{
+    switch (tensor->initial) {
+    case INITIAL_ZEROS:
+        return 0;
+    case INITIAL_ONES:
+        return 1;
+    case INITIAL_NORMAL:
+        return draw_initial_normal(seed, tensor->stream, i, tensor->spread);
+    default:
+        return draw_initial(seed, tensor->stream, i, tensor->spread);
+    }
+}
+
 void model_initialise(const struct model *model, uint64_t seed, float *parameters)
 {
     memset(parameters, 0, model->arena_values * sizeof *parameters);
-    for (uint32_t t = 0; t < model->tensor_count; t++) {
-        const struct model_tensor *tensor = &model->tensors[t];
-        float bound = 1 / sqrtf((float)tensor->fan_in);
-        for (size_t i = 0; i < tensor->values; i++)
-            parameters[tensor->first + i] = draw_initial(seed, tensor->stream, i, bound);
-    }
+    for (uint32_t t = 0; t < model->tensor_count; t++)
+        for (size_t i = 0; i < model->tensors[t].values; i++)
+            parameters[model->tensors[t].first + i] = initial_value(&model->tensors[t], seed, i);
 }

@@ -3,7 +3,11 @@
  *
  * Tensors are in C order, as in PyTorch: a sample is (channels, depth, height, width), convolution weights
  * are (out, in, depth, height, width), linear weights are (out, in). An image has depth 1, so a 2-D
- * convolution is a 3-D one with kernel depth 1. */
+ * convolution is a 3-D one with kernel depth 1.
+ *
+ * A transformer is a network whose first layer is LAYER_PATCHES. Its layers exchange tokens, vectors of the
+ * same width. They are stored token by token: their shape is (tokens, 1, 1, width). The names of its layers
+ * and tensors are those of the library timm. */
 #ifndef FDSL_TRAIN_MODEL_H
 #define FDSL_TRAIN_MODEL_H
 
@@ -14,11 +18,14 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-#define MODEL_LAYERS_MAX  48
-#define MODEL_TENSORS_MAX (2 * MODEL_LAYERS_MAX)
-#define MODEL_NAME_MAX    16
-#define MODEL_ALIGNMENT   32 /* values: each parameter tensor starts at a multiple of 32 floats (128 bytes) */
-#define MODEL_AXES        3  /* kernel axes: depth, height, width */
+#define MODEL_LAYERS_MAX   160
+#define MODEL_TENSORS_MAX  160
+#define MODEL_NAME_MAX     16 /* of a model */
+#define LAYER_NAME_MAX     24 /* of a layer */
+#define TENSOR_NAME_MAX    32 /* of a tensor */
+#define MODEL_ALIGNMENT    32 /* values: each parameter tensor starts at a multiple of 32 floats (128 bytes) */
+#define LAYER_NORM_EPSILON 1e-6
+#define MODEL_AXES         3 /* kernel axes: depth, height, width */
 
 enum layer_kind {
     LAYER_CONV,
@@ -28,51 +35,80 @@ enum layer_kind {
     LAYER_LINEAR,
     LAYER_ADD,  /* sum of the outputs of the previous layer and of an earlier layer of the same shape */
     LAYER_MEAN, /* mean of each channel over all positions */
+
+    /* Only in transformers, which otherwise have only LAYER_ADD and LAYER_LINEAR. */
+    LAYER_PATCHES,      /* cuts an image into patches without overlap; a linear layer makes a token of each */
+    LAYER_TOKENS,       /* puts a learned class token before the tokens, then adds learned positions */
+    LAYER_NORM,         /* layer normalisation of each token */
+    LAYER_TOKEN_LINEAR, /* a linear layer, applied to each token */
+    LAYER_ATTENTION, /* softmax(q k^T / sqrt(d)) v for each head; a token of its input is (q, k, v), each of
+                        which has the values of head 0, of head 1, ... */
+    LAYER_GELU,      /* x times the normal distribution function of x, by erf() */
+    LAYER_DROP_PATH, /* replaces a whole sample by zeros at random: stochastic depth */
+    LAYER_SELECT,    /* the first token */
     LAYER_KINDS
 };
 
 /* One row of a model table. */
 struct layer_spec {
     enum layer_kind kind;
-    uint32_t channels;           /* output channels of a convolution or linear layer; 0: number of classes */
-    uint32_t kernel[MODEL_AXES]; /* kernel of a convolution (stride 1), or window and stride of max-pooling */
+    uint32_t channels; /* output channels of a convolution or linear layer, width of tokens; 0: number of
+                          classes */
+    uint32_t kernel[MODEL_AXES]; /* kernel of a convolution (stride 1); window and stride of max-pooling; size
+                                    of a patch */
     uint32_t padding[MODEL_AXES]; /* zero padding on each side of a convolution's input */
-    float rate;                   /* dropout rate: a multiple of 1/256, see draw_kept() */
-    uint32_t back; /* LAYER_ADD: the earlier layer is `back` layers before this one. No ReLU or dropout may
-                      directly follow the earlier layer, because engines run them in place */
+    float rate;       /* dropout rate: a multiple of 1/256, see draw_kept(); or rate of LAYER_DROP_PATH */
+    uint32_t back;    /* LAYER_ADD: the earlier layer is `back` layers before this one. No ReLU, dropout or
+                         LAYER_DROP_PATH may directly follow the earlier layer, because engines run them in
+                         place */
+    uint32_t heads;   /* LAYER_ATTENTION */
+    const char *name; /* NULL: named by kind and number */
 };
 
 struct shape {
-    uint32_t channels, depth, height, width; /* after a linear layer: features, 1, 1, 1 */
+    uint32_t channels, depth, height, width; /* after a linear layer: features, 1, 1, 1; of tokens: tokens, 1,
+                                                1, width */
 };
 
 struct layer {
     struct layer_spec spec;
-    char name[MODEL_NAME_MAX]; /* "conv1", "relu1", "pool1", "dropout1", "fc1", ..., like names of PyTorch
+    char name[LAYER_NAME_MAX]; /* "conv1", "relu1", "pool1", "dropout1", "fc1", ..., like names of PyTorch
                                 * modules */
     uint32_t number;           /* index in the table; selects the random stream of a dropout layer. In a slice
                                 * (model_slice()), the index in the whole network */
     bool is_added;             /* a later LAYER_ADD uses the output of this layer */
     struct shape in, out;
-    size_t in_values, out_values;      /* values per sample */
-    size_t weight, bias;               /* start offsets in a parameter arena */
+    size_t in_values, out_values; /* values per sample */
+    /* Start offsets in a parameter arena. LAYER_TOKENS has the positions as weights, and the class token as
+     * bias. */
+    size_t weight, bias;
     size_t weight_values, bias_values; /* 0 if this kind of layer has none */
     size_t output; /* start offset of its output in an array with the outputs of all layers for one sample */
 };
 
+/* How model_initialise() draws the values of a tensor. */
+enum initial { INITIAL_UNIFORM, INITIAL_NORMAL, INITIAL_ZEROS, INITIAL_ONES };
+
 /* A parameter tensor. */
 struct model_tensor {
-    char name[2 * MODEL_NAME_MAX]; /* "conv1.weight" */
-    size_t first, values;          /* offset and size in the arena */
-    uint64_t shape[5];             /* as in PyTorch: a Conv2d weight has no depth axis */
+    char name[TENSOR_NAME_MAX]; /* "conv1.weight" */
+    size_t first, values;       /* offset and size in the arena */
+    uint64_t shape[5];          /* as in PyTorch: a Conv2d weight has no depth axis */
     uint32_t axes;
-    uint32_t fan_in; /* number of inputs that are summed for one output */
     uint32_t stream; /* random stream of its initial values */
+    enum initial initial;
+    float spread; /* the bound of INITIAL_UNIFORM, or the standard deviation of INITIAL_NORMAL */
+    bool decays;  /* whether weight decay applies to it. In a transformer, it does not apply to norms, biases,
+                     positions and the class token; in other networks, it applies to all tensors */
+    /* Values of the tensor whose gradients only rounding makes nonzero: biases of keys. They add the same
+     * number to all scores of a query, which changes no weight. */
+    size_t idle_first, idle_values;
 };
 
 struct model {
     const char *name, *summary;
     bool volumetric; /* samples have a depth axis */
+    bool transformer;
     struct shape input;
     uint32_t classes;
     struct layer layers[MODEL_LAYERS_MAX];
@@ -106,13 +142,21 @@ struct model_table {
 
 FDSL_C_BEGIN
 
+/* Returns the tokens that a linear layer of a transformer computes separately; 1 for other layers. */
+static inline uint32_t layer_rows(const struct layer *layer)
+{
+    bool by_token = layer->spec.kind == LAYER_PATCHES || layer->spec.kind == LAYER_TOKEN_LINEAR;
+    return by_token ? layer->out.channels : 1;
+}
+
 /* Returns the number of values of a shape. */
 static inline size_t shape_values(const struct shape *shape)
 {
     return (size_t)shape->channels * shape->depth * shape->height * shape->width;
 }
 
-/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep; the last entry has a NULL name. */
+/* logreg, lenet, cnn, cnn3d, cnn-fdsl, cnn-deep, vit-micro, vit-tiny, vit-small, vit-base; the last entry has
+ * a NULL name. */
 extern const struct model_table model_tables[];
 
 /* The values of --model, in the order of model_tables, NULL-terminated. */
@@ -123,8 +167,13 @@ extern const char *const model_names[];
 enum status model_build(const struct model_table *table, struct shape input, uint32_t classes,
                         struct model *model);
 
-/* Returns whether the network may be cut before this layer. A slice begins with a convolution or a linear
- * layer. A LAYER_ADD may use layers of its slice and the input of its slice, but no earlier layer. */
+/* STATUS_OK unless the network is a transformer, which the caller cannot train: then STATUS_USAGE with a
+ * reason that calls the caller "it". */
+enum status model_refuse_transformer(const struct model *model);
+
+/* Returns whether the network may be cut before this layer. A transformer may not be cut. A slice begins with
+ * a convolution or a linear layer. A LAYER_ADD may use layers of its slice and the input of its slice, but no
+ * earlier layer. */
 bool model_may_cut(const struct model *model, uint32_t layer);
 
 /* Makes `slice` a network of the layers first .. end - 1 of `whole`, between two cuts. Each of its arenas is
@@ -133,14 +182,18 @@ bool model_may_cut(const struct model *model, uint32_t layer);
 void model_slice(const struct model *whole, uint32_t first, uint32_t end, struct model *slice);
 
 /* Returns the minimum number of floating-point operations per sample. Counts the multiply-adds of
- * convolutions and linear layers, forward and backward (gradients of weights and inputs, but not of the
- * samples), without those in `savings`. A multiply-add counts as two operations. Multiplications by padding
- * zeros do not count. */
+ * convolutions, linear layers and attention, forward and backward (gradients of weights and inputs, but not
+ * of the samples), without those in `savings`. A multiply-add counts as two operations. Multiplications by
+ * padding zeros do not count. */
 double model_flops(const struct model *model, const struct model_savings *savings);
 
 /* Fills an arena with the initial parameters. Weights and biases are uniform in +-1 / sqrt(fan-in), like the
- * defaults of PyTorch's Conv2d and Linear (kaiming_uniform_ with a = sqrt(5)). Gaps are zero. The result is a
- * pure function of the model and the seed. */
+ * defaults of PyTorch's Conv2d and Linear (kaiming_uniform_ with a = sqrt(5)). The fan-in is the number of
+ * inputs that are summed for one output. A transformer begins as in timm (VisionTransformer.init_weights):
+ * weights of linear layers and positions are normal with a standard deviation of 0.02, the class token with
+ * 1e-6; biases are 0; norms have weight 1 and bias 0; only LAYER_PATCHES begins as a Conv2d. (timm truncates
+ * the normal distribution at +-2, which is 100 standard deviations.) Gaps are zero. The result is a pure
+ * function of the model and the seed. */
 void model_initialise(const struct model *model, uint64_t seed, float *parameters);
 
 FDSL_C_END

@@ -33,6 +33,7 @@ struct naive {
     real *outputs; /* outputs of all layers: batch x out_values each, at the offsets layer->output * batch */
     real *deltas;  /* gradients of `outputs` */
     float *sample; /* scratch: one gathered sample */
+    real *scratch; /* of LAYER_ATTENTION: two values per token */
     uint32_t *numbers;
     struct feed feed;
     struct train_totals totals;
@@ -57,14 +58,15 @@ static real *input_of(const struct naive *naive, uint32_t layer, uint32_t j)
                  : naive->inputs + j * naive->train->model->input_values;
 }
 
-/* Returns a copy of `passing` for layer i. For a LAYER_ADD, sets the pointers to the earlier output and to
- * its gradient. In a stage of a pipeline, the input of the stage may be this output, and `in_delta` is its
- * gradient. */
+/* Returns a copy of `passing` for layer i, with scratch memory. For a LAYER_ADD, sets the pointers to the
+ * earlier output and to its gradient. In a stage of a pipeline, the input of the stage may be this output,
+ * and `in_delta` is its gradient. */
 static struct passing passing_at(const struct naive *naive, const struct passing *passing, uint32_t i,
                                  uint32_t j, real *in_delta)
 {
     const struct layer_spec *spec = &naive->train->model->layers[i].spec;
     struct passing at = *passing;
+    at.scratch = naive->scratch;
     if (spec->kind != LAYER_ADD)
         return at;
     bool inside = i >= spec->back;
@@ -174,6 +176,7 @@ static void naive_close(void *state)
     for (size_t i = 0; i < COUNT_OF(arenas); i++)
         free(arenas[i]);
     free(naive->sample);
+    free(naive->scratch);
     free(naive->numbers);
     feed_close(&naive->feed);
     free(naive);
@@ -184,6 +187,16 @@ static void *zeros(struct naive *naive, size_t count, size_t size)
 {
     naive->bytes += count * size;
     return calloc(count, size);
+}
+
+/* Returns the largest number of tokens; at least 1. */
+static size_t most_tokens(const struct model *model)
+{
+    size_t most = 1;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (model->layers[i].spec.kind == LAYER_ATTENTION && model->layers[i].in.channels > most)
+            most = model->layers[i].in.channels;
+    return most;
 }
 
 /* Allocates all arrays of the engine. Returns false if memory runs out. */
@@ -199,9 +212,10 @@ static bool allocate(struct naive *naive)
     naive->outputs = zeros(naive, batch * model->output_values, sizeof(real));
     naive->deltas = zeros(naive, naive->train->forward_only ? 1 : batch * model->output_values, sizeof(real));
     naive->sample = zeros(naive, model->input_values, sizeof(float));
+    naive->scratch = zeros(naive, 2 * most_tokens(model), sizeof(real));
     naive->numbers = zeros(naive, batch, sizeof *naive->numbers);
     return naive->parameters && naive->gradients && naive->m && naive->v && naive->inputs && naive->outputs &&
-           naive->deltas && naive->sample && naive->numbers;
+           naive->deltas && naive->sample && naive->scratch && naive->numbers;
 }
 
 static enum status naive_open(const struct train *train, const struct resources *resources, void **state)
@@ -309,9 +323,13 @@ static void update_parameters(struct naive *naive, uint64_t step)
 {
     const struct train *train = naive->train;
     RANGE(UPDATE);
-    struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
-    for (size_t i = 0; i < train->model->arena_values; i++)
-        optimizer_step(&update, naive->gradients[i], &naive->parameters[i], &naive->m[i], &naive->v[i]);
+    const struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
+    for (uint32_t t = 0; t < train->model->tensor_count; t++) {
+        const struct model_tensor *tensor = &train->model->tensors[t];
+        const struct update of = optimizer_of(&update, tensor->decays);
+        for (size_t i = tensor->first; i < tensor->first + tensor->values; i++)
+            optimizer_step(&of, naive->gradients[i], &naive->parameters[i], &naive->m[i], &naive->v[i]);
+    }
 }
 
 static void take_batch(struct naive *naive, uint32_t epoch, uint32_t count)

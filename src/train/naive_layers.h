@@ -18,6 +18,7 @@ struct passing {
     bool training;
     const real *added; /* LAYER_ADD only: the output of the earlier layer, and the gradient of that output */
     real *added_delta;
+    real *scratch; /* LAYER_ATTENTION only: two values per token */
 };
 
 /* ---- Convolution: stride 1, zero padding ---- */
@@ -143,40 +144,46 @@ static void conv_weights(const struct layer *layer, const real *in, const real *
                     }
 }
 
-/* ---- Linear ---- */
+/* ---- Linear: of the whole sample, or of each token ---- */
 
 static void linear_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
                            const real *in, real *out)
 {
     const real *weight = parameters + layer->weight, *bias = parameters + layer->bias;
+    const size_t rows = layer_rows(layer), inputs = layer->in_values / rows, outputs = layer->bias_values;
     (void)passing;
-    for (size_t o = 0; o < layer->out_values; o++) {
-        double sum = bias[o]; /* double, because the sum is long */
-        for (size_t i = 0; i < layer->in_values; i++)
-            sum += (double)weight[o * layer->in_values + i] * in[i];
-        out[o] = (real)sum;
-    }
+    for (size_t row = 0; row < rows; row++)
+        for (size_t o = 0; o < outputs; o++) {
+            double sum = bias[o]; /* double, because the sum is long */
+            for (size_t i = 0; i < inputs; i++)
+                sum += (double)weight[o * inputs + i] * in[row * inputs + i];
+            out[row * outputs + o] = (real)sum;
+        }
 }
 
 static void linear_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
                             const real *in, const real *out_delta, real *in_delta)
 {
+    const size_t rows = layer_rows(layer), inputs = layer->in_values / rows, outputs = layer->bias_values;
     (void)passing, (void)in;
-    for (size_t o = 0; o < layer->out_values; o++) {
-        const real *weight = parameters + layer->weight + o * layer->in_values;
-        for (size_t i = 0; i < layer->in_values; i++)
-            in_delta[i] += out_delta[o] * weight[i];
-    }
+    for (size_t row = 0; row < rows; row++)
+        for (size_t o = 0; o < outputs; o++) {
+            const real *weight = parameters + layer->weight + o * inputs;
+            for (size_t i = 0; i < inputs; i++)
+                in_delta[row * inputs + i] += out_delta[row * outputs + o] * weight[i];
+        }
 }
 
 static void linear_weights(const struct layer *layer, const real *in, const real *out_delta, real *gradients)
 {
-    for (size_t o = 0; o < layer->out_values; o++) {
-        real *gradient = gradients + layer->weight + o * layer->in_values;
-        gradients[layer->bias + o] += out_delta[o];
-        for (size_t i = 0; i < layer->in_values; i++)
-            gradient[i] += out_delta[o] * in[i];
-    }
+    const size_t rows = layer_rows(layer), inputs = layer->in_values / rows, outputs = layer->bias_values;
+    for (size_t row = 0; row < rows; row++)
+        for (size_t o = 0; o < outputs; o++) {
+            real *gradient = gradients + layer->weight + o * inputs;
+            gradients[layer->bias + o] += out_delta[row * outputs + o];
+            for (size_t i = 0; i < inputs; i++)
+                gradient[i] += out_delta[row * outputs + o] * in[row * inputs + i];
+        }
 }
 
 /* ---- ReLU: passes NaN through, as in PyTorch ---- */
@@ -307,6 +314,8 @@ static void mean_backward(const struct layer *layer, const struct passing *passi
         in_delta[i] += out_delta[i / positions] / (real)positions;
 }
 
+#include "train/naive_tokens.h"
+
 /* ---- Table of layers ---- */
 
 /* Forward and backward pass of one sample. `backward` adds to the gradient of the input, `weights` to the
@@ -325,6 +334,14 @@ static const struct {
     [LAYER_LINEAR] = {linear_forward, linear_backward, linear_weights},
     [LAYER_ADD] = {add_forward, add_backward, NULL},
     [LAYER_MEAN] = {mean_forward, mean_backward, NULL},
+    [LAYER_PATCHES] = {patches_forward, patches_backward, patches_weights},
+    [LAYER_TOKENS] = {tokens_forward, tokens_backward, tokens_weights},
+    [LAYER_NORM] = {norm_forward, norm_backward, norm_weights},
+    [LAYER_TOKEN_LINEAR] = {linear_forward, linear_backward, linear_weights},
+    [LAYER_ATTENTION] = {attention_forward, attention_backward, NULL},
+    [LAYER_GELU] = {gelu_forward, gelu_backward, NULL},
+    [LAYER_DROP_PATH] = {drop_path_forward, drop_path_backward, NULL},
+    [LAYER_SELECT] = {select_forward, select_backward, NULL},
 };
 
 #endif

@@ -6,6 +6,7 @@
 #define FDSL_TRAIN_OPTIMIZER_H
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/portable.h"
@@ -81,6 +82,14 @@ FDSL_HD struct update optimizer_at(const struct optimizer *optimizer, const stru
     update.scale2 = (train_real)(1 / sqrt(1 - pow(optimizer->beta2, t)));
     update.epsilon = (train_real)optimizer->epsilon;
     return update;
+}
+
+/* Returns the update of a tensor that weight decay applies to, or does not apply to. */
+FDSL_HD struct update optimizer_of(const struct update *update, bool decays)
+{
+    struct update of = *update;
+    of.decay = decays ? of.decay : 0;
+    return of;
 }
 
 /* Updates one parameter. `m` is its momentum or first moment, `v` its second moment, which SGD does not

@@ -10,10 +10,16 @@
 #include "train/data.h"
 #include "train/task.h"
 
+/* Returns whether a step backend can train the network: backends are on GPUs, which train no transformers. */
+static bool is_trainable(const struct model_table *table)
+{
+    return !table->volumetric && table->layers[0].kind != LAYER_PATCHES;
+}
+
 static const struct model_table *find_model(const char *name)
 {
     const struct model_table *table = model_tables;
-    while (table->name && (table->volumetric || strcmp(table->name, name) != 0))
+    while (table->name && (!is_trainable(table) || strcmp(table->name, name) != 0))
         table++;
     return table->name ? table : NULL;
 }
@@ -27,15 +33,15 @@ enum status task_check_name(const char *model)
         return STATUS_OK;
     for (const struct model_table *table = model_tables; table->name && count < COUNT_OF(names); table++) {
         size_t used = strlen(list);
-        if (table->volumetric)
+        if (!is_trainable(table))
             continue;
         names[count++] = table->name;
         snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", table->name);
     }
     const char *nearest = nearest_word(model, names, count);
-    return status_set(STATUS_USAGE, "no network for images is named '%.40s'; choose from %s%s%s%s", model,
-                      list, nearest ? "; did you mean train:" : "", nearest ? nearest : "",
-                      nearest ? "?" : "");
+    return status_set(
+        STATUS_USAGE, "no network for images that a GPU can train is named '%.40s'; choose from %s%s%s%s",
+        model, list, nearest ? "; did you mean train:" : "", nearest ? nearest : "", nearest ? "?" : "");
 }
 
 enum status task_build(const struct task *task, struct model *model)

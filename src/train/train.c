@@ -59,7 +59,8 @@ static const struct option_spec options[] = {
      "epsilon in the denominator of adam and adamw"},
     {"weight-decay", "W", OPTION_REAL, AT(weight_decay), "0", 0, 1e3, NULL, true,
      "weight decay. sgd and adam add W times the parameters to the gradient; adamw shrinks the parameters "
-     "instead"},
+     "instead. In the networks vit-*, it applies neither to norms, biases and positions nor to the class "
+     "token"},
     {"lr-schedule", "KIND", OPTION_CHOICE, AT(schedule), "constant", 0, 0, schedules, true,
      "how the learning rate changes over the steps"},
     {"lr-warmup", "EPOCHS", OPTION_REAL, AT(lr_warmup), "0", 0, 1e6, NULL, true,
@@ -113,8 +114,9 @@ static const struct option_spec options[] = {
      "1f1b "
      "waits. NAME is one of"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init), NULL, 0, 0, NULL, false,
-     "start with the parameters of this checkpoint, or of the latest checkpoint in this folder. The model "
-     "must be the same. If the number of classes differs, the last layer starts with zeros"},
+     "start with the parameters of this checkpoint, of the latest checkpoint in this folder, or of a file "
+     "of --export or of timm, whose name ends in .safetensors. The model must be the same. If the number of "
+     "classes differs, the last layer starts with zeros"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint), NULL, 0, 0, NULL, false,
      "write a checkpoint into this folder after every epoch"},
     {"keep", "N", OPTION_COUNT, AT(keep), "3", 1, 1 << 20, NULL, false, "number of checkpoints to keep"},
@@ -294,6 +296,11 @@ static enum status check_stages(const struct parameters *all, const struct parti
                                 const struct model *model)
 {
     uint32_t most = pipe_pieces(model);
+    if (all->parallel == PARALLEL_PIPELINE && model->transformer)
+        return status_set(STATUS_USAGE,
+                          "--parallel pipeline cannot cut %s, a transformer; use --parallel data, or another "
+                          "--model",
+                          model->name);
     return all->parallel != PARALLEL_PIPELINE || partition->ranks <= most
                ? STATUS_OK
                : status_set(STATUS_USAGE,

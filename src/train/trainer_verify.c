@@ -29,26 +29,31 @@ static uint64_t found_wrong(const struct found *found)
 
 /* Returns whether the change of a tensor from `begin` differs from the oracle's change by more than `most`
  * times the Euclidean norm of the oracle's change. Adam amplifies small gradients, so `most` is larger than
- * the bound of losses. */
-static bool went_astray(const struct model_tensor *tensor, double most, const float *begin, const float *mine,
-                        const float *theirs)
+ * the bound of losses. With `skips`, idle values are left out. */
+static bool went_astray(const struct model_tensor *tensor, double most, bool skips, const float *begin,
+                        const float *mine, const float *theirs)
 {
+    const size_t idle = tensor->first + tensor->idle_first;
     double off = 0, way = 0;
     for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
+        if (skips && i >= idle && i < idle + tensor->idle_values)
+            continue;
         off += ((double)mine[i] - theirs[i]) * ((double)mine[i] - theirs[i]);
         way += ((double)theirs[i] - begin[i]) * ((double)theirs[i] - begin[i]);
     }
     return !(sqrt(off) <= most * sqrt(way)); /* also true for NaN */
 }
 
-/* Marks the parameter tensors whose change from `begin` differs too much from the oracle's. */
+/* Marks the parameter tensors whose change from `begin` differs too much from the oracle's. Adam and AdamW
+ * move idle values by whole steps in a direction that only rounding determines. */
 static void note_astray(struct trainer *trainer, const struct train_state *begin,
                         const struct train_state *mine, const struct train_state *theirs)
 {
-    const struct model *model = trainer->job->train.model;
-    for (uint32_t t = 0; t < model->tensor_count; t++)
-        trainer->found.astray[t] |= went_astray(&model->tensors[t], trainer->bounds.drift, begin->parameters,
-                                                mine->parameters, theirs->parameters);
+    const struct train *train = &trainer->job->train;
+    const bool skips = train->optimizer.kind != OPTIMIZER_SGD;
+    for (uint32_t t = 0; t < train->model->tensor_count; t++)
+        trainer->found.astray[t] |= went_astray(&train->model->tensors[t], trainer->bounds.drift, skips,
+                                                begin->parameters, mine->parameters, theirs->parameters);
 }
 
 static void compare_losses(struct trainer *trainer, const struct train_totals *mine,

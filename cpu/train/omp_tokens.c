@@ -1,0 +1,318 @@
+/* `train-omp`: the blocks of transformers, except linear layers. They process all samples of a batch
+ * together, token by token. A block stores its tokens as rows, `tokens` of them per sample. */
+#include <math.h>
+#include <string.h>
+
+#include <omp.h>
+
+#include "omp_net.h"
+
+#define PART 64 /* columns of a gradient that one thread adds up at a time */
+
+static float *row_of(const struct block *block, float *rows, size_t row)
+{
+    return rows + row * block->out_pitch;
+}
+
+/* Writes or adds a row. */
+static void give_row(const struct net *net, const float *from, float *to, size_t count, bool adds)
+{
+    if (adds)
+        net->kernel->add(from, to, count);
+    else
+        memcpy(to, from, count * sizeof *to);
+}
+
+/* ---- The class token and the positions ---- */
+
+static void tokens_forward(const struct net *net, const struct block *block)
+{
+    const float *positions = net->parameters + block->weight, *first = net->parameters + block->bias;
+    const size_t width = block->row_values;
+#pragma omp for nowait
+    for (size_t row = 0; row < net->count * (size_t)block->tokens; row++) {
+        size_t token = row % block->tokens, sample = row / block->tokens;
+        float *out = row_of(block, block->rows, row);
+        memcpy(out, token ? row_of(block - 1, block[-1].rows, sample * block[-1].tokens + token - 1) : first,
+               width * sizeof *out);
+        net->kernel->add(positions + token * width, out, width);
+    }
+}
+
+static void tokens_backward(const struct net *net, const struct block *block)
+{
+    float *positions = net->gradients + block->weight, *first = net->gradients + block->bias;
+    const size_t width = block->row_values;
+#pragma omp for nowait
+    for (size_t token = 0; token < block->tokens; token++) {
+        float *sums = positions + token * width;
+        memset(sums, 0, width * sizeof *sums);
+        for (size_t sample = 0; sample < net->count; sample++) {
+            const float *deltas = row_of(block, block->deltas, sample * block->tokens + token);
+            net->kernel->add(deltas, sums, width);
+            if (token > 0)
+                give_row(net, deltas,
+                         row_of(block - 1, block[-1].deltas, sample * block[-1].tokens + token - 1), width,
+                         net_adds_to(block, block - 1));
+        }
+        if (token == 0)
+            memcpy(first, sums, width * sizeof *first);
+    }
+}
+
+/* ---- Layer normalisation ---- */
+
+static void norm_forward(const struct net *net, const struct block *block)
+{
+#pragma omp for nowait
+    for (size_t row = 0; row < net->count * (size_t)block->tokens; row++)
+        net->kernel->norm(row_of(block - 1, block[-1].rows, row), net->parameters + block->weight,
+                          net->parameters + block->bias, row_of(block, block->rows, row), block->row_values,
+                          block->moments + 2 * row);
+}
+
+/* Adds up the gradients of the parameters in columns first .. first + count - 1. */
+static void norm_weights(const struct net *net, const struct block *block, size_t first, size_t count)
+{
+    float *weights = net->gradients + block->weight + first, *biases = net->gradients + block->bias + first;
+    memset(weights, 0, count * sizeof *weights);
+    memset(biases, 0, count * sizeof *biases);
+    for (size_t row = 0; row < net->count * (size_t)block->tokens; row++)
+        net->kernel->norm_weights(row_of(block - 1, block[-1].rows, row) + first, block->moments + 2 * row,
+                                  row_of(block, block->deltas, row) + first, weights, biases, count);
+}
+
+static void norm_backward(const struct net *net, const struct block *block)
+{
+    const size_t width = block->row_values;
+    const bool adds = net_adds_to(block, block - 1);
+#pragma omp for nowait
+    for (size_t first = 0; first < width; first += PART)
+        norm_weights(net, block, first, width - first < PART ? width - first : PART);
+#pragma omp for nowait
+    for (size_t row = 0; row < net->count * (size_t)block->tokens; row++)
+        net->kernel->norm_backward(row_of(block - 1, block[-1].rows, row), block->moments + 2 * row,
+                                   net->parameters + block->weight, row_of(block, block->deltas, row),
+                                   row_of(block - 1, block[-1].deltas, row), width, adds);
+}
+
+/* ---- Attention: one thread computes one head of one sample ---- */
+
+/* A head of a sample: the first rows of input and output, and the thread's scratch memory. */
+struct part {
+    const struct net *net;
+    const struct block *block;
+    const struct head *head;
+    size_t row, column; /* of the output */
+};
+
+/* Copies one of q (0), k (1) and v (2) of a head to `to`. */
+static void take_part(const struct part *part, size_t which, float *to)
+{
+    const struct block *block = part->block, *in = block - 1;
+    for (size_t token = 0; token < block->tokens; token++)
+        memcpy(to + token * block->depth_pitch,
+               row_of(in, in->rows, part->row + token) + which * block->row_values + part->column,
+               block->depth * sizeof *to);
+}
+
+/* Writes the head's result to its columns of the rows of `block`, from column `first` on. */
+static void give_part(const struct part *part, const struct block *block, float *rows, size_t first,
+                      bool adds)
+{
+    for (size_t token = 0; token < part->block->tokens; token++)
+        give_row(part->net, part->head->result + token * part->block->depth_pitch,
+                 row_of(block, rows, part->row + token) + first + part->column, part->block->depth, adds);
+}
+
+/* scores = a b^T, for tokens of a head. `room` has space for b^T. */
+static void multiply_tokens(const struct part *part, const float *a, const float *b, float *room,
+                            float *scores)
+{
+    const struct block *block = part->block;
+    part->net->kernel->transpose(b, block->depth_pitch, block->tokens, block->depth, room,
+                                 block->score_pitch);
+    const struct gemm gemm = {.a = a,
+                              .rows = block->depth_rows,
+                              .steps = part->net->iota,
+                              .row_count = block->tokens,
+                              .step_count = block->depth,
+                              .b = room,
+                              .b_pitch = block->score_pitch,
+                              .c = scores,
+                              .c_pitch = block->score_pitch,
+                              .columns = block->score_pitch};
+    part->net->gemm.multiply(&gemm, 0, part->net->gemm.tiles(&gemm));
+}
+
+/* result = scores b or, if `transposed`, scores^T b. */
+static void multiply_scores(const struct part *part, const float *scores, bool transposed, const float *b)
+{
+    const struct block *block = part->block;
+    const struct gemm gemm = {.a = scores,
+                              .rows = transposed ? part->net->iota : block->score_rows,
+                              .steps = transposed ? block->score_rows : part->net->iota,
+                              .row_count = block->tokens,
+                              .step_count = block->tokens,
+                              .b = b,
+                              .b_pitch = block->depth_pitch,
+                              .c = part->head->result,
+                              .c_pitch = block->depth_pitch,
+                              .columns = block->depth_pitch};
+    part->net->gemm.multiply(&gemm, 0, part->net->gemm.tiles(&gemm));
+}
+
+/* Copies q, k and v, and computes the weights of the tokens. */
+static void attend(const struct part *part)
+{
+    const struct block *block = part->block;
+    const struct head *head = part->head;
+    take_part(part, 0, head->q);
+    take_part(part, 1, head->k);
+    take_part(part, 2, head->v);
+    multiply_tokens(part, head->q, head->k, head->room, head->weights);
+    for (size_t token = 0; token < block->tokens; token++)
+        part->net->kernel->softmax(head->weights + token * block->score_pitch, block->tokens,
+                                   1 / sqrtf((float)block->depth));
+}
+
+static void attend_backward(const struct part *part)
+{
+    const struct block *block = part->block, *in = block - 1;
+    const struct head *head = part->head;
+    const size_t width = block->row_values;
+    const bool adds = net_adds_to(block, in);
+    for (size_t token = 0; token < block->tokens; token++)
+        memcpy(head->deltas + token * block->depth_pitch,
+               row_of(block, block->deltas, part->row + token) + part->column,
+               block->depth * sizeof *head->deltas);
+    multiply_scores(part, head->weights, true, head->deltas);
+    give_part(part, in, in->deltas, 2 * width, adds);
+    multiply_tokens(part, head->deltas, head->v, head->room, head->scores);
+    for (size_t token = 0; token < block->tokens; token++)
+        part->net->kernel->softmax_backward(head->weights + token * block->score_pitch,
+                                            head->scores + token * block->score_pitch, block->tokens,
+                                            1 / sqrtf((float)block->depth));
+    multiply_scores(part, head->scores, false, head->k);
+    give_part(part, in, in->deltas, 0, adds);
+    multiply_scores(part, head->scores, true, head->q);
+    give_part(part, in, in->deltas, width, adds);
+}
+
+static void attention(const struct net *net, const struct block *block, bool back)
+{
+    const size_t heads = block->layer->spec.heads;
+#pragma omp for schedule(dynamic) nowait
+    for (size_t i = 0; i < net->count * heads; i++) {
+        const struct part part = {net, block, &net->workers[omp_get_thread_num()].head,
+                                  i / heads * block->tokens, i % heads * block->depth};
+        attend(&part);
+        if (back) {
+            attend_backward(&part);
+            continue;
+        }
+        multiply_scores(&part, part.head->weights, false, part.head->v);
+        give_part(&part, block, block->rows, 0, false);
+    }
+}
+
+/* ---- GELU, addition, selection ---- */
+
+static void gelu(const struct net *net, const struct block *block, bool back)
+{
+    const struct block *in = block - 1;
+#pragma omp for nowait
+    for (size_t row = 0; row < net->count * (size_t)block->tokens; row++)
+        if (back)
+            net->kernel->gelu_backward(row_of(in, in->rows, row), row_of(block, block->deltas, row),
+                                       row_of(in, in->deltas, row), block->row_values,
+                                       net_adds_to(block, in));
+        else
+            net->kernel->gelu(row_of(in, in->rows, row), row_of(block, block->rows, row), block->row_values);
+}
+
+static void add(const struct net *net, const struct block *block, bool back)
+{
+    const struct block *const inputs[] = {block - 1, block->added};
+    const size_t width = block->row_values;
+#pragma omp for nowait
+    for (size_t row = 0; row < net->count * (size_t)block->tokens; row++)
+        for (int i = 0; i < 2; i++)
+            if (back)
+                give_row(net, row_of(block, block->deltas, row), row_of(inputs[i], inputs[i]->deltas, row),
+                         width, net_adds_to(block, inputs[i]));
+            else
+                give_row(net, row_of(inputs[i], inputs[i]->rows, row), row_of(block, block->rows, row), width,
+                         i > 0);
+}
+
+static void select_first(const struct net *net, const struct block *block, bool back)
+{
+    const struct block *in = block - 1;
+    const size_t width = block->row_values;
+    const bool adds = net_adds_to(block, in);
+#pragma omp for nowait
+    for (size_t j = 0; j < net->count; j++) {
+        if (!back) {
+            memcpy(row_of(block, block->rows, j), row_of(in, in->rows, j * in->tokens),
+                   width * sizeof(float));
+            continue;
+        }
+        float *deltas = row_of(in, in->deltas, j * in->tokens);
+        if (!adds)
+            memset(deltas, 0, in->tokens * in->out_pitch * sizeof *deltas);
+        net->kernel->add(row_of(block, block->deltas, j), deltas, width);
+    }
+}
+
+/* ---- Blocks ---- */
+
+void net_tokens_forward(struct net *net, const struct block *block)
+{
+    if (block->kind == BLOCK_TOKENS)
+        tokens_forward(net, block);
+    else if (block->kind == BLOCK_NORM)
+        norm_forward(net, block);
+    else if (block->kind == BLOCK_ATTENTION)
+        attention(net, block, false);
+    else if (block->kind == BLOCK_GELU)
+        gelu(net, block, false);
+    else if (block->kind == BLOCK_ADD_ROWS)
+        add(net, block, false);
+    else
+        select_first(net, block, false);
+    barrier_wait(&net->barrier);
+}
+
+void net_tokens_backward(struct net *net, const struct block *block)
+{
+    if (block->kind == BLOCK_TOKENS)
+        tokens_backward(net, block);
+    else if (block->kind == BLOCK_NORM)
+        norm_backward(net, block);
+    else if (block->kind == BLOCK_ATTENTION)
+        attention(net, block, true);
+    else if (block->kind == BLOCK_GELU)
+        gelu(net, block, true);
+    else if (block->kind == BLOCK_ADD_ROWS)
+        add(net, block, true);
+    else
+        select_first(net, block, true);
+    barrier_wait(&net->barrier);
+}
+
+void net_drop_paths(struct net *net, const struct block *block, uint32_t epoch, bool back)
+{
+    const struct layer *layers = net->train->model->layers;
+    float *rows = back ? block->deltas : block->rows;
+#pragma omp for nowait
+    for (size_t j = 0; j < net->count; j++)
+        for (uint32_t i = block->after; i < block->after_end; i++) {
+            const float factor =
+                draw_path(net->train->seed, epoch, net->numbers[j], layers[i].number, layers[i].spec.rate);
+            float *values = row_of(block, rows, j * block->tokens);
+            for (size_t v = 0; factor != 1 && v < block->tokens * block->out_pitch; v++)
+                values[v] *= factor;
+        }
+    barrier_wait(&net->barrier);
+}
