@@ -120,27 +120,29 @@ make_pictures() { # name, broken?
     rm -r "$from"
 }
 check_decoding() { # decoder: compares every pixel with a decoding on the CPU
-    local options=(--variant shards-gpu --decode --decoder "$1" "${quick[@]}") fit res dtype
+    local options=(--variant shards-gpu --decode --decoder "$1" "${quick[@]}") fit res dtype turn=()
+    # Several processes that use the JPEG engines at the same time block each other for seconds or for ever.
+    [[ $1 != hardware ]] || turn=(alone)
     for fit in resize random-resized-crop; do
         for res in 1 7 33 224; do
-            check "$1: $fit to $res" "$bench" "${options[@]}" --data "$dir/mixed-shards" --fit $fit --out-res $res --threads 3
+            "${turn[@]}" check "$1: $fit to $res" "$bench" "${options[@]}" --data "$dir/mixed-shards" --fit $fit --out-res $res --threads 3
         done
     done
-    check "$1: crop" "$bench" "${options[@]}" --data "$dir/mixed-shards" --fit crop --out-res 17 --on-error skip
+    "${turn[@]}" check "$1: crop" "$bench" "${options[@]}" --data "$dir/mixed-shards" --fit crop --out-res 17 --on-error skip
     for dtype in raw f32 f16 bf16; do
-        check "$1: $dtype, nhwc" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --dtype $dtype --layout nhwc
+        "${turn[@]}" check "$1: $dtype, nhwc" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --dtype $dtype --layout nhwc
     done
-    check "$1: one value per channel" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 \
+    "${turn[@]}" check "$1: one value per channel" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 \
         --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
-    check "$1: gray, flipped, 16 threads" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --channels 1 --augment \
+    "${turn[@]}" check "$1: gray, flipped, 16 threads" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --channels 1 --augment \
         --epochs 3 --threads 16
     # Small chunks: the pixels of a chunk soon overwrite those of an earlier chunk.
-    check "$1: small chunks" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --augment --epochs 3 --chunk 16 \
+    "${turn[@]}" check "$1: small chunks" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --augment --epochs 3 --chunk 16 \
         --ring 2 --batch 7 --shuffle 5 --threads 5
     alone check "$1: while a training step runs" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --epochs 2 --batch 31 \
         --compute 1 --threads 3
-    check "$1: broken images are skipped" "$bench" "${options[@]}" --data "$dir/torn-shards" --out-res 33 --on-error skip
-    check "$1: a broken image ends the run" fails_with 1 'torn-shards/.*sample .*libjpeg: ' "$bench" "${options[@]}" \
+    "${turn[@]}" check "$1: broken images are skipped" "$bench" "${options[@]}" --data "$dir/torn-shards" --out-res 33 --on-error skip
+    "${turn[@]}" check "$1: a broken image ends the run" fails_with 1 'torn-shards/.*sample .*libjpeg: ' "$bench" "${options[@]}" \
         --data "$dir/torn-shards" --out-res 33
 }
 decoders_here() { # the values of --decoder that work on this machine
@@ -188,7 +190,7 @@ if ((sanitize)); then
         ! grep -qx gpu-resident <<<"$variants" || verify gpu-resident odd --resident-bytes 400K --threads 2 --batch 31
         # initcheck would also check memory that nvJPEG's own kernels write.
         for decoder in $([[ $tool == initcheck ]] || decoders_here); do
-            check "$tool: --decoder $decoder" "${runner[@]}" "$bench" --variant shards-gpu --decoder "$decoder" "${quick[@]}" \
+            alone check "$tool: --decoder $decoder" "${runner[@]}" "$bench" --variant shards-gpu --decoder "$decoder" "${quick[@]}" \
                 --data "$dir/mixed-shards" --fit random-resized-crop --out-res 65 --augment --dtype f16 --threads 2
         done
         check "$tool: a step of a given length" "${runner[@]}" "$batches" --product
