@@ -68,6 +68,10 @@ Test(advise, among_equals_the_cheapest_is_best)
 {
     struct advice advice[] = {way("memory", 900000, 2e9, 3e9), way("disk", 60000, 2e9, 1e9),
                               way("remote", 50500, 0, 1e9), way("slow", 1000, 0, 0)};
+    struct advice small[] = {way("a core", 50500, 0, 0), way("a GPU", 60000, 0, 9e8)};
+    expect_best(small, 2, 1, " A core (v) is as fast within 3 %. A million"); /* both sizes are small */
+    small[1].memory_bytes = 1.1e9;
+    expect_best(small, 2, 0, ", but takes 1.1 GB of disk and memory instead of 0 GB");
     expect_best(
         advice, 4, 2,
         " Memory (v) is as fast within 3 %, but takes 5 GB of disk and memory instead of 1 GB. A million");

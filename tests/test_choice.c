@@ -100,8 +100,8 @@ Test(choice, training_reads_labels_from_any_member)
         snprintf(loss[i], sizeof loss[i], "%s", value(out, 1, "train_loss"));
         cr_expect_str_eq(loss[i], loss[0]);
     }
-    expect_refused(1, "sample 0, '000000': its json has no field 'a.b'", TRAIN "--data s --label json:a.b");
-    expect_refused(1, "sample 0, '000000': its txt is not a label", TRAIN "--data s --label txt");
+    expect_refused(1, "sample '000000': its json has no field 'a.b'", TRAIN "--data s --label json:a.b");
+    expect_refused(1, "sample '000000': its txt is not a label", TRAIN "--data s --label txt");
     expect_refused(1, "it has no member for --label folder", TRAIN "--data s --label folder");
     expect_refused(1, "it has no member for --image png", TRAIN "--data s --image png");
 }

@@ -50,10 +50,10 @@ enum status verifier_lose(struct verifier *verifier, struct losses *losses, uint
                           enum status status)
 {
     const struct dataset_sample *lost = &verifier->load->dataset->samples[sample];
-    if (!verifier->load->skip && !verifier->load->pictures && status == STATUS_FAILED)
-        return status_set(STATUS_FAILED, "%s; --on-error skip omits such samples", status_text());
-    if (status != STATUS_FAILED)
+    if (status != STATUS_FAILED || (!verifier->load->skip && verifier->load->pictures))
         return status;
+    if (!verifier->load->skip)
+        return status_set(STATUS_FAILED, "%s; --on-error skip omits such samples", status_text());
     if (losses->checksum.count == 0)
         snprintf(losses->why, sizeof losses->why, "%s", status_text());
     uint8_t *outcome = &verifier->outcomes[sample];

@@ -41,10 +41,11 @@ double advise_needed(const struct advice_question *question);
 void advise_compute(const struct advice_question *question, struct advice *advice);
 
 /* Returns the number of the best advice, or `count` if none was measured. The best has the highest
- * `reached_per_s`. Among those within ADVISE_MARGIN of it, the one with the least disk and memory is best,
- * and among those with equal sizes the one with the least energy. Unknown sizes count as 0, unknown energy as
- * the most. */
-#define ADVISE_MARGIN 0.03
+ * `reached_per_s`. Among those within ADVISE_MARGIN of it, the one with the least disk and memory is best.
+ * Among those whose sizes differ by at most ADVISE_SMALL_BYTES, the one with the least energy is best, or the
+ * fastest if an energy is unknown. Unknown sizes count as 0. */
+#define ADVISE_MARGIN      0.03
+#define ADVISE_SMALL_BYTES 1e9
 size_t advise_best(const struct advice *advice, size_t count);
 
 /* Writes the verdict, some sentences, to `text`. `best` is the result of advise_best(). */

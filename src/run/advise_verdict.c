@@ -29,10 +29,11 @@ static double bytes_of(const struct advice *advice)
 /* Whether `a` costs less than `b`. */
 static bool is_cheaper(const struct advice *a, const struct advice *b)
 {
-    if (bytes_of(a) < bytes_of(b) || bytes_of(a) > bytes_of(b))
+    if (fabs(bytes_of(a) - bytes_of(b)) > ADVISE_SMALL_BYTES)
         return bytes_of(a) < bytes_of(b);
-    return !isnan(a->joules_per_image) &&
-           (isnan(b->joules_per_image) || a->joules_per_image < b->joules_per_image);
+    if (!isnan(a->joules_per_image) && !isnan(b->joules_per_image))
+        return a->joules_per_image < b->joules_per_image;
+    return a->reached_per_s > b->reached_per_s;
 }
 
 static bool is_equal(const struct advice *advice, double most)
@@ -150,7 +151,7 @@ static void append_reason(char *text, size_t size, const struct advice *chosen, 
 {
     append(text, size, " %c%s (%s) is as fast within %.0f %%", next->name[0] - 'a' + 'A', next->name + 1,
            next->variant, 100 * ADVISE_MARGIN);
-    if (bytes_of(next) > bytes_of(chosen)) {
+    if (bytes_of(next) > bytes_of(chosen) + ADVISE_SMALL_BYTES) {
         append(text, size, ", but takes %.3g GB of disk and memory instead of %.3g GB", 1e-9 * bytes_of(next),
                1e-9 * bytes_of(chosen));
     } else if (next->joules_per_image > chosen->joules_per_image)
