@@ -166,10 +166,27 @@ static enum status open_synth(const struct data_request *request, struct data *d
     struct data_source *source = data->source = calloc(1, sizeof *source);
     if (!source)
         return status_set(STATUS_FAILED, "out of memory");
-    char classes[24], res[24];
+    const struct image_fit *fit = &request->fit;
+    char classes[24], res[24], out_res[24];
     snprintf(classes, sizeof classes, "%" PRIu32, data->classes);
     snprintf(res, sizeof res, "%" PRIu64, request->res);
-    const char *const words[] = {"encode", "npy", "classes", classes, "res", res, NULL};
+    snprintf(out_res, sizeof out_res, "%" PRIu32, fit->res);
+    const char *words[] = {"encode",
+                           "npy",
+                           "classes",
+                           classes,
+                           "res",
+                           res,
+                           fit->res ? "out-res" : NULL,
+                           out_res,
+                           "fit",
+                           fit_names[fit->how],
+                           "channels",
+                           fit->channels == 1 ? "1" : "3",
+                           NULL};
+    if (fit->res && fit->how == FIT_RANDOM_RESIZED_CROP)
+        return status_set(STATUS_USAGE, "--fit random-resized-crop: --data synth supports resize and crop");
+    data->fit = (struct image_fit){0}; /* the source delivers images of this size */
     data->feed = request->feed < 0 ? DATA_LIVE : (enum data_feed)request->feed;
     data->fresh = request->fresh ? fresh_step(data->classes) : 0;
     enum status status = source_open("synth", words, &request->resources, &source->reader);

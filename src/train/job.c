@@ -33,11 +33,8 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
 
 const char *job_lacking(const struct job_parameters *parameters, const char *option)
 {
-    bool synth = parameters->data && strcmp(parameters->data, "synth") == 0;
     if ((strcmp(option, "fit") == 0 || strcmp(option, "channels") == 0) && !parameters->out_res)
         return "--out-res PIXELS";
-    if (strcmp(option, "out-res") == 0 && synth)
-        return "other data than synth, whose size is --res";
     return NULL;
 }
 

@@ -38,7 +38,7 @@ struct job_parameters {
     {"classes", "N", OPTION_COUNT, offsetof(parameters, job.classes), NULL, 1, 1 << 20, NULL, true,            \
      "number of classes; labels are 0 to N - 1 (default: " class_counts ")"},                       \
     {"res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.res), res_, 1, 4096, NULL, true,                  \
-     "width and height of synth images" res_words},                                                            \
+     "width and height of the canvas of synth images" res_words},                                                            \
     {"out-res", "PIXELS", OPTION_COUNT, offsetof(parameters, job.out_res), NULL, 1, 4096, NULL, true,          \
      "resize the images of other data to this width and height (default: as stored)"},                         \
     {"fit", "HOW", OPTION_CHOICE, offsetof(parameters, job.fit), "resize", 0, 0, fit_names, true,              \
