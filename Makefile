@@ -15,7 +15,7 @@
 #   make lint         runs the linters; make format formats the C and CUDA files
 #   make clean        removes build/, dist/ and the program
 #
-#   CUDA=0            builds without CUDA; the same works for MPI, OMP, PNG, JPEG, CURL, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUDNN, NCCL, NVTX
+#   CUDA=0            builds without CUDA; the same works for MPI, OMP, PNG, JPEG, CURL, JANSSON, INIH, XXHASH, ZLIB, CRYPTO, URING, HWLOC, CUBLAS, CUDNN, NCCL, NVTX
 #   CUDA_ARCHS="90"   GPU architectures, or all. Default: those of this machine's GPUs; without a GPU, sm_80
 #                     and PTX, which the driver of a newer GPU compiles when it loads kernels
 #   -j4               number of jobs; default: one per core
@@ -106,16 +106,17 @@ INIH    ?= $(found_INIH)
 HWLOC   ?= $(found_HWLOC)
 MPI     ?= $(found_MPI)
 ARCHIVE ?= $(found_ARCHIVE)
-# NVTX, cuDNN and NCCL need only their headers to build. The program finds these libraries at run time, if they are installed.
+# NVTX, cuBLAS, cuDNN and NCCL need only their headers to build. The program finds these libraries at run time, if they are installed.
 NVTX_INCLUDE := $(firstword $(wildcard $(addsuffix /nvtx3/nvToolsExt.h,$(CUDA_HOME)/include /usr/include)))
 NVTX    ?= $(if $(NVTX_INCLUDE),1)
 header = $(if $(and $(filter 1,$(CUDA)),$(wildcard $(addsuffix /$(1),$(CUDA_HOME)/include /usr/include /usr/include/*-linux-gnu /usr/local/include))),1)
+CUBLAS  ?= $(call header,cublasLt.h)
 CUDNN   ?= $(call header,cudnn.h)
 NCCL    ?= $(call header,nccl.h)
 on = $(filter 1,$($(1)))
 
 ALL_CPPFLAGS = -Isrc -Icuda -Impi -D_GNU_SOURCE -DFDSL_VERSION='"$(VERSION)"' \
-            $(foreach part,CUDA MPI PNG JPEG CURL JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX CUDNN NCCL,$(if $(call on,$(part)),-DHAVE_$(part)=1)) $(CPPFLAGS)
+            $(foreach part,CUDA MPI PNG JPEG CURL JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC NVTX CUBLAS CUDNN NCCL,$(if $(call on,$(part)),-DHAVE_$(part)=1)) $(CPPFLAGS)
 ALL_LDLIBS = $(LDLIBS) $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,CURL),-lcurl) $(if $(call on,JANSSON),-ljansson) $(if $(call on,XXHASH),-lxxhash) \
             $(if $(call on,ZLIB),-lz) $(if $(call on,CRYPTO),-lcrypto) $(if $(call on,URING),-luring) $(if $(call on,INIH),-linih) \
             $(if $(call on,HWLOC),-lhwloc) $(if $(call on,MPI),$(MPI_LIBS)) -lpthread -ldl -lm $(CUDA_LIBS)
@@ -154,7 +155,7 @@ C_SOURCES := $(filter-out $(LIB_SOURCES),$(wildcard src/*.c src/*/*.c)) $(filter
              mpi/launcher.c mpi/launcher_watch.c $(addprefix mpi/,$(if $(call on,MPI),comm_mpi.c comm_channel.c comm_shared.c,comm_serial.c))
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/% cuda/ops/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu cuda/*/*/*.cu)))
-CU_SOURCES := $(filter-out $(if $(call on,CUDNN),,cuda/train/cudnn.cu),$(CU_SOURCES))
+CU_SOURCES := $(filter-out $(if $(call on,CUDNN),,cuda/train/cudnn.cu) $(if $(call on,CUBLAS),,cuda/train/vit/%),$(CU_SOURCES))
 # Files that take longest to compile come first, which shortens parallel builds.
 LONG_SOURCES := $(addprefix cuda/,train/conv_input.cu train/conv_forward.cu train/conv_weights.cu load/unpack.cu \
                   load/gpu_resident.cu train/linear.cu $(patsubst cuda/%,%,$(wildcard cuda/synth/fused_paint_*.cu)) \
@@ -195,6 +196,7 @@ report-parts:
 	  '$(call mark,CRYPTO) libcrypto $(if $(call on,CRYPTO),,no md5 in the wids index)' \
 	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
+	  '$(call mark,CUBLAS) cuBLAS    $(if $(call on,CUBLAS),,train-vit and infer-vit are left out)' \
 	  '$(call mark,CUDNN) cuDNN     $(if $(call on,CUDNN),,train-cudnn and train-cudnn-tf32 are left out)' \
 	  '$(call mark,NCCL) NCCL      $(if $(call on,NCCL),,nccl cannot add up gradients or arrays)' \
 	  '$(call mark,NVTX) NVTX      $(if $(call on,NVTX),,no ranges for profilers)'

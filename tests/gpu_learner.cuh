@@ -124,7 +124,7 @@ static inline double compare_gradients(const struct learner *mine, const struct 
 
 /* Compares the engine's update, `mine` - `from`, with the oracle's update, `right` - `begin`. Returns the
  * largest relative error of a tensor: the norm of the difference of the updates, divided by the norm of the
- * oracle's update. */
+ * oracle's update. Leaves out idle values (model.h), whose updates only rounding determines. */
 static inline double compare_updates(const struct train_state *mine, const struct train_state *from,
                                      const struct train_state *right, const struct train_state *begin,
                                      const struct model *model)
@@ -132,8 +132,10 @@ static inline double compare_updates(const struct train_state *mine, const struc
     double worst = 0;
     for (uint32_t t = 0; t < model->tensor_count; t++) {
         double off = 0, all = 0;
-        for (size_t i = model->tensors[t].first; i < model->tensors[t].first + model->tensors[t].values;
-             i++) {
+        const struct model_tensor *tensor = &model->tensors[t];
+        for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
+            if (i - tensor->first - tensor->idle_first < tensor->idle_values)
+                continue;
             double way = (double)right->parameters[i] - begin->parameters[i];
             off += pow((double)mine->parameters[i] - from->parameters[i] - way, 2);
             all += way * way;
@@ -169,7 +171,8 @@ static inline struct train_totals take_step(const struct learner *learner, const
     return totals;
 }
 
-/* ---- Planted faults, for networks with two convolutions followed by linear layers ---- */
+/* ---- Planted faults, for networks with two convolutions followed by linear layers, and for transformers
+ * ---- */
 
 enum fault {
     FAULT_NONE,
@@ -178,6 +181,10 @@ enum fault {
     FAULT_BIAS,
     FAULT_LAST_BIAS,
     FAULT_CHANNEL,
+    FAULT_POSITIONS,
+    FAULT_HEAD,
+    FAULT_NORM,
+    FAULT_HIDDEN,
     FAULT_MOVE,
     FAULT_LABEL,
 };
@@ -189,6 +196,10 @@ static const char *const fault_names[] = {
     "conv1 without its bias",
     "the last layer without its bias",
     "fc1 without a channel",
+    "no positions",
+    "a head without its values",
+    "a norm without a weight",
+    "fc2 without an eighth of its inputs",
     "no shifts",
     "no smoothing",
 };
@@ -202,6 +213,14 @@ static inline const struct layer *layer_named(const struct model *model, const c
     exit(1);
 }
 
+/* Whether a network can have the fault. */
+static inline bool fault_fits(enum fault fault, bool transformer)
+{
+    if (fault == FAULT_NONE || fault == FAULT_MOVE || fault == FAULT_LABEL)
+        return true;
+    return transformer == (fault >= FAULT_POSITIONS);
+}
+
 /* Changes the engine's settings, so that it computes what a CUDA kernel with this fault would compute. The
  * oracle keeps the correct settings. */
 static inline void plant(enum fault fault, struct train *train)
@@ -212,11 +231,30 @@ static inline void plant(enum fault fault, struct train *train)
         train->smoothing = 0;
 }
 
+/* plant() for a transformer. Layers 1, 2, 3 and 11 are the positions, and the first norm, qkv and fc2. */
+static inline void plant_transformer(enum fault fault, const struct model *model, float *parameters)
+{
+    const struct layer *positions = &model->layers[1], *norm = &model->layers[2], *qkv = &model->layers[3],
+                       *fc2 = &model->layers[11];
+    const uint32_t width = positions->out.width, depth = width / model->layers[4].spec.heads;
+    if (fault == FAULT_POSITIONS)
+        memset(parameters + positions->weight, 0, positions->weight_values * sizeof(float));
+    if (fault == FAULT_HEAD)
+        memset(parameters + qkv->weight + 2 * width * width, 0, depth * width * sizeof(float));
+    if (fault == FAULT_NORM)
+        parameters[norm->weight] = 0;
+    if (fault == FAULT_HIDDEN)
+        for (size_t o = 0; o < width; o++)
+            memset(parameters + fc2->weight + o * fc2->in.width, 0, fc2->in.width / 8 * sizeof(float));
+}
+
 /* Changes the engine's parameters at the start of a stretch of steps, so that the engine computes what a CUDA
  * kernel with this fault would compute. The oracle keeps the correct parameters. */
 static inline void plant(enum fault fault, const struct model *model, float *parameters)
 {
-    if (fault == FAULT_NONE)
+    if (model->transformer)
+        plant_transformer(fault, model, parameters);
+    if (fault == FAULT_NONE || model->transformer)
         return;
     const struct layer *conv1 = layer_named(model, "conv1"), *conv2 = layer_named(model, "conv2"),
                        *fc1 = layer_named(model, "fc1"), *last = &model->layers[model->layer_count - 1];

@@ -4,7 +4,7 @@
  * oracle's state. Also checks that the same seed gives the same bits, even if a second engine runs half of
  * the steps. Each planted fault must exceed one of the error bounds. make check-gpu runs this program.
  *
- *     gpu_train [--engine cuda|tf32|bf16|amp] [--short] [--seed N] [NAME ...]
+ *     gpu_train [--engine cuda|tf32|bf16|amp|vit] [--short] [--seed N] [NAME ...]
  *
  * The default engine is cuda. NAME is a network to test; the NAME "faults" selects the planted faults
  * (default: all networks and the faults). --short: small batches, two steps, no faults. --seed N: the seed of
@@ -16,6 +16,7 @@
 #include "core/philox.h"
 #include "machine/device.h"
 #include "train/engine.cuh"
+#include "train/vit/engine.cuh"
 
 /* An engine and the upper bounds of its relative errors. An error is the norm of a difference, divided by the
  * norm of the correct values. `gradients` is for the gradients of the first step, and `logits` for the logits
@@ -27,10 +28,11 @@ struct contender {
     double gradients, chosen_gradients, logits;
 };
 static const struct contender contenders[] = {
-    {&engine_cuda, 1e-4, 1e-4, 1e-4},
-    {&engine_tf32, 1.5e-2, 0.2, 1.5e-2},
-    {&engine_bf16, 5e-2, 0.4, 4e-2},
-    {&engine_amp, 1.5e-2, 0.2, 1.5e-2},
+    {&engine_cuda, 1e-4, 1e-4, 1e-4}, {&engine_tf32, 1.5e-2, 0.2, 1.5e-2},
+    {&engine_bf16, 5e-2, 0.4, 4e-2},  {&engine_amp, 1.5e-2, 0.2, 1.5e-2},
+#ifdef HAVE_CUBLAS
+    {&engine_vit, 5e-2, 5e-2, 4e-2},
+#endif
 };
 static const struct contender *contender = &contenders[0];
 
@@ -86,6 +88,49 @@ LAYERS(add_pool, CONV(3, 1, 3, 3, 0, 1, 1), RELU, POOL(1, 2, 1), CONV(3, 1, 1, 1
        LINEAR(0));
 LAYERS(add_rows, LINEAR(67), LINEAR(67), RELU, ADD(3), LINEAR(0));
 
+/* Transformers, with NUMBER blocks of one width. */
+#define TOKEN_LINEAR(out)                             \
+    {                                                 \
+        .kind = LAYER_TOKEN_LINEAR, .channels = (out) \
+    }
+#define NORM               \
+    {                      \
+        .kind = LAYER_NORM \
+    }
+#define ATTENTION(count)                          \
+    {                                             \
+        .kind = LAYER_ATTENTION, .heads = (count) \
+    }
+#define DROP_PATH(share)                         \
+    {                                            \
+        .kind = LAYER_DROP_PATH, .rate = (share) \
+    }
+#define PATCHES(out, size)                                                    \
+    {                                                                         \
+        .kind = LAYER_PATCHES, .channels = (out), .kernel = { 1, size, size } \
+    }
+#define GELU               \
+    {                      \
+        .kind = LAYER_GELU \
+    }
+#define TOKENS               \
+    {                        \
+        .kind = LAYER_TOKENS \
+    }
+#define SELECT               \
+    {                        \
+        .kind = LAYER_SELECT \
+    }
+#define VIT_BLOCK(width, heads, drop)                                                                      \
+    NORM, TOKEN_LINEAR(3 * (width)), ATTENTION(heads), TOKEN_LINEAR(width), DROP_PATH(drop), ADD(6), NORM, \
+        TOKEN_LINEAR(4 * (width)), GELU, TOKEN_LINEAR(width), DROP_PATH(drop), ADD(6)
+#define VIT(width, heads, size, ...) PATCHES(width, size), TOKENS, __VA_ARGS__, SELECT, NORM, LINEAR(0)
+
+LAYERS(vit64, VIT(64, 1, 4, VIT_BLOCK(64, 1, 0.25f)));
+LAYERS(vit128, VIT(128, 4, 8, VIT_BLOCK(128, 4, 0), VIT_BLOCK(128, 4, 0.5f)));
+LAYERS(vit192, VIT(192, 3, 16, VIT_BLOCK(192, 3, 0), VIT_BLOCK(192, 3, 0)));
+LAYERS(vit200, VIT(400, 25, 16, VIT_BLOCK(400, 25, 0.1f)));
+
 #define TABLE(name, deep)                                       \
     {                                                           \
 #name, "", deep, name##_layers, COUNT_OF(name##_layers) \
@@ -93,7 +138,8 @@ LAYERS(add_rows, LINEAR(67), LINEAR(67), RELU, ADD(3), LINEAR(0));
 static const struct model_table tables[] = {
     TABLE(linear, false), TABLE(relu, false),     TABLE(conv, false),     TABLE(conv_deep, true),
     TABLE(pool, false),   TABLE(pool_deep, true), TABLE(dropout, false),  TABLE(mean, false),
-    TABLE(add, false),    TABLE(add_pool, false), TABLE(add_rows, false),
+    TABLE(add, false),    TABLE(add_pool, false), TABLE(add_rows, false), TABLE(vit64, false),
+    TABLE(vit128, false), TABLE(vit192, false),   TABLE(vit200, false),
 };
 
 static const struct model_table *find_table(const char *name)
@@ -165,12 +211,28 @@ static const struct trial trials[] = {
     {"cnn-fdsl", picture, 10, 3, 50, 20, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"cnn-deep", {1, 1, 8, 8}, 10, 1, 7, 10, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"cnn-fdsl", {1, 1, 64, 65}, 100, 1, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    /* Transformers: one token more and less than a tile of 64, and 197 tokens as in vit-tiny. */
+    {"vit-micro", picture, 10, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+    {"vit-micro", picture, 10, 65, 100, 10, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, moved},
+    {"vit64", {1, 1, 8, 4}, 1, 1, 3, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"vit64", {2, 1, 4, 248}, 3, 3, 7, 10, OPTIMIZER_SGD, DTYPE_F16, 0, still},
+    {"vit64", {2, 1, 4, 252}, 3, 3, 7, 10, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+    {"vit64", {2, 1, 4, 256}, 1000, 3, 7, 10, OPTIMIZER_ADAM, DTYPE_U8, 0.1f, moved},
+    {"vit64", {1, 1, 80, 100}, 17, 1, 3, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"vit128", {3, 1, 16, 24}, 5, 257, 300, 5, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved},
+    {"vit192", {3, 1, 32, 48}, 10, 13, 30, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+    {"vit192", {3, 1, 224, 224}, 1000, 1, 3, 2, OPTIMIZER_ADAMW, DTYPE_U8, 0, still},
+    {"vit200", {3, 1, 32, 32}, 3, 5, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"vit-tiny", {3, 1, 32, 16}, 7, 3, 7, 5, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved},
+    {"vit-base", {3, 1, 16, 16}, 7, 1, 3, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
 };
 
 #define FAULTS "faults" /* the argument that selects the cases below */
 
-/* Each case runs without a fault and with each fault. */
+/* Each case runs without a fault and with each fault that the network can have. */
 static const struct trial planted[] = {
+    {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0.3f, moved},
+    {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_ADAMW, DTYPE_U8, 0.3f, moved},
     {"lenet", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0.3f, moved},
     {"lenet", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_ADAM, DTYPE_U8, 0.3f, moved},
     {"cnn", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0.3f, moved},
@@ -437,8 +499,14 @@ static bool choose(const char *name)
             contender = &each;
             return true;
         }
-    fprintf(stderr, "gpu_train: unknown engine '%s'; give cuda, tf32, bf16 or amp\n", name);
+    fprintf(stderr, "gpu_train: unknown engine '%s'; give cuda, tf32, bf16, amp or vit\n", name);
     return false;
+}
+
+/* Whether the engine supports the network: `vit` computes transformers, and the others all other networks. */
+static bool supports(const char *table)
+{
+    return (strncmp(contender->engine->name, "vit", 3) == 0) == (strncmp(table, "vit", 3) == 0);
 }
 
 /* Runs each case of `planted` without and with each fault. Returns the number of failed cases. */
@@ -446,9 +514,10 @@ static int run_planted(void)
 {
     int failures = 0;
     for (struct trial trial : planted)
-        for (size_t fault = FAULT_NONE; fault < COUNT_OF(fault_names); fault++) {
+        for (size_t fault = FAULT_NONE; supports(trial.table) && fault < COUNT_OF(fault_names); fault++) {
             trial.fault = static_cast<enum fault>(fault);
-            failures += !run(&trial);
+            if (fault_fits(trial.fault, strncmp(trial.table, "vit", 3) == 0))
+                failures += !run(&trial);
         }
     return failures;
 }
@@ -478,7 +547,8 @@ int main(int argc, char **argv)
             return 2;
         }
     for (struct trial trial : trials) {
-        if (!asked_for(trial.table, argc, argv) || (brief && trial.batch > SHORT_BATCH))
+        if (!supports(trial.table) || !asked_for(trial.table, argc, argv) ||
+            (brief && trial.batch > SHORT_BATCH))
             continue;
         if (brief && trial.steps > SHORT_STEPS)
             trial.steps = SHORT_STEPS;

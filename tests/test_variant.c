@@ -105,6 +105,7 @@ Test(variant, the_reason_names_only_what_the_build_lacks)
 #define XXHASH "no xxHash and "
 #endif
     static const char *const cases[][2] = {{"CUDA", "not built: this build has no CUDA"},
+                                           {"CUBLAS", "not built: this build has no CUDA"},
                                            {"CUDNN", "not built: this build has no CUDA"},
                                            {"XXHASH_CUDA", "not built: this build has " XXHASH "no CUDA"}};
     const struct resources resources = {.threads = 1};

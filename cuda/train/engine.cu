@@ -165,16 +165,7 @@ static enum status open_layer(struct network *network, uint32_t i)
 
 static enum status open_data(struct network *network)
 {
-    const struct data *data = network->train->data;
-    const struct stage *stage = network->train->stage;
-    for (int part = network->train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++) {
-        const struct data_set *set = &data->sets[part];
-        if ((part == DATA_TEST || data->feed != DATA_LIVE) && (!stage || stage->first))
-            TRY(allocate_copy(&network->allocations, &network->sets[part].values, set->values,
-                              data_held(data, (enum data_part)part) * data->sample_bytes, network->stream));
-        TRY(allocate_copy(&network->allocations, &network->sets[part].labels, set->labels,
-                          set->count * sizeof *set->labels, network->stream));
-    }
+    TRY(device_sets_open(network->train, network->sets, &network->allocations, network->stream));
     return device_feed_open(&network->feed, network->train, network->device, &network->allocations);
 }
 

@@ -165,6 +165,11 @@ struct device_set {
     bool batch_alone;
 };
 
+/* Copies the sets that the engine needs to device memory: not the training set for inference, no live
+ * samples, and no samples for a stage of a pipeline that is not the first. Enqueues the copies. */
+enum status device_sets_open(const struct train *train, struct device_set sets[DATA_PARTS],
+                             struct allocations *allocations, cudaStream_t stream);
+
 /* The samples of a batch in device memory: sample numbers, labels, and moves (shift and flip). */
 struct device_batch {
     uint32_t *numbers, *labels;

@@ -1,7 +1,23 @@
-/* Gathers a batch from a data set in device memory: chooses its samples and their moves (shift and flip),
- * then copies their values. */
+/* Copies the data sets to device memory. Gathers a batch from a set: chooses its samples and their moves
+ * (shift and flip), then copies their values. */
 #include "common/check.cuh"
 #include "train/network.cuh"
+
+enum status device_sets_open(const struct train *train, struct device_set sets[DATA_PARTS],
+                             struct allocations *allocations, cudaStream_t stream)
+{
+    const struct data *data = train->data;
+    const struct stage *stage = train->stage;
+    for (int part = train->forward_only ? DATA_TEST : DATA_TRAIN; part < DATA_PARTS; part++) {
+        const struct data_set *set = &data->sets[part];
+        if ((part == DATA_TEST || data->feed != DATA_LIVE) && (!stage || stage->first))
+            TRY(allocate_copy(allocations, &sets[part].values, set->values,
+                              data_held(data, (enum data_part)part) * data->sample_bytes, stream));
+        TRY(allocate_copy(allocations, &sets[part].labels, set->labels, set->count * sizeof *set->labels,
+                          stream));
+    }
+    return STATUS_OK;
+}
 
 static __global__ void draw_kernel(enum data_feed feed, const struct draw_order order, uint32_t first,
                                    uint32_t count, const struct augment augment, uint64_t seed,

@@ -31,12 +31,14 @@ training_by(bool own_architecture = false,
 }
 
 template <const struct engine *ENGINE>
-static constexpr struct variant inferring_by(bool own_architecture = false)
+static constexpr struct variant
+inferring_by(bool own_architecture = false,
+             enum status (*probe)(const struct resources *) = device_probe_variant)
 {
     return {.platform = "cuda",
             .wants_own_architecture = own_architecture,
             .traits = ENGINE,
-            .probe = device_probe_variant,
+            .probe = probe,
             .setup = open_by<ENGINE, inferrer_open>,
             .run = inferrer_run,
             .fetch = inferrer_fetch,

@@ -14,7 +14,7 @@ target=aarch64-linux-gnu
 command -v $target-gcc >/dev/null || { echo "  skipped cross: $target-gcc is not installed" && exit 0; }
 
 # Builds without libraries, because they are not installed for aarch64.
-parts=(CUDA MPI PNG JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC ARCHIVE NVTX CUDNN NCCL)
+parts=(CUDA MPI PNG JANSSON XXHASH ZLIB CRYPTO URING INIH HWLOC ARCHIVE NVTX CUBLAS CUDNN NCCL)
 build=build/aarch64
 make --no-print-directory "${parts[@]/%/=0}" CC=$target-gcc LD=$target-ld AR=$target-ar OBJCOPY=$target-objcopy CFLAGS='-O2 -Werror' \
     BUILD=$build PROGRAM=$build/fdsl-bench all lib >$build.log 2>&1 || { cat $build.log && exit 1; }

@@ -2,11 +2,11 @@
 # Verifies the trainers on a machine with a GPU. Compares every CUDA kernel, every network and the losses of 50 steps
 # with the reference, for odd sizes. Checks that repeated and resumed runs are bit-identical, that live samples equal
 # stored ones, and that variants can continue from each other's checkpoints. With --sanitize, runs every CUDA kernel
-# under compute-sanitizer. --engine selects train-tf32, train-bf16 or train-amp instead of train-cuda; the gemms on
-# tensor cores are then also checked bit for bit. The kernels for live samples, cuDNN and train-graph are checked only
-# with train-cuda.
+# under compute-sanitizer. --engine selects train-tf32, train-bf16, train-amp or train-vit instead of train-cuda. With the
+# first three, the gemms on tensor cores are also checked bit for bit. The kernels for live samples, cuDNN and train-graph
+# are checked only with train-cuda.
 #
-#   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp] [--sanitize]
+#   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp|vit] [--sanitize]
 #
 # Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed, 4 if the trainer is not
 # available. ONLY=REGEX: run only the checks whose names match. JOBS=N: parallel checks (default: half of the
@@ -26,8 +26,8 @@ while (($#)); do
     case $1 in
     --engine)
         engine=${2:-}
-        [[ $engine =~ ^(cuda|tf32|bf16|amp)$ ]] ||
-            { echo "check/train_gpu.sh: --engine '$engine': the engines are cuda, tf32, bf16 and amp" >&2 && exit 2; }
+        [[ $engine =~ ^(cuda|tf32|bf16|amp|vit)$ ]] ||
+            { echo "check/train_gpu.sh: --engine '$engine': the engines are cuda, tf32, bf16, amp and vit" >&2 && exit 2; }
         shift
         ;;
     --sanitize) sanitize=1 ;;
@@ -41,6 +41,18 @@ if ! grep -q "train-$engine  *available" <<<"$list"; then
     exit 4
 fi
 
+# Networks that the engine trains: a small one, the one that most checks use, and all; and the variant that infers.
+small=lenet model=cnn infer=infer-cuda
+nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
+sanitized='relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool'
+tools='memcheck racecheck initcheck synccheck' exclude=()
+if [[ $engine == vit ]]; then
+    small=vit-micro model=vit-micro infer=infer-vit
+    nets='vit-micro vit64 vit128 vit192 vit200 vit-tiny vit-base' sanitized='vit-micro vit64 vit128 vit200'
+    # cuBLASLt's kernels copy through TMA. racecheck reports races in them, and initcheck does not see what they write.
+    tools='memcheck racecheck synccheck' exclude=(--kernel-name-exclude kernel_substring=nvjet)
+fi
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # shellcheck source=scripts/check/parallel.sh
@@ -48,17 +60,18 @@ source scripts/check/parallel.sh # in parallel: most time goes to CUDA initialis
 share_processors
 
 if ((sanitize)); then
-    for tool in memcheck racecheck initcheck synccheck; do
-        for net in relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool; do
-            check "$tool: $net" compute-sanitizer --tool "$tool" --error-exitcode 9 "$kernels" --engine "$engine" --short $net
+    for tool in $tools; do
+        for net in $sanitized; do
+            check "$tool: $net" compute-sanitizer --tool "$tool" "${exclude[@]}" --error-exitcode 9 "$kernels" \
+                --engine "$engine" --short "$net"
         done
         if [[ $engine == cuda ]]; then
             check "$tool: live samples" compute-sanitizer --tool "$tool" --error-exitcode 9 "$live" --short
-        else
+        elif [[ $engine != vit ]]; then
             check "$tool: gemms" compute-sanitizer --tool "$tool" --error-exitcode 9 "$products" --short
         fi
-        check "$tool: an epoch, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-            "$bench" --variant "train-$engine" --data digits --train-size 20 --test-size 9 --batch 7 --epochs 1 \
+        check "$tool: an epoch, a test, a checkpoint" compute-sanitizer --tool "$tool" "${exclude[@]}" --error-exitcode 9 \
+            "$bench" --variant "train-$engine" --model "$model" --data digits --train-size 20 --test-size 9 --batch 7 --epochs 1 \
             --shift 2 --flip --checkpoint "$work/$tool"
         [[ $engine == cuda ]] || continue
         check "$tool: train-graph's kernels" compute-sanitizer --tool "$tool" --error-exitcode 9 "$graph_kernels" --short 2 9
@@ -71,9 +84,9 @@ if ((sanitize)); then
             "$bench" --variant train-graph --model cnn --data digits --train-size 135 --test-size 9 --batch 129 --epochs 1
     done
     wait # the next checks read the checkpoints
-    for tool in memcheck racecheck initcheck synccheck; do
-        check "$tool: inference" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-            "$bench" --variant infer-cuda --data digits --train-size 20 --test-size 9 --batch 4 \
+    for tool in $tools; do
+        check "$tool: inference" compute-sanitizer --tool "$tool" "${exclude[@]}" --error-exitcode 9 \
+            "$bench" --variant "$infer" --data digits --train-size 20 --test-size 9 --batch 4 \
             --checkpoint "$work/$tool" --min-samples 1 --min-time 0 --max-time 0
         [[ $engine == cuda ]] || continue
         check "$tool: infer-graph" compute-sanitizer --tool "$tool" --error-exitcode 9 \
@@ -84,7 +97,6 @@ if ((sanitize)); then
     exit
 fi
 
-nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
 for net in $nets; do
     check "compared with the reference: $net" "$kernels" --engine "$engine" "$net"
 done
@@ -106,13 +118,20 @@ cnn digits 16 800
 cnn digits 7 20 --label-smoothing 0.1 --optimizer sgd --lr 0.01
 cnn3d clips 1 60
 cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5'
-while read -r model data batch size extra; do
+[[ $engine != vit ]] || grid='vit-micro digits 1 60 --optimizer sgd --lr 0.01
+vit-micro digits 257 600 --shift 2 --flip
+vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --lr-schedule cosine --lr-warmup 0.5 --label-smoothing 0.1
+vit-micro digits 64 200 --checkpoint-activations
+vit-micro synth 33 400 --res 40 --classes 7 --shift 2 --flip
+vit-micro synth 7 20 --res 64 --out-res 32 --fit crop --feed constant
+vit-tiny synth 3 9 --res 32 --optimizer sgd --lr 0.01'
+while read -r net data batch size extra; do
     # shellcheck disable=SC2086  # several words on purpose
-    check "50 steps of $model, $data, batch $batch of $size $extra" "$bench" --variant "train-$engine" --verify \
-        --verify-steps 50 --model "$model" --data "$data" --batch "$batch" --train-size "$size" \
+    check "50 steps of $net, $data, batch $batch of $size $extra" "$bench" --variant "train-$engine" --verify \
+        --verify-steps 50 --model "$net" --data "$data" --batch "$batch" --train-size "$size" \
         --test-size "$batch" --epochs 1 $extra
 done <<<"$grid"
-[[ $engine == cuda ]] || check 'gemms on tensor cores, bit for bit' "$products"
+[[ $engine =~ ^(cuda|vit)$ ]] || check 'gemms on tensor cores, bit for bit' "$products"
 
 cudnn() {
     if ! grep -q 'train-cudnn  *available' <<<"$list"; then
@@ -135,7 +154,7 @@ cudnn() {
 }
 [[ $engine != cuda ]] || cudnn
 
-train=("$bench" --variant "train-$engine" --data digits --train-size 1000 --test-size 300 --batch 64 --shift 2 --epochs)
+train=("$bench" --variant "train-$engine" --model "$model" --data digits --train-size 1000 --test-size 300 --batch 64 --shift 2 --epochs)
 same_weights() { # compares two runs of three epochs, and a run that stops after one epoch and is resumed
     "${train[@]}" 3 --export "$work/one" && "${train[@]}" 3 --export "$work/two" &&
         "${train[@]}" 1 --checkpoint "$work/part" &&
@@ -164,8 +183,8 @@ killed_at_any_moment() { # variant, model, epochs, kills: each kill comes up to 
     "${run[@]}" --checkpoint "$folder" --resume --export "$folder-parts" && cmp "$folder-whole" "$folder-parts"
 }
 check "train-$engine, killed five times during training, gives the same weights" \
-    killed_at_any_moment "train-$engine" lenet 300 5
-synth=("$bench" --variant "train-$engine" --model lenet --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
+    killed_at_any_moment "train-$engine" "$small" 300 5
+synth=("$bench" --variant "train-$engine" --model "$small" --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
 same_images() { # compares a live run, a stored run, and a stored run that continues live
     "${synth[@]}" 2 --export "$work/live" && "${synth[@]}" 2 --feed stored --export "$work/stored" &&
         "${synth[@]}" 1 --feed stored --checkpoint "$work/mixed" &&
@@ -174,18 +193,29 @@ same_images() { # compares a live run, a stored run, and a stored run that conti
 }
 check 'live and stored samples give the same weights' same_images
 wait # the next check reads a checkpoint of the checks above
-check "infer-cuda from train-$engine's checkpoint" "$bench" --variant infer-cuda --verify --data digits \
+check "$infer from train-$engine's checkpoint" "$bench" --variant "$infer" --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
 goes_on() { # continues from the checkpoint of another variant
-    "$bench" --variant train-naive --model lenet --data digits --train-size 100 --epochs 1 --checkpoint "$work/naive" &&
-        "$bench" --variant "train-$engine" --model lenet --data digits --train-size 100 --epochs 2 --resume --checkpoint "$work/naive" &&
-        "$bench" --variant infer-naive,infer-cuda --verify --data digits --test-size 70 --checkpoint "$work/naive" \
+    "$bench" --variant train-naive --model "$small" --data digits --train-size 100 --epochs 1 --checkpoint "$work/naive" &&
+        "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 100 --epochs 2 --resume --checkpoint "$work/naive" &&
+        "$bench" --variant "infer-naive,$infer" --verify --data digits --test-size 70 --checkpoint "$work/naive" \
             --batch 7 --min-samples 1 --min-time 0 --max-time 0
 }
 check "train-$engine continues from train-naive's checkpoint" goes_on
 check 'a NaN loss stops training, with its step and layer' fails_with 1 \
     'epoch 1, step [0-9]* of 4: the loss is not finite; first non-finite result: [a-z]' \
-    "$bench" --variant "train-$engine" --model lenet --data digits --train-size 256 --optimizer sgd --lr 100000
+    "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 256 --optimizer sgd --lr 100000
+same_activations() { # computes the forward pass twice, and gets the same weights
+    "${train[@]}" 2 --export "$work/kept" && "${train[@]}" 2 --checkpoint-activations --export "$work/again" &&
+        cmp "$work/kept" "$work/again"
+}
+if [[ $engine == vit ]]; then
+    check 'train-vit refuses another network' fails_with 2 'use train-cuda' \
+        "$bench" --variant train-vit --model lenet --data digits --train-size 256
+    check '--checkpoint-activations gives the same weights' same_activations
+    conclude
+    exit
+fi
 # With this batch, a layer would have 2^31 values or more.
 check 'a batch that is too large is refused' fails_with 2 'lower --batch to 58254' \
     "$bench" --variant "train-$engine" --model cnn --data digits --train-size 59000 --batch 59000

@@ -23,6 +23,7 @@ cd "$(dirname "$0")/../.."
 sections='ladder          165 yes synth
 break-even      310 yes break_even_synth break_even_load
 train            75 yes train_graph
+vit              90 no  train_vit infer_vit
 infer            20 yes infer
 pytorch         130 no  train_pytorch
 break-even-cold 260 no  break_even_cold
@@ -159,6 +160,29 @@ train() {
     for seed in 1 2; do learn train_graph train-graph --model cnn --batch 256 --epochs 10 --seed $seed --lr 0.001; done
     for seed in 0 1 2; do learn train_graph train-graph --model cnn --batch 256 --epochs 10 --seed $seed --lr 0.0015; done
     for batch in 64 128 512 1024; do learn train_graph train-graph --model cnn --batch $batch --epochs 3; done
+}
+
+# Canvases of 512 pixels, of which the network sees 224. The accuracy of so short a training means nothing.
+vit() {
+    local pictures="--data synth --res 512 --out-res 224 --fit crop --channels 3 --classes 1000" model batch feed extra
+    while read -r model batch feed extra; do
+        # shellcheck disable=SC2086
+        run --variant train-vit --model "$model" --batch "$batch" --feed "$feed" $pictures --train-size $((40 * batch)) \
+            --optimizer adamw --lr 0.0005 --epochs 3 --test-size 256 $extra --out "$(file train_vit)"
+    done <<<'vit-tiny 256 constant
+vit-tiny 256 live
+vit-tiny 256 constant --checkpoint-activations
+vit-tiny 512 constant
+vit-tiny 1024 constant
+vit-tiny 1024 live
+vit-small 256 constant
+vit-base 256 constant
+vit-base 256 live'
+    attempt rm -rf "$work/vit"
+    # shellcheck disable=SC2086
+    run --variant train-vit --model vit-tiny --batch 256 $pictures --train-size 256 --test-size 256 --epochs 1 --checkpoint "$work/vit"
+    # shellcheck disable=SC2086
+    run --variant infer-vit $pictures --test-size 2048 --checkpoint "$work/vit" --batch 1,256,1024 --out "$(file infer_vit)"
 }
 
 infer() {

@@ -29,6 +29,11 @@
 #else
 #define WITH_CUDA(symbol) NULL
 #endif
+#if defined(HAVE_CUBLAS)
+#define WITH_CUBLAS(symbol) &symbol
+#else
+#define WITH_CUBLAS(symbol) NULL
+#endif
 #if defined(HAVE_CUDNN)
 #define WITH_CUDNN(symbol) &symbol
 #else
@@ -90,10 +95,11 @@ const struct variant_entry *variant_find(const char *name)
     return NULL;
 }
 
-/* Returns whether `part` is one of the parts that `needs` joins with '_'. cuDNN needs CUDA as well. */
+/* Returns whether `part` is one of the parts that `needs` joins with '_'. cuBLAS and cuDNN need CUDA as
+ * well. */
 static bool needs_part(const char *needs, const char *part)
 {
-    if (strcmp(needs, "CUDNN") == 0 && strcmp(part, "CUDA") == 0)
+    if ((strcmp(needs, "CUBLAS") == 0 || strcmp(needs, "CUDNN") == 0) && strcmp(part, "CUDA") == 0)
         return true;
     for (size_t length; *needs; needs += length + (needs[length] == '_')) {
         length = strcspn(needs, "_");
@@ -110,10 +116,13 @@ static enum status explain_not_built(const char *needs)
     static const struct {
         const char *part, *words;
         const void *built;
-    } parts[] = {
-        {"XXHASH", "xxHash", WITH_XXHASH(variant_count)}, {"OPENMP", "OpenMP", WITH_OPENMP(variant_count)},
-        {"URING", "liburing", WITH_URING(variant_count)}, {"MPI", "MPI", WITH_MPI(variant_count)},
-        {"CUDA", "CUDA", WITH_CUDA(variant_count)},       {"CUDNN", "cudnn.h", WITH_CUDNN(variant_count)}};
+    } parts[] = {{"XXHASH", "xxHash", WITH_XXHASH(variant_count)},
+                 {"OPENMP", "OpenMP", WITH_OPENMP(variant_count)},
+                 {"URING", "liburing", WITH_URING(variant_count)},
+                 {"MPI", "MPI", WITH_MPI(variant_count)},
+                 {"CUDA", "CUDA", WITH_CUDA(variant_count)},
+                 {"CUBLAS", "cublasLt.h", WITH_CUBLAS(variant_count)},
+                 {"CUDNN", "cudnn.h", WITH_CUDNN(variant_count)}};
     char lacks[128] = "";
     size_t used = 0;
     for (size_t i = 0; i < COUNT_OF(parts); i++) {
@@ -121,7 +130,7 @@ static enum status explain_not_built(const char *needs)
             continue;
         used += (size_t)snprintf(lacks + used, sizeof lacks - used, "%sno %s", used ? " and " : "",
                                  parts[i].words);
-        if (strcmp(parts[i].part, "CUDA") == 0) /* a build without CUDA does not look for cudnn.h */
+        if (strcmp(parts[i].part, "CUDA") == 0) /* a build without CUDA does not look for these headers */
             break;
     }
     return status_set(STATUS_UNAVAILABLE, "not built: this build has %s", lacks);

@@ -51,6 +51,9 @@ struct train {
     struct schedule schedule;
     float smoothing;
     bool forward_only; /* the caller uses only evaluate(): no gradients, no optimizer */
+    /* Saves memory: the backward pass computes the forward pass again, block by block. Changes no result.
+     * Only for engines that recompute. */
+    bool checkpoint_activations;
 
     /* Pipelines only (train/pipeline.h). `pipeline` is for the pipeline's own open(). An engine in a stage
      * gets `stage`; its `model` is the slice of this stage, and it has no exchange. */
@@ -259,6 +262,7 @@ struct engine {
     bool scales_loss; /* whether the engine uses loss_scale.h; set() replaces a scale of 0 by the initial
                          scale */
     bool feeds;       /* supports every enum data_feed; otherwise only DATA_STORED */
+    bool recomputes;  /* supports train->checkpoint_activations */
     enum gradients_in gradients_in; /* where steps() passes the gradients to train->exchange */
 
     /* For the roofline: the fastest unit that the engine uses for matrix products, and the multiplications

@@ -443,11 +443,12 @@ void model_slice(const struct model *whole, uint32_t first, uint32_t end, struct
 
 enum status model_refuse_transformer(const struct model *model)
 {
-    return model->transformer ? status_set(STATUS_USAGE,
-                                           "it cannot train or run %s, a transformer; use train-omp, "
-                                           "infer-omp, train-naive or infer-naive, or another --model",
-                                           model->name)
-                              : STATUS_OK;
+    return model->transformer
+               ? status_set(STATUS_USAGE,
+                            "it cannot train or run %s, a transformer; use train-vit, infer-vit, train-omp, "
+                            "infer-omp, train-naive or infer-naive, or another --model",
+                            model->name)
+               : STATUS_OK;
 }
 
 static float initial_value(const struct model_tensor *tensor, uint64_t seed, size_t i)

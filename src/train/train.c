@@ -23,7 +23,7 @@ struct parameters {
     uint64_t epochs, seed, lr_step, shift, keep, verify_steps;
     double lr, momentum, beta1, beta2, epsilon, weight_decay, lr_warmup, lr_gamma, label_smoothing;
     const char *balance, *init, *checkpoint, *export_path, *step_path, *data_path;
-    bool drop_last, flip, raw, resume, allow_nan;
+    bool drop_last, flip, raw, resume, allow_nan, checkpoint_activations;
 };
 
 static const char *const optimizers[] = {"sgd", "adam", "adamw",
@@ -71,6 +71,8 @@ static const struct option_spec options[] = {
      "decay factor of --lr-schedule step"},
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), "0", 0, 1, NULL, true,
      "share of the target probability that is spread evenly over all classes"},
+    {"checkpoint-activations", NULL, OPTION_FLAG, AT(checkpoint_activations), NULL, 0, 0, NULL, COLUMN_NONE,
+     "save memory: compute the forward pass of each block again in the backward pass (only train-vit)"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), NULL, 0, 0, feeds, true,
      "where training samples come from. stored reads or generates all samples before training (default, "
      "except for synth); live generates each batch during training (only for synth, where it is the "
@@ -413,7 +415,8 @@ static void fill_job(const struct parameters *parameters, const struct partition
                                           .beta2 = parameters->beta2,
                                           .epsilon = parameters->epsilon,
                                           .weight_decay = parameters->weight_decay},
-                            .smoothing = (float)parameters->label_smoothing};
+                            .smoothing = (float)parameters->label_smoothing,
+                            .checkpoint_activations = parameters->checkpoint_activations};
     uint64_t steps = train_steps(train);
     train->schedule =
         (struct schedule){.kind = (enum schedule_kind)parameters->schedule,
@@ -636,6 +639,8 @@ static enum status train_accepts(const void *input, const struct variant *varian
     const struct engine *engine = variant->traits;
     if (engine->accepts) /* first, because another --feed would not help if this fails */
         TRY(engine->accepts(&opened->job.train));
+    if (opened->job.train.checkpoint_activations && !engine->recomputes)
+        return status_set(STATUS_USAGE, "--checkpoint-activations works only with train-vit; drop it");
     if (opened->job.pipeline.stages)
         TRY(pipeline_accepts(engine, opened->data.feed));
     else if (opened->job.train.ranks > 1)
@@ -668,8 +673,10 @@ static enum status train_measure(const void *input, const struct variant *varian
     struct train_epoch epoch;
     (void)variant;
     TRY(trainer_finish(state, &epoch));
-    measures_put(measures, "timed_stages", "%sgather+forward+backward+%supdate",
-                 opened->data.feed == DATA_LIVE ? "generate+" : "", *epoch.exchange ? "exchange+" : "");
+    measures_put(measures, "timed_stages", "%sgather+forward+%sbackward+%supdate",
+                 opened->data.feed == DATA_LIVE ? "generate+" : "",
+                 opened->job.train.checkpoint_activations ? "recompute+" : "",
+                 *epoch.exchange ? "exchange+" : "");
     measures_put(measures, "epoch", "%" PRIu32, epoch.history.epochs);
     measures_put(measures, "steps", "%" PRIu32, epoch.steps);
     measures_put(measures, "parameters", "%zu", opened->model.parameters);

@@ -1,0 +1,170 @@
+/* Kernels that pass over a matrix once: GELU, and sums of columns. A thread has 8 adjacent columns. */
+#include "common/check.cuh"
+#include "train/vit/kernels.cuh"
+
+#define VALUES 8 /* per thread: 16 bytes */
+#define WARPS  (BLOCK / 32)
+
+/* Eight adjacent values. */
+struct eight {
+    float value[VALUES];
+};
+
+static __device__ __forceinline__ struct eight load8(const bf16 *from)
+{
+    const uint4 words = *reinterpret_cast<const uint4 *>(from);
+    const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+    struct eight all;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        all.value[2 * i] = __uint_as_float(word[i] << 16);
+        all.value[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
+    }
+    return all;
+}
+
+static __device__ __forceinline__ void store8(bf16 *to, const struct eight &all)
+{
+    uint32_t word[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        __nv_bfloat162 both = __floats2bfloat162_rn(all.value[2 * i], all.value[2 * i + 1]);
+        word[i] = *reinterpret_cast<uint32_t *>(&both);
+    }
+    *reinterpret_cast<uint4 *>(to) = {word[0], word[1], word[2], word[3]};
+}
+
+/* ---- GELU: x P(x), where P is the normal distribution function ---- */
+
+/* P(x), and the density at x times sqrt(2 pi). P follows formula 26.2.17 of Abramowitz and Stegun, "Handbook
+ * of Mathematical Functions", whose absolute error is below 7.5e-8: far below the rounding of bf16. */
+struct normal {
+    float below, bell;
+};
+
+static __device__ __forceinline__ struct normal normal_at(float x)
+{
+    const float size = fabsf(x);
+    float t, bell;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(size, 0.2316419f, 1.0f)));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(bell) : "f"(-0.72134752044448170368f * x * x));
+    float tail = fmaf(t, 1.330274429f, -1.821255978f);
+    tail = fmaf(tail, t, 1.781477937f);
+    tail = fmaf(tail, t, -0.356563782f);
+    tail = fmaf(tail, t, 0.319381530f);
+    tail = tail * t * bell * 0.39894228040143267794f;
+    return {x > 0 ? 1 - tail : tail, bell};
+}
+
+static __global__ void __launch_bounds__(BLOCK) gelu_kernel(const bf16 *inputs, size_t count, bf16 *outputs)
+{
+    const size_t at = ((size_t)blockIdx.x * BLOCK + threadIdx.x) * VALUES;
+    if (at >= count)
+        return;
+    struct eight all = load8(inputs + at);
+#pragma unroll
+    for (int i = 0; i < VALUES; i++)
+        all.value[i] *= normal_at(all.value[i]).below;
+    store8(outputs + at, all);
+}
+
+enum status vit_gelu(const bf16 *inputs, size_t count, bf16 *outputs, cudaStream_t stream)
+{
+    gelu_kernel<<<blocks_for(count / VALUES), BLOCK, 0, stream>>>(inputs, count, outputs);
+    CUDA_TRY_LAUNCH("gelu_kernel");
+    return STATUS_OK;
+}
+
+/* ---- Sums of columns ---- */
+
+/* Block (column group, part) passes over rows part * WARPS + warp, with a step of parts * WARPS. With GELU,
+ * `values` are the gradients of GELU's outputs and become those of its inputs. */
+template <bool GELU>
+static __global__ void __launch_bounds__(BLOCK)
+    columns_kernel(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *values, float *partial)
+{
+    __shared__ float all[WARPS][32][VALUES + 1];
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t column = (blockIdx.x * 32 + lane) * VALUES;
+    struct eight sums = {};
+    for (uint32_t row = blockIdx.y * WARPS + warp; column < width && row < rows; row += gridDim.y * WARPS) {
+        const size_t at = (size_t)row * width + column;
+        struct eight value = load8(values + at);
+        if (GELU) {
+            const struct eight x = load8(inputs + at);
+#pragma unroll
+            for (int i = 0; i < VALUES; i++) {
+                const struct normal normal = normal_at(x.value[i]);
+                value.value[i] *= fmaf(x.value[i] * 0.39894228040143267794f, normal.bell, normal.below);
+            }
+            store8(values + at, value);
+        }
+#pragma unroll
+        for (int i = 0; i < VALUES; i++)
+            sums.value[i] += value.value[i];
+    }
+#pragma unroll
+    for (int i = 0; i < VALUES; i++)
+        all[warp][lane][i] = sums.value[i];
+    __syncthreads();
+    const uint32_t own = threadIdx.x, target = blockIdx.x * 32 * VALUES + own; /* one column per thread */
+    if (target >= width)
+        return;
+    float sum = 0;
+    for (int other = 0; other < WARPS; other++)
+        sum += all[other][own / VALUES][own % VALUES];
+    partial[(size_t)blockIdx.y * width + target] = sum;
+}
+
+template <bool GELU>
+static enum status launch_columns(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *values,
+                                  float *sums, float *partial, cudaStream_t stream)
+{
+    const uint32_t groups = (width + 32 * VALUES - 1) / (32 * VALUES), needed = (rows + WARPS - 1) / WARPS;
+    const uint32_t most = VIT_PARTS / groups, parts = needed < most ? needed : most;
+    const struct vit_sums results = {1, width, {sums}};
+    columns_kernel<GELU><<<dim3(groups, parts), BLOCK, 0, stream>>>(inputs, rows, width, values, partial);
+    CUDA_TRY_LAUNCH("columns_kernel");
+    return vit_partial_sums(partial, parts, &results, stream);
+}
+
+enum status vit_gelu_backward(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *deltas, float *sums,
+                              float *partial, cudaStream_t stream)
+{
+    return launch_columns<true>(inputs, rows, width, deltas, sums, partial, stream);
+}
+
+enum status vit_column_sums(const bf16 *values, uint32_t rows, uint32_t width, float *sums, float *partial,
+                            cudaStream_t stream)
+{
+    return launch_columns<false>(NULL, rows, width, const_cast<bf16 *>(values), sums, partial, stream);
+}
+
+/* A block adds up 32 columns: each warp a part of the rows, and warp 0 the sums of the warps. */
+static __global__ void __launch_bounds__(BLOCK)
+    partial_kernel(const float *partial, uint32_t parts, const struct vit_sums sums)
+{
+    __shared__ float all[WARPS][32];
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, columns = sums.results * sums.columns;
+    const uint32_t column = blockIdx.x * 32 + lane;
+    float sum = 0;
+    for (uint32_t part = warp; column < columns && part < parts; part += WARPS)
+        sum += partial[(size_t)part * columns + column];
+    all[warp][lane] = sum;
+    __syncthreads();
+    if (warp != 0 || column >= columns)
+        return;
+    for (int other = 1; other < WARPS; other++)
+        sum += all[other][lane];
+    float *result = sums.result[column / sums.columns];
+    if (result)
+        result[column % sums.columns] = sum;
+}
+
+enum status vit_partial_sums(const float *partial, uint32_t parts, const struct vit_sums *sums,
+                             cudaStream_t stream)
+{
+    partial_kernel<<<(sums->results * sums->columns + 31) / 32, BLOCK, 0, stream>>>(partial, parts, *sums);
+    CUDA_TRY_LAUNCH("partial_kernel");
+    return STATUS_OK;
+}

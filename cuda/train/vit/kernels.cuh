@@ -1,0 +1,165 @@
+/* The kernels of the engine `vit` (engine.cu). Tensors are in bf16 and in C order, unless a comment says
+ * otherwise. A token is a row of `width` values; the rows of a batch are (sample, token). Sums are in fp32,
+ * in an order that depends only on the sizes, so repeated runs give the same bits. All functions enqueue
+ * their work on `stream` and return. `partial` is room for partial sums: VIT_PARTS or VIT_SAMPLE_PARTS times
+ * the sums of a function.
+ *
+ * A branch is what a shortcut skips: attention or the two linear layers of a block. Its output is multiplied
+ * by the sample's factor of stochastic depth, and added to the block's input. */
+#ifndef FDSL_CUDA_TRAIN_VIT_KERNELS_CUH
+#define FDSL_CUDA_TRAIN_VIT_KERNELS_CUH
+
+#include <cuda_bf16.h>
+
+#include "train/network.cuh"
+
+typedef __nv_bfloat16 bf16;
+
+#define VIT_PARTS        528 /* maximum number of partial sums per column */
+#define VIT_SAMPLE_PARTS 8   /* the same, for sums over samples instead of rows */
+#define VIT_WIDTH_MAX    768 /* maximum width of a token */
+
+/* The rows of a batch. */
+struct vit_rows {
+    uint32_t samples, tokens; /* tokens per sample, with the class token */
+    uint32_t width;
+};
+
+/* ---- Matrix products (multiply.cu) ---- */
+
+/* cuBLASLt's state, and the plans of the products so far. Used by one thread. */
+struct vit_multiplier;
+
+/* STATUS_UNAVAILABLE, with a remedy in the message, if cuBLASLt is missing. */
+enum status vit_multiplier_probe(void);
+enum status vit_multiplier_open(struct allocations *allocations, struct vit_multiplier **multiplier);
+void vit_multiplier_close(struct vit_multiplier *multiplier);
+
+/* A linear layer on `rows` rows: weights (out, in). `apart` is the distance between rows of its outputs or of
+ * their gradients, at least `out`. */
+struct vit_linear {
+    uint32_t rows, in, out, apart;
+};
+
+/* Computes outputs = inputs weights^T + bias. `outputs` and `bias` are in fp32 if `wide` is true. */
+enum status vit_linear_forward(struct vit_multiplier *multiplier, const struct vit_linear *linear, bool wide,
+                               const bf16 *inputs, const bf16 *weights, const void *bias, void *outputs,
+                               cudaStream_t stream);
+/* Computes in_deltas = out_deltas weights. */
+enum status vit_linear_inputs(struct vit_multiplier *multiplier, const struct vit_linear *linear,
+                              const bf16 *out_deltas, const bf16 *weights, bf16 *in_deltas,
+                              cudaStream_t stream);
+/* Computes gradients = out_deltas^T inputs, in fp32. */
+enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct vit_linear *linear,
+                               const bf16 *out_deltas, const bf16 *inputs, float *gradients,
+                               cudaStream_t stream);
+
+/* ---- Patches and tokens (tokens.cu) ---- */
+
+/* Gathers a batch as batch_gather() does, but writes bf16 patches (sample, patch, channel, y, x) of
+ * `patch` x `patch` pixels. */
+enum status vit_patches(const struct data *data, const struct device_set *set,
+                        const struct device_batch *batch, uint32_t count, uint32_t patch, bf16 *patches,
+                        cudaStream_t stream);
+
+/* Writes the factors of stochastic depth (layer, sample), with `apart` between layers. `layers` and `numbers`
+ * (of the samples) are in device memory. */
+struct vit_path {
+    uint32_t number; /* of the layer in the model */
+    float rate;
+};
+enum status vit_factors(const struct vit_path *layers, uint32_t layer_count, uint64_t seed, uint32_t epoch,
+                        const uint32_t *numbers, uint32_t count, uint32_t apart, float *factors,
+                        cudaStream_t stream);
+
+/* Backward pass of LAYER_TOKENS: sums the gradients of positions and class token over the samples, in fp32.
+ * Copies the gradients of the other tokens to `patch_deltas` (sample, patch, width). */
+enum status vit_tokens_backward(const struct vit_rows *rows, const bf16 *deltas, float *positions,
+                                float *class_token, bf16 *patch_deltas, float *partial, cudaStream_t stream);
+
+/* Converts the gradients of the logits (count, classes) to bf16 rows of `apart` values, padded with zeros.
+ * Sums them over the samples. */
+enum status vit_logits_backward(const float *deltas, uint32_t count, uint32_t classes, uint32_t apart,
+                                bf16 *rounded, float *bias, float *partial, cudaStream_t stream);
+
+/* ---- Layer normalisation with its neighbours (norm.cu) ---- */
+
+/* Mean of a row, and 1 / sqrt(variance + epsilon). */
+struct vit_moments {
+    float mean, scale;
+};
+
+/* The sum at the end of a branch, and the layer normalisation after it. */
+struct vit_norm {
+    struct vit_rows rows;
+    bool first_tokens;           /* only the first token of each sample is in `sums`, `outputs`, `moments` and
+                                    `in_deltas` of this struct */
+    const float *factors;        /* per sample; NULL: 1 */
+    const float *weight, *bias;  /* fp32 */
+    bf16 *sums;                  /* input of the normalisation */
+    bf16 *outputs;               /* output of the normalisation */
+    struct vit_moments *moments; /* per row */
+};
+
+/* Computes sums = shortcut + factors * branch, and normalises them. If `branch` is NULL, `sums` is given. */
+enum status vit_add_norm(const struct vit_norm *norm, const bf16 *shortcut, const bf16 *branch,
+                         cudaStream_t stream);
+/* Puts the class token before the patches and adds the positions, both in fp32: these are `sums`. */
+enum status vit_tokens_norm(const struct vit_norm *norm, const bf16 *patches, const float *class_token,
+                            const float *positions, cudaStream_t stream);
+
+/* Gradients at the end of a branch. */
+struct vit_norm_deltas {
+    const bf16 *outputs; /* of the normalised rows */
+    const bf16 *later;   /* of `sums`, from the shortcut after it; NULL: zero */
+    bf16 *sums;          /* result, of `sums`; may be `later`. Always covers all tokens */
+    bf16 *branch;        /* result: factors * sums; NULL if there are no factors */
+    float *weight, *bias;
+    float *branch_bias; /* sum of factors * sums over all rows: the gradient of the bias of the branch's last
+                           layer; NULL: not needed */
+};
+enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_norm_deltas *deltas,
+                                  float *partial, cudaStream_t stream);
+
+/* ---- Element by element, with sums over columns (columns.cu) ---- */
+
+/* Computes outputs = GELU(inputs) for `count` values, a multiple of 8. */
+enum status vit_gelu(const bf16 *inputs, size_t count, bf16 *outputs, cudaStream_t stream);
+/* Replaces the gradients of GELU's outputs (rows, width) by those of its inputs, and sums them over the rows.
+ * `width` is a multiple of 8. */
+enum status vit_gelu_backward(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *deltas, float *sums,
+                              float *partial, cudaStream_t stream);
+/* Sums each column of `values` (rows, width) over the rows. */
+enum status vit_column_sums(const bf16 *values, uint32_t rows, uint32_t width, float *sums, float *partial,
+                            cudaStream_t stream);
+/* Adds up partial sums (part, result, column) over the parts, in order. A result may be NULL. */
+struct vit_sums {
+    uint32_t results, columns;
+    float *result[3];
+};
+enum status vit_partial_sums(const float *partial, uint32_t parts, const struct vit_sums *sums,
+                             cudaStream_t stream);
+
+/* ---- Attention (attention.cu) ---- */
+
+/* Inputs are rows of (q, k, v), each of all heads. `logs` has, per (sample, head, token), the logarithm to
+ * base 2 of the sum over all keys of the exponentials of the token's scores; fp32. */
+enum status vit_attention(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs, bf16 *outputs,
+                          float *logs, cudaStream_t stream);
+enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
+                                   const bf16 *outputs, const float *logs, const bf16 *out_deltas,
+                                   bf16 *in_deltas, cudaStream_t stream);
+
+/* ---- Parameters (update.cu) ---- */
+
+#define VIT_DECAY_VALUES MODEL_ALIGNMENT /* values per entry of `decays` */
+
+/* Runs optimizer_step() on all parameters, and rounds them to bf16. decays[i] says whether weight decay
+ * applies to the parameters VIT_DECAY_VALUES * i and after. */
+enum status vit_update(const struct update *update, size_t values, const uint8_t *decays,
+                       const float *gradients, const struct train_state *state, bf16 *rounded,
+                       cudaStream_t stream);
+/* Rounds `count` values, a multiple of 2, to bf16. */
+enum status vit_round(const float *values, size_t count, bf16 *rounded, cudaStream_t stream);
+
+#endif

@@ -1,0 +1,282 @@
+/* Matrix products by cuBLASLt, which vit_multiplier_probe() loads, so that other variants run without it.
+ * cuBLASLt stores columns; a matrix of ours is the transpose of one of theirs with the same bytes. For each
+ * product, cuBLASLt's own rule chooses the algorithm. It is not chosen by measurement, so that a repeated run
+ * gives the same bits. */
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#include "common/check.cuh"
+#include "train/vit/kernels.cuh"
+
+#define TEXT_(x)        #x
+#define TEXT(x)         TEXT_(x)
+#define CUBLAS_LIBRARY  "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
+#define WORKSPACE_BYTES ((size_t)64 << 20)
+#define ALIGNMENT       64 /* bytes, of all matrices */
+#define PLANS_MAX       64
+
+/* ---- The library ---- */
+
+#define FUNCTIONS(X)                \
+    X(Create)                       \
+    X(Destroy)                      \
+    X(MatmulDescCreate)             \
+    X(MatmulDescSetAttribute)       \
+    X(MatmulDescDestroy)            \
+    X(MatrixLayoutCreate)           \
+    X(MatrixLayoutDestroy)          \
+    X(MatmulPreferenceCreate)       \
+    X(MatmulPreferenceSetAttribute) \
+    X(MatmulPreferenceDestroy)      \
+    X(MatmulAlgoGetHeuristic)       \
+    X(Matmul)
+
+static struct {
+    bool there;
+#define MEMBER(name) decltype(&cublasLt##name) name;
+    FUNCTIONS(MEMBER)
+#undef MEMBER
+} blas;
+
+enum status vit_multiplier_probe(void)
+{
+    if (blas.there)
+        return STATUS_OK;
+    void *library = dlopen(CUBLAS_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        return status_set(STATUS_UNAVAILABLE,
+                          "needs cuBLAS " TEXT(CUBLAS_VER_MAJOR) ": %s; install it, or add its folder to "
+                                                                 "LD_LIBRARY_PATH",
+                          dlerror());
+#define FIND(name)                                           \
+    *(void **)&blas.name = dlsym(library, "cublasLt" #name); \
+    if (!blas.name)                                          \
+        return status_set(STATUS_UNAVAILABLE,                \
+                          "needs a newer cuBLAS: " CUBLAS_LIBRARY " has no cublasLt" #name);
+    FUNCTIONS(FIND)
+#undef FIND
+    blas.there = true;
+    return STATUS_OK;
+}
+
+static enum status blas_status(cublasStatus_t result, const char *call, int line)
+{
+    return result == CUBLAS_STATUS_SUCCESS
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "cublasLt%s failed with status %d (%s:%d)", call, (int)result,
+                            __FILE__, line);
+}
+
+/* Calls a function of cuBLASLt, named without its prefix. If the call fails, returns STATUS_FAILED from the
+ * calling function. */
+#define BLAS_TRY(call) TRY(blas_status(blas.call, #call, __LINE__))
+
+/* ---- Plans ---- */
+
+enum product { PRODUCT_FORWARD, PRODUCT_INPUTS, PRODUCT_WEIGHTS };
+
+/* What a plan is for. */
+struct plan_key {
+    enum product product;
+    bool wide; /* the result is in fp32 */
+    struct vit_linear linear;
+};
+
+/* A zeroed plan is empty. */
+struct plan {
+    bool used;
+    struct plan_key key;
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t left, right, result;
+    cublasLtMatmulAlgo_t algorithm;
+};
+
+struct vit_multiplier {
+    cublasLtHandle_t handle;
+    void *workspace;
+    struct plan plans[PLANS_MAX];
+    uint32_t next; /* the plan that is replaced next */
+};
+
+static void plan_free(struct plan *plan)
+{
+    if (plan->product)
+        (void)blas.MatmulDescDestroy(plan->product);
+    for (cublasLtMatrixLayout_t layout : {plan->left, plan->right, plan->result})
+        if (layout)
+            (void)blas.MatrixLayoutDestroy(layout);
+    *plan = {};
+}
+
+static bool same_key(const struct plan_key *a, const struct plan_key *b)
+{
+    return a->product == b->product && a->wide == b->wide && a->linear.rows == b->linear.rows &&
+           a->linear.in == b->linear.in && a->linear.out == b->linear.out &&
+           a->linear.apart == b->linear.apart;
+}
+
+/* Sizes in cuBLASLt's terms: result (m, n) = left (m, k) * right (k, n), and the distance between columns of
+ * each matrix. */
+struct sizes {
+    uint64_t m, n, k;
+    cublasOperation_t left, right;
+    int64_t left_apart, right_apart, result_apart;
+};
+
+static struct sizes sizes_of(const struct plan_key *key)
+{
+    const struct vit_linear *of = &key->linear;
+    switch (key->product) {
+    case PRODUCT_FORWARD:
+        return {of->out, of->rows, of->in, CUBLAS_OP_T, CUBLAS_OP_N, of->in, of->in, of->apart};
+    case PRODUCT_INPUTS:
+        return {of->in, of->rows, of->out, CUBLAS_OP_N, CUBLAS_OP_N, of->in, of->apart, of->in};
+    default:
+        return {of->in, of->out, of->rows, CUBLAS_OP_N, CUBLAS_OP_T, of->in, of->apart, of->in};
+    }
+}
+
+static enum status describe(struct plan *plan, const struct sizes *sizes)
+{
+    const bool left = sizes->left == CUBLAS_OP_T, right = sizes->right == CUBLAS_OP_T;
+    const cublasLtEpilogue_t epilogue =
+        plan->key.product == PRODUCT_FORWARD ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    BLAS_TRY(MatmulDescCreate(&plan->product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    BLAS_TRY(
+        MatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_TRANSA, &sizes->left, sizeof sizes->left));
+    BLAS_TRY(MatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_TRANSB, &sizes->right,
+                                    sizeof sizes->right));
+    BLAS_TRY(
+        MatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    BLAS_TRY(MatrixLayoutCreate(&plan->left, CUDA_R_16BF, left ? sizes->k : sizes->m,
+                                left ? sizes->m : sizes->k, sizes->left_apart));
+    BLAS_TRY(MatrixLayoutCreate(&plan->right, CUDA_R_16BF, right ? sizes->n : sizes->k,
+                                right ? sizes->k : sizes->n, sizes->right_apart));
+    BLAS_TRY(MatrixLayoutCreate(&plan->result, plan->key.wide ? CUDA_R_32F : CUDA_R_16BF, sizes->m, sizes->n,
+                                sizes->result_apart));
+    return STATUS_OK;
+}
+
+static enum status set_preference(cublasLtMatmulPreference_t preference)
+{
+    const size_t workspace = WORKSPACE_BYTES;
+    const uint32_t alignment = ALIGNMENT;
+    BLAS_TRY(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                          sizeof workspace));
+    for (cublasLtMatmulPreferenceAttributes_t each :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        BLAS_TRY(MatmulPreferenceSetAttribute(preference, each, &alignment, sizeof alignment));
+    return STATUS_OK;
+}
+
+static enum status choose(const struct vit_multiplier *self, struct plan *plan)
+{
+    const struct vit_linear *of = &plan->key.linear;
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t best;
+    cublasStatus_t result = CUBLAS_STATUS_SUCCESS;
+    int found = 0;
+    BLAS_TRY(MatmulPreferenceCreate(&preference));
+    enum status status = set_preference(preference);
+    if (status == STATUS_OK)
+        result = blas.MatmulAlgoGetHeuristic(self->handle, plan->product, plan->left, plan->right,
+                                             plan->result, plan->result, preference, 1, &best, &found);
+    (void)blas.MatmulPreferenceDestroy(preference);
+    TRY(status);
+    if (result != CUBLAS_STATUS_SUCCESS || found == 0)
+        return status_set(
+            STATUS_FAILED,
+            "cuBLASLt has no algorithm for a linear layer of %u inputs and %u outputs on %u rows "
+            "(status %d)",
+            of->in, of->out, of->rows, (int)result);
+    plan->algorithm = best.algo;
+    return STATUS_OK;
+}
+
+/* Finds the plan of a product, or makes it. */
+static enum status plan_for(struct vit_multiplier *self, const struct plan_key *key, struct plan **into)
+{
+    for (struct plan &plan : self->plans)
+        if (plan.used && same_key(&plan.key, key)) {
+            *into = &plan;
+            return STATUS_OK;
+        }
+    struct plan *plan = &self->plans[self->next];
+    self->next = (self->next + 1) % PLANS_MAX;
+    plan_free(plan);
+    plan->key = *key;
+    const struct sizes sizes = sizes_of(key);
+    TRY(describe(plan, &sizes));
+    TRY(choose(self, plan));
+    plan->used = true;
+    *into = plan;
+    return STATUS_OK;
+}
+
+static enum status multiply(struct vit_multiplier *self, struct plan *plan, const bf16 *left,
+                            const bf16 *right, void *result, cudaStream_t stream)
+{
+    const float one = 1, zero = 0;
+    BLAS_TRY(Matmul(self->handle, plan->product, &one, left, plan->left, right, plan->right, &zero, result,
+                    plan->result, result, plan->result, &plan->algorithm, self->workspace, WORKSPACE_BYTES,
+                    stream));
+    return STATUS_OK;
+}
+
+/* ---- The interface ---- */
+
+enum status vit_multiplier_open(struct allocations *allocations, struct vit_multiplier **multiplier)
+{
+    TRY(vit_multiplier_probe());
+    struct vit_multiplier *self = static_cast<struct vit_multiplier *>(calloc(1, sizeof *self));
+    *multiplier = self;
+    if (!self)
+        return status_set(STATUS_FAILED, "vit: out of memory");
+    TRY(allocate_bytes(allocations, &self->workspace, WORKSPACE_BYTES));
+    BLAS_TRY(Create(&self->handle));
+    return STATUS_OK;
+}
+
+void vit_multiplier_close(struct vit_multiplier *multiplier)
+{
+    if (!multiplier)
+        return;
+    for (struct plan &plan : multiplier->plans)
+        plan_free(&plan);
+    if (multiplier->handle)
+        (void)blas.Destroy(multiplier->handle);
+    free(multiplier);
+}
+
+enum status vit_linear_forward(struct vit_multiplier *multiplier, const struct vit_linear *linear, bool wide,
+                               const bf16 *inputs, const bf16 *weights, const void *bias, void *outputs,
+                               cudaStream_t stream)
+{
+    const struct plan_key key = {PRODUCT_FORWARD, wide, *linear};
+    struct plan *plan;
+    TRY(plan_for(multiplier, &key, &plan));
+    BLAS_TRY(MatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
+    return multiply(multiplier, plan, weights, inputs, outputs, stream);
+}
+
+enum status vit_linear_inputs(struct vit_multiplier *multiplier, const struct vit_linear *linear,
+                              const bf16 *out_deltas, const bf16 *weights, bf16 *in_deltas,
+                              cudaStream_t stream)
+{
+    const struct plan_key key = {PRODUCT_INPUTS, false, *linear};
+    struct plan *plan;
+    TRY(plan_for(multiplier, &key, &plan));
+    return multiply(multiplier, plan, weights, out_deltas, in_deltas, stream);
+}
+
+enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct vit_linear *linear,
+                               const bf16 *out_deltas, const bf16 *inputs, float *gradients,
+                               cudaStream_t stream)
+{
+    const struct plan_key key = {PRODUCT_WEIGHTS, true, *linear};
+    struct plan *plan;
+    TRY(plan_for(multiplier, &key, &plan));
+    return multiply(multiplier, plan, inputs, out_deltas, gradients, stream);
+}

@@ -1,0 +1,361 @@
+/* Layer normalisation, fused with what is before it: the sum at the end of a branch, or the class token and
+ * the positions. Warps take turns at the rows; a lane holds pairs of adjacent values. */
+#include "common/check.cuh"
+#include "train/vit/kernels.cuh"
+
+#define WARPS (BLOCK / 32)
+
+static __device__ __forceinline__ float warp_sum(float value)
+{
+    for (int apart = 16; apart > 0; apart /= 2)
+        value += __shfl_xor_sync(~0u, value, apart);
+    return value;
+}
+
+/* Where the values of a row come from. */
+enum source {
+    SOURCE_SUMS,   /* sums */
+    SOURCE_BRANCH, /* shortcut + factors * branch */
+    SOURCE_TOKENS, /* tokens + positions */
+};
+
+struct forward_plan {
+    struct vit_norm norm;
+    uint32_t count;                       /* rows to normalise */
+    const bf16 *shortcut, *branch;        /* SOURCE_TOKENS: `branch` has the patches */
+    const float *class_token, *positions; /* SOURCE_TOKENS */
+};
+
+/* Pair `pair` of the row of token `token` of a sample. */
+template <enum source SOURCE>
+static __device__ __forceinline__ float2 pair_at(const struct forward_plan &plan, uint32_t sample,
+                                                 uint32_t token, uint32_t pair, float factor)
+{
+    const struct vit_rows &rows = plan.norm.rows;
+    const size_t at = ((size_t)sample * rows.tokens + token) * rows.width + 2 * pair;
+    if (SOURCE == SOURCE_SUMS)
+        return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(plan.norm.sums + at));
+    if (SOURCE == SOURCE_BRANCH) {
+        float2 in = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(plan.shortcut + at));
+        float2 by = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(plan.branch + at));
+        return {fmaf(factor, by.x, in.x), fmaf(factor, by.y, in.y)};
+    }
+    float2 in = reinterpret_cast<const float2 *>(plan.class_token)[pair];
+    if (token > 0)
+        in = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(
+            plan.branch + ((size_t)sample * (rows.tokens - 1) + token - 1) * rows.width + 2 * pair));
+    float2 position = reinterpret_cast<const float2 *>(plan.positions + (size_t)token * rows.width)[pair];
+    return {in.x + position.x, in.y + position.y};
+}
+
+/* Lane l has the pairs l, l + 32, ... of a row, PAIRS in number. The moments are those of the sums after
+ * rounding, because the backward pass reads the rounded sums. */
+template <int PAIRS, enum source SOURCE>
+static __global__ void __launch_bounds__(BLOCK) norm_kernel(const struct forward_plan plan)
+{
+    const struct vit_rows &rows = plan.norm.rows;
+    const uint32_t row = own_element() / 32, lane = threadIdx.x % 32, pairs = rows.width / 2;
+    if (row >= plan.count)
+        return;
+    const uint32_t sample = plan.norm.first_tokens ? row : row / rows.tokens;
+    const uint32_t token = plan.norm.first_tokens ? 0 : row - sample * rows.tokens;
+    const float factor = plan.norm.factors ? plan.norm.factors[sample] : 1;
+    const size_t at = (size_t)row * rows.width;
+    float2 value[PAIRS];
+    float sum = 0, squares = 0;
+    /* All loads come before the first store, because the compiler cannot know that they are independent. */
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        const uint32_t pair = 32 * i + lane;
+        value[i] = pair < pairs ? pair_at<SOURCE>(plan, sample, token, pair, factor) : float2{0, 0};
+    }
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        const uint32_t pair = 32 * i + lane;
+        const __nv_bfloat162 rounded = __float22bfloat162_rn(value[i]);
+        if (SOURCE != SOURCE_SUMS && pair < pairs)
+            reinterpret_cast<__nv_bfloat162 *>(plan.norm.sums + at)[pair] = rounded;
+        value[i] = __bfloat1622float2(rounded);
+        sum += value[i].x + value[i].y;
+    }
+    const float mean = warp_sum(sum) / (float)rows.width;
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++)
+        if (32 * i + lane < pairs) {
+            value[i] = {value[i].x - mean, value[i].y - mean};
+            squares = fmaf(value[i].x, value[i].x, fmaf(value[i].y, value[i].y, squares));
+        }
+    const float variance = warp_sum(squares) / (float)rows.width;
+    const float scale = 1 / sqrtf(variance + (float)LAYER_NORM_EPSILON);
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        const uint32_t pair = 32 * i + lane;
+        if (pair >= pairs)
+            continue;
+        float2 weight = reinterpret_cast<const float2 *>(plan.norm.weight)[pair];
+        float2 bias = reinterpret_cast<const float2 *>(plan.norm.bias)[pair];
+        reinterpret_cast<__nv_bfloat162 *>(plan.norm.outputs + at)[pair] = __floats2bfloat162_rn(
+            fmaf(value[i].x * scale, weight.x, bias.x), fmaf(value[i].y * scale, weight.y, bias.y));
+    }
+    if (lane == 0)
+        plan.norm.moments[row] = {mean, scale};
+}
+
+/* ---- Backward ---- */
+
+struct backward_plan {
+    struct vit_norm norm;
+    struct vit_norm_deltas deltas;
+    uint32_t count; /* rows of all tokens */
+    float *partial; /* (block, sum, width), with the sums for weight, bias and branch_bias */
+};
+
+#define SUMS 3
+#define ROWS 2 /* rows that a warp has at a time */
+
+/* Adds the sums of all warps with the same columns, in order, and writes them to `partial`. */
+template <int PAIRS, int SPLIT>
+static __device__ void write_partial(const struct backward_plan &plan, const float2 sums[SUMS][PAIRS])
+{
+    __shared__ float2 all[WARPS][32];
+    const uint32_t pairs = plan.norm.rows.width / 2, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float2 *partial = reinterpret_cast<float2 *>(plan.partial) + (size_t)blockIdx.x * SUMS * pairs;
+#pragma unroll
+    for (int which = 0; which < SUMS; which++)
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) {
+            const uint32_t pair = 32 * (warp * PAIRS + i) + lane;
+            __syncthreads();
+            all[warp][lane] = sums[which][i];
+            __syncthreads();
+            if (warp >= SPLIT || pair >= pairs)
+                continue;
+            float2 sum = all[warp][lane];
+            for (int other = warp + SPLIT; other < WARPS; other += SPLIT)
+                sum = {sum.x + all[other][lane].x, sum.y + all[other][lane].y};
+            partial[which * pairs + pair] = sum;
+        }
+}
+
+/* Adds the warps' parts of the two sums of each row. The SPLIT warps of a row are adjacent. `turn` alternates
+ * between calls, so that a warp does not overwrite what another warp still reads. */
+template <int SPLIT> static __device__ __forceinline__ void add_parts(float2 sums[ROWS], uint32_t turn)
+{
+    __shared__ float2 parts[2][WARPS][ROWS];
+    const uint32_t warp = threadIdx.x / 32;
+    if (SPLIT == 1)
+        return;
+    if (threadIdx.x % 32 == 0)
+        for (int r = 0; r < ROWS; r++)
+            parts[turn][warp][r] = sums[r];
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        sums[r] = {0, 0};
+        for (int part = 0; part < SPLIT; part++) {
+            const float2 more = parts[turn][warp / SPLIT * SPLIT + part][r];
+            sums[r] = {sums[r].x + more.x, sums[r].y + more.y};
+        }
+    }
+}
+
+/* A row in the backward pass. */
+struct row {
+    uint32_t number, sample;
+    uint32_t line;   /* in the arrays of the normalisation */
+    bool normalised; /* false: only the gradient of the shortcut passes through this row */
+};
+
+static __device__ __forceinline__ struct row row_at(const struct backward_plan &plan, uint32_t number)
+{
+    const uint32_t sample = number / plan.norm.rows.tokens;
+    const bool first = number == sample * plan.norm.rows.tokens, inside = number < plan.count;
+    return {number, sample, plan.norm.first_tokens ? sample : number,
+            inside && (!plan.norm.first_tokens || first)};
+}
+
+/* Two adjacent values of a row, or zeros. */
+static __device__ __forceinline__ __nv_bfloat162 load_pair(const bf16 *values, size_t row, uint32_t pairs,
+                                                           uint32_t pair, bool inside)
+{
+    const __nv_bfloat162 zeros = {};
+    return inside ? reinterpret_cast<const __nv_bfloat162 *>(values)[row * pairs + pair] : zeros;
+}
+
+/* What a lane has of a row. */
+template <int PAIRS> struct row_part {
+    struct row row;
+    struct vit_moments moments;
+    __nv_bfloat162 x[PAIRS], delta[PAIRS], later[PAIRS];
+};
+
+/* Loads all that a lane needs of a row. Loads must not wait for stores of other rows. */
+template <int PAIRS>
+static __device__ __forceinline__ void load_part(const struct backward_plan &plan, uint32_t number,
+                                                 uint32_t first, struct row_part<PAIRS> *part)
+{
+    const uint32_t pairs = plan.norm.rows.width / 2;
+    part->row = row_at(plan, number);
+    part->moments = part->row.normalised ? plan.norm.moments[part->row.line] : vit_moments{0, 0};
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        const uint32_t pair = first + 32 * i;
+        const bool inside = part->row.normalised && pair < pairs;
+        part->x[i] = load_pair(plan.norm.sums, part->row.line, pairs, pair, inside);
+        part->delta[i] = load_pair(plan.deltas.outputs, part->row.line, pairs, pair, inside);
+        part->later[i] = load_pair(plan.deltas.later, number, pairs, pair,
+                                   plan.deltas.later && number < plan.count && pair < pairs);
+    }
+}
+
+/* The normalised values x'. */
+template <int PAIRS>
+static __device__ __forceinline__ float2 normalised(const struct row_part<PAIRS> &part, int i)
+{
+    const float2 x = __bfloat1622float2(part.x[i]);
+    return {(x.x - part.moments.mean) * part.moments.scale, (x.y - part.moments.mean) * part.moments.scale};
+}
+
+/* Adds a row to the sums for weight and bias. Returns this lane's parts of the sums of g and of g x'. */
+template <int PAIRS>
+static __device__ __forceinline__ float2 add_row(const struct row_part<PAIRS> &part,
+                                                 const float2 weight[PAIRS], float2 sums[SUMS][PAIRS])
+{
+    float2 products = {0, 0};
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        const float2 along = normalised(part, i), delta = __bfloat1622float2(part.delta[i]);
+        const float2 gradient = {weight[i].x * delta.x, weight[i].y * delta.y};
+        products.x += gradient.x + gradient.y;
+        products.y = fmaf(gradient.x, along.x, fmaf(gradient.y, along.y, products.y));
+        sums[0][i] = {fmaf(delta.x, along.x, sums[0][i].x), fmaf(delta.y, along.y, sums[0][i].y)};
+        sums[1][i] = {sums[1][i].x + delta.x, sums[1][i].y + delta.y};
+    }
+    return products;
+}
+
+/* Stores the gradients of a row, and adds those of the branch to their sums. */
+template <int PAIRS>
+static __device__ __forceinline__ void
+store_row(const struct backward_plan &plan, const struct row_part<PAIRS> &part, const float2 weight[PAIRS],
+          float2 products, uint32_t first, float2 branch_sums[PAIRS])
+{
+    const uint32_t pairs = plan.norm.rows.width / 2;
+    const float mean = products.x / (float)plan.norm.rows.width;
+    const float product = products.y / (float)plan.norm.rows.width, scale = part.moments.scale;
+    const float factor = plan.norm.factors ? plan.norm.factors[part.row.sample] : 1;
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        const size_t at = (size_t)part.row.number * pairs + first + 32 * i;
+        const float2 along = normalised(part, i), delta = __bfloat1622float2(part.delta[i]);
+        const float2 later = __bfloat1622float2(part.later[i]);
+        if (first + 32 * i >= pairs)
+            break;
+        float2 in = {weight[i].x * delta.x - mean - along.x * product,
+                     weight[i].y * delta.y - mean - along.y * product};
+        const __nv_bfloat162 rounded =
+            __floats2bfloat162_rn(fmaf(scale, in.x, later.x), fmaf(scale, in.y, later.y));
+        reinterpret_cast<__nv_bfloat162 *>(plan.deltas.sums)[at] = rounded;
+        in = __bfloat1622float2(rounded);
+        in = {factor * in.x, factor * in.y};
+        if (plan.deltas.branch)
+            reinterpret_cast<__nv_bfloat162 *>(plan.deltas.branch)[at] = __float22bfloat162_rn(in);
+        branch_sums[i] = {branch_sums[i].x + in.x, branch_sums[i].y + in.y};
+    }
+}
+
+/* With x' = (x - mean) * scale and g = weight * gradient of the output, the gradient of x is scale * (g -
+ * mean of g - x' * mean of g x'). SPLIT adjacent warps share a row; each has 64 * PAIRS columns. */
+template <int PAIRS, int SPLIT>
+static __global__ void __launch_bounds__(BLOCK, 3) norm_back_kernel(const struct backward_plan plan)
+{
+    constexpr uint32_t AT_A_TIME = WARPS / SPLIT * ROWS; /* rows of a block */
+    const uint32_t warp = threadIdx.x / 32, pairs = plan.norm.rows.width / 2;
+    const uint32_t first = warp % SPLIT * PAIRS * 32 + threadIdx.x % 32;
+    float2 sums[SUMS][PAIRS] = {}, weight[PAIRS];
+    uint32_t turn = 0;
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++)
+        weight[i] = first + 32 * i < pairs
+                        ? reinterpret_cast<const float2 *>(plan.norm.weight)[first + 32 * i]
+                        : float2{0, 0};
+    for (uint32_t begin = blockIdx.x * AT_A_TIME; begin < plan.count; begin += gridDim.x * AT_A_TIME) {
+        struct row_part<PAIRS> part[ROWS];
+        float2 products[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            load_part(plan, begin + warp / SPLIT * ROWS + r, first, &part[r]);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            products[r] = add_row(part[r], weight, sums);
+            products[r] = {warp_sum(products[r].x), warp_sum(products[r].y)};
+        }
+        add_parts<SPLIT>(products, turn);
+        turn ^= 1;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            if (part[r].row.number < plan.count)
+                store_row(plan, part[r], weight, products[r], first, sums[2]);
+    }
+    write_partial<PAIRS, SPLIT>(plan, sums);
+}
+
+/* ---- Launches ---- */
+
+/* Calls LAUNCH(pairs) with a constant of at least width / 64. */
+#define WITH_PAIRS(width, LAUNCH) \
+    do {                          \
+        if ((width) <= 64)        \
+            LAUNCH(1);            \
+        else if ((width) <= 192)  \
+            LAUNCH(3);            \
+        else if ((width) <= 384)  \
+            LAUNCH(6);            \
+        else                      \
+            LAUNCH(12);           \
+    } while (0)
+
+template <enum source SOURCE> static enum status launch_forward(struct forward_plan plan, cudaStream_t stream)
+{
+    const struct vit_rows *rows = &plan.norm.rows;
+    plan.count = plan.norm.first_tokens ? rows->samples : rows->samples * rows->tokens;
+    const uint32_t blocks = blocks_for((size_t)plan.count * 32);
+#define LAUNCH(pairs) norm_kernel<pairs, SOURCE><<<blocks, BLOCK, 0, stream>>>(plan)
+    WITH_PAIRS(rows->width, LAUNCH);
+#undef LAUNCH
+    CUDA_TRY_LAUNCH("norm_kernel");
+    return STATUS_OK;
+}
+
+enum status vit_add_norm(const struct vit_norm *norm, const bf16 *shortcut, const bf16 *branch,
+                         cudaStream_t stream)
+{
+    const struct forward_plan plan = {*norm, 0, shortcut, branch, NULL, NULL};
+    return branch ? launch_forward<SOURCE_BRANCH>(plan, stream) : launch_forward<SOURCE_SUMS>(plan, stream);
+}
+
+enum status vit_tokens_norm(const struct vit_norm *norm, const bf16 *patches, const float *class_token,
+                            const float *positions, cudaStream_t stream)
+{
+    const struct forward_plan plan = {*norm, 0, NULL, patches, class_token, positions};
+    return launch_forward<SOURCE_TOKENS>(plan, stream);
+}
+
+enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_norm_deltas *deltas,
+                                  float *partial, cudaStream_t stream)
+{
+    const uint32_t rows = norm->rows.samples * norm->rows.tokens, width = norm->rows.width;
+    const uint32_t needed = (rows + ROWS - 1) / ROWS, blocks = needed < VIT_PARTS ? needed : VIT_PARTS;
+    const struct backward_plan plan = {*norm, *deltas, rows, partial};
+    if (width <= 64)
+        norm_back_kernel<1, 1><<<blocks, BLOCK, 0, stream>>>(plan);
+    else if (width <= 192)
+        norm_back_kernel<3, 1><<<blocks, BLOCK, 0, stream>>>(plan);
+    else if (width <= 384)
+        norm_back_kernel<3, 2><<<blocks, BLOCK, 0, stream>>>(plan);
+    else
+        norm_back_kernel<3, 4><<<blocks, BLOCK, 0, stream>>>(plan);
+    CUDA_TRY_LAUNCH("norm_back_kernel");
+    const struct vit_sums sums = {SUMS, width, {deltas->weight, deltas->bias, deltas->branch_bias}};
+    return vit_partial_sums(partial, blocks, &sums, stream);
+}

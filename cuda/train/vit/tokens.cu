@@ -1,0 +1,178 @@
+/* What is before the first block of a vision transformer, and the factors of stochastic depth. */
+#include "common/check.cuh"
+#include "train/vit/kernels.cuh"
+
+#define TAPS 8 /* adjacent values of a patch per thread: 16 bytes */
+
+/* ---- Patches ---- */
+
+struct patch_plan {
+    enum dtype type;
+    struct shape shape;
+    uint32_t count;           /* groups of TAPS values in the batch */
+    struct divider sample;    /* groups per sample */
+    struct divider patch;     /* groups per patch */
+    struct divider across;    /* patches per row of patches */
+    struct divider size, row; /* pixels of a patch along an axis; pixels of a patch */
+    size_t sample_bytes;
+    bool batch_alone; /* see struct device_set */
+    float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
+};
+
+/* The normalised value of one tap of a patch. A tap is (channel, y, x) in the patch. */
+static __device__ __forceinline__ float tap_at(const struct patch_plan &plan, const uint8_t *sample,
+                                               const struct draw_move *move, uint32_t patch, uint32_t tap)
+{
+    uint32_t channel = plan.row.quotient(tap), pixel = tap - channel * plan.row.by;
+    uint32_t line = plan.size.quotient(pixel), down = plan.across.quotient(patch);
+    uint32_t y = down * plan.size.by + line;
+    uint32_t x = (patch - down * plan.across.by) * plan.size.by + pixel - line * plan.size.by;
+    int32_t from = draw_moved(move, plan.shape.height, plan.shape.width, y, x);
+    size_t first = (size_t)channel * plan.shape.height * plan.shape.width;
+    float value = from < 0 ? 0 : data_value(plan.type, sample, first + (size_t)from);
+    return fmaf(value, plan.scale[channel], plan.offset[channel]);
+}
+
+static __global__ void patches_kernel(const struct patch_plan plan, const uint8_t *stored,
+                                      const struct device_batch batch, uint4 *patches)
+{
+    uint32_t i = own_element();
+    if (i >= plan.count)
+        return;
+    uint32_t j = plan.sample.quotient(i), group = i - j * plan.sample.by;
+    uint32_t patch = plan.patch.quotient(group), tap = (group - patch * plan.patch.by) * TAPS;
+    const uint8_t *sample = stored + (plan.batch_alone ? j : batch.numbers[j]) * plan.sample_bytes;
+    const struct draw_move move = batch.moves[j];
+    __nv_bfloat162 pair[TAPS / 2];
+#pragma unroll
+    for (int t = 0; t < TAPS; t += 2)
+        pair[t / 2] = __floats2bfloat162_rn(tap_at(plan, sample, &move, patch, tap + t),
+                                            tap_at(plan, sample, &move, patch, tap + t + 1));
+    patches[i] = *reinterpret_cast<const uint4 *>(pair);
+}
+
+enum status vit_patches(const struct data *data, const struct device_set *set,
+                        const struct device_batch *batch, uint32_t count, uint32_t patch, bf16 *patches,
+                        cudaStream_t stream)
+{
+    const uint32_t groups = (uint32_t)(data->sample_values / TAPS), pixels = patch * patch;
+    struct patch_plan plan = {.type = data->type,
+                              .shape = data->shape,
+                              .count = count * groups,
+                              .sample = divider_of(groups),
+                              .patch = divider_of(data->shape.channels * pixels / TAPS),
+                              .across = divider_of(data->shape.width / patch),
+                              .size = divider_of(patch),
+                              .row = divider_of(pixels),
+                              .sample_bytes = data->sample_bytes,
+                              .batch_alone = set->batch_alone,
+                              .scale = {},
+                              .offset = {}};
+    for (uint32_t c = 0; c < data->shape.channels; c++) {
+        plan.scale[c] = data->scale[c];
+        plan.offset[c] = data->offset[c];
+    }
+    patches_kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(
+        plan, static_cast<const uint8_t *>(set->values), *batch, reinterpret_cast<uint4 *>(patches));
+    CUDA_TRY_LAUNCH("patches_kernel");
+    return STATUS_OK;
+}
+
+/* ---- Stochastic depth ---- */
+
+static __global__ void factors_kernel(const struct vit_path *layers, uint64_t seed, uint32_t epoch,
+                                      const uint32_t *numbers, uint32_t count, uint32_t apart, float *factors)
+{
+    const uint32_t j = own_element();
+    const struct vit_path path = layers[blockIdx.y];
+    if (j < count)
+        factors[blockIdx.y * apart + j] = draw_path(seed, epoch, numbers[j], path.number, path.rate);
+}
+
+enum status vit_factors(const struct vit_path *layers, uint32_t layer_count, uint64_t seed, uint32_t epoch,
+                        const uint32_t *numbers, uint32_t count, uint32_t apart, float *factors,
+                        cudaStream_t stream)
+{
+    factors_kernel<<<dim3(blocks_for(count), layer_count), BLOCK, 0, stream>>>(layers, seed, epoch, numbers,
+                                                                               count, apart, factors);
+    CUDA_TRY_LAUNCH("factors_kernel");
+    return STATUS_OK;
+}
+
+/* ---- Backward ---- */
+
+/* Samples begin .. end - 1 are those of part blockIdx.y. */
+struct part {
+    uint32_t begin, end;
+};
+
+static __device__ __forceinline__ struct part own_part(uint32_t samples)
+{
+    const uint32_t each = (samples + VIT_SAMPLE_PARTS - 1) / VIT_SAMPLE_PARTS;
+    const uint32_t begin = blockIdx.y * each, end = begin + each;
+    return {begin, end < samples ? end : samples};
+}
+
+/* A thread has one pair of values of a token, and adds it up over a part of the samples. */
+static __global__ void tokens_back_kernel(const struct vit_rows rows, const __nv_bfloat162 *deltas,
+                                          float2 *partial, __nv_bfloat162 *patches)
+{
+    const uint32_t pairs = rows.width / 2, i = own_element();
+    const struct part part = own_part(rows.samples);
+    if (i >= rows.tokens * pairs)
+        return;
+    float2 sum = {0, 0};
+#pragma unroll 4
+    for (uint32_t j = part.begin; j < part.end; j++) {
+        const __nv_bfloat162 delta = deltas[(size_t)j * rows.tokens * pairs + i];
+        const float2 value = __bfloat1622float2(delta);
+        sum = {sum.x + value.x, sum.y + value.y};
+        if (i >= pairs)
+            patches[(size_t)j * (rows.tokens - 1) * pairs + i - pairs] = delta;
+    }
+    partial[(size_t)blockIdx.y * rows.tokens * pairs + i] = sum;
+}
+
+enum status vit_tokens_backward(const struct vit_rows *rows, const bf16 *deltas, float *positions,
+                                float *class_token, bf16 *patch_deltas, float *partial, cudaStream_t stream)
+{
+    const uint32_t values = rows->tokens * rows->width;
+    const struct vit_sums sums = {1, values, {positions}};
+    tokens_back_kernel<<<dim3(blocks_for(values / 2), VIT_SAMPLE_PARTS), BLOCK, 0, stream>>>(
+        *rows, reinterpret_cast<const __nv_bfloat162 *>(deltas), reinterpret_cast<float2 *>(partial),
+        reinterpret_cast<__nv_bfloat162 *>(patch_deltas));
+    CUDA_TRY_LAUNCH("tokens_back_kernel");
+    TRY(vit_partial_sums(partial, VIT_SAMPLE_PARTS, &sums, stream));
+    CUDA_TRY(cudaMemcpyAsync(class_token, positions, rows->width * sizeof *positions,
+                             cudaMemcpyDeviceToDevice, stream)); /* both are added to the first token */
+    return STATUS_OK;
+}
+
+/* A thread has one class, and passes over a part of the samples. */
+static __global__ void logits_back_kernel(const float *deltas, uint32_t count, uint32_t classes,
+                                          uint32_t apart, bf16 *rounded, float *partial)
+{
+    const uint32_t k = own_element();
+    const struct part part = own_part(count);
+    if (k >= apart)
+        return;
+    float sum = 0;
+#pragma unroll 4
+    for (uint32_t j = part.begin; j < part.end; j++) {
+        const float delta = k < classes ? deltas[(size_t)j * classes + k] : 0;
+        rounded[(size_t)j * apart + k] = __float2bfloat16_rn(delta);
+        sum += delta;
+    }
+    if (k < classes)
+        partial[(size_t)blockIdx.y * classes + k] = sum;
+}
+
+enum status vit_logits_backward(const float *deltas, uint32_t count, uint32_t classes, uint32_t apart,
+                                bf16 *rounded, float *bias, float *partial, cudaStream_t stream)
+{
+    const struct vit_sums sums = {1, classes, {bias}};
+    logits_back_kernel<<<dim3(blocks_for(apart), VIT_SAMPLE_PARTS), BLOCK, 0, stream>>>(
+        deltas, count, classes, apart, rounded, partial);
+    CUDA_TRY_LAUNCH("logits_back_kernel");
+    return vit_partial_sums(partial, VIT_SAMPLE_PARTS, &sums, stream);
+}

@@ -1,0 +1,55 @@
+/* The optimizer, and the parameters in bf16. */
+#include "common/check.cuh"
+#include "train/vit/kernels.cuh"
+
+#define VALUES 4 /* per thread: 16 bytes of fp32 */
+
+static __global__ void __launch_bounds__(BLOCK)
+    update_kernel(const struct update all, size_t groups, const uint8_t *decays, const float4 *gradients,
+                  float4 *parameters, float4 *m, float4 *v, uint2 *rounded)
+{
+    const size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i >= groups)
+        return;
+    const float4 gradient = gradients[i];
+    float4 parameter = parameters[i], first = m[i], second = v[i];
+    const struct update update = optimizer_of(&all, decays[i * VALUES / VIT_DECAY_VALUES]);
+    optimizer_step(&update, gradient.x, &parameter.x, &first.x, &second.x);
+    optimizer_step(&update, gradient.y, &parameter.y, &first.y, &second.y);
+    optimizer_step(&update, gradient.z, &parameter.z, &first.z, &second.z);
+    optimizer_step(&update, gradient.w, &parameter.w, &first.w, &second.w);
+    parameters[i] = parameter;
+    m[i] = first;
+    v[i] = second;
+    const __nv_bfloat162 low = __floats2bfloat162_rn(parameter.x, parameter.y);
+    const __nv_bfloat162 high = __floats2bfloat162_rn(parameter.z, parameter.w);
+    rounded[i] = {*reinterpret_cast<const uint32_t *>(&low), *reinterpret_cast<const uint32_t *>(&high)};
+}
+
+enum status vit_update(const struct update *update, size_t values, const uint8_t *decays,
+                       const float *gradients, const struct train_state *state, bf16 *rounded,
+                       cudaStream_t stream)
+{
+    const size_t groups = values / VALUES; /* no rest: an arena is a multiple of VIT_DECAY_VALUES values */
+    update_kernel<<<blocks_for(groups), BLOCK, 0, stream>>>(
+        *update, groups, decays, reinterpret_cast<const float4 *>(gradients),
+        reinterpret_cast<float4 *>(state->parameters), reinterpret_cast<float4 *>(state->m),
+        reinterpret_cast<float4 *>(state->v), reinterpret_cast<uint2 *>(rounded));
+    CUDA_TRY_LAUNCH("update_kernel");
+    return STATUS_OK;
+}
+
+static __global__ void round_kernel(const float2 *values, size_t pairs, __nv_bfloat162 *rounded)
+{
+    const size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i < pairs)
+        rounded[i] = __float22bfloat162_rn(values[i]);
+}
+
+enum status vit_round(const float *values, size_t count, bf16 *rounded, cudaStream_t stream)
+{
+    round_kernel<<<blocks_for(count / 2), BLOCK, 0, stream>>>(
+        reinterpret_cast<const float2 *>(values), count / 2, reinterpret_cast<__nv_bfloat162 *>(rounded));
+    CUDA_TRY_LAUNCH("round_kernel");
+    return STATUS_OK;
+}
