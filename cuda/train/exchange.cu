@@ -107,7 +107,8 @@ static enum status open_own(struct on_device *self, int device)
     return self->by->probe(device);
 }
 
-static enum status on_device_open(struct exchange *exchange, const struct allreduce_method *by)
+static enum status on_device_open(struct exchange *exchange, const struct allreduce_method *by,
+                                  enum allreduce_type type)
 {
     struct on_device *self = static_cast<struct on_device *>(calloc(1, sizeof *self));
     exchange->state = self;
@@ -115,7 +116,7 @@ static enum status on_device_open(struct exchange *exchange, const struct allred
     self->by = by;
     TRY(comm_agree(open_own(self, exchange->device)));
     const struct allreduce_request request = {
-        .device = exchange->device, .count_max = exchange->count, .type = ALLREDUCE_F32};
+        .device = exchange->device, .count_max = exchange->count, .type = type};
     return by->open(&request, &self->state);
 }
 
@@ -163,12 +164,17 @@ static enum status on_device_settle(struct exchange *exchange)
 
 static enum status peer_open(struct exchange *exchange)
 {
-    return on_device_open(exchange, &allreduce_peer);
+    return on_device_open(exchange, &allreduce_peer, ALLREDUCE_F32);
+}
+
+static enum status peer_bf16_open(struct exchange *exchange)
+{
+    return on_device_open(exchange, &allreduce_peer, ALLREDUCE_F32_AS_BF16);
 }
 
 static enum status nccl_open(struct exchange *exchange)
 {
-    return on_device_open(exchange, &allreduce_nccl);
+    return on_device_open(exchange, &allreduce_nccl, ALLREDUCE_F32);
 }
 
 extern "C" {
@@ -180,6 +186,15 @@ const struct exchange_method exchange_peer = {.name = "peer",
                                               .begin = on_device_begin,
                                               .end = on_device_end,
                                               .settle = on_device_settle};
+const struct exchange_method exchange_peer_bf16 = {.name = "peer-bf16",
+                                                   .rounds = true,
+                                                   .probe = on_device_probe,
+                                                   .open = peer_bf16_open,
+                                                   .close = on_device_close,
+                                                   .sum = NULL,
+                                                   .begin = on_device_begin,
+                                                   .end = on_device_end,
+                                                   .settle = on_device_settle};
 const struct exchange_method exchange_nccl = {.name = "nccl",
                                               .probe = on_device_probe,
                                               .open = nccl_open,

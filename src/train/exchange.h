@@ -5,6 +5,7 @@
 #ifndef FDSL_TRAIN_EXCHANGE_H
 #define FDSL_TRAIN_EXCHANGE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "core/phase.h"
@@ -20,6 +21,7 @@ struct model;
  * gradients in device memory. The functions of the other group are NULL. */
 struct exchange_method {
     const char *name; /* as in --sync and in the column `exchange` */
+    bool rounds;      /* sends gradients as bf16. --sync auto never selects such a method */
 
     /* Returns STATUS_OK if the method can work with this engine in this build, else STATUS_UNAVAILABLE with
      * the reason. Not collective. */
@@ -92,6 +94,9 @@ extern const char *const exchange_names[];
  * means any method. STATUS_UNAVAILABLE with the reason of each method if none can. Not collective. */
 enum status exchange_probe(int sync, const struct engine *engine);
 
+/* Returns whether method number `sync` of exchange_names sends gradients as bf16. */
+bool exchange_rounds(int sync);
+
 /* Collective: opens method number `sync`, or, with "auto", the first method that works with this engine on
  * these ranks. The caller has set the members device, count and mixed of `exchange`. If `mixed` is not NULL,
  * only mpi works. The caller closes the exchange, also after a failure. */
@@ -105,7 +110,7 @@ extern const struct exchange_method exchange_mpi;
 
 /* Add up gradients that are in device memory (cuda/train/exchange.cu). exchange_staged is also named `mpi`;
  * it copies the gradients through pinned host memory. */
-extern const struct exchange_method exchange_peer, exchange_nccl, exchange_staged;
+extern const struct exchange_method exchange_peer, exchange_peer_bf16, exchange_nccl, exchange_staged;
 
 FDSL_C_END
 
