@@ -682,8 +682,6 @@ Test(mpi_train, options_that_ranks_cannot_use_are_refused)
     }
     run(2, "--workload infer --variant infer-naive --checkpoint k");
     cr_expect(status == 2 && strstr(err, "inference runs on one rank"), "%d: %s", status, err);
-    run(2, LEARN "--sync peer-bf16");
-    cr_expect(status == 4 && strstr(err, "--sync peer-bf16"), "%d: %s", status, err);
     run(2, LEARN "--variant train-cuda");
     cr_expect(status == 4 && strstr(err, "variant 'train-cuda' cannot"), "%d: %s", status, err);
 }
