@@ -132,7 +132,7 @@ less_memory() {
     local name=$work/memory method
     for method in peer peer-fused; do
         on_ranks "$ranks" --data digits --variant train-cuda --sync "$method" --train-size 500 --batch 16 --epochs 1 \
-            --model mlp --out "$name-$method.csv"
+            --model cnn --out "$name-$method.csv"
     done
     python3 - "$name-peer.csv" "$name-peer-fused.csv" "$ranks" <<'END'
 import csv, sys

@@ -91,8 +91,9 @@ static const struct option_spec options[] = {
      "seed of the initial parameters, order, dropout, shifts and flips"},
     {"sync", "METHOD", OPTION_CHOICE, AT(sync), "auto", 0, 0, exchange_names, true,
      "how ranks add up their gradients: mpi in host memory; for GPU variants also nccl, by NVIDIA's library, "
-     "and peer, by GPUs of one machine that read each other's memory. peer-bf16 sends the gradients as bf16. "
-     "auto takes the first of peer, nccl and mpi that works. METHOD is one of"},
+     "and peer, by GPUs of one machine that read each other's memory. peer-bf16 sends the gradients as bf16; "
+     "peer-fused also updates the parameters, and each rank has the moments of its share only. auto takes "
+     "the first of peer, nccl and mpi that works. METHOD is one of"},
     {"lr-scale", "RULE", OPTION_CHOICE, AT(lr_scale), "none", 0, 0, lr_scales, true,
      "how --lr changes with the number of ranks. With --scaling weak, N ranks have N times the batch: linear "
      "multiplies --lr by N, sqrt by the square root of N, and none leaves --lr unchanged. With --scaling "
