@@ -5,6 +5,7 @@
 
 #include "train/engine.cuh"
 #include "train/feed.cuh"
+#include "train/shared_update.cuh"
 #include "train/network.cuh"
 #include "train/progress.cuh"
 
@@ -26,7 +27,8 @@ struct network {
     struct allocations allocations;
     struct train_state state; /* device memory */
     float *gradients, *workspace;
-    float *added; /* stages: a micro-batch's gradients, before they are added; else NULL */
+    float *added;                  /* stages: a micro-batch's gradients, before they are added; else NULL */
+    struct exchange_update shared; /* for an exchange that updates the parameters */
     struct device_set sets[DATA_PARTS];
     struct device_feed feed; /* live training samples */
     struct device_losses losses;

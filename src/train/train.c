@@ -91,9 +91,9 @@ static const struct option_spec options[] = {
      "seed of the initial parameters, order, dropout, shifts and flips"},
     {"sync", "METHOD", OPTION_CHOICE, AT(sync), "auto", 0, 0, exchange_names, true,
      "how ranks add up their gradients: mpi in host memory; for GPU variants also nccl, by NVIDIA's library, "
-     "and "
-     "peer, by GPUs of one machine that read each other's memory. auto takes the first of peer, nccl and mpi "
-     "that works. METHOD is one of"},
+     "and peer, by GPUs of one machine that read each other's memory. peer-bf16 sends the gradients as bf16; "
+     "peer-fused also updates the parameters, and each rank has the moments of its share only. auto takes "
+     "the first of peer, nccl and mpi that works. METHOD is one of"},
     {"lr-scale", "RULE", OPTION_CHOICE, AT(lr_scale), "none", 0, 0, lr_scales, true,
      "how --lr changes with the number of ranks. With --scaling weak, N ranks have N times the batch: linear "
      "multiplies --lr by N, sqrt by the square root of N, and none leaves --lr unchanged. With --scaling "
@@ -336,11 +336,13 @@ static bool decides_nothing(const struct parameters *parameters, const char *opt
         return parameters->job.feed != DATA_CONSTANT;
     if (strcmp(option, "fresh") == 0)
         return !parameters->job.fresh;
+    if (strcmp(option, "sync") == 0)
+        return !exchange_rounds(parameters->sync);
     /* Other ranks, shares, exchanges and pipelines change only the order of sums. --lr-scale changes only
      * --lr. */
-    static const char *const others[] = {"data",   "train-size",   "test-size", "res",
-                                         "sync",   "lr-scale",     "balance",   "parallel",
-                                         "stages", "microbatches", "schedule",  NULL};
+    static const char *const others[] = {"data",         "train-size", "test-size", "res",
+                                         "lr-scale",     "balance",    "parallel",  "stages",
+                                         "microbatches", "schedule",   NULL};
     if (is_one_of(option, others))
         return true;
     return strcmp(option, "epochs") == 0 && parameters->schedule != SCHEDULE_COSINE;

@@ -375,10 +375,8 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .exchange_s = trainer->exchange_s,
                                   .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
     double slowest_s = trainer->epoch_s;
-    enum status status = test(trainer, epoch);
-    if (status == STATUS_OK)
-        status = trainer->engine->get(trainer->state, &trainer->now.state);
-    TRY(comm_agree(status));
+    TRY(comm_agree(test(trainer, epoch)));
+    TRY(trainer_get(trainer, &trainer->now.state));
     TRY(trainer_check_parameters(trainer));
     TRY(trainer_rebalance(trainer));
     TRY(trainer_report_stage(trainer, epoch));

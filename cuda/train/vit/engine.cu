@@ -12,6 +12,7 @@
 #include "machine/device.h"
 #include "train/exchange_pieces.h"
 #include "train/feed.cuh"
+#include "train/shared_update.cuh"
 #include "train/progress.cuh"
 #include "train/vit/kernels.cuh"
 
@@ -58,6 +59,7 @@ struct vit {
     bf16 *parameters;         /* rounded */
     float *gradients, *partial;
     uint8_t *decays;
+    struct exchange_update shared; /* for an exchange that updates the parameters */
 
     struct vit_path *paths; /* device memory: the layers of stochastic depth */
     uint32_t path_count;
@@ -327,14 +329,20 @@ static size_t partial_values(const struct vit *vit)
 static enum status open_learning(struct vit *vit)
 {
     const struct model *model = vit->train->model;
-    TRY(allocate_zeros(&vit->allocations, &vit->state.m, model->arena_values, vit->stream));
-    TRY(allocate_zeros(&vit->allocations, &vit->state.v, model->arena_values, vit->stream));
+    TRY(moments_open(vit->train, &vit->state, &vit->allocations, vit->stream));
     TRY(allocate_zeros(&vit->allocations, &vit->gradients, model->arena_values, vit->stream));
     TRY(allocate(&vit->allocations, &vit->partial, partial_values(vit)));
     TRY(allocate(&vit->allocations, &vit->losses.losses, vit->capacity));
     TRY(allocate(&vit->allocations, &vit->losses.right, vit->capacity));
     TRY(allocate(&vit->allocations, &vit->losses.totals, 1));
     TRY(open_decays(vit));
+    vit->shared = {.gradients = vit->gradients,
+                   .parameters = vit->state.parameters,
+                   .m = vit->state.m,
+                   .v = vit->state.v,
+                   .rounded = vit->parameters,
+                   .decays = vit->decays};
+    TRY(shared_update_open(vit->train, &vit->allocations, &vit->shared));
     TRY(device_progress_open(&vit->progress));
     return totals_clear(vit->losses.totals, vit->stream);
 }
@@ -412,7 +420,7 @@ static enum status vit_set(void *state, const struct train_state *from)
 {
     struct vit *vit = static_cast<struct vit *>(state);
     CUDA_TRY(cudaSetDevice(vit->device));
-    TRY(state_copy(vit->train, &vit->state, from, vit->stream));
+    TRY(state_set(vit->train, &vit->state, from, vit->stream));
     TRY(vit_round(vit->state.parameters, vit->train->model->arena_values, vit->parameters, vit->stream));
     CUDA_TRY(cudaStreamSynchronize(vit->stream));
     return STATUS_OK;
@@ -422,9 +430,7 @@ static enum status vit_get(void *state, struct train_state *into)
 {
     struct vit *vit = static_cast<struct vit *>(state);
     CUDA_TRY(cudaSetDevice(vit->device));
-    TRY(state_copy(vit->train, into, &vit->state, vit->stream));
-    CUDA_TRY(cudaStreamSynchronize(vit->stream));
-    return STATUS_OK;
+    return state_get(vit->train, into, &vit->state, vit->stream);
 }
 
 static enum status vit_gradients(void *state, float *gradients)
@@ -733,18 +739,20 @@ static enum status gather_step(struct vit *vit, uint32_t epoch, uint32_t step, u
                              vit->capacity, vit->factors, vit->stream);
 }
 
-static enum status update(struct vit *vit, uint64_t number)
+static enum status update(struct vit *vit, const struct update *update)
 {
     const struct train *train = vit->train;
-    const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
     RANGE(UPDATE);
-    return vit_update(&update, train->model->arena_values, vit->decays, vit->gradients, &vit->state,
+    return vit_update(update, train->model->arena_values, vit->decays, vit->gradients, &vit->state,
                       vit->parameters, vit->stream);
 }
 
 static enum status learn(struct vit *vit, uint32_t epoch, uint32_t step, const struct share *share)
 {
-    const uint64_t number = (uint64_t)epoch * train_steps(vit->train) + step;
+    const struct train *train = vit->train;
+    const uint64_t number = (uint64_t)epoch * train_steps(train) + step;
+    const struct update at = optimizer_at(&train->optimizer, &train->schedule, number);
+    const bool shared = exchange_updates(train->exchange);
     struct pass pass = {};
     struct graphs *graphs;
     pass.stream = vit->stream;
@@ -753,11 +761,12 @@ static enum status learn(struct vit *vit, uint32_t epoch, uint32_t step, const s
     TRY(graphs_for(vit, pass.count, &graphs));
     if (pass.count > 0) {
         TRY(launch(vit, graphs->forward));
-        TRY(loss_take(vit->train, vit->logits, vit->batch.labels, &pass, number, vit->logit_deltas,
-                      &vit->losses));
+        TRY(loss_take(train, vit->logits, vit->batch.labels, &pass, number, vit->logit_deltas, &vit->losses));
     }
+    if (shared)
+        TRY(shared_update_begin(&vit->shared, &at, vit->stream));
     TRY(launch(vit, graphs->backward));
-    return update(vit, number);
+    return shared ? STATUS_OK : update(vit, &at);
 }
 
 static enum status vit_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
@@ -851,6 +860,7 @@ const struct engine engine_vit = {
     .feeds = true,
     .recomputes = true,
     .gradients_in = GRADIENTS_IN_GRAPH,
+    .shares_update = true,
     .unit = UNIT_HALF,
     .accepts = vit_accepts,
     .open = vit_open,
