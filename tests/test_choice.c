@@ -1,4 +1,4 @@
-/* Tests which members of odd samples the program reads, and class folders, by running the program. */
+/* Runs the program on samples with unusual members and on class folders, and tests which members it reads. */
 #include "shell.h"
 
 #include <string.h>

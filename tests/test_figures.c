@@ -558,17 +558,6 @@ Test(figures, speeds_of_uneven_ranks_are_compared_with_single_ranks)
     cr_expect(says("skipped balance: none of your "), "%s", out);
 }
 
-Test(figures, loading_on_several_ranks)
-{
-    shell("cp " FIXTURES "/load_ranks.csv $D/results && " SELECT
-          "loading_ranks --reference $D/reference >/dev/null && cat $D/work/loading_ranks.vars "
-          "$D/work/loading_ranks.dat");
-    cr_assert_eq(status, 0, "%s", out);
-    cr_expect(says("series = 1") && says("'shards-gpu'") && says("'2 KiB per sample'") && says("95.0 %"),
-              "%s", out);
-    cr_expect(says("1\t17104124.4\t") && says("2\t33214727\t"), "%s", out);
-}
-
 Test(figures, without_gnuplot)
 {
     shell("mkdir $D/bin && ln -s $(python3 -c 'import sys; print(sys.executable)') $D/bin/python3 && "

@@ -231,3 +231,14 @@ Test(figures_load, loaders_over_time_use_the_newest_timed_runs)
           "monitor_loading && cat $D/work/monitor_loading.vars");
     cr_assert(says("(reference, host"), "the user's rows are drawn, although shards-gpu is missing: %s", out);
 }
+
+Test(figures_load, loading_on_several_ranks)
+{
+    shell("cp " FIXTURES "/load_ranks.csv $D/results && " SELECT
+          "loading_ranks --reference $D/reference >/dev/null && cat $D/work/loading_ranks.vars "
+          "$D/work/loading_ranks.dat");
+    cr_assert_eq(status, 0, "%s", out);
+    cr_expect(says("series = 1") && says("'shards-gpu'") && says("'2 KiB per sample'") && says("95.0 %"),
+              "%s", out);
+    cr_expect(says("1\t17104124.4\t") && says("2\t33214727\t"), "%s", out);
+}

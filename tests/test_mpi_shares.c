@@ -1,148 +1,188 @@
-/* Tests the division of parameters among ranks for exchanges that update them: every parameter has one rank,
- * and the moments of all ranks can be gathered. Needs no GPU. Skipped if the build has no MPI or mpirun is
- * missing. */
+/* Tests training on ranks with different shares of the samples, under mpirun. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 
-#include "machine/comm.h"
-#include "mpirun.h"
-#include "train/exchange_shares.h"
+#include "mpi_train.h"
 
 TestSuite(mpi_shares, .init = start, .fini = stop, .timeout = 120);
 
-#define RANKS_OF_TEST "FDSL_TEST_SHARES" /* set in the ranks of the test of exchange_share_collect() */
-
-enum { CHUNK = EXCHANGE_CHUNK_VALUES, VALUES_MAX = 100 * CHUNK };
-
-static const size_t sizes[] = {0, 1, 3, 4, 127, 128, 129, 255, 257, 1021, 4099, 12799, VALUES_MAX};
-
-/* ---- The division ---- */
-
-static bool belongs_to(size_t i, uint32_t rank, uint32_t ranks)
+/* The ranks train on 62 samples in steps of 24, 24 and 14 samples. */
+Test(mpi_shares, any_shares_train_what_one_rank_trains)
 {
-    return i / CHUNK % ranks == rank;
-}
-
-Test(mpi_shares, counts_and_indices_agree, .init = NULL, .fini = NULL)
-{
-    for (uint32_t ranks = 1; ranks <= 8; ranks++)
-        for (uint32_t rank = 0; rank < ranks; rank++) {
-            size_t before = 0;
-            for (size_t end = 0; end < VALUES_MAX; end++) {
-                cr_assert_eq(exchange_share_before(end, rank, ranks), before, "%zu values, rank %u of %u",
-                             end, rank, ranks);
-                if (belongs_to(end, rank, ranks))
-                    cr_assert_eq(exchange_share_at(before++, rank, ranks), end, "rank %u of %u", rank, ranks);
-            }
+    static const struct {
+        int ranks;
+        const char *balance, *shares[3], *items[3];
+    } cases[] = {{2, "3:1", {"18", "6"}, {"46", "16"}},
+                 {3, "1:0:2", {"8", "0", "16"}, {"20", "0", "42"}},
+                 {3, "5:1:5", {"11", "2", "11"}, {"28", "5", "29"}},
+                 {3, "memory", {"8", "8", "8"}, {"20", "21", "21"}}};
+    run_well(1, DIVIDE);
+    double one = number(out, 2, "test_loss");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char line[512];
+        size_t ranks = (size_t)cases[i].ranks;
+        snprintf(line, sizeof line, DIVIDE "--verify --balance %s --export %zu.safetensors", cases[i].balance,
+                 i);
+        run_well(cases[i].ranks, line);
+        double loss = number(out, 2 * (ranks + 1), "test_loss");
+        cr_expect(fabs(loss - one) < 1e-5 * one, "%s: %.9g instead of %.9g", cases[i].balance, loss, one);
+        for (size_t row = 1; row <= ranks; row++) {
+            cr_expect_str_eq(value(out, row, "samples_per_step"), cases[i].shares[row - 1], "%s",
+                             cases[i].balance);
+            cr_expect_str_eq(value(out, row, "items"), cases[i].items[row - 1], "%s", cases[i].balance);
+            cr_expect_str_eq(value(out, row, "balance"), cases[i].balance);
         }
-}
-
-/* A kernel processes four values at a time. The four must belong to the same rank and be consecutive. */
-Test(mpi_shares, vectors_of_four_values_have_one_rank, .init = NULL, .fini = NULL)
-{
-    for (uint32_t ranks = 1; ranks <= 8; ranks++)
-        for (uint32_t rank = 0; rank < ranks; rank++)
-            for (size_t i = 0; i < 20 * CHUNK; i += 4) {
-                size_t at = exchange_share_at(i, rank, ranks);
-                cr_assert(at % 4 == 0 && exchange_share_at(i + 3, rank, ranks) == at + 3);
-                cr_assert_eq(exchange_share_before(i, rank, ranks) % 4, 0);
-            }
-}
-
-/* Any part of an arena is divided equally, up to one chunk. The room is enough and at most one chunk more. */
-Test(mpi_shares, parts_are_divided_equally, .init = NULL, .fini = NULL)
-{
-    for (uint32_t ranks = 1; ranks <= 8; ranks++)
-        for (size_t first = 0; first < 10 * CHUNK; first += 32)
-            for (size_t n = 0; n < COUNT_OF(sizes); n++) {
-                size_t least = SIZE_MAX, most = 0, sum = 0;
-                for (uint32_t rank = 0; rank < ranks; rank++) {
-                    size_t own = exchange_share_before(first + sizes[n], rank, ranks) -
-                                 exchange_share_before(first, rank, ranks);
-                    least = own < least ? own : least;
-                    most = own > most ? own : most;
-                    sum += own;
-                }
-                cr_assert_eq(sum, sizes[n]);
-                cr_assert(most - least <= CHUNK, "%zu %zu", least, most);
-                cr_assert(exchange_share_room(sizes[n], ranks) >= exchange_share_before(sizes[n], 0, ranks));
-                cr_assert(exchange_share_room(sizes[n], ranks) < sizes[n] / ranks + 2 * CHUNK);
-            }
-}
-
-/* ---- Gathering ---- */
-
-static float value_at(size_t i)
-{
-    return i % 5 ? (float)i : -0.f;
-}
-
-/* Takes this rank's share of an arena, and gathers the arena from all shares. Returns an exit status. */
-static int take_and_collect(size_t values)
-{
-    static float arena[VALUES_MAX], gathered[VALUES_MAX], own[VALUES_MAX];
-    for (size_t i = 0; i < values; i++) {
-        const bool mine = belongs_to(i, (uint32_t)comm_rank(), (uint32_t)comm_size());
-        arena[i] = mine ? value_at(i) : NAN; /* a rank may use only its own share */
-        gathered[i] = NAN;
+        cr_expect_str_eq(value(out, ranks + 1, "samples_per_step"), "24");
+        cr_expect_str_eq(value(out, ranks + 1, "items"), "62");
+        snprintf(line, sizeof line, DIVIDE "--balance %s --export again.safetensors", cases[i].balance);
+        run_well(cases[i].ranks, line);
+        char file[32];
+        snprintf(file, sizeof file, "%zu.safetensors", i);
+        cr_expect(same_files(file, "again.safetensors"), "%s: repeated runs differ", cases[i].balance);
     }
-    exchange_share_take(arena, values, own);
-    int wrong = exchange_share_collect(STATUS_OK, own, values, gathered) != STATUS_OK;
-    for (size_t i = 0; i < values; i++) {
-        const float wanted = value_at(i);
-        wrong |= memcmp(&gathered[i], &wanted, sizeof wanted) != 0;
-    }
-    return wrong;
+    run_well(1, DIVIDE "--balance 3");
+    cr_expect_str_empty(value(out, 1, "balance"));
+    cr_expect_str_empty(value(out, 1, "samples_per_step"));
 }
 
-/* All ranks must report a failure on rank 1. */
-static int fail_on_one_rank(void)
+/* 62 samples in steps of 24 give two full steps. */
+Test(mpi_shares, ranks_drop_the_same_last_batch)
 {
-    float own[CHUNK] = {0}, arena[1];
-    enum status mine = comm_rank() == 1 ? status_set(STATUS_FAILED, "planted") : STATUS_OK;
-    return exchange_share_collect(mine, own, 1, arena) != STATUS_FAILED ||
-           strcmp(status_text(), "rank 1: planted") != 0;
+    run_well(3, DIVIDE "--drop-last --verify --balance 5:1:2 --export three.safetensors");
+    cr_expect_str_eq(value(out, 4, "items"), "48");
+    cr_expect_str_eq(value(out, 1, "items"), "30");
+    cr_expect_str_eq(value(out, 4, "steps"), "2");
+    double three = number(out, 8, "test_loss"), one;
+    run_well(1, DIVIDE "--drop-last");
+    cr_expect_str_eq(value(out, 1, "items"), "48");
+    one = number(out, 2, "test_loss");
+    cr_expect(fabs(three - one) < 1e-5 * one, "%.9g on three ranks, %.9g on one", three, one);
 }
 
-/* Runs before main() in all processes. A process that is a rank does its work here and exits. */
-__attribute__((constructor)) static void be_rank(void)
+/* Both ranks sleep in each call of expf(), rank 1 about three times as long. train-naive calls expf() a fixed
+ * number of times per sample. An epoch takes about 0.5 s. */
+#define UNEVEN                                                                                              \
+    "--variant train-naive --model logreg --train-size 192 --test-size 20 --batch 16 --threads 1 --format " \
+    "csv "
+
+static void run_uneven(const char *options)
 {
-    if (!getenv(RANKS_OF_TEST))
-        return;
-    int wrong = comm_open() != STATUS_OK || comm_size() != atoi(getenv(RANKS_OF_TEST));
-    for (size_t i = 0; !wrong && i < COUNT_OF(sizes); i++)
-        wrong = take_and_collect(sizes[i]);
-    if (!wrong && comm_size() > 1)
-        wrong = fail_on_one_rank();
-    comm_close();
-    _exit(wrong);
+    static const char slow[] = "#define _GNU_SOURCE\n"
+                               "#include <dlfcn.h>\n"
+                               "#include <stdlib.h>\n"
+                               "#include <unistd.h>\n"
+                               "float expf(float x)\n"
+                               "{\n"
+                               "    static float (*real)(float);\n"
+                               "    static unsigned us;\n"
+                               "    if (!real) {\n"
+                               "        real = (float (*)(float))dlsym(RTLD_NEXT, \"expf\");\n"
+                               "        us = getenv(\"OMPI_COMM_WORLD_RANK\")[0] == '0' ? 150 : 650;\n"
+                               "    }\n"
+                               "    usleep(us);\n"
+                               "    return real(x);\n"
+                               "}\n";
+    FILE *file = fopen("slow.c", "w");
+    cr_assert(file && fputs(slow, file) >= 0 && fclose(file) == 0);
+    cr_assert(system("mpicc -shared -fPIC -o slow.so slow.c -ldl") == 0);
+    shell("timeout 100 mpirun --bind-to none -x LD_PRELOAD=$PWD/slow.so -x "
+          "ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 -n 2 $PROGRAM %s",
+          options);
+    cr_assert_eq(status, 0, "%s", err);
 }
 
-Test(mpi_shares, moments_are_gathered_from_all_ranks)
+static void expect_uneven(size_t first_row, const char *when)
 {
-    char self[PATH_MAX] = "";
-    cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
-    for (int ranks = 1; ranks <= 5; ranks++) {
-        shell("timeout 50 mpirun --bind-to none -x " RANKS_OF_TEST "=%d -n %d %s", ranks, ranks, self);
-        cr_expect_eq(status, 0, "%d ranks: exit %d: %s", ranks, status, err);
-    }
+    double fast = number(out, first_row, "samples_per_step"),
+           slow = number(out, first_row + 1, "samples_per_step");
+    cr_expect(fast + slow == 32 && fast >= 20 && fast <= 29, "%s: %g and %g", when, fast, slow);
+    cr_expect_eq(number(out, first_row, "items"), fast * 6, "%s", when);
 }
 
-/* ---- Refusals ---- */
-
-#define LEARN "--variant train-naive --model logreg --train-size 20 --test-size 5 --batch 4 --epochs 1 "
-
-Test(mpi_shares, variants_on_cpus_refuse_exchanges_of_gpus)
+Test(mpi_shares, measured_shares_follow_the_speeds)
 {
-    static const char *const methods[] = {"peer-bf16", "peer-fused"};
-    for (size_t i = 0; i < COUNT_OF(methods); i++) {
-        char line[256], wanted[64];
-        snprintf(line, sizeof line, LEARN "--sync %s", methods[i]);
-        snprintf(wanted, sizeof wanted, "it cannot train on several ranks here (--sync %s", methods[i]);
+    run_uneven(UNEVEN "--epochs 3 --balance measured --verify");
+    cr_expect_str_eq(value(out, 1, "samples_per_step"), "16");
+    cr_expect_str_eq(value(out, 2, "samples_per_step"), "16");
+    expect_uneven(4, "second epoch");
+    expect_uneven(7, "third epoch");
+    cr_expect_str_eq(value(out, 4, "batch"), "16");
+    cr_expect_null(strstr(err, "uneven"), "%s", err);
+}
+
+Test(mpi_shares, uneven_ranks_are_reported_once)
+{
+    run_uneven(UNEVEN "--epochs 3");
+    cr_expect_eq(count_of(err, "warning: the ranks are uneven: rank 1 computes 16 samples of each step at "),
+                 1, "%s", err);
+    cr_expect(strstr(err, "; --balance measured divides the samples by speed"), "%s", err);
+    cr_expect_eq(count_of(err, "uneven"), 1, "%s", err);
+}
+
+#ifdef _OPENMP
+/* A rank whose device is cpu runs train-omp, but its row names the GPU variant. A build without CUDA can do
+ * this too. */
+Test(mpi_shares, a_rank_on_a_cpu_stands_in_for_a_gpu)
+{
+    run_well(2, LEARN "--variant train-omp --export omp.safetensors");
+    run_well(2, LEARN "--variant train-cuda --rank-device 1:cpu,0:cpu --export cuda.safetensors --verify");
+    cr_expect_str_eq(value(out, 2, "variant"), "train-cuda");
+    cr_expect_str_empty(value(out, 2, "cuda"));
+    cr_expect_str_eq(value(out, 2, "wrong"), "0");
+    cr_expect(same_files("omp.safetensors", "cuda.safetensors"), "%s", err);
+    run_well(2, LEARN "--variant train-omp --rank-device 1:cpu");
+}
+#endif
+
+Test(mpi_shares, wrong_lists_of_devices_are_refused)
+{
+    static const struct {
+        const char *options;
+        int status;
+        const char *message;
+    } cases[] = {
+        {"--rank-device 2:cpu", 2, "--rank-device names rank 2, but the run has 2 ranks"},
+        {"--rank-device 0:cpu,1:cpu,0:cuda:1", 2, "--rank-device names rank 0 twice"},
+        {"--rank-device 0:gpu", 2, "'0:gpu' is not RANK:cuda:N or RANK:cpu"},
+        {"--rank-device 0:cpu --device 1", 2, "--device, --best-gpu and --rank-device all choose a GPU"},
+        {"--rank-device 0:cpu --variant fused", 2,
+         "--rank-device: a rank with cpu cannot run fused: it has no implementation for CPUs"},
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char line[512];
+        bool own = strstr(cases[i].options, "fused");
+        snprintf(line, sizeof line, "%s%s", own ? "" : LEARN, cases[i].options);
         run(2, line);
-        cr_expect(status == 4 && strstr(err, wanted), "%d: %s", status, err);
-        run(1, line); /* one rank exchanges nothing */
-        cr_expect_eq(status, 0, "%s", err);
+        cr_expect(status == cases[i].status && strstr(err, cases[i].message), "%s: %d: %s", cases[i].options,
+                  status, err);
     }
 }
+
+#ifdef HAVE_XXHASH
+/* A checkpoint contains the shares of the next epoch. */
+Test(mpi_shares, a_resumed_run_has_the_measured_shares)
+{
+    static char before[TEXT_MAX];
+    run_uneven(UNEVEN "--epochs 1 --balance measured --checkpoint k");
+    shell("cp -r k again && cp -r k memory && cp -r k three");
+    run_uneven(UNEVEN "--epochs 2 --balance measured --checkpoint k --resume --export one.safetensors");
+    expect_uneven(1, "resumed");
+    snprintf(before, sizeof before, "%s", value(out, 1, "samples_per_step"));
+    run_uneven(UNEVEN "--epochs 2 --balance measured --checkpoint again --resume --export other.safetensors");
+    cr_expect_str_eq(value(out, 1, "samples_per_step"), before);
+    cr_expect(same_files("one.safetensors", "other.safetensors"), "the resumed runs differ");
+    run_uneven(UNEVEN "--epochs 2 --balance memory --checkpoint memory --resume");
+    cr_expect_str_eq(value(out, 1, "samples_per_step"), "16");
+    run_well(4, UNEVEN "--batch 8 --epochs 2 --balance measured --checkpoint three --resume");
+    cr_expect_str_eq(value(out, 1, "samples_per_step"), "8");
+}
+
+Test(mpi_shares, training_with_fixed_shares_resumes_bit_exactly)
+{
+    run_well(2, LEARN "--balance 3:1 --epochs 3 --export whole.safetensors");
+    run_well(2, LEARN "--balance 3:1 --checkpoint k");
+    run_well(2, LEARN "--balance 3:1 --checkpoint k --resume --epochs 3 --export resumed.safetensors");
+    cr_expect(same_files("whole.safetensors", "resumed.safetensors"), "a resumed run differs");
+}
+#endif

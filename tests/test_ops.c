@@ -315,7 +315,7 @@ Test(ops, omp_computes_all_lists_of_steps)
 
 /* ---- Verification ---- */
 
-/* The fault of a variant that returns the results of `real` with one planted fault. */
+/* A variant under test returns the results of `real`, changed by this fault. */
 static struct {
     const struct variant *real;
     enum ops_array array; /* the array with the fault; OPS_ARRAYS: none */

@@ -24,6 +24,7 @@
 #include "command.h"
 #include "core/portable.h"
 #include "folder.h"
+#include "sweep_support.h"
 
 /* The columns of a table with the options of a run that takes microseconds, and their values. */
 #define QUICK_COLUMNS "\tres\tbatch\torbits\twarmups\twarmup-time\tmin-samples\tmin-time\tmax-time"
@@ -31,34 +32,6 @@
 #define HEADER        "variant\tvertices" QUICK_COLUMNS "\n"
 #define TASK(number)  "naive\t" number QUICK "\n"
 #define RANKS_HEADER  "variant\tranks" QUICK_COLUMNS "\n"
-
-enum { TEXT_MAX = 1 << 18 };
-
-static char root[PATH_MAX], folder[] = "/tmp/fdsl-sweep-XXXXXX";
-
-static void put(const char *path, const char *text)
-{
-    FILE *file = fopen(path, "w");
-    cr_assert_not_null(file, "%s", path);
-    cr_assert(fputs(text, file) >= 0 && fclose(file) == 0);
-}
-
-/* Returns the contents of a file, or "" if it does not exist. The next call overwrites them. */
-static const char *get(const char *path)
-{
-    static char text[TEXT_MAX];
-    FILE *file = fopen(path, "r");
-    size_t count = file ? fread(text, 1, sizeof text - 1, file) : 0;
-    text[count] = '\0';
-    if (file)
-        fclose(file);
-    return text;
-}
-
-static bool exists(const char *path)
-{
-    return access(path, F_OK) == 0;
-}
 
 /* Runs the sweep of t.tsv with results in ./r. */
 #define SWEEP "scripts/sweep/run.sh t.tsv --out r"
@@ -87,26 +60,6 @@ static void expect_no_leftovers(void)
     globfree(&found);
     cr_expect(glob("r/*.part*", 0, NULL, &found) == GLOB_NOMATCH);
     globfree(&found);
-}
-
-/* Each test has its own temporary tree. */
-static void start(void)
-{
-    static const char *const links[] = {"scripts", "slurm", "configs"};
-    char program[PATH_MAX], target[PATH_MAX + 16];
-    find_program(program);
-    cr_assert(setenv("FDSL_BENCH", program, 1) == 0 && unsetenv("MPIRUN") == 0);
-    cr_assert_not_null(getcwd(root, sizeof root));
-    enter_folder(folder);
-    for (size_t i = 0; i < COUNT_OF(links); i++) {
-        snprintf(target, sizeof target, "%s/%s", root, links[i]);
-        cr_assert(symlink(target, links[i]) == 0);
-    }
-}
-
-static void stop(void)
-{
-    leave_folder(folder);
 }
 
 TestSuite(sweep, .init = start, .fini = stop, .timeout = 120);
@@ -534,94 +487,4 @@ Test(sweep, an_interrupted_redo_is_continued_without_redo)
     launch_with("shift 2; exec \"$@\"");
     sweep(NULL, "");
     expect(0, "2 finished, 0 finished before");
-}
-
-/* ---- Slurm ---- */
-
-/* Creates a fake sbatch that only logs its arguments, and puts it on the PATH. */
-static void pretend_sbatch(void)
-{
-    char path[PATH_MAX + 4096];
-    put("sbatch", "#!/bin/sh\necho \"$@\" >>calls; echo \"4$(wc -l <calls);cluster\"\n");
-    snprintf(path, sizeof path, "%s:%s", folder, getenv("PATH"));
-    cr_assert(chmod("sbatch", 0755) == 0 && setenv("PATH", path, 1) == 0);
-}
-
-Test(sweep, a_table_becomes_an_array_and_a_merging_job)
-{
-    static char wanted[3 * PATH_MAX];
-    pretend_sbatch();
-    shell("slurm/submit.sh --redo configs/sweep_cpu.tsv --gpus=1");
-    expect(0, "tasks:  job 41, 10 tasks; logs in results/sweep/cpu/log/\nrows:   job 42, ");
-    snprintf(
-        wanted, sizeof wanted,
-        "--parsable --array=1-10 --output=results/sweep/cpu/log/task_%%a.log --gpus=1 slurm/sweep.sbatch "
-        "%s/configs/sweep_cpu.tsv --redo\n"
-        "--parsable --dependency=afterok:41 --kill-on-invalid-dep=yes "
-        "--output=results/sweep/cpu/log/collect.log slurm/collect.sbatch %s/configs/sweep_cpu.tsv\n",
-        root, root);
-    cr_expect_str_eq(get("calls"), wanted);
-    cr_expect(exists("results/sweep/cpu/log"));
-}
-
-Test(sweep, a_table_with_an_error_is_not_submitted)
-{
-    pretend_sbatch();
-    put("t.tsv", "variant\nnaiv\n");
-    shell("slurm/submit.sh t.tsv");
-    expect(2, "t.tsv:2: unknown variant 'naiv'");
-    shell("slurm/submit.sh");
-    expect(2, "name a table");
-    shell("slurm/submit.sh --help");
-    expect(0, "Submits a sweep");
-    cr_expect(!exists("calls"));
-}
-
-/* Expects a scaling job in an allocation of `most` ranks to list these tasks. The words that all tasks have
- * in common are removed. */
-static void scale(const char *table, int most, const char *wanted)
-{
-    put("s.tsv", table);
-    shell("SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=%d slurm/scale.sbatch s.tsv --dry-run | "
-          "sed 's/, to run: / /; s/mpirun --bind-to none -n //; s/fdsl-bench //; s/--variant=//; "
-          "s/--scaling=//'",
-          most);
-    cr_expect_str_eq(out, wanted);
-}
-
-Test(sweep, a_scaling_job_doubles_ranks_up_to_the_allocation)
-{
-    scale("# c\nvariant\tranks\tbatch\nnaive\t1\t8\nnaive\t2\t8\nnaive\t-\t9\n", 6,
-          "task 1, line 3 naive --batch=8\ntask 2, line 3 2 naive --batch=8 weak\n"
-          "task 3, line 3 4 naive --batch=8 weak\ntask 4, line 3 6 naive --batch=8 weak\n"
-          "task 5, line 5 naive --batch=9\ntask 6, line 5 2 naive --batch=9 weak\n"
-          "task 7, line 5 4 naive --batch=9 weak\ntask 8, line 5 6 naive --batch=9 weak\n");
-    scale("variant\nnaive\n", 1, "task 1, line 2 naive\n");
-}
-
-Test(sweep, a_scaling_job_has_the_scalings_of_the_table)
-{
-    scale("variant\tranks\tscaling\nnaive\t1\tstrong\nomp\t1\t-"
-          "\nomp\t2\tstrong\nomp\t4\tweak\nomp\t4\tstrong\n",
-          2,
-          "task 1, line 2 naive\ntask 2, line 2 2 naive strong\n"
-          "task 3, line 3 omp\ntask 4, line 3 2 omp strong\ntask 5, line 3 2 omp weak\n");
-    put("s.tsv", "variant\tbatch\tranks\tscaling\nnaive\t2\t2\tstrong\n");
-    shell("SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=4 slurm/scale.sbatch s.tsv");
-    expect(2, "s.tsv:2: --scaling strong: more ranks (4) than images");
-    cr_expect(!exists("results"));
-}
-
-Test(sweep, without_a_cluster_prints_one_line)
-{
-    pretend_sbatch();
-    put("sbatch",
-        "#!/bin/sh\necho 'sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host' >&2\n"
-        "echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1\n");
-    shell("slurm/submit.sh configs/sweep_cpu.tsv");
-    expect(1, "submit.sh: sbatch finds no cluster from here; without one, scripts/sweep/run.sh ");
-    cr_expect(count_of(out, "\n") == 1, "%s", out);
-    put("sbatch", "#!/bin/sh\necho 'sbatch: error: invalid partition specified: x' >&2\nexit 1\n");
-    shell("slurm/submit.sh configs/sweep_cpu.tsv");
-    expect(1, "submit.sh: sbatch refused: invalid partition specified: x\n");
 }

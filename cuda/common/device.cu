@@ -57,8 +57,9 @@ enum status device_code(int device, int *architecture, bool *at_load)
     cudaFuncAttributes attributes;
     CUDA_TRY(cudaSetDevice(device));
     CUDA_TRY(cudaFuncGetAttributes(&attributes, probe_kernel));
-    /* If nvcc compiled the code, ptxVersion equals binaryVersion. If the driver compiled it from PTX,
-     * binaryVersion is the device's architecture, and ptxVersion is lower. */
+    /* If the program contains machine code for the device, ptxVersion equals binaryVersion. If the driver
+     * compiled PTX when it loaded the code, binaryVersion is the device's architecture, and ptxVersion is
+     * lower. */
     *architecture = attributes.ptxVersion;
     *at_load = attributes.ptxVersion < attributes.binaryVersion;
     return STATUS_OK;

@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include <mutex>
+#include "load/library.cuh"
 
 static enum status load_functions(void *handle, struct cufile *library)
 {
@@ -53,20 +53,7 @@ static enum status open_library(struct cufile *library)
 
 enum status cufile_open(const struct cufile **library)
 {
-    static std::mutex lock;
-    static struct cufile only; /* stays open until the process ends */
-    static bool tried;
-    static enum status status;
-    static char reason[512];
-    std::lock_guard<std::mutex> guard(lock);
-    if (!tried) {
-        status = open_library(&only);
-        if (status != STATUS_OK)
-            strncpy(reason, status_text(), sizeof reason - 1);
-    }
-    tried = true;
-    *library = &only;
-    return status == STATUS_OK ? STATUS_OK : status_set(status, "%s", reason);
+    return library_open_once(open_library, library);
 }
 
 enum status cufile_way(const struct cufile *library, bool *direct, bool *batches)

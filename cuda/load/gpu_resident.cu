@@ -14,7 +14,8 @@
 /* Tensor bytes per launch. Launches are large, because the start and end of a launch take about 5 µs. */
 #define LAUNCH_BYTES ((uint64_t)256 << 20)
 #define LAUNCHES     2 /* there are slots for this many launches */
-/* The same if samples are streamed: a batch is delivered when all samples of its launch have been read. */
+/* Tensor bytes per launch if samples are streamed: a batch is delivered when all samples of its launch have
+ * been read. */
 #define STREAM_LAUNCH_BYTES ((uint64_t)32 << 20)
 #define MARGIN_BYTES        ((uint64_t)512 << 20) /* device memory that a set that does not fit leaves free */
 #define STAGE_BYTES         ((uint64_t)16 << 20)  /* pinned buffer for the upload */

@@ -3,10 +3,10 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include <mutex>
+#include "load/library.cuh"
 
-/* The names of the library: without a version from the toolkit's development files, with one for each major
- * version of CUDA. */
+/* libnvjpeg.so.N is the library of CUDA N. The name without a number exists only if the toolkit's development
+ * files are installed. */
 static void *open_any(void)
 {
     static const char *const names[] = {"libnvjpeg.so.13", "libnvjpeg.so.12", "libnvjpeg.so"};
@@ -49,18 +49,5 @@ static enum status open_library(struct nvjpeg *library)
 
 enum status nvjpeg_open(const struct nvjpeg **library)
 {
-    static std::mutex lock;
-    static struct nvjpeg only; /* stays open until the process ends */
-    static bool tried;
-    static enum status status;
-    static char reason[512];
-    std::lock_guard<std::mutex> guard(lock);
-    if (!tried) {
-        status = open_library(&only);
-        if (status != STATUS_OK)
-            strncpy(reason, status_text(), sizeof reason - 1);
-    }
-    tried = true;
-    *library = &only;
-    return status == STATUS_OK ? STATUS_OK : status_set(status, "%s", reason);
+    return library_open_once(open_library, library);
 }

@@ -135,10 +135,10 @@ void ring_close(struct ring *ring);
 /* Implements run() of variants whose state has a struct ring as its first member. */
 enum status ring_run(void *state, uint64_t number, struct run_time *time);
 
-/* Implements copy() of struct load_traits, for variants whose state has a struct ring as its first member. If
- * nvJPEG decodes images, see ring_decode_rate(); otherwise:
+/* Implements copy() of struct load_traits, for variants whose state has a struct ring as its first member.
  * Measures the rate of copies from pinned to device memory. Copies as many bytes as the data set has, but at
- * least 1 GiB and at most 4 GiB. Uses the same buffers as a run and the same number of threads. */
+ * least 1 GiB and at most 4 GiB. Uses the same buffers as a run and the same number of threads. If nvJPEG
+ * decodes images, measures the rate of nvJPEG instead (ring_decode_rate()). */
 enum status ring_copy(void *state, double *bytes_per_s);
 
 /* ring_host() and ring_device() return the address of a worker's buffer `index` in pinned memory and in

@@ -1,4 +1,5 @@
 #include "load/ring_decode.cuh"
+#include "load/ring_plan.cuh"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,14 +15,9 @@
 /* Room for decoded pixels, per byte of a chunk. Photographs of good quality have about 12 bytes of pixels per
  * byte of JPEG; a chunk that needs more room has fewer samples. */
 #define PIXELS_PER_BYTE 16
-#define FITTED_PER_BYTE 2 /* the same for images that a thread decodes */
+#define FITTED_PER_BYTE 2 /* room for images that a thread decodes and fits, per byte of a chunk */
 
 /* ---- Room ---- */
-
-static uint64_t align_to(uint64_t bytes, uint64_t alignment)
-{
-    return (bytes + alignment - 1) / alignment * alignment;
-}
 
 static bool is_on_device(const struct ring *ring, uint32_t sample)
 {

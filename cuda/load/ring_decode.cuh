@@ -5,8 +5,8 @@
 
 #include "load/ring.cuh"
 
-/* Opens the decoder of a ring and computes the room for pixels. Call after the sizes of the ring's buffers
- * are known, except for `fitted_bytes`, which the caller adds to the size of a buffer. */
+/* Opens the decoder of a ring and computes the room for pixels, ring->room. Call after the sizes of the
+ * ring's buffers are known. The caller then adds ring->room.fitted to the size of a buffer. */
 enum status ring_decode_begin(struct ring *ring, const struct load *load);
 
 enum status ring_decode_open(struct ring_worker *worker);

@@ -17,7 +17,7 @@ struct allreduce_peer_tuning {
     int blocks;            /* maximum number of blocks per call */
     size_t one_shot_bytes; /* `peer` uses one shot for arrays of at most this size */
     size_t eager_bytes;    /* one shot uses eager_kernel() for arrays of at most this size */
-    uint64_t timeout_ns;   /* of states that are opened later; 0 is not the default here */
+    uint64_t timeout_ns;   /* applies to states that are opened later; here, 0 does not select the default */
 };
 extern struct allreduce_peer_tuning allreduce_peer_tuning;
 

@@ -172,7 +172,7 @@ enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct 
     for (uint32_t i = 0; i < feed->timing_count; i++) {
         float one_wait_ms, one_make_ms;
         const struct feed_timing *timing = &feed->timings[i];
-        /* The batch of the next step may still be in generation. */
+        /* The generator may still be working on the batch of the next step. */
         CUDA_TRY(cudaEventSynchronize(timing->make_end));
         CUDA_TRY(cudaEventElapsedTime(&one_wait_ms, timing->wait_begin, timing->wait_end));
         CUDA_TRY(cudaEventElapsedTime(&one_make_ms, timing->make_begin, timing->make_end));

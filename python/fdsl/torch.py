@@ -268,7 +268,7 @@ def _maker(loader: Loader, epoch: int) -> Make:
 
 
 class _Background(Iterator[Batch]):
-    """Generates batches in a thread, at most `ahead` more than were taken. Freeing the object ends the thread."""
+    """Generates batches in a thread, which is at most `ahead` batches ahead. Freeing the object ends the thread."""
 
     def __init__(self, make: Make, steps: range, ahead: int) -> None:
         self._made: SimpleQueue[Union[Batch, BaseException]] = SimpleQueue()

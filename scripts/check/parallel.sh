@@ -66,6 +66,19 @@ fails_with() { # exit status, words of the message, command ...
     return 1
 }
 
+# Kills the last rank of a job under Open MPI. The job must then end within 15 s, and its output must name the rank.
+kill_last_rank() { # file with the output, pid of mpirun, words of the command line of the ranks, number of ranks
+    local last=$(($4 - 1)) victim status=0 begin=$SECONDS
+    victim=$(pgrep -f "$3" | while read -r candidate; do
+        grep -qz "OMPI_COMM_WORLD_RANK=$last$" "/proc/$candidate/environ" 2>/dev/null && echo "$candidate" && break
+    done)
+    [[ $victim ]] || { cat "$1" && kill "$2" && return 1; }
+    kill -KILL "$victim"
+    wait "$2" || status=$?
+    cat "$1"
+    ((status != 0 && SECONDS - begin <= 15)) && grep -qi "rank $last" "$1"
+}
+
 conclude() { # returns 1 if a check failed or none ran; exits with 2 if ONLY matches no check
     local passed failed
     wait

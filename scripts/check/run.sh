@@ -34,7 +34,7 @@ longest_first=(test_train_cli test_mpi_pipeline test_train_net test_train_omp te
     test_figures test_mpi_train test_train_data test_mpi test_variants)
 
 # Suites that test only scripts. Sanitizers find nothing in them.
-only_scripts='test_figures|test_figures_load|test_report|test_docs|test_checks|test_setup|test_make|test_sweep|test_break_even|test_submit|test_reference|test_pretrain'
+only_scripts='test_figures|test_figures_load|test_report|test_docs|test_checks|test_setup|test_make|test_sweep|test_sweep_slurm|test_break_even|test_submit|test_reference|test_pretrain'
 
 run_suite() # program
 {

@@ -113,7 +113,7 @@ class Factors(nn.Module):
 
 
 def network(model, classes):
-    """Returns the network with random parameters of a size that no layer may neglect."""
+    """Returns the network with random parameters, large enough that an error in any layer shows."""
     names = ("img_size", "in_chans", "patch_size", "embed_dim", "depth", "num_heads")
     shape = dict(zip(names, MODELS[model][0]))
     net = (VisionTransformer or Vit)(**shape, num_classes=classes)

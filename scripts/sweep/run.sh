@@ -30,8 +30,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd) || exit
 read -ra launcher <<<"${MPIRUN:-mpirun --bind-to none -n}"
 lock_wait_s=5
 
-# Options that a table may not have. Those listed here run nothing. check_columns() adds the options whose value is a file
-# or a folder, except those in `inputs`: all tasks would write to that file, or (config) the file could contain any option.
+# Options that a table may not have. With the options listed here, the program would run nothing. check_columns() adds
+# the options whose value is a file or a folder, except those in `inputs`, because all tasks would write to the same
+# file. It also adds `config`, because an INI file may contain any option.
 refused='dry-run list env verbose version help'
 inputs='checkpoint class data init preset-file'
 byte_order_mark=$'\xef\xbb\xbf'

@@ -281,7 +281,8 @@ static enum status resume(const struct folder *folder)
 
 /* ---- A dataset that has an index ---- */
 
-/* Turns a complete dataset with missing or damaged files into an unfinished one. Complete units are kept. */
+/* Makes a data set unfinished again, so that --prepare writes its missing or damaged files. Keeps complete
+ * units. */
 static enum status reopen(const struct folder *folder, const struct index *index, const char *path)
 {
     char work[PATH_MAX], spec[PATH_MAX], part[PATH_MAX];

@@ -210,8 +210,8 @@ enum status s3_sign(const struct s3_request *request, const struct s3_credential
 
 /* ---- Lists ---- */
 
-/* A part of an XML text. The lists contain only elements and text: no comments, no nested elements of the
- * same name where it matters, and attributes only in places that are not read. */
+/* A part of an XML text. This parser supports what the lists contain: no comments, and elements whose content
+ * is read have neither attributes nor nested elements of the same name. */
 struct span {
     const char *begin, *end;
 };

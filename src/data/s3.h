@@ -22,7 +22,7 @@ struct s3_credentials {
 
 /* Finds credentials: in AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, else in the profile
  * AWS_PROFILE (default: default) of the file AWS_SHARED_CREDENTIALS_FILE (default: ~/.aws/credentials).
- * `key` stays empty if there are none: requests are then not signed. STATUS_USAGE if a key has no secret, or
+ * If there are none, `key` stays empty, and requests are not signed. STATUS_USAGE if a key has no secret, or
  * if AWS_PROFILE names a profile that the file lacks. */
 enum status s3_find_credentials(struct s3_credentials *credentials);
 

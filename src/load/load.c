@@ -1,4 +1,4 @@
-/* The workload `load`: options, input, functions that variants call, and verification. */
+/* The workload `load`: options and input. load_verify.c verifies what was read. */
 #include "data/dataset_open.h"
 #include "load/input.h"
 
@@ -101,70 +101,6 @@ static const struct option_spec options[] = {
      "the rest in every epoch (default: as much as fits)"},
     COMPUTE_OPTION(AT(compute)),
 };
-
-/* The input, and state that only load.c uses. */
-struct load_job {
-    struct load load; /* must be first: variants see only this */
-    struct dataset dataset;
-    struct load_control control;
-    struct pictures pictures; /* training set of --compute train */
-
-    /* Values of `load` and `control`, saved while samples are verified one by one */
-    uint32_t epochs;
-    struct checksum lost;
-};
-
-/* ---- Functions that variants call ---- */
-
-struct order_plan load_plan(const struct load *load, int threads)
-{
-    const struct dataset *dataset = load->dataset;
-    struct order_plan plan = {.seed = load->seed,
-                              .samples = dataset->sample_count,
-                              .shards = dataset->shards ? dataset->file_count : 0,
-                              .shard_first = dataset->shard_first,
-                              .shuffle_buffer = load->shuffle_buffer,
-                              .workers = load->ranks * (uint32_t)threads};
-    return plan;
-}
-
-/* Calls `visit` for every sample that the threads of this rank read in `epoch`. */
-static enum status visit_epoch(const struct load *load, const struct order_plan *plan, uint64_t epoch,
-                               void (*visit)(void *context, uint32_t sample), void *context)
-{
-    uint32_t threads = plan->workers / load->ranks;
-    struct order order;
-    TRY(order_open(plan, &order));
-    for (uint32_t w = 0; w < threads; w++) {
-        order_make(plan, epoch, load->rank * threads + w, &order);
-        for (uint32_t i = 0; i < order.count; i++)
-            visit(context, order.samples[i]);
-    }
-    order_close(&order);
-    return STATUS_OK;
-}
-
-struct expecting {
-    const struct dataset *dataset;
-    struct checksum *checksum;
-};
-
-static void expect(void *context, uint32_t sample)
-{
-    const struct expecting *expecting = context;
-    const struct dataset_sample *expected = &expecting->dataset->samples[sample];
-    checksum_add(expecting->checksum, expected->edges, expected->bytes);
-}
-
-enum status load_expect(const struct load *load, const struct order_plan *plan, uint64_t number,
-                        struct checksum *expected)
-{
-    struct expecting expecting = {load->dataset, expected};
-    *expected = (struct checksum){0};
-    for (uint32_t i = 0; i < load->epochs; i++)
-        TRY(visit_epoch(load, plan, number * load->epochs + i, expect, &expecting));
-    return STATUS_OK;
-}
 
 /* ---- Opening ---- */
 
@@ -509,88 +445,6 @@ struct work load_work(const void *input, const struct variant *variant)
     return (struct work){.items = items - (double)lost->count,
                          .bytes = bytes,
                          .least = least_work(load, variant->traits, bytes)};
-}
-
-/* ---- Verification ---- */
-
-static void want(void *context, uint32_t sample)
-{
-    uint8_t *wanted = context;
-    wanted[sample]++;
-}
-
-struct order_plan load_variant_plan(const struct load *load, const struct variant *variant, int threads)
-{
-    struct order_plan plan = load_plan(load, threads);
-    plan.keyed = ((const struct load_traits *)variant->traits)->keyed;
-    return plan;
-}
-
-/* Switches verification of individual samples on or off. While it is on, each run is one epoch. Switching it
- * off restores `epochs` and `lost`. */
-static enum status load_check_closely(void *input, bool closely)
-{
-    struct load_job *job = input;
-    struct load_control *control = &job->control;
-    if (!closely && !control->whole)
-        return STATUS_OK;
-    if (closely) {
-        TRY(dataset_hash(&job->dataset));
-        control->seen = calloc(job->dataset.sample_count, 1);
-        if (!control->seen)
-            return status_set(STATUS_FAILED, "out of memory to verify");
-        job->epochs = job->load.epochs;
-        job->lost = control->lost;
-        job->load.epochs = 1;
-    } else {
-        free(control->seen);
-        control->seen = NULL;
-        job->load.epochs = job->epochs;
-        control->lost = job->lost;
-    }
-    control->whole = closely;
-    return STATUS_OK;
-}
-
-/* Counts the samples that a run with control->whole did not deliver correctly as often as its epoch requires.
- * The run itself has compared each sample's hash over all bytes with the hash that the plain reader
- * (data/plain.h) computed. */
-static enum status count_unseen(const struct load_job *job, const struct variant *variant, uint64_t number,
-                                const struct load_result *result, uint64_t *wrong)
-{
-    struct order_plan plan = load_variant_plan(&job->load, variant, 1);
-    uint8_t *wanted = calloc(job->dataset.sample_count, 1);
-    enum status status = wanted ? STATUS_OK : status_set(STATUS_FAILED, "out of memory to verify");
-    if (status == STATUS_OK)
-        status = visit_epoch(&job->load, &plan, number, want, wanted);
-    for (uint32_t i = 0; status == STATUS_OK && i < job->dataset.sample_count; i++)
-        *wrong += job->control.seen[i] != wanted[i];
-    *wrong -= *wrong < result->skipped ? *wrong : result->skipped;
-    free(wanted);
-    return status;
-}
-
-/* Checks that the result belongs to run `number`. Then checks every sample if control->whole is set,
- * otherwise the samples that are still in the buffers. A run without control->whole has already compared its
- * checksum with the expected one. */
-static enum status load_verify(const void *input, const struct variant *variant, void *state, uint64_t number,
-                               uint64_t *wrong)
-{
-    const struct load_job *job = input;
-    const struct load_traits *traits = variant->traits;
-    struct load_result *result = malloc(sizeof *result);
-    *wrong = 0;
-    if (!result)
-        return status_set(STATUS_FAILED, "out of memory to verify");
-    enum status status = variant->fetch(state, result);
-    if (status == STATUS_OK && result->number != number)
-        *wrong = (uint64_t)load_work(input, variant).items;
-    else if (status == STATUS_OK && job->control.whole)
-        status = count_unseen(job, variant, number, result, wrong);
-    else if (status == STATUS_OK)
-        status = traits->verify_slots(state, wrong);
-    free(result);
-    return status;
 }
 
 static const char *const baselines[] = {"files", "shards", NULL};

@@ -22,8 +22,8 @@ static const struct option_spec specs[] = {
     {"data", "DIR", OPTION_TEXT, AT(data), NULL, 0, 0, NULL, false,
      "the data set: a folder of samples or tar shards, or a URL of shards, as in --workload load"},
     {"compute", "MS|train[:MODEL]", OPTION_TEXT, AT(compute.text), NULL, 0, 0, NULL, false,
-     "the training step that consumes each batch: its time in milliseconds, or the network whose step is "
-     "measured (needs a GPU)"},
+     "the training step that consumes each batch: its time in milliseconds, or a network whose step is "
+     "measured on the GPU"},
     {"batch", "N", OPTION_COUNT, AT(batch), "256", 1, 1 << 20, NULL, false, "images per step"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), NULL, 1, FIT_RES_MAX, NULL, false,
      "width and height of the images that the step gets (default: as stored; 224 for JPEG and PNG files)"},
@@ -31,7 +31,7 @@ static const struct option_spec specs[] = {
      "how a decoded image gets this size; see --workload load --help. HOW is one of"},
     MEMBER_OPTIONS(AT(image), AT(label), AT(member)),
     {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir), NULL, 0, 0, NULL, false,
-     "folder that keeps the shards of a URL; they are then also read from memory and from disk"},
+     "folder that keeps copies of the shards of a URL; reading these copies is then measured too"},
     {"cache-bytes", "N[K|M|G]", OPTION_BYTES, AT(cache_bytes), "0", 0, 1e18, NULL, false,
      "maximum size of --cache-dir; 0 is unlimited"},
     {"subset", "N[K|M|G]", OPTION_BYTES, AT(subset), "512M", 1, 1e18, NULL, false,
@@ -42,7 +42,7 @@ static const struct option_spec specs[] = {
      "CPU threads that read and decode; 0 means all that this process may use"},
     {"device", "N", OPTION_COUNT, AT(device), "0", 0, 1024, NULL, false, "CUDA device"},
     {"seconds", "S", OPTION_REAL, AT(seconds), "2", 0.01, 3600, NULL, false,
-     "time per measurement, without set-up"},
+     "minimum time per measurement, without set-up"},
     {"out", "DIR", OPTION_TEXT, AT(out), NULL, 0, 0, NULL, false,
      "keep the rows of all measurements in DIR/synth.csv and DIR/load.csv"},
     {"format", "FORMAT", OPTION_CHOICE, AT(format), "table", 0, 0, format_names, false, "format of stdout"},
@@ -68,8 +68,8 @@ static void print_help(void)
          "\n"
          "options:");
     options_help(stdout, specs, COUNT_OF(specs));
-    puts("\nexit status: 0 advice is printed; 1 nothing could be measured; 2 usage, or data that cannot be\n"
-         "             opened; 4 no such GPU, or none for --compute train");
+    puts("\nexit status: 0 advice is printed; 1 the data cannot be read, or nothing could be measured;\n"
+         "             2 usage, or no such data set; 4 no such GPU, or no GPU for --compute train");
 }
 
 /* ---- Candidates ---- */
@@ -119,8 +119,8 @@ static enum status check_room(const char *what, uint64_t bytes, uint64_t room)
                             1e-9 * (double)bytes, 1e-9 * (double)room, what);
 }
 
-/* Returns STATUS_OK if the machine and the set permit this way, otherwise STATUS_UNAVAILABLE with the reason.
- * The rest is known only when the run is tried. */
+/* Returns STATUS_OK if nothing is known to prevent this way, otherwise STATUS_UNAVAILABLE with the reason.
+ * The run may still fail for other reasons. */
 static enum status is_possible(const struct situation *situation, const struct candidate *candidate)
 {
     const struct advise_set *set = &situation->set;
@@ -213,8 +213,8 @@ static void fill_arguments(const struct situation *situation, const struct candi
     add(arguments, "--classes", "1000");
 }
 
-/* Sets what a way keeps on disk and in memory. `memory_bytes` is what the run allocated; NaN for generators,
- * which allocate batches only. */
+/* Sets the disk and memory that a way takes. `memory_bytes` is what the run allocated; it is unused for
+ * generators, whose memory is computed from the size of a batch. */
 static void count_costs(const struct situation *situation, const struct candidate *candidate,
                         double memory_bytes, struct advice *advice)
 {
@@ -259,7 +259,8 @@ static enum status measure(struct situation *situation, const struct candidate *
     return STATUS_OK;
 }
 
-/* Measures the ways that the machine and the set permit. Returns the number of all that suit the set. */
+/* Measures the ways that the machine and the set permit. Sets `*count` to the number of ways in the table,
+ * measured or not. */
 static enum status measure_all(struct situation *situation, struct advice *advice, size_t *count)
 {
     *count = 0;

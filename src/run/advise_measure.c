@@ -17,7 +17,7 @@
 #include "run/table.h"
 
 #define ARGUMENTS_MAX 64
-#define LOOK_MS       100 /* between looks at signals */
+#define LOOK_MS       100 /* interval at which pending signals are checked */
 
 /* Runs in the child process. `errors` becomes its stderr. */
 static void become(const struct advise_run *run, const char *rows, int errors)
@@ -26,7 +26,7 @@ static void become(const struct advise_run *run, const char *rows, int errors)
     size_t count = 5;
     for (size_t i = 0; run->arguments[i] && count + 1 < ARGUMENTS_MAX; i++)
         argv[count++] = run->arguments[i];
-    (void)prctl(PR_SET_PDEATHSIG, SIGTERM); /* a measurement without this program is of no use */
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM); /* the run ends if this program ends */
     int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (nothing >= 0 && dup2(nothing, STDIN_FILENO) >= 0 && dup2(nothing, STDOUT_FILENO) >= 0 &&
         dup2(errors, STDERR_FILENO) >= 0)
@@ -35,8 +35,8 @@ static void become(const struct advise_run *run, const char *rows, int errors)
     _exit(STATUS_FAILED);
 }
 
-/* Reads everything that the child prints, and keeps the last line of it in `line`. Ends the child if this
- * program receives a signal. */
+/* Reads everything that the child prints to stderr, and copies its last line to `line`. Ends the child if
+ * this program receives a signal. */
 static void read_last_line(int from, pid_t child, char *line, size_t size)
 {
     char text[4096];

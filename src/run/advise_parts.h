@@ -18,12 +18,12 @@ struct advice {
     bool reads;                 /* the data set; false for generators */
     bool measured;
     char reason[512];        /* why it was not measured */
-    double images_per_s;     /* without a step */
+    double images_per_s;     /* delivered without a training step */
     double stall_share;      /* share of the time that a step waits; measured on a GPU, otherwise computed */
-    double reached_per_s;    /* images that steps consume per second; measured or computed as stall_share */
+    double reached_per_s;    /* images that steps consume per second; measured on a GPU, otherwise computed */
     double disk_bytes;       /* on this machine */
     double memory_bytes;     /* of buffers, on host and device, and of the page cache */
-    double joules_per_image; /* of the GPU */
+    double joules_per_image; /* energy of the GPU */
 };
 
 /* What is compared. */
@@ -37,10 +37,10 @@ struct advice_question {
 /* Returns the images per second that a step consumes if it never waits. */
 double advise_needed(const struct advice_question *question);
 
-/* Sets `stall_share` and `reached_per_s` for a step that needs nothing from the machine that the way uses. */
+/* Computes `stall_share` and `reached_per_s` as if the step and the way did not slow each other down. */
 void advise_compute(const struct advice_question *question, struct advice *advice);
 
-/* Returns the number of the best advice, or `count` if none was measured. The best has the highest
+/* Returns the index of the best advice, or `count` if none was measured. The best has the highest
  * `reached_per_s`. Among those within ADVISE_MARGIN of it, the one with the least disk and memory is best.
  * Among those whose sizes differ by at most ADVISE_SMALL_BYTES, the one with the least energy is best, or the
  * fastest if an energy is unknown. Unknown sizes count as 0. */
@@ -48,7 +48,7 @@ void advise_compute(const struct advice_question *question, struct advice *advic
 #define ADVISE_SMALL_BYTES 1e9
 size_t advise_best(const struct advice *advice, size_t count);
 
-/* Writes the verdict, some sentences, to `text`. `best` is the result of advise_best(). */
+/* Writes the verdict to `text`, as a few sentences. `best` is the result of advise_best(). */
 void advise_verdict(const struct advice_question *question, const struct advice *advice, size_t count,
                     size_t best, char *text, size_t size);
 
@@ -65,7 +65,7 @@ struct advise_options {
 
 /* The facts about a data set that the candidates depend on. */
 struct advise_set {
-    bool shards, remote; /* a remote set is of shards */
+    bool shards, remote; /* a remote set always has shards */
     bool coded;          /* images are JPEG or PNG files */
     uint32_t res;        /* width and height of the images that the step gets */
     uint32_t channels;   /* of these images */
@@ -78,8 +78,8 @@ struct advise_set {
 
 /* Looks at a data set of images and makes a temporary folder. STATUS_USAGE if the first sample has no image.
  * If the set has more than --subset bytes of local shards, the folder gets links to the first of them. Call
- * advise_set_close() also after a failure: it removes the folder. In between, signals that would end the
- * program wait (file_hold_signals()). */
+ * advise_set_close() also after a failure: it removes the folder. Until then, signals that would end the
+ * program are held back (file_hold_signals()). */
 enum status advise_set_open(const struct advise_options *options, struct advise_set *set);
 void advise_set_close(const struct advise_set *set);
 

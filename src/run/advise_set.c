@@ -48,7 +48,7 @@ static enum status look_at_image(const struct dataset *dataset, uint32_t number,
                                                dataset->files[member->file].name, sample->key);
 }
 
-/* Looks at the first image; with --on-error skip, at the first that can be read. */
+/* Looks at the first image or, with --on-error skip, at the first image that can be read. */
 static enum status look_at_images(const struct advise_options *options, const struct dataset *dataset,
                                   struct advise_set *set)
 {
@@ -72,7 +72,8 @@ static void name_link(const struct advise_set *set, uint32_t shard, char *path, 
     snprintf(path, size, "%s/subset/%06u.tar", set->folder, shard);
 }
 
-/* Makes a folder with links to the first shards, which have at most `most` bytes in all, but at least one. */
+/* Makes a folder with links to the first shards: as many as have at most `most` bytes in all, but at least
+ * one. */
 static enum status link_shards(const struct dataset *dataset, uint64_t most, struct advise_set *set)
 {
     char whole[PATH_MAX], target[PATH_MAX * 2], path[PATH_MAX + 64];

@@ -6,7 +6,8 @@
 
 #include "run/advise_parts.h"
 
-#define NEVER 0.005 /* steps that wait for a smaller share of the time never wait */
+#define NEVER \
+    0.005 /* if a step waits for a smaller share of the time, the verdict says that it never waits */
 
 double advise_needed(const struct advice_question *question)
 {
@@ -54,7 +55,7 @@ size_t advise_best(const struct advice *advice, size_t count)
     return best;
 }
 
-/* Returns the fastest of the others, or `count`. */
+/* Returns the fastest measured way other than `best`, or `count` if there is none. */
 static size_t next_best(const struct advice *advice, size_t count, size_t best)
 {
     size_t next = count;

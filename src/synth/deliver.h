@@ -1,4 +1,4 @@
-/* Output files of a batch (--png, --sheet, --npy, --write-classes): checks before generation, and writing. */
+/* Checks and writes the output files of a batch (--png, --sheet, --npy, --write-classes). */
 #ifndef FDSL_SYNTH_DELIVER_H
 #define FDSL_SYNTH_DELIVER_H
 

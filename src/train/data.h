@@ -69,8 +69,8 @@ static inline uint32_t data_held(const struct data *data, enum data_part part)
     return part == DATA_TRAIN && data->held ? data->held : data->sets[part].count;
 }
 
-/* Returns the number of samples from which the hash of a set is computed. For the training set, scale and
- * offset are computed from the same samples. */
+/* Returns the number of samples from which the hash of a set is computed. Scale and offset are computed
+ * from these samples of the training set. */
 static inline uint32_t data_measured(const struct data *data, enum data_part part)
 {
     return part == DATA_TRAIN && data->measured ? data->measured : data->sets[part].count;

@@ -100,8 +100,8 @@ struct model_tensor {
     float spread; /* the bound of INITIAL_UNIFORM, or the standard deviation of INITIAL_NORMAL */
     bool decays;  /* whether weight decay applies to it. In a transformer, it does not apply to norms, biases,
                      positions and the class token; in other networks, it applies to all tensors */
-    /* Values of the tensor whose gradients only rounding makes nonzero: biases of keys. They add the same
-     * number to all scores of a query, which changes no weight. */
+    /* Values of the tensor whose gradients would be zero without rounding errors: biases of keys. They add
+     * the same number to all scores of a query, which changes no weight. */
     size_t idle_first, idle_values;
 };
 

@@ -144,7 +144,7 @@ static void conv_weights(const struct layer *layer, const real *in, const real *
                     }
 }
 
-/* ---- Linear: of the whole sample, or of each token ---- */
+/* ---- Linear layers: applied to the whole sample, or to each token ---- */
 
 static void linear_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
                            const real *in, real *out)

@@ -84,7 +84,7 @@ FDSL_HD struct update optimizer_at(const struct optimizer *optimizer, const stru
     return update;
 }
 
-/* Returns the update of a tensor that weight decay applies to, or does not apply to. */
+/* Returns the update of one tensor: without weight decay if `decays` is false. */
 FDSL_HD struct update optimizer_of(const struct update *update, bool decays)
 {
     struct update of = *update;

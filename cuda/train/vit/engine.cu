@@ -558,8 +558,8 @@ static bf16 *branch_deltas(const struct vit *vit, const float *factors)
     return factors ? vit->branch_deltas : vit->deltas;
 }
 
-/* Passes through a normalisation and the sum before it. `before` is the last layer of the branch before it,
- * or NULL. Adds the gradient of the normalisation's input to vit->deltas, unless this is the last
+/* Backward pass of a normalisation and of the sum before it. `before` is the last layer of the branch before
+ * it, or NULL. Adds the gradient of the normalisation's input to vit->deltas, unless this is the last
  * normalisation, which sets vit->deltas. */
 static enum status norm_backward(struct vit *vit, const struct vit_norm *norm, const struct layer *layer,
                                  const struct layer *before)

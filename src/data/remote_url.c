@@ -1,0 +1,171 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "data/remote_parts.h"
+
+bool remote_is(const char *path)
+{
+    return strstr(path, "://") != NULL;
+}
+
+const char *remote_local(const char *url)
+{
+    return strncmp(url, "file://", 7) == 0 ? url + 7 : NULL;
+}
+
+void remote_shown(const char *url, char *shown, size_t size)
+{
+    int length = (int)strcspn(url, "?");
+    snprintf(shown, size, "%.*s%s", length, url, url[length] ? "?..." : "");
+}
+
+enum status remote_split(const char *url, struct remote *remote, char **leaf)
+{
+    size_t length = strcspn(url, "?");
+    const char *host = strstr(url, "://") + 3;
+    if (strcspn(host, "/?") == 0 && strncmp(url, "s3:", 3) != 0)
+        return status_set(STATUS_USAGE, "--data: a URL needs a host: https://HOST/PATH/NAME.tar");
+    if (strcspn(host, "/?") > strcspn(host, "@"))
+        return status_set(STATUS_USAGE,
+                          "--data: a URL with a user or password is refused, because it would be "
+                          "printed; use the environment for credentials");
+    size_t slash = length;
+    while (slash > 0 && url[slash - 1] != '/')
+        slash--;
+    const char *dot = memchr(url + slash, '.', length - slash),
+               *brace = memchr(url + slash, '{', length - slash);
+    bool names_files = slash > (size_t)(host - url) && (dot || brace);
+    remote->suffix = strdup(url + length);
+    *leaf = NULL;
+    if (asprintf(&remote->base, "%.*s%s", (int)(names_files ? slash : length), url,
+                 names_files || url[length - 1] == '/' ? "" : "/") < 0)
+        remote->base = NULL;
+    if (names_files)
+        *leaf = strndup(url + slash, length - slash);
+    if (!remote->base || !remote->suffix || (names_files && !*leaf))
+        return remote_out_of_memory();
+    remote->shown = strndup(remote->base, strlen(remote->base) - 1);
+    return remote->shown ? STATUS_OK : remote_out_of_memory();
+}
+
+/* Replaces s3://BUCKET/PREFIX/ by the URL of the service. */
+static enum status find_s3(struct remote *remote)
+{
+    const char *endpoint = getenv("AWS_ENDPOINT_URL_S3"), *region = getenv("AWS_REGION");
+    const char *bucket = remote->base + strlen("s3://"), *slash = strchr(bucket, '/');
+    int length = slash ? (int)(slash - bucket) : 0;
+    char encoded[REMOTE_URL_MAX] = "", *base = NULL;
+    endpoint = endpoint ? endpoint : getenv("AWS_ENDPOINT_URL");
+    region = region ? region : getenv("AWS_DEFAULT_REGION");
+    snprintf(remote->region, sizeof remote->region, "%s", region ? region : "us-east-1");
+    if (length == 0 || !s3_encode(slash + 1, true, encoded, sizeof encoded))
+        return status_set(STATUS_USAGE, "--data %s: name a bucket: s3://BUCKET/PREFIX/", remote->shown);
+    if (endpoint) { /* path style */
+        size_t end = strlen(endpoint) - (*endpoint && endpoint[strlen(endpoint) - 1] == '/');
+        if (strncmp(endpoint, "http://", 7) != 0 && strncmp(endpoint, "https://", 8) != 0)
+            return status_set(STATUS_USAGE,
+                              "AWS_ENDPOINT_URL: '%.80s' does not begin with http:// or https://", endpoint);
+        if (asprintf(&base, "%.*s/%.*s/%s", (int)end, endpoint, length, bucket, encoded) < 0)
+            return remote_out_of_memory();
+    } else if (memchr(bucket, '.',
+                      (size_t)length)) { /* a certificate does not cover names with further dots */
+        if (asprintf(&base, "https://s3.%s.amazonaws.com/%.*s/%s", remote->region, length, bucket, encoded) <
+            0)
+            return remote_out_of_memory();
+    } else if (asprintf(&base, "https://%.*s.s3.%s.amazonaws.com/%s", length, bucket, remote->region,
+                        encoded) < 0)
+        return remote_out_of_memory();
+    remote->prefix = strdup(encoded);
+    free(remote->base);
+    remote->base = base;
+    const char *host = strstr(base, "://") + 3;
+    snprintf(remote->host, sizeof remote->host, "%.*s", (int)strcspn(host, "/"), host);
+    return remote->prefix ? s3_find_credentials(&remote->credentials) : remote_out_of_memory();
+}
+
+/* Finds the prefix in the URL of a container: https://HOST/CONTAINER/PREFIX/, or
+ * https://HOST/ACCOUNT/CONTAINER/PREFIX/ if the host is not Azure's. */
+static enum status find_azure(struct remote *remote)
+{
+    const char *host = strstr(remote->base, "://") + 3, *at = strchr(host, '/');
+    int skipped = strstr(host, ".blob.") && strstr(host, ".blob.") < at ? 1 : 2;
+    for (; at && skipped > 0; skipped--)
+        at = strchr(at + 1, '/');
+    remote->prefix = at ? strdup(at + 1) : NULL;
+    return at ? (remote->prefix ? STATUS_OK : remote_out_of_memory())
+              : status_set(STATUS_USAGE,
+                           "--data %s: name a container: https://ACCOUNT.blob.core.windows.net/CONTAINER?SAS",
+                           remote->shown);
+}
+
+enum status remote_find_service(struct remote *remote)
+{
+    if (strncmp(remote->base, "s3://", 5) == 0) {
+        remote->service = SERVICE_S3;
+        return find_s3(remote);
+    }
+    if (strncmp(remote->base, "http://", 7) != 0 && strncmp(remote->base, "https://", 8) != 0)
+        return status_set(STATUS_USAGE,
+                          "--data %s: unknown kind of URL; use https://, http://, s3:// or file://",
+                          remote->shown);
+    if (strstr(remote->suffix, "sig=")) {
+        remote->service = SERVICE_AZURE;
+        return find_azure(remote);
+    }
+    return STATUS_OK;
+}
+
+/* ---- Requests ---- */
+
+enum status remote_url_of(const struct remote *remote, const char *name, char url[REMOTE_URL_MAX])
+{
+    bool fits = snprintf(url, REMOTE_URL_MAX, "%s", remote->base) < REMOTE_URL_MAX;
+    if (remote->service == SERVICE_WEB)
+        fits =
+            fits && (strncat(url, name, REMOTE_URL_MAX - 1 - strlen(url)), strlen(url) < REMOTE_URL_MAX - 1);
+    else
+        fits = fits && s3_encode(name, true, url, REMOTE_URL_MAX);
+    fits = fits && strlen(url) + strlen(remote->suffix) < REMOTE_URL_MAX;
+    if (!fits)
+        return status_set(STATUS_FAILED, "%s/%.80s: the address is too long", remote->shown, name);
+    strcat(url, remote->suffix);
+    return STATUS_OK;
+}
+
+/* Signs a request to S3: http_request.sign. */
+static enum status sign(const struct http_request *request, const char *range,
+                        char *headers[HTTP_HEADERS_MAX])
+{
+    const struct remote *remote = request->signer;
+    char date[S3_DATE_MAX], authorization[S3_AUTHORIZATION_MAX], value[80] = "", path[REMOTE_URL_MAX];
+    const char *begin = strchr(strstr(request->url, "://") + 3, '/'), *query = strchr(begin, '?');
+    snprintf(path, sizeof path, "%.*s", query ? (int)(query - begin) : (int)strlen(begin), begin);
+    if (*range)
+        snprintf(value, sizeof value, "bytes=%s", range);
+    struct s3_request signed_ = {.host = remote->host,
+                                 .path = path,
+                                 .query = query ? query + 1 : "",
+                                 .range = value,
+                                 .region = remote->region,
+                                 .payload = "UNSIGNED-PAYLOAD",
+                                 .time_s = time(NULL)};
+    TRY(s3_sign(&signed_, &remote->credentials, date, authorization));
+    bool made = asprintf(&headers[0], "x-amz-date: %s", date) > 0 &&
+                asprintf(&headers[1], "x-amz-content-sha256: UNSIGNED-PAYLOAD") > 0 &&
+                asprintf(&headers[2], "Authorization: %s", authorization) > 0;
+    if (made && *remote->credentials.token)
+        made = asprintf(&headers[3], "x-amz-security-token: %s", remote->credentials.token) > 0;
+    return made ? STATUS_OK : remote_out_of_memory();
+}
+
+struct http_request remote_request(const struct remote *remote, const char *url, const char *shown)
+{
+    bool is_signed = remote->service == SERVICE_S3 && *remote->credentials.key;
+    return (struct http_request){.url = url,
+                                 .shown = shown,
+                                 .redirects = remote->service != SERVICE_S3,
+                                 .sign = is_signed ? sign : NULL,
+                                 .signer = remote};
+}

@@ -1,0 +1,238 @@
+/* Tests PyTorch files that are damaged or malicious: archives with bad members and records, and bad pickles.
+ */
+#include "embeddings_support.h"
+
+TestSuite(torch_file, .init = set_up, .fini = tear_down, .timeout = 60);
+
+/* ---- Bad archives ---- */
+
+static void put_archive(void)
+{
+    archive_end(&archive);
+    put("bad.pt", archive.file.bytes, archive.file.count);
+}
+
+/* Begins the archive of a good tensor, to which a test adds a bad member. */
+static void begin_tensor(void)
+{
+    pickle_begin(&blob);
+    pickle_tensor(&blob, &(struct written){"FloatStorage", "0", 15, 0, 3, 5});
+    blob_text(&blob, ".");
+    archive_begin(&archive);
+    archive_add(&archive, "x/data.pkl", blob.bytes, blob.count);
+    archive_add(&archive, "x/data/0", values, 60);
+}
+
+Test(torch_file, archives_with_bad_members)
+{
+    static const char *const names[] = {"../x", "/x",   "x/../../y", "x/./y", "x//y", "x/",
+                                        "a\\b", "a\nb", "..",        "",      ".",    "x/.."};
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
+        begin_tensor();
+        archive_add(&archive, names[i], "", 0);
+        put_archive();
+        expect_bad("bad.pt", "not a plain path");
+    }
+    begin_tensor();
+    archive_add(&archive, "x/data/0", values, 60);
+    put_archive();
+    expect_bad("bad.pt", "two members named 'x/data/0'");
+    begin_tensor();
+    archive.method = 8;
+    archive_add(&archive, "x/bomb", values, 60);
+    put_archive();
+    expect_bad("bad.pt", "'x/bomb' is compressed (method 8");
+    begin_tensor();
+    archive_list(&archive, "x/data/1", 0, 60); /* the local header at offset 0 has the name of data.pkl */
+    put_archive();
+    expect_bad("bad.pt", "differs from its local header");
+    begin_tensor();
+    archive_list(&archive, "x/data/1", archive.file.count + 1000, 60);
+    put_archive();
+    expect_bad("bad.pt", "outside the archive");
+    begin_tensor();
+    archive_add(&archive, "y/data.pkl", blob.bytes, blob.count);
+    put_archive();
+    expect_bad("bad.pt", "more than one data.pkl");
+    begin_tensor();
+    archive_add(&archive, "x/byteorder", "big", 3);
+    put_archive();
+    expect_bad("bad.pt", "big-endian");
+    archive_begin(&archive);
+    put_archive();
+    expect_bad("bad.pt", "no FOLDER/data.pkl");
+}
+
+/* The data of member x/out contain the member x/in with its local header. */
+Test(torch_file, archives_with_overlapping_members)
+{
+    static struct archive inner;
+    begin_tensor();
+    archive_begin(&inner);
+    archive_add(&inner, "x/in", "1234", 4);
+    size_t begin = archive.file.count + 30 + strlen("x/out");
+    archive_add(&archive, "x/out", inner.file.bytes, inner.file.count);
+    archive_list(&archive, "x/in", begin, 4);
+    put_archive();
+    expect_bad("bad.pt", "'x/out' and 'x/in' overlap");
+}
+
+/* Overwrites `count` bytes of a good archive with `number`. A negative offset is relative to the end. */
+static void patch(long offset, uint64_t number, size_t count)
+{
+    begin_tensor();
+    archive_end(&archive);
+    uint8_t *at = offset < 0 ? archive.file.bytes + archive.file.count + offset : archive.file.bytes + offset;
+    memcpy(at, &number, count);
+    put("bad.pt", archive.file.bytes, archive.file.count);
+}
+
+Test(torch_file, archives_with_bad_records)
+{
+    begin_tensor();
+    long first = (long)archive.file.count; /* offset of the central directory */
+    patch(-22, 0, 1);
+    expect_bad("bad.pt", "not a zip archive, or truncated");
+    patch(-18, 1, 2);
+    expect_bad("bad.pt", "record at its end is not valid");
+    patch(-2, 1, 2);
+    expect_bad("bad.pt", "record at its end is not valid");
+    patch(-10, 0xFFFFFFF0, 4);
+    expect_bad("bad.pt", "central directory of");
+    patch(-6, 0, 4);
+    expect_bad("bad.pt", "central directory of");
+    patch(-14, 0x00010001, 4); /* the record gives one member; there are two */
+    expect_bad("bad.pt", "lists more members");
+    patch(-14, 0x00030003, 4);
+    expect_bad("bad.pt", "cannot list 3 members");
+    patch(first, 0, 1);
+    expect_bad("bad.pt", "central directory is not valid");
+    patch(first + 8, 1, 2);
+    expect_bad("bad.pt", "encrypted");
+    patch(first + 24, 0x7FFFFFFF, 4); /* the uncompressed size of a member */
+    expect_bad("bad.pt", "compressed");
+    patch(first + 20, 0x7FFFFFF07FFFFFF0, 8);
+    expect_bad("bad.pt", "differs from its local header");
+    patch(first + 28, 0xFFFF, 2);
+    expect_bad("bad.pt", "central directory is not valid");
+    patch(first + 42, 7, 4);
+    expect_bad("bad.pt", "differs from its local header");
+    patch(0, 0, 1);
+    expect_bad("bad.pt", "differs from its local header");
+    patch(28, 0xFFFF, 2); /* length of the extra field */
+    expect_bad("bad.pt", "reaches beyond the end of the members");
+}
+
+/* ---- Bad pickles ---- */
+
+/* The file has the opcode of the protocol before each pickle. `words` must be in the error message. */
+Test(torch_file, bad_pickles)
+{
+    static const struct {
+        const char *pickle;
+        size_t bytes;
+        const char *words;
+    } files[] = {
+#define PICKLE(text) text, sizeof text - 1
+        {PICKLE("cos\nsystem\nX\x07\0\0\0touch x\x85R."), "'os.system', which is refused"},
+        {PICKLE("cbuiltins\neval\nX\x01\0\0\0001\x85R."), "'builtins.eval', which is refused"},
+        {PICKLE("ctorch._utils\n_rebuild_tensor_v3\n."),
+         "'torch._utils._rebuild_tensor_v3', which is refused"},
+        {PICKLE("ctorch\nFloatStorage\n)R."), "calls a type of storage"},
+        {PICKLE("K\x01)R."), "calls a value that is not a Python object"},
+        {PICKLE("ccollections\nOrderedDict\nK\x01\x85R."), "OrderedDict has arguments"},
+        {PICKLE("ctorch._utils\n_rebuild_tensor_v2\n)R."), "not described as torch.save() does"},
+        {PICKLE("ctorch._utils\n_rebuild_tensor_v2\n(K\0K\0K\0K\0K\0K\0tR."), "storage is not described"},
+        {PICKLE("ctorch\nFloatStorage\n}b."), "sets attributes (BUILD)"},
+        {PICKLE("(i__main__\nX\n."), "opcode INST"},
+        {PICKLE("\x8c\x01x."), "opcode SHORT_BINUNICODE"},
+        {PICKLE("\x82\x01."), "opcode EXT1"},
+        {PICKLE("}\x81."), "opcode NEWOBJ"},
+        {PICKLE("\xFF."), "unknown opcode 0xff"},
+        {PICKLE("R."), "empty stack"},
+        {PICKLE("(."), "empty stack"},
+        {PICKLE("t."), "lacks a mark"},
+        {PICKLE("(\x85."), "mark inside a tuple"},
+        {PICKLE("h\x05."), "memo that is not set"},
+        {PICKLE("Nq\0q\x01q\x02q\x03h\x04."), "memo that is not set"},
+        {PICKLE("Nq\x01h\0."), "memo that is not set"},
+        {PICKLE("Nr\xFF\xFF\xFF\xFF."), "memo that is too large"},
+        {PICKLE("NK\x01"
+                "a."),
+         "not a list"},
+        {PICKLE("](K\x01K\x02u."), "not a dict"},
+        {PICKLE("}(K\x01u."), "not a dict"},
+        {PICKLE("X\xFF\xFF\xFF\xFF."), "truncated"},
+        {PICKLE("NN."), "after its end"},
+        {PICKLE("N.N"), "after its end"},
+        {PICKLE("}(X\x01\0\0\0aK\x01X\x01\0\0\0aK\x02u."), "the key 'a' twice"},
+        {PICKLE("})K\x01s."), "neither a text nor an integer"},
+        {PICKLE("]q\0h\0a."), "nested more than 32 deep"},
+        {PICKLE("N."), "no tensors"},
+#undef PICKLE
+    };
+    for (size_t i = 0; i < COUNT_OF(files); i++) {
+        pickle_begin(&blob);
+        blob_add(&blob, files[i].pickle, files[i].bytes);
+        put_torch("bad.pt", 15);
+        expect_bad("bad.pt", files[i].words);
+    }
+    cr_assert_neq(access("x", F_OK), 0, "a pickle was executed");
+    blob.count = 0;
+    blob_text(&blob, "N.");
+    put_torch("bad.pt", 15);
+    expect_bad("bad.pt", "does not begin with a protocol");
+    blob.count = 0;
+    blob_add(&blob, "\x80\x04N.", 4);
+    put_torch("bad.pt", 15);
+    expect_bad("bad.pt", "protocol 4");
+    put("bad.pt", "\x80\x02\x8A\x0A....", 8);
+    expect_bad("bad.pt", "before 1.6");
+}
+
+/* Each list contains the previous list ten times, so a few hundred bytes describe 10^20 values. */
+Test(torch_file, nested_lists_that_expand_are_refused)
+{
+    pickle_begin(&blob);
+    blob_text(&blob, "(]q");
+    blob_number(&blob, 0, 1);
+    for (uint8_t level = 1; level <= 20; level++) {
+        blob_text(&blob, "](");
+        for (int i = 0; i < 10; i++) {
+            blob_text(&blob, "h");
+            blob_number(&blob, (uint64_t)level - 1, 1);
+        }
+        blob_text(&blob, "eq");
+        blob_number(&blob, level, 1);
+    }
+    blob_text(&blob, "t.");
+    put_torch("bad.pt", 15);
+    expect_bad("bad.pt", "more than 4000000 values");
+}
+
+Test(torch_file, tensors_outside_their_storage)
+{
+    static const struct {
+        struct written tensor;
+        const char *words;
+    } files[] = {
+        {{"FloatStorage", "0", 15, 1, 3, 5}, "reach beyond its storage of 15 values"},
+        {{"FloatStorage", "0", 15, 0, 4, 5}, "reach beyond its storage of 15 values"},
+        {{"FloatStorage", "0", 15, 0, 2147483647, 2147483647}, "reach beyond its storage"},
+        {{"FloatStorage", "0", 15, -1, 3, 5}, "not a count"},
+        {{"FloatStorage", "0", 15, 0, -3, 5}, "not tuples of equal length"},
+        {{"FloatStorage", "0", 16, 0, 3, 5}, "16 values of float32, but the member 'x/data/0' 60 bytes"},
+        {{"FloatStorage", "0", -1, 0, 3, 5}, "storage is not described"},
+        {{"FloatStorage", "1", 15, 0, 3, 5}, "no member 'x/data/1'"},
+        {{"FloatStorage", "../0", 15, 0, 3, 5}, "no member 'x/data/../0'"},
+        {{"HalfStorage", "0", 15, 0, 3, 5}, "15 values of float16"},
+        {{"QInt8Storage", "0", 15, 0, 3, 5}, "'torch.QInt8Storage', which is refused"},
+    };
+    for (size_t i = 0; i < COUNT_OF(files); i++) {
+        pickle_begin(&blob);
+        pickle_tensor(&blob, &files[i].tensor);
+        blob_text(&blob, ".");
+        put_torch("bad.pt", 15);
+        expect_bad("bad.pt", files[i].words);
+    }
+}

@@ -1,0 +1,134 @@
+/* Tests --init on the command line: training that starts with the parameters of another training. */
+#include "shell.h"
+
+#include <stdint.h>
+
+#include "cells.h"
+#include "core/portable.h"
+#include "train_cli.h"
+
+#ifdef HAVE_XXHASH
+
+TestSuite(train_init, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
+
+/* The learning rate is 0, so parameters keep their initial values. All tensors except those of the last layer
+ * must come from the pre-training on synth, although it had another image size and number of classes. If the
+ * number of classes is equal, the last layer must come from the pre-training too. */
+#ifdef _OPENMP
+Test(train_init, fine_tuning_starts_from_the_checkpoint)
+{
+#define TAUGHT "$P --variant train-omp --model cnn-fdsl --train-size 30 --test-size 10 --batch 10 "
+/* KEPT: bytes of all tensors before the last layer. LAST_7: bytes of the last layer for 7 classes. */
+#define KEPT   1920768
+#define LAST_7 3612
+    EXPECT(0, TAUGHT "--data synth --res 16 --classes 7 --epochs 2 --checkpoint pre --export taught");
+    EXPECT(0,
+           TAUGHT "--data digits --epochs 1 --optimizer sgd --lr 0 --init pre --export begun --format csv");
+    cr_expect_not_null(strstr(out,
+                              "--init: 18 of 20 tensors taken from pre after 2 epochs of synth; the last "
+                              "layer starts with zeros"),
+                       "%s", out);
+    EXPECT(0, "tail -c %d taught | head -c %d > a && tail -c %d begun | head -c %d > b && cmp a b",
+           KEPT + LAST_7, KEPT, KEPT + LAST_7 / 7 * 10, KEPT);
+    EXPECT(0, "tail -c %d begun | tr -d '\\0' | wc -c", LAST_7 / 7 * 10);
+    cr_expect_eq(atoi(out), 0, "%s", out);
+    EXPECT(0, TAUGHT "--data synth --res 16 --classes 7 --epochs 1 --optimizer sgd --lr 0 --export same "
+                     "--init pre/epoch-000002.ckpt");
+    cr_expect_not_null(strstr(out, "20 of 20 tensors"), "%s", out);
+    EXPECT(0, "tail -c %d taught > a && tail -c %d same > b && cmp a b", KEPT + LAST_7, KEPT + LAST_7);
+}
+
+/* The rows and the checkpoints record which parameters training started with. A command that starts with the
+ * same parameters must resume the training. A command with other parameters must be rejected. */
+Test(train_init, fine_tuning_can_be_resumed)
+{
+#define FINE TAUGHT "--data digits --seed 1 "
+    EXPECT(0, TAUGHT "--data synth --res 8 --classes 7 --epochs 2 --checkpoint pre");
+    EXPECT(0, FINE "--epochs 2 --init pre --export whole --out r.csv >/dev/null 2>&1 && cat r.csv");
+    char hash[64];
+    snprintf(hash, sizeof hash, "%.63s", value(out, 1, "init"));
+    cr_expect(strlen(hash) == 16 && strspn(hash, "0123456789abcdef") == 16, "%s", hash);
+    cr_expect_str_eq(value(out, 2, "init"), hash);
+    EXPECT(0, FINE "--epochs 1 --init pre --checkpoint k --resume");
+    EXPECT(0, "mv pre moved && " FINE "--epochs 2 --init moved --checkpoint k --resume --export again");
+    EXPECT(0, "cmp whole again");
+    EXPECT(2, FINE "--epochs 3 --checkpoint k --resume");
+    cr_expect_not_null(strstr(out, "other options: no init now, init="), "%s", out);
+    EXPECT(2, FINE "--epochs 3 --init moved/epoch-000001.ckpt --checkpoint k --resume");
+    cr_expect_not_null(strstr(out, "other options: init="), "%s", out);
+    EXPECT(0, FINE "--epochs 1 --format csv");
+    cr_expect_str_eq(value(out, 1, "init"), "");
+}
+#endif
+
+#if defined HAVE_JANSSON && defined _OPENMP
+/* A file of --export has the same names as a file of timm. The learning rate is 0, so parameters keep their
+ * initial values. */
+Test(train_init, starts_from_a_file_of_tensors)
+{
+#define VIT  "$P --variant train-omp --model vit-micro --train-size 20 --test-size 4 --batch 10 --epochs 1 "
+#define KEEP "--optimizer sgd --lr 0 --format csv "
+    EXPECT(0, VIT "--data digits --checkpoint k --export a.safetensors");
+    EXPECT(0, VIT "--data digits " KEEP "--init a.safetensors --export b");
+    cr_expect_not_null(strstr(out, "--init: 32 of 32 tensors taken from a.safetensors\n"), "%s", out);
+    /* the same values, and the hash of the checkpoint with the same parameters */
+    EXPECT(0, "tail -c 111912 a.safetensors > v && tail -c 111912 b | cmp v -");
+    EXPECT(0, VIT "--data digits " KEEP "--init a.safetensors --out r.csv >/dev/null 2>&1; " VIT
+                  "--data digits " KEEP "--init k --out r.csv >/dev/null 2>&1; cat r.csv");
+    cr_expect_eq(strlen(value(out, 1, "init")), 16);
+    EXPECT(0, "cut -d, -f$(head -1 r.csv | tr , '\\n' | grep -nx init | cut -d: -f1) r.csv | tail -2 | uniq "
+              "| wc -l");
+    cr_expect_eq(atoi(out), 1, "%s", out);
+    EXPECT(0, VIT "--data synth --res 28 --classes 3 " KEEP "--init a.safetensors --export c");
+    cr_expect_not_null(strstr(out, "30 of 32 tensors"), "%s", out);
+    EXPECT(0, "tail -c 396 c | tr -d '\\0' | wc -c");
+    cr_expect_eq(atoi(out), 0, "%s", out);
+}
+
+Test(train_init, rejects_unsuitable_files_of_tensors)
+{
+    EXPECT(0, VIT "--data digits --export a.safetensors");
+    expect_refusal(2, "--model lenet --init a.safetensors",
+                   "it has no tensor conv1.weight, so it is not of lenet");
+    expect_refusal(
+        2,
+        "--model vit-micro --data synth --res 32 --train-size 9 --batch 4 --test-size 2 --init a.safetensors",
+        "--init a.safetensors: its pos_embed is 1x50x32, but vit-micro with these samples needs 1x65x32");
+    expect_refusal(
+        2,
+        "--model vit-tiny --data synth --res 32 --train-size 9 --batch 4 --test-size 2 --init a.safetensors",
+        "its patch_embed.proj.weight is 32x1x4x4, but vit-tiny with these samples needs 192x1x16x16");
+    EXPECT(0, "sed 's/head.bias/head.bios/' a.safetensors > x.safetensors");
+    expect_refusal(2, "--model vit-micro --init x.safetensors", "it has no tensor head.bias");
+    EXPECT(0, "sed 's/F32/I32/' a.safetensors > x.safetensors");
+    expect_refusal(2, "--model vit-micro --init x.safetensors", "of type I32; convert all tensors to 32-bit");
+    EXPECT(0, "head -c 9000 a.safetensors > x.safetensors");
+    expect_refusal(1, "--model vit-micro --init x.safetensors", "--init: x.safetensors");
+    expect_refusal(1, "--model vit-micro --init y.safetensors",
+                   "--init: y.safetensors: cannot be read: No such file");
+    EXPECT(0, "$P " SMALL "--epochs 1 --export l.safetensors");
+    EXPECT(0, "sed 's/\"fc1.bias\"/\"fc2.bias\"/' l.safetensors > x.safetensors");
+    expect_refusal(2, "--model logreg --init x.safetensors", "it has no tensor fc1.bias");
+}
+#endif
+
+Test(train_init, rejects_unsuitable_initial_parameters)
+{
+    EXPECT(0, "$P " SMALL "--epochs 1 --checkpoint k && mkdir empty && echo no > text");
+    expect_refusal(2, "--init none", "--init none: No such file");
+    expect_refusal(2, "--init empty", "--init empty: the folder has no checkpoint");
+    expect_refusal(1, "--init text", "text: this is not a checkpoint of fdsl-bench");
+    expect_refusal(2, "--model lenet --init k",
+                   "--init k: its model is logreg, but this is lenet; use --model logreg, or another");
+    expect_refusal(2, "--model logreg --classes 12 --init k",
+                   "--init k: no layer can be copied: its only layer has another shape");
+    EXPECT(0,
+           "$P --variant train-naive --model lenet --train-size 64 --test-size 5 --epochs 1 --checkpoint l");
+    expect_refusal(2, "--model lenet --data synth --res 32 --train-size 64 --test-size 5 --init l",
+                   "--init l: its fc1.weight is 120x400, but these samples need 120x576; use samples "
+                   "of 1x1x28x28 (channels, depth, height, width), or cnn-fdsl, which supports any size");
+    EXPECT(0, "truncate -s 5000 k/*");
+    expect_refusal(1, "--model logreg --init k", "truncated");
+}
+
+#endif

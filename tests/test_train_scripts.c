@@ -1,0 +1,170 @@
+/* Tests the scripts that compare trainings, with a stub module in place of PyTorch. */
+#include "shell.h"
+
+#include "cells.h"
+
+TestSuite(train_scripts, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
+
+/* Tests scripts/compare/pytorch.py with a stub module in place of PyTorch. The stub has no CUDA. */
+Test(train_scripts, rejects_impossible_comparisons)
+{
+    if (run("command -v python3") != 0)
+        return;
+    EXPECT(
+        0,
+        "mkdir -p s/torch/nn && echo 'float32 = float64 = float16 = int64 = int32 = uint8 = 0' > s/numpy.py "
+        "&& "
+        "echo 'functional = Module = object' > s/torch/nn/__init__.py && "
+        "printf 'def is_available(): return False\\n' > s/torch/distributed.py && cat > s/torch/__init__.py "
+        "<<'END'\n"
+        "from . import nn, distributed\n"
+        "__version__ = '0'\n"
+        "def no_grad(): return lambda call: call\n"
+        "def set_num_threads(threads): pass\n"
+        "class device:\n"
+        "    def __init__(self, name):\n"
+        "        self.type = name.split(':')[0]\n"
+        "        if self.type not in ('cpu', 'cuda', 'meta'): raise RuntimeError('many words')\n"
+        "class cuda:\n"
+        "    is_available = staticmethod(lambda: False)\n"
+        "END\n");
+#define COMPARE "PYTHONPATH=s %s/scripts/compare/pytorch.py --bench $P "
+    EXPECT(4, COMPARE "--device cuda", root);
+    cr_expect_not_null(strstr(out, "compare/pytorch.py: --device cuda: PyTorch 0 sees no GPU"), "%s", out);
+    static const struct {
+        const char *options, *words;
+    } refused[] = {
+        {"--device foo", "--device foo: give cpu, cuda, or a GPU as cuda:1"},
+        {"--device meta", "--device meta: give cpu"},
+        {"--variant train-naive,all", "--variant train-naive,all: name variants of training"},
+        {"--variant infer-omp", "name variants of training"},
+        {"--variant train-naive,train-omp --checkpoint k", "--checkpoint works with one variant at a time"},
+        {"--format json", "--format is set here"},
+        {"--form=csv", "--format is set here"},
+        {"--gradients --out r.csv", "--gradients compares one step, without --out"},
+        {"--gradients --modes resident", "--gradients compares one step, without --out, --modes"},
+        {"--workers -1", "--workers -1: give at least 1"},
+        {"--threads -2", "--threads -2: give at least 1"},
+        {"--threads 0", "--threads 0: give at least 1"},
+        {"--device cpu:0 --modes graph", "graph and lower precisions need --device cuda"},
+        {"--device cpu:0 --precision bf16", "graph and lower precisions need --device cuda"},
+        {"--modes resident,best", "--modes best: PyTorch 0 has no Inductor here"},
+        {"--gradients --ranks 1", "--gradients compares one step on one rank; remove --ranks"},
+        {"--ranks 1,2 --checkpoint k", "--checkpoint and --export work with one number of ranks only"},
+        {"--ranks 1,2 --expo k", "--checkpoint and --export work with one number of ranks only"},
+        {"--sync mpi", "--sync mpi needs several ranks; add --ranks 1,2"},
+        {"--ranks 1 --sync mpi,nccl", "--sync mpi,nccl needs several ranks; add --ranks 1,2"},
+    };
+    for (size_t i = 0; i < COUNT_OF(refused); i++) {
+        run(COMPARE "%s", root, refused[i].options);
+        expect_line(2, refused[i].words);
+    }
+    run("PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=s:%s/scripts/compare python3 -c 'import pytorch as c, sys; "
+        "c.main = lambda: print(1); "
+        "sys.exit(c.program())' > /dev/full",
+        root);
+    expect_line(1, "compare/pytorch.py: output cannot be written: No space left on device");
+    static const char *const numbers[] = {"0", "1,0", "-1", "two", "1,"};
+    for (size_t i = 0; i < COUNT_OF(numbers); i++) {
+        EXPECT(2, COMPARE "--ranks=%s", root, numbers[i]);
+        cr_expect_not_null(strstr(out, "': give numbers of at least 1, such as 1,2,4\n"), "%s", out);
+    }
+    EXPECT(4, COMPARE "--ranks 1", root);
+    cr_expect_str_eq(out,
+                     "compare/pytorch.py: --ranks 1: PyTorch 0 has no gloo here; install another build, or "
+                     "remove --ranks\n");
+    EXPECT(4,
+           "mkdir -p bin && ln -sf \"$(python3 -c 'import sys; print(sys.executable)')\" bin/python3 && "
+           "PATH=$PWD/bin " COMPARE "--ranks 1,2",
+           root);
+    cr_expect_str_eq(
+        out, "compare/pytorch.py: --ranks 2: mpirun is not installed; install Open MPI (openmpi-bin), or "
+             "use --ranks 1\n");
+    EXPECT(2, COMPARE "--model lenett", root);
+    cr_expect_str_eq(out, "fdsl-bench: --model: 'lenett' is not one of logreg, lenet, cnn, cnn3d, cnn-fdsl, "
+                          "cnn-deep, vit-micro, vit-tiny, vit-small, vit-base; did you mean "
+                          "'lenet'?\n");
+    EXPECT(2, COMPARE "--bench none", root);
+    cr_expect_not_null(strstr(out, "none: No such file or directory; build it"), "%s", out);
+}
+
+/* Tests two outputs of the comparison: the table, and the line about a failed rank. The reason of a failure
+ * is in the files of the ranks or in the output of torchrun. */
+Test(train_scripts, comparison_on_ranks_reports)
+{
+    if (run("command -v python3") != 0)
+        return;
+    EXPECT(
+        0,
+        "cat > ranks.py <<'END'\n"
+        "import json, sys, types\n"
+        "import torch_ranks as t\n"
+        "def fault(rank, time, mode, reason):\n"
+        "    with open(f'fault.{rank}', 'w') as file: json.dump({'time': time, 'mode': mode, 'rank': rank, "
+        "'reason': reason}, file)\n"
+        "print(t.message_of(2, '.', 'a\\n last words \\n\\n', 'LOG'))\n"
+        "log = '  rank      : 0 (local_rank: 0)\\n  exitcode  : 1 (pid: 7)\\n'\n"
+        "print(t.message_of(2, '.', log + log.replace('0', '1').replace(': 1 (pid', ': -9 (pid'), 'LOG'))\n"
+        "fault(0, 5.0, 'best', 'RuntimeError: connection closed')\n"
+        "fault(1, 4.0, 'best', 'ValueError: bad')\n"
+        "print(t.message_of(2, '.', log, 'LOG'))\n"
+        "fault(3, 3.0, 'graph', 'OutOfMemoryError: CUDA out of memory')\n"
+        "print(t.message_of(4, '.', log, 'LOG'))\n"
+        "for name in ('torch', 'torch.nn', 'torch_training'): sys.modules[name] = types.ModuleType(name)\n"
+        "sys.modules['torch.nn'].functional = 0\n"
+        "for name in ('EFFORTS', 'MODELS', 'MODES', 'PRECISIONS', 'Net', 'optimizer_of', 'part', "
+        "'read_data', "
+        "'read_safetensors', 'trained', 'training_of'): setattr(sys.modules['torch_training'], name, 0)\n"
+        "import pytorch\n"
+        "row = {'ranks': '1', 'variant': 'a', 'exchange': '', 'batch': '8', 'items_per_s': '100', 'scaling': "
+        "'', "
+        "'train_loss': '0.5', 'to_99_s': '', 'test_acc': '0.9'}\n"
+        "two = {**row, 'ranks': '2', 'exchange': 'mpi', 'batch': '16', 'scaling': 'weak', 'to_99_s': '1.5'}\n"
+        "pytorch.print_ranks([(1, [row, {**row, 'items_per_s': '300'}, row]), (2, [{**two, 'items_per_s': "
+        "'150'}]), "
+        "(3, [{**two, 'variant': 'b'}])])\n"
+        "END\n"
+        "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=%s/scripts/compare python3 ranks.py",
+        root);
+    cr_expect_str_eq(
+        out,
+        "PyTorch failed on 2 ranks: last words; try --ranks 1 (output: LOG)\n"
+        "PyTorch failed on 2 ranks: rank 1: ended by signal 9; lower --batch or --ranks (output: LOG)\n"
+        "PyTorch failed on 2 ranks in mode best: rank 1: ValueError: bad; leave best out of --modes (output: "
+        "LOG)\n"
+        "PyTorch failed on 4 ranks in mode graph: rank 3: OutOfMemoryError: CUDA out of memory; lower "
+        "--batch or "
+        "--ranks (output: LOG)\n"
+        "ranks variant         exchange  batch set-up s    samples/s efficiency     loss to 99% s acc end\n"
+        "    1 a                             8     1.00        100.0      1.000   0.5000           0.9000\n"
+        "    2 a               mpi          16     2.00        150.0      0.750   0.5000      1.5  0.9000\n"
+        "    2 b               mpi          16     3.00        100.0              0.5000      1.5  0.9000\n"
+        "batch: samples per step of all ranks; weak scaling\n");
+    /* Tests the script without PyTorch. */
+    run("mkdir -p n && echo 'raise ImportError(\"no torch\")' > n/torch.py && PYTHONPATH=n "
+        "%s/scripts/compare/pytorch.py --ranks "
+        "1,2",
+        root);
+    expect_line(4, "compare/pytorch.py: no torch; install PyTorch and NumPy");
+    EXPECT(0, "PYTHONPATH=n %s/scripts/compare/pytorch.py --help", root);
+    cr_expect_not_null(strstr(out, "scripts/compare/pytorch.py --ranks 1,2 --variant train-graph"), "%s",
+                       out);
+}
+
+/* If the variant cannot run, scripts must end before they generate any data. */
+Test(train_scripts, scripts_check_the_variant_first)
+{
+    EXPECT(2, "%s/scripts/compare/fine_tuning.sh", root);
+    cr_expect_str_eq(out, "usage: scripts/compare/fine_tuning.sh DIR FILE\n");
+    EXPECT(2, "%s/scripts/compare/live_training.sh d", root);
+    EXPECT(2, "VARIANT=train-naive MODEL=lenett FDSL_BENCH=$P %s/scripts/compare/live_training.sh d r.csv",
+           root);
+    cr_expect_not_null(strstr(out, "did you mean 'lenet'?\n"), "%s", out);
+#ifndef HAVE_CUDA
+    EXPECT(4, "FDSL_BENCH=$P %s/scripts/compare/live_training.sh d r.csv", root);
+    cr_expect_not_null(strstr(out, "VARIANT=train-omp\n"), "%s", out);
+    EXPECT(4, "FDSL_BENCH=$P %s/scripts/compare/fine_tuning.sh digits r.csv", root);
+    cr_expect_not_null(strstr(out, "VARIANT=train-omp\n"), "%s", out);
+#endif
+    EXPECT(2, "ls d r.csv");
+}
