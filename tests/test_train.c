@@ -142,8 +142,30 @@ Test(train, optimizers_match_hand_computed_values)
 
 Test(train, schedules)
 {
-    const struct schedule cosine = {SCHEDULE_COSINE, 2, 4, 24, 0, 0},
-                          steps = {SCHEDULE_STEP, 2, 0, 0, 10, 0.5};
+    const struct schedule cosine = {.kind = SCHEDULE_COSINE, .rate = 2, .warmup_steps = 4, .total_steps = 24},
+                          steps = {.kind = SCHEDULE_STEP, .rate = 2, .decay_steps = 10, .gamma = 0.5},
+                          multistep = {.kind = SCHEDULE_MULTISTEP,
+                                       .rate = 2,
+                                       .gamma = 0.5,
+                                       .milestone_count = 2,
+                                       .milestones = {3, 7}},
+                          cycles = {.kind = SCHEDULE_COSINE,
+                                    .rate = 2,
+                                    .least = 1,
+                                    .warmup_steps = 4,
+                                    .total_steps = 24,
+                                    .cycles = 2},
+                          square = {.kind = SCHEDULE_POLYNOMIAL, .rate = 8, .total_steps = 4, .power = 2};
+    const double squares[] = {8, 4.5, 2, 0.5, 0, 0}, twice[] = {2, 2, 1, 0.5};
+    for (uint64_t i = 0; i < COUNT_OF(squares); i++)
+        cr_expect_float_eq(schedule_rate(&square, i), squares[i], 1e-15);
+    for (uint64_t i = 0; i < COUNT_OF(twice); i++) /* steps 0, 2, 3 and 7 */
+        cr_expect_float_eq(schedule_rate(&multistep, (const uint64_t[]){0, 2, 3, 7}[i]), twice[i], 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 4), 2, 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 9), 1.5, 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 14), 2, 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 19), 1.5, 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 24), 1, 1e-15);
     cr_expect_float_eq(schedule_rate(&cosine, 0), 0.5, DBL_EPSILON);
     cr_expect_float_eq(schedule_rate(&cosine, 3), 2, DBL_EPSILON);
     cr_expect_float_eq(schedule_rate(&cosine, 4), 2, DBL_EPSILON);

@@ -81,6 +81,15 @@ void data_normalise(struct data *data, bool on)
     }
 }
 
+void data_normalise_by(struct data *data, double mean, double deviation)
+{
+    const double unit = data->type == DTYPE_U8 ? 255 : 1;
+    for (uint32_t c = 0; c < data->shape.channels; c++) {
+        data->scale[c] = (float)(1 / (unit * deviation));
+        data->offset[c] = (float)(-mean / deviation);
+    }
+}
+
 FDSL_FMA_CLONES
 void data_gather(const struct data *data, const void *stored, struct draw_move move, float *values)
 {

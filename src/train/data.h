@@ -136,6 +136,10 @@ void data_close(struct data *data);
  * .. 1 and halves are unchanged. data_open() does not call this function. */
 void data_normalise(struct data *data, bool on);
 
+/* Sets scale and offset for a given mean and standard deviation > 0 of all channels. Bytes count as 0 to 1.
+ */
+void data_normalise_by(struct data *data, double mean, double deviation);
+
 /* Returns the address of a sample that is in memory. */
 const void *data_sample(const struct data *data, enum data_part part, uint32_t sample);
 

@@ -20,7 +20,14 @@ typedef float train_real;
 #endif
 
 enum optimizer_kind { OPTIMIZER_SGD, OPTIMIZER_ADAM, OPTIMIZER_ADAMW };
-enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_STEP, SCHEDULE_COSINE };
+enum schedule_kind {
+    SCHEDULE_CONSTANT,
+    SCHEDULE_STEP,
+    SCHEDULE_MULTISTEP,
+    SCHEDULE_COSINE,
+    SCHEDULE_POLYNOMIAL
+};
+#define SCHEDULE_MILESTONES_MAX 8
 
 struct optimizer {
     enum optimizer_kind kind;
@@ -34,22 +41,53 @@ struct schedule {
     enum schedule_kind kind;
     double rate;           /* the learning rate after the warm-up */
     uint64_t warmup_steps; /* the rate rises linearly from rate / warmup_steps in step 0; 0: no warm-up */
-    uint64_t total_steps;  /* SCHEDULE_COSINE: the rate reaches 0 after this many steps */
+    uint64_t total_steps;  /* cosine, polynomial: the rate is `least` from this step on */
     uint64_t decay_steps;  /* SCHEDULE_STEP: the rate decays every `decay_steps` steps, counted from step 0 */
-    double gamma;          /* SCHEDULE_STEP: factor of each decay */
+    double gamma;          /* SCHEDULE_STEP, SCHEDULE_MULTISTEP: factor of each decay */
+    double least;          /* cosine, polynomial: the rate at the end of a cycle */
+    double power;          /* SCHEDULE_POLYNOMIAL */
+    uint32_t
+        cycles; /* cosine, polynomial: the decay is repeated this often between warm-up and end; 0 means 1 */
+    uint32_t milestone_count;
+    uint64_t milestones[SCHEDULE_MILESTONES_MAX]; /* SCHEDULE_MULTISTEP: steps of the decays, ascending */
 };
+
+/* Returns whether the rate depends on the number of steps of the whole training. */
+FDSL_HD bool schedule_has_end(enum schedule_kind kind)
+{
+    return kind == SCHEDULE_COSINE || kind == SCHEDULE_POLYNOMIAL;
+}
+
+/* Returns the rate of a schedule with an end: in each cycle it falls from `rate` to `least`. With u, the part
+ * of the cycle that is done, it is least + (rate - least) f(u), where f is (1 + cos(pi u)) / 2 (Loshchilov
+ * and Hutter, "SGDR", 2017) or (1 - u)^power. */
+FDSL_HD double schedule_decay(const struct schedule *schedule, uint64_t step)
+{
+    const double pi = 3.14159265358979323846;
+    const uint64_t span = schedule->total_steps - schedule->warmup_steps, at = step - schedule->warmup_steps;
+    const double cycle = (double)span / (schedule->cycles ? schedule->cycles : 1);
+    const double done = fmod((double)at, cycle), range = schedule->rate - schedule->least;
+    if (at >= span)
+        return schedule->least;
+    return schedule->least + range * (schedule->kind == SCHEDULE_COSINE
+                                          ? 0.5 * (1 + cos(pi * done / cycle))
+                                          : pow(1 - done / cycle, schedule->power));
+}
 
 /* Returns the learning rate of a step. Steps count from 0 over all epochs. */
 FDSL_HD double schedule_rate(const struct schedule *schedule, uint64_t step)
 {
-    const double pi = 3.14159265358979323846;
+    uint32_t passed = 0;
     if (step < schedule->warmup_steps)
         return schedule->rate * (double)(step + 1) / (double)schedule->warmup_steps;
+    if (schedule_has_end(schedule->kind))
+        return schedule_decay(schedule, step);
     if (schedule->kind == SCHEDULE_STEP)
         return schedule->rate * pow(schedule->gamma, (double)(step / schedule->decay_steps));
-    if (schedule->kind == SCHEDULE_COSINE) {
-        uint64_t span = schedule->total_steps - schedule->warmup_steps, at = step - schedule->warmup_steps;
-        return at < span ? schedule->rate * 0.5 * (1 + cos(pi * (double)at / (double)span)) : 0;
+    if (schedule->kind == SCHEDULE_MULTISTEP) {
+        while (passed < schedule->milestone_count && step >= schedule->milestones[passed])
+            passed++;
+        return schedule->rate * pow(schedule->gamma, passed);
     }
     return schedule->rate;
 }
