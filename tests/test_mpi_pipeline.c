@@ -82,7 +82,7 @@ static void outcome_free(struct outcome *outcome)
 static enum status train_with(const struct engine *engine, const struct net *net, struct outcome *outcome)
 {
     const struct resources resources = {.threads = 1};
-    const struct train_state begin = {net->initial, net->zeros, net->zeros, {0, 0}};
+    const struct train_state begin = {net->initial, net->zeros, net->zeros, {0, 0}, NULL};
     void *state = NULL;
     TRY(engine->open(&net->train, &resources, &state));
     TRY(engine->set(state, &begin));

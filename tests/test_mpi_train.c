@@ -83,7 +83,7 @@ static enum status train_steps_of(const struct engine *engine, const struct trai
 {
     const struct resources resources = {.threads = 1};
     const struct train_state begin = {
-        (float *)(uintptr_t)initial, end->m, end->v, {0, 0}}; /* the moments are 0 */
+        (float *)(uintptr_t)initial, end->m, end->v, {0, 0}, NULL}; /* the moments are 0 */
     void *state = NULL;
     enum status ended = engine->open(train, &resources, &state);
     if (ended == STATUS_OK)

@@ -184,13 +184,59 @@ Test(train_cli, the_last_batch_can_be_dropped)
     cr_expect_str_eq(value(out, 1, "steps"), "1");
 }
 
+/* ---- Clipping, moving average, layer decay, stochastic depth ---- */
+
+#define RECIPE                                                                                             \
+    "--variant train-naive --model vit-micro --train-size 40 --test-size 30 --batch 12 --optimizer adamw " \
+    "--weight-decay 0.05 --clip-norm 0.5 --ema 0.9 --layer-decay 0.75 --drop-path 0.2 --format csv "
+
+/* A resumed run must continue the average bit-exactly. --export and `infer` take the average. */
+Test(train_cli, resumes_the_moving_average)
+{
+    EXPECT(0, "$P " RECIPE "--epochs 2 --checkpoint whole --export whole.safetensors --verify");
+    cr_expect_str_eq(value(out, 2, "wrong"), "0");
+    cr_expect_gt(number(out, 2, "gradient_norm"), 0.5);
+    cr_expect_neq(number(out, 2, "ema_test_loss"), number(out, 2, "test_loss"));
+    char loss[64], accuracy[64];
+    snprintf(loss, sizeof loss, "%s", value(out, 2, "ema_test_loss"));
+    snprintf(accuracy, sizeof accuracy, "%s", value(out, 2, "ema_test_acc"));
+    EXPECT(0, "$P " RECIPE "--epochs 1 --checkpoint parts");
+    EXPECT(0, "$P " RECIPE "--epochs 2 --checkpoint parts --resume --export parts.safetensors");
+    cr_expect_str_eq(value(out, 1, "ema_test_loss"), loss);
+    EXPECT(0, "cmp whole.safetensors parts.safetensors");
+    EXPECT(0, "$P --variant infer-naive --checkpoint whole --format csv");
+    cr_expect_str_eq(value(out, 1, "test_loss"), loss);
+    cr_expect_str_eq(value(out, 1, "test_acc"), accuracy);
+    expect_refusal(2,
+                   "--model vit-micro --train-size 40 --test-size 30 --batch 12 --optimizer adamw "
+                   "--weight-decay 0.05 --clip-norm 0.5 --layer-decay 0.75 --drop-path 0.2 --checkpoint "
+                   "whole --resume",
+                   "no ema now, ema=0.9 in the checkpoint");
+}
+
+Test(train_cli, columns_of_the_recipe_are_empty_without_it)
+{
+    EXPECT(0, "$P " SMALL "--epochs 1 --format csv");
+    static const char *const names[] = {"gradient_norm", "ema_test_loss", "ema_test_acc", "clip_norm",
+                                        "ema",           "layer_decay",   "drop_path"};
+    for (size_t i = 0; i < COUNT_OF(names); i++)
+        cr_expect_str_eq(value(out, 1, names[i]), "", "%s", names[i]);
+}
+
+Test(train_cli, refuses_options_of_transformers_elsewhere)
+{
+    expect_refusal(2, "--model lenet --layer-decay 0.5", "--layer-decay needs a transformer");
+    expect_refusal(2, "--model lenet --drop-path 0.1", "--drop-path needs a transformer");
+    expect_refusal(2, "--model lenet --parallel pipeline --clip-norm 1", "--clip-norm needs --parallel data");
+}
+
 /* A checkpoint of a newer schema must not be overwritten, because a newer program may be able to read it. */
 Test(train_cli, newer_schema_is_an_error)
 {
     EXPECT(0, "$P " SMALL "--epochs 2 --checkpoint k");
-    EXPECT(0, "printf '\\005' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
+    EXPECT(0, "printf '\\006' | dd of=k/epoch-000002.ckpt bs=1 seek=8 conv=notrunc && cp -r k before");
     expect_refusal(1, "--model logreg --train-size 200 --test-size 50 --batch 16 --checkpoint k --resume",
-                   "has schema 5; this program reads 4");
+                   "has schema 6; this program reads 4 and 5");
     EXPECT(0, "diff -r k before");
     EXPECT(1, "$P --variant infer-naive --checkpoint k");
     EXPECT(0, "truncate -s 10 k/epoch-000002.ckpt");

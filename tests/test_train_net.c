@@ -23,7 +23,7 @@
 static double loss_at(const struct net *net, float *parameters)
 {
     struct train_totals totals;
-    const struct train_state state = {parameters, net->zeros, net->zeros, {0, 0}};
+    const struct train_state state = {parameters, net->zeros, net->zeros, {0, 0}, NULL};
     must(engine_oracle.set(net->state, &state));
     must(engine_oracle.steps(net->state, 0, 0, 1));
     must(engine_oracle.totals(net->state, &totals));
@@ -241,7 +241,7 @@ Test(train_net, forward_matches_hand_computed_values)
         parameters[net.model.layers[0].bias] = 0;
         parameters[net.model.layers[3].weight] = 2;
         parameters[net.model.layers[3].bias] = -1;
-        const struct train_state state = {parameters, net.zeros, net.zeros, {0, 0}};
+        const struct train_state state = {parameters, net.zeros, net.zeros, {0, 0}, NULL};
         must(engine_naive.set(net.state, &state));
         must(engine_naive.evaluate(net.state, DATA_TEST, 0, 1, logits));
         cr_expect_eq(logits[0], sign > 0 ? 2 * 9865 - 1 : -1, "%g", logits[0]);

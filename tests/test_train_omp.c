@@ -73,7 +73,7 @@ static void run(const struct engine *engine, const struct model_table *table, co
         must(engine->steps(net->state, i, i % 2 ? last : 0, 1));
     must(engine->totals(net->state, &totals));
     const struct train_state state = {
-        result->parameters, result->parameters + values, result->parameters + 2 * values, {0, 0}};
+        result->parameters, result->parameters + values, result->parameters + 2 * values, {0, 0}, NULL};
     must(engine->get(net->state, (struct train_state *)&state));
     result->loss = totals.loss / (double)totals.samples;
     result->correct = totals.correct;
@@ -362,13 +362,13 @@ static float *learnt(const struct model_table *table, struct shape input, int th
     net_open(&net, &engine_omp, table, fitted(table, input), 10, 83, 33, 0.1f);
     engine_omp.close(net.state);
     must(engine_omp.open(&net.train, &resources, &net.state));
-    const struct train_state begin = {net.initial, net.zeros, net.zeros, {0, 0}};
+    const struct train_state begin = {net.initial, net.zeros, net.zeros, {0, 0}, NULL};
     must(engine_omp.set(net.state, &begin));
     for (uint32_t epoch = 0; epoch < 2; epoch++)
         must(engine_omp.steps(net.state, epoch, 0, train_steps(&net.train)));
     float *arenas = malloc(3 * net.model.arena_values * sizeof *arenas);
     struct train_state state = {
-        arenas, arenas + net.model.arena_values, arenas + 2 * net.model.arena_values, {0, 0}};
+        arenas, arenas + net.model.arena_values, arenas + 2 * net.model.arena_values, {0, 0}, NULL};
     must(engine_omp.get(net.state, &state));
     *model = net.model;
     net_close(&net);
@@ -475,7 +475,7 @@ static double learn(const struct model_table *table, uint32_t epochs, double rat
     float *logits = malloc((size_t)tests * classes * sizeof *logits);
     model_initialise(&model, 0, arenas);
     const struct train_state begin = {
-        arenas, arenas + model.arena_values, arenas + model.arena_values, {0, 0}};
+        arenas, arenas + model.arena_values, arenas + model.arena_values, {0, 0}, NULL};
     must(engine_omp.open(&train, &request.resources, &state));
     must(engine_omp.set(state, &begin));
     for (uint32_t epoch = 0; epoch < epochs; epoch++)

@@ -439,6 +439,8 @@ static enum status omp_set(void *state, const struct train_state *from)
         net_take_arena(net, from->m, net->m);
         net_take_arena(net, from->v, net->v);
     }
+    if (net->ema)
+        net_take_arena(net, from->ema ? from->ema : from->parameters, net->ema);
 #pragma omp parallel num_threads(net->threads)
     net_prepare_weights(net);
     return STATUS_OK;
@@ -450,6 +452,8 @@ static enum status omp_get(void *state, struct train_state *into)
     net_give_arena(net, net->parameters, into->parameters);
     net_give_arena(net, net->m, into->m);
     net_give_arena(net, net->v, into->v);
+    if (net->ema && into->ema)
+        net_give_arena(net, net->ema, into->ema);
     return STATUS_OK;
 }
 

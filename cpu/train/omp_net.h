@@ -122,10 +122,12 @@ struct worker {
     double data_s;
 };
 
-/* A part of the net's arenas to which weight decay applies or not. */
+#define NET_PART ((size_t)16384) /* parameters that one thread updates at a time */
+
+/* A part of the net's arenas that is updated in one way. */
 struct span {
     size_t first, count;
-    bool decays;
+    struct tensor_update how;
 };
 
 struct net {
@@ -143,6 +145,8 @@ struct net {
     /* Arenas of parameters. Tensors and rows of LINEAR weights are padded to whole vectors with zeros. */
     size_t arena_values;
     float *parameters, *gradients, *m, *v;
+    float *ema;      /* moving average of the parameters; NULL: none */
+    double *squares; /* sums of squares of NET_PART gradients each, to clip them; NULL: not clipped */
     struct span spans[2 * NET_BLOCKS_MAX]; /* all of an arena */
     uint32_t span_count;
     float *common; /* room for an arena in the layout of model.h, if the exchange needs that; else NULL */

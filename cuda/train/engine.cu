@@ -83,7 +83,10 @@ enum status state_copy(const struct train *train, const struct train_state *to,
     if (train->forward_only)
         return STATUS_OK;
     TRY(arena_copy(train, to->m, from->m, stream));
-    return arena_copy(train, to->v, from->v, stream);
+    TRY(arena_copy(train, to->v, from->v, stream));
+    return train_averages(train) && to->ema
+               ? arena_copy(train, to->ema, from->ema ? from->ema : from->parameters, stream)
+               : STATUS_OK;
 }
 
 enum status totals_clear(struct train_totals *totals, cudaStream_t stream)
@@ -174,6 +177,9 @@ static enum status open_learning(struct network *network)
     size_t values = network->train->model->arena_values, batch = network->capacity;
     TRY(allocate_zeros(&network->allocations, &network->state.m, values, network->stream));
     TRY(allocate_zeros(&network->allocations, &network->state.v, values, network->stream));
+    if (train_averages(network->train))
+        TRY(allocate(&network->allocations, &network->state.ema, values));
+    TRY(clip_open(network->train, &network->allocations, &network->clip));
     TRY(allocate_zeros(&network->allocations, &network->gradients, values, network->stream));
     if (network->train->stage)
         TRY(allocate_zeros(&network->allocations, &network->added, values, network->stream));
@@ -472,7 +478,10 @@ enum status network_update(struct network *network, uint64_t number)
     RANGE(UPDATE);
     if (scale)
         TRY(scaling_unscale(scale, values, network->gradients, network->stream));
-    TRY(parameters_update(&update, values, network->gradients, scale, &network->state, network->stream));
+    TRY(clip_find(&train->optimizer, values, network->gradients, scale, network->clip, network->losses.totals,
+                  network->stream));
+    TRY(parameters_update(&update, values, network->gradients, scale, network->clip, &network->state,
+                          network->stream));
     return scale ? scaling_step(scale, network->stream) : STATUS_OK;
 }
 

@@ -3,6 +3,7 @@
 #ifndef FDSL_CUDA_TRAIN_ENGINE_PARTS_CUH
 #define FDSL_CUDA_TRAIN_ENGINE_PARTS_CUH
 
+#include "train/clip.cuh"
 #include "train/engine.cuh"
 #include "train/feed.cuh"
 #include "train/network.cuh"
@@ -30,6 +31,7 @@ struct network {
     struct device_set sets[DATA_PARTS];
     struct device_feed feed; /* live training samples */
     struct device_losses losses;
+    struct device_clip *clip; /* NULL: gradients are not clipped */
     struct device_progress progress;
     struct slot *slots;
     uint32_t slot_count;

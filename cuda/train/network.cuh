@@ -98,7 +98,9 @@ static inline enum status allocate_copy(struct allocations *allocations, T **poi
 /* Enqueues a copy of an arena between host and device, in either direction. */
 enum status arena_copy(const struct train *train, float *to, const float *from, cudaStream_t stream);
 
-/* Enqueues a copy of the parameters and, when training, of the optimizer's moments, in either direction. */
+/* Enqueues a copy of the parameters and, when training, of the optimizer's moments and the moving average, in
+ * either direction. A state in device memory has an average if train_averages(). A state in host memory may
+ * lack it: see struct train_state. */
 enum status state_copy(const struct train *train, const struct train_state *to,
                        const struct train_state *from, cudaStream_t stream);
 
@@ -212,11 +214,13 @@ enum status loss_take(const struct train *train, const float *logits, const uint
                       const struct pass *pass, uint64_t step, float *deltas,
                       const struct device_losses *losses);
 
-/* Runs optimizer_step() on all parameters; the arrays have `values` elements. Changes nothing if
- * scale->overflowed is set. `scale` may be NULL. */
+struct device_clip; /* clip.cuh */
+
+/* Runs optimizer_step() on all parameters, and updates their moving average, if there is one; the arrays have
+ * `values` elements. Changes nothing if scale->overflowed is set. `scale` and `clip` may be NULL. */
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,
-                              const struct device_scale *scale, const struct train_state *state,
-                              cudaStream_t stream);
+                              const struct device_scale *scale, const struct device_clip *clip,
+                              const struct train_state *state, cudaStream_t stream);
 
 /* Adds `count` values of `from` to those of `to`. */
 enum status values_add(const float *from, size_t count, float *to, cudaStream_t stream);

@@ -112,6 +112,16 @@ struct stage_functions {
     void (*unpin)(void *memory);
 };
 
+/* Returns how a tensor is updated. */
+static inline struct tensor_update train_update_of(const struct train *train,
+                                                   const struct model_tensor *tensor)
+{
+    struct tensor_update of;
+    of.share = optimizer_share(&train->optimizer, train->model->depth - tensor->depth);
+    of.decays = tensor->decays;
+    return of;
+}
+
 /* Returns the number of steps per epoch. */
 static inline uint32_t train_steps(const struct train *train)
 {
@@ -188,9 +198,12 @@ struct train_state {
     float *parameters;
     float *m, *v;            /* moments for optimizer_step(); with SGD, `m` is the momentum and `v` is zero */
     struct loss_scale scale; /* used by engines that scale the loss; other engines leave it unchanged */
+    float *ema; /* moving average of the parameters; NULL: none. If set() gets none, the average starts with
+                 * the parameters; get() fills it only if it is not NULL */
 };
 
-/* Allocates zeroed arenas. Returns false if memory runs out; the caller frees in both cases. */
+/* Allocates zeroed arenas, but no moving average. Returns false if memory runs out; the caller frees in both
+ * cases. */
 static inline bool train_state_new(size_t values, struct train_state *state)
 {
     state->parameters = (float *)calloc(values, sizeof(float));
@@ -198,7 +211,24 @@ static inline bool train_state_new(size_t values, struct train_state *state)
     state->v = (float *)calloc(values, sizeof(float));
     state->scale.scale = 0;
     state->scale.good_steps = 0;
+    state->ema = NULL;
     return state->parameters && state->m && state->v;
+}
+
+/* Returns whether the engine keeps a moving average of the parameters. */
+static inline bool train_averages(const struct train *train)
+{
+    return !train->forward_only && train->optimizer.average > 0;
+}
+
+/* Allocates the arenas that training needs. Returns false if memory runs out; the caller frees in both
+ * cases. */
+static inline bool train_state_for(const struct train *train, struct train_state *state)
+{
+    bool whole = train_state_new(train->model->arena_values, state);
+    if (whole && train_averages(train))
+        state->ema = (float *)calloc(train->model->arena_values, sizeof(float));
+    return whole && (state->ema || !train_averages(train));
 }
 
 static inline void train_state_free(struct train_state *state)
@@ -206,6 +236,7 @@ static inline void train_state_free(struct train_state *state)
     free(state->parameters);
     free(state->m);
     free(state->v);
+    free(state->ema);
 }
 
 #define TRAIN_FINE UINT64_MAX /* no step had a non-finite loss */
@@ -216,6 +247,8 @@ struct train_totals {
     uint64_t correct; /* samples classified correctly, with dropout, before the update of their step */
     uint64_t samples;
     uint64_t skipped;  /* steps that overflowed and changed no parameters (engines that scale the loss) */
+    double norms;      /* with clip_norm: sum of the norms of the gradients before clipping, over `normed` */
+    uint64_t normed;   /* steps. A skipped step has no norm. All ranks have the same norms */
     double data_s;     /* seconds in which arithmetic waited for samples; negative: not known */
     double generate_s; /* seconds spent generating samples (DATA_LIVE), overlapped or not */
     uint64_t bad_step; /* first step with a non-finite loss, counted over all epochs; or TRAIN_FINE */
@@ -296,8 +329,8 @@ struct engine {
      * run. */
     void (*progress)(const void *state, struct train_progress *progress);
 
-    /* For tests and --export-step: writes the gradients of the latest step, before weight decay, as an
-     * arena. */
+    /* For tests and --export-step: writes the gradients of the latest step, before clipping and weight decay,
+     * as an arena. */
     enum status (*gradients)(void *state, float *gradients);
 
     /* Writes the logits of samples first .. first + count - 1 of a set, in order: count * classes floats. No

@@ -29,6 +29,7 @@ struct naive {
     const struct train *train;
     uint32_t batch; /* capacity in samples: maximum per step or, in a pipeline, maximum kept at a time */
     real *parameters, *gradients, *m, *v;
+    real *ema;     /* moving average of the parameters; NULL: none */
     real *inputs;  /* batch x input_values */
     real *outputs; /* outputs of all layers: batch x out_values each, at the offsets layer->output * batch */
     real *deltas;  /* gradients of `outputs` */
@@ -171,8 +172,8 @@ static void take_to_learn(struct naive *naive, uint32_t epoch, uint32_t sample, 
 static void naive_close(void *state)
 {
     struct naive *naive = state;
-    real *const arenas[] = {naive->parameters, naive->gradients, naive->m,     naive->v,
-                            naive->inputs,     naive->outputs,   naive->deltas};
+    real *const arenas[] = {naive->parameters, naive->gradients, naive->m,       naive->v,
+                            naive->ema,        naive->inputs,    naive->outputs, naive->deltas};
     for (size_t i = 0; i < COUNT_OF(arenas); i++)
         free(arenas[i]);
     free(naive->sample);
@@ -208,6 +209,8 @@ static bool allocate(struct naive *naive)
     naive->gradients = zeros(naive, learning, sizeof(real));
     naive->m = zeros(naive, learning, sizeof(real));
     naive->v = zeros(naive, learning, sizeof(real));
+    if (train_averages(naive->train))
+        naive->ema = zeros(naive, model->arena_values, sizeof(real));
     naive->inputs = zeros(naive, batch * model->input_values, sizeof(real));
     naive->outputs = zeros(naive, batch * model->output_values, sizeof(real));
     naive->deltas = zeros(naive, naive->train->forward_only ? 1 : batch * model->output_values, sizeof(real));
@@ -215,7 +218,8 @@ static bool allocate(struct naive *naive)
     naive->scratch = zeros(naive, 2 * most_tokens(model), sizeof(real));
     naive->numbers = zeros(naive, batch, sizeof *naive->numbers);
     return naive->parameters && naive->gradients && naive->m && naive->v && naive->inputs && naive->outputs &&
-           naive->deltas && naive->sample && naive->scratch && naive->numbers;
+           naive->deltas && naive->sample && naive->scratch && naive->numbers &&
+           (naive->ema || !train_averages(naive->train));
 }
 
 static enum status naive_open(const struct train *train, const struct resources *resources, void **state)
@@ -256,6 +260,8 @@ static enum status naive_set(void *state, const struct train_state *from)
         return STATUS_OK;
     copy_in(naive->m, from->m, values);
     copy_in(naive->v, from->v, values);
+    if (naive->ema)
+        copy_in(naive->ema, from->ema ? from->ema : from->parameters, values);
     return STATUS_OK;
 }
 
@@ -266,6 +272,8 @@ static enum status naive_get(void *state, struct train_state *into)
     copy_out(into->parameters, naive->parameters, values);
     copy_out(into->m, naive->m, values);
     copy_out(into->v, naive->v, values);
+    if (naive->ema && into->ema)
+        copy_out(into->ema, naive->ema, values);
     return STATUS_OK;
 }
 
@@ -319,16 +327,34 @@ static enum status add_up(struct naive *naive, enum status status)
 #endif
 }
 
+/* Returns the factor that clips the gradients, and adds their norm to the totals. */
+static real clip(struct naive *naive)
+{
+    const struct train *train = naive->train;
+    double squares = 0;
+    if (train->optimizer.clip_norm == 0)
+        return 1;
+    for (size_t i = 0; i < train->model->arena_values; i++)
+        squares += (double)naive->gradients[i] * naive->gradients[i];
+    naive->totals.norms += sqrt(squares);
+    naive->totals.normed++;
+    return (real)optimizer_clip(train->optimizer.clip_norm, sqrt(squares));
+}
+
 static void update_parameters(struct naive *naive, uint64_t step)
 {
     const struct train *train = naive->train;
     RANGE(UPDATE);
-    const struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
+    struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
+    update.clip = clip(naive);
     for (uint32_t t = 0; t < train->model->tensor_count; t++) {
         const struct model_tensor *tensor = &train->model->tensors[t];
-        const struct update of = optimizer_of(&update, tensor->decays);
-        for (size_t i = tensor->first; i < tensor->first + tensor->values; i++)
+        const struct update of = optimizer_of(&update, train_update_of(train, tensor));
+        for (size_t i = tensor->first; i < tensor->first + tensor->values; i++) {
             optimizer_step(&of, naive->gradients[i], &naive->parameters[i], &naive->m[i], &naive->v[i]);
+            if (naive->ema)
+                naive->ema[i] = optimizer_average(&of, naive->ema[i], naive->parameters[i]);
+        }
     }
 }
 

@@ -35,6 +35,10 @@ struct optimizer {
     double beta1, beta2, epsilon; /* Adam, AdamW */
     double weight_decay;          /* SGD and Adam add it, times the parameter, to the gradient; AdamW shrinks
                                      the parameter instead */
+    double clip_norm;   /* the gradients of a step are scaled down to this Euclidean norm if theirs is larger;
+                           0: never */
+    double average;     /* decay per step of the moving average of the parameters; 0: no average */
+    double layer_decay; /* see optimizer_share(); 0 means 1 */
 };
 
 struct schedule {
@@ -100,9 +104,11 @@ struct update {
     train_real rate1;                      /* rate / (1 - beta1^t), with t = step + 1 */
     train_real scale2;                     /* 1 / sqrt(1 - beta2^t), with t = step + 1 */
     train_real epsilon;
+    train_real clip;          /* factor of the gradients, from optimizer_clip() */
+    train_real average, rest; /* of optimizer_average(): decay, and 1 - decay */
 };
 
-/* Returns the update of a step. Steps count from 0 over all epochs. */
+/* Returns the update of a step, without clipping. Steps count from 0 over all epochs. */
 FDSL_HD struct update optimizer_at(const struct optimizer *optimizer, const struct schedule *schedule,
                                    uint64_t step)
 {
@@ -119,14 +125,40 @@ FDSL_HD struct update optimizer_at(const struct optimizer *optimizer, const stru
     update.rate1 = (train_real)(rate / (1 - pow(optimizer->beta1, t)));
     update.scale2 = (train_real)(1 / sqrt(1 - pow(optimizer->beta2, t)));
     update.epsilon = (train_real)optimizer->epsilon;
+    update.clip = 1;
+    update.average = (train_real)optimizer->average;
+    update.rest = (train_real)(1 - optimizer->average);
     return update;
 }
 
-/* Returns the update of a tensor that weight decay applies to, or does not apply to. */
-FDSL_HD struct update optimizer_of(const struct update *update, bool decays)
+/* Returns the factor that scales gradients down to the norm `clip_norm`, as torch.nn.utils.clip_grad_norm_
+ * does. `norm` is the Euclidean norm of all gradients of the step. */
+FDSL_HD double optimizer_clip(double clip_norm, double norm)
+{
+    double factor = clip_norm / (norm + 1e-6);
+    return factor < 1 ? factor : 1;
+}
+
+/* How the update of a tensor differs from that of other tensors. */
+struct tensor_update {
+    float share; /* factor of the learning rate */
+    bool decays; /* whether weight decay applies */
+};
+
+/* Returns the factor of the learning rate for a tensor that is `above` layers before the last one. Layers are
+ * counted as model.h says (depth). */
+FDSL_HD float optimizer_share(const struct optimizer *optimizer, uint32_t above)
+{
+    return optimizer->layer_decay > 0 ? (float)pow(optimizer->layer_decay, above) : 1;
+}
+
+/* Returns the update of a tensor. */
+FDSL_HD struct update optimizer_of(const struct update *update, struct tensor_update tensor)
 {
     struct update of = *update;
-    of.decay = decays ? of.decay : 0;
+    of.decay = tensor.decays ? of.decay : 0;
+    of.rate *= tensor.share;
+    of.rate1 *= tensor.share;
     return of;
 }
 
@@ -136,6 +168,7 @@ FDSL_HD void optimizer_step(const struct update *update, train_real gradient, tr
                             train_real *m, train_real *v)
 {
     train_real value = *parameter;
+    gradient *= update->clip; /* exact if nothing is clipped, when the factor is 1 */
     if (update->kind == OPTIMIZER_ADAMW)
         value -= update->rate * update->decay * value;
     else
@@ -148,6 +181,12 @@ FDSL_HD void optimizer_step(const struct update *update, train_real gradient, tr
     *m = update->beta1 * *m + update->rest1 * gradient;
     *v = update->beta2 * *v + update->rest2 * gradient * gradient;
     *parameter = value - update->rate1 * *m / (TRAIN_SQRT(*v) * update->scale2 + update->epsilon);
+}
+
+/* Returns the moving average of a parameter after a step, from the average before it. */
+FDSL_HD train_real optimizer_average(const struct update *update, train_real average, train_real parameter)
+{
+    return update->average * average + update->rest * parameter;
 }
 
 #endif

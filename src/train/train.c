@@ -94,7 +94,7 @@ static const struct option_spec options[] = {
      "scale the gradients of a step down if their Euclidean norm over all parameters is larger than this"},
     {"accumulate", "N", OPTION_COUNT, AT(accumulate), "1", 1, 1 << 20, NULL, true,
      "compute the gradients of a step in N parts of its batch, one after another, to save memory"},
-    {"ema", "DECAY", OPTION_REAL, AT(ema), NULL, 0, 0.9999999, NULL, true,
+    {"ema", "DECAY", OPTION_REAL, AT(ema), NULL, 1e-6, 0.9999999, NULL, true,
      "also keep an exponential moving average of the parameters with this decay per step, and test it"},
     {"layer-decay", "D", OPTION_REAL, AT(layer_decay), "1", 1e-6, 1, NULL, true,
      "multiply the learning rate of each block of a transformer by D, relative to the block after it"},
@@ -196,40 +196,23 @@ static const struct option_spec options[] = {
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
 
 static const struct measure columns[] = {
-    {"timed_stages", COMBINE_FIRST},
-    {"epoch", COMBINE_SAME},
-    {"steps", COMBINE_SAME},
-    {"parameters", COMBINE_SAME},
-    {"train_samples", COMBINE_SAME},
-    {"test_samples", COMBINE_SAME},
-    {"train_loss", COMBINE_SAME},
-    {"train_acc", COMBINE_SAME},
-    {"test_loss", COMBINE_SAME},
-    {"test_acc", COMBINE_SAME},
-    {"last_lr", COMBINE_SAME},
-    {"trained_s", COMBINE_SAME},
-    {"to_98_s", COMBINE_SAME},
-    {"to_99_s", COMBINE_SAME},
-    {"data_share", COMBINE_MAX},
-    {"memory_bytes", COMBINE_SUM},
-    {"generate_share", COMBINE_MAX},
-    {"generated_per_s", COMBINE_SUM_REAL},
-    {"opening_s", COMBINE_MAX},
-    {"init", COMBINE_FIRST},
-    {"skipped_steps", COMBINE_SAME},
-    {"loss_scale", COMBINE_SAME},
-    {"exchange", COMBINE_FIRST},
-    {"exchange_share", COMBINE_MAX},
-    {"samples_per_step", COMBINE_SUM},
-    {"layers", COMBINE_COMMON},
-    {"bubble", COMBINE_MEAN},
-    {"bubble_ideal", COMBINE_MEAN},
-    {"bubble_formula", COMBINE_SAME},
-    {"batch_probes", COMBINE_SAME},
-    {"gradient_norm", COMBINE_SAME},
-    {"ema_test_loss", COMBINE_SAME},
-    {"ema_test_acc", COMBINE_SAME},
-    {NULL, COMBINE_FIRST},
+    {"timed_stages", COMBINE_FIRST},   {"epoch", COMBINE_SAME},
+    {"steps", COMBINE_SAME},           {"parameters", COMBINE_SAME},
+    {"train_samples", COMBINE_SAME},   {"test_samples", COMBINE_SAME},
+    {"train_loss", COMBINE_SAME},      {"train_acc", COMBINE_SAME},
+    {"test_loss", COMBINE_SAME},       {"test_acc", COMBINE_SAME},
+    {"last_lr", COMBINE_SAME},         {"trained_s", COMBINE_SAME},
+    {"to_98_s", COMBINE_SAME},         {"to_99_s", COMBINE_SAME},
+    {"data_share", COMBINE_MAX},       {"memory_bytes", COMBINE_SUM},
+    {"generate_share", COMBINE_MAX},   {"generated_per_s", COMBINE_SUM_REAL},
+    {"opening_s", COMBINE_MAX},        {"init", COMBINE_FIRST},
+    {"skipped_steps", COMBINE_SAME},   {"loss_scale", COMBINE_SAME},
+    {"exchange", COMBINE_FIRST},       {"exchange_share", COMBINE_MAX},
+    {"samples_per_step", COMBINE_SUM}, {"layers", COMBINE_COMMON},
+    {"bubble", COMBINE_MEAN},          {"bubble_ideal", COMBINE_MEAN},
+    {"bubble_formula", COMBINE_SAME},  {"batch_probes", COMBINE_SAME},
+    {"gradient_norm", COMBINE_SAME},   {"ema_test_loss", COMBINE_SAME},
+    {"ema_test_acc", COMBINE_SAME},    {NULL, COMBINE_FIRST},
 };
 static const char *const shown[] = {"epoch", "train_loss", "train_acc", "test_acc", NULL};
 static const char *const baselines[] = {"train-naive", NULL};
@@ -275,8 +258,11 @@ static const char *lacking(const struct parameters *parameters, const char *opti
     static const char *const of_adam[] = {"beta1", "beta2", "epsilon", NULL};
     static const char *const of_end[] = {"lr-min", "lr-cycles", NULL};
     static const char *const of_pipeline[] = {"stages", "microbatches", "schedule", NULL};
+    static const char *const of_data_parallel[] = {"sync", "balance", "clip-norm", "accumulate", "ema", NULL};
+    static const char *const of_transformers[] = {"layer-decay", "drop-path", NULL};
     bool pipeline = parameters->parallel == PARALLEL_PIPELINE;
     bool sgd = parameters->optimizer == OPTIMIZER_SGD;
+    bool transformer = model_tables[parameters->model].layers[0].kind == LAYER_PATCHES;
     if (strcmp(option, "momentum") == 0 && !sgd)
         return "--optimizer sgd";
     if (is_one_of(option, of_adam) && sgd)
@@ -298,8 +284,10 @@ static const char *lacking(const struct parameters *parameters, const char *opti
         return "samples that are normalised; drop --raw";
     if (is_one_of(option, of_pipeline) && !pipeline)
         return "--parallel pipeline";
-    if ((strcmp(option, "sync") == 0 || strcmp(option, "balance") == 0) && pipeline)
+    if (is_one_of(option, of_data_parallel) && pipeline)
         return "--parallel data";
+    if (is_one_of(option, of_transformers) && !transformer)
+        return "a transformer, such as --model vit-tiny";
     if (strcmp(option, "res") == 0 && strcmp(parameters->job.data, "synth") != 0)
         return "--data synth";
     if (strcmp(option, "fresh") == 0 && parameters->job.feed != DATA_LIVE)
@@ -408,9 +396,9 @@ static bool decides_nothing(const struct parameters *parameters, const char *opt
         return !parameters->job.fresh;
     /* Other ranks, shares, exchanges and pipelines change only the order of sums. --lr-scale changes only
      * --lr. */
-    static const char *const others[] = {"data",   "train-size",   "test-size", "res",
-                                         "sync",   "lr-scale",     "balance",   "parallel",
-                                         "stages", "microbatches", "schedule",  NULL};
+    static const char *const others[] = {"data",     "train-size", "test-size", "res",    "sync",
+                                         "lr-scale", "balance",    "parallel",  "stages", "microbatches",
+                                         "schedule", "accumulate", NULL};
     if (is_one_of(option, others))
         return true;
     if (strcmp(option, "checkpoint-activations") == 0)
@@ -473,22 +461,26 @@ static void fill_job(const struct parameters *parameters, const struct partition
                      struct opened *opened)
 {
     struct train *train = &opened->job.train;
-    *train = (struct train){.model = &opened->model,
-                            .data = &opened->data,
-                            .seed = parameters->seed,
-                            .batch = (uint32_t)parameters->job.batch,
-                            .drop_last = parameters->drop_last,
-                            .rank = (uint32_t)partition->rank,
-                            .ranks = (uint32_t)partition->ranks,
-                            .augment = {(uint32_t)parameters->shift, parameters->flip},
-                            .optimizer = {.kind = (enum optimizer_kind)parameters->optimizer,
-                                          .momentum = parameters->momentum,
-                                          .beta1 = parameters->beta1,
-                                          .beta2 = parameters->beta2,
-                                          .epsilon = parameters->epsilon,
-                                          .weight_decay = parameters->weight_decay},
-                            .smoothing = (float)parameters->label_smoothing,
-                            .checkpoint_activations = parameters->checkpoint_activations};
+    *train =
+        (struct train){.model = &opened->model,
+                       .data = &opened->data,
+                       .seed = parameters->seed,
+                       .batch = (uint32_t)parameters->job.batch,
+                       .drop_last = parameters->drop_last,
+                       .rank = (uint32_t)partition->rank,
+                       .ranks = (uint32_t)partition->ranks,
+                       .augment = {(uint32_t)parameters->shift, parameters->flip},
+                       .optimizer = {.kind = (enum optimizer_kind)parameters->optimizer,
+                                     .momentum = parameters->momentum,
+                                     .beta1 = parameters->beta1,
+                                     .beta2 = parameters->beta2,
+                                     .epsilon = parameters->epsilon,
+                                     .weight_decay = parameters->weight_decay,
+                                     .clip_norm = isnan(parameters->clip_norm) ? 0 : parameters->clip_norm,
+                                     .average = isnan(parameters->ema) ? 0 : parameters->ema,
+                                     .layer_decay = parameters->layer_decay},
+                       .smoothing = (float)parameters->label_smoothing,
+                       .checkpoint_activations = parameters->checkpoint_activations};
     uint64_t steps = train_steps(train);
     train->schedule =
         (struct schedule){.kind = (enum schedule_kind)parameters->schedule,
@@ -653,6 +645,8 @@ static enum status open_all(const struct parameters *all, const struct partition
         data_normalise_by(&opened->data, all->mean, all->std);
     TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
     TRY(check_stages(all, partition, &opened->model));
+    if (!isnan(all->drop_path))
+        TRY(model_set_drop_path(&opened->model, all->drop_path));
     TRY(begin(all, opened));
     TRY(plan(all, partition, opened));
     TRY(check_schedule(all, &opened->job.train.schedule));
@@ -801,6 +795,9 @@ static enum status train_measure(const void *input, const struct variant *varian
     measures_real(measures, "train_acc", epoch.train_accuracy, 6);
     measures_real(measures, "test_loss", epoch.test_loss, 9);
     measures_real(measures, "test_acc", epoch.test_accuracy, 6);
+    measures_real(measures, "gradient_norm", epoch.gradient_norm, 6);
+    measures_real(measures, "ema_test_loss", epoch.ema_loss, 9);
+    measures_real(measures, "ema_test_acc", epoch.ema_accuracy, 6);
     measures_real(measures, "last_lr", epoch.rate, 9);
     measures_real(measures, "trained_s", epoch.history.trained_s, 9);
     measures_real(measures, "to_98_s", epoch.history.to_98_s < 0 ? NAN : epoch.history.to_98_s, 9);

@@ -87,6 +87,10 @@ static const char *other_variant(const struct train *train)
 static enum status graph_accepts(const struct train *train)
 {
     const struct model *model = train->model;
+    if (train->optimizer.clip_norm > 0 || train->optimizer.average > 0)
+        return status_set(STATUS_USAGE,
+                          "it computes gradients and updates in the same kernels, so it supports "
+                          "neither --clip-norm nor --ema; use train-bf16");
     bool shape = has_shape<graph_gray>(&model->input) || has_shape<graph_colour>(&model->input);
     if (is_cnn(model) && shape && train->data->type == DTYPE_U8 && model->classes <= GRAPH_CLASSES)
         return STATUS_OK;

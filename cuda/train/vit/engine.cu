@@ -10,6 +10,7 @@
 #include "common/check.cuh"
 #include "core/phase.h"
 #include "machine/device.h"
+#include "train/clip.cuh"
 #include "train/exchange_pieces.h"
 #include "train/feed.cuh"
 #include "train/progress.cuh"
@@ -57,7 +58,8 @@ struct vit {
     struct train_state state; /* device memory */
     bf16 *parameters;         /* rounded */
     float *gradients, *partial;
-    uint8_t *decays;
+    struct tensor_update *groups; /* how to update VIT_GROUP_VALUES parameters each */
+    struct device_clip *clip;     /* NULL: gradients are not clipped */
 
     struct vit_path *paths; /* device memory: the layers of stochastic depth */
     uint32_t path_count;
@@ -291,25 +293,25 @@ static enum status open_paths(struct vit *vit)
                                                 vit->path_count * sizeof *paths, vit->stream);
 }
 
-/* Writes which parameters decay: an entry per VIT_DECAY_VALUES values, because tensors begin at multiples of
- * this number. */
-static enum status open_decays(struct vit *vit)
+/* Writes how to update the parameters: an entry per VIT_GROUP_VALUES values, because tensors begin at
+ * multiples of this number. */
+static enum status open_groups(struct vit *vit)
 {
     const struct model *model = vit->train->model;
-    const size_t entries = model->arena_values / VIT_DECAY_VALUES;
-    uint8_t *decays = static_cast<uint8_t *>(calloc(entries, sizeof *decays));
-    if (!decays)
+    const size_t entries = model->arena_values / VIT_GROUP_VALUES, bytes = entries * sizeof *vit->groups;
+    struct tensor_update *groups = static_cast<struct tensor_update *>(calloc(1, bytes));
+    if (!groups)
         return status_set(STATUS_FAILED, "vit: out of memory");
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const struct model_tensor *tensor = &model->tensors[i];
-        const size_t end = (tensor->first + tensor->values + VIT_DECAY_VALUES - 1) / VIT_DECAY_VALUES;
-        for (size_t entry = tensor->first / VIT_DECAY_VALUES; entry < end; entry++)
-            decays[entry] = tensor->decays;
+        const size_t end = (tensor->first + tensor->values + VIT_GROUP_VALUES - 1) / VIT_GROUP_VALUES;
+        for (size_t entry = tensor->first / VIT_GROUP_VALUES; entry < end; entry++)
+            groups[entry] = train_update_of(vit->train, tensor);
     }
-    enum status status = allocate_copy(&vit->allocations, &vit->decays, decays, entries, vit->stream);
+    enum status status = allocate_copy(&vit->allocations, &vit->groups, groups, bytes, vit->stream);
     if (status == STATUS_OK)
         status = cuda_status(cudaStreamSynchronize(vit->stream), "cudaStreamSynchronize", __FILE__, __LINE__);
-    free(decays);
+    free(groups);
     return status;
 }
 
@@ -334,7 +336,10 @@ static enum status open_learning(struct vit *vit)
     TRY(allocate(&vit->allocations, &vit->losses.losses, vit->capacity));
     TRY(allocate(&vit->allocations, &vit->losses.right, vit->capacity));
     TRY(allocate(&vit->allocations, &vit->losses.totals, 1));
-    TRY(open_decays(vit));
+    TRY(open_groups(vit));
+    if (train_averages(vit->train))
+        TRY(allocate(&vit->allocations, &vit->state.ema, model->arena_values));
+    TRY(clip_open(vit->train, &vit->allocations, &vit->clip));
     TRY(device_progress_open(&vit->progress));
     return totals_clear(vit->losses.totals, vit->stream);
 }
@@ -737,9 +742,12 @@ static enum status update(struct vit *vit, uint64_t number)
 {
     const struct train *train = vit->train;
     const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
+    const size_t values = train->model->arena_values;
     RANGE(UPDATE);
-    return vit_update(&update, train->model->arena_values, vit->decays, vit->gradients, &vit->state,
-                      vit->parameters, vit->stream);
+    TRY(clip_find(&train->optimizer, values, vit->gradients, NULL, vit->clip, vit->losses.totals,
+                  vit->stream));
+    return vit_update(&update, values, vit->groups, vit->clip, vit->gradients, &vit->state, vit->parameters,
+                      vit->stream);
 }
 
 static enum status learn(struct vit *vit, uint32_t epoch, uint32_t step, const struct share *share)
