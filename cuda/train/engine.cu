@@ -1,7 +1,7 @@
-/* The engine of `train-cuda` and `infer-cuda` (fp32), `train-tf32`, `train-bf16` and `train-amp` (other
- * precisions), `train-cudnn` and `train-cudnn-tf32` (convolutions by cuDNN). The test set, the training set
- * (unless it is generated during training), parameters and activations are in device memory. A step is a
- * sequence of asynchronous launches. Sums of losses stay on the device until totals(). */
+/* The engine of `train-cuda` and `infer-cuda` (fp32), `train-tf32`, `infer-tf32`, `train-bf16`, `infer-bf16`
+ * and `train-amp` (other precisions), `train-cudnn` and `train-cudnn-tf32` (convolutions by cuDNN). The test
+ * set, the training set (unless it is generated during training), parameters and activations are in device
+ * memory. A step is a sequence of asynchronous launches. Sums of losses stay on the device until totals(). */
 #include "train/engine.cuh"
 
 #include <stdlib.h>

@@ -46,6 +46,7 @@ small=lenet model=cnn infer=infer-cuda
 nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
 sanitized='relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool'
 tools='memcheck racecheck initcheck synccheck' exclude=()
+[[ ! $engine =~ ^(tf32|bf16)$ ]] || infer=infer-$engine
 if [[ $engine == vit ]]; then
     small=vit-micro model=vit-micro infer=infer-vit
     nets='vit-micro vit64 vit128 vit192 vit200 vit-tiny vit-base' sanitized='vit-micro vit64 vit128 vit200'
@@ -195,6 +196,20 @@ check 'live and stored samples give the same weights' same_images
 wait # the next check reads a checkpoint of the checks above
 check "$infer from train-$engine's checkpoint" "$bench" --variant "$infer" --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
+same_test() { # with the batch of the training, the loss of the test set has the same bits as in the training's last row
+    "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 500 --test-size 300 --batch 64 --epochs 2 \
+        --checkpoint "$work/tested" --out "$work/tested.csv" &&
+        "$bench" --variant "$infer" --data digits --test-size 300 --batch 64 --checkpoint "$work/tested" --min-samples 1 \
+            --min-time 0 --max-time 0 --out "$work/infer.csv" &&
+        python3 - "$work/tested.csv" "$work/infer.csv" <<'END'
+import csv, sys
+trained, inferred = (list(csv.DictReader(open(path)))[-1] for path in sys.argv[1:])
+for column in ("epoch", "test_loss", "test_acc"):
+    print(column, trained[column], inferred[column])
+    assert trained[column] and trained[column] == inferred[column]
+END
+}
+[[ $engine == amp ]] || check "$infer measures the test loss of train-$engine" same_test
 goes_on() { # continues from the checkpoint of another variant
     "$bench" --variant train-naive --model "$small" --data digits --train-size 100 --epochs 1 --checkpoint "$work/naive" &&
         "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 100 --epochs 2 --resume --checkpoint "$work/naive" &&
