@@ -147,6 +147,7 @@ static enum status open_layer(struct network *network, uint32_t i)
     self->layer = layer;
     self->in = before->out;
     self->in_delta = before->out_delta;
+    self->measures = network->train->cudnn_benchmark;
     if (in_place(layer)) {
         self->out = self->in;
         self->out_delta = self->in_delta;
@@ -615,6 +616,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .bounds = bounds,
             .scales_loss = PRECISION == PRECISION_FP16,
             .feeds = true,
+            .benchmarks = CONV != OWN_CONV,
             .gradients_in = GRADIENTS_IN_DEVICE,
             .unit = UNIT,
             .savings = {.backward = false, .pooled_gradients = false, .convolutions = CONV != OWN_CONV},

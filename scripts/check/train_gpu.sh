@@ -146,6 +146,15 @@ cudnn() {
         check "cuDNN: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
             --model "$model" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 --epochs 1 $extra
     done <<<$'lenet digits 1 60\nlenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20\nlenet synth 33 400 --feed live'
+    # Each repeats its epoch, with short batches, and needs the same bits: a layer measures only once per batch size.
+    while read -r model data batch size extra; do
+        # shellcheck disable=SC2086  # several words on purpose
+        check "cuDNN, measured: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 \
+            --cudnn-benchmark --verify --model "$model" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 \
+            --epochs 2 $extra
+    done <<<$'lenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20\ncnn-fdsl synth 33 100 --res 32'
+    check '--cudnn-benchmark is refused without cuDNN' fails_with 2 'works only with train-cudnn' \
+        "$bench" --variant train-cuda --cudnn-benchmark --model lenet --train-size 256
     same_by_cudnn() {
         "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/four" &&
             "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/five" &&
