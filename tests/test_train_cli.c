@@ -629,6 +629,7 @@ Test(train_cli, rejects_invalid_options)
     expect_refusal(2, "--warmups 3", "--warmups: train does not repeat runs");
     expect_refusal(2, "--max-time 3", "--max-time: train does not repeat runs");
     expect_refusal(2, "--shift 28", "--shift 28: these samples are 28x28");
+    expect_refusal(2, "--cudnn-benchmark", "works only with train-cudnn and train-cudnn-tf32; drop it");
     /* These options are checked before any data are read, so the missing folder is not mentioned. */
     expect_refusal(2, ",train-omp --data nowhere --checkpoint k",
                    "--checkpoint works with one variant at a time, but --variant names 2");

@@ -1,7 +1,7 @@
-/* The engine of `train-cuda` and `infer-cuda` (fp32), `train-tf32`, `train-bf16` and `train-amp` (other
- * precisions), `train-cudnn` and `train-cudnn-tf32` (convolutions by cuDNN). The test set, the training set
- * (unless it is generated during training), parameters and activations are in device memory. A step is a
- * sequence of asynchronous launches. Sums of losses stay on the device until totals(). */
+/* The engine of `train-cuda` and `infer-cuda` (fp32), `train-tf32`, `infer-tf32`, `train-bf16`, `infer-bf16`
+ * and `train-amp` (other precisions), `train-cudnn` and `train-cudnn-tf32` (convolutions by cuDNN). The test
+ * set, the training set (unless it is generated during training), parameters and activations are in device
+ * memory. A step is a sequence of asynchronous launches. Sums of losses stay on the device until totals(). */
 #include "train/engine.cuh"
 
 #include <stdlib.h>
@@ -150,6 +150,7 @@ static enum status open_layer(struct network *network, uint32_t i)
     self->layer = layer;
     self->in = before->out;
     self->in_delta = before->out_delta;
+    self->measures = network->train->cudnn_benchmark;
     if (in_place(layer)) {
         self->out = self->in;
         self->out_delta = self->in_delta;
@@ -624,6 +625,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .bounds = bounds,
             .scales_loss = PRECISION == PRECISION_FP16,
             .feeds = true,
+            .benchmarks = CONV != OWN_CONV,
             .gradients_in = GRADIENTS_IN_DEVICE,
             .unit = UNIT,
             .savings = {.backward = false, .pooled_gradients = false, .convolutions = CONV != OWN_CONV},

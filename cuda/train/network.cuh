@@ -37,6 +37,7 @@ struct device_layer {
     } packed;
     const struct device_layer *added; /* LAYER_ADD only: the earlier layer whose output is added */
     void *library;                    /* cuDNN's state for this layer; NULL if cuDNN does not compute it */
+    bool measures;                    /* cuDNN only: choose algorithms by measurement */
 };
 
 /* Data about the current batch that all layers use. Pointers are to device memory. */

@@ -46,6 +46,7 @@ small=lenet model=cnn infer=infer-cuda
 nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
 sanitized='relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool'
 tools='memcheck racecheck initcheck synccheck' exclude=()
+[[ ! $engine =~ ^(tf32|bf16)$ ]] || infer=infer-$engine
 if [[ $engine == vit ]]; then
     small=vit-micro model=vit-micro infer=infer-vit
     nets='vit-micro vit64 vit128 vit192 vit200 vit-tiny vit-base' sanitized='vit-micro vit64 vit128 vit200'
@@ -145,6 +146,15 @@ cudnn() {
         check "cuDNN: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
             --model "$model" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 --epochs 1 $extra
     done <<<$'lenet digits 1 60\nlenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20\nlenet synth 33 400 --feed live'
+    # Each repeats its epoch, with short batches, and needs the same bits: a layer measures only once per batch size.
+    while read -r model data batch size extra; do
+        # shellcheck disable=SC2086  # several words on purpose
+        check "cuDNN, measured: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 \
+            --cudnn-benchmark --verify --model "$model" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 \
+            --epochs 2 $extra
+    done <<<$'lenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20\ncnn-fdsl synth 33 100 --res 32'
+    check '--cudnn-benchmark is refused without cuDNN' fails_with 2 'works only with train-cudnn' \
+        "$bench" --variant train-cuda --cudnn-benchmark --model lenet --train-size 256
     same_by_cudnn() {
         "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/four" &&
             "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/five" &&
@@ -195,6 +205,20 @@ check 'live and stored samples give the same weights' same_images
 wait # the next check reads a checkpoint of the checks above
 check "$infer from train-$engine's checkpoint" "$bench" --variant "$infer" --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
+same_test() { # with the batch of the training, the loss of the test set has the same bits as in the training's last row
+    "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 500 --test-size 300 --batch 64 --epochs 2 \
+        --checkpoint "$work/tested" --out "$work/tested.csv" &&
+        "$bench" --variant "$infer" --data digits --test-size 300 --batch 64 --checkpoint "$work/tested" --min-samples 1 \
+            --min-time 0 --max-time 0 --out "$work/infer.csv" &&
+        python3 - "$work/tested.csv" "$work/infer.csv" <<'END'
+import csv, sys
+trained, inferred = (list(csv.DictReader(open(path)))[-1] for path in sys.argv[1:])
+for column in ("epoch", "test_loss", "test_acc"):
+    print(column, trained[column], inferred[column])
+    assert trained[column] and trained[column] == inferred[column]
+END
+}
+[[ $engine == amp ]] || check "$infer measures the test loss of train-$engine" same_test
 goes_on() { # continues from the checkpoint of another variant
     "$bench" --variant train-naive --model "$small" --data digits --train-size 100 --epochs 1 --checkpoint "$work/naive" &&
         "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 100 --epochs 2 --resume --checkpoint "$work/naive" &&

@@ -54,6 +54,7 @@ struct train {
     /* Saves memory: the backward pass computes the forward pass again, block by block. Changes no result.
      * Only for engines that recompute. */
     bool checkpoint_activations;
+    bool cudnn_benchmark; /* choose cuDNN's algorithms by measurement. Only for engines that benchmark */
 
     /* Pipelines only (train/pipeline.h). `pipeline` is for the pipeline's own open(). An engine in a stage
      * gets `stage`; its `model` is the slice of this stage, and it has no exchange. */
@@ -296,6 +297,7 @@ struct engine {
                          scale */
     bool feeds;       /* supports every enum data_feed; otherwise only DATA_STORED */
     bool recomputes;  /* supports train->checkpoint_activations */
+    bool benchmarks;  /* supports train->cudnn_benchmark */
     enum gradients_in gradients_in; /* where steps() passes the gradients to train->exchange */
 
     /* For the roofline: the fastest unit that the engine uses for matrix products, and the multiplications

@@ -480,7 +480,8 @@ static void fill_job(const struct parameters *parameters, const struct partition
                                      .average = isnan(parameters->ema) ? 0 : parameters->ema,
                                      .layer_decay = parameters->layer_decay},
                        .smoothing = (float)parameters->label_smoothing,
-                       .checkpoint_activations = parameters->checkpoint_activations};
+                       .checkpoint_activations = parameters->checkpoint_activations,
+                       .cudnn_benchmark = parameters->cudnn_benchmark};
     uint64_t steps = train_steps(train);
     train->schedule =
         (struct schedule){.kind = (enum schedule_kind)parameters->schedule,
@@ -750,6 +751,9 @@ static enum status train_accepts(const void *input, const struct variant *varian
         TRY(engine->accepts(&opened->job.train));
     if (opened->job.train.checkpoint_activations && !engine->recomputes)
         return status_set(STATUS_USAGE, "--checkpoint-activations works only with train-vit; drop it");
+    if (opened->job.train.cudnn_benchmark && !engine->benchmarks)
+        return status_set(STATUS_USAGE,
+                          "--cudnn-benchmark works only with train-cudnn and train-cudnn-tf32; drop it");
     if (opened->job.pipeline.stages)
         TRY(pipeline_accepts(engine, opened->data.feed));
     else if (opened->job.train.ranks > 1)
