@@ -6,10 +6,10 @@
  *     weights      p[i][j] = exp(s[i][j]) / sum over j of exp(s[i][j])
  *     outputs      o[i]    = sum over j of p[i][j] v[j]
  *
- * The forward pass keeps the largest score of each row so far, and rescales
- * the sums when that changes (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
- * It saves the logarithm of the sum of exponentials. From it the backward pass computes the weights again
- * (Dao, "FlashAttention-2", 2023). With gradients g[i] of o[i]:
+ * The forward pass keeps the largest score of each row so far, and rescales the sums when that changes
+ * (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). It saves the logarithm of the
+ * sum of exponentials. From it the backward pass computes the weights again (Dao, "FlashAttention-2", 2023).
+ * With gradients g[i] of o[i]:
  *
  *     e[i]        = g[i] . o[i]
  *     ds[i][j]    = p[i][j] (g[i] . v[j] - e[i])
@@ -17,9 +17,12 @@
  *     dk[j]       = f sum over i of ds[i][j] q[i]
  *     dq[i]       = f sum over j of ds[i][j] k[j]
  *
- * One half of the blocks computes dq: a warp owns 16 queries and passes over the keys. The other half
- * computes dk and dv: a warp owns 16 keys and passes over the queries. Both halves compute the weights. This
- * needs 7 products instead of 5, but no atomic additions, so the bits are always the same. */
+ * If a head has at most WHOLE tokens and its values fit into shared memory, one block computes all of its
+ * gradients: a warp owns 16 keys, passes over the queries, and leaves its ds in shared memory; then it owns
+ * 16 queries, and multiplies their ds with the keys. With more tokens, ds does not fit. Then one half of the
+ * blocks computes dq: a warp owns 16 queries and passes over the keys. The other half computes dk and dv: a
+ * warp owns 16 keys and passes over the queries. Both halves compute the weights, so they need 7 products
+ * instead of 5. No kernel needs atomic additions, so the bits are always the same. */
 #include "train/mma.cuh"
 #include "train/vit/kernels.cuh"
 
@@ -28,6 +31,7 @@
 #define GROUP     16  /* rows of a warp */
 #define SPAN      224 /* maximum number of rows that are in shared memory at a time */
 #define TILE      64  /* scores per row that the forward pass has in registers */
+#define WHOLE     208 /* maximum number of tokens of a head that one block passes back */
 #define LOG2E     1.44269504088896340736f
 
 /* A row in shared memory. It has 8 values of padding, so that ldmatrix reads 8 rows from different banks. */
@@ -129,14 +133,18 @@ static __device__ __forceinline__ void add_scores(float sums[2][4], const uint32
     }
 }
 
-/* Adds weights * lines to `sums`, for the 16 lines from `first` on. `weights` are the results of add_scores()
- * for these lines, and become the left factor. */
+/* The results of add_scores() as the left factor of products. */
+static __device__ __forceinline__ void pack_weights(const float weights[2][4], uint32_t left[4])
+{
+    for (int i = 0; i < 4; i++)
+        left[i] = pack(weights[i / 2][2 * (i % 2)], weights[i / 2][2 * (i % 2) + 1]);
+}
+
+/* Adds left * lines to `sums`, for the 16 lines from `first` on. */
 template <int DEPTH>
-static __device__ __forceinline__ void add_weighted(float sums[DEPTH / 8][4], const float weights[2][4],
+static __device__ __forceinline__ void add_weighted(float sums[DEPTH / 8][4], const uint32_t left[4],
                                                     const struct line<DEPTH> *lines, uint32_t first)
 {
-    const uint32_t left[4] = {pack(weights[0][0], weights[0][1]), pack(weights[0][2], weights[0][3]),
-                              pack(weights[1][0], weights[1][1]), pack(weights[1][2], weights[1][3])};
     uint32_t lane = threadIdx.x % 32, row = first + lane % 16, column = lane / 16 * 8;
 #pragma unroll
     for (int step = 0; step < DEPTH / 16; step++) {
@@ -238,8 +246,11 @@ static __global__ void __launch_bounds__(32 * WARPS_MAX, 2)
             take_scores<DEPTH>(&softmax, scores, factor, count - at, sums);
 #pragma unroll
             for (int group = 0; group < TILE; group += GROUP)
-                if (at + group < count)
-                    add_weighted<DEPTH>(sums, scores + group / 8, values, at + group);
+                if (at + group < count) {
+                    uint32_t left[4];
+                    pack_weights(scores + group / 8, left);
+                    add_weighted<DEPTH>(sums, left, values, at + group);
+                }
         }
     }
     if (first >= tokens)
@@ -329,7 +340,9 @@ static __device__ void queries_backward(const struct head *head, const struct he
                     float p = exp2_of(fmaf(scores[n][i], factor * LOG2E, -log[i / 2]));
                     weights[n][i] = valid ? p * (weights[n][i] - dot[i / 2]) : 0;
                 }
-            add_weighted<DEPTH>(sums, weights, room->one, group);
+            uint32_t left[4];
+            pack_weights(weights, left);
+            add_weighted<DEPTH>(sums, left, room->one, group);
         }
     }
     const float factors[2] = {factor, factor};
@@ -355,10 +368,23 @@ static __device__ __forceinline__ void load_lines(const struct head_deltas *of, 
     }
 }
 
-/* Computes the gradients of 16 keys and 16 values per warp. */
+/* Keeps ds of 16 keys, from `first` on, and 16 queries, from `group` on, in shared memory: rows of keys,
+ * which KEPT_APART values separate. Keys after the last have zeros. */
+#define KEPT_APART (WHOLE + 8)
+static __device__ __forceinline__ void keep(const uint32_t left[4], uint32_t first, uint32_t group,
+                                            uint32_t tokens, bf16 *kept)
+{
+    const uint32_t lane = threadIdx.x % 32, key = first + lane / 4, query = group + lane % 4 * 2;
+    for (int i = 0; i < 4; i++)
+        *reinterpret_cast<uint32_t *>(&kept[(key + i % 2 * 8) * KEPT_APART + query + i / 2 * 8]) =
+            key + i % 2 * 8 < tokens ? left[i] : 0;
+}
+
+/* Computes the gradients of 16 keys and 16 values per warp. Keeps ds in `kept`, unless it is NULL. */
 template <int DEPTH>
-static __device__ void keys_backward(const struct head *head, const struct head_deltas *of, uint32_t first,
-                                     const struct room<DEPTH> *room, bf16 *key_deltas, bf16 *value_deltas)
+static __device__ __forceinline__ void keys_backward(const struct head *head, const struct head_deltas *of,
+                                                     uint32_t first, const struct room<DEPTH> *room,
+                                                     bf16 *key_deltas, bf16 *value_deltas, bf16 *kept)
 {
     const float factor = 1 / sqrtf((float)DEPTH);
     const uint32_t tokens = head->tokens, column = threadIdx.x % 4 * 2;
@@ -387,8 +413,13 @@ static __device__ void keys_backward(const struct head *head, const struct head_
                     weights[n][i] = exp2_of(fmaf(weights[n][i], factor * LOG2E, -room->logs[query]));
                     deltas[n][i] = weights[n][i] * (deltas[n][i] - room->dots[query]);
                 }
-            add_weighted<DEPTH>(value_sums, weights, room->other, group);
-            add_weighted<DEPTH>(key_sums, deltas, room->one, group);
+            uint32_t left[4];
+            pack_weights(weights, left);
+            add_weighted<DEPTH>(value_sums, left, room->other, group);
+            pack_weights(deltas, left);
+            add_weighted<DEPTH>(key_sums, left, room->one, group);
+            if (kept)
+                keep(left, first, group, tokens, kept);
         }
     }
     const float factors[2] = {factor, factor}, ones[2] = {1, 1};
@@ -419,7 +450,50 @@ static __global__ void __launch_bounds__(32 * WARPS_MAX, 2)
     if (blockIdx.z % 2 == 0)
         queries_backward<DEPTH>(&head, &of, first, &room, result);
     else
-        keys_backward<DEPTH>(&head, &of, first, &room, result + width, result + 2 * width);
+        keys_backward<DEPTH>(&head, &of, first, &room, result + width, result + 2 * width, nullptr);
+}
+
+/* Computes the gradients of 16 queries per warp from the ds that keys_backward() kept. */
+template <int DEPTH>
+static __device__ __forceinline__ void kept_backward(const struct head *head, uint32_t first,
+                                                     const struct line<DEPTH> *keys, const bf16 *kept,
+                                                     bf16 *deltas)
+{
+    const float factor = 1 / sqrtf((float)DEPTH), factors[2] = {factor, factor};
+    const uint32_t lane = threadIdx.x % 32, key = lane / 16 * 8 + lane % 8, query = first + lane / 8 % 2 * 8;
+    float sums[DEPTH / 8][4] = {};
+    for (uint32_t group = 0; group < head->tokens; group += GROUP) {
+        uint32_t left[4];
+        mma_load4_transposed(left, &kept[(group + key) * KEPT_APART + query]);
+        add_weighted<DEPTH>(sums, left, keys, group);
+    }
+    store_rows<DEPTH>(deltas, head->apart, first, head->tokens, sums, factors);
+}
+
+/* Block (0, head, sample) computes all gradients of a head. */
+template <int DEPTH>
+static __global__ void __launch_bounds__(32 * WHOLE / GROUP, 1)
+    attention_whole_kernel(const bf16 *rows, const bf16 *outputs, const float *logs, const bf16 *deltas,
+                           uint32_t tokens, uint32_t width, bf16 *row_deltas)
+{
+    extern __shared__ __align__(16) unsigned char shared[];
+    const uint32_t sample = blockIdx.z, number = blockIdx.y, span = span_of(tokens);
+    const struct head head = head_of(rows, tokens, width, sample, DEPTH, number);
+    const size_t at = (size_t)sample * tokens * width + number * DEPTH;
+    const struct head_deltas of = {outputs + at, deltas + at,
+                                   logs + ((size_t)sample * gridDim.y + number) * tokens, width};
+    const uint32_t first = threadIdx.x / 32 * GROUP;
+    struct line<DEPTH> *lines = reinterpret_cast<struct line<DEPTH> *>(shared), *keys = lines + 2 * span;
+    bf16 *kept = reinterpret_cast<bf16 *>(keys + span);
+    float *numbers = reinterpret_cast<float *>(kept + span * KEPT_APART);
+    const struct room<DEPTH> room = {
+        lines, lines + span, numbers, numbers + span
+    };
+    bf16 *result = row_deltas + (head.q - rows);
+    copy_rows(keys, head.k, head.apart, 0, tokens);
+    keys_backward<DEPTH>(&head, &of, first, &room, result + width, result + 2 * width, kept);
+    __syncthreads();
+    kept_backward<DEPTH>(&head, first, keys, kept, result);
 }
 
 /* ---- Launches ---- */
@@ -453,10 +527,27 @@ static struct launch launch_of(const struct vit_rows *rows, uint32_t heads, uint
             32 * warps, span_of(rows->tokens) * row_bytes};
 }
 
+static struct launch launch_of_whole(const struct vit_rows *rows, uint32_t heads)
+{
+    const uint32_t span = span_of(rows->tokens), line = (rows->width / heads + 8) * (uint32_t)sizeof(bf16);
+    const uint32_t kept = KEPT_APART * (uint32_t)sizeof(bf16), numbers = 2 * (uint32_t)sizeof(float);
+    return {dim3(1, heads, rows->samples), 32 * span / GROUP, span * (3 * line + kept + numbers)};
+}
+
 /* Lets a kernel use this much shared memory. */
 template <class KERNEL> static enum status allow(KERNEL *kernel, const struct launch *launch)
 {
     CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)launch->bytes));
+    return STATUS_OK;
+}
+
+/* Sets `*whole` if one block can compute all gradients of a head on the current device. */
+static enum status can_be_whole(const struct vit_rows *rows, uint32_t heads, bool *whole)
+{
+    int device, most;
+    CUDA_TRY(cudaGetDevice(&device));
+    CUDA_TRY(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    *whole = rows->tokens <= WHOLE && launch_of_whole(rows, heads).bytes <= (uint32_t)most;
     return STATUS_OK;
 }
 
@@ -477,13 +568,17 @@ static enum status forward(const struct vit_rows *rows, const struct launch *lau
 }
 
 template <int DEPTH>
-static enum status backward(const struct vit_rows *rows, const struct launch *launch, const bf16 *inputs,
+static enum status backward(const struct vit_rows *rows, uint32_t heads, const bf16 *inputs,
                             const bf16 *outputs, const float *logs, const bf16 *out_deltas, bf16 *in_deltas,
                             cudaStream_t stream)
 {
-    TRY(allow(attention_back_kernel<DEPTH>, launch));
-    attention_back_kernel<DEPTH><<<launch->grid, launch->threads, launch->bytes, stream>>>(
-        inputs, outputs, logs, out_deltas, rows->tokens, rows->width, in_deltas);
+    bool whole;
+    TRY(can_be_whole(rows, heads, &whole));
+    const struct launch launch = whole ? launch_of_whole(rows, heads) : launch_of(rows, heads, 2);
+    auto *kernel = whole ? attention_whole_kernel<DEPTH> : attention_back_kernel<DEPTH>;
+    TRY(allow(kernel, &launch));
+    kernel<<<launch.grid, launch.threads, launch.bytes, stream>>>(inputs, outputs, logs, out_deltas,
+                                                                  rows->tokens, rows->width, in_deltas);
     CUDA_TRY_LAUNCH("attention_back_kernel");
     return STATUS_OK;
 }
@@ -508,14 +603,13 @@ enum status vit_attention_backward(const struct vit_rows *rows, uint32_t heads, 
                                    const bf16 *outputs, const float *logs, const bf16 *out_deltas,
                                    bf16 *in_deltas, cudaStream_t stream)
 {
-    const struct launch launch = launch_of(rows, heads, 2);
     switch (rows->width / heads) {
     case 16:
-        return backward<16>(rows, &launch, inputs, outputs, logs, out_deltas, in_deltas, stream);
+        return backward<16>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, stream);
     case 32:
-        return backward<32>(rows, &launch, inputs, outputs, logs, out_deltas, in_deltas, stream);
+        return backward<32>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, stream);
     case 64:
-        return backward<64>(rows, &launch, inputs, outputs, logs, out_deltas, in_deltas, stream);
+        return backward<64>(rows, heads, inputs, outputs, logs, out_deltas, in_deltas, stream);
     default:
         return refuse_depth(rows->width / heads);
     }
