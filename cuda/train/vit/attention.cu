@@ -30,7 +30,7 @@
 #define WARPS_MAX 7
 #define GROUP     16  /* rows of a warp */
 #define SPAN      224 /* maximum number of rows that are in shared memory at a time */
-#define TILE      64  /* scores per row that the forward pass has in registers */
+#define TILE      32  /* keys whose scores the forward pass computes at a time */
 #define WHOLE     208 /* maximum number of tokens of a head that one block passes back */
 #define LOG2E     1.44269504088896340736f
 
@@ -72,10 +72,10 @@ static __device__ __forceinline__ float row_max(float value)
     return fmaxf(value, __shfl_xor_sync(~0u, value, 2));
 }
 
-/* Returns the rows that are in shared memory at a time. */
-static __host__ __device__ __forceinline__ uint32_t span_of(uint32_t tokens)
+/* Returns the rows that are in shared memory at a time: the tokens, up to a multiple of `unit`. */
+static __host__ __device__ __forceinline__ uint32_t span_of(uint32_t tokens, uint32_t unit)
 {
-    const uint32_t rows = (tokens + GROUP - 1) / GROUP * GROUP;
+    const uint32_t rows = (tokens + unit - 1) / unit * unit;
     return rows < SPAN ? rows : SPAN;
 }
 
@@ -87,13 +87,13 @@ static __device__ struct head head_of(const bf16 *rows, uint32_t tokens, uint32_
 }
 
 /* Starts copying the rows first, first + 1, ..., SPAN at most, to `lines`. Rows from `count` on become zeros,
- * up to a multiple of GROUP. */
-template <int DEPTH>
+ * up to a multiple of UNIT. */
+template <int DEPTH, int UNIT = GROUP>
 static __device__ __forceinline__ void copy_rows(struct line<DEPTH> *lines, const bf16 *from, size_t apart,
                                                  uint32_t first, uint32_t count)
 {
     constexpr int CHUNKS = DEPTH / 8;
-    const uint32_t left = (count - first + GROUP - 1) / GROUP * GROUP, rows = left < SPAN ? left : SPAN;
+    const uint32_t rows = span_of(count - first, UNIT);
     for (uint32_t i = threadIdx.x; i < rows * CHUNKS; i += blockDim.x) {
         uint32_t row = i / CHUNKS, column = i % CHUNKS * 8;
         bool inside = first + row < count;
@@ -185,24 +185,26 @@ template <int DEPTH>
 static __device__ __forceinline__ void take_scores(struct softmax *softmax, float scores[TILE / 8][4],
                                                    float factor, uint32_t valid, float sums[DEPTH / 8][4])
 {
-    uint32_t column = threadIdx.x % 4 * 2;
+    const uint32_t column = threadIdx.x % 4 * 2;
+    if (valid < TILE) {
+#pragma unroll
+        for (int n = 0; n < TILE / 8; n++)
+            for (int i = 0; i < 4; i++)
+                scores[n][i] = 8 * n + column + i % 2 < valid ? scores[n][i] : -INFINITY;
+    }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float most = softmax->most[half], sum = 0;
+        float most = scores[0][2 * half], sum = 0;
 #pragma unroll
         for (int n = 0; n < TILE / 8; n++)
-            for (int i = 0; i < 2; i++) {
-                float *score = &scores[n][2 * half + i];
-                *score = 8 * n + column + i < valid ? *score * factor : -INFINITY;
-                most = fmaxf(most, *score);
-            }
-        most = row_max(most);
-        float shrink = exp2_of(softmax->most[half] - most);
+            most = fmaxf(most, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+        most = fmaxf(softmax->most[half], factor * row_max(most));
+        const float shrink = exp2_of(softmax->most[half] - most);
 #pragma unroll
         for (int n = 0; n < TILE / 8; n++)
-            for (int i = 0; i < 2; i++) {
-                scores[n][2 * half + i] = exp2_of(scores[n][2 * half + i] - most);
-                sum += scores[n][2 * half + i];
+            for (int i = 2 * half; i < 2 * half + 2; i++) {
+                scores[n][i] = exp2_of(fmaf(scores[n][i], factor, -most));
+                sum += scores[n][i];
             }
         softmax->sum[half] = softmax->sum[half] * shrink + sum;
         softmax->most[half] = most;
@@ -213,6 +215,47 @@ static __device__ __forceinline__ void take_scores(struct softmax *softmax, floa
     }
 }
 
+/* Keys and values in shared memory, and the queries of a warp. */
+template <int DEPTH> struct tiles {
+    const struct line<DEPTH> *keys, *values;
+    uint32_t count; /* of keys */
+    uint32_t queries[DEPTH / 16][4];
+};
+
+template <int DEPTH>
+static __device__ __forceinline__ void tile_scores(const struct tiles<DEPTH> *tiles, uint32_t at,
+                                                   float scores[TILE / 8][4])
+{
+#pragma unroll
+    for (int n = 0; n < TILE / 8; n++)
+        for (int i = 0; i < 4; i++)
+            scores[n][i] = 0;
+#pragma unroll
+    for (int group = 0; group < TILE; group += GROUP)
+        add_scores<DEPTH>(scores + group / 8, tiles->queries, tiles->keys, at + group);
+}
+
+/* Adds the weighted values of the tile from `at` on, whose scores are `now`. Before, starts the products of
+ * the next tile, so that tensor cores work while other units compute exponentials. */
+template <int DEPTH>
+static __device__ __forceinline__ void take_tile(const struct tiles<DEPTH> *tiles, uint32_t at,
+                                                 struct softmax *softmax, float now[TILE / 8][4],
+                                                 float next[TILE / 8][4], float sums[DEPTH / 8][4])
+{
+    const float factor = LOG2E / sqrtf((float)DEPTH);
+    if (at >= tiles->count)
+        return;
+    if (at + TILE < tiles->count)
+        tile_scores<DEPTH>(tiles, at + TILE, next);
+    take_scores<DEPTH>(softmax, now, factor, tiles->count - at, sums);
+#pragma unroll
+    for (int group = 0; group < TILE; group += GROUP) {
+        uint32_t left[4];
+        pack_weights(now + group / 8, left);
+        add_weighted<DEPTH>(sums, left, tiles->values, at + group);
+    }
+}
+
 /* Block (x, head, sample) computes the outputs of the rows from x * rows per block on. */
 template <int DEPTH>
 static __global__ void __launch_bounds__(32 * WARPS_MAX, 2)
@@ -220,37 +263,29 @@ static __global__ void __launch_bounds__(32 * WARPS_MAX, 2)
 {
     extern __shared__ __align__(16) unsigned char shared[];
     struct line<DEPTH> *keys = reinterpret_cast<struct line<DEPTH> *>(shared);
-    struct line<DEPTH> *values = keys + span_of(tokens);
+    struct line<DEPTH> *values = keys + span_of(tokens, TILE);
     const struct head head = head_of(rows, tokens, width, blockIdx.z, DEPTH, blockIdx.y);
     const uint32_t first = (blockIdx.x * blockDim.x + threadIdx.x) / 32 * GROUP;
-    const float factor = LOG2E / sqrtf((float)DEPTH);
-    uint32_t queries[DEPTH / 16][4];
-    float sums[DEPTH / 8][4] = {};
+    struct tiles<DEPTH> tiles = {
+        keys, values
+    };
+    float sums[DEPTH / 8][4] = {}, scores[2][TILE / 8][4];
     struct softmax softmax = {{-INFINITY, -INFINITY}, {}};
-    load_rows<DEPTH>(queries, head.q, head.apart, first, tokens);
+    load_rows<DEPTH>(tiles.queries, head.q, head.apart, first, tokens);
     for (uint32_t begin = 0; begin < tokens; begin += SPAN) {
         if (begin > 0)
             __syncthreads();
-        copy_rows(keys, head.k, head.apart, begin, tokens);
-        copy_rows(values, head.v, head.apart, begin, tokens);
+        copy_rows<DEPTH, TILE>(keys, head.k, head.apart, begin, tokens);
+        copy_rows<DEPTH, TILE>(values, head.v, head.apart, begin, tokens);
         copy_commit();
         copy_wait<0>();
         __syncthreads();
-        const uint32_t count = tokens - begin < SPAN ? tokens - begin : SPAN;
-        for (uint32_t at = 0; first < tokens && at < count; at += TILE) {
-            float scores[TILE / 8][4] = {};
-#pragma unroll
-            for (int group = 0; group < TILE; group += GROUP)
-                if (at + group < count)
-                    add_scores<DEPTH>(scores + group / 8, queries, keys, at + group);
-            take_scores<DEPTH>(&softmax, scores, factor, count - at, sums);
-#pragma unroll
-            for (int group = 0; group < TILE; group += GROUP)
-                if (at + group < count) {
-                    uint32_t left[4];
-                    pack_weights(scores + group / 8, left);
-                    add_weighted<DEPTH>(sums, left, values, at + group);
-                }
+        tiles.count = first >= tokens ? 0 : tokens - begin < SPAN ? tokens - begin : SPAN;
+        if (tiles.count > 0)
+            tile_scores<DEPTH>(&tiles, 0, scores[0]);
+        for (uint32_t at = 0; at < tiles.count; at += 2 * TILE) {
+            take_tile<DEPTH>(&tiles, at, &softmax, scores[0], scores[1], sums);
+            take_tile<DEPTH>(&tiles, at + TILE, &softmax, scores[1], scores[0], sums);
         }
     }
     if (first >= tokens)
@@ -435,7 +470,7 @@ static __global__ void __launch_bounds__(32 * WARPS_MAX, 2)
                           uint32_t tokens, uint32_t width, bf16 *row_deltas)
 {
     extern __shared__ __align__(16) unsigned char shared[];
-    const uint32_t sample = blockIdx.z / 2, number = blockIdx.y, span = span_of(tokens);
+    const uint32_t sample = blockIdx.z / 2, number = blockIdx.y, span = span_of(tokens, GROUP);
     const struct head head = head_of(rows, tokens, width, sample, DEPTH, number);
     const size_t at = (size_t)sample * tokens * width + number * DEPTH;
     const struct head_deltas of = {outputs + at, deltas + at,
@@ -477,7 +512,7 @@ static __global__ void __launch_bounds__(32 * WHOLE / GROUP, 1)
                            uint32_t tokens, uint32_t width, bf16 *row_deltas)
 {
     extern __shared__ __align__(16) unsigned char shared[];
-    const uint32_t sample = blockIdx.z, number = blockIdx.y, span = span_of(tokens);
+    const uint32_t sample = blockIdx.z, number = blockIdx.y, span = span_of(tokens, GROUP);
     const struct head head = head_of(rows, tokens, width, sample, DEPTH, number);
     const size_t at = (size_t)sample * tokens * width + number * DEPTH;
     const struct head_deltas of = {outputs + at, deltas + at,
@@ -524,12 +559,13 @@ static struct launch launch_of(const struct vit_rows *rows, uint32_t heads, uint
     const uint32_t warps = warps_for(rows->tokens), depth = rows->width / heads;
     const uint32_t row_bytes = 2 * (depth + 8) * (uint32_t)sizeof(bf16) + 2 * (uint32_t)sizeof(float);
     return {dim3((rows->tokens + warps * GROUP - 1) / (warps * GROUP), heads, halves * rows->samples),
-            32 * warps, span_of(rows->tokens) * row_bytes};
+            32 * warps, span_of(rows->tokens, TILE) * row_bytes};
 }
 
 static struct launch launch_of_whole(const struct vit_rows *rows, uint32_t heads)
 {
-    const uint32_t span = span_of(rows->tokens), line = (rows->width / heads + 8) * (uint32_t)sizeof(bf16);
+    const uint32_t span = span_of(rows->tokens, GROUP),
+                   line = (rows->width / heads + 8) * (uint32_t)sizeof(bf16);
     const uint32_t kept = KEPT_APART * (uint32_t)sizeof(bf16), numbers = 2 * (uint32_t)sizeof(float);
     return {dim3(1, heads, rows->samples), 32 * span / GROUP, span * (3 * line + kept + numbers)};
 }
