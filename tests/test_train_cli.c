@@ -624,6 +624,12 @@ Test(train_cli, rejects_invalid_options)
         "cnn3d: its pool1 gets an input of 1 x 28 x 28 (depth, height, width), which is too small");
     expect_refusal(2, "--verify-steps 5", "--verify-steps needs --verify; add that");
     expect_refusal(2, "--fresh", "--fresh needs --data synth; add that");
+    expect_refusal(2, "--generator omp", "--generator needs --data synth; add that");
+    expect_refusal(2, "--data synth --feed stored --generator omp",
+                   "--generator needs --feed live; add that");
+    expect_refusal(2, "--data synth --generator bat --verify", "--verify: images of --generator bat differ");
+    expect_refusal(2, "--data synth --res 28 --model lenet --generator fused",
+                   "it runs on a CPU, and --generator fused generates images on a GPU; use --generator omp");
     expect_refusal(2, "--keep 2", "--keep needs --checkpoint");
     expect_refusal(2, "--loops 3", "--loops: train does not repeat runs");
     expect_refusal(2, "--warmups 3", "--warmups: train does not repeat runs");

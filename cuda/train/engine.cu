@@ -170,7 +170,8 @@ static enum status open_layer(struct network *network, uint32_t i)
 static enum status open_data(struct network *network)
 {
     TRY(device_sets_open(network->train, network->sets, &network->allocations, network->stream));
-    return device_feed_open(&network->feed, network->train, network->device, &network->allocations);
+    const struct resources resources = {.threads = network->threads, .device = network->device};
+    return device_feed_open(&network->feed, network->train, &resources, &network->allocations);
 }
 
 static enum status open_learning(struct network *network)
@@ -330,6 +331,7 @@ static enum status cuda_open(const struct train *train, const struct resources *
     network->precision = PRECISION;
     network->capacity = train->stage ? train->stage->capacity : train_share_max(train);
     network->device = resources->device;
+    network->threads = resources->threads;
     memcpy(network->passes, own_passes, sizeof network->passes);
     network->passes[LAYER_CONV] = *CONV;
     return open_all(network);

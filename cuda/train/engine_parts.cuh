@@ -21,8 +21,8 @@ struct slot {
 struct network {
     const struct train *train;
     enum precision precision;
-    int device;
-    uint32_t capacity; /* maximum number of samples in a slot */
+    int device, threads; /* threads: of the host, for live samples that the host draws */
+    uint32_t capacity;   /* maximum number of samples in a slot */
     cudaStream_t stream;
     struct allocations allocations;
     struct train_state state; /* device memory */

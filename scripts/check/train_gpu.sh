@@ -202,6 +202,22 @@ same_images() { # compares a live run, a stored run, and a stored run that conti
         cmp "$work/live" "$work/stored" && cmp "$work/live" "$work/resumed"
 }
 check 'live and stored samples give the same weights' same_images
+same_generators() { # compares images drawn on the host with images drawn on the GPU
+    "${synth[@]}" 2 --generator fused --export "$work/fused" && "${synth[@]}" 2 --generator omp --verify --export "$work/omp" &&
+        "${synth[@]}" 1 --generator omp --fresh --checkpoint "$work/drawn" &&
+        "${synth[@]}" 2 --generator fused --fresh --checkpoint "$work/drawn" --resume --export "$work/both" &&
+        "${synth[@]}" 2 --fresh --export "$work/auto" &&
+        cmp "$work/fused" "$work/omp" && cmp "$work/both" "$work/auto"
+}
+check '--generator omp and fused give the same weights' same_generators
+other_generators() { # bat and gbase train, and their checkpoints are their own
+    for generator in bat gbase; do
+        "${synth[@]}" 1 --generator $generator --checkpoint "$work/$generator" &&
+            "${synth[@]}" 2 --generator $generator --checkpoint "$work/$generator" --resume &&
+            fails_with 2 generator "${synth[@]}" 3 --checkpoint "$work/$generator" --resume || return
+    done
+}
+check '--generator bat and gbase' other_generators
 wait # the next check reads a checkpoint of the checks above
 check "$infer from train-$engine's checkpoint" "$bench" --variant "$infer" --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0

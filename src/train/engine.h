@@ -54,6 +54,9 @@ struct train {
     /* Saves memory: the backward pass computes the forward pass again, block by block. Changes no result.
      * Only for engines that recompute. */
     bool checkpoint_activations;
+    /* The variant of synth that draws live samples on a device; NULL: the default. The host draws the samples
+     * of `omp`. Engines on a CPU ignore this: they always use `omp`. */
+    const char *generator;
     bool cudnn_benchmark; /* choose cuDNN's algorithms by measurement. Only for engines that benchmark */
 
     /* Pipelines only (train/pipeline.h). `pipeline` is for the pipeline's own open(). An engine in a stage

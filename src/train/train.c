@@ -39,7 +39,8 @@ static const char *const schedules[] = {"constant",   "step", "multistep", "cosi
                                         "polynomial", NULL}; /* in the order of enum schedule_kind */
 static const char *const losses[] = {"cross-entropy", "bce", NULL};
 static const char *const interpolations[] = {"bilinear", "bicubic", NULL};
-static const char *const generators[] = {"auto", "fused", "bat", "gbase", "omp", NULL};
+enum live_generator { GENERATOR_AUTO, GENERATOR_FUSED, GENERATOR_BAT, GENERATOR_GBASE, GENERATOR_OMP };
+static const char *const generators[] = {"auto", "fused", "bat", "gbase", "omp", NULL}; /* in enum order */
 enum lr_scale { LR_SCALE_NONE, LR_SCALE_LINEAR, LR_SCALE_SQRT };
 static const char *const lr_scales[] = {"none", "linear", "sqrt", NULL}; /* in the order of enum lr_scale */
 enum parallel { PARALLEL_DATA, PARALLEL_PIPELINE };
@@ -290,7 +291,8 @@ static const char *lacking(const struct parameters *parameters, const char *opti
         return "a transformer, such as --model vit-tiny";
     if (strcmp(option, "res") == 0 && strcmp(parameters->job.data, "synth") != 0)
         return "--data synth";
-    if (strcmp(option, "fresh") == 0 && parameters->job.feed != DATA_LIVE)
+    if ((strcmp(option, "fresh") == 0 || strcmp(option, "generator") == 0) &&
+        parameters->job.feed != DATA_LIVE)
         return strcmp(parameters->job.data, "synth") == 0 ? "--feed live" : "--data synth";
     if ((strcmp(option, "resume") == 0 || strcmp(option, "keep") == 0) && !parameters->checkpoint)
         return "--checkpoint DIR";
@@ -369,6 +371,13 @@ static enum status check_stages(const struct parameters *all, const struct parti
                             model->name, most, most);
 }
 
+/* Returns true if the generator's images differ in some bits from those of the reference, and from run to
+ * run: lines of different orbits are painted in any order. */
+static bool draws_other_bits(const struct parameters *parameters)
+{
+    return parameters->generator == GENERATOR_BAT || parameters->generator == GENERATOR_GBASE;
+}
+
 /* Rejects options that do not apply. */
 static enum status check(const struct options *given, const struct parameters *parameters)
 {
@@ -380,6 +389,11 @@ static enum status check(const struct options *given, const struct parameters *p
     }
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))
         return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
+    if (options_given(given, "verify") && draws_other_bits(parameters))
+        return status_set(STATUS_USAGE,
+                          "--verify: images of --generator %s differ from those of the reference; use "
+                          "--generator fused or omp, or drop --verify",
+                          generators[parameters->generator]);
     if (parameters->largest && parameters->data_path)
         return status_set(STATUS_USAGE, "--export-data writes its file before --batch max is known; give "
                                         "--batch a number");
@@ -394,6 +408,8 @@ static bool decides_nothing(const struct parameters *parameters, const char *opt
         return parameters->job.feed != DATA_CONSTANT;
     if (strcmp(option, "fresh") == 0)
         return !parameters->job.fresh;
+    if (strcmp(option, "generator") == 0)
+        return !draws_other_bits(parameters);
     /* Other ranks, shares, exchanges and pipelines change only the order of sums. --lr-scale changes only
      * --lr. */
     static const char *const others[] = {"data",     "train-size", "test-size", "res",    "sync",
@@ -482,6 +498,8 @@ static void fill_job(const struct parameters *parameters, const struct partition
                        .smoothing = (float)parameters->label_smoothing,
                        .checkpoint_activations = parameters->checkpoint_activations,
                        .cudnn_benchmark = parameters->cudnn_benchmark};
+    if (parameters->generator != GENERATOR_AUTO)
+        train->generator = generators[parameters->generator];
     uint64_t steps = train_steps(train);
     train->schedule =
         (struct schedule){.kind = (enum schedule_kind)parameters->schedule,
@@ -743,6 +761,18 @@ static const char *train_folder(const void *input)
     return ((const struct opened *)input)->job.checkpoints;
 }
 
+/* Rejects generators for GPUs in engines that run on a CPU. */
+static enum status check_generator(const struct train *train, const struct variant *variant)
+{
+    const bool for_cpu = !train->generator || strcmp(train->generator, "omp") == 0;
+    return for_cpu || strcmp(variant->platform, "cuda") == 0
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "it runs on a CPU, and --generator %s generates images on a GPU; use "
+                            "--generator omp or auto",
+                            train->generator);
+}
+
 static enum status train_accepts(const void *input, const struct variant *variant)
 {
     const struct opened *opened = input;
@@ -751,6 +781,7 @@ static enum status train_accepts(const void *input, const struct variant *varian
         TRY(engine->accepts(&opened->job.train));
     if (opened->job.train.checkpoint_activations && !engine->recomputes)
         return status_set(STATUS_USAGE, "--checkpoint-activations works only with train-vit; drop it");
+    TRY(check_generator(&opened->job.train, variant));
     if (opened->job.train.cudnn_benchmark && !engine->benchmarks)
         return status_set(STATUS_USAGE,
                           "--cudnn-benchmark works only with train-cudnn and train-cudnn-tf32; drop it");

@@ -44,8 +44,8 @@ struct graphs {
 
 struct vit {
     const struct train *train;
-    int device;
-    uint32_t capacity; /* maximum number of samples of a batch */
+    int device, threads; /* threads: of the host, for live samples that the host draws */
+    uint32_t capacity;   /* maximum number of samples of a batch */
     cudaStream_t stream;
     struct allocations allocations;
     struct vit_multiplier *multiplier;
@@ -363,7 +363,8 @@ static enum status open_all(struct vit *vit)
     TRY(allocate(&vit->allocations, &vit->batch.labels, vit->capacity));
     TRY(allocate(&vit->allocations, &vit->batch.moves, vit->capacity));
     TRY(device_sets_open(train, vit->sets, &vit->allocations, vit->stream));
-    TRY(device_feed_open(&vit->feed, train, vit->device, &vit->allocations));
+    const struct resources resources = {.threads = vit->threads, .device = vit->device};
+    TRY(device_feed_open(&vit->feed, train, &resources, &vit->allocations));
     if (!train->forward_only)
         TRY(open_learning(vit));
     CUDA_TRY(cudaStreamSynchronize(vit->stream));
@@ -407,6 +408,7 @@ static enum status vit_open(const struct train *train, const struct resources *r
         return status_set(STATUS_FAILED, "vit: out of memory");
     vit->train = train;
     vit->device = resources->device;
+    vit->threads = resources->threads;
     vit->capacity = train_share_max(train);
     return open_all(vit);
 }
