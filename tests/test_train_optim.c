@@ -1,7 +1,9 @@
 /* Tests what goes beyond the plain optimizers: clipping, layer decay, stochastic depth by option, the moving
  * average of the parameters, and steps in parts. Every engine of this machine is tested. */
+#ifdef _OPENMP
+#include "../cpu/train/omp_engine.h"
+#endif
 #include "core/variant.h"
-#include "folder.h"
 #include "train_support.h"
 
 TestSuite(train_optim, .timeout = 120);
@@ -19,7 +21,7 @@ static void for_engines(const char *name, void (*check)(struct net *net, const s
 {
     const struct resources resources = {.threads = 2};
     struct net net;
-    net_open(&net, &engine_oracle, table_of(name), (struct shape){1, 1, 16, 16}, 5, 22, 11, 0.1f);
+    net_open(&net, &engine_oracle, table_of(name), (struct shape){1, 1, 16, 16}, 5, 27, 11, 0.1f);
     check(&net, &engine_oracle);
     for (const struct variant_entry *entry = variant_table; entry < variant_table + variant_count; entry++) {
         if (strcmp(entry->workload, "train") != 0 || variant_available(entry, &resources) != STATUS_OK)
@@ -268,3 +270,102 @@ Test(train_optim, states_without_an_average)
     train_state_free(&state);
     net_close(&net);
 }
+
+/* ---- Steps in parts ---- */
+
+static double largest_drift(const struct net *net, const struct train_state *mine,
+                            const struct train_state *right)
+{
+    double most = 0;
+    for (uint32_t t = 0; t < net->model.tensor_count; t++) {
+        const struct model_tensor *tensor = &net->model.tensors[t];
+        const float *begin = net->initial + tensor->first, *end = right->parameters + tensor->first;
+        most = worse(most, distance(mine->parameters + tensor->first, end, tensor->values) /
+                               (distance(end, begin, tensor->values) + 1e-12));
+    }
+    return most;
+}
+
+/* An epoch of 11, 11 and 5 samples. */
+static void check_parts(struct net *net, const struct engine *engine)
+{
+    static const uint32_t parts[] = {1, 2, 3, 11, 13};
+    struct train_totals exact, totals;
+    net->train.optimizer = (struct optimizer){.momentum = 0.9, .clip_norm = 0.5};
+    net->train.schedule.rate = 0.02;
+    net->train.accumulate = 0;
+    struct train_state right = train_steps_of(net, &engine_oracle, 3);
+    must(engine_oracle.totals(net->state, &exact));
+    for (size_t i = 0; i < COUNT_OF(parts); i++) {
+        net->train.accumulate = parts[i];
+        struct train_state mine = train_steps_of(net, engine, 3);
+        must(engine->totals(net->state, &totals));
+        cr_expect_leq(largest_drift(net, &mine, &right), engine->bounds.drift, "%s, %s, %u parts: %g",
+                      engine->name, net->model.name, parts[i], largest_drift(net, &mine, &right));
+        cr_expect(totals.samples == 27 && totals.normed == 3 && totals.correct <= 27);
+        cr_expect_float_eq(totals.loss, exact.loss, engine->bounds.loss * exact.loss, "%s, %u parts",
+                           engine->name, parts[i]);
+        train_state_free(&mine);
+    }
+    train_state_free(&right);
+    net->train.accumulate = 0;
+}
+
+Test(train_optim, parts_add_up_to_the_step)
+{
+    for_networks(check_parts);
+    for_engines("cnn", check_parts); /* dropout */
+}
+
+/* The test set must be evaluated in batches of a part's size. */
+static void check_evaluation(struct net *net, const struct engine *engine)
+{
+    float logits[2][5 * 5];
+    net->train.optimizer = (struct optimizer){.momentum = 0.9};
+    for (uint32_t i = 0; i < 2; i++) {
+        net->train.accumulate = 1 + 5 * i; /* at most two samples at a time */
+        net_reopen(net, engine);
+        must(engine->steps(net->state, 0, 0, 1)); /* the current part must not affect the evaluation */
+        must(engine->evaluate(net->state, DATA_TEST, 0, 5, logits[i]));
+    }
+    for (size_t i = 0; i < COUNT_OF(logits[0]); i++)
+        cr_expect_float_eq(logits[1][i], logits[0][i], 2 * engine->bounds.logits, "%s", engine->name);
+    net->train.accumulate = 0;
+}
+
+Test(train_optim, evaluates_with_the_memory_of_a_part)
+{
+    for_networks(check_evaluation);
+}
+
+Test(train_optim, parts_cover_the_share)
+{
+    for (uint32_t parts = 1; parts < 9; parts++)
+        for (uint64_t count = 0; count < 20; count++) {
+            const struct train train = {.batch = 20, .accumulate = parts};
+            const struct share share = {3, count, 40};
+            uint64_t done = 3;
+            for (uint32_t i = 0; i < parts; i++) {
+                const struct share part = train_part(&train, &share, i);
+                cr_expect(part.first == done && part.total == 40 && part.count <= train_part_max(&train));
+                done += part.count;
+            }
+            cr_expect_eq(done, 3 + count);
+        }
+}
+
+#ifdef _OPENMP
+Test(train_optim, parts_save_memory)
+{
+    uint64_t bytes[2];
+    struct net net;
+    net_open(&net, &engine_omp, table_of("cnn-fdsl"), (struct shape){1, 1, 32, 32}, 5, 64, 64, 0);
+    bytes[0] = engine_omp.memory_bytes(net.state);
+    net.train.accumulate = 8;
+    net_reopen(&net, &engine_omp);
+    bytes[1] = engine_omp.memory_bytes(net.state);
+    cr_expect_lt(bytes[1], bytes[0] / 2, "%llu, %llu", (unsigned long long)bytes[0],
+                 (unsigned long long)bytes[1]);
+    net_close(&net);
+}
+#endif

@@ -297,7 +297,8 @@ void net_forward(struct net *net, uint32_t epoch, enum data_part part, bool trai
 }
 
 /* Runs the backward pass of the blocks up to FLAT, sample by sample. Each chunk of consecutive samples has
- * its own sums of gradients. In a pipeline, stage_update() adds up the sums of all chunks. */
+ * its own sums of gradients. If a step has several micro-batches or parts, the sums of all chunks are added
+ * up after the last one. */
 static void samples_backward(struct net *net, uint32_t epoch, enum gradients_of of)
 {
     uint32_t count = net->count, size = (count + NET_CHUNKS_MAX - 1) / NET_CHUNKS_MAX;
@@ -307,7 +308,7 @@ static void samples_backward(struct net *net, uint32_t epoch, enum gradients_of 
     for (uint32_t chunk = 0; chunk < chunks; chunk++) {
         float *sums = net->sums + chunk * net->chunk_values;
         uint32_t begin = chunk * size, end = begin + size < count ? begin + size : count;
-        if (!net->train->stage)
+        if (!net->accumulates)
             memset(sums, 0, net->chunk_values * sizeof *sums);
         for (uint32_t j = begin; j < end; j++) {
             const struct passing passing = passing_of(net, j, epoch, DATA_TRAIN, true);
@@ -315,7 +316,7 @@ static void samples_backward(struct net *net, uint32_t epoch, enum gradients_of 
         }
     }
     barrier_wait(&net->barrier);
-    if (!net->train->stage)
+    if (!net->accumulates)
         net_gather_sums(net, chunks);
 }
 
@@ -360,32 +361,54 @@ static void exchange(struct net *net)
     barrier_wait(&net->barrier);
 }
 
-static void choose_samples(struct net *net, const struct draw_order *order, uint32_t step)
+/* Makes a part of this rank's samples the current batch. */
+static void choose_part(struct net *net, uint32_t step, uint32_t part)
 {
-    net->count = train_batch(net->train, order, step, net->numbers);
-    net->total = (uint32_t)train_share(net->train, step).total;
+    const struct share share = train_share(net->train, step), own = train_part(net->train, &share, part);
+    net->fed = (uint32_t)(own.first - share.first);
+    net->numbers = net->step_numbers + net->fed;
+    net->count = (uint32_t)own.count;
+    net->total = (uint32_t)own.total;
+    net->adds = part > 0;
 }
 
-/* Computes the loss and the gradients of the samples of this rank. */
-static void compute_gradients(struct net *net, uint32_t epoch, uint64_t number)
+/* Computes the loss and the gradients of a part of the samples of this rank. */
+static void compute_part(struct net *net, uint32_t epoch, uint32_t step, uint32_t part)
 {
+#pragma omp master
+    choose_part(net, step, part);
+    if (net->accumulates && part == 0)
+        net_clear_sums(net);
+    barrier_wait(&net->barrier);
+    if (net->count == 0)
+        return;
     net_forward(net, epoch, DATA_TRAIN, true);
-    net_take_losses(net, number);
+    net_take_losses(net, (uint64_t)epoch * train_steps(net->train) + step);
     net_backward(net, epoch, GRADIENTS_OF_BOTH);
+}
+
+/* Computes the gradients of the samples of this rank. In a short last step, it may have none and only takes
+ * part in the exchange. */
+static void compute_gradients(struct net *net, uint32_t epoch, uint32_t step)
+{
+    if (train_share(net->train, step).count == 0) {
+#pragma omp master
+        memset(net->gradients, 0, net->arena_values * sizeof *net->gradients);
+        barrier_wait(&net->barrier);
+        return;
+    }
+    for (uint32_t part = 0; part < train_parts(net->train); part++)
+        compute_part(net, epoch, step, part);
+    if (net->accumulates && net->flat > 1)
+        net_gather_sums(net, net->chunks);
 }
 
 static void make_step(struct net *net, const struct draw_order *order, uint32_t epoch, uint32_t step)
 {
     uint64_t number = (uint64_t)epoch * train_steps(net->train) + step;
 #pragma omp master
-    {
-        choose_samples(net, order, step);
-        if (net->count == 0) /* in a short last step, this rank only takes part in the exchange */
-            memset(net->gradients, 0, net->arena_values * sizeof *net->gradients);
-    }
-    barrier_wait(&net->barrier);
-    if (net->count > 0)
-        compute_gradients(net, epoch, number);
+    train_batch(net->train, order, step, net->step_numbers);
+    compute_gradients(net, epoch, step);
     exchange(net);
     if (net->exchanged == STATUS_OK)
         net_update(net, number);
@@ -414,7 +437,8 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     /* One thread computes a small batch faster than several threads can synchronise, especially if a thread
      * must be woken. */
     const struct stage *stage = train->stage;
-    net->most = stage ? stage->capacity : train_share_max(train);
+    net->most = stage ? stage->capacity : train_part_max(train);
+    net->accumulates = stage || train_parts(train) > 1;
     net->batch = stage ? stage->capacity * stage->slots : net->most;
     bool little = net->most * train->model->multiplications < LITTLE_WORK;
     net->threads = little ? 1 : resources->threads;
@@ -465,8 +489,8 @@ static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32
     /* Live samples are generated between two steps, by the same threads. */
     uint32_t at_once = feed_is_live(&net->feed) ? 1 : count;
     for (uint32_t done = 0; done < count; done += at_once) {
-        choose_samples(net, &order, first + done);
-        enum status status = feed_step(&net->feed, epoch, net->numbers, net->count);
+        uint32_t own = train_batch(net->train, &order, first + done, net->step_numbers);
+        enum status status = feed_step(&net->feed, epoch, net->step_numbers, own);
         if (status != STATUS_OK)
             return add_up(net, status);
 #pragma omp parallel num_threads(net->threads)
@@ -514,6 +538,7 @@ static void evaluate_batch(struct net *net, enum data_part part, uint32_t first,
 #pragma omp master
     {
         net->count = count;
+        net->numbers = net->step_numbers;
         for (uint32_t j = 0; j < count; j++)
             net->numbers[j] = first + j;
     }

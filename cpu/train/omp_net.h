@@ -139,7 +139,8 @@ struct net {
     uint32_t most;  /* maximum samples processed together: `batch` or, in a pipeline, a micro-batch */
     struct block blocks[NET_BLOCKS_MAX];
     uint32_t block_count, flat; /* `flat`: index of block FLAT */
-    uint32_t *numbers;          /* sample numbers of the batch */
+    uint32_t *step_numbers;     /* sample numbers of this rank's share of a step */
+    uint32_t *numbers;          /* sample numbers of the batch: a part of step_numbers */
     uint32_t *iota;             /* 0, 1, 2, ... */
 
     /* Arenas of parameters. Tensors and rows of LINEAR weights are padded to whole vectors with zeros. */
@@ -173,9 +174,11 @@ struct net {
     struct worker *workers;
     struct barrier barrier;
     uint32_t begin;        /* index in the batch of the current micro-batch's first sample; otherwise 0 */
+    uint32_t fed;          /* index in the step of the batch's first sample */
     const float *inputs;   /* input of the current micro-batch in C order; NULL: gather samples */
     float *in_deltas;      /* receives the gradient of `inputs`; NULL: not needed */
-    bool adds;             /* gradients of weights are added to those of earlier micro-batches */
+    bool accumulates;      /* a step has several micro-batches or parts */
+    bool adds;             /* gradients of weights are added to those of earlier micro-batches or parts */
     uint32_t count;        /* samples of this rank in the current batch, or of the current micro-batch */
     uint32_t total;        /* samples of all ranks in the current batch, or of the step of a micro-batch */
     enum status exchanged; /* status of the latest exchange of gradients */
@@ -227,6 +230,9 @@ void net_give_arena(const struct net *net, const float *from, float *into);
 
 /* Copies weights into the layouts that the GEMMs use. Call it after every change of the parameters. */
 void net_prepare_weights(struct net *net);
+
+/* Clears the sums of all chunks, for the first micro-batch or part of a step. Does not end with a barrier. */
+void net_clear_sums(struct net *net);
 
 /* Adds up the sums of the first `chunks` chunks and writes the result to the gradients. */
 void net_gather_sums(struct net *net, uint32_t chunks);

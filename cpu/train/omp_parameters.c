@@ -112,6 +112,13 @@ static void give_conv(struct net *net, const struct block *block, const float *s
     memcpy(net->gradients + block->bias, sums + conv->gradient_count, block->out.channels * sizeof *sums);
 }
 
+void net_clear_sums(struct net *net)
+{
+#pragma omp for nowait
+    for (uint32_t chunk = 0; chunk < net->chunks; chunk++)
+        memset(net->sums + chunk * net->chunk_values, 0, net->chunk_values * sizeof *net->sums);
+}
+
 void net_gather_sums(struct net *net, uint32_t chunks)
 {
     enum { PART = 1024 };

@@ -505,7 +505,8 @@ static void plan_batch(struct net *net)
     net->iota = take(net, longest, sizeof *net->iota);
     for (size_t i = 0; net->iota && i < longest; i++)
         net->iota[i] = (uint32_t)i;
-    net->numbers = take(net, net->batch, sizeof *net->numbers);
+    net->step_numbers = take(net, larger(net->batch, train_share_max(net->train)), sizeof *net->step_numbers);
+    net->numbers = net->step_numbers;
     net->losses = take(net, net->batch, sizeof *net->losses);
     net->correct = take(net, net->batch, sizeof *net->correct);
     net->kept = take(net, net->batch * net->kept_values, sizeof(float));

@@ -160,9 +160,9 @@ static const float *gather(const struct net *net, struct worker *worker, const s
     double begin_s = timer_now_s();
     if (passing->training)
         move = draw_move(&train->augment, train->seed, passing->epoch, passing->sample);
-    const void *stored = passing->training
-                             ? feed_sample(&net->feed, passing->sample, passing->index - net->begin)
-                             : data_sample(train->data, passing->part, passing->sample);
+    const void *stored =
+        passing->training ? feed_sample(&net->feed, passing->sample, passing->index - net->begin + net->fed)
+                          : data_sample(train->data, passing->part, passing->sample);
     data_gather(train->data, stored, move, worker->sample);
     worker->data_s += timer_now_s() - begin_s;
     return worker->sample;

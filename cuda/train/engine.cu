@@ -112,7 +112,8 @@ static enum status check_size(const struct network *network)
     return status_set(
         STATUS_USAGE,
         "a layer of %s would hold 2^31 values or more for a batch of %u; lower --batch to %llu%s",
-        model->name, network->capacity, (unsigned long long)(((UINT64_C(1) << 31) - 1) / most),
+        model->name, network->capacity,
+        (unsigned long long)(((UINT64_C(1) << 31) - 1) / most * train_parts(train)),
         train->ranks > 1 ? " per rank" : "");
 }
 
@@ -183,7 +184,7 @@ static enum status open_learning(struct network *network)
         TRY(allocate(&network->allocations, &network->state.ema, values));
     TRY(clip_open(network->train, &network->allocations, &network->clip));
     TRY(allocate_zeros(&network->allocations, &network->gradients, values, network->stream));
-    if (network->train->stage)
+    if (network->train->stage || train_parts(network->train) > 1)
         TRY(allocate_zeros(&network->allocations, &network->added, values, network->stream));
     TRY(allocate(&network->allocations, &network->losses.losses, batch));
     TRY(allocate(&network->allocations, &network->losses.right, batch));
@@ -329,7 +330,7 @@ static enum status cuda_open(const struct train *train, const struct resources *
         return status_set(STATUS_FAILED, "cuda: out of memory");
     network->train = train;
     network->precision = PRECISION;
-    network->capacity = train->stage ? train->stage->capacity : train_share_max(train);
+    network->capacity = train->stage ? train->stage->capacity : train_part_max(train);
     network->device = resources->device;
     network->threads = resources->threads;
     memcpy(network->passes, own_passes, sizeof network->passes);
@@ -440,12 +441,18 @@ static enum status exchange_layer(struct network *network, const struct layer *l
     return STATUS_OK;
 }
 
-/* Runs the backward pass of all layers, and exchanges the gradients. A rank without samples in this step has
- * gradients of zero. */
+static enum status exchange_end(struct network *network)
+{
+    struct exchange *exchange = network->train->exchange;
+    return exchange ? exchange->method->end(exchange, network->stream) : STATUS_OK;
+}
+
+/* Runs the backward pass of all layers. If the step has one part, also exchanges the gradients. A rank
+ * without samples in this step has gradients of zero. */
 static enum status backward(struct network *network, const struct pass *pass)
 {
     const struct model *model = network->train->model;
-    struct exchange *exchange = network->train->exchange;
+    const bool exchanges = train_parts(network->train) == 1;
     size_t end = model->arena_values;
     RANGE(BACKWARD);
     if (pass->count == 0)
@@ -453,22 +460,34 @@ static enum status backward(struct network *network, const struct pass *pass)
     for (uint32_t i = model->layer_count; i-- > 0;) {
         if (pass->count > 0)
             TRY(network_backward_layer(network, &network->layers[i], pass));
-        TRY(exchange_layer(network, &model->layers[i], &end));
+        if (exchanges)
+            TRY(exchange_layer(network, &model->layers[i], &end));
     }
-    return exchange ? exchange->method->end(exchange, network->stream) : STATUS_OK;
+    return exchanges ? exchange_end(network) : STATUS_OK;
 }
 
-static enum status gather_step(struct network *network, uint32_t epoch, uint32_t step, uint32_t count)
+/* Exchanges the gradients of a step of several parts. */
+static enum status exchange_all(struct network *network)
 {
-    struct device_set set = network->sets[DATA_TRAIN];
-    bool live = device_feed_is_live(&network->feed);
+    const struct model *model = network->train->model;
+    size_t end = model->arena_values;
+    for (uint32_t i = model->layer_count; i-- > 0;)
+        TRY(exchange_layer(network, &model->layers[i], &end));
+    return exchange_end(network);
+}
+
+/* Makes a part of a step the current batch. `set` has the samples of the whole step, or all samples.
+ * `skipped`: samples of this rank before this part. */
+static enum status gather_part(struct network *network, const struct device_set *set, uint32_t epoch,
+                               uint32_t step, const struct share *part, size_t skipped)
+{
+    const struct train *train = network->train;
+    const struct device_set after = device_set_after(set, train->data, skipped);
+    const struct device_batch *batch = &network->slot->batch;
     RANGE(GATHER);
-    TRY(batch_draw(network->train, &set, &network->slot->batch, epoch, step, count, network->stream));
-    if (live)
-        TRY(device_feed_take(&network->feed, epoch, step, network->stream, &set));
-    TRY(batch_gather(network->train->data, &set, &network->slot->batch, count, network->slot->inputs,
-                     network->stream));
-    return live ? device_feed_release(&network->feed, network->stream) : STATUS_OK;
+    TRY(batch_draw(train, set, batch, epoch, step, part, network->stream));
+    return batch_gather(train->data, &after, batch, (uint32_t)part->count, network->slot->inputs,
+                        network->stream);
 }
 
 /* With loss scaling, the device decides whether to apply the update. */
@@ -488,7 +507,8 @@ enum status network_update(struct network *network, uint64_t number)
     return scale ? scaling_step(scale, network->stream) : STATUS_OK;
 }
 
-/* Computes the gradients of the samples of this rank, and adds up the gradients of all ranks. */
+/* Computes the gradients of the current batch. If the step has one part, adds up the gradients of all
+ * ranks. */
 static enum status compute_gradients(struct network *network, const struct pass *pass, uint64_t number)
 {
     const struct device_layer *last = network_last_layer(network);
@@ -501,13 +521,54 @@ static enum status compute_gradients(struct network *network, const struct pass 
     return backward(network, pass);
 }
 
-static enum status learn(struct network *network, uint32_t epoch, uint32_t step, const struct share *share)
+/* Computes the gradients of a part of a step. The kernels overwrite gradients, so those of later parts are
+ * computed in network->added. */
+static enum status learn_part(struct network *network, uint32_t epoch, uint32_t step,
+                              const struct share *part, bool adds)
 {
     const struct train *train = network->train;
-    uint64_t number = (uint64_t)epoch * train_steps(train) + step;
-    const struct pass pass = network_pass(network, share, true, epoch);
-    TRY(compute_gradients(network, &pass, number));
-    return network_update(network, number);
+    struct pass pass = network_pass(network, part, true, epoch);
+    pass.gradients = adds ? network->added : network->gradients;
+    TRY(compute_gradients(network, &pass, (uint64_t)epoch * train_steps(train) + step));
+    return adds ? values_add(network->added, train->model->arena_values, network->gradients, network->stream)
+                : STATUS_OK;
+}
+
+/* Computes the gradients of the samples of this rank. With `timed`, records the events around the gather of
+ * the first part. Live samples are released after the last gather. */
+static enum status learn_parts(struct network *network, uint32_t epoch, uint32_t step,
+                               const struct share *share, bool timed)
+{
+    const struct train *train = network->train;
+    struct device_set set = network->sets[DATA_TRAIN];
+    const bool live = device_feed_is_live(&network->feed) && share->count > 0;
+    const uint32_t parts = train_parts(train);
+    if (timed)
+        CUDA_TRY(cudaEventRecord(network->gather_begin, network->stream));
+    if (live)
+        TRY(device_feed_take(&network->feed, epoch, step, network->stream, &set));
+    for (uint32_t i = 0; i < parts; i++) {
+        const struct share part = train_part(train, share, i);
+        if (part.count > 0)
+            TRY(gather_part(network, &set, epoch, step, &part, part.first - share->first));
+        if (live && i == parts - 1)
+            TRY(device_feed_release(&network->feed, network->stream));
+        if (timed && i == 0)
+            CUDA_TRY(cudaEventRecord(network->gather_end, network->stream));
+        if (part.count > 0 || i == 0)
+            TRY(learn_part(network, epoch, step, &part, i > 0));
+    }
+    return STATUS_OK;
+}
+
+static enum status learn(struct network *network, uint32_t epoch, uint32_t step, bool timed)
+{
+    const struct train *train = network->train;
+    const struct share share = train_share(train, step);
+    TRY(learn_parts(network, epoch, step, &share, timed));
+    if (train_parts(train) > 1)
+        TRY(exchange_all(network));
+    return network_update(network, (uint64_t)epoch * train_steps(train) + step);
 }
 
 static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
@@ -517,14 +578,7 @@ static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint3
     uint32_t timed = first + count / 2;
     device_feed_plan_timings(&network->feed, count);
     for (uint32_t step = first; step < first + count; step++) {
-        const struct share share = train_share(network->train, step);
-        if (step == timed)
-            CUDA_TRY(cudaEventRecord(network->gather_begin, network->stream));
-        if (share.count > 0)
-            TRY(gather_step(network, epoch, step, (uint32_t)share.count));
-        if (step == timed)
-            CUDA_TRY(cudaEventRecord(network->gather_end, network->stream));
-        TRY(learn(network, epoch, step, &share));
+        TRY(learn(network, epoch, step, step == timed));
         TRY(device_progress_step(&network->progress, network->losses.totals, 1, network->stream));
     }
     network->steps += count;
@@ -532,7 +586,7 @@ static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint3
 }
 
 /* `data_s` is the gather time of one step times the number of steps, because events around every step would
- * slow the steps down. */
+ * slow the steps down. It is not known for steps in parts. */
 static enum status cuda_totals(void *state, struct train_totals *totals)
 {
     struct network *network = static_cast<struct network *>(state);
@@ -552,6 +606,8 @@ static enum status cuda_totals(void *state, struct train_totals *totals)
     totals->data_s = network->train->stage ? -1 : 1e-3 * gather_ms * (double)network->steps;
     if (device_feed_is_live(&network->feed))
         TRY(device_feed_totals(&network->feed, network->steps, totals));
+    if (train_parts(network->train) > 1)
+        totals->data_s = -1;
     device_progress_clear(&network->progress);
     return clear_totals(network);
 }
@@ -582,7 +638,7 @@ static enum status cuda_evaluate(void *state, enum data_part part, uint32_t firs
                                  float *logits)
 {
     struct network *network = static_cast<struct network *>(state);
-    uint32_t batch = train_share_max(network->train);
+    uint32_t batch = network->capacity;
     CUDA_TRY(cudaSetDevice(network->device));
     for (uint32_t done = 0; done < count; done += batch) {
         uint32_t left = count - done;

@@ -27,7 +27,9 @@ struct network {
     struct allocations allocations;
     struct train_state state; /* device memory */
     float *gradients, *workspace;
-    float *added; /* stages: a micro-batch's gradients, before they are added; else NULL */
+    /* If a step has several micro-batches or parts: the gradients of one, before they are added. Else NULL.
+     */
+    float *added;
     struct device_set sets[DATA_PARTS];
     struct device_feed feed; /* live training samples */
     struct device_losses losses;

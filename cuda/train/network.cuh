@@ -179,11 +179,15 @@ struct device_batch {
     struct draw_move *moves;
 };
 
-/* Chooses the samples of this rank in a step of an epoch, and their moves. The results are the same as those
- * of train_batch() and draw_move() on the host. `count` is the count of train_share(), and at least 1. */
+/* Returns the set whose batch begins `skipped` samples later, if `set` has the samples of a batch alone;
+ * otherwise returns `set`. */
+struct device_set device_set_after(const struct device_set *set, const struct data *data, size_t skipped);
+
+/* Chooses the samples of a part of a step, and their moves. The results are the same as those of
+ * train_batch() and draw_move() on the host. `part` comes from train_part(), and has at least one sample. */
 enum status batch_draw(const struct train *train, const struct device_set *set,
-                       const struct device_batch *batch, uint32_t epoch, uint32_t step, uint32_t count,
-                       cudaStream_t stream);
+                       const struct device_batch *batch, uint32_t epoch, uint32_t step,
+                       const struct share *part, cudaStream_t stream);
 /* Chooses the samples whose numbers are in batch->numbers. If `training` is true, chooses their moves like
  * batch_draw(); otherwise there are no moves. */
 enum status batch_pick(const struct train *train, const struct device_set *set,

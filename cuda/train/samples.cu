@@ -19,27 +19,37 @@ enum status device_sets_open(const struct train *train, struct device_set sets[D
     return STATUS_OK;
 }
 
+struct device_set device_set_after(const struct device_set *set, const struct data *data, size_t skipped)
+{
+    struct device_set after = *set;
+    if (set->batch_alone)
+        after.values = static_cast<const uint8_t *>(set->values) + skipped * data->sample_bytes;
+    return after;
+}
+
+/* `skipped`: samples of the step before this part. */
 static __global__ void draw_kernel(enum data_feed feed, const struct draw_order order, uint32_t first,
-                                   uint32_t count, const struct augment augment, uint64_t seed,
-                                   uint32_t epoch, const uint32_t *labels, const struct device_batch batch)
+                                   uint32_t skipped, uint32_t count, const struct augment augment,
+                                   uint64_t seed, uint32_t epoch, const uint32_t *labels,
+                                   const struct device_batch batch)
 {
     uint32_t j = own_element();
     if (j >= count)
         return;
-    uint32_t number = train_sample_at(feed, &order, first, j);
+    uint32_t number = train_sample_at(feed, &order, first, skipped + j);
     batch.numbers[j] = number;
     batch.labels[j] = labels[number];
     batch.moves[j] = draw_move(&augment, seed, epoch, number);
 }
 
 enum status batch_draw(const struct train *train, const struct device_set *set,
-                       const struct device_batch *batch, uint32_t epoch, uint32_t step, uint32_t count,
-                       cudaStream_t stream)
+                       const struct device_batch *batch, uint32_t epoch, uint32_t step,
+                       const struct share *part, cudaStream_t stream)
 {
     struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
-    uint32_t first = step * train->batch + (uint32_t)train_share(train, step).first;
-    draw_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(
-        train->data->feed, order, first, count, train->augment, train->seed, epoch, set->labels, *batch);
+    draw_kernel<<<blocks_for(part->count), BLOCK, 0, stream>>>(
+        train->data->feed, order, step * train->batch, (uint32_t)part->first, (uint32_t)part->count,
+        train->augment, train->seed, epoch, set->labels, *batch);
     CUDA_TRY_LAUNCH("draw_kernel");
     return STATUS_OK;
 }

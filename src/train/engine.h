@@ -50,6 +50,9 @@ struct train {
     struct optimizer optimizer;
     struct schedule schedule;
     float smoothing;
+    /* Saves memory: this rank computes the gradients of its samples of a step in so many parts, one after
+     * another, and adds them up in this order. 0 means 1. Changes only the order of sums. */
+    uint32_t accumulate;
     bool forward_only; /* the caller uses only evaluate(): no gradients, no optimizer */
     /* Saves memory: the backward pass computes the forward pass again, block by block. Changes no result.
      * Only for engines that recompute. */
@@ -153,11 +156,35 @@ static inline uint32_t train_equal_part(const struct train *train)
     return train->batch / ranks + (train->batch % ranks != 0);
 }
 
-/* Returns the maximum number of samples that this rank has in a step. Engines allocate memory for this number
- * of samples. evaluate() passes at most this number of samples through the network at a time. */
+/* Returns the maximum number of samples that this rank has in a step. */
 static inline uint32_t train_share_max(const struct train *train)
 {
     return train->share_max ? train->share_max : train_equal_part(train);
+}
+
+/* Returns the number of parts of a step. */
+static inline uint32_t train_parts(const struct train *train)
+{
+    return train->accumulate ? train->accumulate : 1;
+}
+
+/* Returns the maximum number of samples of a part. Engines allocate memory for this number of samples.
+ * evaluate() passes at most this number of samples through the network at a time. */
+static inline uint32_t train_part_max(const struct train *train)
+{
+    uint32_t most = train_share_max(train), parts = train_parts(train);
+    return most / parts + (most % parts != 0);
+}
+
+/* Returns part number `part` of this rank's share of a step. The parts are consecutive and differ by at most
+ * one sample. The last parts have no samples if there are more parts than samples. */
+static inline struct share train_part(const struct train *train, const struct share *share, uint32_t part)
+{
+    const struct partition partition = {.rank = part, .ranks = train_parts(train), .strong = true};
+    struct share of = partition_share(&partition, share->count);
+    of.first += share->first;
+    of.total = share->total;
+    return of;
 }
 
 /* Returns the value of share_max that a rank needs for its current share, or for any share that it may get

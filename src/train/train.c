@@ -197,23 +197,40 @@ static const struct option_spec options[] = {
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
 
 static const struct measure columns[] = {
-    {"timed_stages", COMBINE_FIRST},   {"epoch", COMBINE_SAME},
-    {"steps", COMBINE_SAME},           {"parameters", COMBINE_SAME},
-    {"train_samples", COMBINE_SAME},   {"test_samples", COMBINE_SAME},
-    {"train_loss", COMBINE_SAME},      {"train_acc", COMBINE_SAME},
-    {"test_loss", COMBINE_SAME},       {"test_acc", COMBINE_SAME},
-    {"last_lr", COMBINE_SAME},         {"trained_s", COMBINE_SAME},
-    {"to_98_s", COMBINE_SAME},         {"to_99_s", COMBINE_SAME},
-    {"data_share", COMBINE_MAX},       {"memory_bytes", COMBINE_SUM},
-    {"generate_share", COMBINE_MAX},   {"generated_per_s", COMBINE_SUM_REAL},
-    {"opening_s", COMBINE_MAX},        {"init", COMBINE_FIRST},
-    {"skipped_steps", COMBINE_SAME},   {"loss_scale", COMBINE_SAME},
-    {"exchange", COMBINE_FIRST},       {"exchange_share", COMBINE_MAX},
-    {"samples_per_step", COMBINE_SUM}, {"layers", COMBINE_COMMON},
-    {"bubble", COMBINE_MEAN},          {"bubble_ideal", COMBINE_MEAN},
-    {"bubble_formula", COMBINE_SAME},  {"batch_probes", COMBINE_SAME},
-    {"gradient_norm", COMBINE_SAME},   {"ema_test_loss", COMBINE_SAME},
-    {"ema_test_acc", COMBINE_SAME},    {NULL, COMBINE_FIRST},
+    {"timed_stages", COMBINE_FIRST},
+    {"epoch", COMBINE_SAME},
+    {"steps", COMBINE_SAME},
+    {"parameters", COMBINE_SAME},
+    {"train_samples", COMBINE_SAME},
+    {"test_samples", COMBINE_SAME},
+    {"train_loss", COMBINE_SAME},
+    {"train_acc", COMBINE_SAME},
+    {"test_loss", COMBINE_SAME},
+    {"test_acc", COMBINE_SAME},
+    {"last_lr", COMBINE_SAME},
+    {"trained_s", COMBINE_SAME},
+    {"to_98_s", COMBINE_SAME},
+    {"to_99_s", COMBINE_SAME},
+    {"data_share", COMBINE_MAX},
+    {"memory_bytes", COMBINE_SUM},
+    {"generate_share", COMBINE_MAX},
+    {"generated_per_s", COMBINE_SUM_REAL},
+    {"opening_s", COMBINE_MAX},
+    {"init", COMBINE_FIRST},
+    {"skipped_steps", COMBINE_SAME},
+    {"loss_scale", COMBINE_SAME},
+    {"exchange", COMBINE_FIRST},
+    {"exchange_share", COMBINE_MAX},
+    {"samples_per_step", COMBINE_SUM},
+    {"layers", COMBINE_COMMON},
+    {"bubble", COMBINE_MEAN},
+    {"bubble_ideal", COMBINE_MEAN},
+    {"bubble_formula", COMBINE_SAME},
+    {"batch_probes", COMBINE_SAME},
+    {"gradient_norm", COMBINE_SAME},
+    {"ema_test_loss", COMBINE_SAME},
+    {"ema_test_acc", COMBINE_SAME},
+    {NULL, COMBINE_FIRST},
 };
 static const char *const shown[] = {"epoch", "train_loss", "train_acc", "test_acc", NULL};
 static const char *const baselines[] = {"train-naive", NULL};
@@ -412,12 +429,12 @@ static bool decides_nothing(const struct parameters *parameters, const char *opt
         return !draws_other_bits(parameters);
     /* Other ranks, shares, exchanges and pipelines change only the order of sums. --lr-scale changes only
      * --lr. */
-    static const char *const others[] = {"data",     "train-size", "test-size", "res",    "sync",
-                                         "lr-scale", "balance",    "parallel",  "stages", "microbatches",
-                                         "schedule", "accumulate", NULL};
+    static const char *const others[] = {"data",   "train-size",   "test-size", "res",
+                                         "sync",   "lr-scale",     "balance",   "parallel",
+                                         "stages", "microbatches", "schedule",  NULL};
     if (is_one_of(option, others))
         return true;
-    if (strcmp(option, "checkpoint-activations") == 0)
+    if (strcmp(option, "checkpoint-activations") == 0 || strcmp(option, "accumulate") == 0)
         return true;
     return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);
 }
@@ -472,32 +489,38 @@ static void fill_shares(struct opened *opened)
     job->train.share_max = train_room(&job->train, any);
 }
 
+/* Returns the value of an option that may be missing. */
+static double or_zero(double value)
+{
+    return isnan(value) ? 0 : value;
+}
+
 /* `parameters` has the batch of all ranks. */
 static void fill_job(const struct parameters *parameters, const struct partition *partition,
                      struct opened *opened)
 {
     struct train *train = &opened->job.train;
-    *train =
-        (struct train){.model = &opened->model,
-                       .data = &opened->data,
-                       .seed = parameters->seed,
-                       .batch = (uint32_t)parameters->job.batch,
-                       .drop_last = parameters->drop_last,
-                       .rank = (uint32_t)partition->rank,
-                       .ranks = (uint32_t)partition->ranks,
-                       .augment = {(uint32_t)parameters->shift, parameters->flip},
-                       .optimizer = {.kind = (enum optimizer_kind)parameters->optimizer,
-                                     .momentum = parameters->momentum,
-                                     .beta1 = parameters->beta1,
-                                     .beta2 = parameters->beta2,
-                                     .epsilon = parameters->epsilon,
-                                     .weight_decay = parameters->weight_decay,
-                                     .clip_norm = isnan(parameters->clip_norm) ? 0 : parameters->clip_norm,
-                                     .average = isnan(parameters->ema) ? 0 : parameters->ema,
-                                     .layer_decay = parameters->layer_decay},
-                       .smoothing = (float)parameters->label_smoothing,
-                       .checkpoint_activations = parameters->checkpoint_activations,
-                       .cudnn_benchmark = parameters->cudnn_benchmark};
+    *train = (struct train){.model = &opened->model,
+                            .data = &opened->data,
+                            .seed = parameters->seed,
+                            .batch = (uint32_t)parameters->job.batch,
+                            .drop_last = parameters->drop_last,
+                            .rank = (uint32_t)partition->rank,
+                            .ranks = (uint32_t)partition->ranks,
+                            .augment = {(uint32_t)parameters->shift, parameters->flip},
+                            .optimizer = {.kind = (enum optimizer_kind)parameters->optimizer,
+                                          .momentum = parameters->momentum,
+                                          .beta1 = parameters->beta1,
+                                          .beta2 = parameters->beta2,
+                                          .epsilon = parameters->epsilon,
+                                          .weight_decay = parameters->weight_decay,
+                                          .clip_norm = or_zero(parameters->clip_norm),
+                                          .average = or_zero(parameters->ema),
+                                          .layer_decay = parameters->layer_decay},
+                            .smoothing = (float)parameters->label_smoothing,
+                            .accumulate = (uint32_t)parameters->accumulate,
+                            .checkpoint_activations = parameters->checkpoint_activations,
+                            .cudnn_benchmark = parameters->cudnn_benchmark};
     if (parameters->generator != GENERATOR_AUTO)
         train->generator = generators[parameters->generator];
     uint64_t steps = train_steps(train);
@@ -576,6 +599,11 @@ static enum status check_batch(const struct parameters *all, const struct partit
                           "--batch %" PRIu64 " has too few samples for %" PRIu64
                           " ranks; raise --batch, or start fewer ranks",
                           all->job.batch, partition->ranks);
+    if (all->accumulate > all->job.batch / partition->ranks)
+        return status_set(STATUS_USAGE,
+                          "--accumulate %" PRIu64 " is more than the %" PRIu64
+                          " samples of a rank's step; lower --accumulate, or raise --batch",
+                          all->accumulate, all->job.batch / partition->ranks);
     if (partition->ranks > 1 && all->job.batch > count)
         return status_set(STATUS_USAGE,
                           "the batches of %" PRIu64 " ranks have %" PRIu64 " samples, more than the %" PRIu32
@@ -639,12 +667,12 @@ static enum status plan(const struct parameters *all, const struct partition *pa
     return read_milestones(all, train_steps(&opened->job.train), &opened->job.train.schedule);
 }
 
-/* Returns the smallest value of --batch: every rank and every micro-batch needs a sample. */
+/* Returns the smallest value of --batch: every part of a rank's step and every micro-batch needs a sample. */
 static uint64_t smallest_batch(const struct parameters *parameters, const struct partition *partition)
 {
-    uint64_t ranks = partition->ranks;
+    uint64_t ranks = partition->ranks, parts = ranks * parameters->accumulate;
     uint64_t total =
-        parameters->parallel == PARALLEL_PIPELINE && parameters->micros > ranks ? parameters->micros : ranks;
+        parameters->parallel == PARALLEL_PIPELINE && parameters->micros > ranks ? parameters->micros : parts;
     return partition->strong ? total : (total + ranks - 1) / ranks;
 }
 
