@@ -134,6 +134,7 @@ Test(embedding_set, converts_rows)
 Test(embedding_set, refusals)
 {
     put_set();
+    put_rows("none.npy", 0, 0);
     static const struct {
         int status;
         const char *options, *words;
@@ -147,6 +148,7 @@ Test(embedding_set, refusals)
         {2, "--source a.npy --norm-min 2 --norm-max 1", "larger than --norm-max"},
         {1, "--source a.npy --norm-min 50", "none of the 120 rows has a norm from 50 to 100"},
         {1, "--source a.npy --tensor x", "a.npy: no tensor matches"},
+        {1, "--source none.npy", "none.npy: all its tensors have 0 rows"},
     };
     for (size_t i = 0; i < COUNT_OF(refused); i++) {
         EXPECT(refused[i].status, "$P --prepare set --from embeddings %s", refused[i].options);

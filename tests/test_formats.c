@@ -88,6 +88,26 @@ Test(npy, refused_headers)
     expect_text("bytes follow");
 }
 
+/* Headers of more than 65,535 bytes are refused, even if the file has them. */
+Test(npy, long_headers_are_refused)
+{
+    static const char dictionary[] = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }";
+    for (size_t more = 0; more <= 1; more++) {
+        size_t length = 65535 + more, size = 12 + length;
+        uint8_t *bytes = malloc(size);
+        struct npy_header header;
+        memset(bytes, ' ', size);
+        memcpy(bytes, "\x93NUMPY\2\0", 8);
+        for (int i = 0; i < 4; i++)
+            bytes[8 + i] = (uint8_t)(length >> 8 * i);
+        memcpy(bytes + 12, dictionary, sizeof dictionary - 1);
+        cr_expect_eq(npy_header_parse(bytes, size, &header), more ? STATUS_FAILED : STATUS_OK);
+        if (more)
+            expect_text("its .npy header has 65536 bytes; at most 65535 are allowed");
+        free(bytes);
+    }
+}
+
 /* A header may end exactly at the end of the file. If the file is up to six bytes shorter, the header must be
  * refused, although the missing bytes are in memory. */
 Test(npy, header_may_end_with_file)

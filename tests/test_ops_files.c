@@ -80,6 +80,26 @@ Test(ops_files, all_files_are_one_set, .init = make_set, .fini = remove_set)
         }
 }
 
+/* The options that describe generated rows describe rows of files after open(), for the CSV rows. */
+Test(ops_files, parameters_are_those_of_the_files, .init = make_set, .fini = remove_set)
+{
+    static const char *const expected[][2] = {{"rows", "18"}, {"columns", "6"}, {"dtype", "f32"}};
+    struct job job;
+    size_t found = 0;
+    open_files(&job, 0, 1, "");
+    for (size_t i = 0; i < job.workload->option_count; i++)
+        for (size_t k = 0; k < COUNT_OF(expected); k++) {
+            char text[64];
+            if (strcmp(job.workload->options[i].name, expected[k][0]) != 0)
+                continue;
+            options_text(&job.workload->options[i], job.parameters, text, sizeof text);
+            cr_expect_str_eq(text, expected[k][1]);
+            found++;
+        }
+    cr_expect_eq(found, COUNT_OF(expected));
+    close_job(&job);
+}
+
 Test(ops_files, variants_compute_the_same_bits, .init = make_set, .fini = remove_set)
 {
     static const char *const options[] = {"", "--dedup --to nvfp4",

@@ -17,10 +17,12 @@
 #include "ops/job.h"
 #include "ops/stream.h"
 
-#define TILE_BYTES ((size_t)64 << 10)
-#define TILE_ROWS  1024  /* maximum rows per tile */
-#define LIST_ROWS  65536 /* rows per tile of a pass that only lists kept rows */
-#define SPINS      1000  /* polls before a waiting thread yields its core */
+#define TILE_BYTES  ((size_t)64 << 10)
+#define TILE_ROWS   1024  /* maximum rows per tile */
+#define MASK_FACTOR 16    /* maximum size of tiles of rows that are only masked, in usual tiles */
+#define MASK_TILES  16    /* minimum number of such tiles per thread */
+#define LIST_ROWS   65536 /* rows per tile of a pass that only lists kept rows */
+#define SPINS       1000  /* polls before a waiting thread yields its core */
 
 /* The time of each step on one thread. */
 struct clock {
@@ -40,6 +42,7 @@ struct omp {
     /* The state of the current run: */
     uint64_t shift, next_tile;
     uint64_t last; /* the last tile of the latest pass */
+    uint64_t kept; /* without compaction: number of kept rows */
     struct ops_format format;
     struct ops_draw draw;
     uint32_t *largest; /* per thread: the bits of the largest finite magnitude */
@@ -80,6 +83,25 @@ static const char *omp_instruction_set(void)
 
 /* ---- Set-up ---- */
 
+/* Returns whether there are no results per output row. */
+static bool only_masks(const struct ops *ops)
+{
+    return !ops->steps[OPS_COMPACT] && !ops->steps[OPS_PERMUTE] && !ops->steps[OPS_CONVERT] &&
+           !ops->steps[OPS_HASH];
+}
+
+/* Returns the number of rows per tile. If rows are only masked, a tile need not fit into the cache, and long
+ * tiles interrupt the prefetching of rows less often. */
+static uint64_t choose_tile_rows(const struct ops *ops, int threads)
+{
+    uint64_t rows = TILE_BYTES / ops->row_bytes;
+    rows = rows < 1 ? 1 : rows > TILE_ROWS ? TILE_ROWS : rows;
+    uint64_t share = ops->count / ((uint64_t)threads * MASK_TILES);
+    if (!only_masks(ops) || share < rows)
+        return rows;
+    return share < rows * MASK_FACTOR ? share : rows * MASK_FACTOR;
+}
+
 static void omp_teardown(void *state)
 {
     struct omp *omp = state;
@@ -98,8 +120,7 @@ static enum status omp_setup(const struct resources *resources, const void *inpu
     omp->ops = input;
     omp->kernel = chosen_kernel();
     omp->threads = resources->threads;
-    omp->tile_rows = TILE_BYTES / omp->ops->row_bytes;
-    omp->tile_rows = omp->tile_rows < 1 ? 1 : omp->tile_rows > TILE_ROWS ? TILE_ROWS : omp->tile_rows;
+    omp->tile_rows = choose_tile_rows(omp->ops, omp->threads);
     uint64_t tile_count = (omp->ops->count + omp->tile_rows - 1) / omp->tile_rows;
     omp->ends = calloc(tile_count + 1, sizeof *omp->ends);
     omp->clocks = ops_allocate((size_t)omp->threads * sizeof *omp->clocks);
@@ -170,13 +191,18 @@ static uint64_t kept_before(const struct omp *omp, uint64_t tile)
     return end - 1;
 }
 
-/* Lists the kept rows of a tile, and returns the index of the first one within the list. */
-static uint64_t list_kept(const struct omp *omp, uint64_t tile, uint64_t begin, uint64_t end)
+/* Lists the kept rows of a tile, and returns the index of the first one within the list. Without compaction
+ * there is no list. Tiles then do not wait for each other. */
+static uint64_t list_kept(struct omp *omp, uint64_t tile, uint64_t begin, uint64_t end)
 {
     const uint8_t *kept = omp->results.kept;
     uint64_t count = 0;
     for (uint64_t i = begin; i < end; i++)
         count += !kept || kept[i];
+    if (!omp->ops->steps[OPS_COMPACT]) {
+        __atomic_fetch_add(&omp->kept, count, __ATOMIC_RELAXED);
+        return begin;
+    }
     uint64_t first = kept_before(omp, tile), at = first;
     __atomic_store_n(&omp->ends[tile], 1 + first + count, __ATOMIC_RELEASE);
     for (uint64_t i = begin; omp->results.rows && i < end; i++)
@@ -269,7 +295,7 @@ static void pass_tile(const struct pass_over *over, uint64_t tile, int thread)
     end_step(omp, thread, OPS_COMPACT);
     if (over->pass == PASS_ALL && ops->steps[OPS_COMPACT])
         write_outputs(omp, thread, first, omp->ends[tile] - 1);
-    else if (over->pass == PASS_ALL)
+    else if (over->pass == PASS_ALL && !only_masks(ops))
         write_outputs(omp, thread, begin, end);
 }
 
@@ -321,7 +347,10 @@ static void count_outputs(struct omp *omp)
 {
     struct ops_summary *summary = &omp->results.summary;
     const uint64_t count = omp->ops->count;
-    summary->kept = count && omp->results.kept ? omp->ends[omp->last] - 1 : count;
+    const bool compacts = omp->ops->steps[OPS_COMPACT];
+    summary->kept = count;
+    if (count && omp->results.kept)
+        summary->kept = compacts ? omp->ends[omp->last] - 1 : omp->kept;
     summary->outputs = ops_outputs(omp->ops, summary->kept);
 }
 
@@ -360,6 +389,7 @@ static enum status omp_run(void *state, uint64_t number, struct run_time *time)
     (void)time;
     omp->shift = ops_shift(ops, number);
     omp->format = ops->format;
+    omp->kept = 0;
     memset(omp->ends, 0, omp->ends_bytes);
     memset(omp->clocks, 0, (size_t)omp->threads * sizeof *omp->clocks);
     if (needs_two_passes(ops)) {

@@ -10,12 +10,26 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { GROUP = 8 /* vectors of sums at a time; with AVX2, 16 would leave no registers for values */ };
+enum {
+    GROUP = 8,   /* vectors of sums at a time; with AVX2, 16 would leave no registers for values */
+    LINE = 64,   /* bytes of a cache line */
+    AHEAD = 2048 /* bytes from a value that is read to one that is prefetched */
+};
 
 INLINE vreal load(const void *row, enum dtype type, uint32_t i)
 {
     const void *at = (const uint8_t *)row + (size_t)i * (type == DTYPE_F32 ? 4 : 2);
     return type == DTYPE_F32 ? v_load(at) : type == DTYPE_F16 ? v_load_half(at) : v_load_bf16(at);
+}
+
+/* Prefetches values that follow in memory, usually of the next rows. Processors prefetch by themselves, but
+ * stop at the end of a page. */
+INLINE void prefetch_ahead(const void *row, enum dtype type, uint32_t first)
+{
+    const uint32_t bytes = type == DTYPE_F32 ? 4 : 2;
+    uintptr_t at = (uintptr_t)row + (size_t)first * bytes + AHEAD;
+    for (uint32_t line = 0; line < OPS_ACCUMULATORS * bytes; line += LINE)
+        __builtin_prefetch((const void *)(at + line));
 }
 
 /* Adds the squares of `count` values, a multiple of OPS_ACCUMULATORS, to the accumulators. */
@@ -25,11 +39,14 @@ INLINE void add_squares(float *sums, const void *row, enum dtype type, uint32_t 
         vreal group[GROUP];
         for (uint32_t v = 0; v < GROUP; v++)
             group[v] = v_load(sums + first + v * LANES);
-        for (uint32_t i = first; i < count; i += OPS_ACCUMULATORS)
+        for (uint32_t i = first; i < count; i += OPS_ACCUMULATORS) {
+            if (first == 0)
+                prefetch_ahead(row, type, i);
             for (uint32_t v = 0; v < GROUP; v++) {
                 vreal values = load(row, type, i + v * LANES);
                 group[v] = v_fma(values, values, group[v]);
             }
+        }
         for (uint32_t v = 0; v < GROUP; v++)
             v_store(sums + first + v * LANES, group[v]);
     }

@@ -29,6 +29,7 @@ struct fused_plan {
     bool fits;                    /* output tiles fit */
     bool loads_bulk, stores_bulk; /* rows are read, and values written, with bulk copies */
     uint32_t tile_rows, groups, outputs;
+    uint32_t arrivals;                 /* lanes of a consumer that arrive at the barrier of an output tile */
     uint32_t value_bytes, scale_bytes; /* per output row in shared memory */
     uint32_t buffers_at, shared_bytes; /* shared memory: output tiles, then a buffer per consumer */
 };
@@ -199,7 +200,7 @@ static __device__ __forceinline__ void hand_over(const struct fused_job &fused, 
     if (fused.plan.stores_bulk)
         bulk_fence();
     __syncwarp();
-    if (threadIdx.x % WARP_LANES == 0)
+    if (threadIdx.x % WARP_LANES < fused.plan.arrivals)
         barrier_arrive(&pipeline.full[self.output.slot]);
     advance(self.output, fused.plan.groups, fused.plan.outputs);
 }
@@ -324,11 +325,13 @@ static __device__ __forceinline__ void write_tiles(const struct fused_job &fused
         bool ready = lane < plan.outputs && tile < fused.tiles && before != NOT_KNOWN &&
                      barrier_complete(&pipeline.full[place.slot], place.parity);
         uint32_t waits = __ballot_sync(ALL_LANES, !ready);
-        __syncwarp(); /* lanes read tiles whose barriers other lanes have observed */
         count = waits ? __ffs((int)waits) - 1 : WARP_LANES;
-        for (uint32_t k = 0; k < count; k++)
-            write_tile(fused, pipeline, turn + k, __shfl_sync(ALL_LANES, place.slot, k),
-                       __shfl_sync(ALL_LANES, before, k), outputs);
+        for (uint32_t k = 0; k < count; k++) {
+            uint32_t slot = __shfl_sync(ALL_LANES, place.slot, k);
+            /* The barrier is complete. All lanes read the tile, so each of them must have observed it. */
+            barrier_wait(&pipeline.full[slot], __shfl_sync(ALL_LANES, place.parity, k));
+            write_tile(fused, pipeline, turn + k, slot, __shfl_sync(ALL_LANES, before, k), outputs);
+        }
         if (count > 0)
             bulk_store_wait();
         __syncwarp();
@@ -352,7 +355,7 @@ static __global__ void __launch_bounds__((CONSUMERS_MAX + 1) * WARP_LANES, 1)
     if (threadIdx.x < consumers)
         barrier_init(&pipeline.loaded[threadIdx.x], 1);
     if (threadIdx.x < OUTPUTS_MAX) {
-        barrier_init(&pipeline.full[threadIdx.x], plan.tile_rows);
+        barrier_init(&pipeline.full[threadIdx.x], plan.tile_rows * plan.arrivals);
         barrier_init(&pipeline.empty[threadIdx.x], 1);
         hash_keys_begin(pipeline.keys);
     }
@@ -382,6 +385,7 @@ static struct fused_plan plan_for(const struct gpu_ops *gpu, uint32_t tile_rows,
     plan.loads_bulk = gpu->bulk && row_kind_of(row_bytes, gpu->ops->format.columns) != ROW_ANY &&
                       gpu->ops->format.columns <= ROW_VALUES_MAX;
     plan.stores_bulk = gpu->bulk && value_bytes % 16 == 0;
+    plan.arrivals = plan.stores_bulk ? 1 : WARP_LANES;
     plan.outputs = OUTPUTS_MAX;
     plan.fits = true;
     if (plan.loads_bulk)

@@ -82,7 +82,7 @@ void gpu_ops_teardown(void *state)
 
 /* ---- A run ---- */
 
-#define HOLD_NS 20000 /* longer than the host takes to enqueue a run of one kernel */
+#define HOLD_NS 50000 /* longer than the host takes to enqueue a run of one kernel */
 
 static __global__ void hold()
 {

@@ -4,8 +4,9 @@
 #include "ops/barrier.cuh"
 #include "ops/write.cuh"
 
-#define GATHER_BYTES 49152 /* shared memory that a block can use on every device */
-#define LOADS        6     /* in flight per lane */
+#define GATHER_BYTES     24576 /* of rows per block, if there are that many */
+#define GATHER_MAX_BYTES 49152 /* per row: shared memory that a block can use on every device */
+#define LOADS            6     /* in flight per lane */
 
 /* Sets `*at` to the number of kept rows before row `i`. Returns false if the row is not kept. */
 static __device__ __forceinline__ bool find_row(const struct gpu_job &job, uint64_t i, uint64_t *at)
@@ -70,27 +71,32 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     }
 }
 
-/* Gathers rows that are only copied, one per warp. Bulk copies move each row to shared memory and from there
- * to the output. This needs few registers, so many warps of a multiprocessor have copies in flight at a time.
- */
-static __global__ void __launch_bounds__(BLOCK_THREADS)
-    gather_rows(const __grid_constant__ struct gpu_job job, const struct chunk chunk)
+/* Gathers rows that are only copied; one warp per block. Lane l finds row l of the block's output rows and
+ * begins to copy it to shared memory. When all rows have arrived, one copy writes them to the output. Few
+ * instructions and registers are needed, so a multiprocessor has many copies in flight almost at once. */
+static __global__ void __launch_bounds__(WARP_LANES)
+    gather_rows(const __grid_constant__ struct gpu_job job, const struct chunk chunk, uint32_t block_rows)
 {
     extern __shared__ __align__(128) uint8_t rows[];
-    __shared__ uint64_t barriers[BLOCK_WARPS];
-    uint32_t warp = threadIdx.x / WARP_LANES;
-    uint64_t j = WARP_OF_GRID;
-    if (threadIdx.x % WARP_LANES != 0 || j >= job.outputs)
+    __shared__ uint64_t loaded;
+    uint64_t first = (uint64_t)blockIdx.x * block_rows, j = first + threadIdx.x, left = job.outputs - first;
+    uint32_t count = left < block_rows ? (uint32_t)left : block_rows;
+    if (threadIdx.x == 0) {
+        barrier_init(&loaded, count);
+        bulk_fence();
+    }
+    __syncwarp();
+    if (threadIdx.x < count) {
+        uint64_t i = source_of(job, j);
+        bulk_load(rows + threadIdx.x * job.row_bytes, chunk_row(chunk, i, job.row_bytes), job.row_bytes,
+                  &loaded);
+        if (job.arrays.order)
+            job.arrays.order[j] = number_of(job, i);
+    }
+    if (threadIdx.x != 0)
         return;
-    uint8_t *row = rows + warp * job.row_bytes;
-    barrier_init(&barriers[warp], 1);
-    bulk_fence();
-    uint64_t i = source_of(job, j);
-    bulk_load(row, chunk_row(chunk, i, job.row_bytes), job.row_bytes, &barriers[warp]);
-    if (job.arrays.order)
-        job.arrays.order[j] = number_of(job, i);
-    barrier_wait(&barriers[warp], 0);
-    bulk_store(job.arrays.values + j * job.value_bytes, row, job.row_bytes);
+    barrier_wait(&loaded, 0);
+    bulk_store(job.arrays.values + first * job.value_bytes, rows, count * job.row_bytes);
     bulk_store_wait();
 }
 
@@ -98,7 +104,17 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 static bool gathers(const struct gpu_ops *gpu, const struct gpu_job *job)
 {
     return gpu->bulk && gpu->resident && !job->arrays.hashes && job->row_bytes % 16 == 0 &&
-           ops_copies(job->format.from, job->format.to) && job->row_bytes * BLOCK_WARPS <= GATHER_BYTES;
+           ops_copies(job->format.from, job->format.to) && job->row_bytes <= GATHER_MAX_BYTES;
+}
+
+static enum status gather(struct gpu_ops *gpu, const struct gpu_job &job, const struct chunk &chunk)
+{
+    uint32_t block_rows = GATHER_BYTES / job.row_bytes;
+    block_rows = block_rows < 1 ? 1 : block_rows < WARP_LANES ? block_rows : WARP_LANES;
+    unsigned blocks = (unsigned)((job.outputs + block_rows - 1) / block_rows);
+    gather_rows<<<blocks, WARP_LANES, block_rows * job.row_bytes, gpu->compute>>>(job, chunk, block_rows);
+    CUDA_TRY_LAUNCH("gather_rows");
+    return STATUS_OK;
 }
 
 enum status gpu_write(struct gpu_ops *gpu, const struct chunk *chunk, const struct gpu_arrays *arrays)
@@ -107,12 +123,8 @@ enum status gpu_write(struct gpu_ops *gpu, const struct chunk *chunk, const stru
     bool scatter = !gpu->resident;
     uint64_t count = scatter ? chunk->count : job.outputs;
     job.arrays = *arrays;
-    if (gathers(gpu, &job)) {
-        gather_rows<<<(unsigned)((count + BLOCK_WARPS - 1) / BLOCK_WARPS), BLOCK_THREADS,
-                      BLOCK_WARPS * job.row_bytes, gpu->compute>>>(job, *chunk);
-        CUDA_TRY_LAUNCH("gather_rows");
-        return STATUS_OK;
-    }
+    if (gathers(gpu, &job))
+        return gather(gpu, job, *chunk);
     return for_rows(
         job, [&]<enum dtype TYPE, enum row_kind KIND, bool FP4>() {
             unsigned blocks;

@@ -96,9 +96,11 @@ static enum status read_type(struct cursor *cursor, struct npy_header *header)
     uint64_t bytes;
     if (strlen(type) < 3 || !strchr("<>|=", type[0]) || !strchr("biufc", type[1]) || !number(&rest, &bytes) ||
         rest.at != rest.end || bytes == 0 || bytes > 16 || (bytes & (bytes - 1)) != 0)
-        return status_set(STATUS_FAILED,
-                          "values of type '%s' are not supported: only numbers and booleans of 1 to 16 bytes",
-                          type);
+        return status_set(
+            STATUS_FAILED,
+            "values of type '%s' are not supported: only numbers and booleans of 1 to 16 bytes; "
+            "convert them with array.astype()",
+            type);
     header->value_bytes = (uint32_t)bytes;
     return STATUS_OK;
 }
@@ -163,7 +165,7 @@ enum status npy_header_parse(const uint8_t *bytes, size_t size, struct npy_heade
 {
     memset(header, 0, sizeof *header);
     if (size < MAGIC_BYTES + 6 || memcmp(bytes, MAGIC, MAGIC_BYTES) != 0)
-        return BAD("wrong magic number");
+        return BAD("wrong magic number; write it with numpy.save()");
     unsigned version = bytes[MAGIC_BYTES];
     if (version < 1 || version > 3)
         return status_set(STATUS_FAILED, ".npy version %u is not supported; versions 1 to 3 are", version);
@@ -171,8 +173,15 @@ enum status npy_header_parse(const uint8_t *bytes, size_t size, struct npy_heade
     size_t length = bytes[8] | (size_t)bytes[9] << 8;
     if (version > 1)
         length |= (size_t)bytes[10] << 16 | (size_t)bytes[11] << 24;
+    if (begin + length > NPY_HEADER_READ)
+        return status_set(
+            STATUS_FAILED,
+            "its .npy header has %zu bytes; at most %zu are allowed, and plain arrays need some "
+            "100: write it with numpy.save()",
+            length, NPY_HEADER_READ - begin);
     if (length > size - begin)
-        return status_set(STATUS_FAILED, "its .npy header has %zu bytes, but only %zu bytes follow", length,
+        return status_set(STATUS_FAILED,
+                          "its .npy header has %zu bytes, but only %zu bytes follow; write it again", length,
                           size - begin);
     header->data = begin + length;
     const char *text = (const char *)bytes + begin;
@@ -184,6 +193,8 @@ enum status npy_header_check(const struct npy_header *header, uint64_t size)
     uint64_t wanted = header->data + header->values * header->value_bytes; /* no overflow: below 2^63 */
     if (wanted == size)
         return STATUS_OK;
-    return status_set(STATUS_FAILED, "its .npy header requires %" PRIu64 " bytes, but the file has %" PRIu64,
+    return status_set(STATUS_FAILED,
+                      "its .npy header requires %" PRIu64 " bytes, but the file has %" PRIu64
+                      "; write it again",
                       wanted, size);
 }

@@ -9,10 +9,11 @@
 #include "core/portable.h"
 #include "core/status.h"
 
-#define NPY_HEADER_MAX 256 /* size of the largest header that npy_header_make() writes, in bytes */
-#define NPY_SHAPE_MAX  128 /* bytes of a shape's text, including the terminating zero */
+#define NPY_HEADER_MAX  256   /* size of the largest header that npy_header_make() writes, in bytes */
+#define NPY_HEADER_READ 65547 /* size of the largest header that npy_header_parse() accepts, in bytes */
+#define NPY_SHAPE_MAX   128   /* bytes of a shape's text, including the terminating zero */
 
-#define NPY_AXES_MAX   32
+#define NPY_AXES_MAX    32
 
 struct npy_header {
     char type[16];        /* NumPy's notation with byte order: "<f2", "|u1" */

@@ -189,10 +189,11 @@ static enum status do_global(struct parser *parser, size_t unused)
     if (pickle_is(value, ORDERED_DICT) || parser->allowed(value->text, value->length))
         return STATUS_OK;
     int module = (int)(module_end - (const uint8_t *)value->text), name = (int)(name_end - module_end - 1);
-    return status_set(STATUS_FAILED,
-                      "it needs the Python object '%.*s.%.*s', which is refused: only tensors, dicts, lists, "
-                      "tuples, numbers and texts are read, and nothing is executed",
-                      module < 80 ? module : 80, value->text, name < 80 ? name : 80, module_end + 1);
+    return status_set(
+        STATUS_FAILED,
+        "it needs the Python object '%.*s.%.*s', which is refused: only tensors, dicts, lists, "
+        "tuples, numbers and texts are read, and nothing is executed; save a dict of tensors instead",
+        module < 80 ? module : 80, value->text, name < 80 ? name : 80, module_end + 1);
 }
 
 static enum status do_tuple(struct parser *parser, size_t first)

@@ -75,7 +75,7 @@ static enum status read_offsets(const json_t *offsets, uint64_t data_bytes, stru
     if (begin > end || end > data_bytes)
         return status_set(STATUS_FAILED,
                           "its \"data_offsets\" %" PRIu64 " to %" PRIu64 " are not inside the file's %" PRIu64
-                          " bytes of values",
+                          " bytes of values; write the file again",
                           begin, end, data_bytes);
     tensor->offset = begin;
     tensor->bytes = end - begin;
@@ -127,15 +127,16 @@ static enum status check_order(struct tensor_file *file, uint64_t data)
         if (tensor->offset != at)
             return status_set(STATUS_FAILED,
                               "tensor '%.80s' begins at offset %" PRIu64 " of the values, but the one before "
-                              "it ends at %" PRIu64 ": they overlap, or leave a hole",
+                              "it ends at %" PRIu64 ": they overlap, or leave a hole; write the file again",
                               tensor->name, tensor->offset, at);
         at += tensor->bytes;
         tensor->offset += data;
     }
     if (at != file->bytes - data)
         return status_set(STATUS_FAILED,
-                          "its tensors have %" PRIu64 " bytes, but %" PRIu64 " bytes follow the header", at,
-                          file->bytes - data);
+                          "its tensors have %" PRIu64 " bytes, but %" PRIu64
+                          " bytes follow the header; write the file again",
+                          at, file->bytes - data);
     return STATUS_OK;
 }
 
@@ -177,8 +178,8 @@ static enum status parse_header(const char *text, size_t size, struct tensor_fil
         return status_set(STATUS_FAILED, "not a safetensors file: its header does not begin with '{'");
     json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
     if (!root)
-        return status_set(STATUS_FAILED, "its header is invalid JSON at offset %d: %s", error.position + 8,
-                          error.text);
+        return status_set(STATUS_FAILED, "its header is invalid JSON at offset %d: %s; write the file again",
+                          error.position + 8, error.text);
     enum status status = read_tensors(root, sizeof(uint64_t) + size, file);
     json_decref(root);
     return status;
@@ -192,12 +193,15 @@ enum status safetensors_list(struct tensor_file *file)
                           file->bytes);
     TRY(tensor_file_read(file, 0, &size, sizeof size)); /* little-endian, like this machine */
     if (size > HEADER_BYTES_MAX)
-        return status_set(STATUS_FAILED, "its header has %" PRIu64 " bytes; at most %d are allowed", size,
-                          HEADER_BYTES_MAX);
+        return status_set(STATUS_FAILED,
+                          "its header has %" PRIu64
+                          " bytes; at most %d are allowed: divide the tensors among "
+                          "several files",
+                          size, HEADER_BYTES_MAX);
     if (size == 0 || size > file->bytes - sizeof size)
         return status_set(STATUS_FAILED,
                           "not a safetensors file, or truncated: its header should have %" PRIu64
-                          " bytes, but the file has %" PRIu64,
+                          " bytes, but the file has %" PRIu64 "; write it again",
                           size, file->bytes);
     char *text = malloc(size);
     if (!text)

@@ -12,8 +12,7 @@
 #include "data/safetensors.h"
 #include "data/torch_file.h"
 
-#define NPY_HEADER_READ 65536 /* headers of plain arrays have some 100 bytes */
-#define VALUES_MAX      (UINT64_C(1) << 62)
+#define VALUES_MAX (UINT64_C(1) << 62)
 
 /* ---- Helpers of the readers ---- */
 

@@ -64,12 +64,14 @@ static enum status read_end(const struct tensor_file *file, struct directory *di
 {
     uint8_t end[END_BYTES];
     if (file->bytes < END_BYTES)
-        return status_set(STATUS_FAILED, "not a zip archive: it has only %" PRIu64 " bytes", file->bytes);
+        return status_set(STATUS_FAILED,
+                          "not a zip archive: it has only %" PRIu64 " bytes; write it with torch.save()",
+                          file->bytes);
     uint64_t at = file->bytes - END_BYTES;
     TRY(tensor_file_read(file, at, end, sizeof end));
     if (number(end, 4) != END_MAGIC)
         return status_set(STATUS_FAILED, "not a zip archive, or truncated: no record that ends an archive at "
-                                         "its end");
+                                         "its end; write it with torch.save()");
     if (number(end + 4, 4) != 0 || number(end + 8, 2) != number(end + 10, 2) || number(end + 20, 2) != 0)
         return status_set(STATUS_FAILED, "the record at its end is not valid");
     *directory = (struct directory){number(end + 10, 2), number(end + 16, 4), number(end + 12, 4), at};
@@ -101,7 +103,10 @@ static enum status check_name(const char *name, size_t length)
             break;
     }
     return safe ? STATUS_OK
-                : status_set(STATUS_FAILED, "its member '%.200s' has a name that is not a plain path", name);
+                : status_set(STATUS_FAILED,
+                             "its member '%.200s' has a name that is not a plain path; write the file with "
+                             "torch.save()",
+                             name);
 }
 
 /* Replaces sizes and the offset of 32 bits that are full by those of 64 bits in the extra field. */
@@ -208,12 +213,15 @@ static enum status check_members(struct zip *zip)
     qsort(members, zip->count, sizeof *members, compare_begins);
     for (size_t i = 1; i < zip->count; i++)
         if (members[i].begin < members[i - 1].offset + members[i - 1].bytes)
-            return status_set(STATUS_FAILED, "its members '%.200s' and '%.200s' overlap", members[i - 1].name,
-                              members[i].name);
+            return status_set(STATUS_FAILED,
+                              "its members '%.200s' and '%.200s' overlap; write the file with torch.save()",
+                              members[i - 1].name, members[i].name);
     qsort(members, zip->count, sizeof *members, compare_names);
     for (size_t i = 1; i < zip->count; i++)
         if (strcmp(members[i].name, members[i - 1].name) == 0)
-            return status_set(STATUS_FAILED, "it has two members named '%.200s'", members[i].name);
+            return status_set(STATUS_FAILED,
+                              "it has two members named '%.200s'; write the file with torch.save()",
+                              members[i].name);
     return STATUS_OK;
 }
 

@@ -270,6 +270,7 @@ enum status ops_measure(const void *input, const struct variant *variant, void *
         measures_put(measures, "duplicate_rows", "%" PRIu64,
                      job->oracle->valid_count - job->oracle->distinct);
     }
-    TRY(measure_stream(ops, variant, state, measures));
+    if (ops->count > 0)
+        TRY(measure_stream(ops, variant, state, measures));
     return ops_check_rows(ops);
 }

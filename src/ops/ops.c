@@ -54,9 +54,9 @@ static const struct option_spec options[] = {
     {"to", "TYPE", OPTION_CHOICE, AT(to), "f16", 0, 0, ops_type_names, true,
      "type that rows are converted to. nvfp4 and mxfp4 have one scale per 16 and 32 values. TYPE is one of"},
     {"fp8", "MODE", OPTION_CHOICE, AT(fp8), "saturate", 0, 0, ops_fp8_modes, true,
-     "result for magnitudes that are too large for fp8: 448 (saturate) or NaN (nan)"},
+     "result for magnitudes that are too large for fp8: 448 (saturate) or NaN (nan). MODE is one of"},
     {"dedup", NULL, OPTION_FLAG, AT(dedup), NULL, 0, 0, NULL, true,
-     "drop rows whose hash equals that of an earlier row"},
+     "drop rows whose hash equals that of an earlier row; needs the steps compact and hash"},
     {"sample", "K", OPTION_COUNT, AT(sample), NULL, 1, INPUT_ROWS_MAX, NULL, true,
      "copy only K rows per run, a random batch: the next K rows of the permutation"},
     {"resident", NULL, OPTION_FLAG, AT(resident), NULL, 0, 0, NULL, true,
@@ -175,11 +175,21 @@ static enum status check_data(const struct options *given, const struct paramete
     return STATUS_OK;
 }
 
+/* Sets the parameters of generated rows to the properties of rows from files, so that CSV rows show these. */
+static void describe_set(const struct embeddings *set, struct parameters *parameters)
+{
+    parameters->rows = set->rows;
+    parameters->columns = set->columns;
+    parameters->dtype = 0;
+    while (type_values[parameters->dtype] != set->dtype)
+        parameters->dtype++;
+}
+
 static void fill_ops(const struct parameters *parameters, struct ops_job *job)
 {
     struct ops *ops = &job->ops;
-    enum dtype type = job->set ? job->set->dtype : type_values[parameters->dtype];
-    uint32_t columns = job->set ? job->set->columns : (uint32_t)parameters->columns;
+    enum dtype type = type_values[parameters->dtype];
+    uint32_t columns = (uint32_t)parameters->columns;
     ops->steps[OPS_DEDUP] = parameters->dedup;
     ops->format = (struct ops_format){
         .from = type,
@@ -194,7 +204,7 @@ static void fill_ops(const struct parameters *parameters, struct ops_job *job)
     ops->row_bytes = columns * dtype_bytes(type);
     ops->control = &job->control;
     ops->set = job->set;
-    job->rows = job->set ? job->set->rows : parameters->rows;
+    job->rows = parameters->rows;
     ops->resident = parameters->resident;
     ops->async = parameters->async == 0;
     ops->pool = parameters->pool == 0;
@@ -207,7 +217,7 @@ static void fill_ops(const struct parameters *parameters, struct ops_job *job)
 static enum status ops_open(const struct options *given, void *parameters_, const struct partition *partition,
                             void **input)
 {
-    const struct parameters *parameters = parameters_;
+    struct parameters *parameters = parameters_;
 #ifndef HAVE_XXHASH
     return status_set(STATUS_UNAVAILABLE, "not built: this build has no xxHash");
 #endif
@@ -221,8 +231,10 @@ static enum status ops_open(const struct options *given, void *parameters_, cons
         return status_set(STATUS_USAGE, "--dedup compares all rows with each other and needs a single rank; "
                                         "use one rank with more --threads");
     TRY(check_data(given, parameters));
-    if (parameters->data)
+    if (parameters->data) {
         TRY(ops_rows_open(job, parameters->data, parameters->tensor ? parameters->tensor : ""));
+        describe_set(job->set, parameters);
+    }
     fill_ops(parameters, job);
     return take_rows(job, partition);
 }

@@ -391,6 +391,9 @@ static enum status embeddings_source_open(const struct source_request *request, 
         return status_set(STATUS_FAILED, "out of memory");
     cleaner->threads = request->resources.threads;
     TRY(embeddings_open(parameters->source, parameters->tensor ? parameters->tensor : "", &cleaner->set));
+    if (cleaner->set->rows == 0)
+        return status_set(STATUS_FAILED, "%s: all its tensors have 0 rows; name files with rows",
+                          parameters->source);
     fill_cleaner(parameters, cleaner);
     TRY(check_encoding(cleaner));
     TRY(guard_open(&cleaner->guard));
@@ -427,7 +430,7 @@ static const struct option_spec options[] = {
     {"to", "TYPE", OPTION_CHOICE, AT(to), "stored", 0, 0, targets, true,
      "type that rows are converted to; stored keeps the type of the files. TYPE is one of"},
     {"fp8", "MODE", OPTION_CHOICE, AT(fp8), "saturate", 0, 0, ops_fp8_modes, true,
-     "result for magnitudes that are too large for fp8: 448 (saturate) or NaN (nan)"},
+     "result for magnitudes that are too large for fp8: 448 (saturate) or NaN (nan). MODE is one of"},
     {"encode", "KIND", OPTION_CHOICE, AT(encoding), "safetensors", 0, 0, encodings, true,
      "file format; npy only for f32 and f16. KIND is one of"},
     {"rows-per-file", "N", OPTION_COUNT, AT(rows_per_file), NULL, 1, 1e9, NULL, true,
