@@ -229,6 +229,25 @@ Test(mpi_train, any_number_of_ranks_trains_what_one_rank_trains)
     cr_expect(same_files("2.safetensors", "weak.safetensors"), "weak and strong scaling differ: %s", err);
 }
 
+/* All ranks must clip by the norm of the gradients of all ranks. */
+Test(mpi_train, ranks_clip_and_average_as_one_rank_does)
+{
+    static const char *const columns[] = {"gradient_norm", "test_loss", "ema_test_loss"};
+    double one[COUNT_OF(columns)];
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        run_well(ranks, DIVIDE "--clip-norm 0.05 --ema 0.9 --accumulate 3 --verify");
+        size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
+        for (size_t i = 0; i < COUNT_OF(columns); i++) {
+            double is = number(out, last, columns[i]);
+            one[i] = ranks == 1 ? is : one[i];
+            cr_expect(is > 0 && fabs(is - one[i]) < 1e-4 * one[i], "%d ranks: %s %.9g instead of %.9g", ranks,
+                      columns[i], is, one[i]);
+        }
+        cr_expect_str_eq(value(out, last, "wrong"), "0");
+        cr_expect_gt(number(out, last, "gradient_norm"), 0.05);
+    }
+}
+
 /* 3 ranks train on 62 samples in steps of 24, 24 and 14 samples. */
 Test(mpi_train, one_row_per_rank_and_one_of_all_ranks)
 {

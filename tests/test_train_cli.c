@@ -223,8 +223,28 @@ Test(train_cli, columns_of_the_recipe_are_empty_without_it)
         cr_expect_str_eq(value(out, 1, names[i]), "", "%s", names[i]);
 }
 
+/* Live samples are generated for a whole step, and taken part by part. */
+Test(train_cli, parts_of_live_steps)
+{
+#define PARTS                                                                                             \
+    "--model lenet --data synth --res 32 --classes 5 --train-size 50 --test-size 10 --batch 20 --epochs " \
+    "2 --format csv "
+    EXPECT(0, "$P --variant train-naive " PARTS "--accumulate 3 --export naive.safetensors");
+    EXPECT(0, "$P --variant train-naive " PARTS "--export whole.safetensors");
+    EXPECT(0, "cmp naive.safetensors whole.safetensors");
+#ifdef _OPENMP
+    EXPECT(0, "$P --variant train-omp " PARTS "--accumulate 3 --verify --export live.safetensors");
+    cr_expect_str_eq(value(out, 2, "wrong"), "0");
+    cr_expect_str_eq(value(out, 2, "accumulate"), "3");
+    EXPECT(0, "$P --variant train-omp " PARTS "--accumulate 3 --feed stored --export stored.safetensors");
+    EXPECT(0, "cmp live.safetensors stored.safetensors");
+#endif
+}
+
 Test(train_cli, refuses_options_of_transformers_elsewhere)
 {
+    expect_refusal(2, "--model lenet --batch 4 --accumulate 5",
+                   "is more than the 4 samples of a rank's step");
     expect_refusal(2, "--model lenet --layer-decay 0.5", "--layer-decay needs a transformer");
     expect_refusal(2, "--model lenet --drop-path 0.1", "--drop-path needs a transformer");
     expect_refusal(2, "--model lenet --parallel pipeline --clip-norm 1", "--clip-norm needs --parallel data");

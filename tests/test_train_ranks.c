@@ -456,7 +456,12 @@ Test(train_ranks, different_engines_train_together)
             struct net net;
             struct member one, members[3];
             net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 23, 7, 0.1f);
-            net.train.optimizer = (struct optimizer){kind, 0.9, 0.9, 0.999, 1e-3, 0.01};
+            net.train.optimizer = (struct optimizer){.kind = kind,
+                                                     .momentum = 0.9,
+                                                     .beta1 = 0.9,
+                                                     .beta2 = 0.999,
+                                                     .epsilon = 1e-3,
+                                                     .weight_decay = 0.01};
             train_on(&engine_naive, &net, 1, 2, &one);
             train_mixed(mixes[m], &net, 3, shares[0], 2, members);
             for (uint32_t i = 0; i < 3; i++) {

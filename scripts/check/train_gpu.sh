@@ -62,7 +62,7 @@ share_processors
 
 if ((sanitize)); then
     for tool in $tools; do
-        for net in $sanitized; do
+        for net in $sanitized recipe; do
             check "$tool: $net" compute-sanitizer --tool "$tool" "${exclude[@]}" --error-exitcode 9 "$kernels" \
                 --engine "$engine" --short "$net"
         done
@@ -102,6 +102,7 @@ for net in $nets; do
     check "compared with the reference: $net" "$kernels" --engine "$engine" "$net"
 done
 
+check 'compared with the reference: clipping, averages, layer decay, steps in parts' "$kernels" --engine "$engine" recipe
 [[ $engine != cuda ]] || check 'live samples: their bits, their order on two streams, the same weights' "$live"
 
 # model data batch train-size extra options. Each line trains 50 steps, over several epochs if epochs are short. The
@@ -118,14 +119,20 @@ cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --shift 2
 cnn digits 16 800
 cnn digits 7 20 --label-smoothing 0.1 --optimizer sgd --lr 0.01
 cnn3d clips 1 60
-cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5'
+cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5
+lenet digits 7 20 --optimizer adamw --weight-decay 0.01 --clip-norm 0.5 --ema 0.99 --accumulate 3
+lenet synth 33 400 --res 40 --classes 7 --shift 2 --flip --accumulate 4 --clip-norm 1
+cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --accumulate 7 --ema 0.9'
 [[ $engine != vit ]] || grid='vit-micro digits 1 60 --optimizer sgd --lr 0.01
 vit-micro digits 257 600 --shift 2 --flip
 vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --lr-schedule cosine --lr-warmup 0.5 --label-smoothing 0.1
 vit-micro digits 64 200 --checkpoint-activations
 vit-micro synth 33 400 --res 40 --classes 7 --shift 2 --flip
 vit-micro synth 7 20 --res 64 --out-res 32 --fit crop --feed constant
-vit-tiny synth 3 9 --res 32 --optimizer sgd --lr 0.01'
+vit-tiny synth 3 9 --res 32 --optimizer sgd --lr 0.01
+vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --clip-norm 0.5 --ema 0.99 --layer-decay 0.75 --drop-path 0.2
+vit-micro digits 64 200 --accumulate 3 --checkpoint-activations --ema 0.9
+vit-micro synth 33 400 --res 40 --classes 7 --accumulate 4 --clip-norm 1'
 while read -r net data batch size extra; do
     # shellcheck disable=SC2086  # several words on purpose
     check "50 steps of $net, $data, batch $batch of $size $extra" "$bench" --variant "train-$engine" --verify \
@@ -172,6 +179,15 @@ same_weights() { # compares two runs of three epochs, and a run that stops after
         cmp "$work/one" "$work/two" && cmp "$work/one" "$work/three"
 }
 check 'the same seed gives the same weights, resumed or not' same_weights
+recipe=(--clip-norm 0.5 --ema 0.99 --accumulate 3)
+[[ $engine != vit ]] || recipe+=(--layer-decay 0.75 --drop-path 0.2)
+same_recipe() { # as same_weights(), with clipping, an average and parts; the export has the average
+    "${train[@]}" 3 "${recipe[@]}" --export "$work/r-one" && "${train[@]}" 3 "${recipe[@]}" --export "$work/r-two" &&
+        "${train[@]}" 1 "${recipe[@]}" --checkpoint "$work/r-part" &&
+        "${train[@]}" 3 "${recipe[@]}" --checkpoint "$work/r-part" --resume --export "$work/r-three" &&
+        cmp "$work/r-one" "$work/r-two" && cmp "$work/r-one" "$work/r-three"
+}
+check 'clipping, averages and parts: the same weights, resumed or not' same_recipe
 latest() { # folder: prints its latest checkpoint, or the pattern itself if there is none
     local all=("$1"/*.ckpt)
     echo "${all[-1]}"
@@ -199,7 +215,10 @@ same_images() { # compares a live run, a stored run, and a stored run that conti
     "${synth[@]}" 2 --export "$work/live" && "${synth[@]}" 2 --feed stored --export "$work/stored" &&
         "${synth[@]}" 1 --feed stored --checkpoint "$work/mixed" &&
         "${synth[@]}" 2 --checkpoint "$work/mixed" --resume --export "$work/resumed" &&
-        cmp "$work/live" "$work/stored" && cmp "$work/live" "$work/resumed"
+        cmp "$work/live" "$work/stored" && cmp "$work/live" "$work/resumed" &&
+        "${synth[@]}" 2 --accumulate 5 --export "$work/live-parts" &&
+        "${synth[@]}" 2 --accumulate 5 --feed stored --export "$work/stored-parts" &&
+        cmp "$work/live-parts" "$work/stored-parts"
 }
 check 'live and stored samples give the same weights' same_images
 same_generators() { # compares images drawn on the host with images drawn on the GPU
@@ -270,6 +289,11 @@ graph_cases() { # runs the cases in parallel, because the reference is slow
 }
 check 'train-graph compared with the reference, and planted faults' graph_cases
 graph=("$bench" --variant train-graph --model cnn --data digits --train-size 3000 --test-size 300 --batch 64 --shift 2 --epochs)
+for option in '--clip-norm 1' '--ema 0.9' '--accumulate 2'; do
+    # shellcheck disable=SC2086  # two words on purpose
+    check "train-graph refuses $option" fails_with 2 'use train-bf16' \
+        "$bench" --variant train-graph --model cnn --data digits --train-size 256 $option
+done
 check '10 steps of train-graph' "$bench" --variant train-graph --verify --model cnn --data digits --batch 65 \
     --train-size 200 --test-size 65 --epochs 1
 same_graph_weights() { # compares two runs of three epochs, and a run that stops after one epoch and is resumed
