@@ -5,7 +5,7 @@
 #include "ops/write.cuh"
 
 #define GATHER_BYTES     24576 /* of rows per block, if there are that many */
-#define GATHER_MAX_BYTES 49152 /* per row: shared memory that a block can use on every device */
+#define GATHER_MAX_BYTES 49024 /* per row; with the barrier, less than the 48 KiB that a block always has */
 #define LOADS            6     /* in flight per lane */
 
 /* Sets `*at` to the number of kept rows before row `i`. Returns false if the row is not kept. */

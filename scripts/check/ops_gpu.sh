@@ -56,6 +56,8 @@ sanitized() {
             verify $mode --steps permute --rows 301 --columns 768 --sample 100
         done
         verify --resident --steps $whole --rows 5 --columns 65536 --to fp8
+        # Blocks process so many tiles that they use the slots of the ring of output tiles again.
+        [[ $tool != racecheck ]] || verify --resident --steps $whole --rows 50021 --columns 31 --to f16
         # shellcheck disable=SC2043
         [[ $tool != memcheck ]] || check "$tool: gpu_ops" "${runner[@]}" "$own" --quick
     done
@@ -85,6 +87,7 @@ everything() {
             verify $mode --steps compact,hash --rows 1021 --columns 768 --dedup --duplicates 1
             verify $mode --steps mask,compact,permute --rows 1,1021 --columns 31,768 --sample 1,100,5000
             verify $mode --steps permute,convert --rows 1021 --columns 31,768 --sample 100 "${types[@]}"
+            verify $mode --steps permute --rows 1021 --columns 4,1532,1536,6144,12256,12260,12288 --sample 1,100
             verify $mode --steps $whole --to fp8 --fp8 nan --rows 1021 --columns 31,768 --norm-max 1e19
         }
         # shellcheck disable=SC2086
@@ -95,7 +98,7 @@ everything() {
         verify --resident --steps "$steps" --rows 37 --columns 9000,16384,20001,65536 --to f16,mxfp4
         verify --chunk 4 --steps "$steps" --rows 37 --columns 16384,65535 --dtype f16 --to fp8
     done
-    verify --resident --steps $whole --rows 300007 --columns 768 --to fp8
+    verify --resident --steps $whole --rows 1000001 --columns 768 --to fp8
     verify --steps $whole --rows 300007 --columns 768 --to f16
     verify --resident --steps permute --rows 300007 --columns 768 --sample 8192
     if command -v mpirun >/dev/null; then

@@ -11,8 +11,8 @@ Tasks:
     fp8      computes the mask, removes the invalid rows, and converts the valid rows to fp8 e4m3fn
     permute  draws a random permutation of the row numbers
     gather   gathers random batches of --batch rows (8192) from a set that stays in memory
-    file     --file: reads a file from the page cache and computes the mask. PyTorch reads the file with torch.load and runs
-             the row loop; fdsl-bench copies the file to the GPU in chunks
+    file     --file: reads a .pt file from the page cache and computes the mask. PyTorch reads the file with torch.load and
+             runs the row loop; fdsl-bench copies the rows of the file to the GPU in chunks
 
 PyTorch's rows have the same shape and the same share of bad rows (5 %) as ours, but other values. Implementations:
 
@@ -115,22 +115,19 @@ def time_torch(torch, options, rows):
     yield "gather", "torch", median_s(torch, options, gather)
 
 
-def time_file(torch, options, rows, folder):
-    """Returns the time of torch.load and the row loop, scaled to all rows."""
-    path = os.path.join(folder, "rows.pt")
-    torch.save(rows[:options.loop_rows].cpu(), path)
+def time_file(torch, options, path):
+    """Returns the time of torch.load and the row loop. The loop's time is scaled to all rows."""
     torch.load(path, map_location="cpu")
     begin_s = time.perf_counter()
-    row_loop(torch.load(path, map_location="cpu"))
-    return (time.perf_counter() - begin_s) * options.rows / min(options.loop_rows, options.rows)
+    rows = torch.load(path, map_location="cpu")
+    return time.perf_counter() - begin_s + loop_s(torch, options, rows)
 
 
 def time_ours(options, task, more, folder):
     """Yields (variant, seconds) of all variants that run here."""
     path = os.path.join(folder, f"{task}.csv")
-    command = [options.bench, "--workload", "ops", "--variant", options.variant, "--rows", str(options.rows), "--columns",
-               str(options.columns), "--loops", str(options.repeats), "--warmups", str(WARMUPS), "--warmup-time", "0",
-               "--out", path, *more]
+    command = [options.bench, "--workload", "ops", "--variant", options.variant, "--loops", str(options.repeats), "--warmups",
+               str(WARMUPS), "--warmup-time", "0", "--out", path, *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"compare/ops.py: {' '.join(command)}: exit status {done.returncode}: {done.stderr.strip()[-500:]}")
@@ -145,18 +142,21 @@ def measure(torch, options):
     with tempfile.TemporaryDirectory() as folder:
         rows = make_rows(torch, options)
         results += time_torch(torch, options, rows)
+        path = os.path.join(folder, "rows.pt")
         if options.file:
-            results.append(("file", "torch-loop", time_file(torch, options, rows, folder)))
+            torch.save(rows.cpu(), path)
+            results.append(("file", "torch-loop", time_file(torch, options, path)))
         del rows
         if options.device == "cuda":
             torch.cuda.empty_cache()
-        resident = ["--resident"] if options.device == "cuda" else []
+        common = ["--rows", str(options.rows), "--columns", str(options.columns)]
+        common += ["--resident"] if options.device == "cuda" else []
         for task, steps in STEPS.items():
-            more = [*steps, *resident, *(["--sample", str(options.batch)] if task == "gather" else [])]
+            more = [*steps, *common, *(["--sample", str(options.batch)] if task == "gather" else [])]
             results += [(task, variant, seconds) for variant, seconds in time_ours(options, task, more, folder)]
         if options.file:
             results += [("file", variant, seconds)
-                        for variant, seconds in time_ours(options, "file", STEPS["mask"], folder)]
+                        for variant, seconds in time_ours(options, "file", ["--data", path, *STEPS["mask"]], folder)]
     return results
 
 
