@@ -211,20 +211,36 @@ static void after_rows(struct net *net, const struct block *block, uint32_t epoc
 
 /* ---- The loss ---- */
 
-/* Returns the softmax cross-entropy of one sample, with label smoothing. `delta` receives the gradient of the
- * mean loss of `count` samples with respect to the logits. */
-static float loss_of(const struct train *train, const float *logits, uint32_t label, uint32_t count,
-                     float *delta)
+/* Returns the binary cross-entropy of one sample. `delta` receives the gradient of the mean loss of `count`
+ * samples with respect to the logits. */
+static float binary_loss_of(const struct train *train, const float *logits, const struct target *target,
+                            uint32_t count, float *delta)
+{
+    uint32_t classes = train->model->classes;
+    float loss = 0;
+    for (uint32_t k = 0; k < classes; k++) {
+        loss += loss_binary(logits[k], target_of(target, train->smoothing, classes, k), &delta[k]);
+        delta[k] /= (float)classes * (float)count;
+    }
+    return loss / (float)classes;
+}
+
+/* Returns the loss of one sample. `delta` receives the gradient of the mean loss of `count` samples with
+ * respect to the logits. */
+static float loss_of(const struct train *train, const float *logits, const struct target *target,
+                     uint32_t count, float *delta)
 {
     uint32_t classes = train->model->classes;
     float most = logits[0], sum = 0, loss = 0;
+    if (train->loss == LOSS_BINARY)
+        return binary_loss_of(train, logits, target, count, delta);
     for (uint32_t k = 1; k < classes; k++)
         most = logits[k] > most ? logits[k] : most;
     for (uint32_t k = 0; k < classes; k++)
         sum += expf(logits[k] - most);
     for (uint32_t k = 0; k < classes; k++) {
         float log_p = logits[k] - most - logf(sum);
-        float wanted = train->smoothing / (float)classes + (k == label ? 1 - train->smoothing : 0);
+        float wanted = target_of(target, train->smoothing, classes, k);
         loss -= wanted * log_p;
         delta[k] = (expf(log_p) - wanted) / (float)count;
     }
@@ -246,9 +262,9 @@ static void take_loss(struct net *net, uint32_t j)
     const struct train *train = net->train;
     const struct block *last = &net->blocks[net->block_count - 1];
     const float *logits = row_of(net, last, j);
-    uint32_t label = train->data->sets[DATA_TRAIN].labels[net->numbers[j]];
-    net->losses[j] = loss_of(train, logits, label, net->total, deltas_of(net, last, j));
-    net->correct[j] = guess(logits, train->model->classes) == label;
+    const struct target target = train_target(train, &net->mix, net->numbers, net->count, j);
+    net->losses[j] = loss_of(train, logits, &target, net->total, deltas_of(net, last, j));
+    net->correct[j] = guess(logits, train->model->classes) == target.label;
 }
 
 /* Adds the results of step `number` to the totals, in the order of the samples. */
@@ -360,9 +376,10 @@ static void exchange(struct net *net)
     barrier_wait(&net->barrier);
 }
 
-static void choose_samples(struct net *net, const struct draw_order *order, uint32_t step)
+static void choose_samples(struct net *net, const struct draw_order *order, uint32_t epoch, uint32_t step)
 {
     net->count = train_batch(net->train, order, step, net->numbers);
+    net->mix = train_mix(net->train, epoch, step);
     net->total = (uint32_t)train_share(net->train, step).total;
 }
 
@@ -379,7 +396,7 @@ static void make_step(struct net *net, const struct draw_order *order, uint32_t 
     uint64_t number = (uint64_t)epoch * train_steps(net->train) + step;
 #pragma omp master
     {
-        choose_samples(net, order, step);
+        choose_samples(net, order, epoch, step);
         if (net->count == 0) /* in a short last step, this rank only takes part in the exchange */
             memset(net->gradients, 0, net->arena_values * sizeof *net->gradients);
     }
@@ -421,6 +438,7 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     net->chunks = (net->most + NET_CHUNK - 1) / NET_CHUNK;
     net->chunks = net->chunks < NET_CHUNKS_MAX ? net->chunks : NET_CHUNKS_MAX;
     net->totals.bad_step = TRAIN_FINE;
+    net->mix.share = 1;
     barrier_init(&net->barrier);
     TRY(net_plan(net));
     return feed_open(train, resources, &net->feed);
@@ -461,7 +479,7 @@ static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32
     /* Live samples are generated between two steps, by the same threads. */
     uint32_t at_once = feed_is_live(&net->feed) ? 1 : count;
     for (uint32_t done = 0; done < count; done += at_once) {
-        choose_samples(net, &order, first + done);
+        choose_samples(net, &order, epoch, first + done);
         enum status status = feed_step(&net->feed, epoch, net->numbers, net->count);
         if (status != STATUS_OK)
             return add_up(net, status);

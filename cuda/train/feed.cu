@@ -10,8 +10,9 @@ static enum status open_buffer(struct feed_buffer *buffer, const struct train *t
                                struct allocations *allocations)
 {
     buffer->step = FEED_EMPTY;
-    TRY(allocate(allocations, &buffer->samples, train_share_max(train) * train->data->sample_bytes));
-    TRY(allocate(allocations, &buffer->numbers, train_share_max(train)));
+    const uint32_t samples = train_generated(train, train_share_max(train));
+    TRY(allocate(allocations, &buffer->samples, samples * train->data->sample_bytes));
+    TRY(allocate(allocations, &buffer->numbers, samples));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->taken, cudaEventDisableTiming));
     return STATUS_OK;
@@ -41,8 +42,9 @@ enum status device_feed_open(struct device_feed *feed, const struct train *train
     /* This stream has the highest priority. With the lowest priority, training steps would take equally long,
      * but generating a batch would take most of a step, and generate_s would measure that time. */
     TRY(stream_open(&feed->stream));
-    const struct generator_request request = {
-        .on_device = true, .resources = {.threads = 1, .device = device}, .batch = train_share_max(train)};
+    const struct generator_request request = {.on_device = true,
+                                              .resources = {.threads = 1, .device = device},
+                                              .batch = train_generated(train, train_share_max(train))};
     return data_generator(train->data, &request, &feed->generator);
 }
 
@@ -72,12 +74,13 @@ uint64_t device_feed_memory_bytes(const struct device_feed *feed)
 
 /* ---- Generating ---- */
 
-static __global__ void number_kernel(const struct draw_order order, uint32_t first, uint32_t count,
-                                     uint64_t fresh, uint32_t epoch, uint64_t *numbers)
+/* The step begins at index `first` of the order. */
+static __global__ void number_kernel(const struct draw_order order, uint32_t first, const struct share share,
+                                     uint32_t count, uint64_t fresh, uint32_t epoch, uint64_t *numbers)
 {
     uint32_t j = own_element();
     if (j < count)
-        numbers[j] = data_number(fresh, epoch, draw_order_at(&order, first + j));
+        numbers[j] = data_number(fresh, epoch, draw_order_at(&order, first + train_entry(&share, j)));
 }
 
 /* Returns the events that time the current step, or NULL if it is not timed. */
@@ -98,15 +101,15 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
     uint32_t steps = train_steps(train), epoch = (uint32_t)(number / steps);
     uint32_t step = (uint32_t)(number % steps);
     const struct share share = train_share(train, step);
-    uint32_t first = step * train->batch + (uint32_t)share.first, count = (uint32_t)share.count;
+    uint32_t first = step * train->batch, count = train_generated(train, (uint32_t)share.count);
     struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
     buffer->step = FEED_EMPTY; /* stays so if an error prevents the batch from being enqueued */
     CUDA_TRY(cudaStreamWaitEvent(feed->stream, buffer->taken, 0));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_begin, feed->stream));
     if (count > 0) { /* in a short last step, a rank may have no samples */
-        number_kernel<<<blocks_for(count), BLOCK, 0, feed->stream>>>(order, first, count, train->data->fresh,
-                                                                     epoch, buffer->numbers);
+        number_kernel<<<blocks_for(count), BLOCK, 0, feed->stream>>>(
+            order, first, share, count, train->data->fresh, epoch, buffer->numbers);
         CUDA_TRY_LAUNCH("number_kernel");
         const struct generator_numbers listed = {buffer->numbers, 0, nullptr};
         TRY(generator_make(feed->generator, &listed, count, buffer->samples, nullptr, feed->stream));
@@ -141,6 +144,7 @@ enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t 
     CUDA_TRY(cudaStreamWaitEvent(stream, buffer->made, 0));
     set->values = buffer->samples;
     set->batch_alone = true;
+    set->partners = train_generated(feed->train, 1) > 1;
     return STATUS_OK;
 }
 

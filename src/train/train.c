@@ -37,7 +37,7 @@ static const char *const optimizers[] = {"sgd", "adam", "adamw",
 static const char *const feeds[] = {"stored", "live", "constant", NULL}; /* in the order of enum data_feed */
 static const char *const schedules[] = {"constant",   "step", "multistep", "cosine",
                                         "polynomial", NULL}; /* in the order of enum schedule_kind */
-static const char *const losses[] = {"cross-entropy", "bce", NULL};
+static const char *const losses[] = {"cross-entropy", "bce", NULL}; /* in the order of enum loss_kind */
 static const char *const interpolations[] = {"bilinear", "bicubic", NULL};
 static const char *const generators[] = {"auto", "fused", "bat", "gbase", "omp", NULL};
 enum lr_scale { LR_SCALE_NONE, LR_SCALE_LINEAR, LR_SCALE_SQRT };
@@ -350,6 +350,9 @@ static enum status check_pipeline(const struct parameters *all, const struct par
 {
     if (all->parallel != PARALLEL_PIPELINE)
         return STATUS_OK;
+    if (all->mixup > 0 || all->cutmix > 0)
+        return status_set(STATUS_USAGE, "--parallel pipeline cannot mix samples; use --parallel data, or drop "
+                                        "--mixup and --cutmix");
     if (all->stages && all->stages != partition->ranks)
         return status_set(STATUS_USAGE,
                           "--stages %" PRIu64 ": each rank holds one stage, and there are %" PRIu64
@@ -487,7 +490,9 @@ static void fill_job(const struct parameters *parameters, const struct partition
                                           .beta2 = parameters->beta2,
                                           .epsilon = parameters->epsilon,
                                           .weight_decay = parameters->weight_decay},
+                            .loss = (enum loss_kind)parameters->loss,
                             .smoothing = (float)parameters->label_smoothing,
+                            .mixing = {parameters->mixup, parameters->cutmix},
                             .checkpoint_activations = parameters->checkpoint_activations};
     uint64_t steps = train_steps(train);
     train->schedule =
