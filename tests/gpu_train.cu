@@ -166,11 +166,15 @@ struct trial {
     bool overflows; /* also tests overflow, if the engine scales the loss */
     enum fault fault;
     uint32_t parts; /* of a step; if not 0, the optimizer also clips, averages and decays by layer */
+    struct mixing mixing;
+    enum loss_kind loss;
 };
 
 static const struct shape small = {3, 1, 7, 5}, gray = {1, 1, 13, 11}, volume = {2, 4, 5, 3},
                           picture = {1, 1, 28, 28}, colour = {3, 1, 17, 15}, clip = {3, 5, 9, 8};
 static const struct augment still = {0, false}, moved = {2, true};
+static const struct mixing up = {0.8, 0}, cut = {0, 1}, both = {0.8, 1};
+static const enum loss_kind binary = LOSS_BINARY;
 
 static const char *const optimizers[] = {"sgd", "adam", "adamw"};
 
@@ -212,6 +216,17 @@ static const struct trial trials[] = {
     {"cnn-fdsl", picture, 10, 3, 50, 20, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"cnn-deep", {1, 1, 8, 8}, 10, 1, 7, 10, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"cnn-fdsl", {1, 1, 64, 65}, 100, 1, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    /* Mixed samples: batches of one, of odd size, and short ones. Binary cross-entropy. */
+    {"linear", small, 4, 1, 3, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still, false, FAULT_NONE, up},
+    {"linear", gray, 99, 257, 600, 50, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved, false, FAULT_NONE, {}, binary},
+    {"conv", gray, 3, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved, false, FAULT_NONE, both},
+    {"conv", small, 5, 257, 600, 5, OPTIMIZER_SGD, DTYPE_F16, 0, moved, false, FAULT_NONE, cut, binary},
+    {"conv_deep", volume, 3, 7, 17, 50, OPTIMIZER_SGD, DTYPE_F16, 0, moved, false, FAULT_NONE, cut},
+    {"lenet", picture, 10, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved, false, FAULT_NONE, both, binary},
+    {"vit-micro", picture, 10, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved, false, FAULT_NONE, both},
+    {"vit-micro", picture, 10, 65, 99, 9, OPTIMIZER_ADAMW, DTYPE_U8, 0, still, false, FAULT_NONE, cut,
+     binary},
+    {"vit192", {3, 1, 32, 48}, 9, 13, 30, 20, OPTIMIZER_SGD, DTYPE_F16, 0, moved, false, FAULT_NONE, up},
     /* Transformers: one token more and less than a tile of 64, and 197 tokens as in vit-tiny. */
     {"vit-micro", picture, 10, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
     {"vit-micro", picture, 10, 65, 100, 10, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, moved},
@@ -477,7 +492,7 @@ static bool judge(const struct trial *trial, const struct model *model, const st
                 verdict->averages <= bounds->drift;
     bool well = verdict->same && near == (trial->fault == FAULT_NONE);
     printf("%s  %s %-9s %ux%ux%ux%u, %u classes, batch %u, %u steps, %s%s%s: errors: gradients %.1e, "
-           "losses %.1e, updates %.1e, logits %.1e, averages %.1e%s\n",
+           "losses %.1e, updates %.1e, logits %.1e, averages %.1e%s%s%s\n",
            well ? "ok    " : "FAILED", contender->engine->name, trial->table, trial->shape.channels,
            trial->shape.depth, trial->shape.height, trial->shape.width, trial->classes, trial->batch,
            trial->steps, optimizers[trial->optimizer],
@@ -485,7 +500,9 @@ static bool judge(const struct trial *trial, const struct model *model, const st
            : trial->fault ? ", planted: "
                           : "",
            fault_names[trial->fault], verdict->off.gradients, verdict->off.losses, verdict->off.updates,
-           verdict->logits, verdict->averages, verdict->same ? "" : "; bits differ between runs");
+           verdict->logits, verdict->averages, verdict->same ? "" : "; bits differ between runs",
+           trial->mixing.mixup + trial->mixing.cutmix > 0 ? "; mixed samples" : "",
+           trial->loss == LOSS_BINARY ? "; binary cross-entropy" : "");
     return well;
 }
 
@@ -514,6 +531,8 @@ static bool run(const struct trial *trial)
         train.optimizer.average = 0.5;
         train.optimizer.layer_decay = model.transformer ? 0.75 : 1;
     }
+    train.mixing = trial->mixing;
+    train.loss = trial->loss;
     struct verdict verdict = compare(trial, &train, &begin);
     bool well = judge(trial, &model, &verdict);
     if (contender->engine->scales_loss && trial->overflows)

@@ -202,6 +202,8 @@ Test(live, test_samples_are_never_training_samples)
 
 /* ---- Engines ---- */
 
+static struct mixing mixing; /* of learn() */
+
 /* Trains two epochs and sets `into` to the parameters. */
 static void learn(const struct engine *engine, int feed, bool fresh, uint32_t batch, int threads,
                   struct train_state *into)
@@ -216,6 +218,7 @@ static void learn(const struct engine *engine, int feed, bool fresh, uint32_t ba
                                 .seed = 3,
                                 .batch = batch,
                                 .augment = {1, true},
+                                .mixing = mixing,
                                 .optimizer = {.kind = OPTIMIZER_SGD, .momentum = 0.9},
                                 .schedule = {.rate = 0.01}};
     const struct resources resources = {.threads = threads};
@@ -267,6 +270,15 @@ static void compare_feeds(const struct engine *engine)
 Test(live, naive_trains_identically_live_and_stored)
 {
     compare_feeds(&engine_naive);
+}
+
+Test(live, mixed_samples_are_identical_live_and_stored)
+{
+    mixing = (struct mixing){0.8, 1};
+    compare_feeds(&engine_naive);
+#ifdef _OPENMP
+    compare_feeds(&engine_omp);
+#endif
 }
 
 #ifdef _OPENMP

@@ -491,6 +491,7 @@ Test(mpi_pipeline, impossible_pipelines_are_refused)
         {2, "--sync mpi", "--sync needs --parallel data"},
         {2, "--parallel data --stages 2", "--stages needs --parallel pipeline"},
         {2, "--parallel data --schedule gpipe", "--schedule needs --parallel pipeline"},
+        {2, "--cutmix 1", "--parallel pipeline cannot mix samples; use --parallel data"},
         {2, "--export-step a.safetensors", "--export-step writes the samples of one rank"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {

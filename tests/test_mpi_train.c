@@ -248,6 +248,32 @@ Test(mpi_train, ranks_clip_and_average_as_one_rank_does)
     }
 }
 
+/* The partner of a sample may belong to another rank. With live samples, each rank generates the partners of
+ * its samples. */
+Test(mpi_train, any_number_of_ranks_mixes_the_same_samples)
+{
+#define MIX                                                                              \
+    "--variant " TRAINED                                                                 \
+    " --model lenet --test-size 20 --epochs 2 --threads 1 --format csv --train-size 62 " \
+    "--scaling strong --batch 24 --mixup 0.8 --cutmix 1 --shift 1 --flip "
+    static const char *const data[] = {"--data digits", "--data synth --res 16 --classes 5 --feed live"};
+    for (size_t i = 0; i < COUNT_OF(data); i++) {
+        double one = 0;
+        for (int ranks = 1; ranks <= 3; ranks++) {
+            char line[512];
+            snprintf(line, sizeof line, MIX "%s --verify --balance %s", data[i],
+                     ranks == 3 ? "1:0:2" : "equal");
+            run_well(ranks, line);
+            const size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
+            const double loss = number(out, last, "test_loss");
+            one = ranks == 1 ? loss : one;
+            cr_expect(fabs(loss - one) < 1e-5 * one, "%s, %d ranks: %.9g instead of %.9g", data[i], ranks,
+                      loss, one);
+            cr_expect_str_eq(value(out, last, "wrong"), "0");
+        }
+    }
+}
+
 /* 3 ranks train on 62 samples in steps of 24, 24 and 14 samples. */
 Test(mpi_train, one_row_per_rank_and_one_of_all_ranks)
 {

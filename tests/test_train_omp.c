@@ -50,6 +50,8 @@ static void vary(struct net *net)
 }
 
 static bool varied; /* whether run() calls vary() */
+static struct mixing mixing;
+static enum loss_kind loss_kind;
 
 static void run(const struct engine *engine, const struct model_table *table, const struct sizes *sizes,
                 struct net *net, struct result *result)
@@ -57,10 +59,12 @@ static void run(const struct engine *engine, const struct model_table *table, co
     struct train_totals totals;
     net_open(net, engine, table, fitted(table, sizes->input), sizes->classes, sizes->count, sizes->batch,
              0.1f);
-    if (varied) {
+    net->train.mixing = mixing;
+    net->train.loss = loss_kind;
+    if (varied)
         vary(net);
+    if (varied || train_mixes(&net->train) || loss_kind)
         net_reopen(net, net->engine);
-    }
     size_t values = net->model.arena_values;
     result->gradients = malloc(values * sizeof(float));
     result->parameters = malloc(3 * values * sizeof(float));
@@ -266,6 +270,22 @@ static enum status get_nan(void *state, struct train_state *into)
     enum status status = engine_omp.get(state, into);
     into->parameters[3] = NAN;
     return status;
+}
+
+/* Batches of odd size and of one sample, and short batches. */
+Test(train_omp, mixed_samples_and_both_losses, .timeout = 120)
+{
+    static const struct mixing mixings[] = {{0, 0}, {0.8, 0}, {0, 1}, {0.8, 1}};
+    varied = true;
+    for (size_t i = 0; i < COUNT_OF(mixings); i++)
+        for (int loss = 0; loss < 2; loss++) {
+            mixing = mixings[i];
+            loss_kind = (enum loss_kind)loss;
+            check(&conv_pool, &(struct sizes){{3, 1, 7, 5}, 4, 9, 7});
+            check(&linear, &(struct sizes){{1, 1, 13, 11}, 3, 3, 1});
+            check(&deep, &(struct sizes){{2, 4, 5, 3}, 3, 20, 19});
+            check(transformers[0], &(struct sizes){{3, 1, 7, 5}, 4, 9, 7});
+        }
 }
 
 Test(train_omp, detects_a_planted_nan)

@@ -211,20 +211,36 @@ static void after_rows(struct net *net, const struct block *block, uint32_t epoc
 
 /* ---- The loss ---- */
 
-/* Returns the softmax cross-entropy of one sample, with label smoothing. `delta` receives the gradient of the
- * mean loss of `count` samples with respect to the logits. */
-static float loss_of(const struct train *train, const float *logits, uint32_t label, uint32_t count,
-                     float *delta)
+/* Returns the binary cross-entropy of one sample. `delta` receives the gradient of the mean loss of `count`
+ * samples with respect to the logits. */
+static float binary_loss_of(const struct train *train, const float *logits, const struct target *target,
+                            uint32_t count, float *delta)
+{
+    uint32_t classes = train->model->classes;
+    float loss = 0;
+    for (uint32_t k = 0; k < classes; k++) {
+        loss += loss_binary(logits[k], target_of(target, train->smoothing, classes, k), &delta[k]);
+        delta[k] /= (float)classes * (float)count;
+    }
+    return loss / (float)classes;
+}
+
+/* Returns the loss of one sample. `delta` receives the gradient of the mean loss of `count` samples with
+ * respect to the logits. */
+static float loss_of(const struct train *train, const float *logits, const struct target *target,
+                     uint32_t count, float *delta)
 {
     uint32_t classes = train->model->classes;
     float most = logits[0], sum = 0, loss = 0;
+    if (train->loss == LOSS_BINARY)
+        return binary_loss_of(train, logits, target, count, delta);
     for (uint32_t k = 1; k < classes; k++)
         most = logits[k] > most ? logits[k] : most;
     for (uint32_t k = 0; k < classes; k++)
         sum += expf(logits[k] - most);
     for (uint32_t k = 0; k < classes; k++) {
         float log_p = logits[k] - most - logf(sum);
-        float wanted = train->smoothing / (float)classes + (k == label ? 1 - train->smoothing : 0);
+        float wanted = target_of(target, train->smoothing, classes, k);
         loss -= wanted * log_p;
         delta[k] = (expf(log_p) - wanted) / (float)count;
     }
@@ -246,9 +262,9 @@ static void take_loss(struct net *net, uint32_t j)
     const struct train *train = net->train;
     const struct block *last = &net->blocks[net->block_count - 1];
     const float *logits = row_of(net, last, j);
-    uint32_t label = train->data->sets[DATA_TRAIN].labels[net->numbers[j]];
-    net->losses[j] = loss_of(train, logits, label, net->total, deltas_of(net, last, j));
-    net->correct[j] = guess(logits, train->model->classes) == label;
+    const struct target target = train_target(train, &net->mix, net->numbers, net->count, j);
+    net->losses[j] = loss_of(train, logits, &target, net->total, deltas_of(net, last, j));
+    net->correct[j] = guess(logits, train->model->classes) == target.label;
 }
 
 /* Adds the results of step `number` to the totals, in the order of the samples. */
@@ -362,7 +378,7 @@ static void exchange(struct net *net)
 }
 
 /* Makes a part of this rank's samples the current batch. */
-static void choose_part(struct net *net, uint32_t step, uint32_t part)
+static void choose_part(struct net *net, uint32_t epoch, uint32_t step, uint32_t part)
 {
     const struct share share = train_share(net->train, step), own = train_part(net->train, &share, part);
     net->fed = (uint32_t)(own.first - share.first);
@@ -370,13 +386,14 @@ static void choose_part(struct net *net, uint32_t step, uint32_t part)
     net->count = (uint32_t)own.count;
     net->total = (uint32_t)own.total;
     net->adds = part > 0;
+    net->mix = train_mix(net->train, epoch, step);
 }
 
 /* Computes the loss and the gradients of a part of the samples of this rank. */
 static void compute_part(struct net *net, uint32_t epoch, uint32_t step, uint32_t part)
 {
 #pragma omp master
-    choose_part(net, step, part);
+    choose_part(net, epoch, step, part);
     if (net->accumulates && part == 0)
         net_clear_sums(net);
     barrier_wait(&net->barrier);
@@ -445,6 +462,7 @@ enum status omp_net_open(const struct train *train, const struct resources *reso
     net->chunks = (net->most + NET_CHUNK - 1) / NET_CHUNK;
     net->chunks = net->chunks < NET_CHUNKS_MAX ? net->chunks : NET_CHUNKS_MAX;
     net->totals.bad_step = TRAIN_FINE;
+    net->mix.share = 1;
     barrier_init(&net->barrier);
     TRY(net_plan(net));
     return feed_open(train, resources, &net->feed);

@@ -111,11 +111,11 @@ struct head {
     float *q, *k, *v, *deltas, *result, *room, *weights, *scores;
 };
 
-/* Scratch memory of one thread. `sample`: the gathered sample. `around`: a padded input. `plain`: an output
- * before pooling. `wide`: padded gradients. `deltas`: gradients of a block's output and input. `held`:
- * gradients that wait for an earlier block. */
+/* Scratch memory of one thread. `sample`: the gathered sample. `partner`: the sample that is mixed into it,
+ * or NULL. `around`: a padded input. `plain`: an output before pooling. `wide`: padded gradients. `deltas`:
+ * gradients of a block's output and input. `held`: gradients that wait for an earlier block. */
 struct worker {
-    float *sample, *around, *plain, *wide, *deltas[2], *held;
+    float *sample, *partner, *around, *plain, *wide, *deltas[2], *held;
     uint32_t *list_positions, *list_counts;
     float *list_deltas;
     struct head head;
@@ -139,8 +139,8 @@ struct net {
     uint32_t most;  /* maximum samples processed together: `batch` or, in a pipeline, a micro-batch */
     struct block blocks[NET_BLOCKS_MAX];
     uint32_t block_count, flat; /* `flat`: index of block FLAT */
-    uint32_t *step_numbers;     /* sample numbers of this rank's share of a step */
-    uint32_t *numbers;          /* sample numbers of the batch: a part of step_numbers */
+    uint32_t *step_numbers;     /* numbers of this rank's samples of a step, and of their partners */
+    uint32_t *numbers;          /* numbers of the batch: a part of step_numbers */
     uint32_t *iota;             /* 0, 1, 2, ... */
 
     /* Arenas of parameters. Tensors and rows of LINEAR weights are padded to whole vectors with zeros. */
@@ -181,6 +181,7 @@ struct net {
     bool adds;             /* gradients of weights are added to those of earlier micro-batches or parts */
     uint32_t count;        /* samples of this rank in the current batch, or of the current micro-batch */
     uint32_t total;        /* samples of all ranks in the current batch, or of the step of a micro-batch */
+    struct mix mix;        /* of the current batch */
     enum status exchanged; /* status of the latest exchange of gradients */
     double *losses;        /* loss of each sample of the batch */
     uint8_t *correct;      /* whether each sample was classified correctly */

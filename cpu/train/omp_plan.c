@@ -396,6 +396,8 @@ static void plan_worker(struct net *net, struct worker *worker)
         channels = larger(channels, block->out.channels);
     }
     worker->sample = take(net, net->train->model->input_values, sizeof(float));
+    if (train_mixes(net->train))
+        worker->partner = take(net, net->train->model->input_values, sizeof(float));
     plan_head(net, &worker->head);
     worker->around = take(net, around, sizeof(float));
     worker->plain = take(net, plain, sizeof(float));
@@ -505,7 +507,9 @@ static void plan_batch(struct net *net)
     net->iota = take(net, longest, sizeof *net->iota);
     for (size_t i = 0; net->iota && i < longest; i++)
         net->iota[i] = (uint32_t)i;
-    net->step_numbers = take(net, larger(net->batch, train_share_max(net->train)), sizeof *net->step_numbers);
+    net->step_numbers =
+        take(net, train_entries(net->train, (uint32_t)larger(net->batch, train_share_max(net->train))),
+             sizeof *net->step_numbers);
     net->numbers = net->step_numbers;
     net->losses = take(net, net->batch, sizeof *net->losses);
     net->correct = take(net, net->batch, sizeof *net->correct);

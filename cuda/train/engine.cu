@@ -228,10 +228,7 @@ static enum status open_slot(struct network *network)
 {
     const struct train *train = network->train;
     const uint32_t layers = train->model->layer_count;
-    struct device_batch *batch = &network->slot->batch;
-    TRY(allocate(&network->allocations, &batch->numbers, network->capacity));
-    TRY(allocate(&network->allocations, &batch->labels, network->capacity));
-    TRY(allocate(&network->allocations, &batch->moves, network->capacity));
+    TRY(device_batch_allocate(train, network->capacity, &network->slot->batch, &network->allocations));
     TRY(open_input(network));
     for (uint32_t i = 0; i < layers; i++)
         TRY(open_layer(network, i));
@@ -483,7 +480,7 @@ static enum status gather_part(struct network *network, const struct device_set 
 {
     const struct train *train = network->train;
     const struct device_set after = device_set_after(set, train->data, skipped);
-    const struct device_batch *batch = &network->slot->batch;
+    struct device_batch *batch = &network->slot->batch;
     RANGE(GATHER);
     TRY(batch_draw(train, set, batch, epoch, step, part, network->stream));
     return batch_gather(train->data, &after, batch, (uint32_t)part->count, network->slot->inputs,
@@ -515,7 +512,7 @@ static enum status compute_gradients(struct network *network, const struct pass 
     if (pass->count > 0) {
         RANGE(FORWARD);
         TRY(network_forward(network, pass));
-        TRY(loss_take(network->train, last->out, network->slot->batch.labels, pass, number, last->out_delta,
+        TRY(loss_take(network->train, last->out, &network->slot->batch, pass, number, last->out_delta,
                       &network->losses));
     }
     return backward(network, pass);

@@ -14,8 +14,9 @@ static enum status open_buffer(struct feed_buffer *buffer, const struct train *t
                                struct allocations *allocations)
 {
     buffer->step = FEED_EMPTY;
-    TRY(allocate(allocations, &buffer->samples, train_share_max(train) * train->data->sample_bytes));
-    TRY(allocate(allocations, &buffer->numbers, train_share_max(train)));
+    const uint32_t samples = train_generated(train, train_share_max(train));
+    TRY(allocate(allocations, &buffer->samples, samples * train->data->sample_bytes));
+    TRY(allocate(allocations, &buffer->numbers, samples));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->taken, cudaEventDisableTiming));
     return STATUS_OK;
@@ -35,7 +36,7 @@ static enum status open_generator(struct device_feed *feed, const struct resourc
 {
     const struct train *train = feed->train;
     const char *name = train->generator ? train->generator : "fused";
-    const size_t batch = train_share_max(train);
+    const size_t batch = train_generated(train, train_share_max(train));
     const bool on_device = strcmp(name, "omp") != 0;
     if (strcmp(name, "fused") != 0) {
         feed->host_numbers = static_cast<uint64_t *>(malloc(batch * sizeof *feed->host_numbers));
@@ -96,27 +97,30 @@ uint64_t device_feed_memory_bytes(const struct device_feed *feed)
 
 /* ---- Generating ---- */
 
-static __global__ void number_kernel(const struct draw_order order, uint32_t first, uint32_t count,
-                                     uint64_t fresh, uint32_t epoch, uint64_t *numbers)
+/* The step begins at index `first` of the order. */
+static __global__ void number_kernel(const struct draw_order order, uint32_t first, const struct share share,
+                                     uint32_t count, uint64_t fresh, uint32_t epoch, uint64_t *numbers)
 {
     uint32_t j = own_element();
     if (j < count)
-        numbers[j] = data_number(fresh, epoch, draw_order_at(&order, first + j));
+        numbers[j] = data_number(fresh, epoch, draw_order_at(&order, first + train_entry(&share, j)));
 }
 
-/* The samples of a step: `count` of them, from index `first` of the epoch's order. */
+/* The samples of a rank's share of a step, and their partners if they are generated: `count` in all. The step
+ * begins at index `first` of the epoch's order. */
 struct drawn_batch {
     struct device_feed *feed;
     struct draw_order order;
     uint32_t epoch, first, count;
+    struct share share;
 };
 
 static void list_on_host(const struct drawn_batch *batch)
 {
     const uint64_t fresh = batch->feed->train->data->fresh;
     for (uint32_t j = 0; j < batch->count; j++)
-        batch->feed->host_numbers[j] =
-            data_number(fresh, batch->epoch, draw_order_at(&batch->order, batch->first + j));
+        batch->feed->host_numbers[j] = data_number(
+            fresh, batch->epoch, draw_order_at(&batch->order, batch->first + train_entry(&batch->share, j)));
 }
 
 /* Draws a batch into feed->staging, and frees the argument. CUDA calls it on a thread of its own, in the
@@ -166,7 +170,8 @@ static enum status enqueue_draw(const struct drawn_batch *batch, const struct fe
     if (feed->staging)
         return enqueue_host_draw(batch, buffer->samples);
     number_kernel<<<blocks_for(batch->count), BLOCK, 0, feed->stream>>>(
-        batch->order, batch->first, batch->count, feed->train->data->fresh, batch->epoch, buffer->numbers);
+        batch->order, batch->first, batch->share, batch->count, feed->train->data->fresh, batch->epoch,
+        buffer->numbers);
     CUDA_TRY_LAUNCH("number_kernel");
     if (feed->host_numbers)
         list_on_host(batch);
@@ -192,9 +197,12 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
     uint32_t steps = train_steps(train), epoch = (uint32_t)(number / steps);
     uint32_t step = (uint32_t)(number % steps);
     const struct share share = train_share(train, step);
-    const struct drawn_batch batch = {
-        feed, draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count), epoch,
-        step * train->batch + (uint32_t)share.first, (uint32_t)share.count};
+    const struct drawn_batch batch = {feed,
+                                      draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count),
+                                      epoch,
+                                      step * train->batch,
+                                      train_generated(train, (uint32_t)share.count),
+                                      share};
     TRY(check_drawn(feed));
     buffer->step = FEED_EMPTY; /* stays so if an error prevents the batch from being enqueued */
     CUDA_TRY(cudaStreamWaitEvent(feed->stream, buffer->taken, 0));
@@ -232,6 +240,7 @@ enum status device_feed_take(struct device_feed *feed, uint32_t epoch, uint32_t 
     CUDA_TRY(cudaStreamWaitEvent(stream, buffer->made, 0));
     set->values = buffer->samples;
     set->batch_alone = true;
+    set->partners = train_generated(feed->train, 1) > 1;
     return STATUS_OK;
 }
 

@@ -4,10 +4,10 @@
  * Step i of epoch e takes the samples at indices i * batch to (i + 1) * batch - 1 of the permutation
  * draw_order(seed, e, size of the training set). The last batch of an epoch may be short, or is left out
  * (drop_last). Samples come from any source (enum data_feed). Each sample is shifted and flipped (draw_move),
- * normalised (data.h), and passed forward with dropout (draw_dropout). The loss is softmax cross-entropy with
- * label smoothing s. For probabilities p over K classes and label l, it is -(1 - s) log p[l] - s / K * sum
- * log p. Gradients are those of the mean loss of the batch. optimizer_step() updates every parameter with
- * step number e * steps + i.
+ * normalised (data.h), mixed with another one (mix.h), and passed forward with dropout (draw_dropout). The
+ * loss is softmax cross-entropy: -sum t log p for probabilities p and the target t (loss.h); or the mean over
+ * the classes of loss_binary(). Gradients are those of the mean loss of the batch. optimizer_step() updates
+ * every parameter with step number e * steps + i.
  *
  * Several ranks divide the batch of each step, equally or by other shares (train_share()). Each rank computes
  * the gradients of its own samples, and an exchange adds up the gradients of all ranks before the update.
@@ -29,7 +29,9 @@
 #include "data/draws.h"
 #include "train/data.h"
 #include "train/exchange.h"
+#include "train/loss.h"
 #include "train/loss_scale.h"
+#include "train/mix.h"
 #include "train/model.h"
 #include "train/optimizer.h"
 
@@ -49,10 +51,12 @@ struct train {
     struct augment augment;
     struct optimizer optimizer;
     struct schedule schedule;
+    enum loss_kind loss;
     float smoothing;
     /* Saves memory: this rank computes the gradients of its samples of a step in so many parts, one after
      * another, and adds them up in this order. 0 means 1. Changes only the order of sums. */
     uint32_t accumulate;
+    struct mixing mixing;
     bool forward_only; /* the caller uses only evaluate(): no gradients, no optimizer */
     /* Saves memory: the backward pass computes the forward pass again, block by block. Changes no result.
      * Only for engines that recompute. */
@@ -211,16 +215,61 @@ FDSL_HD uint32_t train_sample_at(enum data_feed feed, const struct draw_order *o
     return feed == DATA_CONSTANT ? j : draw_order_at(order, first + j);
 }
 
-/* Writes the numbers of this rank's samples in a step of an epoch to `numbers`, which has room for
- * train_share_max(). Returns their count. */
+static inline bool train_mixes(const struct train *train)
+{
+    return train->mixing.mixup > 0 || train->mixing.cutmix > 0;
+}
+
+/* Returns how the samples of a step are mixed. */
+static inline struct mix train_mix(const struct train *train, uint32_t epoch, uint32_t step)
+{
+    const struct mix none = {1, false, 0, 0, 0, 0};
+    return train_mixes(train) ? mix_draw(&train->mixing, train->seed, epoch, step, &train->model->input)
+                              : none;
+}
+
+/* Returns the number of entries of the list of `count` samples of this rank. The list has the samples and, if
+ * they are mixed, their partners: entry count + i is the partner of entry i. */
+static inline uint32_t train_entries(const struct train *train, uint32_t count)
+{
+    return train_mixes(train) ? 2 * count : count;
+}
+
+/* Returns the number of samples that DATA_LIVE generates for `count` samples of this rank. A rank that trains
+ * alone has the partners among its own samples. Other ranks generate the partners as well. */
+static inline uint32_t train_generated(const struct train *train, uint32_t count)
+{
+    return train->ranks > 1 ? train_entries(train, count) : count;
+}
+
+/* Returns the index in the step of entry `j` of the list of a rank's samples. */
+FDSL_HD uint32_t train_entry(const struct share *share, uint32_t j)
+{
+    return (uint32_t)(j < share->count ? share->first + j
+                                       : share->total - 1 - (share->first + j - share->count));
+}
+
+/* Writes the numbers of this rank's samples in a step of an epoch to `numbers`, and after them those of their
+ * partners. `numbers` has room for train_entries() of train_share_max() samples. Returns the count of the
+ * samples. */
 static inline uint32_t train_batch(const struct train *train, const struct draw_order *order, uint32_t step,
                                    uint32_t *numbers)
 {
     const struct share share = train_share(train, step);
-    for (uint32_t i = 0; i < share.count; i++)
-        numbers[i] =
-            train_sample_at(train->data->feed, order, step * train->batch, (uint32_t)share.first + i);
+    const uint32_t entries = train_entries(train, (uint32_t)share.count);
+    for (uint32_t i = 0; i < entries; i++)
+        numbers[i] = train_sample_at(train->data->feed, order, step * train->batch, train_entry(&share, i));
     return (uint32_t)share.count;
+}
+
+/* Returns the target of the sample at index `j` of the `count` samples in `numbers`. */
+static inline struct target train_target(const struct train *train, const struct mix *mix,
+                                         const uint32_t *numbers, uint32_t count, uint32_t j)
+{
+    const uint32_t *labels = train->data->sets[DATA_TRAIN].labels;
+    const uint32_t label = labels[numbers[j]];
+    const struct target target = {label, mix->share < 1 ? labels[numbers[count + j]] : label, mix->share};
+    return target;
 }
 
 /* The training state of a network in host memory. Each array is an arena (model.h) of model->arena_values

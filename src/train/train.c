@@ -36,8 +36,8 @@ static const char *const optimizers[] = {"sgd", "adam", "adamw",
                                          NULL}; /* in the order of enum optimizer_kind */
 static const char *const feeds[] = {"stored", "live", "constant", NULL}; /* in the order of enum data_feed */
 static const char *const schedules[] = {"constant",   "step", "multistep", "cosine",
-                                        "polynomial", NULL}; /* in the order of enum schedule_kind */
-static const char *const losses[] = {"cross-entropy", "bce", NULL};
+                                        "polynomial", NULL};        /* in the order of enum schedule_kind */
+static const char *const losses[] = {"cross-entropy", "bce", NULL}; /* in the order of enum loss_kind */
 static const char *const interpolations[] = {"bilinear", "bicubic", NULL};
 enum live_generator { GENERATOR_AUTO, GENERATOR_FUSED, GENERATOR_BAT, GENERATOR_GBASE, GENERATOR_OMP };
 static const char *const generators[] = {"auto", "fused", "bat", "gbase", "omp", NULL}; /* in enum order */
@@ -197,40 +197,23 @@ static const struct option_spec options[] = {
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
 
 static const struct measure columns[] = {
-    {"timed_stages", COMBINE_FIRST},
-    {"epoch", COMBINE_SAME},
-    {"steps", COMBINE_SAME},
-    {"parameters", COMBINE_SAME},
-    {"train_samples", COMBINE_SAME},
-    {"test_samples", COMBINE_SAME},
-    {"train_loss", COMBINE_SAME},
-    {"train_acc", COMBINE_SAME},
-    {"test_loss", COMBINE_SAME},
-    {"test_acc", COMBINE_SAME},
-    {"last_lr", COMBINE_SAME},
-    {"trained_s", COMBINE_SAME},
-    {"to_98_s", COMBINE_SAME},
-    {"to_99_s", COMBINE_SAME},
-    {"data_share", COMBINE_MAX},
-    {"memory_bytes", COMBINE_SUM},
-    {"generate_share", COMBINE_MAX},
-    {"generated_per_s", COMBINE_SUM_REAL},
-    {"opening_s", COMBINE_MAX},
-    {"init", COMBINE_FIRST},
-    {"skipped_steps", COMBINE_SAME},
-    {"loss_scale", COMBINE_SAME},
-    {"exchange", COMBINE_FIRST},
-    {"exchange_share", COMBINE_MAX},
-    {"samples_per_step", COMBINE_SUM},
-    {"layers", COMBINE_COMMON},
-    {"bubble", COMBINE_MEAN},
-    {"bubble_ideal", COMBINE_MEAN},
-    {"bubble_formula", COMBINE_SAME},
-    {"batch_probes", COMBINE_SAME},
-    {"gradient_norm", COMBINE_SAME},
-    {"ema_test_loss", COMBINE_SAME},
-    {"ema_test_acc", COMBINE_SAME},
-    {NULL, COMBINE_FIRST},
+    {"timed_stages", COMBINE_FIRST},   {"epoch", COMBINE_SAME},
+    {"steps", COMBINE_SAME},           {"parameters", COMBINE_SAME},
+    {"train_samples", COMBINE_SAME},   {"test_samples", COMBINE_SAME},
+    {"train_loss", COMBINE_SAME},      {"train_acc", COMBINE_SAME},
+    {"test_loss", COMBINE_SAME},       {"test_acc", COMBINE_SAME},
+    {"last_lr", COMBINE_SAME},         {"trained_s", COMBINE_SAME},
+    {"to_98_s", COMBINE_SAME},         {"to_99_s", COMBINE_SAME},
+    {"data_share", COMBINE_MAX},       {"memory_bytes", COMBINE_SUM},
+    {"generate_share", COMBINE_MAX},   {"generated_per_s", COMBINE_SUM_REAL},
+    {"opening_s", COMBINE_MAX},        {"init", COMBINE_FIRST},
+    {"skipped_steps", COMBINE_SAME},   {"loss_scale", COMBINE_SAME},
+    {"exchange", COMBINE_FIRST},       {"exchange_share", COMBINE_MAX},
+    {"samples_per_step", COMBINE_SUM}, {"layers", COMBINE_COMMON},
+    {"bubble", COMBINE_MEAN},          {"bubble_ideal", COMBINE_MEAN},
+    {"bubble_formula", COMBINE_SAME},  {"batch_probes", COMBINE_SAME},
+    {"gradient_norm", COMBINE_SAME},   {"ema_test_loss", COMBINE_SAME},
+    {"ema_test_acc", COMBINE_SAME},    {NULL, COMBINE_FIRST},
 };
 static const char *const shown[] = {"epoch", "train_loss", "train_acc", "test_acc", NULL};
 static const char *const baselines[] = {"train-naive", NULL};
@@ -357,6 +340,10 @@ static enum status check_pipeline(const struct parameters *all, const struct par
 {
     if (all->parallel != PARALLEL_PIPELINE)
         return STATUS_OK;
+    if (all->mixup > 0 || all->cutmix > 0)
+        return status_set(STATUS_USAGE,
+                          "--parallel pipeline cannot mix samples; use --parallel data, or drop "
+                          "--mixup and --cutmix");
     if (all->stages && all->stages != partition->ranks)
         return status_set(STATUS_USAGE,
                           "--stages %" PRIu64 ": each rank holds one stage, and there are %" PRIu64
@@ -395,6 +382,16 @@ static bool draws_other_bits(const struct parameters *parameters)
     return parameters->generator == GENERATOR_BAT || parameters->generator == GENERATOR_GBASE;
 }
 
+/* Rejects mixed samples in parts of a step, because the partner of a sample may belong to another part. */
+static enum status check_mixing(const struct parameters *parameters)
+{
+    return parameters->accumulate <= 1 || (parameters->mixup == 0 && parameters->cutmix == 0)
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--accumulate cannot divide steps of mixed samples; drop it, or drop "
+                            "--mixup and --cutmix");
+}
+
 /* Rejects options that do not apply. */
 static enum status check(const struct options *given, const struct parameters *parameters)
 {
@@ -404,6 +401,7 @@ static enum status check(const struct options *given, const struct parameters *p
             return status_set(STATUS_USAGE, "--%s needs %s; add that, or drop --%s", options[i].name, needed,
                               options[i].name);
     }
+    TRY(check_mixing(parameters));
     if (options_given(given, "verify-steps") && !options_given(given, "verify"))
         return status_set(STATUS_USAGE, "--verify-steps needs --verify; add that, or drop --verify-steps");
     if (options_given(given, "verify") && draws_other_bits(parameters))
@@ -517,7 +515,9 @@ static void fill_job(const struct parameters *parameters, const struct partition
                                           .clip_norm = or_zero(parameters->clip_norm),
                                           .average = or_zero(parameters->ema),
                                           .layer_decay = parameters->layer_decay},
+                            .loss = (enum loss_kind)parameters->loss,
                             .smoothing = (float)parameters->label_smoothing,
+                            .mixing = {parameters->mixup, parameters->cutmix},
                             .accumulate = (uint32_t)parameters->accumulate,
                             .checkpoint_activations = parameters->checkpoint_activations,
                             .cudnn_benchmark = parameters->cudnn_benchmark};

@@ -102,6 +102,9 @@ static enum status graph_accepts(const struct train *train)
 {
     const struct model *model = train->model;
     bool shape = has_shape<graph_gray>(&model->input) || has_shape<graph_colour>(&model->input);
+    if (train_mixes(train) || train->loss != LOSS_CROSS_ENTROPY)
+        return status_set(STATUS_USAGE, "its kernels have neither --mixup nor --cutmix nor --loss bce; drop "
+                                        "these options, or use train-bf16");
     if (is_cnn(model) && shape && train->data->type == DTYPE_U8 && model->classes <= GRAPH_CLASSES)
         return accepts_recipe(train);
     return status_set(

@@ -367,9 +367,7 @@ static enum status open_all(struct vit *vit)
     TRY(open_activations(vit));
     TRY(allocate_zeros(&vit->allocations, &vit->state.parameters, train->model->arena_values, vit->stream));
     TRY(allocate(&vit->allocations, &vit->parameters, train->model->arena_values));
-    TRY(allocate(&vit->allocations, &vit->batch.numbers, vit->capacity));
-    TRY(allocate(&vit->allocations, &vit->batch.labels, vit->capacity));
-    TRY(allocate(&vit->allocations, &vit->batch.moves, vit->capacity));
+    TRY(device_batch_allocate(train, vit->capacity, &vit->batch, &vit->allocations));
     TRY(device_sets_open(train, vit->sets, &vit->allocations, vit->stream));
     const struct resources resources = {.threads = vit->threads, .device = vit->device};
     TRY(device_feed_open(&vit->feed, train, &resources, &vit->allocations));
@@ -792,8 +790,7 @@ static enum status learn_part(struct vit *vit, uint64_t number, const struct sha
     TRY(graphs_for(vit, pass.count, &graphs));
     if (pass.count > 0) {
         TRY(launch(vit, graphs->forward));
-        TRY(loss_take(vit->train, vit->logits, vit->batch.labels, &pass, number, vit->logit_deltas,
-                      &vit->losses));
+        TRY(loss_take(vit->train, vit->logits, &vit->batch, &pass, number, vit->logit_deltas, &vit->losses));
     }
     return launch(vit, graphs->backward);
 }
