@@ -67,7 +67,7 @@ static void print_help(void)
          "  fdsl-bench advise --data s3://bucket/train/ --compute train:cnn-fdsl --out advice\n"
          "\n"
          "options:");
-    options_help(stdout, specs, COUNT_OF(specs));
+    options_help(stdout, specs, COUNT_OF(specs), NULL);
     puts("\nexit status: 0 advice is printed; 1 nothing could be measured; 2 usage, or data that cannot be\n"
          "             opened; 4 no such GPU, or none for --compute train");
 }

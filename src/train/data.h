@@ -114,6 +114,7 @@ struct data_request {
     uint64_t train_size, test_size; /* number of samples to use, beginning with the first; 0: all, but
                                        for generated data DATA_TRAIN_SIZE and DATA_TEST_SIZE */
     uint64_t classes;     /* number of classes; 0: 8 for clips, largest label + 1 for data sets, else 10 */
+    const char *preset;   /* of the classes, synth only; NULL: the default */
     uint64_t res;         /* image width and height in pixels, synth only */
     struct image_fit fit; /* how images of other data are resized; epoch 0 of its draws */
     uint64_t batch;       /* samples per step */

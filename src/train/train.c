@@ -27,7 +27,7 @@ struct parameters {
     double label_smoothing, mean, std, clip_norm, ema, layer_decay, drop_path;
     double rand_augment, erasing, mixup, cutmix;
     uint64_t accumulate, rand_augment_ops, repeats;
-    int loss, interpolation, generator;
+    int loss, interpolation, generator, recipe;
     const char *lr_milestones, *balance, *init, *checkpoint, *export_path, *step_path, *data_path;
     bool drop_last, flip, raw, resume, allow_nan, checkpoint_activations, cudnn_benchmark;
 };
@@ -41,6 +41,7 @@ static const char *const losses[] = {"cross-entropy", "bce", NULL}; /* in the or
 static const char *const interpolations[] = {"bilinear", "bicubic", NULL};
 enum live_generator { GENERATOR_AUTO, GENERATOR_FUSED, GENERATOR_BAT, GENERATOR_GBASE, GENERATOR_OMP };
 static const char *const generators[] = {"auto", "fused", "bat", "gbase", "omp", NULL}; /* in enum order */
+static const char *const recipes[] = {"none", "paper", NULL};
 enum lr_scale { LR_SCALE_NONE, LR_SCALE_LINEAR, LR_SCALE_SQRT };
 static const char *const lr_scales[] = {"none", "linear", "sqrt", NULL}; /* in the order of enum lr_scale */
 enum parallel { PARALLEL_DATA, PARALLEL_PIPELINE };
@@ -51,6 +52,9 @@ static const struct option_spec options[] = {
     JOB_OPTIONS(struct parameters, "digits", "data to train on", "", "all; 10000 of generated data",
                 "all; 2000 of generated data",
                 "10; 8 for clips; for a data set of --prepare, its largest label plus 1", "64", ""),
+    {"recipe", "NAME", OPTION_CHOICE, AT(recipe), "none", 0, 0, recipes, false,
+     "replace the defaults of other options: paper trains as in the published pre-training on VisualAtom. "
+     "Add --help or --dry-run to see the values. NAME is one of"},
     {"model", "NAME", OPTION_CHOICE, AT(model), "cnn", 0, 0, model_names, true, "the network"},
     {"batch", "N", OPTION_COUNT, AT(job.batch), "64", 1, 1 << 20, option_max, true,
      "samples per step; with several ranks, per rank, or with --scaling strong, of all ranks together. max "
@@ -194,6 +198,27 @@ static const struct option_spec options[] = {
      "number of steps that --verify compares with the reference before the first epoch"},
 };
 
+/* The published pre-training (docs/pretrain.md). The warm-up is 5000 steps of 256 samples. */
+static const char *const paper[] = {
+    /* the samples; left out with other data than synth */
+    "data", "synth", "preset", "paper-1000", "classes", "1000", "train-size", "1000000", "fresh", "yes",
+    "res", "512",
+    /* the training */
+    "out-res", "224", "channels", "3", "mean", "0.5", "std", "0.5", "batch", "256", "drop-last", "yes",
+    "optimizer", "adamw", "lr", "0.001", "lr-schedule", "cosine", "lr-warmup", "1.28", "weight-decay", "0.05",
+    "label-smoothing", "0.1", "drop-path", "0.1", "flip", "yes", "rand-augment", "28", "rand-augment-ops",
+    "2", "erasing", "0.25", "mixup", "0.8", "cutmix", "1", NULL};
+#define PAPER_SAMPLES 12 /* entries of `paper` that describe the samples */
+
+static const char *const *train_defaults(int argc, char *const argv[])
+{
+    const char *recipe = options_peek(options, COUNT_OF(options), argc, argv, "recipe");
+    const char *data = options_peek(options, COUNT_OF(options), argc, argv, "data");
+    if (!recipe || strcmp(recipe, "paper") != 0)
+        return NULL;
+    return !data || strcmp(data, "synth") == 0 ? paper : paper + PAPER_SAMPLES;
+}
+
 static const char *const single[] = {"checkpoint", "export", "export-step", NULL};
 
 static const struct measure columns[] = {
@@ -279,7 +304,7 @@ static const char *lacking(const struct parameters *parameters, const char *opti
         return "--lr-schedule polynomial";
     if (is_one_of(option, of_end) && !schedule_has_end((enum schedule_kind)parameters->schedule))
         return "--lr-schedule cosine or polynomial";
-    if (strcmp(option, "mean") == 0 && parameters->std == 0)
+    if (strcmp(option, "mean") == 0 && !(parameters->std > 0)) /* NaN without --std */
         return "--std S";
     if (strcmp(option, "std") == 0 && parameters->raw)
         return "samples that are normalised; drop --raw";
@@ -688,7 +713,7 @@ static enum status open_all(const struct parameters *all, const struct partition
     TRY(check_pipeline(all, partition));
     TRY(check_shift(all, &opened->data.shape));
     data_normalise(&opened->data, !all->raw);
-    if (all->std > 0)
+    if (all->std > 0 && !all->raw)
         data_normalise_by(&opened->data, all->mean, all->std);
     TRY(model_build(&model_tables[all->model], opened->data.shape, opened->data.classes, &opened->model));
     TRY(check_stages(all, partition, &opened->model));
@@ -898,6 +923,7 @@ const struct workload workload_train = {
     .options = options,
     .option_count = COUNT_OF(options),
     .parameters_bytes = sizeof(struct parameters),
+    .defaults = train_defaults,
     .single = single,
     .measures = columns,
     .shown = shown,
