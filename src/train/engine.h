@@ -7,12 +7,13 @@
  * normalised (data.h), and passed forward with dropout (draw_dropout). The loss is softmax cross-entropy with
  * label smoothing s. For probabilities p over K classes and label l, it is -(1 - s) log p[l] - s / K * sum
  * log p. Gradients are those of the mean loss of the batch. optimizer_step() updates every parameter with
- * step number e * steps + i.
+ * step number e * steps + i, after optimizer_clip() has scaled the gradients down if their norm is too large.
+ * optimizer_average() then updates the moving average of the parameters, if there is one.
  *
  * Several ranks divide the batch of each step, equally or by other shares (train_share()). Each rank computes
  * the gradients of its own samples, and an exchange adds up the gradients of all ranks before the update.
  * Each rank divides by the number of samples of the whole step, so the sums are the gradients of the mean
- * loss of the whole step. */
+ * loss of the whole step. A rank may compute its samples in parts (train_part()). */
 #ifndef FDSL_TRAIN_ENGINE_H
 #define FDSL_TRAIN_ENGINE_H
 
