@@ -51,8 +51,8 @@ struct train {
     struct optimizer optimizer;
     struct schedule schedule;
     float smoothing;
-    /* Saves memory: this rank computes the gradients of its samples of a step in so many parts, one after
-     * another, and adds them up in this order. 0 means 1. Changes only the order of sums. */
+    /* Saves memory: the number of parts in which this rank computes the gradients of its samples of a step,
+     * one after another. 0 means 1. Changes only the order of sums. */
     uint32_t accumulate;
     bool forward_only; /* the caller uses only evaluate(): no gradients, no optimizer */
     /* Saves memory: the backward pass computes the forward pass again, block by block. Changes no result.
@@ -275,8 +275,8 @@ struct train_totals {
     uint64_t correct; /* samples classified correctly, with dropout, before the update of their step */
     uint64_t samples;
     uint64_t skipped;  /* steps that overflowed and changed no parameters (engines that scale the loss) */
-    double norms;      /* with clip_norm: sum of the norms of the gradients before clipping, over `normed` */
-    uint64_t normed;   /* steps. A skipped step has no norm. All ranks have the same norms */
+    double norms;      /* with clip_norm: sum of the gradients' norms before clipping; same on all ranks */
+    uint64_t normed;   /* number of these norms: one per step that was not skipped */
     double data_s;     /* seconds in which arithmetic waited for samples; negative: not known */
     double generate_s; /* seconds spent generating samples (DATA_LIVE), overlapped or not */
     uint64_t bad_step; /* first step with a non-finite loss, counted over all epochs; or TRAIN_FINE */
