@@ -11,7 +11,8 @@ fdsl-bench used. Without timm, the network is the one below, which has the same 
 
 Bounds: the loss within a relative error of 1e-5, each gradient tensor within 1e-5 of its norm, and the update of each parameter
 tensor within 1e-3 of the update's norm. adamw's weight decay applies to the tensors that timm's param_groups_weight_decay()
-chooses: neither to vectors nor to pos_embed and cls_token. Adam moves the biases of keys by rounding errors alone, so these are
+chooses: neither to vectors nor to pos_embed and cls_token. "recipe" is adamw with --clip-norm, --layer-decay and --drop-path;
+PyTorch clips with clip_grad_norm_(), and timm's param_groups_layer_decay(), if installed, gives the learning rates. Adam moves the biases of keys by rounding errors alone, so these are
 left out of the last bound. A NaN counts as a difference.
 
 Exit status: 0 done, 1 a failure or a difference, 2 usage, 4 no PyTorch.
@@ -39,6 +40,7 @@ except ImportError as error:
     sys.exit(4)
 try:
     from timm.models.vision_transformer import VisionTransformer
+    from timm.optim import param_groups_layer_decay
 except ImportError:
     VisionTransformer = None
 
@@ -53,7 +55,9 @@ MODELS = {
     "vit-base": ((224, 1, 16, 768, 12, 12), PICTURES),
 }
 OPTIMIZERS = {"sgd": ["--optimizer", "sgd", "--lr", "0.01"],
-              "adamw": ["--optimizer", "adamw", "--lr", "0.001", "--epsilon", "1e-3", "--weight-decay", "0.05"]}
+              "adamw": ["--optimizer", "adamw", "--lr", "0.001", "--epsilon", "1e-3", "--weight-decay", "0.05"],
+              "recipe": ["--optimizer", "adamw", "--lr", "0.001", "--epsilon", "1e-3", "--weight-decay", "0.05",
+                         "--clip-norm", "0.5", "--layer-decay", "0.75", "--drop-path", "0.3"]}
 
 
 class Attention(nn.Module):
@@ -154,15 +158,24 @@ def fdsl_step(options, model, optimizer, net, folder):
     return read_safetensors(f"{folder}/step"), list(csv.DictReader(done.stdout.splitlines()))[0]
 
 
+def layers_after(name, blocks):
+    """Returns how many layers follow the tensor's, as timm counts them: the norm is a part of the last block."""
+    first = name.split(".")[0]
+    return blocks - int(name.split(".")[1]) if first == "blocks" else {"norm": 1, "head": 0}.get(first, blocks + 1)
+
+
 def optimizer_of(net, row):
     rate, decay = float(row["lr"]), float(row["weight_decay"])
     if row["optimizer"] == "sgd":
         return torch.optim.SGD(net.parameters(), rate, momentum=float(row["momentum"]))
-    groups = {True: [], False: []}
-    for name, tensor in net.named_parameters():
-        groups[tensor.dim() > 1 and name not in ("pos_embed", "cls_token")].append(tensor)
-    return torch.optim.AdamW([{"params": groups[decays], "weight_decay": decay * decays} for decays in groups], rate,
-                             (float(row["beta1"]), float(row["beta2"])), float(row["epsilon"]))
+    constants = rate, (float(row["beta1"]), float(row["beta2"])), float(row["epsilon"])
+    if VisionTransformer:
+        groups = param_groups_layer_decay(net, decay, ("pos_embed", "cls_token"), layer_decay=float(row["layer_decay"]))
+        return torch.optim.AdamW([{**group, "lr": rate * group["lr_scale"]} for group in groups], *constants)
+    groups = [{"params": [tensor], "lr": rate * float(row["layer_decay"])**layers_after(name, len(net.blocks)),
+               "weight_decay": decay * (tensor.dim() > 1 and name not in ("pos_embed", "cls_token"))}
+              for name, tensor in net.named_parameters()]
+    return torch.optim.AdamW(groups, *constants)
 
 
 def worst(mine, theirs, skips=False):
@@ -196,6 +209,8 @@ def check(options, model, optimizer):
     loss.backward()
     loss_off = abs(loss.item() - step["loss"].item()) / max(step["loss"].item(), 1e-30)
     off, tensor = worst({name: parameter.grad for name, parameter in net.named_parameters()}, gradients)
+    if row["clip_norm"]:
+        nn.utils.clip_grad_norm_(net.parameters(), float(row["clip_norm"]))
     torch_step.step()
     step_off, step_tensor = worst({name: parameter.detach() - before[name] for name, parameter in net.named_parameters()},
                                   {name: after[name] - before[name] for name in before}, optimizer != "sgd")

@@ -7,12 +7,14 @@
  * normalised (data.h), mixed with another one (mix.h), and passed forward with dropout (draw_dropout). The
  * loss is softmax cross-entropy: -sum t log p for probabilities p and the target t (loss.h); or the mean over
  * the classes of loss_binary(). Gradients are those of the mean loss of the batch. optimizer_step() updates
- * every parameter with step number e * steps + i.
+ * every parameter with step number e * steps + i, after optimizer_clip() has scaled the gradients down if
+ * their norm is too large. optimizer_average() then updates the moving average of the parameters, if there is
+ * one.
  *
  * Several ranks divide the batch of each step, equally or by other shares (train_share()). Each rank computes
  * the gradients of its own samples, and an exchange adds up the gradients of all ranks before the update.
  * Each rank divides by the number of samples of the whole step, so the sums are the gradients of the mean
- * loss of the whole step. */
+ * loss of the whole step. A rank may compute its samples in parts (train_part()). */
 #ifndef FDSL_TRAIN_ENGINE_H
 #define FDSL_TRAIN_ENGINE_H
 
@@ -53,8 +55,8 @@ struct train {
     struct schedule schedule;
     enum loss_kind loss;
     float smoothing;
-    /* Saves memory: this rank computes the gradients of its samples of a step in so many parts, one after
-     * another, and adds them up in this order. 0 means 1. Changes only the order of sums. */
+    /* Saves memory: the number of parts in which this rank computes the gradients of its samples of a step,
+     * one after another. 0 means 1. Changes only the order of sums. */
     uint32_t accumulate;
     struct mixing mixing;
     bool forward_only; /* the caller uses only evaluate(): no gradients, no optimizer */
@@ -327,8 +329,8 @@ struct train_totals {
     uint64_t correct; /* samples classified correctly, with dropout, before the update of their step */
     uint64_t samples;
     uint64_t skipped;  /* steps that overflowed and changed no parameters (engines that scale the loss) */
-    double norms;      /* with clip_norm: sum of the norms of the gradients before clipping, over `normed` */
-    uint64_t normed;   /* steps. A skipped step has no norm. All ranks have the same norms */
+    double norms;      /* with clip_norm: sum of the gradients' norms before clipping; same on all ranks */
+    uint64_t normed;   /* number of these norms: one per step that was not skipped */
     double data_s;     /* seconds in which arithmetic waited for samples; negative: not known */
     double generate_s; /* seconds spent generating samples (DATA_LIVE), overlapped or not */
     uint64_t bad_step; /* first step with a non-finite loss, counted over all epochs; or TRAIN_FINE */

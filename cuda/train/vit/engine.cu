@@ -58,8 +58,7 @@ struct vit {
 
     struct train_state state; /* device memory */
     bf16 *parameters;         /* rounded */
-    /* `added`: the gradients of a part, before they are added; equal to `gradients` if a step has one part.
-     */
+    /* `added`: what the backward pass writes. It is `gradients` unless a step has several parts. */
     float *gradients, *added, *partial;
     struct tensor_update *groups; /* how to update VIT_GROUP_VALUES parameters each */
     struct device_clip *clip;     /* NULL: gradients are not clipped */
