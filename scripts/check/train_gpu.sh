@@ -118,6 +118,9 @@ cnn digits 1 60 --optimizer sgd --lr 0.001
 cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --shift 2
 cnn digits 16 800
 cnn digits 7 20 --label-smoothing 0.1 --optimizer sgd --lr 0.01
+cnn digits 7 20 --mixup 0.8 --cutmix 1 --label-smoothing 0.1 --optimizer sgd --lr 0.01
+lenet digits 1 20 --mixup 0.8 --optimizer sgd --lr 0.01
+lenet synth 33 400 --res 40 --classes 7 --shift 2 --flip --mixup 0.8 --cutmix 1 --loss bce
 cnn3d clips 1 60
 cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5
 lenet digits 7 20 --optimizer adamw --weight-decay 0.01 --clip-norm 0.5 --ema 0.99 --accumulate 3
@@ -127,6 +130,8 @@ cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --accumulate 7 --ema 0.9'
 vit-micro digits 257 600 --shift 2 --flip
 vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --lr-schedule cosine --lr-warmup 0.5 --label-smoothing 0.1
 vit-micro digits 64 200 --checkpoint-activations
+vit-micro digits 7 20 --mixup 0.8 --cutmix 1 --label-smoothing 0.1 --optimizer sgd --lr 0.01
+vit-micro synth 33 400 --res 40 --classes 7 --shift 2 --flip --mixup 0.8 --cutmix 1 --loss bce
 vit-micro synth 33 400 --res 40 --classes 7 --shift 2 --flip
 vit-micro synth 7 20 --res 64 --out-res 32 --fit crop --feed constant
 vit-tiny synth 3 9 --res 32 --optimizer sgd --lr 0.01
@@ -237,6 +242,15 @@ other_generators() { # bat and gbase train, and their checkpoints are their own
     done
 }
 check '--generator bat and gbase' other_generators
+
+same_mixed_images() { # compares a live and a stored run whose samples are mixed, and a run that resumes
+    "${synth[@]}" 2 --mixup 0.8 --cutmix 1 --export "$work/mixed-live" &&
+        "${synth[@]}" 2 --mixup 0.8 --cutmix 1 --feed stored --export "$work/mixed-stored" &&
+        "${synth[@]}" 1 --mixup 0.8 --cutmix 1 --checkpoint "$work/mixed-part" &&
+        "${synth[@]}" 2 --mixup 0.8 --cutmix 1 --checkpoint "$work/mixed-part" --resume --export "$work/mixed-resumed" &&
+        cmp "$work/mixed-live" "$work/mixed-stored" && cmp "$work/mixed-live" "$work/mixed-resumed"
+}
+check 'mixed samples: live, stored and resumed runs give the same weights' same_mixed_images
 wait # the next check reads a checkpoint of the checks above
 check "$infer from train-$engine's checkpoint" "$bench" --variant "$infer" --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
@@ -310,6 +324,8 @@ check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --vari
     --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0
 check 'train-graph refuses another network' fails_with 2 'train-cuda supports all models' \
     "$bench" --variant train-graph --model lenet --data digits --train-size 256
+check 'train-graph refuses mixed samples' fails_with 2 'neither --mixup nor --cutmix nor --loss bce' \
+    "$bench" --variant train-graph --model cnn --data digits --train-size 256 --mixup 0.8
 check 'infer-graph refuses another network' fails_with 2 'infer-cuda supports all models' \
     "$bench" --variant infer-graph --data digits --test-size 70 --checkpoint "$work/naive"
 check 'train-graph: a NaN loss stops training' fails_with 1 'epoch 1, step [0-9]* of 4: the loss is not finite' \

@@ -4,10 +4,10 @@
   scripts/compare/vit_timm.py                                     # vit-micro and vit-tiny, train-omp
   scripts/compare/vit_timm.py --variant train-naive --models vit-micro
 
-For each model and optimizer: the network of timm (VisionTransformer, as in deit_*_patch16_224), with random parameters, is written
+For each model, optimizer and loss: the network of timm (VisionTransformer, as in deit_*_patch16_224), with random parameters, is written
 as safetensors; fdsl-bench starts from this file (--init) and writes its first step (--export-step). The parameters must arrive
-unchanged, under timm's names. PyTorch then computes the same step, with the samples and the factors of stochastic depth that
-fdsl-bench used. Without timm, the network is the one below, which has the same names.
+unchanged, under timm's names. PyTorch then computes the same step, with the samples, the targets and the factors of stochastic
+depth that fdsl-bench used. In the steps "mixed" and "bce", samples are mixed. Without timm, the network is the one below, which has the same names.
 
 Bounds: the loss within a relative error of 1e-5, each gradient tensor within 1e-5 of its norm, and the update of each parameter
 tensor within 1e-3 of the update's norm. adamw's weight decay applies to the tensors that timm's param_groups_weight_decay()
@@ -58,6 +58,11 @@ OPTIMIZERS = {"sgd": ["--optimizer", "sgd", "--lr", "0.01"],
               "adamw": ["--optimizer", "adamw", "--lr", "0.001", "--epsilon", "1e-3", "--weight-decay", "0.05"],
               "recipe": ["--optimizer", "adamw", "--lr", "0.001", "--epsilon", "1e-3", "--weight-decay", "0.05",
                          "--clip-norm", "0.5", "--layer-decay", "0.75", "--drop-path", "0.3"]}
+
+MIXING = ["--mixup", "0.8", "--cutmix", "1", "--label-smoothing", "0.1"]
+# The options of fdsl-bench, and the loss as a function of logits and soft targets
+LOSSES = {"plain": ([], functional.cross_entropy), "mixed": (MIXING, functional.cross_entropy),
+          "bce": ([*MIXING, "--loss", "bce"], functional.binary_cross_entropy_with_logits)}
 
 
 class Attention(nn.Module):
@@ -144,11 +149,11 @@ def fail(message, status=1):
     sys.exit(status)
 
 
-def fdsl_step(options, model, optimizer, net, folder):
+def fdsl_step(options, model, optimizer, loss, net, folder):
     """Returns the first step of fdsl-bench from the parameters of `net`, and its row."""
     write_safetensors(f"{folder}/begin.safetensors", dict(net.named_parameters()))
     command = [options.bench, "--variant", options.variant, "--model", model, "--epochs", "1", "--test-size", "2", "--format", "csv",
-               "--init", f"{folder}/begin.safetensors", "--export-step", f"{folder}/step"] + MODELS[model][1] + OPTIMIZERS[optimizer]
+               "--init", f"{folder}/begin.safetensors", "--export-step", f"{folder}/step"] + MODELS[model][1] + OPTIMIZERS[optimizer] + LOSSES[loss][0]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as reason:
@@ -191,11 +196,11 @@ def worst(mine, theirs, skips=False):
     return max(distances, key=lambda distance: (math.isnan(distance[0]), distance[0]))
 
 
-def check(options, model, optimizer):
+def check(options, model, optimizer, loss_name):
     """Compares one step. Returns whether all differences are within the bounds."""
     net = network(model, 10)
     with tempfile.TemporaryDirectory() as folder:
-        step, row = fdsl_step(options, model, optimizer, net, folder)
+        step, row = fdsl_step(options, model, optimizer, loss_name, net, folder)
     before, after, gradients = (part(step, prefix) for prefix in ("before.", "after.", "gradient."))
     arrived = all(torch.equal(before[name], tensor) for name, tensor in net.named_parameters())
     net.load_state_dict(before)  # the names and shapes must be the same
@@ -205,7 +210,7 @@ def check(options, model, optimizer):
     if options.fault:
         net.norm.bias.data[3] += 1e-2
     torch_step = optimizer_of(net, row)
-    loss = functional.cross_entropy(net(step["inputs"]), step["labels"])
+    loss = LOSSES[loss_name][1](net(step["inputs"]), step["targets"])
     loss.backward()
     loss_off = abs(loss.item() - step["loss"].item()) / max(step["loss"].item(), 1e-30)
     off, tensor = worst({name: parameter.grad for name, parameter in net.named_parameters()}, gradients)
@@ -215,7 +220,7 @@ def check(options, model, optimizer):
     step_off, step_tensor = worst({name: parameter.detach() - before[name] for name, parameter in net.named_parameters()},
                                   {name: after[name] - before[name] for name in before}, optimizer != "sgd")
     fine = arrived and loss_off <= LOSS and off <= GRADIENT and step_off <= STEP
-    print(f"{options.variant:12} {model:9} {optimizer:6} parameters {'the same' if arrived else 'CHANGED'}  loss {loss_off:8.1e}  "
+    print(f"{options.variant:12} {model:9} {optimizer:6} {loss_name:6} parameters {'the same' if arrived else 'CHANGED'}  loss {loss_off:8.1e}  "
           f"gradients {off:8.1e} ({tensor})  step {step_off:8.1e} ({step_tensor})  {'ok' if fine else 'DIFFERS'}")
     return fine
 
@@ -231,7 +236,8 @@ def main():
     if unknown:
         fail(f"--models {unknown[0]}: not one of {', '.join(MODELS)}", 2)
     print(f"PyTorch {torch.__version__}, " + ("networks of timm" if VisionTransformer else "timm is not installed: networks of this script"))
-    results = [check(options, model, optimizer) for model in options.models.split(",") for optimizer in OPTIMIZERS]
+    results = [check(options, model, optimizer, loss) for model in options.models.split(",") for optimizer in OPTIMIZERS
+               for loss in LOSSES]
     return 0 if all(results) else 1
 
 
