@@ -155,11 +155,11 @@ static void mean_forward(const struct net *net, const struct block *block, const
 static const float *gather(const struct net *net, struct worker *worker, const struct passing *passing)
 {
     const struct train *train = net->train;
-    struct draw_move move = {0, 0, false};
+    struct draw_move move = {0};
     RANGE(GATHER);
     double begin_s = timer_now_s();
     if (passing->training)
-        move = draw_move(&train->augment, train->seed, passing->epoch, passing->sample);
+        move = box_move(&train->augment, train->seed, passing->epoch, passing->sample);
     const void *stored = passing->training
                              ? feed_sample(&net->feed, passing->sample, passing->index - net->begin)
                              : data_sample(train->data, passing->part, passing->sample);

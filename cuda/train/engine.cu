@@ -166,6 +166,7 @@ static enum status open_layer(struct network *network, uint32_t i)
 static enum status open_data(struct network *network)
 {
     TRY(device_sets_open(network->train, network->sets, &network->allocations, network->stream));
+    TRY(device_augment_open(network->train, &network->allocations, &network->augment));
     return device_feed_open(&network->feed, network->train, network->device, &network->allocations);
 }
 
@@ -457,6 +458,8 @@ static enum status gather_step(struct network *network, uint32_t epoch, uint32_t
     TRY(batch_draw(network->train, &set, &network->slot->batch, epoch, step, count, network->stream));
     if (live)
         TRY(device_feed_take(&network->feed, epoch, step, network->stream, &set));
+    TRY(device_augment_run(&network->augment, epoch, network->slot->batch.numbers, count, &set,
+                           network->stream));
     TRY(batch_gather(network->train->data, &set, &network->slot->batch, count, network->slot->inputs,
                      network->stream));
     return live ? device_feed_release(&network->feed, network->stream) : STATUS_OK;
@@ -615,6 +618,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .bounds = bounds,
             .scales_loss = PRECISION == PRECISION_FP16,
             .feeds = true,
+            .augments = true,
             .gradients_in = GRADIENTS_IN_DEVICE,
             .unit = UNIT,
             .savings = {.backward = false, .pooled_gradients = false, .convolutions = CONV != OWN_CONV},

@@ -3,6 +3,7 @@
 #ifndef FDSL_CUDA_TRAIN_ENGINE_PARTS_CUH
 #define FDSL_CUDA_TRAIN_ENGINE_PARTS_CUH
 
+#include "train/augment.cuh"
 #include "train/engine.cuh"
 #include "train/feed.cuh"
 #include "train/network.cuh"
@@ -29,6 +30,7 @@ struct network {
     float *added; /* stages: a micro-batch's gradients, before they are added; else NULL */
     struct device_set sets[DATA_PARTS];
     struct device_feed feed; /* live training samples */
+    struct device_augment augment;
     struct device_losses losses;
     struct device_progress progress;
     struct slot *slots;

@@ -10,7 +10,8 @@ static enum status open_buffer(struct feed_buffer *buffer, const struct train *t
                                struct allocations *allocations)
 {
     buffer->step = FEED_EMPTY;
-    TRY(allocate(allocations, &buffer->samples, train_share_max(train) * train->data->sample_bytes));
+    TRY(allocate(allocations, &buffer->samples,
+                 train_share_max(train) * data_stored_bytes(train->data, DATA_TRAIN)));
     TRY(allocate(allocations, &buffer->numbers, train_share_max(train)));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->made, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&buffer->taken, cudaEventDisableTiming));
@@ -72,12 +73,12 @@ uint64_t device_feed_memory_bytes(const struct device_feed *feed)
 
 /* ---- Generating ---- */
 
-static __global__ void number_kernel(const struct draw_order order, uint32_t first, uint32_t count,
+static __global__ void number_kernel(const struct train_pick pick, uint32_t first, uint32_t count,
                                      uint64_t fresh, uint32_t epoch, uint64_t *numbers)
 {
     uint32_t j = own_element();
     if (j < count)
-        numbers[j] = data_number(fresh, epoch, draw_order_at(&order, first + j));
+        numbers[j] = data_number(fresh, epoch, train_picked(&pick, first + j) % pick.order.count);
 }
 
 /* Returns the events that time the current step, or NULL if it is not timed. */
@@ -98,15 +99,15 @@ static enum status make(struct device_feed *feed, struct feed_buffer *buffer, ui
     uint32_t steps = train_steps(train), epoch = (uint32_t)(number / steps);
     uint32_t step = (uint32_t)(number % steps);
     const struct share share = train_share(train, step);
-    uint32_t first = step * train->batch + (uint32_t)share.first, count = (uint32_t)share.count;
+    uint32_t first = (uint32_t)share.first, count = (uint32_t)share.count;
     struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
     buffer->step = FEED_EMPTY; /* stays so if an error prevents the batch from being enqueued */
     CUDA_TRY(cudaStreamWaitEvent(feed->stream, buffer->taken, 0));
     if (timing)
         CUDA_TRY(cudaEventRecord(timing->make_begin, feed->stream));
     if (count > 0) { /* in a short last step, a rank may have no samples */
-        number_kernel<<<blocks_for(count), BLOCK, 0, feed->stream>>>(order, first, count, train->data->fresh,
-                                                                     epoch, buffer->numbers);
+        number_kernel<<<blocks_for(count), BLOCK, 0, feed->stream>>>(
+            train_pick(train, &order, step), first, count, train->data->fresh, epoch, buffer->numbers);
         CUDA_TRY_LAUNCH("number_kernel");
         const struct generator_numbers listed = {buffer->numbers, 0, nullptr};
         TRY(generator_make(feed->generator, &listed, count, buffer->samples, nullptr, feed->stream));

@@ -12,24 +12,26 @@ enum status device_sets_open(const struct train *train, struct device_set sets[D
         const struct data_set *set = &data->sets[part];
         if ((part == DATA_TEST || data->feed != DATA_LIVE) && (!stage || stage->first))
             TRY(allocate_copy(allocations, &sets[part].values, set->values,
-                              data_held(data, (enum data_part)part) * data->sample_bytes, stream));
+                              (size_t)data_held(data, (enum data_part)part) *
+                                  data_stored_bytes(data, (enum data_part)part),
+                              stream));
         TRY(allocate_copy(allocations, &sets[part].labels, set->labels, set->count * sizeof *set->labels,
                           stream));
     }
     return STATUS_OK;
 }
 
-static __global__ void draw_kernel(enum data_feed feed, const struct draw_order order, uint32_t first,
-                                   uint32_t count, const struct augment augment, uint64_t seed,
-                                   uint32_t epoch, const uint32_t *labels, const struct device_batch batch)
+static __global__ void draw_kernel(const struct train_pick pick, uint32_t first, uint32_t count,
+                                   const struct augment augment, uint64_t seed, uint32_t epoch,
+                                   const uint32_t *labels, const struct device_batch batch)
 {
     uint32_t j = own_element();
     if (j >= count)
         return;
-    uint32_t number = train_sample_at(feed, &order, first, j);
+    uint32_t number = train_picked(&pick, first + j);
     batch.numbers[j] = number;
-    batch.labels[j] = labels[number];
-    batch.moves[j] = draw_move(&augment, seed, epoch, number);
+    batch.labels[j] = labels[number % pick.order.count];
+    batch.moves[j] = box_move(&augment, seed, epoch, number);
 }
 
 enum status batch_draw(const struct train *train, const struct device_set *set,
@@ -37,9 +39,9 @@ enum status batch_draw(const struct train *train, const struct device_set *set,
                        cudaStream_t stream)
 {
     struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
-    uint32_t first = step * train->batch + (uint32_t)train_share(train, step).first;
     draw_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(
-        train->data->feed, order, first, count, train->augment, train->seed, epoch, set->labels, *batch);
+        train_pick(train, &order, step), (uint32_t)train_share(train, step).first, count, train->augment,
+        train->seed, epoch, set->labels, *batch);
     CUDA_TRY_LAUNCH("draw_kernel");
     return STATUS_OK;
 }
@@ -52,7 +54,7 @@ static __global__ void pick_kernel(uint32_t count, const struct augment augment,
     if (j >= count)
         return;
     batch.labels[j] = labels[batch.numbers[j]];
-    batch.moves[j] = {0, 0, false};
+    batch.moves[j] = {};
     if (training)
         batch.moves[j] = draw_move(&augment, seed, epoch, batch.numbers[j]);
 }
@@ -75,7 +77,7 @@ static __global__ void list_kernel(uint32_t first, uint32_t count, const uint32_
         return;
     batch.numbers[j] = first + j;
     batch.labels[j] = labels[first + j];
-    batch.moves[j] = {0, 0, false};
+    batch.moves[j] = {};
 }
 
 enum status batch_list(const struct device_set *set, const struct device_batch *batch, uint32_t first,
@@ -112,7 +114,8 @@ static __global__ void gather_kernel(const struct gather_plan plan, const uint8_
     const uint8_t *sample = stored + (plan.batch_alone ? j : batch.numbers[j]) * plan.sample_bytes;
     size_t first = (size_t)plane * plan.shape.height * plan.shape.width;
     float value = from < 0 ? 0 : data_value(plan.type, sample, first + (size_t)from);
-    values[i] = fmaf(value, plan.scale[channel], plan.offset[channel]);
+    value = fmaf(value, plan.scale[channel], plan.offset[channel]);
+    values[i] = box_erased(&batch.moves[j].erase, y, x, element, value);
 }
 
 enum status batch_gather(const struct data *data, const struct device_set *set,

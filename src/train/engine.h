@@ -3,11 +3,11 @@
  *
  * Step i of epoch e takes the samples at indices i * batch to (i + 1) * batch - 1 of the permutation
  * draw_order(seed, e, size of the training set). The last batch of an epoch may be short, or is left out
- * (drop_last). Samples come from any source (enum data_feed). Each sample is shifted and flipped (draw_move),
- * normalised (data.h), and passed forward with dropout (draw_dropout). The loss is softmax cross-entropy with
- * label smoothing s. For probabilities p over K classes and label l, it is -(1 - s) log p[l] - s / K * sum
- * log p. Gradients are those of the mean loss of the batch. optimizer_step() updates every parameter with
- * step number e * steps + i.
+ * (drop_last). Samples come from any source (enum data_feed). Each sample is augmented (augment.h), shifted
+ * and flipped (draw_move), normalised (data.h), erased (box_erase), and passed forward with dropout
+ * (draw_dropout). The loss is softmax cross-entropy with label smoothing s. For probabilities p over K
+ * classes and label l, it is -(1 - s) log p[l] - s / K * sum log p. Gradients are those of the mean loss of
+ * the batch. optimizer_step() updates every parameter with step number e * steps + i.
  *
  * Several ranks divide the batch of each step, equally or by other shares (train_share()). Each rank computes
  * the gradients of its own samples, and an exchange adds up the gradients of all ranks before the update.
@@ -26,6 +26,7 @@
 #include "core/roofline.h"
 #include "core/status.h"
 #include "core/variant.h"
+#include "data/boxes.h"
 #include "data/draws.h"
 #include "train/data.h"
 #include "train/exchange.h"
@@ -170,15 +171,50 @@ FDSL_HD uint32_t train_sample_at(enum data_feed feed, const struct draw_order *o
     return feed == DATA_CONSTANT ? j : draw_order_at(order, first + j);
 }
 
+/* The samples of a step. With repeated augmentation, copy c of sample n has the number n + c * (samples of
+ * the training set), so that all its random numbers differ from those of the other copies. */
+struct train_pick {
+    enum data_feed feed;
+    struct draw_order order;
+    uint32_t first;    /* index of the step's first sample in the order */
+    uint32_t distinct; /* different samples of the step */
+};
+
+/* Returns the number of the sample at index `j` of the step, counted over all ranks. The indices of the first
+ * copies come before those of the second copies, so ranks have different copies of a sample where they
+ * divide the copies. */
+FDSL_HD uint32_t train_picked(const struct train_pick *pick, uint32_t j)
+{
+    const uint32_t copy = j / pick->distinct, index = j - copy * pick->distinct;
+    return train_sample_at(pick->feed, &pick->order, pick->first, index) + copy * pick->order.count;
+}
+
+/* Returns the sample of the training set that has a number of train_picked(). */
+static inline uint32_t train_original(const struct data *data, uint32_t number)
+{
+    return number % data->sets[DATA_TRAIN].count;
+}
+
+/* Returns the samples of a step of an epoch. A step has train->batch / repeats different samples; the last
+ * step of an epoch may have fewer. */
+static inline struct train_pick train_pick(const struct train *train, const struct draw_order *order,
+                                           uint32_t step)
+{
+    const uint32_t repeats = train->augment.repeats ? train->augment.repeats : 1;
+    const uint32_t total = (uint32_t)train_share(train, step).total;
+    return (struct train_pick){train->data->feed, *order, step * (train->batch / repeats),
+                               (total + repeats - 1) / repeats};
+}
+
 /* Writes the numbers of this rank's samples in a step of an epoch to `numbers`, which has room for
  * train_share_max(). Returns their count. */
 static inline uint32_t train_batch(const struct train *train, const struct draw_order *order, uint32_t step,
                                    uint32_t *numbers)
 {
     const struct share share = train_share(train, step);
+    const struct train_pick pick = train_pick(train, order, step);
     for (uint32_t i = 0; i < share.count; i++)
-        numbers[i] =
-            train_sample_at(train->data->feed, order, step * train->batch, (uint32_t)share.first + i);
+        numbers[i] = train_picked(&pick, (uint32_t)share.first + i);
     return (uint32_t)share.count;
 }
 
@@ -263,6 +299,7 @@ struct engine {
                          scale */
     bool feeds;       /* supports every enum data_feed; otherwise only DATA_STORED */
     bool recomputes;  /* supports train->checkpoint_activations */
+    bool augments;    /* supports all of struct augment; otherwise only shift and flip */
     enum gradients_in gradients_in; /* where steps() passes the gradients to train->exchange */
 
     /* For the roofline: the fastest unit that the engine uses for matrix products, and the multiplications

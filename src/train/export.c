@@ -98,9 +98,9 @@ static enum status step_samples(const struct train *train, struct step_parts *pa
     TRY(feed_step(&parts->feed, 0, parts->numbers, parts->count));
     for (uint32_t j = 0; j < parts->count; j++) {
         data_gather(data, feed_sample(&parts->feed, parts->numbers[j], j),
-                    draw_move(&train->augment, train->seed, 0, parts->numbers[j]),
+                    box_move(&train->augment, train->seed, 0, parts->numbers[j]),
                     parts->inputs + j * data->sample_values);
-        parts->labels[j] = data->sets[DATA_TRAIN].labels[parts->numbers[j]];
+        parts->labels[j] = data->sets[DATA_TRAIN].labels[train_original(data, parts->numbers[j])];
     }
     for (uint32_t i = 0; i < train->model->layer_count; i++) {
         const struct layer *layer = &train->model->layers[i];
@@ -218,6 +218,10 @@ enum status export_data(const struct train *train, const float *initial, const c
     size_t count = 0;
     if (data->feed != DATA_STORED) /* other feeds may keep only part of the training set in memory */
         return status_set(STATUS_USAGE, "--export-data writes only stored samples; add --feed stored");
+    if (data->canvas_bytes) /* the sets have samples of different sizes */
+        return status_set(STATUS_USAGE,
+                          "--export-data cannot write the samples of --fit random-resized-crop; "
+                          "use --fit resize or crop");
     count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
     count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);
     const float *const lines[] = {data->scale, data->offset};

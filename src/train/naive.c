@@ -162,8 +162,8 @@ static void take(struct naive *naive, const void *stored, struct draw_move move,
 static void take_to_learn(struct naive *naive, uint32_t epoch, uint32_t sample, uint32_t fed, uint32_t j)
 {
     const struct train *train = naive->train;
-    take(naive, feed_sample(&naive->feed, sample, fed),
-         draw_move(&train->augment, train->seed, epoch, sample), j);
+    take(naive, feed_sample(&naive->feed, sample, fed), box_move(&train->augment, train->seed, epoch, sample),
+         j);
 }
 
 /* ---- The engine ---- */
@@ -275,7 +275,7 @@ static void take_loss(struct naive *naive, uint32_t sample, uint32_t j, uint32_t
 {
     const struct train *train = naive->train;
     const uint32_t last = train->model->layer_count - 1;
-    const uint32_t label = train->data->sets[DATA_TRAIN].labels[sample];
+    const uint32_t label = train->data->sets[DATA_TRAIN].labels[train_original(train->data, sample)];
     const real *logits = output_of(naive, naive->outputs, last, j);
     *loss += loss_of(train, logits, label, total, output_of(naive, naive->deltas, last, j));
     naive->totals.correct += guess(logits, train->model->classes) == label;
@@ -525,6 +525,7 @@ const struct engine
         .stages = &stages,
 #endif
         .feeds = true,
+        .augments = true,
         .open = naive_open,
         .close = naive_close,
         .set = naive_set,

@@ -10,6 +10,7 @@
 #include "common/check.cuh"
 #include "core/phase.h"
 #include "machine/device.h"
+#include "train/augment.cuh"
 #include "train/exchange_pieces.h"
 #include "train/feed.cuh"
 #include "train/progress.cuh"
@@ -75,6 +76,7 @@ struct vit {
     struct device_set sets[DATA_PARTS];
     struct device_batch batch;
     struct device_feed feed;
+    struct device_augment augment;
     struct device_losses losses;
     struct device_progress progress;
     struct graphs graphs[2];              /* of full batches, and of the latest other number of samples */
@@ -359,6 +361,7 @@ static enum status open_all(struct vit *vit)
     TRY(allocate(&vit->allocations, &vit->batch.moves, vit->capacity));
     TRY(device_sets_open(train, vit->sets, &vit->allocations, vit->stream));
     TRY(device_feed_open(&vit->feed, train, vit->device, &vit->allocations));
+    TRY(device_augment_open(train, &vit->allocations, &vit->augment));
     if (!train->forward_only)
         TRY(open_learning(vit));
     CUDA_TRY(cudaStreamSynchronize(vit->stream));
@@ -724,6 +727,7 @@ static enum status gather_step(struct vit *vit, uint32_t epoch, uint32_t step, u
     TRY(batch_draw(train, &set, &vit->batch, epoch, step, count, vit->stream));
     if (live)
         TRY(device_feed_take(&vit->feed, epoch, step, vit->stream, &set));
+    TRY(device_augment_run(&vit->augment, epoch, vit->batch.numbers, count, &set, vit->stream));
     TRY(vit_patches(train->data, &set, &vit->batch, count, vit->patch, vit->patches, vit->stream));
     if (live)
         TRY(device_feed_release(&vit->feed, vit->stream));
@@ -850,6 +854,7 @@ const struct engine engine_vit = {
     .bounds = {.loss = 2e-2, .floor = 1, .drift = 0.3, .logits = 3e-2},
     .feeds = true,
     .recomputes = true,
+    .augments = true,
     .gradients_in = GRADIENTS_IN_GRAPH,
     .unit = UNIT_HALF,
     .accepts = vit_accepts,

@@ -28,9 +28,10 @@ static __device__ __forceinline__ float tap_at(const struct patch_plan &plan, co
     uint32_t y = down * plan.size.by + line;
     uint32_t x = (patch - down * plan.across.by) * plan.size.by + pixel - line * plan.size.by;
     int32_t from = draw_moved(move, plan.shape.height, plan.shape.width, y, x);
-    size_t first = (size_t)channel * plan.shape.height * plan.shape.width;
+    uint32_t first = channel * plan.shape.height * plan.shape.width;
     float value = from < 0 ? 0 : data_value(plan.type, sample, first + (size_t)from);
-    return fmaf(value, plan.scale[channel], plan.offset[channel]);
+    value = fmaf(value, plan.scale[channel], plan.offset[channel]);
+    return box_erased(&move->erase, y, x, first + y * plan.shape.width + x, value);
 }
 
 static __global__ void patches_kernel(const struct patch_plan plan, const uint8_t *stored,
