@@ -19,6 +19,8 @@ struct feed {
     double generate_s;               /* seconds spent in feed_step(); callers reset it to 0 */
 };
 
+FDSL_C_BEGIN
+
 /* Opens the feed of train->data, which must outlive the feed. A generator uses resources->threads threads.
  * The caller closes the feed, also after a failure. */
 enum status feed_open(const struct train *train, const struct resources *resources, struct feed *feed);
@@ -52,5 +54,7 @@ static inline const void *feed_sample(const struct feed *feed, uint32_t sample, 
 
 /* Returns the bytes of memory that the feed uses. */
 uint64_t feed_memory_bytes(const struct feed *feed);
+
+FDSL_C_END
 
 #endif
