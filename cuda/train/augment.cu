@@ -168,7 +168,9 @@ static __device__ void make_tables(const struct shape &shape, enum augment_opera
         channel.least = __reduce_min_sync(all, channel.least);
         channel.most = __reduce_max_sync(all, channel.most);
         channel.step = augment_equalize_step(pixels, shared->counts[c][channel.most]);
-        shared->sums[c] = __reduce_add_sync(all, sum);
+        sum = __reduce_add_sync(all, sum);
+        if (lane == 0)
+            shared->sums[c] = sum;
     }
     __syncthreads();
     if (own && operation == AUGMENT_CONTRAST)

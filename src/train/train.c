@@ -812,7 +812,7 @@ static enum status train_accepts(const void *input, const struct variant *varian
     if ((augment_computes(augment) || augment->erasing > 0) &&
         (opened->job.pipeline.stages || !engine->augments))
         return status_set(STATUS_USAGE,
-                          "it supports of augmentation only --shift and --flip here; drop --fit "
+                          "it augments samples only by --shift and --flip; drop --fit "
                           "random-resized-crop, --rand-augment, --erasing and --repeats, or use train-cuda, "
                           "train-vit, train-omp or train-naive with --parallel data");
     if (opened->job.pipeline.stages)
