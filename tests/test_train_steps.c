@@ -140,7 +140,7 @@ static void kill_within_epochs(const char *variant)
     EXPECT(0, "steps() { cut -d, -f 7-18,22- \"$1\" | sort -u; }; steps whole.csv > a; steps log.csv > b; "
               "diff a b");
     EXPECT(0, "ls -A k | tr '\\n' ' '");
-    cr_expect_str_eq(out, ".lock epoch-000002-step-0000000047.ckpt epoch-000003.ckpt ", "%s", out);
+    cr_expect_str_eq(out, ".lock epoch-000002.step-0000000047.ckpt epoch-000003.ckpt ", "%s", out);
 }
 
 Test(train_steps, killed_within_an_epoch_and_resumed)
@@ -159,7 +159,7 @@ Test(train_steps, train_omp_killed_within_an_epoch_and_resumed)
 Test(train_steps, a_resumed_epoch_verifies)
 {
     EXPECT(0, THREE "--checkpoint k --checkpoint-steps 5 --keep 100 --out whole.csv --export whole.st");
-    EXPECT(0, "mkdir one && cp k/epoch-000001-step-0000000007.ckpt one");
+    EXPECT(0, "mkdir one && cp k/epoch-000001.step-0000000007.ckpt one");
     EXPECT(0,
            THREE "--checkpoint one --checkpoint-steps 5 --resume --verify --export resumed.st --format csv");
     cr_expect_str_eq(value(out, 1, "epoch"), "2");
@@ -168,14 +168,14 @@ Test(train_steps, a_resumed_epoch_verifies)
     cr_expect(number(out, 1, "time_median_s") > 0, "%s", out);
     EXPECT(0, "cmp whole.st resumed.st");
     /* Another engine may continue, and networks may be initialised from within an epoch. */
-    EXPECT(0, SMALL "--init k/epoch-000001-step-0000000007.ckpt --epochs 1");
+    EXPECT(0, SMALL "--init k/epoch-000001.step-0000000007.ckpt --epochs 1");
 }
 
 Test(train_steps, resuming_within_an_epoch_checks_options)
 {
     EXPECT(0, THREE "--checkpoint k --checkpoint-steps 5");
     EXPECT(0, "rm k/epoch-000003.ckpt; ls k | tail -n 1");
-    cr_expect_str_eq(out, "epoch-000002-step-0000000009.ckpt\n");
+    cr_expect_str_eq(out, "epoch-000002.step-0000000009.ckpt\n");
     EXPECT(2, THREE "--checkpoint k --resume --drop-last"); /* other options */
     EXPECT(2, THREE "--checkpoint k --resume --export-step s");
 }

@@ -97,13 +97,13 @@ static int64_t point_of(uint32_t epochs, uint32_t steps)
     return (int64_t)(((uint64_t)epochs << 32 | steps) & INT64_MAX);
 }
 
-/* Writes the name of the checkpoint at a point: "epoch-000012.ckpt", or "epoch-000012-step-0000000300.ckpt".
+/* Writes the name of the checkpoint at a point: "epoch-000012.ckpt", or "epoch-000012.step-0000000300.ckpt".
  */
 static void name_of(int64_t point, char name[NAME_SIZE])
 {
     const uint32_t epochs = (uint32_t)(point >> 32), steps = (uint32_t)point;
     if (steps > 0)
-        snprintf(name, NAME_SIZE, "epoch-%06" PRIu32 "-step-%010" PRIu32 ".ckpt", epochs, steps);
+        snprintf(name, NAME_SIZE, "epoch-%06" PRIu32 ".step-%010" PRIu32 ".ckpt", epochs, steps);
     else
         snprintf(name, NAME_SIZE, "epoch-%06" PRIu32 ".ckpt", epochs);
 }
@@ -121,7 +121,7 @@ static int64_t point_in(const char *name, const char **suffix)
 {
     uint32_t epochs, steps = 0;
     char again[NAME_SIZE];
-    if (sscanf(name, "epoch-%" SCNu32 "-step-%" SCNu32, &epochs, &steps) < 1 || epochs > INT32_MAX)
+    if (sscanf(name, "epoch-%" SCNu32 ".step-%" SCNu32, &epochs, &steps) < 1 || epochs > INT32_MAX)
         return -1;
     const int64_t point = point_of(epochs, steps);
     name_of(point, again);

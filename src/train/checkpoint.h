@@ -70,7 +70,7 @@ void checkpoint_unlock(int lock);
 /* Sets `*exists` to whether the folder holds any checkpoint. */
 enum status checkpoint_exists(const char *folder, bool *exists);
 
-/* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, or FOLDER/epoch-000012-step-0000000300.ckpt for
+/* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, or FOLDER/epoch-000012.step-0000000300.ckpt for
  * 300 more steps. Then removes older checkpoints until `keep` >= 1 remain, including this one. If writing
  * fails, the older checkpoints remain. STATUS_FAILED, before anything is written, if `identity`, `data`,
  * `row` or `shares` has more than 16 MiB. */
