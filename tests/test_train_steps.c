@@ -178,6 +178,9 @@ Test(train_steps, resuming_within_an_epoch_checks_options)
     cr_expect_str_eq(out, "epoch-000002.step-0000000009.ckpt\n");
     EXPECT(2, THREE "--checkpoint k --resume --drop-last"); /* other options */
     EXPECT(2, THREE "--checkpoint k --resume --export-step s");
+    run(SMALL "--checkpoint k --resume --epochs 2 --export s");
+    expect_line(2,
+                "the latest checkpoint in k is within epoch 3, but --epochs is 2; raise --epochs, or delete");
 }
 
 #endif

@@ -116,16 +116,31 @@ static enum status check_same(const struct train_job *job, const struct checkpoi
                 : "");
 }
 
+/* Checks that a checkpoint within an epoch is within this training run. */
+static enum status check_point(const struct train_job *job, const struct checkpoint *checkpoint)
+{
+    const uint32_t steps = train_steps(&job->train), done = checkpoint->partial.steps;
+    if (done >= steps)
+        return status_set(STATUS_FAILED,
+                          "--resume: the latest checkpoint in %s is damaged: it is after %" PRIu32
+                          " steps of an epoch of %" PRIu32 "; delete it",
+                          job->checkpoints, done, steps);
+    return done == 0 || checkpoint->history.epochs < job->epochs
+               ? STATUS_OK
+               : status_set(STATUS_USAGE,
+                            "--resume: the latest checkpoint in %s is within epoch %" PRIu32
+                            ", but --epochs is %" PRIu32 "; raise --epochs, or delete this checkpoint",
+                            job->checkpoints, checkpoint->history.epochs + 1, job->epochs);
+}
+
 static enum status resume(struct trainer *trainer, bool *found)
 {
     const struct train_job *job = trainer->job;
     struct checkpoint latest;
     TRY(checkpoint_read_latest(job->checkpoints, true, &latest, found));
     enum status status = *found ? check_same(job, &latest) : STATUS_OK;
-    if (*found && status == STATUS_OK && latest.partial.steps >= train_steps(&job->train))
-        status = status_set(STATUS_FAILED,
-                            "--resume: the latest checkpoint in %s is after step %u of an epoch of %u",
-                            job->checkpoints, latest.partial.steps, train_steps(&job->train));
+    if (*found && status == STATUS_OK)
+        status = check_point(job, &latest);
     if (!*found || status != STATUS_OK) {
         checkpoint_free(&latest);
         return status;
