@@ -170,6 +170,11 @@ void comm_set_timeout(double seconds)
     timeout_s = seconds;
 }
 
+double comm_timeout(void)
+{
+    return timeout_s;
+}
+
 static enum status join(void)
 {
     int thread_level;

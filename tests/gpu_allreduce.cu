@@ -2,6 +2,7 @@
  * GPU:
  *
  *     mpirun -n 2 gpu_allreduce            checks every method, type and size
+ *     mpirun -n 2 gpu_allreduce --updates  checks only updates of parameters, and rounding to bf16
  *     mpirun -n 2 gpu_allreduce --time     prints microseconds per call
  *     mpirun -n 2 gpu_allreduce --sweep    prints microseconds per call for several numbers of thread blocks
  *
@@ -86,6 +87,9 @@ static float sum_of(size_t i, uint32_t round, enum allreduce_type type, float *s
 }
 
 /* ---- Arrays ---- */
+
+static bool open_for(const struct allreduce_method *method, enum allreduce_type type, size_t count,
+                     void **state);
 
 struct array {
     enum allreduce_type type;
@@ -308,6 +312,214 @@ static void check_nan(const struct allreduce_method *method, int t, void *state,
     MUST(cudaFree(array.values));
 }
 
+/* ---- Updates of parameters ---- */
+
+/* What allreduce_peer_update() works on, and the reference in host memory. */
+struct training {
+    size_t count;
+    struct optimizer optimizer;
+    std::vector<float> parameters, m, v; /* the reference: whole arenas */
+    std::vector<struct tensor_update> groups;
+    struct exchange_update arrays;
+    __nv_bfloat16 *rounded;
+};
+
+template <class T> static T *make_copy(const std::vector<T> &values)
+{
+    T *copy;
+    MUST(cudaMalloc(&copy, values.size() * sizeof(T)));
+    MUST(cudaMemcpy(copy, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+    MUST(cudaDeviceSynchronize());
+    return copy;
+}
+
+template <class T> static std::vector<T> copy_back(const T *values, size_t count)
+{
+    std::vector<T> copy(count);
+    MUST(cudaMemcpy(copy.data(), values, count * sizeof(T), cudaMemcpyDeviceToHost));
+    return copy;
+}
+
+static struct training begin_training(size_t count, enum optimizer_kind kind)
+{
+    struct training made = {};
+    const size_t room = exchange_share_room(count, (uint32_t)comm_size());
+    std::vector<float> parameters(count + GUARD, 77);
+    made.count = count;
+    made.optimizer = {kind, 0.9, 0.9, 0.99, 1e-3, 0.125};
+    made.m.resize(count);
+    made.v.resize(count);
+    for (size_t i = 0; i < count; i++)
+        parameters[i] = value_of(0, i, 77);
+    made.parameters.assign(parameters.begin(), parameters.begin() + (ptrdiff_t)count);
+    for (size_t i = 0; i <= count / EXCHANGE_GROUP_VALUES; i++)
+        made.groups.push_back({i % 2 ? 0.75f : 1, i % 3 != 0});
+    made.rounded = count % 4 ? NULL : make_copy(std::vector<__nv_bfloat16>(count));
+    made.arrays = {
+        make_copy(std::vector<float>(count)),    make_copy(parameters), make_copy(std::vector<float>(room)),
+        make_copy(std::vector<float>(room)),     made.rounded,          make_copy(made.groups),
+        make_copy(std::vector<struct update>(1))};
+    return made;
+}
+
+static void end_training(struct training *training)
+{
+    const struct exchange_update *arrays = &training->arrays;
+    for (const void *memory :
+         {(const void *)arrays->gradients, (const void *)arrays->parameters, (const void *)arrays->m,
+          (const void *)arrays->v, (const void *)arrays->rounded, (const void *)arrays->groups,
+          (const void *)arrays->update})
+        MUST(cudaFree(const_cast<void *>(memory)));
+}
+
+/* Sets the gradients of this rank and the update of a step, and computes the step in the reference. */
+static void prepare_step(struct training *training, uint32_t step)
+{
+    const struct schedule schedule = {SCHEDULE_CONSTANT, 0.5, 0, 0, 0, 0};
+    const struct update update = optimizer_at(&training->optimizer, &schedule, step);
+    std::vector<float> gradients(training->count);
+    float size;
+    for (size_t i = 0; i < training->count; i++) {
+        const struct update of = optimizer_of(&update, training->groups[i / EXCHANGE_GROUP_VALUES]);
+        gradients[i] = value_of(comm_rank(), i, step);
+        optimizer_step(&of, sum_of(i, step, ALLREDUCE_F32, &size), &training->parameters[i], &training->m[i],
+                       &training->v[i]);
+    }
+    MUST(cudaMemcpy(training->arrays.gradients, gradients.data(), gradients.size() * sizeof(float),
+                    cudaMemcpyHostToDevice));
+    MUST(cudaMemcpy(const_cast<struct update *>(training->arrays.update), &update, sizeof update,
+                    cudaMemcpyHostToDevice));
+    MUST(cudaDeviceSynchronize());
+}
+
+/* Enqueues a step in up to three parts, the last part of the arena first, as engines do. */
+static void enqueue_step(const struct training *training, void *state, cudaStream_t stream)
+{
+    const size_t third = training->count / 3 / 32 * 32;
+    const size_t ends[] = {training->count, 2 * third, third, 0};
+    for (int i = 0; i < 3; i++)
+        must(allreduce_peer_update(state, &training->arrays, ends[i + 1], ends[i] - ends[i + 1], stream));
+}
+
+static uint64_t count_wrong_update(const struct training *training)
+{
+    const uint32_t rank = (uint32_t)comm_rank(), ranks = (uint32_t)comm_size();
+    const size_t count = training->count, own = exchange_share_before(count, rank, ranks);
+    const std::vector<float> parameters = copy_back(training->arrays.parameters, count + GUARD),
+                             m = copy_back(training->arrays.m, own), v = copy_back(training->arrays.v, own);
+    uint64_t wrong = 0;
+    for (size_t i = 0; i < count + GUARD; i++)
+        wrong += parameters[i] != (i < count ? training->parameters[i] : 77);
+    for (size_t i = 0; i < own; i++) {
+        const size_t at = exchange_share_at(i, rank, ranks);
+        wrong += m[i] != training->m[at];
+        wrong += v[i] != training->v[at];
+    }
+    if (!training->rounded)
+        return wrong;
+    const std::vector<__nv_bfloat16> halves = copy_back(training->rounded, count);
+    for (size_t i = 0; i < count; i++)
+        wrong += __bfloat162float(halves[i]) != rounded(training->parameters[i]);
+    return wrong;
+}
+
+/* Three steps must have the bits of the reference on all ranks. With `captured`, one graph is replayed. */
+static void check_update(void *state, size_t count, enum optimizer_kind kind, bool captured,
+                         cudaStream_t stream)
+{
+    struct training training = begin_training(count, kind);
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    char text[160];
+    if (captured) {
+        MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        enqueue_step(&training, state, stream);
+        MUST(cudaStreamEndCapture(stream, &graph));
+        MUST(cudaGraphInstantiate(&exec, graph, 0));
+    }
+    for (uint32_t step = 0; step < 3; step++) {
+        prepare_step(&training, step);
+        if (captured)
+            MUST(cudaGraphLaunch(exec, stream));
+        else
+            enqueue_step(&training, state, stream);
+        MUST(cudaStreamSynchronize(stream));
+        must(allreduce_peer.check(state));
+    }
+    uint64_t wrong = count_wrong_update(&training);
+    snprintf(text, sizeof text, "update of %zu parameters, optimizer %d%s: %llu wrong", count, kind,
+             captured ? ", in a graph" : "", (unsigned long long)wrong);
+    report(wrong == 0, text);
+    if (exec)
+        MUST(cudaGraphExecDestroy(exec));
+    if (graph)
+        MUST(cudaGraphDestroy(graph));
+    end_training(&training);
+}
+
+/* Few blocks make each block process many pieces. */
+static void check_updates(cudaStream_t stream)
+{
+    static const size_t counts[] = {1, 3, 4, 127, 128, 129, 131, 1021, 4100, 65537, 262147, 1234580, 5000000};
+    void *state;
+    if (!open_for(&allreduce_peer, ALLREDUCE_F32, 5000000, &state))
+        return;
+    for (size_t count : counts)
+        for (int blocks : {0, 3})
+            for (int captured = 0; captured < 2; captured++) {
+                allreduce_peer_tuning.blocks = blocks;
+                check_update(state, count, (enum optimizer_kind)(count % 3), captured, stream);
+            }
+    allreduce_peer_tuning.blocks = 0;
+    must(comm_agree(STATUS_OK));
+    allreduce_peer.close(state);
+}
+
+/* Sends floats that are not exact in bf16. All sums must have the bits of the sums of the rounded values, and
+ * be within the bound of docs/distributed.md. */
+static void check_rounding(const struct allreduce_method *method, void *state, cudaStream_t stream)
+{
+    struct array array = make(ALLREDUCE_F32_AS_BF16, 1000003);
+    auto term = [](int rank, size_t i) { return 1.0071f * value_of(rank, i, 3); };
+    uint64_t wrong = 0, beyond = 0;
+    char text[160];
+    for (size_t i = 0; i < array.count + GUARD; i++)
+        array.floats[i] = i < array.count ? term(comm_rank(), i) : 77;
+    MUST(cudaMemcpy(array.values, host_of(&array), bytes_of(&array), cudaMemcpyHostToDevice));
+    MUST(cudaDeviceSynchronize());
+    must(method->enqueue(state, array.values, array.count, stream));
+    MUST(cudaStreamSynchronize(stream));
+    must(method->check(state));
+    MUST(cudaMemcpy(host_of(&array), array.values, bytes_of(&array), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < array.count; i++) {
+        float sum = rounded(term(0, i));
+        double exact = term(0, i), size = fabs(exact);
+        for (int r = 1; r < comm_size(); r++) {
+            sum += rounded(term(r, i));
+            exact += term(r, i);
+            size += fabs(term(r, i));
+        }
+        wrong += at(&array, i) != rounded(sum);
+        beyond += !(fabs(at(&array, i) - exact) <= 1.01 * (0x1p-7 + (comm_size() - 1) * 0x1p-24) * size);
+    }
+    snprintf(text, sizeof text, "%s, rounding to bf16: %llu wrong, %llu beyond the bound", method->name,
+             (unsigned long long)wrong, (unsigned long long)beyond);
+    report(wrong + beyond == 0 && same_on_all_ranks(&array), text);
+    MUST(cudaFree(array.values));
+}
+
+static void check_roundings(cudaStream_t stream)
+{
+    for (const struct allreduce_method *method : {&allreduce_peer_one_shot, &allreduce_peer_two_shot}) {
+        void *state;
+        if (comm_size() == 1 || !open_for(method, ALLREDUCE_F32_AS_BF16, 1000003, &state))
+            continue;
+        check_rounding(method, state, stream);
+        must(comm_agree(STATUS_OK));
+        method->close(state);
+    }
+}
+
 /* ---- Times ---- */
 
 static double time_us(const struct allreduce_method *method, void *state, void *values, size_t count,
@@ -439,14 +651,14 @@ int main(int argc, char *argv[])
 {
     cudaStream_t stream;
     int devices;
-    uint64_t available = 0;
     must(comm_open());
     MUST(cudaGetDeviceCount(&devices));
     device = comm_local_rank() % devices;
     MUST(cudaSetDevice(device));
     MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     const char *what = argc > 1 ? argv[1] : "";
-    if (*what)
+    const bool updates = strcmp(what, "--updates") == 0, all = !*what;
+    if (!all && !updates)
         print_header();
     if (strcmp(what, "--sweep") == 0)
         sweep(stream);
@@ -455,9 +667,8 @@ int main(int argc, char *argv[])
             void *state;
             if (strcmp(what, "--time") == 0)
                 print_times(method, t, "", stream);
-            if (*what || !open_for(method, types[t].type, 12345677, &state))
+            if (!all || !open_for(method, types[t].type, 12345677, &state))
                 continue;
-            available++;
             check_counts(method, t, state, stream);
             check_graph(method, t, state, stream);
             check_mixed(method, t, state, stream);
@@ -470,11 +681,15 @@ int main(int argc, char *argv[])
             must(comm_agree(STATUS_OK));
             method->close(state);
         }
-    if (!*what)
+    if (all || updates) {
+        check_updates(stream);
+        check_roundings(stream);
+    }
+    if (all)
         for (const struct allreduce_method *method : {&allreduce_peer_one_shot, &allreduce_peer_two_shot})
             check_missing(method, stream);
-    if (!*what && comm_rank() == 0)
+    if ((all || updates) && comm_rank() == 0)
         printf("%llu passed, %llu failed\n", (unsigned long long)passes, (unsigned long long)failures);
     comm_close();
-    return failures ? 1 : !*what && available == 0 ? 4 : 0;
+    return failures ? 1 : (all || updates) && passes == 0 ? 4 : 0;
 }

@@ -124,3 +124,62 @@ Test(allreduce, terms_depend_on_run_rank_and_index)
                   job.ranks, same_rank, same_run, same_index);
     }
 }
+
+/* ---- Updates ---- */
+
+/* Writes the parameters after run RUN. Each call adds up the gradients of the ranks in rank order and updates
+ * the parameters. If `grows` is set, the sums replace the gradients. `missing` is a rank whose gradients are
+ * left out in call `at`; -1: none. */
+static void update(const struct allreduce_job *job, bool grows, int missing, int at, float *parameters)
+{
+    for (size_t i = 0; i < job->count; i++) {
+        float gradients[RANKS_MAX], m = 0, v = 0;
+        parameters[i] = 0;
+        for (uint32_t rank = 0; rank < job->ranks; rank++)
+            gradients[rank] = allreduce_gradient(job, RUN, rank, i);
+        for (int call = 0; call < ALLREDUCE_CALLS; call++) {
+            const struct update by = allreduce_update(call);
+            float sum = -0.f;
+            for (uint32_t rank = 0; rank < job->ranks; rank++)
+                if ((int)rank != missing || call != at)
+                    sum += gradients[rank];
+            for (uint32_t rank = 0; grows && rank < job->ranks; rank++)
+                gradients[rank] = sum;
+            optimizer_step(&by, sum, &parameters[i], &m, &v);
+        }
+    }
+}
+
+Test(allreduce, correct_parameters_pass)
+{
+    float parameters[COUNT];
+    for (uint32_t ranks = 1; ranks <= 8; ranks++)
+        for (int grows = 0; grows < 2; grows++) {
+            const struct allreduce_job job = job_of(ranks, false);
+            update(&job, grows, -1, 0, parameters);
+            cr_expect_eq(allreduce_count_wrong_parameters(&job, RUN, grows, parameters), 0, "%u ranks",
+                         ranks);
+            for (size_t i = 0; i < COUNT; i++)
+                cr_assert(isfinite(parameters[i]) && parameters[i] < 0, "%g", parameters[i]);
+        }
+}
+
+/* Gradients that one call leaves out, also the last call, change all parameters. A wrong run number changes
+ * most of them. */
+Test(allreduce, wrong_parameters_are_counted)
+{
+    float parameters[COUNT];
+    for (uint32_t ranks = 2; ranks <= 8; ranks++)
+        for (int grows = 0; grows < 2; grows++) {
+            const struct allreduce_job job = job_of(ranks, false);
+            for (int at = 0; at < ALLREDUCE_CALLS; at += ALLREDUCE_CALLS - 1) {
+                update(&job, grows, (int)ranks - 1, at, parameters);
+                cr_expect_gt(allreduce_count_wrong_parameters(&job, RUN, grows, parameters), COUNT * 9 / 10,
+                             "%u ranks, call %d", ranks, at);
+            }
+            update(&job, grows, -1, 0, parameters);
+            cr_expect_gt(allreduce_count_wrong_parameters(&job, RUN + 1, grows, parameters), COUNT / 2);
+            parameters[7] = NAN;
+            cr_expect_eq(allreduce_count_wrong_parameters(&job, RUN, grows, parameters), 1);
+        }
+}

@@ -13,7 +13,9 @@
 #include <string.h>
 
 #include "core/portable.h"
+#include "machine/heartbeat.h"
 
+#define STOPPED_S    10 /* a rank may be stopped this long, unless --rank-timeout is given */
 #define NCCL_LIBRARY "libnccl.so.2"
 #define FUNCTIONS(DO)  \
     DO(GetVersion)     \
@@ -62,6 +64,7 @@ struct library_call {
     struct allreduce_request request;
     ncclComm_t communicator; /* NULL: not joined */
     bool failed;
+    struct heartbeat *heartbeat; /* NCCL's kernels wait for the other ranks without a limit */
 };
 
 static enum status nccl_probe(int device)
@@ -105,6 +108,7 @@ static enum status join(struct library_call *self)
     TRY(comm_agree(status));
     TRY(comm_spread(&id, sizeof id));
     TRY(comm_agree(cuda_status(cudaSetDevice(self->request.device), "cudaSetDevice", __FILE__, __LINE__)));
+    TRY(heartbeat_open(comm_timeout() > 0 ? comm_timeout() : STOPPED_S, &self->heartbeat));
     return comm_agree(nccl_status(nccl.CommInitRank(&self->communicator, comm_size(), id, comm_rank()),
                                   "ncclCommInitRank"));
 }
@@ -147,6 +151,7 @@ static void nccl_close(void *state)
     /* Ignores errors: nothing can be done about them, and nothing depends on them. */
     if (self->communicator)
         (void)(self->failed ? nccl.CommAbort : nccl.CommDestroy)(self->communicator);
+    heartbeat_close(self->heartbeat);
     free(self);
 }
 

@@ -178,14 +178,18 @@ static enum status open_data(struct network *network)
 static enum status open_learning(struct network *network)
 {
     size_t values = network->train->model->arena_values, batch = network->capacity;
-    TRY(allocate_zeros(&network->allocations, &network->state.m, values, network->stream));
-    TRY(allocate_zeros(&network->allocations, &network->state.v, values, network->stream));
+    TRY(moments_open(network->train, &network->state, &network->allocations, network->stream));
     if (train_averages(network->train))
         TRY(allocate(&network->allocations, &network->state.ema, values));
     TRY(clip_open(network->train, &network->allocations, &network->clip));
     TRY(allocate_zeros(&network->allocations, &network->gradients, values, network->stream));
     if (network->train->stage || train_parts(network->train) > 1)
         TRY(allocate_zeros(&network->allocations, &network->added, values, network->stream));
+    network->shared = {.gradients = network->gradients,
+                       .parameters = network->state.parameters,
+                       .m = network->state.m,
+                       .v = network->state.v};
+    TRY(shared_update_open(network->train, &network->allocations, &network->shared));
     TRY(allocate(&network->allocations, &network->losses.losses, batch));
     TRY(allocate(&network->allocations, &network->losses.right, batch));
     if (network->precision == PRECISION_FP16)
@@ -337,16 +341,6 @@ static enum status cuda_open(const struct train *train, const struct resources *
 
 /* ---- Copying the state ---- */
 
-/* Copies parameters and, when training, the optimizer's state, and waits for the copies. */
-static enum status copy_state(struct network *network, const struct train_state *to,
-                              const struct train_state *from)
-{
-    CUDA_TRY(cudaSetDevice(network->device));
-    TRY(state_copy(network->train, to, from, network->stream));
-    CUDA_TRY(cudaStreamSynchronize(network->stream));
-    return STATUS_OK;
-}
-
 /* Copies the loss scale, and waits for the copy. */
 static enum status copy_scale(struct network *network, struct loss_scale *to, const struct loss_scale *from)
 {
@@ -358,7 +352,8 @@ static enum status copy_scale(struct network *network, struct loss_scale *to, co
 static enum status cuda_set(void *state, const struct train_state *from)
 {
     struct network *network = static_cast<struct network *>(state);
-    TRY(copy_state(network, &network->state, from));
+    CUDA_TRY(cudaSetDevice(network->device));
+    TRY(state_set(network->train, &network->state, from, network->stream));
     const struct loss_scale scale = from->scale.scale > 0 ? from->scale : loss_scale_begin();
     return network->losses.scale ? copy_scale(network, &network->losses.scale->now, &scale) : STATUS_OK;
 }
@@ -366,7 +361,8 @@ static enum status cuda_set(void *state, const struct train_state *from)
 static enum status cuda_get(void *state, struct train_state *into)
 {
     struct network *network = static_cast<struct network *>(state);
-    TRY(copy_state(network, into, &network->state));
+    CUDA_TRY(cudaSetDevice(network->device));
+    TRY(state_get(network->train, into, &network->state, network->stream));
     return network->losses.scale ? copy_scale(network, &into->scale, &network->losses.scale->now) : STATUS_OK;
 }
 
@@ -562,10 +558,15 @@ static enum status learn(struct network *network, uint32_t epoch, uint32_t step,
 {
     const struct train *train = network->train;
     const struct share share = train_share(train, step);
+    const uint64_t number = (uint64_t)epoch * train_steps(train) + step;
+    const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
+    const bool shared = exchange_updates(train->exchange);
+    if (shared)
+        TRY(shared_update_begin(&network->shared, &update, network->stream));
     TRY(learn_parts(network, epoch, step, &share, timed));
     if (train_parts(train) > 1)
         TRY(exchange_all(network));
-    return network_update(network, (uint64_t)epoch * train_steps(train) + step);
+    return shared ? STATUS_OK : network_update(network, number);
 }
 
 static enum status cuda_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
@@ -682,6 +683,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .feeds = true,
             .benchmarks = CONV != OWN_CONV,
             .gradients_in = GRADIENTS_IN_DEVICE,
+            .shares_update = PRECISION != PRECISION_FP16,
             .unit = UNIT,
             .savings = {.backward = false, .pooled_gradients = false, .convolutions = CONV != OWN_CONV},
             .accepts = cuda_accepts,

@@ -6,6 +6,7 @@
 #include "train/clip.cuh"
 #include "train/engine.cuh"
 #include "train/feed.cuh"
+#include "train/shared_update.cuh"
 #include "train/network.cuh"
 #include "train/progress.cuh"
 
@@ -30,6 +31,7 @@ struct network {
     /* If a step has several micro-batches or parts: the gradients of one, before they are added. Else NULL.
      */
     float *added;
+    struct exchange_update shared; /* for an exchange that updates the parameters */
     struct device_set sets[DATA_PARTS];
     struct device_feed feed; /* live training samples */
     struct device_losses losses;

@@ -11,8 +11,10 @@
 #include "common/stream.cuh"
 #include "machine/comm.h"
 #include "train/allreduce.cuh"
+#include "train/allreduce_peer.cuh"
 #include "train/engine.h"
 #include "train/exchange_pieces.h"
+#include "train/exchange_shares.h"
 
 /* ---- How long training waits ---- */
 
@@ -107,7 +109,8 @@ static enum status open_own(struct on_device *self, int device)
     return self->by->probe(device);
 }
 
-static enum status on_device_open(struct exchange *exchange, const struct allreduce_method *by)
+static enum status on_device_open(struct exchange *exchange, const struct allreduce_method *by,
+                                  enum allreduce_type type)
 {
     struct on_device *self = static_cast<struct on_device *>(calloc(1, sizeof *self));
     exchange->state = self;
@@ -115,7 +118,7 @@ static enum status on_device_open(struct exchange *exchange, const struct allred
     self->by = by;
     TRY(comm_agree(open_own(self, exchange->device)));
     const struct allreduce_request request = {
-        .device = exchange->device, .count_max = exchange->count, .type = ALLREDUCE_F32};
+        .device = exchange->device, .count_max = exchange->count, .type = type};
     return by->open(&request, &self->state);
 }
 
@@ -163,12 +166,39 @@ static enum status on_device_settle(struct exchange *exchange)
 
 static enum status peer_open(struct exchange *exchange)
 {
-    return on_device_open(exchange, &allreduce_peer);
+    return on_device_open(exchange, &allreduce_peer, ALLREDUCE_F32);
+}
+
+static enum status peer_bf16_open(struct exchange *exchange)
+{
+    return on_device_open(exchange, &allreduce_peer, ALLREDUCE_F32_AS_BF16);
+}
+
+static enum status fused_probe(const struct engine *engine)
+{
+    TRY(on_device_probe(engine));
+    if (engine->shares_update)
+        return STATUS_OK;
+    return status_set(
+        STATUS_UNAVAILABLE,
+        engine->scales_loss
+            ? "this variant scales the loss, so it needs all sums before the update; use --sync "
+              "peer"
+            : "this variant updates the parameters in its own kernels; use --sync peer");
+}
+
+static enum status fused_begin(struct exchange *exchange, float *gradients, size_t count, void *stream)
+{
+    struct on_device *self = static_cast<struct on_device *>(exchange->state);
+    const size_t first = (size_t)(gradients - exchange->update->gradients);
+    CUDA_TRY(cudaEventRecord(self->ready, static_cast<cudaStream_t>(stream)));
+    CUDA_TRY(cudaStreamWaitEvent(self->stream, self->ready, 0));
+    return allreduce_peer_update(self->state, exchange->update, first, count, self->stream);
 }
 
 static enum status nccl_open(struct exchange *exchange)
 {
-    return on_device_open(exchange, &allreduce_nccl);
+    return on_device_open(exchange, &allreduce_nccl, ALLREDUCE_F32);
 }
 
 extern "C" {
@@ -180,6 +210,24 @@ const struct exchange_method exchange_peer = {.name = "peer",
                                               .begin = on_device_begin,
                                               .end = on_device_end,
                                               .settle = on_device_settle};
+const struct exchange_method exchange_peer_bf16 = {.name = "peer-bf16",
+                                                   .rounds = true,
+                                                   .probe = on_device_probe,
+                                                   .open = peer_bf16_open,
+                                                   .close = on_device_close,
+                                                   .sum = NULL,
+                                                   .begin = on_device_begin,
+                                                   .end = on_device_end,
+                                                   .settle = on_device_settle};
+const struct exchange_method exchange_peer_fused = {.name = "peer-fused",
+                                                    .updates = true,
+                                                    .probe = fused_probe,
+                                                    .open = peer_open,
+                                                    .close = on_device_close,
+                                                    .sum = NULL,
+                                                    .begin = fused_begin,
+                                                    .end = on_device_end,
+                                                    .settle = on_device_settle};
 const struct exchange_method exchange_nccl = {.name = "nccl",
                                               .probe = on_device_probe,
                                               .open = nccl_open,

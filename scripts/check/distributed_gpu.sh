@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Verifies training over several ranks on a machine with GPUs, for every method of --sync. Compares steps with the
 # reference. Tests odd batches, short last steps in which a rank has no samples, shares that differ or change (--balance),
-# repeated runs, live samples, and a rank that is killed. With fewer GPUs than ranks, ranks share GPUs and nccl is skipped.
+# repeated runs, live samples, and ranks that are killed or stopped. With peer-fused, the results must have the bits of
+# peer, and runs must resume on another number of ranks. Verifies the variants of the workload exchange. With fewer GPUs than ranks, ranks share GPUs and nccl is skipped.
 #
 #   scripts/check/distributed_gpu.sh [RANKS]     (default: 2)
 #
@@ -22,11 +23,12 @@ if ! grep -q 'train-cuda  *available' <<<"$list"; then
 fi
 uneven=$(seq -s : "$ranks")
 zero=$(seq -s : 0 $((ranks - 1)))
-layers=$(awk '$1 ~ /^train-(cuda|tf32|bf16|amp|cudnn)$/ && $2 == "available" { print $1 }' <<<"$list" | paste -sd,)
+all_layers=$(awk '$1 ~ /^train-(cuda|tf32|bf16|amp|cudnn)$/ && $2 == "available" { print $1 }' <<<"$list" | paste -sd,)
 gpus=$(nvidia-smi -L | grep -c ^GPU)
 [[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
-methods='mpi peer'
-((gpus < ranks)) || methods='mpi nccl peer'
+methods='mpi peer peer-bf16 peer-fused'
+((gpus < ranks)) || methods+=' nccl'
+vit=$(awk '$1 == "train-vit" && $2 == "available" { print $1 }' <<<"$list")
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -77,30 +79,80 @@ assert len(many) == 3 and len(one) == 3, (len(one), len(many))
 END
 }
 
-# After a rank is killed, the job must end within 15 s, and the message must name the rank.
-killed_rank() { # variant, method
-    local log=$work/killed-$1-$2 victim pid status=0 begin
-    on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size 10000 --batch 16 --epochs 1000 >"$log" 2>&1 &
+# After a rank is killed or stopped, the job must end in time, and the message must name the rank.
+lost_rank() { # signal, seconds, variant, method
+    local signal=$1 limit=$2 log=$work/lost-$1-$3-$4 size=10000 victim pid status=0 begin
+    [[ $signal == KILL ]] || size=10001 # the size tells the processes of parallel checks apart
+    shift 2
+    on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size "$size" --batch 16 --epochs 1000 >"$log" 2>&1 &
     pid=$!
     for _ in $(seq 100); do
         grep -q . "$log" && break
         sleep 0.1
     done
     sleep 8
-    victim=$(pgrep -f "variant $1 --sync $2 --train-size 10000" | while read -r candidate; do
+    victim=$(pgrep -f "variant $1 --sync $2 --train-size $size " | while read -r candidate; do
         grep -qz "OMPI_COMM_WORLD_RANK=$((ranks - 1))$" "/proc/$candidate/environ" 2>/dev/null && echo "$candidate" && break
     done)
     [[ $victim ]] || { cat "$log" && kill "$pid" && return 1; }
     begin=$SECONDS
-    kill -KILL "$victim"
+    kill -"$signal" "$victim"
     wait "$pid" || status=$?
     cat "$log"
-    ((status != 0 && SECONDS - begin <= 15)) && grep -qi "rank $((ranks - 1))" "$log"
+    ((status != 0 && SECONDS - begin <= limit)) && grep -qi "rank $((ranks - 1))" "$log"
+}
+
+# With peer-fused, the parameters must have the bits of peer, because both add up in rank order.
+same_as_peer() { # variant, options ...
+    local name method variant=$1
+    name=$(mktemp -d "$work/fused-XXXXXX")/parameters # checks with the same variant run at the same time
+    shift
+    for method in peer peer-fused; do
+        on_ranks "$ranks" --data digits --variant "$variant" --sync "$method" --train-size 500 --batch 16 --epochs 2 \
+            --export "$name-$method" "$@"
+    done
+    cmp "$name-peer" "$name-peer-fused"
+}
+
+# A run that resumes on the same number of ranks must have the bits of a run without a break. A run with peer-fused
+# must resume on one rank, and a run on one rank must resume with peer-fused.
+resumes() { # variant, options ...
+    local name=$work/resumes-$1 variant=$1 step=$((16 * ranks))
+    local training=(--data digits --variant "$variant" --train-size 500 --batch "$step" --scaling strong --checkpoint)
+    shift
+    on_ranks "$ranks" "${training[@]}" "$name-whole" --sync peer-fused --epochs 2 --export "$name-1" "$@" &&
+        on_ranks "$ranks" "${training[@]}" "$name-parts" --sync peer-fused --epochs 1 "$@" &&
+        cp -r "$name-parts" "$name-one" &&
+        on_ranks "$ranks" "${training[@]}" "$name-parts" --sync peer-fused --epochs 2 --resume --export "$name-2" "$@" &&
+        cmp "$name-1" "$name-2" &&
+        on_ranks 1 "${training[@]}" "$name-one" --epochs 2 --resume "$@" &&
+        on_ranks "$ranks" "${training[@]}" "$name-one" --sync peer-fused --epochs 3 --resume "$@"
+}
+
+# The optimizer's state of a rank takes 1 / ranks of the memory. The difference must be that of the moments.
+less_memory() {
+    local name=$work/memory method
+    for method in peer peer-fused; do
+        on_ranks "$ranks" --data digits --variant train-cuda --sync "$method" --train-size 500 --batch 16 --epochs 1 \
+            --model cnn --out "$name-$method.csv"
+    done
+    python3 - "$name-peer.csv" "$name-peer-fused.csv" "$ranks" <<'END'
+import csv, sys
+rows = [[row for row in csv.DictReader(open(path)) if row["rank"] == "0"][0] for path in sys.argv[1:3]]
+whole, shared = (int(row["memory_bytes"]) for row in rows)
+moments = 8 * int(rows[0]["parameters"])
+saved, wanted = whole - shared, moments * (1 - 1 / int(sys.argv[3]))
+print("saved", saved, "bytes, wanted", wanted)
+assert abs(saved - wanted) < 0.02 * wanted + 4096, (saved, wanted)
+END
 }
 
 for method in $methods; do
+    layers=$all_layers stopped_s=45 # peer waits for 20 s, possibly once more in blocks that start later
+    [[ $method != nccl ]] || stopped_s=15
+    [[ $method != peer-fused ]] || layers=$(tr , '\n' <<<"$all_layers" | grep -v '^train-amp$' | paste -sd,)
     variants=$layers
-    [[ $method == mpi ]] || variants+=,train-graph
+    [[ $method == mpi || $method == peer-fused ]] || variants+=,train-graph
     check "$method: compared with the reference" on_ranks "$ranks" --data digits --epochs 1 --variant "$variants" --sync "$method" --verify --verify-steps 12 \
         --train-size 203 --batch 11 --shift 2
     check "$method: a last step with one sample" on_ranks "$ranks" --data digits --epochs 1 --variant "$variants" --sync "$method" --verify --verify-steps 12 \
@@ -123,9 +175,35 @@ for method in $methods; do
         check "$method: repeated runs of $variant, uneven shares" same_bits_uneven "$variant" "$method"
     done
     check "$method: same loss as one rank, train-cuda" same_loss train-cuda "$method"
-    [[ $method == mpi ]] || check "$method: same loss as one rank, train-graph" same_loss train-graph "$method"
-    check "$method: a killed rank" killed_rank train-cuda "$method"
+    [[ $variants != *train-graph* ]] || check "$method: same loss as one rank, train-graph" same_loss train-graph "$method"
+    check "$method: a killed rank" lost_rank KILL 15 train-cuda "$method"
+    ((ranks == 1)) || [[ $method == mpi ]] || check "$method: a stopped rank" lost_rank STOP "$stopped_s" train-cuda "$method"
+    [[ $method == mpi || ! $vit ]] || check "$method: train-vit compared with the reference" on_ranks "$ranks" --data digits --epochs 1 \
+        --variant train-vit --model vit-micro --sync "$method" --verify --verify-steps 12 --train-size 203 --batch 11 --optimizer adamw
 done
+for variant in train-cuda train-bf16; do
+    check "peer-fused: $variant has the bits of peer" same_as_peer "$variant"
+    check "peer-fused: $variant resumes" resumes "$variant"
+done
+check 'peer-fused: SGD has the bits of peer' same_as_peer train-tf32 --optimizer sgd --lr 0.01
+[[ ! $vit ]] || check 'peer-fused: train-vit has the bits of peer' same_as_peer train-vit --model vit-micro --optimizer adamw
+[[ ! $vit ]] || check 'peer-fused: train-vit with --layer-decay has the bits of peer' same_as_peer train-vit --model vit-micro \
+    --optimizer adamw --layer-decay 0.75
+[[ ! $vit ]] || check 'peer-fused: train-vit with --accumulate has the bits of peer' same_as_peer train-vit --model vit-micro \
+    --optimizer adamw --accumulate 2
+check 'peer-fused: train-tf32 with --accumulate has the bits of peer' same_as_peer train-tf32 --accumulate 2
+[[ ! $vit ]] || check 'peer-fused: train-vit resumes' resumes train-vit --model vit-micro --optimizer adamw
+check 'peer-fused: moments take less memory' less_memory
+check 'train-amp refuses peer-fused' fails_with 4 'scales the loss, so it needs all sums before the update; use --sync peer' \
+    mpirun --bind-to none -n 2 "$bench" --variant train-amp --sync peer-fused --data digits --batch 8 --train-size 100 --epochs 1
+check 'train-graph refuses peer-fused' fails_with 4 'updates the parameters in its own kernels; use --sync peer' \
+    mpirun --bind-to none -n 2 "$bench" --variant train-graph --sync peer-fused --data digits --batch 8 --train-size 100 --epochs 1
+for option in --clip-norm --ema; do
+    check "peer-fused refuses $option" fails_with 2 "use --sync peer, or drop $option" mpirun --bind-to none -n 2 "$bench" \
+        --variant train-cuda --sync peer-fused --data digits --batch 8 --train-size 100 --epochs 1 "$option" 0.9
+done
+check 'exchange: all variants' mpirun --bind-to none -n "$ranks" "$bench" --workload exchange --variant all --verify --loops 3 \
+    --warmups 1 --warmup-time 0 --bytes 4,12,508,512,516,4084,262148,1200004,23000004
 check 'train-graph refuses mpi' fails_with 4 'cannot add up gradients between kernels of a CUDA graph' \
     mpirun --bind-to none -n 2 "$bench" --variant train-graph --sync mpi --data digits --batch 8 --train-size 100 --epochs 1
 # The last rank trains on the CPU. All ranks compare the hashes of their parameters after each epoch.

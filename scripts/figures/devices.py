@@ -15,6 +15,7 @@ SLOTS = {"naive": 1, "omp": 2, "gbase": 3, "mem": 4, "rng": 5, "bat": 6, "fused"
          "train-naive": 1, "train-omp": 2, "train-omp-blas": 5, "train-cuda": 3, "train-tf32": 4, "train-bf16": 5, "train-amp": 6,
          "train-graph": 7, "train-cudnn": 2, "train-cudnn-tf32": 0,
          "mpi": 1, "nccl": 8, "peer": 7, "peer-one-shot": 5, "peer-two-shot": 6,
+         "peer-two-shot-adam": 2, "peer-fused-adam": 3,
          "torch-cpu": 8, "torch-cuda": 8, "torch-loader": 8, "torch-graph": 9, "torch-best": 1, "torch-autotuned": 0,
          "torch-shards": 8, "webdataset": 4,
          "published-python": 1, "published-numpy": 8, "published-gbase": 3, "published-bat": 6}

@@ -28,6 +28,7 @@ void comm_close(void);
  * s on, warnings name the missing ranks. Even without a limit, ranks wait at most 300 s for all ranks to
  * join. Call before comm_open(). */
 void comm_set_timeout(double seconds);
+double comm_timeout(void);
 
 /* The index of this rank, and the number of ranks. */
 int comm_rank(void);

@@ -125,6 +125,52 @@ uint64_t allreduce_count_wrong(const struct allreduce_job *job, uint64_t number,
     return wrong;
 }
 
+struct update allreduce_update(int call)
+{
+    const struct optimizer adam = {.kind = OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 0.25};
+    const struct schedule schedule = {.kind = SCHEDULE_CONSTANT, .rate = 0.125};
+    return optimizer_at(&adam, &schedule, (uint64_t)call);
+}
+
+/* Returns a parameter after a run in which the first sum of the gradients is `sum`. */
+static float updated_parameter(const struct allreduce_job *job, const struct update *updates, float sum,
+                               bool grows)
+{
+    float parameter = 0, m = 0, v = 0;
+    for (int call = 0; call < ALLREDUCE_CALLS; call++) {
+        const float once = sum;
+        optimizer_step(&updates[call], sum, &parameter, &m, &v);
+        for (uint32_t rank = 1; grows && rank < job->ranks; rank++)
+            sum += once;
+    }
+    return parameter;
+}
+
+uint64_t allreduce_count_wrong_parameters(const struct allreduce_job *job, uint64_t number, bool grows,
+                                          const float *parameters)
+{
+    struct update updates[ALLREDUCE_CALLS];
+    uint64_t wrong = 0;
+    for (int call = 0; call < ALLREDUCE_CALLS; call++)
+        updates[call] = allreduce_update(call);
+    for (size_t i = 0; i < job->count; i++) {
+        float sum = allreduce_gradient(job, number, 0, i);
+        for (uint32_t rank = 1; rank < job->ranks; rank++)
+            sum += allreduce_gradient(job, number, rank, i);
+        wrong += !(updated_parameter(job, updates, sum, grows) == parameters[i]); /* counts NaN */
+    }
+    return wrong;
+}
+
+/* Returns the number of wrong values in the result of the latest run. */
+static uint64_t count_wrong(const struct allreduce_job *job, const struct allreduce_traits *traits,
+                            const struct allreduce_result *result)
+{
+    return traits->updates
+               ? allreduce_count_wrong_parameters(job, result->number, traits->grows, result->values)
+               : allreduce_count_wrong(job, result->number, result->values);
+}
+
 /* Copies the values of the latest run into new memory, which the caller frees, also after a failure. */
 static enum status fetch_values(const struct allreduce_job *job, const struct variant *variant, void *state,
                                 struct allreduce_result *result)
@@ -142,7 +188,7 @@ static enum status exchange_verify(const void *input, const struct variant *vari
     struct allreduce_result result;
     enum status status = fetch_values(job, variant, state, &result);
     if (status == STATUS_OK)
-        *wrong = result.number == number ? allreduce_count_wrong(job, number, result.values) : job->count;
+        *wrong = result.number == number ? count_wrong(job, variant->traits, &result) : job->count;
     free(result.values);
     return status;
 }
@@ -168,7 +214,7 @@ static enum status exchange_observe(const void *input, const struct variant *var
     if (status == STATUS_OK)
         measures_put(measures, "checksum", "%016" PRIx64, fnv_add(FNV_BEGIN, result.values, job->bytes));
     free(result.values);
-    measures_put(measures, "timed_stages", "all-reduce");
+    measures_put(measures, "timed_stages", traits->updates ? "all-reduce+update" : "all-reduce");
     measures_put(measures, "count", "%zu", job->count);
     measures_put(measures, "redop", "sum");
     measures_put(measures, "calls", "%d", ALLREDUCE_CALLS);

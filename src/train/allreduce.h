@@ -2,7 +2,10 @@
  * run is ALLREDUCE_CALLS calls; each call adds up the sums of the previous call, so no call can be left out.
  *
  * Before the first call, each value is ALLREDUCE_UNIT times an integer from 1 to allreduce_term_max(). The
- * integer is a function of the run, the rank and the index. */
+ * integer is a function of the run, the rank and the index.
+ *
+ * Some variants also update parameters with Adam in each call, like a training step. Their arrays are
+ * gradients: the integers times ALLREDUCE_GRADIENT_UNIT. Parameters and moments are 0 before a run. */
 #ifndef FDSL_TRAIN_ALLREDUCE_H
 #define FDSL_TRAIN_ALLREDUCE_H
 
@@ -13,9 +16,11 @@
 #include "core/half.h"
 #include "core/portable.h"
 #include "core/variant.h"
+#include "train/optimizer.h"
 
-#define ALLREDUCE_CALLS 20
-#define ALLREDUCE_UNIT  0x1p-64f /* small, because each call multiplies the sums by the number of ranks */
+#define ALLREDUCE_CALLS         20
+#define ALLREDUCE_GRADIENT_UNIT 0x1p-8f
+#define ALLREDUCE_UNIT          0x1p-64f /* small, because each call multiplies the sums by the number of ranks */
 
 struct allreduce_job {
     size_t bytes, count; /* of the array of one rank */
@@ -25,7 +30,9 @@ struct allreduce_job {
 
 /* Variants of `exchange` have these traits. */
 struct allreduce_traits {
-    bool bf16;                                   /* supports bf16 */
+    bool bf16;    /* supports bf16 */
+    bool updates; /* updates parameters, which are the result */
+    bool grows;   /* if it updates: replaces the gradients by their sums, so each call has larger gradients */
     uint64_t (*memory_bytes)(const void *state); /* device memory, without the array */
     const char *(*nccl_version)(void);           /* NULL: does not use NCCL */
 };
@@ -66,7 +73,23 @@ FDSL_HD void allreduce_fill(const struct allreduce_job *job, uint64_t number, ui
         ((float *)values)[index] = value;
 }
 
+/* Returns the gradient at `index` of a rank before run `number`. */
+FDSL_HD float allreduce_gradient(const struct allreduce_job *job, uint64_t number, uint32_t rank,
+                                 uint64_t index)
+{
+    return (float)allreduce_term(job, number, rank, index) * ALLREDUCE_GRADIENT_UNIT;
+}
+
 FDSL_C_BEGIN
+
+/* Returns the update of a call, counted from 0. Epsilon is about as large as the gradients. Otherwise, Adam
+ * would divide out a wrong factor of all gradients, and the parameters would not show it. */
+struct update allreduce_update(int call);
+
+/* Returns the number of parameters after run `number` that are not bit-identical to those that
+ * optimizer_step() computes from sums in rank order. */
+uint64_t allreduce_count_wrong_parameters(const struct allreduce_job *job, uint64_t number, bool grows,
+                                          const float *parameters);
 
 /* Returns the largest relative error of a correct result: 0 if all sums are exact. */
 double allreduce_tolerance(const struct allreduce_job *job);

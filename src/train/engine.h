@@ -381,6 +381,9 @@ struct engine {
     bool benchmarks;  /* supports train->cudnn_benchmark */
     enum gradients_in gradients_in; /* where steps() passes the gradients to train->exchange */
 
+    /* Supports an exchange that updates the parameters (exchange_method.updates). */
+    bool shares_update;
+
     /* For the roofline: the fastest unit that the engine uses for matrix products, and the multiplications
      * that it may omit. */
     enum unit unit;

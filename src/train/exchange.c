@@ -5,21 +5,28 @@
 #include <string.h>
 
 #include "machine/comm.h"
+#include "train/optimizer.h"
 
 /* All methods, in the order of preference of --sync auto. */
 #ifdef HAVE_CUDA
-#define METHODS(METHOD) METHOD(peer) METHOD(nccl) METHOD(mpi) METHOD(staged)
+#define METHODS(METHOD) \
+    METHOD(peer) METHOD(nccl) METHOD(mpi) METHOD(staged) METHOD(peer_bf16) METHOD(peer_fused)
 #else
 #define METHODS(METHOD) METHOD(mpi)
 #endif
 
 #define ADDRESS(name) &exchange_##name,
 static const struct exchange_method *const methods[] = {METHODS(ADDRESS)};
-const char *const exchange_names[] = {"auto", "mpi", "nccl", "peer", NULL};
+const char *const exchange_names[] = {"auto", "mpi", "nccl", "peer", "peer-bf16", "peer-fused", NULL};
 
 static bool is_wanted(int sync, const struct exchange_method *method)
 {
-    return sync == 0 || strcmp(exchange_names[sync], method->name) == 0;
+    return sync == 0 ? !method->rounds && !method->updates : strcmp(exchange_names[sync], method->name) == 0;
+}
+
+bool exchange_rounds(int sync)
+{
+    return strcmp(exchange_names[sync], "peer-bf16") == 0;
 }
 
 /* Appends "name: " and status_text() to `reasons`. */
@@ -38,14 +45,30 @@ static enum status no_method(int sync, const char *reasons)
                             exchange_names[sync]);
 }
 
-enum status exchange_probe(int sync, const struct engine *engine)
+/* Rejects optimizers for a method that updates the parameters of each part as soon as the part is summed. */
+static enum status check_updates(const struct exchange_method *method, const struct optimizer *optimizer)
+{
+    if (method->updates && optimizer->clip_norm > 0)
+        return status_set(STATUS_USAGE,
+                          "--clip-norm: --sync %s updates parameters before all gradients are known; use "
+                          "--sync peer, or drop --clip-norm",
+                          method->name);
+    if (method->updates && optimizer->average > 0)
+        return status_set(STATUS_USAGE,
+                          "--ema: --sync %s computes no average of the parameters; use --sync peer, or drop "
+                          "--ema",
+                          method->name);
+    return STATUS_OK;
+}
+
+enum status exchange_probe(int sync, const struct engine *engine, const struct optimizer *optimizer)
 {
     char reasons[768] = "";
     for (size_t i = 0; i < COUNT_OF(methods); i++) {
         if (!is_wanted(sync, methods[i]))
             continue;
         if (methods[i]->probe(engine) == STATUS_OK)
-            return STATUS_OK;
+            return check_updates(methods[i], optimizer);
         add_reason(reasons, sizeof reasons, methods[i]->name);
     }
     return no_method(sync, reasons);

@@ -5,6 +5,7 @@
 #ifndef FDSL_TRAIN_EXCHANGE_H
 #define FDSL_TRAIN_EXCHANGE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "core/phase.h"
@@ -14,12 +15,16 @@
 
 struct engine;
 struct exchange;
+struct exchange_update;
 struct model;
+struct optimizer;
 
 /* A method implements either sum(), for gradients in host memory, or begin(), end() and settle(), for
  * gradients in device memory. The functions of the other group are NULL. */
 struct exchange_method {
     const char *name; /* as in --sync and in the column `exchange` */
+    bool rounds;      /* sends gradients as bf16. --sync auto never selects such a method */
+    bool updates;     /* also updates the parameters. --sync auto never selects such a method */
 
     /* Returns STATUS_OK if the method can work with this engine in this build, else STATUS_UNAVAILABLE with
      * the reason. Not collective. */
@@ -41,7 +46,9 @@ struct exchange_method {
      * the others. begin() passes a part, which is final when the work that is enqueued on `stream` (a
      * cudaStream_t) is done. end() makes `stream` wait for the sums of all parts so far. All ranks must pass
      * the same parts in the same order. The address of each part is a multiple of 16 bytes. For an engine
-     * with GRADIENTS_IN_GRAPH, `stream` may be in capture. */
+     * with GRADIENTS_IN_GRAPH, `stream` may be in capture. A method that updates parameters updates those of
+     * the part, and leaves the gradients of this rank unchanged. Only the work before begin() may use the
+     * old parameters of the part. */
     enum status (*begin)(struct exchange *exchange, float *gradients, size_t count, void *stream);
     enum status (*end)(struct exchange *exchange, void *stream);
 
@@ -55,6 +62,7 @@ struct exchange {
     void *state;  /* of the method */
     int device;   /* CUDA device, for gradients in device memory */
     size_t count; /* maximum number of gradients per step; 0 if only the calls of sum() pass the number */
+    const struct exchange_update *update; /* set by the engine, for a method that updates parameters */
     /* NULL, unless the gradients of some ranks are in host memory and those of other ranks in device memory.
      * In that case the model; all engines then pass gradients in the layout of the model's arena. */
     const struct model *mixed;
@@ -62,6 +70,13 @@ struct exchange {
      * known. Callers reset it to 0. */
     double spent_s;
 };
+
+/* Returns whether the exchange updates the parameters and holds the moments of this rank's share only
+ * (exchange_shares.h). False without an exchange. */
+static inline bool exchange_updates(const struct exchange *exchange)
+{
+    return exchange && exchange->method->updates;
+}
 
 /* Completes the gradients of a step. Without an exchange (one rank), returns `status`. */
 static inline enum status exchange_sum(struct exchange *exchange, enum status status, float *gradients,
@@ -88,9 +103,13 @@ FDSL_C_BEGIN
 /* The names of --sync: "auto" and all methods, NULL-terminated. */
 extern const char *const exchange_names[];
 
-/* Returns STATUS_OK if method number `sync` of exchange_names can work with this engine; number 0, "auto",
- * means any method. STATUS_UNAVAILABLE with the reason of each method if none can. Not collective. */
-enum status exchange_probe(int sync, const struct engine *engine);
+/* Returns STATUS_OK if method number `sync` of exchange_names can work with this engine in this build; "auto"
+ * means any method. STATUS_UNAVAILABLE with the reason of each method if none can. STATUS_USAGE if the method
+ * can work, but not with this optimizer. Not collective. */
+enum status exchange_probe(int sync, const struct engine *engine, const struct optimizer *optimizer);
+
+/* Returns whether method number `sync` of exchange_names sends gradients as bf16. */
+bool exchange_rounds(int sync);
 
 /* Collective: opens method number `sync`, or, with "auto", the first method that works with this engine on
  * these ranks. The caller has set the members device, count and mixed of `exchange`. If `mixed` is not NULL,
@@ -105,7 +124,8 @@ extern const struct exchange_method exchange_mpi;
 
 /* Add up gradients that are in device memory (cuda/train/exchange.cu). exchange_staged is also named `mpi`;
  * it copies the gradients through pinned host memory. */
-extern const struct exchange_method exchange_peer, exchange_nccl, exchange_staged;
+extern const struct exchange_method exchange_peer, exchange_peer_bf16, exchange_peer_fused, exchange_nccl,
+    exchange_staged;
 
 FDSL_C_END
 

@@ -150,9 +150,9 @@ static const struct option_spec options[] = {
      "seed of the initial parameters, order, dropout, shifts and flips"},
     {"sync", "METHOD", OPTION_CHOICE, AT(sync), "auto", 0, 0, exchange_names, true,
      "how ranks add up their gradients: mpi in host memory; for GPU variants also nccl, by NVIDIA's library, "
-     "and "
-     "peer, by GPUs of one machine that read each other's memory. auto takes the first of peer, nccl and mpi "
-     "that works. METHOD is one of"},
+     "and peer, by GPUs of one machine that read each other's memory. peer-bf16 sends the gradients as bf16; "
+     "peer-fused also updates the parameters, and each rank has the moments of its share only. auto takes "
+     "the first of peer, nccl and mpi that works. METHOD is one of"},
     {"lr-scale", "RULE", OPTION_CHOICE, AT(lr_scale), "none", 0, 0, lr_scales, true,
      "how --lr changes with the number of ranks. With --scaling weak, N ranks have N times the batch: linear "
      "multiplies --lr by N, sqrt by the square root of N, and none leaves --lr unchanged. With --scaling "
@@ -450,11 +450,13 @@ static bool decides_nothing(const struct parameters *parameters, const char *opt
         return !parameters->job.fresh;
     if (strcmp(option, "generator") == 0)
         return !draws_other_bits(parameters);
+    if (strcmp(option, "sync") == 0)
+        return !exchange_rounds(parameters->sync);
     /* Other ranks, shares, exchanges and pipelines change only the order of sums. --lr-scale changes only
      * --lr. */
-    static const char *const others[] = {"data",   "train-size",   "test-size", "res",
-                                         "sync",   "lr-scale",     "balance",   "parallel",
-                                         "stages", "microbatches", "schedule",  NULL};
+    static const char *const others[] = {"data",         "train-size", "test-size", "res",
+                                         "lr-scale",     "balance",    "parallel",  "stages",
+                                         "microbatches", "schedule",   NULL};
     if (is_one_of(option, others))
         return true;
     if (strcmp(option, "checkpoint-activations") == 0 || strcmp(option, "accumulate") == 0)
@@ -841,7 +843,7 @@ static enum status train_accepts(const void *input, const struct variant *varian
     if (opened->job.pipeline.stages)
         TRY(pipeline_accepts(engine, opened->data.feed));
     else if (opened->job.train.ranks > 1)
-        TRY(exchange_probe(opened->job.sync, engine));
+        TRY(exchange_probe(opened->job.sync, engine, &opened->job.train.optimizer));
     if (opened->job.train.ranks > 1 && opened->job.balance == BALANCE_MEASURED &&
         engine->gradients_in == GRADIENTS_IN_GRAPH)
         return status_set(STATUS_USAGE,

@@ -389,12 +389,10 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
                                   .exchange_s = trainer->exchange_s,
                                   .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
     double slowest_s = trainer->epoch_s;
-    enum status status = test(trainer, &epoch->test_loss, &epoch->test_accuracy);
-    if (status == STATUS_OK)
-        status = trainer->engine->get(trainer->state, &trainer->now.state);
-    if (status == STATUS_OK && trainer->now.state.ema)
-        status = test_average(trainer, epoch);
-    TRY(comm_agree(status));
+    TRY(comm_agree(test(trainer, &epoch->test_loss, &epoch->test_accuracy)));
+    TRY(trainer_get(trainer, &trainer->now.state));
+    if (trainer->now.state.ema)
+        TRY(comm_agree(test_average(trainer, epoch)));
     TRY(trainer_check_parameters(trainer));
     TRY(trainer_rebalance(trainer));
     TRY(trainer_report_stage(trainer, epoch));

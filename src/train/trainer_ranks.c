@@ -2,6 +2,7 @@
  * them communicates. */
 #include "train/trainer_parts.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -30,11 +31,17 @@ static enum status find_mixture(const struct trainer *trainer, const struct mode
                : STATUS_OK;
 }
 
-/* Sets the bounds to the largest of all ranks, because the gradients of all ranks enter each update.
- * Collective. */
-static enum status combine_bounds(struct engine_bounds *bounds)
+/* Sets the bounds to the largest of all ranks, because the gradients of all ranks enter each update. If the
+ * exchange rounds gradients to bf16, the bounds are at least those of train-bf16, except for logits, which
+ * are compared at the same parameters. Collective. */
+static enum status combine_bounds(const struct exchange *exchange, struct engine_bounds *bounds)
 {
     double all[] = {bounds->loss, bounds->floor, bounds->drift, bounds->logits};
+    if (exchange->method->rounds) {
+        all[0] = fmax(all[0], 5e-2);
+        all[1] = fmax(all[1], 1);
+        all[2] = fmax(all[2], 0.5);
+    }
     TRY(comm_max(all, COUNT_OF(all)));
     *bounds = (struct engine_bounds){.loss = all[0], .floor = all[1], .drift = all[2], .logits = all[3]};
     return STATUS_OK;
@@ -75,8 +82,8 @@ enum status trainer_join(struct trainer *trainer, const struct resources *resour
     exchange->device = resources->device;
     exchange->count = trainer->train.model->arena_values;
     TRY(find_mixture(trainer, &exchange->mixed));
-    TRY(combine_bounds(&trainer->bounds));
-    return exchange_open(trainer->job->sync, trainer->engine, exchange);
+    TRY(exchange_open(trainer->job->sync, trainer->engine, exchange));
+    return combine_bounds(exchange, &trainer->bounds);
 }
 
 void trainer_leave(struct trainer *trainer)

@@ -13,6 +13,7 @@
 #include "train/clip.cuh"
 #include "train/exchange_pieces.h"
 #include "train/feed.cuh"
+#include "train/shared_update.cuh"
 #include "train/progress.cuh"
 #include "train/vit/kernels.cuh"
 
@@ -60,8 +61,9 @@ struct vit {
     bf16 *parameters;         /* rounded */
     /* `added`: what the backward pass writes. It is `gradients` unless a step has several parts. */
     float *gradients, *added, *partial;
-    struct tensor_update *groups; /* how to update VIT_GROUP_VALUES parameters each */
-    struct device_clip *clip;     /* NULL: gradients are not clipped */
+    struct tensor_update *groups;  /* how to update VIT_GROUP_VALUES parameters each */
+    struct device_clip *clip;      /* NULL: gradients are not clipped */
+    struct exchange_update shared; /* for an exchange that updates the parameters */
 
     struct vit_path *paths; /* device memory: the layers of stochastic depth */
     uint32_t path_count;
@@ -333,8 +335,7 @@ static size_t partial_values(const struct vit *vit)
 static enum status open_learning(struct vit *vit)
 {
     const struct model *model = vit->train->model;
-    TRY(allocate_zeros(&vit->allocations, &vit->state.m, model->arena_values, vit->stream));
-    TRY(allocate_zeros(&vit->allocations, &vit->state.v, model->arena_values, vit->stream));
+    TRY(moments_open(vit->train, &vit->state, &vit->allocations, vit->stream));
     TRY(allocate_zeros(&vit->allocations, &vit->gradients, model->arena_values, vit->stream));
     vit->added = vit->gradients;
     if (train_parts(vit->train) > 1)
@@ -347,6 +348,13 @@ static enum status open_learning(struct vit *vit)
     if (train_averages(vit->train))
         TRY(allocate(&vit->allocations, &vit->state.ema, model->arena_values));
     TRY(clip_open(vit->train, &vit->allocations, &vit->clip));
+    vit->shared = {.gradients = vit->gradients,
+                   .parameters = vit->state.parameters,
+                   .m = vit->state.m,
+                   .v = vit->state.v,
+                   .rounded = vit->parameters,
+                   .groups = vit->groups};
+    TRY(shared_update_open(vit->train, &vit->allocations, &vit->shared));
     TRY(device_progress_open(&vit->progress));
     return totals_clear(vit->losses.totals, vit->stream);
 }
@@ -424,7 +432,7 @@ static enum status vit_set(void *state, const struct train_state *from)
 {
     struct vit *vit = static_cast<struct vit *>(state);
     CUDA_TRY(cudaSetDevice(vit->device));
-    TRY(state_copy(vit->train, &vit->state, from, vit->stream));
+    TRY(state_set(vit->train, &vit->state, from, vit->stream));
     TRY(vit_round(vit->state.parameters, vit->train->model->arena_values, vit->parameters, vit->stream));
     CUDA_TRY(cudaStreamSynchronize(vit->stream));
     return STATUS_OK;
@@ -434,9 +442,7 @@ static enum status vit_get(void *state, struct train_state *into)
 {
     struct vit *vit = static_cast<struct vit *>(state);
     CUDA_TRY(cudaSetDevice(vit->device));
-    TRY(state_copy(vit->train, into, &vit->state, vit->stream));
-    CUDA_TRY(cudaStreamSynchronize(vit->stream));
-    return STATUS_OK;
+    return state_get(vit->train, into, &vit->state, vit->stream);
 }
 
 static enum status vit_gradients(void *state, float *gradients)
@@ -766,15 +772,14 @@ static enum status gather_part(struct vit *vit, const struct device_set *set, ui
                              vit->capacity, vit->factors, vit->stream);
 }
 
-static enum status update(struct vit *vit, uint64_t number)
+static enum status update(struct vit *vit, const struct update *update)
 {
     const struct train *train = vit->train;
-    const struct update update = optimizer_at(&train->optimizer, &train->schedule, number);
     const size_t values = train->model->arena_values;
     RANGE(UPDATE);
     TRY(clip_find(&train->optimizer, values, vit->gradients, NULL, vit->clip, vit->losses.totals,
                   vit->stream));
-    return vit_update(&update, values, vit->groups, vit->clip, vit->gradients, &vit->state, vit->parameters,
+    return vit_update(update, values, vit->groups, vit->clip, vit->gradients, &vit->state, vit->parameters,
                       vit->stream);
 }
 
@@ -840,13 +845,18 @@ static enum status learn(struct vit *vit, uint32_t epoch, uint32_t step, bool ti
 {
     const struct train *train = vit->train;
     const struct share share = train_share(train, step);
+    const uint64_t number = (uint64_t)epoch * train_steps(train) + step;
+    const struct update at = optimizer_at(&train->optimizer, &train->schedule, number);
+    const bool shared = exchange_updates(train->exchange);
     size_t end = train->model->arena_values;
+    if (shared)
+        TRY(shared_update_begin(&vit->shared, &at, vit->stream));
     TRY(learn_parts(vit, epoch, step, &share, timed));
     if (train_parts(train) > 1) {
         TRY(exchange_layers(vit, 0, train->model->layer_count, &end));
         TRY(exchange_end(vit));
     }
-    return update(vit, (uint64_t)epoch * train_steps(train) + step);
+    return shared ? STATUS_OK : update(vit, &at);
 }
 
 static enum status vit_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count)
@@ -935,6 +945,7 @@ const struct engine engine_vit = {
     .feeds = true,
     .recomputes = true,
     .gradients_in = GRADIENTS_IN_GRAPH,
+    .shares_update = true,
     .unit = UNIT_HALF,
     .accepts = vit_accepts,
     .open = vit_open,

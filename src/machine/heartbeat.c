@@ -1,0 +1,130 @@
+#include "machine/heartbeat.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "machine/comm.h"
+#include "machine/shared_ring.h"
+
+#define BEATS_PER_S 10
+#define LEFT        UINT64_MAX /* the count of a rank that has closed its heartbeat */
+
+/* What a rank tells the others of its machine. */
+struct card {
+    struct shared_ring_offer offer; /* only of local rank 0 */
+    int rank;
+};
+
+struct heartbeat {
+    struct shared_ring *memory;
+    _Atomic uint64_t *counts; /* shared, one per rank of this machine */
+    struct card *cards;
+    uint64_t *seen;   /* the counts at the last look */
+    uint32_t *silent; /* number of looks since a count changed */
+    uint32_t limit;   /* in looks. Time that this process itself does not run does not count */
+    atomic_bool ended;
+    bool started;
+    pthread_t thread;
+};
+
+/* ---- Watching ---- */
+
+static void look_at(struct heartbeat *self, int i)
+{
+    const uint64_t count = atomic_load(&self->counts[i]);
+    self->silent[i] = count == self->seen[i] && count != LEFT ? self->silent[i] + 1 : 0;
+    self->seen[i] = count;
+    if (self->silent[i] < self->limit)
+        return;
+    status_warn_own("rank %d did not answer for %u s; its process is stopped or gets no time on a core. "
+                    "Find out why, or wait longer with --rank-timeout",
+                    self->cards[i].rank, self->limit / BEATS_PER_S);
+    _exit(STATUS_FAILED); /* the other threads may be blocked; the launcher ends the other ranks */
+}
+
+static void *beat(void *argument)
+{
+    struct heartbeat *self = argument;
+    const int own = comm_local_rank();
+    while (!atomic_load(&self->ended)) {
+        atomic_fetch_add(&self->counts[own], 1);
+        for (int i = 0; i < comm_local_size(); i++)
+            if (i != own)
+                look_at(self, i);
+        usleep(1000000 / BEATS_PER_S);
+    }
+    atomic_store(&self->counts[own], LEFT);
+    return NULL;
+}
+
+/* ---- Opening ---- */
+
+static enum status allocate(struct heartbeat *self)
+{
+    const size_t ranks = (size_t)comm_local_size();
+    self->cards = calloc(ranks, sizeof *self->cards);
+    self->seen = calloc(ranks, sizeof *self->seen);
+    self->silent = calloc(ranks, sizeof *self->silent);
+    return self->cards && self->seen && self->silent
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "out of memory to watch the ranks");
+}
+
+/* Opens the memory that local rank 0 offers. */
+static enum status share_memory(struct heartbeat *self)
+{
+    const size_t bytes = (size_t)comm_local_size() * sizeof *self->counts;
+    struct card own = {.rank = comm_rank()};
+    enum status status = STATUS_OK;
+    size_t size;
+    if (comm_local_rank() == 0)
+        status = shared_ring_create(bytes, 1, &self->memory, &own.offer);
+    TRY(comm_agree(status));
+    TRY(comm_gather_local(&own, sizeof own, self->cards));
+    if (comm_local_rank() > 0)
+        status = shared_ring_attach(&self->cards[0].offer, bytes, 1, &self->memory);
+    status = comm_agree(status);
+    if (!self->memory)
+        return status;
+    shared_ring_attached(self->memory);
+    self->counts = shared_ring_memory(self->memory, &size);
+    return status;
+}
+
+static enum status start(struct heartbeat *self, double limit_s)
+{
+    self->limit = (uint32_t)(limit_s * BEATS_PER_S) + 1;
+    self->started = pthread_create(&self->thread, NULL, beat, self) == 0;
+    return self->started ? STATUS_OK : status_set(STATUS_FAILED, "cannot start a thread");
+}
+
+enum status heartbeat_open(double limit_s, struct heartbeat **heartbeat)
+{
+    if (comm_size() == 1)
+        return STATUS_OK;
+    struct heartbeat *self = *heartbeat = calloc(1, sizeof *self);
+    TRY(comm_agree(self ? allocate(self) : status_set(STATUS_FAILED, "out of memory")));
+    if (share_memory(self) == STATUS_OK)
+        return comm_agree(start(self, limit_s));
+    status_warn("ranks whose process is stopped will not be noticed, because ranks cannot share memory: %s",
+                status_text());
+    heartbeat_close(self);
+    *heartbeat = NULL;
+    return STATUS_OK;
+}
+
+void heartbeat_close(struct heartbeat *heartbeat)
+{
+    if (!heartbeat)
+        return;
+    atomic_store(&heartbeat->ended, true);
+    if (heartbeat->started)
+        pthread_join(heartbeat->thread, NULL);
+    shared_ring_close(heartbeat->memory);
+    free(heartbeat->cards);
+    free(heartbeat->seen);
+    free(heartbeat->silent);
+    free(heartbeat);
+}
