@@ -165,9 +165,9 @@ struct trial {
     struct augment augment;
     bool overflows; /* also tests overflow, if the engine scales the loss */
     enum fault fault;
-    uint32_t parts; /* of a step; if not 0, the optimizer also clips, averages and decays by layer */
     struct mixing mixing;
     enum loss_kind loss;
+    uint32_t parts; /* of a step; if not 0, the optimizer also clips, averages and decays by layer */
 };
 
 static const struct shape small = {3, 1, 7, 5}, gray = {1, 1, 13, 11}, volume = {2, 4, 5, 3},
@@ -247,14 +247,28 @@ static const struct trial trials[] = {
 
 /* Clipping, the moving average, layer decay and steps in parts. The last step of an epoch is short. */
 static const struct trial recipes[] = {
-    {"lenet", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, 3},
-    {"lenet", picture, 10, 65, 100, 10, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, still, false, FAULT_NONE, 7},
-    {"cnn", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, 1},
-    {"cnn-fdsl", picture, 10, 5, 13, 10, OPTIMIZER_SGD, DTYPE_U8, 0, still, false, FAULT_NONE, 5},
-    {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, 3},
-    {"vit-micro", picture, 10, 65, 100, 10, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, still, false, FAULT_NONE, 7},
-    {"vit64", {2, 1, 4, 252}, 3, 3, 7, 10, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, 4},
-    {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved, false, FAULT_NONE, 1},
+    {"lenet", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 3},
+    {"lenet", picture, 10, 65, 100, 10, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, still, false, FAULT_NONE, {}, {}, 7},
+    {"cnn", {1, 1, 16, 16}, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 1},
+    {"cnn-fdsl", picture, 10, 5, 13, 10, OPTIMIZER_SGD, DTYPE_U8, 0, still, false, FAULT_NONE, {}, {}, 5},
+    {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 3},
+    {"vit-micro",
+     picture,
+     10,
+     65,
+     100,
+     10,
+     OPTIMIZER_ADAMW,
+     DTYPE_U8,
+     0.1f,
+     still,
+     false,
+     FAULT_NONE,
+     {},
+     {},
+     7},
+    {"vit64", {2, 1, 4, 252}, 3, 3, 7, 10, OPTIMIZER_SGD, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 4},
+    {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved, false, FAULT_NONE, {}, {}, 1},
 };
 
 #define FAULTS "faults" /* the argument that selects the cases below */
