@@ -82,7 +82,7 @@ static void outcome_free(struct outcome *outcome)
 static enum status train_with(const struct engine *engine, const struct net *net, struct outcome *outcome)
 {
     const struct resources resources = {.threads = 1};
-    const struct train_state begin = {net->initial, net->zeros, net->zeros, {0, 0}};
+    const struct train_state begin = {net->initial, net->zeros, net->zeros, {0, 0}, NULL};
     void *state = NULL;
     TRY(engine->open(&net->train, &resources, &state));
     TRY(engine->set(state, &begin));
@@ -159,7 +159,7 @@ static int expect_same_training(const struct engine *engine, int model, struct s
     struct outcome wanted;
     double bound = engine == &engine_naive ? 0 : 1e-5, off;
     net_open(&net, engine, &model_tables[model], input, 4, 11, batch, 0.1f);
-    net.train.augment = (struct augment){1, true};
+    net.train.augment = (struct augment){.shift = 1, .flip = true};
     outcome_new(&net, &wanted);
     off = train_with(engine, &net, &wanted) == STATUS_OK ? train_piped(engine, &net, micros, &wanted)
                                                          : INFINITY;
@@ -491,6 +491,7 @@ Test(mpi_pipeline, impossible_pipelines_are_refused)
         {2, "--sync mpi", "--sync needs --parallel data"},
         {2, "--parallel data --stages 2", "--stages needs --parallel pipeline"},
         {2, "--parallel data --schedule gpipe", "--schedule needs --parallel pipeline"},
+        {2, "--cutmix 1", "--parallel pipeline cannot mix samples; use --parallel data"},
         {2, "--export-step a.safetensors", "--export-step writes the samples of one rank"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {

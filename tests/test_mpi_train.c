@@ -12,6 +12,7 @@
 #include "mpi_train.h"
 #include "mpirun.h"
 #include "train/trainer.h"
+#include "same_state.h"
 #include "train_support.h"
 
 TestSuite(mpi_train, .init = start, .fini = stop, .timeout = 120);
@@ -74,7 +75,7 @@ static enum status train_steps_of(const struct engine *engine, const struct trai
 {
     const struct resources resources = {.threads = 1};
     const struct train_state begin = {
-        (float *)(uintptr_t)initial, end->m, end->v, {0, 0}}; /* the moments are 0 */
+        (float *)(uintptr_t)initial, end->m, end->v, {0, 0}, NULL}; /* the moments are 0 */
     void *state = NULL;
     enum status ended = engine->open(train, &resources, &state);
     if (ended == STATUS_OK)
@@ -214,6 +215,55 @@ Test(mpi_train, any_number_of_ranks_trains_what_one_rank_trains)
     cr_expect(same_files("2.safetensors", "weak.safetensors"), "weak and strong scaling differ: %s", err);
 }
 
+/* All ranks must clip by the norm of the gradients of all ranks. */
+Test(mpi_train, ranks_clip_and_average_as_one_rank_does)
+{
+    static const char *const columns[] = {"gradient_norm", "test_loss", "ema_test_loss"};
+    double one[COUNT_OF(columns)];
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        run_well(ranks, DIVIDE "--clip-norm 0.05 --ema 0.9 --accumulate 3 --verify");
+        size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
+        for (size_t i = 0; i < COUNT_OF(columns); i++) {
+            double is = number(out, last, columns[i]);
+            one[i] = ranks == 1 ? is : one[i];
+            cr_expect(is > 0 && fabs(is - one[i]) < 1e-4 * one[i], "%d ranks: %s %.9g instead of %.9g", ranks,
+                      columns[i], is, one[i]);
+        }
+        cr_expect_str_eq(value(out, last, "wrong"), "0");
+        cr_expect_gt(number(out, last, "gradient_norm"), 0.05);
+    }
+}
+
+/* The partner of a sample may belong to another rank. With live samples, each rank generates the partners of
+ * its samples, and augments them. */
+Test(mpi_train, any_number_of_ranks_mixes_the_same_samples)
+{
+#define MIX                                                                              \
+    "--variant " TRAINED                                                                 \
+    " --model lenet --test-size 20 --epochs 2 --threads 1 --format csv --train-size 62 " \
+    "--scaling strong --batch 24 --mixup 0.8 --cutmix 1 --shift 1 --flip "
+#define CANVASES                                                                                            \
+    "--data synth --res 24 --out-res 16 --classes 5 --fit random-resized-crop --rand-augment 28 --erasing " \
+    "0.5 --repeats 3 "
+    static const char *const data[] = {"--data digits", "--data synth --res 16 --classes 5 --feed live",
+                                       CANVASES "--feed live", CANVASES "--feed stored --loss bce"};
+    for (size_t i = 0; i < COUNT_OF(data); i++) {
+        double one = 0;
+        for (int ranks = 1; ranks <= 3; ranks++) {
+            char line[512];
+            snprintf(line, sizeof line, MIX "%s --verify --balance %s", data[i],
+                     ranks == 3 ? "1:0:2" : "equal");
+            run_well(ranks, line);
+            const size_t last = ranks > 1 ? 2 * (size_t)(ranks + 1) : 2;
+            const double loss = number(out, last, "test_loss");
+            one = ranks == 1 ? loss : one;
+            cr_expect(fabs(loss - one) < 1e-5 * one, "%s, %d ranks: %.9g instead of %.9g", data[i], ranks,
+                      loss, one);
+            cr_expect_str_eq(value(out, last, "wrong"), "0");
+        }
+    }
+}
+
 /* 3 ranks train on 62 samples in steps of 24, 24 and 14 samples. */
 Test(mpi_train, one_row_per_rank_and_one_of_all_ranks)
 {
@@ -304,6 +354,71 @@ Test(mpi_train, training_resumes_on_any_number_of_ranks)
     run(3, LEARN "--checkpoint two --resume --epochs 4");
     cr_expect(status == 2 && strstr(err, "batch=24 in the checkpoint, 36 now; choose --batch so that"),
               "%d: %s", status, err);
+}
+
+/* Epochs have three steps. The second checkpoint is after the first step of the second epoch. */
+Test(mpi_train, training_resumes_within_an_epoch)
+{
+    run_well(2, LEARN "--export whole.safetensors");
+    run_well(2,
+             LEARN "--checkpoint k --checkpoint-steps 2 --keep 9 --log log.csv --log-steps 1 --out rows.csv "
+                   "--export stopped.safetensors");
+    cr_expect(same_files("whole.safetensors", "stopped.safetensors"), "checkpoints change the parameters");
+    read_text("log.csv", out);
+    cr_expect(count_of(out, "\n") == 1 + 6 && number(out, 6, "ranks") == 2, "%s", out);
+    cr_expect(number(out, 1, "samples_seen") == 24 && number(out, 6, "samples_seen") == 124, "%s", out);
+    shell("mkdir two three && cp k/epoch-000001.step-0000000001.ckpt two && cp two/* three");
+    run_well(2, LEARN "--checkpoint two --checkpoint-steps 2 --log again.csv --log-steps 1 --resume "
+                      "--out resumed.csv --export resumed.safetensors");
+    cr_expect_not_null(strstr(err, "1 of 2 epochs and 1 of 3 steps are done: continuing"), "%s", err);
+    cr_expect(same_files("whole.safetensors", "resumed.safetensors"), "a resumed run differs");
+    read_text("rows.csv", out);
+    char loss[64];
+    snprintf(loss, sizeof loss, "%s", value(out, 6, "train_loss"));
+    read_text("resumed.csv", out);
+    cr_expect_str_eq(value(out, 6, "train_loss"), loss);
+    run_well(3, LEARN "--checkpoint three --resume --batch 8 --verify");
+    cr_expect_float_eq(number(out, 4, "train_loss"), atof(loss), 1e-4, "%s", out);
+    cr_expect_str_eq(value(out, 4, "wrong"), "0");
+}
+
+/* Ranks continue within an epoch bit-exactly, with the options of recipes. Epochs have five steps. On another
+ * number of ranks, only the order of sums differs. */
+Test(mpi_train, recipes_resume_within_an_epoch)
+{
+#define RECIPE                                                                                             \
+    "--variant " TRAINED " --model vit-micro --train-size 116 --test-size 20 --batch 24 --scaling strong " \
+    "--epochs 2 --threads 1 --format csv --optimizer adamw --clip-norm 0.5 --ema 0.9 --drop-path 0.2 "     \
+    "--checkpoint-steps 3 --keep 9 --log-steps 2 "
+    static const char *const cases[] = {"--accumulate 3 --layer-decay 0.8 ", "--mixup 0.8 --cutmix 1 ",
+                                        "--accumulate 2 --balance 3:1 "};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char options[1024];
+        shell("rm -rf k part other *.csv");
+        snprintf(options, sizeof options, RECIPE "%s --checkpoint k --log whole.csv --out rows.csv",
+                 cases[i]);
+        run_well(2, options);
+        shell("mkdir part && cp k/epoch-000001.step-0000000001.ckpt part && cp -r part other");
+        cr_assert_eq(status, 0, "%s", err);
+        snprintf(options, sizeof options,
+                 RECIPE "%s --checkpoint part --resume --log part.csv --out again.csv", cases[i]);
+        run_well(2, options);
+        cr_expect_not_null(strstr(err, "1 of 2 epochs and 1 of 5 steps are done: continuing"), "%s", err);
+        expect_same_state("k/epoch-000002.ckpt", "part/epoch-000002.ckpt", true);
+        shell("rows=$(($(grep -c . part.csv) - 1)); test $rows -gt 1 && "
+              "steps() { tail -n $rows $1 | cut -d, -f 7-18,22-; }; steps whole.csv > a; steps part.csv > b; "
+              "diff a b");
+        cr_expect_eq(status, 0, "%s", out);
+        shell("columns() { awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } END { print "
+              "$at[\"train_loss\"], $at[\"gradient_norm\"], $at[\"test_loss\"], $at[\"ema_test_loss\"] }' "
+              "$1; }; "
+              "columns rows.csv > a; columns again.csv > b; diff a b");
+        cr_expect_eq(status, 0, "%s", out);
+    }
+    read_text("rows.csv", out);
+    double loss = number(out, count_of(out, "\n") - 1, "ema_test_loss");
+    run_well(3, RECIPE "--accumulate 3 --balance 1:1:1 --checkpoint other --log other.csv --resume");
+    cr_expect_float_eq(number(out, count_of(out, "\n") - 1, "ema_test_loss"), loss, 1e-3 * loss, "%s", out);
 }
 
 /* With --lr-scale, the learning rate depends on the number of ranks. --lr can keep the rate unchanged. */

@@ -68,7 +68,7 @@ Test(train, dropout_keeps_the_expected_fraction)
 
 Test(train, shifts_stay_in_range)
 {
-    const struct augment augment = {2, true};
+    const struct augment augment = {.shift = 2, .flip = true};
     uint32_t seen[5][5] = {{0}}, flipped[5][5] = {{0}}, flips = 0;
     for (uint32_t sample = 0; sample < 5000; sample++) {
         struct draw_move move = draw_move(&augment, 1, 0, sample);
@@ -84,7 +84,7 @@ Test(train, shifts_stay_in_range)
                   "not half of the samples with this shift are flipped: %u of %u", mirrored, count);
     }
     cr_expect(flips > 2300 && flips < 2700);
-    const struct draw_move move = {1, -1, true};
+    const struct draw_move move = {.down = 1, .right = -1, .flip = true};
     cr_expect_eq(draw_moved(&move, 3, 4, 0, 0), 1 * 4 + 2); /* row 1, column 2 (the second to last) */
     cr_expect_eq(draw_moved(&move, 3, 4, 2, 0), -1);
     cr_expect_eq(draw_moved(&move, 3, 4, 0, 3), -1);
@@ -142,8 +142,30 @@ Test(train, optimizers_match_hand_computed_values)
 
 Test(train, schedules)
 {
-    const struct schedule cosine = {SCHEDULE_COSINE, 2, 4, 24, 0, 0},
-                          steps = {SCHEDULE_STEP, 2, 0, 0, 10, 0.5};
+    const struct schedule cosine = {.kind = SCHEDULE_COSINE, .rate = 2, .warmup_steps = 4, .total_steps = 24},
+                          steps = {.kind = SCHEDULE_STEP, .rate = 2, .decay_steps = 10, .gamma = 0.5},
+                          multistep = {.kind = SCHEDULE_MULTISTEP,
+                                       .rate = 2,
+                                       .gamma = 0.5,
+                                       .milestone_count = 2,
+                                       .milestones = {3, 7}},
+                          cycles = {.kind = SCHEDULE_COSINE,
+                                    .rate = 2,
+                                    .least = 1,
+                                    .warmup_steps = 4,
+                                    .total_steps = 24,
+                                    .cycles = 2},
+                          square = {.kind = SCHEDULE_POLYNOMIAL, .rate = 8, .total_steps = 4, .power = 2};
+    const double squares[] = {8, 4.5, 2, 0.5, 0, 0}, twice[] = {2, 2, 1, 0.5};
+    for (uint64_t i = 0; i < COUNT_OF(squares); i++)
+        cr_expect_float_eq(schedule_rate(&square, i), squares[i], 1e-15);
+    for (uint64_t i = 0; i < COUNT_OF(twice); i++) /* steps 0, 2, 3 and 7 */
+        cr_expect_float_eq(schedule_rate(&multistep, (const uint64_t[]){0, 2, 3, 7}[i]), twice[i], 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 4), 2, 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 9), 1.5, 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 14), 2, 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 19), 1.5, 1e-15);
+    cr_expect_float_eq(schedule_rate(&cycles, 24), 1, 1e-15);
     cr_expect_float_eq(schedule_rate(&cosine, 0), 0.5, DBL_EPSILON);
     cr_expect_float_eq(schedule_rate(&cosine, 3), 2, DBL_EPSILON);
     cr_expect_float_eq(schedule_rate(&cosine, 4), 2, DBL_EPSILON);
@@ -341,6 +363,41 @@ Test(checkpoint, round_trip)
     checkpoint_free(&back);
 }
 
+/* A checkpoint within an epoch has the sums of the steps so far. The moving average is a fourth arena. */
+Test(checkpoint, round_trip_within_an_epoch)
+{
+    float arenas[4][VALUES];
+    for (int i = 0; i < 4 * VALUES; i++)
+        arenas[i / VALUES][i % VALUES] = (float)i;
+    const struct train_totals sums = {.loss = 1.5,
+                                      .correct = 3,
+                                      .samples = 8,
+                                      .skipped = 1,
+                                      .norms = 2.5,
+                                      .normed = 4,
+                                      .bad_step = TRAIN_FINE};
+    struct checkpoint back, within = {.model = "lenet",
+                                      .history = {2, 1.5, -1, -1},
+                                      .partial = {5, sums, 0.5, 0.25},
+                                      .data = (char *)"digits",
+                                      .row = (char *)"",
+                                      .identity = (char *)"",
+                                      .state = {arenas[0], arenas[1], arenas[2], {0, 0}, arenas[3]},
+                                      .arena_values = VALUES};
+    bool found;
+    must(checkpoint_write(folder, 2, &within));
+    must(checkpoint_read_latest(folder, false, &back, &found));
+    cr_assert(found && back.history.epochs == 2 && back.partial.steps == 5 && back.state.ema);
+    cr_expect(back.partial.epoch_s == 0.5 && back.partial.exchange_s == 0.25);
+    cr_expect(back.partial.totals.loss == 1.5 && back.partial.totals.samples == 8 &&
+              back.partial.totals.norms == 2.5 && back.partial.totals.normed == 4 &&
+              back.partial.totals.bad_step == TRAIN_FINE);
+    cr_expect(memcmp(back.state.v, arenas[2], sizeof arenas[2]) == 0 &&
+              memcmp(back.state.ema, arenas[3], sizeof arenas[3]) == 0);
+    cr_expect_eq(checkpoint_parameters(&back), back.state.ema);
+    checkpoint_free(&back);
+}
+
 Test(checkpoint, keeps_the_latest)
 {
     char path[PATH_MAX];
@@ -409,9 +466,9 @@ Test(checkpoint, detects_damage)
         must(file_write_atomic(path, bytes, length));
         expect_fault(path, length < 8 ? "not a checkpoint" : "truncated");
     }
-    bytes[8] = 5; /* first byte of the schema */
+    bytes[8] = 7; /* first byte of the schema */
     must(file_write_atomic(path, bytes, size));
-    expect_fault(path, "has schema 5; this program reads 4");
+    expect_fault(path, "has schema 7; this program reads 6");
     must(file_write_atomic(path, "hello", 5));
     expect_fault(path, "this is not a checkpoint");
     free(bytes);
@@ -451,11 +508,11 @@ Test(checkpoint, skips_only_damaged_ones)
     write_one(2, 3);
     path_of(2, path);
     must(file_read(path, &bytes, &size));
-    bytes[8] = 5;
+    bytes[8] = 7;
     must(file_write_atomic(path, bytes, size));
     free(bytes);
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);
-    cr_expect(!found && strstr(status_text(), "has schema 5"), "%s", status_text());
+    cr_expect(!found && strstr(status_text(), "has schema 7"), "%s", status_text());
     cr_assert_eq(unlink(path), 0);
     cr_assert_eq(mkdir(path, 0777), 0); /* cannot be read, like a file of another user */
     cr_expect_eq(checkpoint_read_latest(folder, true, &back, &found), STATUS_FAILED);

@@ -154,16 +154,15 @@ static void mean_forward(const struct net *net, const struct block *block, const
 /* Gathers the sample in C order. */
 static const float *gather(const struct net *net, struct worker *worker, const struct passing *passing)
 {
-    const struct train *train = net->train;
-    struct draw_move move = {0, 0, false};
+    const struct data *data = net->train->data;
     RANGE(GATHER);
     double begin_s = timer_now_s();
     if (passing->training)
-        move = draw_move(&train->augment, train->seed, passing->epoch, passing->sample);
-    const void *stored = passing->training
-                             ? feed_sample(&net->feed, passing->sample, passing->index - net->begin)
-                             : data_sample(train->data, passing->part, passing->sample);
-    data_gather(train->data, stored, move, worker->sample);
+        feed_gather(&net->feed, &net->mix, passing->epoch, net->step_numbers, net->count,
+                    net->fed + passing->index - net->begin, worker->partner, worker->sample);
+    else
+        data_gather(data, data_sample(data, passing->part, passing->sample), (struct draw_move){0},
+                    worker->sample);
     worker->data_s += timer_now_s() - begin_s;
     return worker->sample;
 }

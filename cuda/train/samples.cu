@@ -12,37 +12,60 @@ enum status device_sets_open(const struct train *train, struct device_set sets[D
         const struct data_set *set = &data->sets[part];
         if ((part == DATA_TEST || data->feed != DATA_LIVE) && (!stage || stage->first))
             TRY(allocate_copy(allocations, &sets[part].values, set->values,
-                              data_held(data, (enum data_part)part) * data->sample_bytes, stream));
+                              (size_t)data_held(data, (enum data_part)part) *
+                                  data_stored_bytes(data, (enum data_part)part),
+                              stream));
         TRY(allocate_copy(allocations, &sets[part].labels, set->labels, set->count * sizeof *set->labels,
                           stream));
     }
     return STATUS_OK;
 }
 
-static __global__ void draw_kernel(enum data_feed feed, const struct draw_order order, uint32_t first,
-                                   uint32_t count, const struct augment augment, uint64_t seed,
-                                   uint32_t epoch, const uint32_t *labels, const struct device_batch batch)
+struct device_set device_set_after(const struct device_set *set, const struct data *data, size_t skipped)
 {
-    uint32_t j = own_element();
-    if (j >= count)
-        return;
-    uint32_t number = train_sample_at(feed, &order, first, j);
-    batch.numbers[j] = number;
-    batch.labels[j] = labels[number];
-    batch.moves[j] = draw_move(&augment, seed, epoch, number);
+    struct device_set after = *set;
+    if (set->batch_alone)
+        after.values =
+            static_cast<const uint8_t *>(set->values) + skipped * data_stored_bytes(data, DATA_TRAIN);
+    return after;
 }
 
-enum status batch_draw(const struct train *train, const struct device_set *set,
-                       const struct device_batch *batch, uint32_t epoch, uint32_t step, uint32_t count,
-                       cudaStream_t stream)
+enum status device_batch_allocate(const struct train *train, uint32_t capacity, struct device_batch *batch,
+                                  struct allocations *allocations)
+{
+    const uint32_t entries = train_entries(train, capacity);
+    TRY(allocate(allocations, &batch->numbers, entries));
+    TRY(allocate(allocations, &batch->labels, entries));
+    return allocate(allocations, &batch->moves, entries);
+}
+
+static __global__ void draw_kernel(const struct train_pick pick, const struct share share, uint32_t entries,
+                                   const struct augment augment, uint64_t seed, uint32_t epoch,
+                                   const uint32_t *labels, const struct device_batch batch)
+{
+    uint32_t j = own_element();
+    if (j >= entries)
+        return;
+    uint32_t number = train_picked(&pick, train_entry(&share, j));
+    batch.numbers[j] = number;
+    batch.labels[j] = labels[number % pick.order.count];
+    batch.moves[j] = box_move(&augment, seed, epoch, number);
+}
+
+enum status batch_draw(const struct train *train, const struct device_set *set, struct device_batch *batch,
+                       uint32_t epoch, uint32_t step, const struct share *part, cudaStream_t stream)
 {
     struct draw_order order = draw_order(train->seed, epoch, train->data->sets[DATA_TRAIN].count);
-    uint32_t first = step * train->batch + (uint32_t)train_share(train, step).first;
-    draw_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(
-        train->data->feed, order, first, count, train->augment, train->seed, epoch, set->labels, *batch);
+    uint32_t entries = train_entries(train, (uint32_t)part->count);
+    batch->mix = train_mix(train, epoch, step);
+    draw_kernel<<<blocks_for(entries), BLOCK, 0, stream>>>(train_pick(train, &order, step), *part, entries,
+                                                           train->augment, train->seed, epoch, set->labels,
+                                                           *batch);
     CUDA_TRY_LAUNCH("draw_kernel");
     return STATUS_OK;
 }
+
+static const struct mix not_mixed = {.share = 1};
 
 static __global__ void pick_kernel(uint32_t count, const struct augment augment, uint64_t seed,
                                    uint32_t epoch, bool training, const uint32_t *labels,
@@ -52,15 +75,15 @@ static __global__ void pick_kernel(uint32_t count, const struct augment augment,
     if (j >= count)
         return;
     batch.labels[j] = labels[batch.numbers[j]];
-    batch.moves[j] = {0, 0, false};
+    batch.moves[j] = {};
     if (training)
         batch.moves[j] = draw_move(&augment, seed, epoch, batch.numbers[j]);
 }
 
-enum status batch_pick(const struct train *train, const struct device_set *set,
-                       const struct device_batch *batch, uint32_t epoch, bool training, uint32_t count,
-                       cudaStream_t stream)
+enum status batch_pick(const struct train *train, const struct device_set *set, struct device_batch *batch,
+                       uint32_t epoch, bool training, uint32_t count, cudaStream_t stream)
 {
+    batch->mix = not_mixed;
     pick_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(count, train->augment, train->seed, epoch, training,
                                                          set->labels, *batch);
     CUDA_TRY_LAUNCH("pick_kernel");
@@ -75,12 +98,13 @@ static __global__ void list_kernel(uint32_t first, uint32_t count, const uint32_
         return;
     batch.numbers[j] = first + j;
     batch.labels[j] = labels[first + j];
-    batch.moves[j] = {0, 0, false};
+    batch.moves[j] = {};
 }
 
-enum status batch_list(const struct device_set *set, const struct device_batch *batch, uint32_t first,
+enum status batch_list(const struct device_set *set, struct device_batch *batch, uint32_t first,
                        uint32_t count, cudaStream_t stream)
 {
+    batch->mix = not_mixed;
     list_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(first, count, set->labels, *batch);
     CUDA_TRY_LAUNCH("list_kernel");
     return STATUS_OK;
@@ -92,12 +116,29 @@ struct gather_plan {
     enum dtype type;
     struct shape shape;
     uint32_t count;        /* values in the batch */
+    uint32_t samples;      /* samples in the batch */
     struct divider sample; /* values per sample */
     size_t sample_bytes;
-    bool batch_alone; /* see struct device_set */
+    bool batch_alone, partners; /* see struct device_set */
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX];
 };
 
+/* The moved, normalised and erased value at row y and column x of a plane of entry `j` of the batch. */
+static __device__ __forceinline__ float gathered(const struct gather_plan &plan, const uint8_t *stored,
+                                                 const struct device_batch &batch, uint32_t j, uint32_t plane,
+                                                 uint32_t y, uint32_t x)
+{
+    uint32_t channel = plane / plan.shape.depth;
+    int32_t from = draw_moved(&batch.moves[j], plan.shape.height, plan.shape.width, y, x);
+    const uint8_t *sample =
+        stored + stored_at(plan.batch_alone, plan.partners, batch, plan.samples, j) * plan.sample_bytes;
+    uint32_t first = plane * plan.shape.height * plan.shape.width;
+    float value = from < 0 ? 0 : data_value(plan.type, sample, first + (size_t)from);
+    value = fmaf(value, plan.scale[channel], plan.offset[channel]);
+    return box_erased(&batch.moves[j].erase, y, x, first + y * plan.shape.width + x, value);
+}
+
+template <bool MIXES>
 static __global__ void gather_kernel(const struct gather_plan plan, const uint8_t *stored,
                                      const struct device_batch batch, float *values)
 {
@@ -107,12 +148,10 @@ static __global__ void gather_kernel(const struct gather_plan plan, const uint8_
     uint32_t j = plan.sample.quotient(i), element = i - j * plan.sample.by;
     uint32_t x = element % plan.shape.width, y = element / plan.shape.width % plan.shape.height;
     uint32_t plane = element / plan.shape.width / plan.shape.height; /* (channel, depth) */
-    uint32_t channel = plane / plan.shape.depth;
-    int32_t from = draw_moved(&batch.moves[j], plan.shape.height, plan.shape.width, y, x);
-    const uint8_t *sample = stored + (plan.batch_alone ? j : batch.numbers[j]) * plan.sample_bytes;
-    size_t first = (size_t)plane * plan.shape.height * plan.shape.width;
-    float value = from < 0 ? 0 : data_value(plan.type, sample, first + (size_t)from);
-    values[i] = fmaf(value, plan.scale[channel], plan.offset[channel]);
+    float own = gathered(plan, stored, batch, j, plane, y, x);
+    values[i] =
+        MIXES ? mix_value(&batch.mix, y, x, own, gathered(plan, stored, batch, plan.samples + j, plane, y, x))
+              : own;
 }
 
 enum status batch_gather(const struct data *data, const struct device_set *set,
@@ -121,17 +160,20 @@ enum status batch_gather(const struct data *data, const struct device_set *set,
     struct gather_plan plan = {.type = data->type,
                                .shape = data->shape,
                                .count = count * (uint32_t)data->sample_values,
+                               .samples = count,
                                .sample = divider_of((uint32_t)data->sample_values),
                                .sample_bytes = data->sample_bytes,
                                .batch_alone = set->batch_alone,
+                               .partners = set->partners,
                                .scale = {},
                                .offset = {}};
     for (uint32_t c = 0; c < data->shape.channels; c++) {
         plan.scale[c] = data->scale[c];
         plan.offset[c] = data->offset[c];
     }
-    gather_kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(
-        plan, static_cast<const uint8_t *>(set->values), *batch, values);
+    auto *kernel = batch->mix.share < 1 ? gather_kernel<true> : gather_kernel<false>;
+    kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(plan, static_cast<const uint8_t *>(set->values),
+                                                         *batch, values);
     CUDA_TRY_LAUNCH("gather_kernel");
     return STATUS_OK;
 }

@@ -104,7 +104,8 @@ lost_rank() { # signal, seconds, variant, method
 
 # With peer-fused, the parameters must have the bits of peer, because both add up in rank order.
 same_as_peer() { # variant, options ...
-    local name=$work/fused-$1 method variant=$1
+    local name method variant=$1
+    name=$(mktemp -d "$work/fused-XXXXXX")/parameters # checks with the same variant run at the same time
     shift
     for method in peer peer-fused; do
         on_ranks "$ranks" --data digits --variant "$variant" --sync "$method" --train-size 500 --batch 16 --epochs 2 \
@@ -146,6 +147,8 @@ assert abs(saved - wanted) < 0.02 * wanted + 4096, (saved, wanted)
 END
 }
 
+augmented=(--data synth --classes 5 --res 40 --out-res 32 --train-size 90 --fit random-resized-crop --flip
+    --rand-augment 28 --erasing 0.25 --repeats 2 --mixup 0.8 --cutmix 1)
 for method in $methods; do
     layers=$all_layers stopped_s=45 # peer waits for 20 s, possibly once more in blocks that start later
     [[ $method != nccl ]] || stopped_s=15
@@ -166,6 +169,11 @@ for method in $methods; do
         --verify --verify-steps 12 --train-size 203 --batch 11 --shift 2 --balance "$uneven"
     ((ranks == 1)) || check "$method: a rank without a share" on_ranks "$ranks" --data digits --epochs 1 --variant "$variants" \
         --sync "$method" --verify --verify-steps 12 --train-size 203 --batch 11 --balance "$zero"
+    # The partner of a sample may belong to another rank, which augments it as well.
+    for feed in live stored; do
+        check "$method: augmented and mixed samples, $feed" on_ranks "$ranks" --epochs 1 --variant "$layers" --sync "$method" \
+            --verify --feed $feed --model lenet --batch 8 "${augmented[@]}"
+    done
     # With measured shares, live samples are generated before it is known how many samples a rank needs.
     check "$method: live samples with measured shares" on_ranks "$ranks" --epochs 4 --variant "$layers" --sync "$method" --verify \
         --data synth --classes 5 --model cnn-fdsl --res 32 --train-size 90 --batch 8 --balance measured
@@ -179,6 +187,8 @@ for method in $methods; do
     ((ranks == 1)) || [[ $method == mpi ]] || check "$method: a stopped rank" lost_rank STOP "$stopped_s" train-cuda "$method"
     [[ $method == mpi || ! $vit ]] || check "$method: train-vit compared with the reference" on_ranks "$ranks" --data digits --epochs 1 \
         --variant train-vit --model vit-micro --sync "$method" --verify --verify-steps 12 --train-size 203 --batch 11 --optimizer adamw
+    [[ $method == mpi || ! $vit ]] || check "$method: train-vit, augmented and mixed samples" on_ranks "$ranks" --epochs 1 \
+        --variant train-vit --model vit-micro --sync "$method" --verify --batch 8 --optimizer adamw "${augmented[@]}"
 done
 for variant in train-cuda train-bf16; do
     check "peer-fused: $variant has the bits of peer" same_as_peer "$variant"
@@ -186,12 +196,21 @@ for variant in train-cuda train-bf16; do
 done
 check 'peer-fused: SGD has the bits of peer' same_as_peer train-tf32 --optimizer sgd --lr 0.01
 [[ ! $vit ]] || check 'peer-fused: train-vit has the bits of peer' same_as_peer train-vit --model vit-micro --optimizer adamw
+[[ ! $vit ]] || check 'peer-fused: train-vit with --layer-decay has the bits of peer' same_as_peer train-vit --model vit-micro \
+    --optimizer adamw --layer-decay 0.75
+[[ ! $vit ]] || check 'peer-fused: train-vit with --accumulate has the bits of peer' same_as_peer train-vit --model vit-micro \
+    --optimizer adamw --accumulate 2
+check 'peer-fused: train-tf32 with --accumulate has the bits of peer' same_as_peer train-tf32 --accumulate 2
 [[ ! $vit ]] || check 'peer-fused: train-vit resumes' resumes train-vit --model vit-micro --optimizer adamw
 check 'peer-fused: moments take less memory' less_memory
 check 'train-amp refuses peer-fused' fails_with 4 'scales the loss, so it needs all sums before the update; use --sync peer' \
     mpirun --bind-to none -n 2 "$bench" --variant train-amp --sync peer-fused --data digits --batch 8 --train-size 100 --epochs 1
 check 'train-graph refuses peer-fused' fails_with 4 'updates the parameters in its own kernels; use --sync peer' \
     mpirun --bind-to none -n 2 "$bench" --variant train-graph --sync peer-fused --data digits --batch 8 --train-size 100 --epochs 1
+for option in --clip-norm --ema; do
+    check "peer-fused refuses $option" fails_with 2 "use --sync peer, or drop $option" mpirun --bind-to none -n 2 "$bench" \
+        --variant train-cuda --sync peer-fused --data digits --batch 8 --train-size 100 --epochs 1 "$option" 0.9
+done
 check 'exchange: all variants' mpirun --bind-to none -n "$ranks" "$bench" --workload exchange --variant all --verify --loops 3 \
     --warmups 1 --warmup-time 0 --bytes 4,12,508,512,516,4084,262148,1200004,23000004
 check 'train-graph refuses mpi' fails_with 4 'cannot add up gradients between kernels of a CUDA graph' \
@@ -208,6 +227,8 @@ if ((ranks > 1)); then
         --verify --model cnn --train-size 2000 --batch 64 --balance measured --threads 2
     check 'a CPU rank: live samples' on_ranks "$ranks" --epochs 1 --variant "$mixed" --rank-device "$cpu" --verify --data synth \
         --classes 5 --model cnn-fdsl --res 32 --train-size 90 --batch 8 --threads 2
+    check 'a CPU rank: augmented and mixed samples' on_ranks "$ranks" --epochs 1 --variant "$mixed" --rank-device "$cpu" --verify \
+        --model lenet --batch 8 --threads 2 "${augmented[@]}"
     check 'a CPU rank refuses peer' fails_with 4 'use --sync mpi' \
         mpirun --bind-to none -n "$ranks" "$bench" --variant train-cuda --rank-device "$cpu" --sync peer --data digits --batch 8 --train-size 100
     check 'a CPU rank refuses train-amp' fails_with 2 'scales the loss' \

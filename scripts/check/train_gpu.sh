@@ -3,8 +3,8 @@
 # with the reference, for odd sizes. Checks that repeated and resumed runs are bit-identical, that live samples equal
 # stored ones, and that variants can continue from each other's checkpoints. With --sanitize, runs every CUDA kernel
 # under compute-sanitizer. --engine selects train-tf32, train-bf16, train-amp or train-vit instead of train-cuda. With the
-# first three, the gemms on tensor cores are also checked bit for bit. The kernels for live samples, cuDNN and train-graph
-# are checked only with train-cuda.
+# first three, the gemms on tensor cores are also checked bit for bit. The kernels for live samples and augmentation, cuDNN
+# and train-graph are checked only with train-cuda.
 #
 #   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp|vit] [--sanitize]
 #
@@ -21,6 +21,7 @@ products=${FDSL_GPU_TENSOR:-build/tests/gpu_tensor}
 engine=cuda
 live=${FDSL_GPU_LIVE:-build/tests/gpu_live}
 graph_kernels=${FDSL_GPU_GRAPH:-build/tests/gpu_graph}
+augment_kernels=${FDSL_GPU_AUGMENT:-build/tests/gpu_augment}
 sanitize=0
 while (($#)); do
     case $1 in
@@ -46,6 +47,7 @@ small=lenet model=cnn infer=infer-cuda
 nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg lenet cnn cnn3d cnn-fdsl'
 sanitized='relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool'
 tools='memcheck racecheck initcheck synccheck' exclude=()
+[[ ! $engine =~ ^(tf32|bf16)$ ]] || infer=infer-$engine
 if [[ $engine == vit ]]; then
     small=vit-micro model=vit-micro infer=infer-vit
     nets='vit-micro vit64 vit128 vit192 vit200 vit-tiny vit-base' sanitized='vit-micro vit64 vit128 vit200'
@@ -59,20 +61,26 @@ trap 'rm -rf "$work"' EXIT
 source scripts/check/parallel.sh # in parallel: most time goes to CUDA initialisation and the single-threaded reference
 share_processors
 
+augmented='--fit random-resized-crop --flip --rand-augment 28 --erasing 0.25'
 if ((sanitize)); then
     for tool in $tools; do
-        for net in $sanitized; do
+        for net in $sanitized recipe; do
             check "$tool: $net" compute-sanitizer --tool "$tool" "${exclude[@]}" --error-exitcode 9 "$kernels" \
                 --engine "$engine" --short "$net"
         done
         if [[ $engine == cuda ]]; then
             check "$tool: live samples" compute-sanitizer --tool "$tool" --error-exitcode 9 "$live" --short
+            check "$tool: augmentation" compute-sanitizer --tool "$tool" --error-exitcode 9 "$augment_kernels" --short
         elif [[ $engine != vit ]]; then
             check "$tool: gemms" compute-sanitizer --tool "$tool" --error-exitcode 9 "$products" --short
         fi
         check "$tool: an epoch, a test, a checkpoint" compute-sanitizer --tool "$tool" "${exclude[@]}" --error-exitcode 9 \
             "$bench" --variant "train-$engine" --model "$model" --data digits --train-size 20 --test-size 9 --batch 7 --epochs 1 \
             --shift 2 --flip --checkpoint "$work/$tool"
+        # shellcheck disable=SC2086  # several words on purpose
+        check "$tool: an epoch of augmented and mixed samples" compute-sanitizer --tool "$tool" "${exclude[@]}" --error-exitcode 9 \
+            "$bench" --variant "train-$engine" --model "$model" --data synth --res 40 --out-res 32 --classes 5 --train-size 20 \
+            --test-size 9 --batch 8 --epochs 1 $augmented --repeats 2 --mixup 0.8 --cutmix 1
         [[ $engine == cuda ]] || continue
         check "$tool: train-graph's kernels" compute-sanitizer --tool "$tool" --error-exitcode 9 "$graph_kernels" --short 2 9
         check "$tool: train-graph: a long graph, a test, a checkpoint" compute-sanitizer --tool "$tool" --error-exitcode 9 \
@@ -101,11 +109,13 @@ for net in $nets; do
     check "compared with the reference: $net" "$kernels" --engine "$engine" "$net"
 done
 
+check 'compared with the reference: clipping, averages, layer decay, steps in parts' "$kernels" --engine "$engine" recipe
 [[ $engine != cuda ]] || check 'live samples: their bits, their order on two streams, the same weights' "$live"
+[[ $engine != cuda ]] || check 'augmentation: the bits of the host, for all operations and odd sizes' "$augment_kernels"
 
 # model data batch train-size extra options. Each line trains 50 steps, over several epochs if epochs are short. The
 # network must not memorise the samples, because the remaining loss would be rounding error.
-grid='logreg digits 1 60
+grid="logreg digits 1 60
 logreg digits 257 700 --optimizer sgd --lr 0.01
 lenet digits 1 60 --optimizer sgd --lr 0.001
 lenet digits 7 20 --optimizer adamw --weight-decay 0.01 --lr-schedule cosine --lr-warmup 0.5
@@ -116,15 +126,34 @@ cnn digits 1 60 --optimizer sgd --lr 0.001
 cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --shift 2
 cnn digits 16 800
 cnn digits 7 20 --label-smoothing 0.1 --optimizer sgd --lr 0.01
+cnn digits 7 20 --mixup 0.8 --cutmix 1 --label-smoothing 0.1 --optimizer sgd --lr 0.01
+lenet digits 1 20 --mixup 0.8 --optimizer sgd --lr 0.01
+lenet synth 33 400 --res 40 --classes 7 --shift 2 --flip --mixup 0.8 --cutmix 1 --loss bce
 cnn3d clips 1 60
-cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5'
-[[ $engine != vit ]] || grid='vit-micro digits 1 60 --optimizer sgd --lr 0.01
+cnn3d clips 7 20 --optimizer sgd --lr 0.01 --lr-schedule step --lr-step 5
+lenet digits 7 20 --optimizer adamw --weight-decay 0.01 --clip-norm 0.5 --ema 0.99 --accumulate 3
+lenet synth 33 400 --res 40 --classes 7 --shift 2 --flip --accumulate 4 --clip-norm 1
+cnn-fdsl synth 7 20 --res 16 --optimizer sgd --lr 0.01 --accumulate 7 --ema 0.9
+lenet synth 33 400 --res 60 --out-res 41 --classes 7 $augmented --interpolation bicubic --repeats 3
+lenet synth 33 400 --res 60 --out-res 41 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1
+lenet synth 16 100 --res 60 --out-res 30 --channels 1 --feed stored $augmented --accumulate 3 --clip-norm 1
+lenet synth 16 100 --res 60 --out-res 30 --channels 1 --feed stored --shift 2 $augmented"
+[[ $engine != vit ]] || grid="vit-micro digits 1 60 --optimizer sgd --lr 0.01
 vit-micro digits 257 600 --shift 2 --flip
 vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --lr-schedule cosine --lr-warmup 0.5 --label-smoothing 0.1
-vit-micro digits 64 200 --checkpoint-activations
+vit-micro digits 64 200 --checkpoint-activations --optimizer sgd --lr 0.01
+vit-micro digits 7 20 --mixup 0.8 --cutmix 1 --label-smoothing 0.1 --optimizer sgd --lr 0.01
+vit-micro synth 33 400 --res 40 --classes 7 --shift 2 --flip --mixup 0.8 --cutmix 1 --loss bce
 vit-micro synth 33 400 --res 40 --classes 7 --shift 2 --flip
 vit-micro synth 7 20 --res 64 --out-res 32 --fit crop --feed constant
-vit-tiny synth 3 9 --res 32 --optimizer sgd --lr 0.01'
+vit-tiny synth 3 9 --res 32 --optimizer sgd --lr 0.01
+vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --clip-norm 0.5 --ema 0.99 --layer-decay 0.75 --drop-path 0.2
+vit-micro digits 64 200 --accumulate 3 --checkpoint-activations --ema 0.9 --optimizer sgd --lr 0.01
+vit-micro synth 33 400 --res 40 --classes 7 --accumulate 4 --clip-norm 1
+vit-micro synth 33 400 --res 60 --out-res 32 --classes 7 $augmented --interpolation bicubic --repeats 3
+vit-micro synth 33 400 --res 60 --out-res 32 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1
+vit-micro synth 16 100 --res 60 --out-res 32 --feed stored $augmented --accumulate 3 --clip-norm 1
+vit-micro synth 16 100 --res 60 --out-res 32 --feed stored --shift 2 $augmented"
 while read -r net data batch size extra; do
     # shellcheck disable=SC2086  # several words on purpose
     check "50 steps of $net, $data, batch $batch of $size $extra" "$bench" --variant "train-$engine" --verify \
@@ -140,11 +169,20 @@ cudnn() {
     fi
     # Checks odd filter and image sizes, a partial last batch and 3-D convolutions. Then checks that two runs give
     # bit-identical results.
-    while read -r model data batch size extra; do
+    while read -r net data batch size extra; do
         # shellcheck disable=SC2086  # several words on purpose
-        check "cuDNN: $model, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
-            --model "$model" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 --epochs 1 $extra
+        check "cuDNN: $net, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 --verify \
+            --model "$net" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 --epochs 1 $extra
     done <<<$'lenet digits 1 60\nlenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20\nlenet synth 33 400 --feed live'
+    # Each repeats its epoch, with short batches, and needs the same bits: a layer measures only once per batch size.
+    while read -r net data batch size extra; do
+        # shellcheck disable=SC2086  # several words on purpose
+        check "cuDNN, measured: $net, $data, batch $batch of $size $extra" "$bench" --variant train-cudnn,train-cudnn-tf32 \
+            --cudnn-benchmark --verify --model "$net" --data "$data" --batch "$batch" --train-size "$size" --test-size 50 \
+            --epochs 2 $extra
+    done <<<$'lenet digits 257 600\ncnn digits 16 250\ncnn3d clips 7 20\ncnn-fdsl synth 33 100 --res 32'
+    check '--cudnn-benchmark is refused without cuDNN' fails_with 2 'works only with train-cudnn' \
+        "$bench" --variant train-cuda --cudnn-benchmark --model lenet --train-size 256
     same_by_cudnn() {
         "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/four" &&
             "$bench" --variant train-cudnn --data digits --train-size 500 --epochs 2 --export "$work/five" &&
@@ -162,6 +200,15 @@ same_weights() { # compares two runs of three epochs, and a run that stops after
         cmp "$work/one" "$work/two" && cmp "$work/one" "$work/three"
 }
 check 'the same seed gives the same weights, resumed or not' same_weights
+recipe=(--clip-norm 0.5 --ema 0.99 --accumulate 3)
+[[ $engine != vit ]] || recipe+=(--layer-decay 0.75 --drop-path 0.2)
+same_recipe() { # as same_weights(), with clipping, an average and parts; the export has the average
+    "${train[@]}" 3 "${recipe[@]}" --export "$work/r-one" && "${train[@]}" 3 "${recipe[@]}" --export "$work/r-two" &&
+        "${train[@]}" 1 "${recipe[@]}" --checkpoint "$work/r-part" &&
+        "${train[@]}" 3 "${recipe[@]}" --checkpoint "$work/r-part" --resume --export "$work/r-three" &&
+        cmp "$work/r-one" "$work/r-two" && cmp "$work/r-one" "$work/r-three"
+}
+check 'clipping, averages and parts: the same weights, resumed or not' same_recipe
 latest() { # folder: prints its latest checkpoint, or the pattern itself if there is none
     local all=("$1"/*.ckpt)
     echo "${all[-1]}"
@@ -184,17 +231,96 @@ killed_at_any_moment() { # variant, model, epochs, kills: each kill comes up to 
 }
 check "train-$engine, killed five times during training, gives the same weights" \
     killed_at_any_moment "train-$engine" "$small" 300 5
-synth=("$bench" --variant "train-$engine" --model "$small" --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
-same_images() { # compares a live run, a stored run, and a stored run that continues live
-    "${synth[@]}" 2 --export "$work/live" && "${synth[@]}" 2 --feed stored --export "$work/stored" &&
-        "${synth[@]}" 1 --feed stored --checkpoint "$work/mixed" &&
-        "${synth[@]}" 2 --checkpoint "$work/mixed" --resume --export "$work/resumed" &&
-        cmp "$work/live" "$work/stored" && cmp "$work/live" "$work/resumed"
+columns() { # file, names: prints these columns of a CSV file
+    awk -F, -v names="$2" 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; count = split(names, name, " "); next }
+        { for (i = 1; i <= count; i++) printf "%s ", $at[name[i]]; print "" }' "$1"
 }
-check 'live and stored samples give the same weights' same_images
+killed_within_an_epoch() { # name, variant, model, options: stops within epochs, and kills after checkpoints there, change no bits
+    local run=("$bench" --variant "$2" --model "$3" --data digits --train-size 5000 --test-size 100 --batch 16 --shift 2
+        --epochs 4 "${@:4}") stops=(--checkpoint-steps 100 --log-steps 70 --test-steps 150) folder=$work/within-$1 kills=3
+    local of_epoch='epoch train_loss train_acc test_loss skipped_steps gradient_norm ema_test_loss' before pid status
+    local of_step='step samples_seen loss accuracy lr gradient_norm test_loss test_acc'
+    "${run[@]}" --export "$folder-alone" &&
+        "${run[@]}" "${stops[@]}" --checkpoint "$folder-whole" --log "$folder-whole.csv" --out "$folder-whole-rows.csv" \
+            --export "$folder-stopped" && cmp "$folder-alone" "$folder-stopped" || return
+    while ((kills-- > 0)); do
+        before=$(latest "$folder")
+        "${run[@]}" "${stops[@]}" --checkpoint "$folder" --log "$folder.csv" --out "$folder-rows.csv" --resume &
+        pid=$! status=0
+        while kill -0 $pid 2>/dev/null && { [[ $(latest "$folder") == "$before" ]] || [[ $(latest "$folder") != *step* ]]; }; do
+            sleep 0.002
+        done
+        kill -KILL $pid && wait $pid || status=$?
+        ((status == 137)) || { echo "ended with status $status, but should have been killed" && return 1; }
+        echo "killed after $(latest "$folder")"
+    done
+    "${run[@]}" "${stops[@]}" --checkpoint "$folder" --log "$folder.csv" --out "$folder-rows.csv" --resume --verify \
+        --export "$folder-parts" && cmp "$folder-alone" "$folder-parts" &&
+        diff <(columns "$folder-whole-rows.csv" "$of_epoch") <(columns "$folder-rows.csv" "$of_epoch") &&
+        diff <(columns "$folder-whole.csv" "$of_step" | sort -u) <(columns "$folder.csv" "$of_step" | sort -u) &&
+        [[ $(columns "$folder.csv" gpu_memory_bytes | tail -n 1) =~ [0-9] ]]
+}
+check "train-$engine, killed three times within an epoch, gives the same weights, losses and rows of --log" \
+    killed_within_an_epoch "$engine" "train-$engine" "$small"
+check "train-$engine with ${recipe[*]}, killed three times within an epoch" \
+    killed_within_an_epoch "$engine-recipe" "train-$engine" "$small" "${recipe[@]}"
+check "train-$engine with mixed samples, killed three times within an epoch" \
+    killed_within_an_epoch "$engine-mixed" "train-$engine" "$small" --mixup 0.8 --cutmix 1 --clip-norm 0.5 --ema 0.99
+synth=("$bench" --variant "train-$engine" --model "$small" --data synth --res 48 --classes 20 --train-size 500 --test-size 64 --batch 64 --epochs)
+same_images() { # name, options: compares a live run, a stored run, and a stored run that continues live
+    local name=$work/$1
+    shift
+    "${synth[@]}" 2 "$@" --export "$name-live" && "${synth[@]}" 2 "$@" --feed stored --export "$name-stored" &&
+        "${synth[@]}" 1 "$@" --feed stored --checkpoint "$name" &&
+        "${synth[@]}" 2 "$@" --checkpoint "$name" --resume --export "$name-resumed" &&
+        cmp "$name-live" "$name-stored" && cmp "$name-live" "$name-resumed"
+}
+check 'live and stored samples give the same weights' same_images plain
+# shellcheck disable=SC2086  # several words on purpose
+check 'augmented live and stored samples give the same weights' same_images augmented --out-res 32 $augmented --repeats 2
+check 'mixed live and stored samples give the same weights' same_images mixes --mixup 0.8 --cutmix 1
+# shellcheck disable=SC2086  # several words on purpose
+check 'augmented and mixed live and stored samples give the same weights' \
+    same_images both --out-res 32 $augmented --repeats 2 --mixup 0.8 --cutmix 1
+same_in_parts() { # compares a live run and a stored run with several parts per step
+    "${synth[@]}" 2 --accumulate 5 --export "$work/live-parts" &&
+        "${synth[@]}" 2 --accumulate 5 --feed stored --export "$work/stored-parts" &&
+        cmp "$work/live-parts" "$work/stored-parts"
+}
+check 'live and stored samples in several parts per step give the same weights' same_in_parts
+same_generators() { # compares images drawn on the host with images drawn on the GPU
+    "${synth[@]}" 2 --generator fused --export "$work/fused" && "${synth[@]}" 2 --generator omp --verify --export "$work/omp" &&
+        "${synth[@]}" 1 --generator omp --fresh --checkpoint "$work/drawn" &&
+        "${synth[@]}" 2 --generator fused --fresh --checkpoint "$work/drawn" --resume --export "$work/both" &&
+        "${synth[@]}" 2 --fresh --export "$work/auto" &&
+        cmp "$work/fused" "$work/omp" && cmp "$work/both" "$work/auto"
+}
+check '--generator omp and fused give the same weights' same_generators
+other_generators() { # bat and gbase train, and their checkpoints are their own
+    for generator in bat gbase; do
+        "${synth[@]}" 1 --generator $generator --checkpoint "$work/$generator" &&
+            "${synth[@]}" 2 --generator $generator --checkpoint "$work/$generator" --resume &&
+            fails_with 2 generator "${synth[@]}" 3 --checkpoint "$work/$generator" --resume || return
+    done
+}
+check '--generator bat and gbase' other_generators
 wait # the next check reads a checkpoint of the checks above
 check "$infer from train-$engine's checkpoint" "$bench" --variant "$infer" --verify --data digits \
     --test-size 300 --checkpoint "$work/part" --batch 257 --min-samples 1 --min-time 0 --max-time 0
+same_test() { # with the batch of the training, the loss of the test set has the same bits as in the training's last row
+    "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 500 --test-size 300 --batch 64 --epochs 2 \
+        --checkpoint "$work/tested" --out "$work/tested.csv" &&
+        "$bench" --variant "$infer" --data digits --test-size 300 --batch 64 --checkpoint "$work/tested" --min-samples 1 \
+            --min-time 0 --max-time 0 --out "$work/infer.csv" &&
+        python3 - "$work/tested.csv" "$work/infer.csv" <<'END'
+import csv, sys
+trained, inferred = (list(csv.DictReader(open(path)))[-1] for path in sys.argv[1:])
+for column in ("epoch", "test_loss", "test_acc"):
+    print(column, trained[column], inferred[column])
+    assert trained[column] and trained[column] == inferred[column]
+END
+}
+[[ $engine == amp ]] || check "$infer measures the test loss of train-$engine" same_test
 goes_on() { # continues from the checkpoint of another variant
     "$bench" --variant train-naive --model "$small" --data digits --train-size 100 --epochs 1 --checkpoint "$work/naive" &&
         "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 100 --epochs 2 --resume --checkpoint "$work/naive" &&
@@ -230,6 +356,11 @@ graph_cases() { # runs the cases in parallel, because the reference is slow
 }
 check 'train-graph compared with the reference, and planted faults' graph_cases
 graph=("$bench" --variant train-graph --model cnn --data digits --train-size 3000 --test-size 300 --batch 64 --shift 2 --epochs)
+for option in '--clip-norm 1' '--ema 0.9' '--accumulate 2'; do
+    # shellcheck disable=SC2086  # two words on purpose
+    check "train-graph refuses $option" fails_with 2 'use train-bf16' \
+        "$bench" --variant train-graph --model cnn --data digits --train-size 256 $option
+done
 check '10 steps of train-graph' "$bench" --variant train-graph --verify --model cnn --data digits --batch 65 \
     --train-size 200 --test-size 65 --epochs 1
 same_graph_weights() { # compares two runs of three epochs, and a run that stops after one epoch and is resumed
@@ -241,11 +372,15 @@ same_graph_weights() { # compares two runs of three epochs, and a run that stops
 check 'train-graph: the same seed gives the same weights, resumed or not' same_graph_weights
 check 'train-graph, killed five times during training, gives the same weights' \
     killed_at_any_moment train-graph cnn 150 5
+check 'train-graph, killed three times within an epoch, gives the same weights, losses and rows of --log' \
+    killed_within_an_epoch train-graph cnn
 wait # the next check reads a checkpoint of the checks above
 check "infer-graph and infer-cuda from train-graph's checkpoint" "$bench" --variant infer-graph,infer-cuda --verify \
     --data digits --test-size 300 --checkpoint "$work/graph" --batch 257 --min-samples 1 --min-time 0 --max-time 0
 check 'train-graph refuses another network' fails_with 2 'train-cuda supports all models' \
     "$bench" --variant train-graph --model lenet --data digits --train-size 256
+check 'train-graph refuses mixed samples' fails_with 2 'neither --mixup nor --cutmix nor --loss bce' \
+    "$bench" --variant train-graph --model cnn --data digits --train-size 256 --mixup 0.8
 check 'infer-graph refuses another network' fails_with 2 'infer-cuda supports all models' \
     "$bench" --variant infer-graph --data digits --test-size 70 --checkpoint "$work/naive"
 check 'train-graph: a NaN loss stops training' fails_with 1 'epoch 1, step [0-9]* of 4: the loss is not finite' \

@@ -1,6 +1,6 @@
-/* Checkpoints store all the state that training needs to continue bit-exactly after an epoch. A file appears
- * complete or not at all. Checkpoints do not depend on the engine: one variant can continue where another
- * stopped. */
+/* Checkpoints store all the state that training needs to continue bit-exactly after an epoch, or within one.
+ * A file appears complete or not at all. Checkpoints do not depend on the engine: one variant can continue
+ * where another stopped. */
 #ifndef FDSL_TRAIN_CHECKPOINT_H
 #define FDSL_TRAIN_CHECKPOINT_H
 
@@ -22,6 +22,14 @@ struct train_history {
                               * not reached yet */
 };
 
+/* The part of the current epoch that is done: sums over its first `steps` steps. All zero between epochs. In
+ * a checkpoint, the seconds are those of rank 0. */
+struct train_partial {
+    uint32_t steps;
+    struct train_totals totals; /* of all ranks */
+    double epoch_s, exchange_s; /* seconds of these steps; the part of them spent in the exchange */
+};
+
 /* The options that choose the samples, and hashes of the training set and the test set. train_size, test_size
  * and classes are 0 if the option was not given. */
 struct train_samples {
@@ -36,6 +44,7 @@ struct checkpoint {
     uint32_t classes;
     float scale[DATA_CHANNELS_MAX], offset[DATA_CHANNELS_MAX]; /* normalisation of the samples */
     struct train_history history;
+    struct train_partial partial;
     struct train_samples samples;
     char *data;     /* owned: value of --data */
     char *row;      /* owned: the CSV rows of the epoch (header and lines); "" if there are none */
@@ -61,9 +70,10 @@ void checkpoint_unlock(int lock);
 /* Sets `*exists` to whether the folder holds any checkpoint. */
 enum status checkpoint_exists(const char *folder, bool *exists);
 
-/* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, then removes older checkpoints until
- * `keep` >= 1 remain, including this one. If writing fails, the older checkpoints remain. STATUS_FAILED,
- * before anything is written, if `identity`, `data`, `row` or `shares` has more than 16 MiB. */
+/* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, or FOLDER/epoch-000012.step-0000000300.ckpt for
+ * 300 more steps. Then removes older checkpoints until `keep` >= 1 remain, including this one. If writing
+ * fails, the older checkpoints remain. STATUS_FAILED, before anything is written, if `identity`, `data`,
+ * `row` or `shares` has more than 16 MiB. */
 enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint);
 
 /* Reads one checkpoint file. STATUS_FAILED with path and reason if the file is not a checkpoint, has another
@@ -83,12 +93,19 @@ void checkpoint_free(struct checkpoint *checkpoint);
  * The caller frees the checkpoint, also after a failure. */
 enum status checkpoint_find(const char *option, const char *path, struct checkpoint *checkpoint);
 
+/* Returns the parameters that a checkpoint is exported and tested with: their moving average, if there is
+ * one. */
+static inline float *checkpoint_parameters(const struct checkpoint *checkpoint)
+{
+    return checkpoint->state.ema ? checkpoint->state.ema : checkpoint->state.parameters;
+}
+
 /* Rebuilds the checkpoint's model. STATUS_FAILED if this program does not know the model, or if its arena
  * size differs. */
 enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *model);
 
-/* Returns the XXH3-64 hash of the parameters. Returns 0 if the build has no xxHash; such a build has no
- * checkpoints either. */
+/* Returns the XXH3-64 hash of checkpoint_parameters(). Returns 0 if the build has no xxHash; such a build has
+ * no checkpoints either. */
 uint64_t checkpoint_hash(const struct checkpoint *checkpoint);
 
 FDSL_C_END

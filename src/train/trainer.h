@@ -24,6 +24,9 @@ struct train_job {
     uint32_t verify_steps;
     const char *checkpoints; /* a folder; NULL: none */
     uint32_t keep;           /* number of checkpoints that the folder keeps */
+    /* Numbers of steps, counted over all epochs; 0: never. */
+    uint32_t checkpoint_steps, test_steps, log_steps;
+    const char *log_path; /* CSV file of step_log.h; NULL: none */
     bool resume, allow_nan;
     struct pipeline_plan pipeline; /* stages = 0: data-parallel */
     int sync;                      /* value of --sync, for exchange_open() */
@@ -44,7 +47,9 @@ struct train_epoch {
     uint32_t steps;
     double loss, train_accuracy; /* means over the epoch; parameters change during it */
     double test_loss, test_accuracy;
-    double rate;            /* learning rate of the epoch's last step */
+    double ema_loss, ema_accuracy; /* of the test set, with the averaged parameters; NaN: no average */
+    double gradient_norm;          /* mean over the steps, before clipping; NaN: not computed */
+    double rate;                   /* learning rate of the epoch's last step */
     bool scales_loss;       /* whether the engine scales the loss; if not, the next two members are unused */
     uint64_t skipped;       /* steps skipped because of overflow */
     double loss_scale;      /* loss scale after the epoch's last step */
