@@ -314,7 +314,7 @@ static void check_nan(const struct allreduce_method *method, int t, void *state,
 
 /* ---- Updates of parameters ---- */
 
-/* What allreduce_peer_update() works on, and the reference in host memory. */
+/* The device arrays of allreduce_peer_update(), and the reference results in host memory. */
 struct training {
     size_t count;
     struct optimizer optimizer;

@@ -15,7 +15,7 @@
 #define THREADS    256
 #define BLOCKS_MAX 4096
 
-/* What a variant does. */
+/* How a variant exchanges its arrays. */
 struct way {
     const struct allreduce_method *method;
     bool updates, fused; /* whether each call updates parameters, and whether the exchange does that */

@@ -638,8 +638,7 @@ extern "C" {
 const struct engine engine_cuda = engine_of<OWN_CONV, PRECISION_FP32>("cuda", ENGINE_BOUNDS_FLOAT);
 const struct engine engine_tf32 =
     engine_of<OWN_CONV, PRECISION_TF32>("tf32", {.loss = 5e-3, .floor = 1, .drift = 0.3, .logits = 1e-2});
-const struct engine engine_bf16 =
-    engine_of<OWN_CONV, PRECISION_BF16>("bf16", {.loss = 5e-2, .floor = 1, .drift = 0.5, .logits = 5e-2});
+const struct engine engine_bf16 = engine_of<OWN_CONV, PRECISION_BF16>("bf16", ENGINE_BOUNDS_BF16);
 const struct engine engine_amp =
     engine_of<OWN_CONV, PRECISION_FP16>("amp", {.loss = 5e-3, .floor = 1, .drift = 0.3, .logits = 1e-2});
 

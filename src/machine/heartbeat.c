@@ -11,7 +11,7 @@
 #define BEATS_PER_S 10
 #define LEFT        UINT64_MAX /* the count of a rank that has closed its heartbeat */
 
-/* What a rank tells the others of its machine. */
+/* The data that each rank sends to the other ranks of its machine. */
 struct card {
     struct shared_ring_offer offer; /* only of local rank 0 */
     int rank;

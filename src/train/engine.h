@@ -248,6 +248,12 @@ struct engine_bounds {
         .loss = 1e-4, .floor = 1e-2, .drift = 1e-2, .logits = 1e-4 \
     }
 
+/* Bounds of engines that round gradients or activations to bf16 (docs/train_mixed.md). */
+#define ENGINE_BOUNDS_BF16                                     \
+    {                                                          \
+        .loss = 5e-2, .floor = 1, .drift = 0.5, .logits = 5e-2 \
+    }
+
 /* Where an engine has its gradients when it calls train->exchange. */
 enum gradients_in {
     GRADIENTS_ALONE,     /* the engine never calls train->exchange, so it trains on one rank only */

@@ -32,11 +32,12 @@ static enum status find_mixture(const struct trainer *trainer, const struct mode
  * are compared at the same parameters. Collective. */
 static enum status combine_bounds(const struct exchange *exchange, struct engine_bounds *bounds)
 {
+    const struct engine_bounds bf16 = ENGINE_BOUNDS_BF16;
     double all[] = {bounds->loss, bounds->floor, bounds->drift, bounds->logits};
     if (exchange->method->rounds) {
-        all[0] = fmax(all[0], 5e-2);
-        all[1] = fmax(all[1], 1);
-        all[2] = fmax(all[2], 0.5);
+        all[0] = fmax(all[0], bf16.loss);
+        all[1] = fmax(all[1], bf16.floor);
+        all[2] = fmax(all[2], bf16.drift);
     }
     TRY(comm_max(all, COUNT_OF(all)));
     *bounds = (struct engine_bounds){.loss = all[0], .floor = all[1], .drift = all[2], .logits = all[3]};

@@ -1,0 +1,233 @@
+/* The device functions that the kernels of the `peer` methods share: formats of the data on the wire, flags,
+ * and sums over the ranks. */
+#ifndef FDSL_CUDA_TRAIN_ALLREDUCE_PEER_DEVICE_CUH
+#define FDSL_CUDA_TRAIN_ALLREDUCE_PEER_DEVICE_CUH
+
+#include <cuda_bf16.h>
+
+#include "train/allreduce_peer_parts.cuh"
+
+#define UNROLL 4    /* vectors that a thread loads before it uses the first */
+#define POLLS  1024 /* between two reads of the clock */
+
+/* ---- Formats: 16 bytes of wire data, called a vector, hold `width` values ---- */
+
+static __device__ __forceinline__ float low(uint32_t word)
+{
+    return __uint_as_float(word << 16);
+}
+
+static __device__ __forceinline__ float high(uint32_t word)
+{
+    return __uint_as_float(word & 0xffff0000u);
+}
+
+static __device__ __forceinline__ uint32_t pack(float first, float second)
+{
+    __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
+    return *reinterpret_cast<const uint32_t *>(&both);
+}
+
+struct wire_f32 {
+    static constexpr int width = 4;
+    static __device__ __forceinline__ void unpack(const uint4 &wire, float values[width])
+    {
+        values[0] = __uint_as_float(wire.x), values[1] = __uint_as_float(wire.y);
+        values[2] = __uint_as_float(wire.z), values[3] = __uint_as_float(wire.w);
+    }
+    static __device__ __forceinline__ uint4 packed(const float values[width])
+    {
+        return make_uint4(__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
+                          __float_as_uint(values[3]));
+    }
+};
+
+struct wire_bf16 {
+    static constexpr int width = 8;
+    static __device__ __forceinline__ void unpack(const uint4 &wire, float values[width])
+    {
+        values[0] = low(wire.x), values[1] = high(wire.x), values[2] = low(wire.y), values[3] = high(wire.y);
+        values[4] = low(wire.z), values[5] = high(wire.z), values[6] = low(wire.w), values[7] = high(wire.w);
+    }
+    static __device__ __forceinline__ uint4 packed(const float values[width])
+    {
+        return make_uint4(pack(values[0], values[1]), pack(values[2], values[3]), pack(values[4], values[5]),
+                          pack(values[6], values[7]));
+    }
+};
+
+/* The array of a call. Its values have type VALUE; vector() and set() convert them to and from wire data. */
+template <class WIRE, class VALUE> struct array {
+    VALUE *values;
+    size_t count;
+
+    static constexpr bool same = sizeof(VALUE) * WIRE::width == 16; /* vectors need no conversion */
+
+    __device__ __forceinline__ size_t vectors() const
+    {
+        return (count + WIRE::width - 1) / WIRE::width;
+    }
+    __device__ __forceinline__ bool whole(size_t i) const
+    {
+        return (i + 1) * WIRE::width <= count;
+    }
+    /* Values past the end are 0. */
+    __device__ __forceinline__ uint4 vector(size_t i) const
+    {
+        float own[WIRE::width];
+        const VALUE *from = values + i * WIRE::width;
+        if (same && whole(i))
+            return *reinterpret_cast<const uint4 *>(from);
+        if (!same && whole(i)) {
+            *reinterpret_cast<float4 *>(own) = reinterpret_cast<const float4 *>(from)[0];
+            *reinterpret_cast<float4 *>(own + 4) = reinterpret_cast<const float4 *>(from)[1];
+        } else
+#pragma unroll
+            for (int k = 0; k < WIRE::width; k++)
+                own[k] = i * WIRE::width + k < count ? static_cast<float>(from[k]) : 0;
+        return WIRE::packed(own);
+    }
+    __device__ __forceinline__ void set(size_t i, const uint4 &wire) const
+    {
+        float own[WIRE::width];
+        VALUE *to = values + i * WIRE::width;
+        if (same && whole(i)) {
+            *reinterpret_cast<uint4 *>(to) = wire;
+            return;
+        }
+        WIRE::unpack(wire, own);
+        if (!same && whole(i)) {
+            reinterpret_cast<float4 *>(to)[0] = *reinterpret_cast<const float4 *>(own);
+            reinterpret_cast<float4 *>(to)[1] = *reinterpret_cast<const float4 *>(own + 4);
+            return;
+        }
+#pragma unroll
+        for (int k = 0; k < WIRE::width; k++)
+            if (i * WIRE::width + k < count)
+                to[k] = static_cast<VALUE>(own[k]);
+    }
+};
+
+/* ---- Flags ---- */
+
+static __device__ __forceinline__ void raise(uint32_t *flag, uint32_t piece)
+{
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(piece) : "memory");
+}
+
+static __device__ __forceinline__ uint32_t look(const uint32_t *flag)
+{
+    uint32_t piece;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(piece) : "l"(flag) : "memory");
+    return piece;
+}
+
+/* Loads from memory that other GPUs write, bypassing the L1 cache. */
+static __device__ __forceinline__ uint4 load_shared(const uint4 *from)
+{
+    uint4 value;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(from));
+    return value;
+}
+
+static __device__ __forceinline__ void store_shared(uint4 *to, const uint4 &value)
+{
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y),
+                 "r"(value.z), "r"(value.w)
+                 : "memory");
+}
+
+static __device__ __forceinline__ uint64_t now_ns(void)
+{
+    uint64_t time;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+    return time;
+}
+
+/* Waits until a flag reaches `piece`; it may already have the number of the next piece. Returns false after
+ * the timeout. */
+static __device__ bool wait_for(const uint32_t *flag, uint32_t piece, uint64_t timeout_ns)
+{
+    uint64_t begin_ns = 0;
+    for (;;) {
+        for (int i = 0; i < POLLS; i++)
+            if ((int32_t)(look(flag) - piece) >= 0)
+                return true;
+        if (begin_ns == 0)
+            begin_ns = now_ns();
+        else if (now_ns() - begin_ns > timeout_ns)
+            return false;
+    }
+}
+
+/* Raises this block's flag on all ranks, after all threads' writes, and waits for the flags of all ranks. The
+ * barriers extend the order of the flags to all threads of the block. Returns false if a rank did not
+ * answer. */
+static __device__ __forceinline__ bool meet(const struct peers &peers, enum shot shot, uint32_t piece)
+{
+    int peer = threadIdx.x;
+    bool answered = true;
+    __syncthreads();
+    if (peer < peers.ranks && peer != peers.rank) {
+        raise(&peers.rooms[peer][blockIdx.x].flags[shot][peers.rank], piece);
+        answered = wait_for(&peers.rooms[peers.rank][blockIdx.x].flags[shot][peer], piece, peers.timeout_ns);
+        if (!answered)
+            *peers.missing = 1 + peer;
+    }
+    return __syncthreads_and(answered);
+}
+
+/* ---- A piece ---- */
+
+/* Processes the indices i = first + threadIdx.x, first + threadIdx.x + STRIDE, ... below `end`, DEPTH at a
+ * time: calls load(i) for all of them, then use(i, loaded). */
+template <int STRIDE = PEER_THREADS, int DEPTH = UNROLL, class LOAD, class USE>
+static __device__ __forceinline__ void each(uint32_t first, uint32_t end, LOAD load, USE use)
+{
+    uint32_t i = first + threadIdx.x;
+    for (; i + (DEPTH - 1) * STRIDE < end; i += DEPTH * STRIDE) {
+        decltype(load(i)) loaded[DEPTH];
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++)
+            loaded[k] = load(i + k * STRIDE);
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++)
+            use(i + k * STRIDE, loaded[k]);
+    }
+    for (; i < end; i += STRIDE)
+        use(i, load(i));
+}
+
+template <int RANKS> struct of_ranks {
+    uint4 wire[RANKS];
+};
+
+/* Adds up one vector of all ranks in rank order. */
+template <class WIRE, int RANKS>
+static __device__ __forceinline__ uint4 sum_of(const struct of_ranks<RANKS> &all)
+{
+    float sum[WIRE::width], next[WIRE::width];
+    WIRE::unpack(all.wire[0], sum);
+#pragma unroll
+    for (int r = 1; r < RANKS; r++) {
+        WIRE::unpack(all.wire[r], next);
+#pragma unroll
+        for (int k = 0; k < WIRE::width; k++)
+            sum[k] += next[k];
+    }
+    return WIRE::packed(sum);
+}
+
+template <int RANKS>
+static __device__ __forceinline__ struct of_ranks<RANKS> load_all(const struct peers &peers, int slot,
+                                                                  uint32_t i) {
+    struct of_ranks<RANKS> all;
+#pragma unroll
+    for (int r = 0; r < RANKS; r++)
+        all.wire[r] = load_shared(&peers.rooms[r][blockIdx.x].slots[STAGED][slot][i]);
+    return all;
+}
+
+#endif
